@@ -18,7 +18,7 @@ help:
 	@echo "make bench-passthrough read and mmap of a cached 1 GiB file, against the local file system: target/bench/passthrough.json, passthrough.svg"
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
-	@echo "make lint    formatting, clippy with warnings as errors, dependency audit"
+	@echo "make lint    formatting, clippy, dependencies, docs/style.md, arrows between crates"
 	@echo "make fmt     format the code"
 
 build:
@@ -93,6 +93,9 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	scripts/audit.py
+	scripts/lint-style.py
+	scripts/lint-crates.py
+	python3 tests/scripts/lint_test.py
 
 audit:
 	scripts/audit.py

@@ -1,5 +1,6 @@
-//! What must hold for any bytes that come from a network. The fuzz targets call this with what libFuzzer thinks of,
-//! `crates/types/tests/wire_corpus.rs` with the corpus and simple mutations of it.
+//! What must hold for any bytes that come from a network. The fuzz targets call this with what
+//! libFuzzer thinks of, `crates/types/tests/wire_corpus.rs` with the corpus and simple mutations of
+//! it.
 
 use kestrel_types::codec::Reader;
 use kestrel_types::wire::{
@@ -7,8 +8,8 @@ use kestrel_types::wire::{
     decode_to_server, encode_reply, encode_to_client, encode_to_server,
 };
 
-/// A payload after the byte that says of which kind: reading it is an error, or gives a message that is written and read
-/// again as the same one.
+/// A payload after the byte that says of which kind: reading it is an error, or gives a message
+/// that is written and read again as the same one.
 pub fn message(input: &[u8]) {
     let Some((kind, payload)) = input.split_first() else { return };
     let frame = Frame { kind: *kind, payload };
@@ -25,7 +26,8 @@ pub fn message(input: &[u8]) {
     }
 }
 
-/// A stream of frames, cut in pieces whose length the first byte gives: frames come out as they do in one piece.
+/// A stream of frames, cut in pieces whose length the first byte gives: frames come out as they do
+/// in one piece.
 pub fn stream(input: &[u8]) {
     let Some((piece, bytes)) = input.split_first() else { return };
     let whole = frames(bytes, bytes.len().max(1));

@@ -1,8 +1,10 @@
-//! Who is let in, whatever a stranger says: a server on an engine in memory, with two tokens, one of which is over. The fuzz target calls
-//! this with what libFuzzer thinks of, `crates/network/server/tests/handshake.rs` with the corpus and simple mutations of it.
+//! Who is let in, whatever a stranger says: a server on an engine in memory, with two tokens, one
+//! of which is over. The fuzz target calls this with what libFuzzer thinks of,
+//! `crates/network/server/tests/handshake.rs` with the corpus and simple mutations of it.
 //!
-//! An input is how the server lets clients in, what the connection runs over, and messages: a kind, the length of the payload (two
-//! bytes, the smaller part first), the payload. Kind [`HONEST`] stands for the proof that whoever has the good token answers with.
+//! An input is how the server lets clients in, what the connection runs over, and messages: a kind,
+//! the length of the payload (two bytes, the smaller part first), the payload. Kind [`HONEST`]
+//! stands for the proof that whoever has the good token answers with.
 
 use std::sync::Arc;
 

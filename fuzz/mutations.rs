@@ -1,4 +1,5 @@
-//! Simple mutations of a corpus, the same ones in each run: for the ordinary tests, which have no libFuzzer.
+//! Simple mutations of a corpus, the same ones in each run: for the ordinary tests, which have no
+//! libFuzzer.
 
 /// SplitMix64.
 pub struct Random(pub u64);

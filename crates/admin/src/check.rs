@@ -1,16 +1,18 @@
-//! The consistency check: every invariant of the metadata, over the raw rows, and of the objects it refers to.
+//! The consistency check: every invariant of the metadata, over the raw rows, and of the objects it
+//! refers to.
 //!
-//! Nobody may change the metadata meanwhile: the volume is at rest, or what is checked is a [`crate::cut`] of it and
-//! [`Options::live`] tells of the volume in use. Objects are then looked at later than the metadata was, so an object that is
-//! missing is reported only if the volume still refers to it now, and one that nothing refers to only if it cannot be on its
-//! way to a file.
+//! Nobody may change the metadata meanwhile: the volume is at rest, or what is checked is a
+//! [`crate::cut`] of it and [`Options::live`] tells of the volume in use. Objects are then looked
+//! at later than the metadata was, so an object that is missing is reported only if the volume
+//! still refers to it now, and one that nothing refers to only if it cannot be on its way to a
+//! file.
 //!
-//! Tables are walked in key order; what must be kept in memory meanwhile is small: about one
-//! bit an inode, 16 bytes a directory and a chunked file, some 40 bytes a hard-linked file, and 20 bytes an object within a
-//! window of [`Options::window_objects`] objects (more objects: more passes).
+//! Tables are walked in key order; what must be kept in memory meanwhile is small: about one bit an
+//! inode, 16 bytes a directory and a chunked file, some 40 bytes a hard-linked file, and 20 bytes
+//! an object within a window of [`Options::window_objects`] objects (more objects: more passes).
 //!
-//! Order: entries, the `link` table, volume-wide records, the tree, the tables that follow from them, sums of objects, the store, and last (if
-//! asked) every stored byte.
+//! Order: entries, the `link` table, volume-wide records, the tree, the tables that follow from
+//! them, sums of objects, the store, and last (if asked) every stored byte.
 
 mod clients;
 mod data;
@@ -37,10 +39,12 @@ use crate::finding::{Finding, FindingKind, Severity};
 use crate::idset::IdSet;
 use crate::rows::{DirId, Rows, get, readable};
 
-/// Deepest tree that paths are printed for; deeper ones are printed from some directory's number on.
+/// Deepest tree that paths are printed for; deeper ones are printed from some directory's number
+/// on.
 const PATH_DEPTH_MAX: usize = 2048;
 
-/// Inodes whose records are looked for by a second walk, at most: findings beyond wait for the next check.
+/// Inodes whose records are looked for by a second walk, at most: findings beyond wait for the next
+/// check.
 const LOCATE_MAX: usize = 100_000;
 
 /// How to read every stored byte.
@@ -54,7 +58,8 @@ pub struct ReadData<'a> {
 
 /// What to check beyond the metadata, and how.
 pub struct Options<'a> {
-    /// The block store: objects must be there and long enough. Without it, objects are not looked at.
+    /// The block store: objects must be there and long enough. Without it, objects are not looked
+    /// at.
     pub store: Option<&'a dyn BlockStore>,
     /// Read every referenced byte of the store.
     pub data: Option<ReadData<'a>>,
@@ -77,7 +82,8 @@ pub struct Live<'a> {
     pub now: Nanos,
     /// Unreferenced objects last written to less than this ago may be on their way to a file.
     pub grace: Nanos,
-    /// Whether somebody in this process still appends to an object or has yet to commit what refers to it.
+    /// Whether somebody in this process still appends to an object or has yet to commit what refers
+    /// to it.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
 }
 
@@ -158,13 +164,15 @@ impl From<kestrel_blockstore::error::Error> for CheckError {
     }
 }
 
-/// Called now and then with what is being done and how many rows (or bytes, when data is read) were looked at.
+/// Called now and then with what is being done and how many rows (or bytes, when data is read) were
+/// looked at.
 pub type Progress<'a> = &'a mut dyn FnMut(&'static str, u64);
 
 /// Checks a volume at rest. `report` gets every finding; nothing is changed.
 ///
 /// # Errors
-/// If the engine fails, or the store cannot be listed or does not answer; findings reported until then are true.
+/// If the engine fails, or the store cannot be listed or does not answer; findings reported until
+/// then are true.
 pub fn check(
     engine: &dyn Engine,
     options: &mut Options<'_>,

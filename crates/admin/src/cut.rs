@@ -1,11 +1,14 @@
-//! A consistent copy of the metadata of a volume in use, for what must see one moment of it: the check.
+//! A consistent copy of the metadata of a volume in use, for what must see one moment of it: the
+//! check.
 //!
-//! Made as a dump is ([`crate::dump`]): a tap spools every batch committed from before the scan on, the rows that the scan
-//! finds are copied, and the spooled changes are applied over them in order. Every change is a whole row and every batch is
-//! in the spool whole, so the copy is the volume's state at the moment the tap ended. Writers are never stopped.
+//! Made as a dump is ([`crate::dump`]): a tap spools every batch committed from before the scan on,
+//! the rows that the scan finds are copied, and the spooled changes are applied over them in order.
+//! Every change is a whole row and every batch is in the spool whole, so the copy is the volume's
+//! state at the moment the tap ended. Writers are never stopped.
 //!
-//! The copy is an embedded engine in a scratch directory: memory is bounded by [`MEMORY_BYTES`] whatever the volume's size,
-//! disk space by that of the volume's metadata. The directory goes away with the cut.
+//! The copy is an embedded engine in a scratch directory: memory is bounded by [`MEMORY_BYTES`]
+//! whatever the volume's size, disk space by that of the volume's metadata. The directory goes away
+//! with the cut.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -91,8 +94,9 @@ impl Drop for Scratch {
 }
 
 impl Cut {
-    /// Copies the metadata of `engine` as it is at one moment during the call, to a scratch directory below `parent`. Fails
-    /// before less than `reserve_bytes` are free there: the volume must not run out of room because of its check.
+    /// Copies the metadata of `engine` as it is at one moment during the call, to a scratch
+    /// directory below `parent`. Fails before less than `reserve_bytes` are free there: the volume
+    /// must not run out of room because of its check.
     ///
     /// # Errors
     /// See [`CutError`]; nothing is left behind.
@@ -123,8 +127,8 @@ impl Cut {
         &self.rows
     }
 
-    /// Removes what a process that was killed left below `parent`, the directory of a volume that this process has locked: nobody else makes
-    /// cuts there, or has directories with such names.
+    /// Removes what a process that was killed left below `parent`, the directory of a volume that
+    /// this process has locked: nobody else makes cuts there, or has directories with such names.
     pub fn remove_stale(parent: &Path) {
         let Ok(entries) = fs::read_dir(parent) else { return };
         for entry in entries.flatten() {
@@ -223,7 +227,8 @@ impl Copying {
     }
 }
 
-/// An engine without rows in a scratch directory below `parent`; it leaves `reserve_bytes` free there.
+/// An engine without rows in a scratch directory below `parent`; it leaves `reserve_bytes` free
+/// there.
 pub(crate) fn empty(parent: &Path, reserve_bytes: u64) -> Result<(EmbeddedEngine, Scratch), CutError> {
     // Others may make theirs in the same directory, with the same number in another container.
     let unlike = RandomState::new().hash_one(std::process::id());

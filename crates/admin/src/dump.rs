@@ -1,9 +1,10 @@
 //! A volume's complete metadata as one file: JSON Lines, checksummed, readable by other programs
 //! (`docs/format/dump.md`).
 //!
-//! A dump of a volume in use is consistent: a tap copies every batch committed from before the scan on to a spool file, the
-//! rows found by the scan come first, and the spooled changes follow. Replayed over the rows in order they give the state
-//! at the moment the tap ended, since every change is a whole row.
+//! A dump of a volume in use is consistent: a tap copies every batch committed from before the scan
+//! on to a spool file, the rows found by the scan come first, and the spooled changes follow.
+//! Replayed over the rows in order they give the state at the moment the tap ended, since every
+//! change is a whole row.
 
 pub mod load;
 mod record;
@@ -31,7 +32,8 @@ pub const VERSION: u64 = 1;
 /// Name of the format in the first line.
 pub const FORMAT: &str = "kestrel-dump";
 
-/// Most bytes of changes spooled during a dump: a volume that changes more in that time is too busy for this disk.
+/// Most bytes of changes spooled during a dump: a volume that changes more in that time is too busy
+/// for this disk.
 pub(crate) const SPOOL_BYTES_MAX: u64 = 64 << 30;
 
 /// What a dump holds.
@@ -102,7 +104,7 @@ impl From<io::Error> for DumpError {
 /// What is told about the volume in the first line.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// The volume's descriptor; whoever loads the dump gets it back.
+    /// The volume's descriptor; loading the dump gives it back.
     pub volume: Value,
     /// Program that writes the dump.
     pub program: String,
@@ -110,8 +112,8 @@ pub struct About {
     pub now: Nanos,
 }
 
-/// Writes a dump. `spool` is an empty file, open for reading and writing, that nobody else uses. The caller makes `out`
-/// durable.
+/// Writes a dump. `spool` is an empty file, open for reading and writing, that nobody else uses.
+/// The caller makes `out` durable.
 ///
 /// # Errors
 /// If the engine or one of the files fails; the dump is then incomplete, and `load` refuses it.
@@ -161,8 +163,9 @@ pub fn dump(
     Ok(counts)
 }
 
-/// Rows that are no part of a dump: besides the passing ones what a node keeps for its clients across a network. A volume made
-/// of the dump has none, and an answer given by the volume that was dumped says nothing about what happens in this one.
+/// Rows that are no part of a dump: besides the passing ones what a node keeps for its clients
+/// across a network. A volume made of the dump has none, and an answer given by the volume that was
+/// dumped says nothing about what happens in this one.
 fn is_left_out(key: &kestrel_types::key::Key) -> bool {
     is_passing(key)
         || matches!(key.table, Table::Moved | Table::Txn)

@@ -62,7 +62,8 @@ finding_kinds! {
     InodeUnreachable = "inode-unreachable", Error;
     /// A record of table `link` cannot be decoded.
     LinkDamaged = "link-damaged", Error;
-    /// A file that has no name: it was open when the volume stopped, and is deleted at the next start.
+    /// A file that has no name: it was open when the volume stopped, and is deleted at the next
+    /// start.
     OpenUnlinked = "open-unlinked", Info;
     /// There are entries in a directory that does not exist.
     DirectoryMissing = "directory-missing", Error;
@@ -104,7 +105,8 @@ finding_kinds! {
     SystemWrong = "system-wrong", Error;
     /// A row that tells where a renamed file went is damaged, or the file is not there.
     MovedWrong = "moved-wrong", Error;
-    /// A client's session or the answer to one of its requests is damaged, or an answer belongs to no session.
+    /// A client's session or the answer to one of its requests is damaged, or an answer belongs to
+    /// no session.
     TxnWrong = "txn-wrong", Error;
     /// A row lies at a node that does not own it, where nobody reads it.
     RowMisplaced = "row-misplaced", Error;
@@ -140,8 +142,8 @@ pub struct Fix {
     pub act: Act,
 }
 
-/// Repairs of a later stage are computed anew after those of an earlier one: sums mean something only once the tree is
-/// whole.
+/// Repairs of a later stage are computed anew after those of an earlier one: sums mean something
+/// only once the tree is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Counters that new numbers are taken from.

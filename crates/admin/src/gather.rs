@@ -1,9 +1,11 @@
-//! The metadata of a volume that several nodes share, put together from the rows of each: for the check, which judges a volume as a whole.
+//! The metadata of a volume that several nodes share, put together from the rows of each: for the
+//! check, which judges a volume as a whole.
 //!
-//! What one node keeps for itself is judged here, row by row, and not part of the whole: its counters against the numbers that it
-//! has made up, its sessions and answers. Of the rest every row must lie at the node that owns it; others are reported and left
-//! out, as nobody reads them. A transaction over several nodes that was decided, but that a node has not heard of, is carried out in
-//! the whole, as that node will when it does.
+//! What one node keeps for itself is judged here, row by row, and not part of the whole: its
+//! counters against the numbers that it has made up, its sessions and answers. Of the rest every
+//! row must lie at the node that owns it; others are reported and left out, as nobody reads them. A
+//! transaction over several nodes that was decided, but that a node has not heard of, is carried
+//! out in the whole, as that node will when it does.
 //!
 //! The rows of each node are to be those of one moment at which no node did anything.
 
@@ -59,8 +61,8 @@ struct Node {
     decided: BTreeSet<TxnId>,
 }
 
-/// Puts together the rows of nodes at rest, which are all that the table has, in a scratch directory below `scratch`, where so many bytes
-/// stay free.
+/// Puts together the rows of nodes at rest, which are all that the table has, in a scratch
+/// directory below `scratch`, where so many bytes stay free.
 ///
 /// # Errors
 /// If rows cannot be read, or the copy cannot be written.
@@ -92,7 +94,8 @@ pub struct Gathered {
     _scratch: Scratch,
     /// What was found.
     pub findings: Vec<Finding>,
-    /// Nodes whose directories are old copies, or were made anew: what others have of theirs means nothing.
+    /// Nodes whose directories are old copies, or were made anew: what others have of theirs means
+    /// nothing.
     pub outdated: Vec<NodeId>,
 }
 
@@ -113,14 +116,15 @@ impl Gathered {
         }
     }
 
-    /// The rows. Nobody but who repairs them changes them.
+    /// The rows. Only a repair changes them.
     pub fn engine(&self) -> &dyn Engine {
         &self.rows
     }
 }
 
 impl Gathering {
-    /// The whole is kept in a scratch directory below `parent`, which goes away with it; `reserve_bytes` stay free there.
+    /// The whole is kept in a scratch directory below `parent`, which goes away with it;
+    /// `reserve_bytes` stay free there.
     ///
     /// # Errors
     /// If it cannot be made, or the table makes no cluster.
@@ -178,7 +182,8 @@ impl Gathering {
         batch.send().map_err(|why| CutError::Copy(copy, why.to_string()))
     }
 
-    /// What a node changed while its rows were read, in order, as it was recorded ([`crate::recording`]).
+    /// What a node changed while its rows were read, in order, as it was recorded
+    /// ([`crate::recording`]).
     ///
     /// # Errors
     /// If it cannot be read, and if the copy cannot be written.
@@ -254,8 +259,9 @@ impl Gathering {
     }
 }
 
-/// Whether a node still had the table by which its rows were judged when the last of them was read: by a newer one some of them are
-/// another node's, which has them among those that were passed over.
+/// Whether a node still had the table by which its rows were judged when the last of them was read:
+/// by a newer one some of them are another node's, which has them among those that were passed
+/// over.
 fn unchanged(id: NodeId, node: &Node) -> Result<(), String> {
     let Some(row) = node.records.get(TABLE.as_bytes()) else { return Ok(()) };
     match Placement::decode(row) {
@@ -296,7 +302,8 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
     }
     let owner = node.table.owner(key.table, key.id, &key.suffix);
     if owner != from {
-        // Rows on their way to or from another node: nothing reads them, and there they are in order.
+        // Rows on their way to or from another node: nothing reads them, and there they are in
+        // order.
         let explained = |name: &str| node.records.contains_key(name.as_bytes());
         if explained(STRANGERS) || explained(FROZEN) {
             return Judged::Ours;
@@ -336,8 +343,8 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
     Judged::Whole
 }
 
-/// Numbers that a node made that is not there: the counters of all are above them, since a node that is added begins where the coordinator's are, which any
-/// may be.
+/// Numbers that a node made that is not there: the counters of all are above them, since a node
+/// that is added begins where the coordinator's are, which any may be.
 fn of_absent(nodes: &mut BTreeMap<NodeId, Node>, maker: NodeId, [inode, object]: [u64; 2]) {
     for node in nodes.values_mut().filter(|_| maker != 0) {
         let [inodes, objects] = &mut node.absent;
@@ -375,7 +382,7 @@ fn judge_record(node: &mut Node, from: NodeId, key: &Key, value: &[u8], place: &
         Some(TxnKey::Decided(txn)) => {
             node.decided.insert(txn);
             let Err(why) = decode_decision(value) else { return Judged::Ours };
-            // Who has nothing to do with it says that it is done.
+            // A node that has nothing to do with it says that it is done.
             let others: Vec<NodeId> = node.table.nodes().filter(|other| *other != from).collect();
             let right = put(key.table, key.id, &key.suffix, encode_decision(&others));
             let act = Act::AtNode(from, vec![right]);
@@ -448,7 +455,8 @@ fn outdated(node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<NodeId> {
     outdated
 }
 
-/// What is wrong with what a node has on record of the others: they have been started at least as often as it has seen.
+/// What is wrong with what a node has on record of the others: they have been started at least as
+/// often as it has seen.
 fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, value) in &node.records {
@@ -482,7 +490,8 @@ fn newest_clock(nodes: &BTreeMap<NodeId, Node>) -> u64 {
     clocks.max().unwrap_or_default()
 }
 
-/// Records of tokens: what any node knows of each. One that cannot be read is left to who looks at its node.
+/// Records of tokens: what any node knows of each. One that cannot be read is left to the check of
+/// its node.
 fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut all: BTreeMap<Box<[u8]>, TokenRecord> = BTreeMap::new();
     let records = nodes.values().flat_map(|node| &node.records).filter(|(name, _)| tokens::is_one(name));
@@ -497,7 +506,8 @@ fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     all.into_iter().map(row).collect()
 }
 
-/// Records of the whole: the newest of the nodes' clocks, the sum of their figures if all of them were stopped, and tokens.
+/// Records of the whole: the newest of the nodes' clocks, the sum of their figures if all of them
+/// were stopped, and tokens.
 fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(newest_clock(nodes)))];
     let figures: Option<Vec<[i64; 3]>> =

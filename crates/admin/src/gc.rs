@@ -1,17 +1,19 @@
-//! Objects in the store that no metadata refers to: left behind by crashes between writing an object and committing what
-//! refers to it, or by a restored older backup.
+//! Objects in the store that no metadata refers to: left behind by crashes between writing an
+//! object and committing what refers to it, or by a restored older backup.
 //!
-//! **Exact on a volume in use** (`data.md` §5). In this order: the store is listed, so an object that is written later is no
-//! candidate. A tap then shows every batch committed from now on, and the metadata is walked: a reference that exists at the
-//! end was either there all the time, then the walk saw it, or a batch wrote it, then the tap did; renames and clones that
-//! move a reference from behind the walk to before it cannot hide one. The tap stays until the last deletion. An object
-//! younger than the grace period is left alone, and so is one that a packer still holds pinned (whoever commits a reference
-//! holds the pin until the commit is done, so "not pinned" is asked first and the tap's marks after it), one that the
-//! deletion schedule knows, and one whose account (table `objstat`) says that something refers to it, a second record of the
+//! **Exact on a volume in use** (`data.md` §5). In this order: the store is listed, so an object
+//! that is written later is no candidate. A tap then shows every batch committed from now on, and
+//! the metadata is walked: a reference that exists at the end was either there all the time, then
+//! the walk saw it, or a batch wrote it, then the tap did; renames and clones that move a reference
+//! from behind the walk to before it cannot hide one. The tap stays until the last deletion. An
+//! object younger than the grace period is left alone, and so is one that a packer still holds
+//! pinned (a writer that commits a reference holds the pin until the commit is done, so "not
+//! pinned" is asked first and the tap's marks after it), one that the deletion schedule knows, and
+//! one whose account (table `objstat`) says that something refers to it, a second record of the
 //! same truth, kept by other code.
 //!
-//! If a page of the store's listing or of the metadata cannot be read, or a row cannot be decoded and may hide a reference,
-//! nothing is deleted. 33 bytes of memory an object.
+//! If a page of the store's listing or of the metadata cannot be read, or a row cannot be decoded
+//! and may hide a reference, nothing is deleted. 33 bytes of memory an object.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,7 +30,8 @@ use crate::references::{Seen, TABLES, for_each, of_row};
 use crate::rows::{Rows, readable};
 use crate::sparse::is_sparse;
 
-/// Deletions under way at a time where each costs a round trip: what is asked before a deletion is asked before so many.
+/// Deletions under way at a time where each costs a round trip: what is asked before a deletion is
+/// asked before so many.
 const DELETED_AT_A_TIME: usize = 64;
 
 /// What to collect.
@@ -39,7 +42,8 @@ pub struct Options<'a> {
     pub grace: Nanos,
     /// Delete what is found. Without it nothing is changed.
     pub delete: bool,
-    /// Whether somebody in this process still appends to an object or has yet to commit what refers to it.
+    /// Whether somebody in this process still appends to an object or has yet to commit what refers
+    /// to it.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
     /// Asked before each deletion (of a remote store: before each few): whether to go on.
     pub go_on: &'a dyn Fn() -> bool,
@@ -54,11 +58,14 @@ pub struct Totals {
     pub bytes: u64,
     /// Objects that something refers to.
     pub referenced: u64,
-    /// Unreferenced objects that the deletion schedule knows: the volume deletes them by itself when mounted.
+    /// Unreferenced objects that the deletion schedule knows: the volume deletes them by itself
+    /// when mounted.
     pub scheduled: u64,
-    /// Unreferenced objects that are too young, or open, or that something came to refer to meanwhile.
+    /// Unreferenced objects that are too young, or open, or that something came to refer to
+    /// meanwhile.
     pub young: u64,
-    /// Unreferenced objects whose account says otherwise: left alone until `kestrel fsck --repair` has settled it.
+    /// Unreferenced objects whose account says otherwise: left alone until `kestrel fsck --repair`
+    /// has settled it.
     pub disputed: u64,
     /// Leaked objects.
     pub leaked: u64,
@@ -223,7 +230,8 @@ pub fn collect(
         report(Event::Leaked { object: object.number, size: object.size, age });
     }
     if options.delete && !objects.is_empty() {
-        // That nothing refers to them must be durable before they go, or a power cut could bring a reference back.
+        // That nothing refers to them must be durable before they go, or a power cut could bring a
+        // reference back.
         engine.sync()?;
         let at_a_time = if store.is_remote() { DELETED_AT_A_TIME } else { 1 };
         for some in objects.chunks(at_a_time) {
@@ -340,8 +348,8 @@ fn mark_scheduled(
     Ok(())
 }
 
-/// Takes out what an account says is in use, or whose account cannot be read. Shares of one object are read one after the
-/// other; for an object that nothing refers to they do not change any more.
+/// Takes out what an account says is in use, or whose account cannot be read. Shares of one object
+/// are read one after the other; for an object that nothing refers to they do not change any more.
 fn mark_disputed(
     engine: &dyn Engine,
     objects: &mut Vec<Object>,

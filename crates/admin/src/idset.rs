@@ -1,4 +1,5 @@
-//! A set of 64-bit ids that is small when they are dense, as inode and object numbers are: about one bit each.
+//! A set of 64-bit ids that is small when they are dense, as inode and object numbers are: about
+//! one bit each.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! What is behind a path: a file's layout, a directory's sums. Reads a handful of rows, also on a volume in use.
+//! What is behind a path: a file's layout, a directory's sums. Reads a handful of rows, also on a
+//! volume in use.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -94,8 +95,8 @@ pub fn find_path(engine: &dyn Engine, path: &[u8]) -> Result<Inode, InfoError> {
     Ok(inode)
 }
 
-/// Bytes of an object that its account says files refer to: the sum over its shares. A share that cannot be decoded counts
-/// as one byte, so that nobody takes the object for unused.
+/// Bytes of an object that its account says files refer to: the sum over its shares. A share that
+/// cannot be decoded counts as one byte, so that nobody takes the object for unused.
 ///
 /// # Errors
 /// Those of the engine.
@@ -121,7 +122,8 @@ pub struct TreeSums {
     pub children: u64,
 }
 
-/// The shares of a directory that lie here, added up; `below` is shown the directories in it that are known here.
+/// The shares of a directory that lie here, added up; `below` is shown the directories in it that
+/// are known here.
 ///
 /// # Errors
 /// Those of the engine; damaged shares.
@@ -164,7 +166,8 @@ impl TreeSums {
     }
 }
 
-/// Adds a directory's tree up from the shares of its directories: reads a few rows a directory and none of a file.
+/// Adds a directory's tree up from the shares of its directories: reads a few rows a directory and
+/// none of a file.
 ///
 /// # Errors
 /// Those of the engine; damaged shares.
@@ -181,7 +184,8 @@ pub fn tree_sums(engine: &dyn Engine, top: InodeId) -> Result<TreeSums, InfoErro
     Ok(sums)
 }
 
-/// One node's part of the figures of a volume that several share. Parts may be below nought, their sum is not.
+/// One node's part of the figures of a volume that several share. Parts may be below nought, their
+/// sum is not.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PartSums {
     /// Entries that are not directories.

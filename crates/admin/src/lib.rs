@@ -1,9 +1,9 @@
-//! What an administrator does with a volume, over its raw rows and objects: consistency check and repair, dump and load,
-//! garbage collection, information about files and directories.
+//! What an administrator does with a volume, over its raw rows and objects: consistency check and
+//! repair, dump and load, garbage collection, information about files and directories.
 //!
-//! Everything here works on the engine trait and the block store trait, so it serves every engine and every store. The
-//! repair and the load need the volume for themselves; the check needs metadata that nobody changes, of a volume in use a
-//! [`cut`]; the rest works while it is in use.
+//! Everything here works on the engine trait and the block store trait, so it serves every engine
+//! and every store. The repair and the load need the volume for themselves; the check needs
+//! metadata that nobody changes, of a volume in use a [`cut`]; the rest works while it is in use.
 
 pub mod check;
 pub mod cut;

@@ -1,7 +1,9 @@
-//! The rows of a volume of one node, made of those that several share: what a dump holds, whatever volume it is of.
+//! The rows of a volume of one node, made of those that several share: what a dump holds, whatever
+//! volume it is of.
 //!
-//! What several nodes have each for itself becomes one: shares of a directory or an object are added up, counters begin above all
-//! that is in use. What only nodes of one cluster need (`moved`, `txn`) is in no dump. Inode and object numbers stay.
+//! What several nodes have each for itself becomes one: shares of a directory or an object are
+//! added up, counters begin above all that is in use. What only nodes of one cluster need (`moved`,
+//! `txn`) is in no dump. Inode and object numbers stay.
 
 use std::collections::BTreeMap;
 
@@ -63,8 +65,8 @@ impl Highest {
     }
 }
 
-/// Changes the rows in `engine`, put together of those of several nodes, to those of one. An object that nothing refers to is
-/// scheduled for deletion at `now`.
+/// Changes the rows in `engine`, put together of those of several nodes, to those of one. An object
+/// that nothing refers to is scheduled for deletion at `now`.
 ///
 /// # Errors
 /// Those of the engine; damaged shares.

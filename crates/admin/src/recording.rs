@@ -1,13 +1,17 @@
-//! What a node of several changes while its rows are read, up to a moment at which no node changes anything.
+//! What a node of several changes while its rows are read, up to a moment at which no node changes
+//! anything.
 //!
-//! A cut of one node's metadata needs no such moment ([`crate::cut`]). Of several nodes each would be cut at another one, and the
-//! whole would be of none: a transaction half carried out, a file that was made in a directory which is not there yet. So each records its
-//! batches from before its rows are read on, and when all rows are read, all are **held** for a fraction of a second: commits wait
-//! in the tap, before anybody can learn of them. What is recorded when the hold begins is what belongs to the cut. Whoever asks for it
-//! holds all nodes at the same time and makes sure that there was a moment in all the holds.
+//! A cut of one node's metadata needs no such moment ([`crate::cut`]). Of several nodes each would
+//! be cut at another one, and the whole would be of none: a transaction half carried out, a file
+//! that was made in a directory which is not there yet. So each records its batches from before its
+//! rows are read on, and when all rows are read, all are **held** for a fraction of a second:
+//! commits wait in the tap, before any client can learn of them. What is recorded when the hold
+//! begins is what belongs to the cut. The verb that asks for it holds all nodes at the same time
+//! and makes sure that there was a moment in all the holds.
 //!
-//! A hold begins a little after it was asked for, so that the answer leaves before what carries answers may be held up, and ends by
-//! itself. A recording that nobody asks about for a minute ends.
+//! A hold begins a little after it was asked for, so that the answer leaves before what carries
+//! answers may be held up, and ends by itself. A recording that nobody asks about for a minute
+//! ends.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -23,7 +27,8 @@ use crate::dump::spool;
 /// How long nobody may ask until a recording ends.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Longest hold: clients and other nodes wait meanwhile, and must not take the node for one that is away.
+/// Longest hold: clients and other nodes wait meanwhile, and must not take the node for one that is
+/// away.
 pub const HOLD_MAX: Duration = Duration::from_secs(2);
 
 /// Why there is no recording any more.
@@ -74,8 +79,8 @@ impl Recording {
         self.shared.state.lock().dropped
     }
 
-    /// Records from now on into `file`, an empty file open for reading and writing that nobody else uses, at most `bytes_max` bytes of
-    /// changes. Starts a thread.
+    /// Records from now on into `file`, an empty file open for reading and writing that nobody else
+    /// uses, at most `bytes_max` bytes of changes. Starts a thread.
     ///
     /// # Errors
     /// If it cannot.
@@ -101,7 +106,7 @@ impl Recording {
             ours.wait(|state| state.over);
             drop(tap);
             ours.wait(|state| state.dropped);
-            // Whoever has the recording may keep it long after nobody reads it.
+            // The owner of the recording may keep it long after the last read.
             let _ = held.set_len(0);
         };
         std::thread::Builder::new().name("kestrel-cut".into()).spawn(record)?;
@@ -185,7 +190,8 @@ impl Recording {
         Ok(mark)
     }
 
-    /// Up to `len` bytes of what was recorded, from `from` on. After [`Recording::end`]; nothing at its end.
+    /// Up to `len` bytes of what was recorded, from `from` on. After [`Recording::end`]; nothing at
+    /// its end.
     ///
     /// # Errors
     /// If it has not ended properly, or cannot be read.

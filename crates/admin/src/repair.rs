@@ -1,8 +1,9 @@
 //! Puts right what a check found, where that needs no guessing.
 //!
-//! Works in rounds: a check collects repairs, those of the earliest stage are applied, each as one atomic batch, and the
-//! next round begins with a new check. It ends when a check finds nothing more to repair. Nothing is thrown away that may
-//! hold somebody's data: what cannot be put back goes to `/lost+found`, under its inode number.
+//! Works in rounds: a check collects repairs, those of the earliest stage are applied, each as one
+//! atomic batch, and the next round begins with a new check. It ends when a check finds nothing
+//! more to repair. Nothing is thrown away that may hold somebody's data: what cannot be put back
+//! goes to `/lost+found`, under its inode number.
 //!
 //! A volume that several nodes share is repaired by [`several`].
 
@@ -28,7 +29,8 @@ mod mended;
 pub mod several;
 mod strays;
 
-/// Rounds after which it gives up: every kind of damage needs a few, and each is checked to make progress.
+/// Rounds after which it gives up: every kind of damage needs a few, and each is checked to make
+/// progress.
 const ROUNDS_MAX: u32 = 1000;
 
 /// Repairs of one round; more are found again in the next.
@@ -37,13 +39,15 @@ const FIXES_MAX: usize = 100_000;
 /// Findings kept to be reported at the end; the totals count all.
 const KEPT_MAX: usize = 100_000;
 
-/// Numbers from this one on are never handed out in earnest; where they stand, something is damaged.
+/// Numbers from this one on are never handed out in earnest; where they stand, something is
+/// damaged.
 const INODE_MAX: InodeId = 1 << 62;
 
 /// Name of the directory for what was found.
 const LOST_FOUND: &[u8] = b"lost+found";
 
-/// Why a repair could not be finished. What it did until then is consistent, and another run continues.
+/// Why a repair could not be finished. What it did until then is consistent, and another run
+/// continues.
 #[derive(Debug)]
 pub enum RepairError {
     /// The check failed.
@@ -95,8 +99,8 @@ impl From<EngineError> for RepairError {
     }
 }
 
-/// Checks and repairs a volume at rest. `did` gets every finding that was repaired; `left` those that remain.
-/// Returns the totals of the last check and the number of repairs.
+/// Checks and repairs a volume at rest. `did` gets every finding that was repaired; `left` those
+/// that remain. Returns the totals of the last check and the number of repairs.
 ///
 /// # Errors
 /// See [`RepairError`].
@@ -262,7 +266,8 @@ impl<'a> Workshop<'a> {
         Inode { mode, ..Inode::new(ino, kind, self.now, self.now.max(0).cast_unsigned()) }
     }
 
-    /// The number itself if an inode may have it; else a new one, with the rows that move its extents there.
+    /// The number itself if an inode may have it; else a new one, with the rows that move its
+    /// extents there.
     fn with_a_valid_number(
         &self,
         ino: InodeId,
@@ -281,7 +286,8 @@ impl<'a> Workshop<'a> {
         Ok((fresh, rows))
     }
 
-    /// A directory's record: at the place that is still recorded for it, if that is free, else in `lost+found`.
+    /// A directory's record: at the place that is still recorded for it, if that is free, else in
+    /// `lost+found`.
     fn adopt_directory(&self, ino: InodeId) -> Result<Vec<Mutation>, EngineError> {
         let (parent, name) = match self.old_place(ino)? {
             Some(place) => (place.parent, place.name.to_vec()),
@@ -318,8 +324,8 @@ impl<'a> Workshop<'a> {
         self.name_in_found(wanted, None)
     }
 
-    /// A name in `lost+found` for an entry that moves there. Where the very same record of an inode is, it was being moved when the
-    /// repair ended.
+    /// A name in `lost+found` for an entry that moves there. Where the very same record of an inode
+    /// is, it was being moved when the repair ended.
     fn name_for(&self, entry: &Entry) -> Result<(InodeId, Vec<u8>), EngineError> {
         let same = matches!(entry, Entry::Inode(_)).then(|| entry.encode());
         self.name_in_found(&format!("#{}", entry.ino()), same.as_deref())
@@ -356,8 +362,8 @@ impl<'a> Workshop<'a> {
         Ok(ino)
     }
 
-    /// An inode number that was never used, for something of this name. The check has made sure before that the counter is above all
-    /// others.
+    /// An inode number that was never used, for something of this name. The check has made sure
+    /// before that the counter is above all others.
     fn new_number(&self, (parent, name): (InodeId, &[u8])) -> Result<InodeId, EngineError> {
         if let Some(several) = self.several {
             return several.new_number(parent, name);
@@ -371,7 +377,8 @@ impl<'a> Workshop<'a> {
     }
 }
 
-/// What goes with the entry of a file that has another place now: with several nodes clients find it by that.
+/// What goes with the entry of a file that has another place now: with several nodes clients find
+/// it by that.
 fn moved(change: &Mutation) -> Option<Mutation> {
     let Mutation { key, value: Some(value) } = change else { return None };
     if key.table != Table::Entry {

@@ -1,4 +1,5 @@
-//! Reading raw rows: page by page, and the small values that have no type of their own in `kestrel-types`.
+//! Reading raw rows: page by page, and the small values that have no type of their own in
+//! `kestrel-types`.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;

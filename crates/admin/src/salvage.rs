@@ -130,7 +130,7 @@ fn is_of_a_file(key: &Key) -> bool {
     }
 }
 
-/// What a row is to whoever owns the file.
+/// What a row is to the owner of the file.
 fn what_of(table: Table) -> &'static str {
     match table {
         Table::Entry => "name and attributes",

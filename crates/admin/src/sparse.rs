@@ -1,7 +1,8 @@
-//! Objects of which little is still referred to, and who refers to it: what a compaction of the volume rewrites.
+//! Objects of which little is still referred to, and the files that refer to it: what a compaction
+//! of the volume rewrites.
 //!
-//! Only reads. What it finds on a volume in use is a guess: whoever acts on it has the metadata node check that a
-//! reference is still what was seen (`Op::Compact`).
+//! Only reads. What it finds on a volume in use is a guess: a caller that acts on it has the
+//! metadata node check that a reference is still what was seen (`Op::Compact`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -24,10 +25,12 @@ use crate::rows::Rows;
 /// A pack is sparse when less than this part of it is referred to, percent.
 pub const SPARSE_PERCENT: u64 = 50;
 
-/// References collected in one plan, at most; about 100 bytes of memory each. What is beyond waits for the next.
+/// References collected in one plan, at most; about 100 bytes of memory each. What is beyond waits
+/// for the next.
 pub const USERS_MAX: usize = 1 << 20;
 
-/// An object with less than this unused is left alone, bytes: lone small files have headers and little else.
+/// An object with less than this unused is left alone, bytes: lone small files have headers and
+/// little else.
 const UNUSED_MIN: u64 = 4096;
 
 /// Objects asked about one by one to learn whether a listing tells their own sizes.
@@ -222,11 +225,12 @@ pub struct User {
 /// Files by inode.
 pub type Users = BTreeMap<InodeId, User>;
 
-/// Finds the files that refer to `objects`, and if `deep` those with chunks that should be folded, by a walk over all
-/// references. At most [`USERS_MAX`] references.
+/// Finds the files that refer to `objects`, and if `deep` those with chunks that should be folded,
+/// by a walk over all references. At most [`USERS_MAX`] references.
 ///
 /// # Errors
-/// Those of the engine. Rows that cannot be decoded are passed over: nothing is deleted because of what is found here.
+/// Those of the engine. Rows that cannot be decoded are passed over: nothing is deleted because of
+/// what is found here.
 pub fn users(engine: &dyn Engine, objects: &[ObjectId], deep: bool) -> Result<Users, EngineError> {
     let mut wanted = Wanted::new(objects, deep);
     // Chunks first: they tell which inodes are to be looked for among the records.

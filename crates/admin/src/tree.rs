@@ -1,5 +1,5 @@
-//! Walking the files at or below a path, over the rows of a volume that may be in use: what is renamed meanwhile may be
-//! missed or come twice.
+//! Walking the files at or below a path, over the rows of a volume that may be in use: what is
+//! renamed meanwhile may be missed or come twice.
 
 use std::ops::ControlFlow;
 
@@ -25,11 +25,13 @@ pub struct File {
     pub place: (InodeId, Box<[u8]>),
 }
 
-/// Visits every file (not: directory) at or below `path`, `/` between names, until `visit` breaks. Each name of a file with
-/// several comes by itself. Memory: one number a directory that is still to be read, and a page of entries.
+/// Visits every file (not: directory) at or below `path`, `/` between names, until `visit` breaks.
+/// Each name of a file with several comes by itself. Memory: one number a directory that is still
+/// to be read, and a page of entries.
 ///
 /// # Errors
-/// If there is nothing at the path, or the rows cannot be read. Entries below that cannot be decoded are passed over.
+/// If there is nothing at the path, or the rows cannot be read. Entries below that cannot be
+/// decoded are passed over.
 pub fn walk(
     engine: &dyn Engine,
     path: &[u8],

@@ -1,8 +1,9 @@
 //! Warming up: bringing the bytes and rows of files near, telling how many are, dropping them.
 //!
-//! Walks the rows of a volume in use, gathers where the files' bytes lie, joins what lies together (a pack holds many
-//! files: their bytes come with few requests), and has the near cache fill it with some threads. Nothing is remembered
-//! between runs: what is there already is not read again, so a run that was cut off is resumed by repeating it.
+//! Walks the rows of a volume in use, gathers where the files' bytes lie, joins what lies together
+//! (a pack holds many files: their bytes come with few requests), and has the near cache fill it
+//! with some threads. Nothing is remembered between runs: what is there already is not read again,
+//! so a run that was cut off is resumed by repeating it.
 //!
 //! Memory: [`SPANS_MAX`] spans of 24 bytes at a time, and the near cache's own for each thread.
 
@@ -73,7 +74,8 @@ pub struct Options<'a> {
 pub struct Totals {
     /// Files looked at.
     pub files: u64,
-    /// Bytes in the store that they consist of, checksums included; what several share counts once, as a rule.
+    /// Bytes in the store that they consist of, checksums included; what several share counts once,
+    /// as a rule.
     pub bytes: u64,
     /// Of these, how many are in the cache: before, for [`Act::Check`]; after, for [`Act::Fill`].
     pub cached_bytes: u64,

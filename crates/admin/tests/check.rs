@@ -1,4 +1,5 @@
-//! Plants damage of every kind in a volume, and expects the check to find it and the repair to mend it.
+//! Plants damage of every kind in a volume, and expects the check to find it and the repair to mend
+//! it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,5 @@
-//! Dumps come back as they were, also of a volume in use; damaged ones are refused before anything is changed.
+//! Dumps come back as they were, also of a volume in use; damaged ones are refused before anything
+//! is changed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -38,7 +39,8 @@ fn dump_of(engine: &dyn Engine) -> (Vec<u8>, Counts) {
     (out, counts)
 }
 
-/// The fixture plus rows that need care: every kind of file, names and values that are no text, damaged rows.
+/// The fixture plus rows that need care: every kind of file, names and values that are no text,
+/// damaged rows.
 fn rich() -> Volume {
     let volume = Volume::new();
     let kinds = [Kind::Fifo, Kind::Char, Kind::Block, Kind::Socket];
@@ -172,8 +174,9 @@ fn object_numbers_in_the_store_are_not_handed_out_again() {
     assert_eq!(decode_ceiling(&volume.value(Table::System, 0, b"objects").unwrap()), Ok(78));
 }
 
-/// A writer keeps two rows at opposite ends of the key space equal, in one batch each time, deletes and creates others, and
-/// the rows of many pages lie between: what is loaded must be a state that existed.
+/// A writer keeps two rows at opposite ends of the key space equal, in one batch each time, deletes
+/// and creates others, and the rows of many pages lie between: what is loaded must be a state that
+/// existed.
 #[test]
 fn a_dump_of_a_volume_in_use_is_a_state_that_existed() {
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));

@@ -1,4 +1,5 @@
-//! Random damage, many times: the check never panics, the repair ends, and nothing that it can repair is left.
+//! Random damage, many times: the check never panics, the repair ends, and nothing that it can
+//! repair is left.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,7 +16,8 @@ use kestrel_blockstore::store::MemoryStore;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_types::key::{Key, Table};
 
-/// Damages one row: drops it, flips bits, cuts it, copies its value or its key elsewhere, or makes one up.
+/// Damages one row: drops it, flips bits, cuts it, copies its value or its key elsewhere, or makes
+/// one up.
 fn damage(volume: &Volume, random: &mut Random) {
     let mut rows: Vec<(Key, Box<[u8]>)> = volume.all().into_iter().collect();
     rows.sort();

@@ -60,7 +60,7 @@ fn kinds(nodes: &[(NodeId, MemoryEngine)]) -> Vec<FindingKind> {
     checked(nodes).1.iter().map(|finding| finding.kind).collect()
 }
 
-/// Who owns the root's entry.
+/// The owner of the root's entry.
 fn owner_of_root() -> usize {
     placement().owner_of(0, b"").id as usize - 1
 }

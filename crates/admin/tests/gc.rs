@@ -44,7 +44,8 @@ fn run(
     (done, leaked)
 }
 
-/// A directory store with the fixture's objects, two leaked ones (40, 41), a scheduled one (42) and an open one (44).
+/// A directory store with the fixture's objects, two leaked ones (40, 41), a scheduled one (42) and
+/// an open one (44).
 fn local(dir: &std::path::Path) -> (Volume, LocalStore) {
     let store = LocalStore::create(&dir.join("objects"), LocalConfig::default()).unwrap();
     for (object, len) in [(1, 154), (2, 100_008), (3, 34), (40, 10), (41, 20), (42, 30), (44, 40)] {

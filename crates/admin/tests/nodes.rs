@@ -1,4 +1,5 @@
-//! Dumps of what several nodes share: of one moment, loadable into one node and into several, and back.
+//! Dumps of what several nodes share: of one moment, loadable into one node and into several, and
+//! back.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -104,7 +105,8 @@ fn findings(cluster: &Cluster, store: &dyn BlockStore) -> Vec<String> {
     found
 }
 
-/// The rows that a dump of any volume of this content has, whoever keeps it: without shares' numbers and counters.
+/// The rows that a dump of any volume of this content has, on one node or several: without shares'
+/// numbers and counters.
 fn content(volume: &Volume) -> HashMap<Key, Box<[u8]>> {
     let owned =
         |key: &Key| !matches!(key.table, Table::System | Table::DirStat | Table::ObjStat | Table::Moved);
@@ -198,7 +200,7 @@ fn what_a_node_made_that_is_not_there_is_below_where_added_ones_begin() {
     ]);
     let file = dump_of(&volume.engine);
     let cluster = formed(3);
-    // Who announced a node has told it already where to begin.
+    // The node that announced another one has told it already where to begin.
     let expect = Key::new(Table::System, 0, b"expect 4");
     let announced = Mutation { key: expect.clone(), value: Some(b"node-4:9440"[..].into()) };
     cluster[&1].commit(BatchKind::Growing, vec![announced]).unwrap();
@@ -209,7 +211,8 @@ fn what_a_node_made_that_is_not_there_is_below_where_added_ones_begin() {
     let ceiling = |node: NodeId, name: &[u8]| {
         decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap()).unwrap()
     };
-    // At every node: each may be the coordinator some day, from whose counters those of an added one begin.
+    // At every node: each may be the coordinator some day, from whose counters those of an added
+    // one begin.
     for node in [1, 2, 3] {
         assert_eq!((ceiling(node, b"inodes"), ceiling(node, b"objects")), (3_001, 9_001), "{node}");
     }
@@ -279,7 +282,8 @@ fn shares_of_all_nodes_are_added_up_and_what_nobody_uses_is_scheduled_once() {
     assert_eq!(rows(Table::Reap), [(reap, Box::default())]);
 }
 
-/// Commits rows of `node` from `from` on for as long as `until` says, each with a number of all nodes together.
+/// Commits rows of `node` from `from` on for as long as `until` says, each with a number of all
+/// nodes together.
 fn busy(engine: &EmbeddedEngine, node: u64, count: &AtomicU64, until: &(dyn Fn() -> bool + Sync)) {
     while !until() {
         let number = count.fetch_add(1, Ordering::SeqCst);

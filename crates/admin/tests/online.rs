@@ -1,4 +1,5 @@
-//! Collection and check of a volume in use, step by step: what happens between two steps is made to happen there.
+//! Collection and check of a volume in use, step by step: what happens between two steps is made to
+//! happen there.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +24,8 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 
-/// A store that lists two objects a page, and fails at one page or ends before it as if there were none.
+/// A store that lists two objects a page, and fails at one page or ends before it as if there were
+/// none.
 struct Paged<'a> {
     store: &'a MemoryStore,
     pages: AtomicUsize,
@@ -221,8 +223,8 @@ fn a_page_that_is_missing_unseen_deletes_nothing_that_is_in_use() {
     }
 }
 
-/// A rename takes a reference from behind where the walk is to before it, so that the walk never sees it. It has no account,
-/// so that only the tap knows.
+/// A rename takes a reference from behind where the walk is to before it, so that the walk never
+/// sees it. It has no account, so that only the tap knows.
 #[test]
 fn a_reference_that_moves_past_the_walk_is_seen() {
     let volume = leaky();
@@ -252,7 +254,8 @@ fn a_reference_that_moves_past_the_walk_is_seen() {
     assert!(volume.store.size(40).is_ok() && volume.store.size(41).is_err());
 }
 
-/// An object is listed, its pin held; the commit comes after the walk and before the deletion, then the pin goes.
+/// An object is listed, its pin held; the commit comes after the walk and before the deletion, then
+/// the pin goes.
 #[test]
 fn what_is_committed_after_the_walk_is_seen() {
     let volume = leaky();
@@ -294,7 +297,8 @@ fn a_cut_is_a_moment_of_a_volume_in_use() {
                     driver.step();
                 }
             });
-            // A walk over what changes meanwhile finds all kinds of damage that there are not; a cut has none.
+            // A walk over what changes meanwhile finds all kinds of damage that there are not; a
+            // cut has none.
             for round in 0..4 {
                 let cut = Cut::take(&*engine, dir.path(), 0, &mut |_| {}).unwrap();
                 assert_eq!(findings(cut.engine()).0, [], "seed {seed}, round {round}");

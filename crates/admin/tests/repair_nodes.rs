@@ -1,4 +1,5 @@
-//! Repairs of what several nodes share: rows that lie at the wrong node, what each node has for itself, and repairs that are cut short.
+//! Repairs of what several nodes share: rows that lie at the wrong node, what each node has for
+//! itself, and repairs that are cut short.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -106,7 +107,8 @@ fn what_its_owner_has_another_of_is_kept_apart() {
     let plant = |row: Mutation| nodes.apply_at(elsewhere(&row.key), vec![row]);
     let older = |ino, size: u64, data| inode(ino, Kind::File, size, data);
     let old = || Data::Inline((*b"old").into());
-    // An older record of a file; a file that is nowhere else; a record of a chunked file; a directory; a name.
+    // An older record of a file; a file that is nowhere else; a record of a chunked file; a
+    // directory; a name.
     plant(entry(A, "inline", older(INLINE, 3, old())));
     plant(entry(A, "packed", older(80, 3, old())));
     plant(entry(B, "big", older(BIG, 5, Data::Chunked)));
@@ -152,7 +154,8 @@ fn what_each_node_has_for_itself_is_put_right() {
     let gone = |name: &[u8]| Mutation { key: Key::new(Table::System, 0, name), value: None };
     let txn = |number| TxnId { node: 3, epoch: 1, number };
     let record = |key: Key, value: &[u8]| put(key.table, key.id, &key.suffix, value.into());
-    // Node 2 has made a file that its counter does not tell of, and an object that only the store has.
+    // Node 2 has made a file that its counter does not tell of, and an object that only the store
+    // has.
     let ino = kestrel_types::placement::id_in(500, 2, table().placement.slot_of(C, b"later"));
     nodes.apply(vec![entry(C, "later", inode(ino, Kind::File, 0, Data::None))]);
     volume.store.put(object_in(700, 2), &[std::io::IoSlice::new(b"leaked")]).unwrap();

@@ -1,4 +1,5 @@
-//! Dumps in a block store: what is listed is complete, what is read is what was written, what was cut short is none and goes.
+//! Dumps in a block store: what is listed is complete, what is read is what was written, what was
+//! cut short is none and goes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -61,7 +62,7 @@ fn what_is_kept_is_what_was_written() {
         let mut read = Vec::new();
         shelf.read(&kept).read_to_end(&mut read).unwrap();
         assert!(read == written, "{bytes} bytes");
-        // Whoever only lists needs no key.
+        // Listing alone needs no key.
         let raw = Shelf::new(plain.clone(), plain.clone());
         assert_eq!(raw.manifest(kept.stamp).unwrap().volume, kept.volume);
     }

@@ -39,7 +39,8 @@ pub struct ProcessArgs {
     /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<SocketAddr>,
-    /// Log file; in the volume's directory by default, or in the mount's runtime directory if another machine serves the volume
+    /// Log file; in the volume's directory by default, or in the mount's runtime directory if
+    /// another machine serves the volume
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace
@@ -49,8 +50,8 @@ pub struct ProcessArgs {
     /// little
     #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"), value_name = "SIZE")]
     pub metadata_memory: Option<u64>,
-    /// Metadata in PostgreSQL: take it over from the process that has it open, which can write nothing any more. A node of a cluster that is
-    /// served asks that process to end first
+    /// Metadata in PostgreSQL: take it over from the process that has it open, which can write
+    /// nothing any more. A node of a cluster that is served asks that process to end first
     #[arg(long)]
     pub take_over: bool,
     /// Set for the process in the background
@@ -79,13 +80,15 @@ pub struct TlsArgs {
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none
     #[arg(long, value_name = "auto|on|off", default_value_t)]
     pub tls: Mode,
-    /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that lead there; read again when it changes
+    /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that
+    /// lead there; read again when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its key, in a file that others cannot read
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Serve only clients that show a certificate of an authority in this file, or of the volume's own
+    /// Serve only clients that show a certificate of an authority in this file, or of the volume's
+    /// own
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
 }
@@ -106,7 +109,8 @@ impl TlsArgs {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Dumps into the block store")]
 pub struct KeeperArgs {
-    /// Dump the metadata into the block store this often while the volume is in use here; off: never [default: 1d]
+    /// Dump the metadata into the block store this often while the volume is in use here; off:
+    /// never [default: 1d]
     #[arg(long, value_name = "TIME|off", value_parser = every_arg)]
     pub dump_every: Option<Every>,
     /// How many of these dumps are kept: older ones are removed when one was taken [default: 7]

@@ -1,4 +1,5 @@
-//! The volume of a cluster of which no node runs: the directories of all its nodes, in this process.
+//! The volume of a cluster of which no node runs: the directories of all its nodes, in this
+//! process.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -79,7 +80,8 @@ struct Known {
     /// Of its table.
     version: u64,
     members: Vec<Member>,
-    /// Nodes that have left. One that runs does not tell them; one that has left does not run, and knows it of itself.
+    /// Nodes that have left. One that runs does not tell them; one that has left does not run, and
+    /// knows it of itself.
     former: Vec<NodeId>,
 }
 
@@ -90,7 +92,8 @@ impl Known {
     }
 }
 
-/// Refuses a part of a volume, and what is none: a node that has left has rows that are not the volume's any more.
+/// Refuses a part of a volume, and what is none: a node that has left has rows that are not the
+/// volume's any more.
 fn are_all(
     verb: &'static str,
     nodes: &BTreeMap<NodeId, Named>,
@@ -158,8 +161,9 @@ fn known_of(verb: &'static str, named: &Named, key_files: [Option<&Path>; 2]) ->
     Ok(Known::of(&table_of(verb, &part, &named.section)?))
 }
 
-/// The newest of what nodes know, in the order of their numbers. Of several the first: a node that is about to join has a table of its own of the
-/// version that the others have, with itself in it, and has the highest number.
+/// The newest of what nodes know, in the order of their numbers. Of several the first: a node that
+/// is about to join has a table of its own of the version that the others have, with itself in it,
+/// and has the highest number.
 fn newest<T>(known: Vec<T>, version: impl Fn(&T) -> u64) -> Option<T> {
     known.into_iter().reduce(|newest, next| if version(&next) > version(&newest) { next } else { newest })
 }
@@ -167,7 +171,8 @@ fn newest<T>(known: Vec<T>, version: impl Fn(&T) -> u64) -> Option<T> {
 /// The directories of all nodes of a cluster, which one or the other of these keys opens.
 ///
 /// # Errors
-/// If they are not all nodes of one cluster and nothing else, or it cannot be told which nodes there are.
+/// If they are not all nodes of one cluster and nothing else, or it cannot be told which nodes
+/// there are.
 pub fn dirs(
     verb: &'static str,
     volume: &str,
@@ -189,7 +194,7 @@ pub fn dirs(
 /// All nodes of a volume, opened here.
 pub struct AtRest {
     verb: &'static str,
-    /// Who owns what.
+    /// The placement table.
     pub placement: Placement,
     /// Each node's part.
     pub parts: BTreeMap<NodeId, Volume>,

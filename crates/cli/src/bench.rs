@@ -1,8 +1,9 @@
-//! `kestrel bench`: what a directory of any file system can do. Metadata, small files, large files, with latencies and
-//! processor time per operation.
+//! `kestrel bench`: what a directory of any file system can do. Metadata, small files, large files,
+//! with latencies and processor time per operation.
 //!
-//! Everything happens in one new directory below the one given, which is removed at the end, also after an error or
-//! ctrl-C. It needs nothing of KestrelFS, so that any two file systems can be compared.
+//! Everything happens in one new directory below the one given, which is removed at the end, also
+//! after an error or ctrl-C. It needs nothing of KestrelFS, so that any two file systems can be
+//! compared.
 
 mod cpu;
 mod crew;
@@ -173,8 +174,8 @@ impl BenchArgs {
 /// Runs the benchmark.
 ///
 /// # Errors
-/// If an option is absurd, the directory cannot be written, there is not enough room, or an operation fails; what was
-/// made is removed first.
+/// If an option is absurd, the directory cannot be written, there is not enough room, or an
+/// operation fails; what was made is removed first.
 pub fn run(args: &BenchArgs) -> Result<Verdict, Failure> {
     args.check()?;
     let place = fs::canonicalize(&args.dir).map_err(|why| {
@@ -348,8 +349,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Empties the kernel's caches; if that is not allowed, drops at least the pages of the files below `dir`. Tells
-    /// whether the caches are empty.
+    /// Empties the kernel's caches; if that is not allowed, drops at least the pages of the files
+    /// below `dir`. Tells whether the caches are empty.
     fn drop_caches(&self, dir: Option<&Path>) -> bool {
         if self.args.warm || STOP.load(Ordering::SeqCst) {
             return false;
@@ -357,7 +358,8 @@ impl Bench<'_> {
         // SAFETY: sync takes no arguments and cannot fail.
         unsafe { libc::sync() };
         if fs::write("/proc/sys/vm/drop_caches", "3").is_ok() {
-            // What was dropped may still be freed in the background; it must not count as the next step's work.
+            // What was dropped may still be freed in the background; it must not count as the next
+            // step's work.
             std::thread::sleep(Duration::from_millis(50));
             return true;
         }
@@ -425,7 +427,8 @@ impl Drop for WorkDir {
     }
 }
 
-/// Removes a directory with everything in it, for up to 10 seconds against threads that are just ending.
+/// Removes a directory with everything in it, for up to 10 seconds against threads that are just
+/// ending.
 fn remove_tree(path: &Path) -> std::io::Result<()> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! The one binary, `kestrel`: verbs first. Every verb is a module below `verbs`; this file only dispatches.
+//! The one binary, `kestrel`: verbs first. Every verb is a module below `verbs`; this file only
+//! dispatches.
 
 mod args;
 mod at_rest;
@@ -112,8 +113,9 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
     }
 }
 
-/// Has memory of 256 KiB and more go back to the kernel when it is freed. Without this glibc keeps more and more of it the more of it
-/// is freed, for each thread that did so: a mount that writes a large file to a slow store grew to several times its bounds.
+/// Has memory of 256 KiB and more go back to the kernel when it is freed. Without this glibc keeps
+/// more and more of it the more of it is freed, for each thread that did so: a mount that writes a
+/// large file to a slow store grew to several times its bounds.
 fn give_large_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: called before other threads exist. Where it is refused nothing has changed.
@@ -136,9 +138,9 @@ fn main() -> ExitCode {
     }
     kestrel_client::remote::tell_waiting(kestrel_daemon::background::tell_waiting);
     if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_) | Verb::Serve(_)) {
-        // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A server must not end
-        // because somebody who asked it something went away.
-        // SAFETY: called before other threads exist; SIG_DFL is a valid disposition.
+        // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A
+        // server must not end because a client that asked it something went away. SAFETY: called
+        // before other threads exist; SIG_DFL is a valid disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     match run(&verb) {

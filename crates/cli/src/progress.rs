@@ -1,4 +1,5 @@
-//! A line on standard error that tells how far something is: only on a terminal, and only once it has taken two seconds.
+//! A line on standard error that tells how far something is: only on a terminal, and only once it
+//! has taken two seconds.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -56,8 +56,8 @@ impl Target {
         Ok(Self::Here(dir))
     }
 
-    /// Asks whoever serves it; `None` if nobody has it open. `on_event` gets what is told meanwhile, `limit` bounds the time
-    /// between two lines of it.
+    /// Asks the process that serves it; `None` if no process has it open. `on_event` gets what is
+    /// told meanwhile, `limit` bounds the time between two lines of it.
     fn ask(
         &self,
         verb: &str,
@@ -112,8 +112,8 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
     })
 }
 
-/// Directory with the lock and the control socket of the process behind a mount: the volume's, which is the mount's source,
-/// or the mount's own if the volume is served elsewhere.
+/// Directory with the lock and the control socket of the process behind a mount: the volume's,
+/// which is the mount's source, or the mount's own if the volume is served elsewhere.
 fn control_dir(entry: &MountEntry) -> PathBuf {
     match entry.source.to_str() {
         Some(url) if RemoteUrl::is_one(url) => runtime::dir_of(&entry.mount_point),

@@ -11,7 +11,8 @@ use std::process::Stdio;
 
 use common::*;
 
-/// A tree like a kernel's: every directory has a Makefile, every other one a Kconfig, and files of its own.
+/// A tree like a kernel's: every directory has a Makefile, every other one a Kconfig, and files of
+/// its own.
 fn sources() -> String {
     let mut paths = String::new();
     for dir in 0..1000 {
@@ -92,7 +93,8 @@ fn what_is_no_list_of_paths_is_refused() {
 #[test]
 fn a_goal_that_cannot_be_reached_is_told() {
     let place = Place::new();
-    // So many names, each once, that evening them out to the last entry takes more exceptions than there may be.
+    // So many names, each once, that evening them out to the last entry takes more exceptions than
+    // there may be.
     let names: String = (0..40_000).map(|i| format!("f{i}\n")).collect();
     fs::write(place.path("list"), names).unwrap();
     let list = place.name("list");

@@ -139,7 +139,7 @@ fn damage_is_told_by_object_and_other_files_keep_working() {
     assert_eq!(fs::read(place.path("mnt/two")).unwrap(), vec![2; 100_000]);
     place.umount();
     run(&["fsck", &place.volume(), "--data", "--key-file", &key]).expect(1, "/one");
-    // An object that somebody who has no key put in its place.
+    // An object that an attacker without a key put in its place.
     fs::write(&path, [b"KSTLOBJ\n".as_slice(), &[0; 100_100]].concat()).unwrap();
     run(&["fsck", &place.volume(), "--data", "--key-file", &key]).expect(1, "not encrypted");
     fs::write(&path, content).unwrap();

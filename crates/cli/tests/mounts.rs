@@ -27,7 +27,8 @@ fn pid(place: &Place) -> u64 {
     run(&["status", &place.volume(), "--json"]).expect(0, "").json()["pid"].as_u64().unwrap()
 }
 
-/// Whether a thread of a process still runs. Its number is there longer: until its parent has asked how it ended.
+/// Whether a thread of a process still runs. Its number is there longer: until its parent has asked
+/// how it ended.
 fn is_alive(pid: u64) -> bool {
     let runs = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']));
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };

@@ -1,4 +1,5 @@
-//! Damage in the directories of three nodes, found and repaired by the program; what is in the files stays.
+//! Damage in the directories of three nodes, found and repaired by the program; what is in the
+//! files stays.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -38,7 +39,8 @@ fn source(place: &Place) -> String {
     file
 }
 
-/// Changes rows in the directories of the nodes: gets all rows, makes changes of them, each for one node.
+/// Changes rows in the directories of the nodes: gets all rows, makes changes of them, each for one
+/// node.
 fn tamper(dirs: &[String], change: impl Fn(&NodeTable, &[(u32, Key, Box<[u8]>)]) -> Vec<(u32, Mutation)>) {
     let open = |dir: &String| Volume::open_part(Path::new(dir), "test", &Resources::default()).unwrap();
     let parts: Vec<Volume> = dirs.iter().map(open).collect();
@@ -85,7 +87,8 @@ fn nodes_at_rest_are_repaired_and_files_stay() {
             let elsewhere = node % 3 + 1;
             let mut change = |node: u32, row| changes.push((node, row));
             match key.table {
-                // Entries that went astray; sums that are wrong, and gone; places and lists that are lost.
+                // Entries that went astray; sums that are wrong, and gone; places and lists that
+                // are lost.
                 Table::Entry if key.id != 0 && at % 3 == 0 => {
                     change(elsewhere, put(key.table, key.id, &key.suffix, value.clone()));
                     change(*node, delete(key));

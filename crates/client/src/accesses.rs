@@ -7,8 +7,9 @@
 //! read; and before that by fsync, syncfs, a change of the flags, and the end of the mount. With
 //! [`AtimeMode::Relatime`] only reads are noted that are due by Linux's rule.
 //!
-//! **Memory.** At most [`SHARDS`] × 2 × [`READS_MAX`] entries. Where a shard is half full its entries
-//! are sent early; what is read while it is full of those that wait for the node is not noted.
+//! **Memory.** At most [`SHARDS`] × 2 × [`READS_MAX`] entries. Where a shard is half full its
+//! entries are sent early; what is read while it is full of those that wait for the node is not
+//! noted.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -300,7 +301,7 @@ impl Accesses {
         then();
     }
 
-    /// The node has answered. Who waited for that goes on.
+    /// The node has answered. The callers that waited for that go on.
     pub fn answered(&self, ino: InodeId) {
         let mut shard = self.shard(ino).lock();
         let Some(read) = shard.reads.get_mut(&ino) else { return };

@@ -1,11 +1,12 @@
 //! The control socket of a process that serves a volume: one line of JSON asks, one line answers.
 //!
-//! **Protocol.** The request is one line, `{"verb": …}`. Then come any number of lines `{"event": …}` (what was found, how far
-//! the work is), and last one line, `{"ok": …}` or `{"error": "…"}`. Work that takes long has no deadline: it goes on as
-//! long as somebody listens, and whoever does it learns from [`Teller::tell`] that nobody does any more.
+//! **Protocol.** The request is one line, `{"verb": …}`. Then come any number of lines
+//! `{"event": …}` (what was found, how far the work is), and last one line, `{"ok": …}` or
+//! `{"error": "…"}`. Work that takes long has no deadline: it goes on as long as the asker listens,
+//! and the job learns from [`Teller::tell`] when that has ended.
 //!
-//! It lies in the volume's directory, readable and writable by the owner only, so that who may read the volume's files may
-//! ask and nobody else. Verbs are up to whoever serves.
+//! It lies in the volume's directory, readable and writable by the owner only, so that only users
+//! that may read the volume's files may ask. Verbs are up to the process that serves.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -30,7 +31,8 @@ const LINE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// How long a peer may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a peer may leave an event unread; then it counts as gone, so that a stopped terminal does not hold up the work.
+/// How long a peer may leave an event unread; then it counts as gone, so that a stopped terminal
+/// does not hold up the work.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait for an answer that takes no work.
@@ -42,7 +44,7 @@ const SOCKET_PATH_MAX: usize = 100;
 /// Answers one request; on the way it may tell events.
 pub type Handler = dyn Fn(&Value, &mut Teller<'_>) -> Result<Value, String> + Send + Sync;
 
-/// Tells whoever asked what happens before the answer.
+/// Tells the asker what happens before the answer.
 pub struct Teller<'a> {
     stream: Option<&'a UnixStream>,
 }
@@ -77,7 +79,8 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Serves `handler` for the volume at `dir`. The caller holds the volume's lock, so an old socket is a dead one.
+    /// Serves `handler` for the volume at `dir`. The caller holds the volume's lock, so an old
+    /// socket is a dead one.
     ///
     /// # Errors
     /// If the socket cannot be made.
@@ -141,7 +144,8 @@ fn answer(stream: UnixStream, handler: &Handler) -> std::io::Result<()> {
     writeln!(&stream, "{answer}")
 }
 
-/// Asks the process that serves the volume at `dir`, and waits for the answer up to `limit`, or as long as it takes.
+/// Asks the process that serves the volume at `dir`, and waits for the answer up to `limit`, or as
+/// long as it takes.
 ///
 /// # Errors
 /// What the process said, or that none answers.
@@ -149,8 +153,8 @@ pub fn ask(dir: &Path, request: &Value, limit: Option<Duration>) -> Result<Value
     ask_with(dir, request, limit, &mut |_| {})
 }
 
-/// Like [`ask`] for work that tells what it does: `on_event` gets each event as it comes. `limit` bounds the time between
-/// two lines.
+/// Like [`ask`] for work that tells what it does: `on_event` gets each event as it comes. `limit`
+/// bounds the time between two lines.
 ///
 /// # Errors
 /// What the process said, that none answers, or that it ended before the work did.
@@ -188,7 +192,8 @@ pub fn ask_with(
     }
 }
 
-/// Socket addresses hold short paths only; a longer one is reached through a descriptor of its directory.
+/// Socket addresses hold short paths only; a longer one is reached through a descriptor of its
+/// directory.
 fn with_short_path<T>(path: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
     if path.as_os_str().len() < SOCKET_PATH_MAX {
         return act(path);
@@ -249,7 +254,7 @@ mod tests {
         assert_eq!((answer, seen), (3.into(), vec![0.into(), 1.into(), 2.into()]));
         assert_eq!(ask(dir.path(), &request, QUICK).unwrap(), 3, "who does not care about events need not");
         assert!(!ended.recv().unwrap() && !ended.recv().unwrap());
-        // Somebody who goes away: the socket's buffers fill up, then the next event fails.
+        // An asker that goes away: the socket's buffers fill up, then the next event fails.
         let stream = UnixStream::connect(dir.path().join(SOCKET_NAME)).unwrap();
         writeln!(&stream, "{}", serde_json::json!({ "events": u64::MAX })).unwrap();
         drop(stream);

@@ -1,4 +1,5 @@
-//! `kestrel.json`: what a volume is, readable by people, checksummed against accidents (`docs/format.md`).
+//! `kestrel.json`: what a volume is, readable by people, checksummed against accidents
+//! (`docs/format.md`).
 
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
@@ -33,8 +34,8 @@ pub const COPY_NAME: &str = "kestrel.json.copy";
 /// Format version of a volume that one node keeps.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Format version of a volume that several nodes share, the newest this program reads and writes: programs that do not know
-/// of several nodes must not take one's part for the volume.
+/// Format version of a volume that several nodes share, the newest this program reads and writes:
+/// programs that do not know of several nodes must not take one's part for the volume.
 pub const FORMAT_VERSION_CLUSTER: u32 = 2;
 
 /// Largest descriptor, bytes; anything longer is not ours.
@@ -56,9 +57,11 @@ pub enum Durability {
 pub struct Settings {
     /// Name shown to people.
     pub name: String,
-    /// Where file data is: URL of the block store, or `None` for `objects/` within the volume's directory.
+    /// Where file data is: URL of the block store, or `None` for `objects/` within the volume's
+    /// directory.
     pub storage: Option<String>,
-    /// Largest stored range, bytes: files up to this size are packed, larger ones cut in blocks of it.
+    /// Largest stored range, bytes: files up to this size are packed, larger ones cut in blocks of
+    /// it.
     pub block_bytes: u32,
     /// Largest file kept in its metadata record, bytes.
     pub inline_max: u32,
@@ -133,12 +136,13 @@ pub struct Descriptor {
     pub created: i64,
     /// Its settings.
     pub settings: Settings,
-    /// Where its metadata is: URL of a database, perhaps with a password; none: `meta/` within the volume's directory. Not for clients,
-    /// logs or dumps.
+    /// Where its metadata is: URL of a database, perhaps with a password; none: `meta/` within the
+    /// volume's directory. Not for clients, logs or dumps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<String>,
-    /// Where the metadata of nodes is that only coordinate: URL of an etcd, perhaps with a password; none: where that of the others is. Of
-    /// clusters only; not for clients, logs or dumps.
+    /// Where the metadata of nodes is that only coordinate: URL of an etcd, perhaps with a
+    /// password; none: where that of the others is. Of clusters only; not for clients, logs or
+    /// dumps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registry: Option<String>,
     /// How its objects are coded; none as long as no object was ever to be.
@@ -147,7 +151,8 @@ pub struct Descriptor {
     /// Which node of which cluster this is, if several share the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterSection>,
-    /// What the certificates of the volume's server are made from, if one node has the volume and it was ever served to other machines.
+    /// What the certificates of the volume's server are made from, if one node has the volume and
+    /// it was ever served to other machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<VolumeSecret>,
     /// CRC-32C, hexadecimal, of this document with this field empty, written as compact JSON.
@@ -212,7 +217,8 @@ impl Descriptor {
         place.transpose().map_err(VolumeError::Invalid)
     }
 
-    /// Where the metadata of nodes is that only coordinate, if it is not where that of the others is.
+    /// Where the metadata of nodes is that only coordinate, if it is not where that of the others
+    /// is.
     ///
     /// # Errors
     /// As for [`Descriptor::metadata`].
@@ -387,8 +393,9 @@ impl Descriptor {
         self.replace(dir, &lock)
     }
 
-    /// Changes the descriptor of the volume at `dir`: all of the change is on disk when this returns, or nothing of it. May
-    /// be called while the volume is in use; whoever uses it sees the change when he opens it the next time.
+    /// Changes the descriptor of the volume at `dir`: all of the change is on disk when this
+    /// returns, or nothing of it. May be called while the volume is in use; a process that uses it
+    /// sees the change when it opens the volume the next time.
     ///
     /// # Errors
     /// Those of [`Descriptor::read`], [`Descriptor::write`] and `change`; nothing is changed then.
@@ -412,12 +419,14 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// Changes the descriptors of all nodes of a volume, at `dirs`, to the same settings: at all, or if one does not take it at none.
-    /// One that was cut short is finished first; `change` then gets a descriptor from before it ([`pending`]).
+    /// Changes the descriptors of all nodes of a volume, at `dirs`, to the same settings: at all,
+    /// or if one does not take it at none. One that was cut short is finished first; `change` then
+    /// gets a descriptor from before it ([`pending`]).
     ///
     /// # Errors
-    /// As for [`Descriptor::update`], and if settings differ beforehand and nothing tells what they were to be. The text names what
-    /// did not take the change, and says if the next call goes on with it.
+    /// As for [`Descriptor::update`], and if settings differ beforehand and nothing tells what they
+    /// were to be. The text names what did not take the change, and says if the next call goes on
+    /// with it.
     pub fn update_nodes(
         dirs: &[PathBuf],
         change: impl FnOnce(&mut Self, Option<&Self>) -> Result<(), VolumeError>,

@@ -1,4 +1,5 @@
-//! Listing a directory through an open handle, with cookies that stay valid while others create, rename and unlink.
+//! Listing a directory through an open handle, with cookies that stay valid while others create,
+//! rename and unlink.
 //!
 //! A node lists by name, in batches; the kernel continues from a cookie, usually the one after the
 //! last entry it took, but `seekdir` may bring any cookie of this handle. A cookie is the number of
@@ -22,7 +23,7 @@ use kestrel_types::request::DirEntry;
 /// Its unit tests list directories of a few thousand names, which must come in several batches.
 pub const BATCH_ENTRIES: usize = if cfg!(test) { 1024 } else { 4096 };
 
-/// Entries handed out at once: whoever takes fewer has the rest copied again.
+/// Entries handed out at once: a reader that takes fewer has the rest copied again.
 const STEP_ENTRIES: usize = 256;
 
 /// Cookie after `.`.
@@ -116,8 +117,8 @@ pub struct DirStream {
     emptied: Option<(u64, u64)>,
     /// Page that is being fetched.
     wanted: Option<Fetch>,
-    /// What a batch that is being listed again has brought so far: new names may have moved its last entries out of reach
-    /// of one answer.
+    /// What a batch that is being listed again has brought so far: new names may have moved its
+    /// last entries out of reach of one answer.
     relisted: Option<(u64, Relisted)>,
     /// Hashes in all batches.
     retained: usize,
@@ -128,7 +129,8 @@ pub struct DirStream {
 }
 
 impl DirStream {
-    /// What continues the listing at `cookie`. Cookie 0 starts afresh and sees the directory as it is now.
+    /// What continues the listing at `cookie`. Cookie 0 starts afresh and sees the directory as it
+    /// is now.
     pub fn at(&mut self, cookie: u64) -> Step {
         match cookie {
             0 => {

@@ -38,7 +38,8 @@ pub enum VolumeError {
     Key(String),
     /// The operating system refused.
     Io(String),
-    /// The process that has the volume open takes no questions, not yet or not any more: this one it has not heard.
+    /// The process that has the volume open takes no questions, not yet or not any more: this one
+    /// it has not heard.
     Unanswered(String),
     /// The metadata engine refused.
     Engine(String),

@@ -1,8 +1,10 @@
-//! A file that is open at this client: what the node last said of it, and what has been written since.
+//! A file that is open at this client: what the node last said of it, and what has been written
+//! since.
 //!
-//! All handles of an inode share one [`OpenFile`], so every process of this client sees every write at once. Three layers
-//! make up the content, the newer hiding the older: **committed** (the inode's layout), **in flight** (pieces being stored
-//! or stored but not committed), **buffer** (written, not yet on the way).
+//! All handles of an inode share one [`OpenFile`], so every process of this client sees every write
+//! at once. Three layers make up the content, the newer hiding the older: **committed** (the
+//! inode's layout), **in flight** (pieces being stored or stored but not committed), **buffer**
+//! (written, not yet on the way).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -73,8 +75,8 @@ pub(crate) struct FileState {
     pub told_size: u64,
     /// When it was last written, if that is not committed.
     pub mtime: Option<Nanos>,
-    /// A write that is not committed must drop set-id bits: the writer, of several the one who may keep least. His groups are
-    /// known if they matter.
+    /// A write that is not committed must drop set-id bits: the writer, of several the one that may
+    /// keep least. Its groups are known if they matter.
     pub kill_suid: Option<Creds>,
     /// Written, not on the way.
     pub buffer: WriteBuffer,
@@ -104,7 +106,7 @@ pub(crate) struct FileState {
     pub unfinished: Option<(u64, Nanos)>,
     /// Appended bytes have been moved, and the kernel has not heard of it.
     pub moved: bool,
-    /// Who waits for what was written before now to be committed.
+    /// Callers that wait until what was written before now is committed.
     pub waiters: Vec<Done<()>>,
     /// When the oldest uncommitted write happened.
     pub dirty_since: Option<Nanos>,
@@ -140,7 +142,7 @@ impl FileState {
         self.inode.xattrs && self.is_dirty()
     }
 
-    /// Whether who asks for the file's capabilities is told that it has none, without a question to
+    /// Whether a question for the file's capabilities is answered with none, without a question to
     /// the node. The kernel asks before it lets a program write. Another client may have given the
     /// file some since it was opened here; a commit of what is written here takes those away, too.
     pub fn is_written_plain(&self) -> bool {
@@ -157,8 +159,8 @@ impl FileState {
         self.size = self.inode.size;
     }
 
-    /// Brings attributes that the node gave up to date with what is known and has been written here. The times are those of
-    /// the writes: the commit will not change them again.
+    /// Brings attributes that the node gave up to date with what is known and has been written
+    /// here. The times are those of the writes: the commit will not change them again.
     pub fn show(&self, inode: &mut Inode) {
         if self.inode.change > inode.change {
             // A commit of ours came after the node had given its answer.
@@ -229,7 +231,7 @@ impl FileState {
     /// bytes of another content. Not while a commit is under way: it may have been what changed the
     /// end. Answers whether a piece is not stored any more.
     ///
-    /// Plain writes behind the first appended byte move with it: who made them found there what was
+    /// Plain writes behind the first appended byte move with it: their writer found there what was
     /// appended here.
     pub fn place_appended(&mut self) -> bool {
         let content = self.inode.data_change;
@@ -382,8 +384,9 @@ impl OpenFiles {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// As [`OpenFiles::overlay`]. A file that is open with nothing uncommitted takes in what the node said of it: another
-    /// client may have changed it, and a reader that sees its new size goes on reading.
+    /// As [`OpenFiles::overlay`]. A file that is open with nothing uncommitted takes in what the
+    /// node said of it: another client may have changed it, and a reader that sees its new size
+    /// goes on reading.
     pub fn learn(&self, inode: &mut Inode) {
         let Some(file) = self.get(inode.ino) else { return };
         let mut state = file.lock();
@@ -394,7 +397,8 @@ impl OpenFiles {
         state.told_size = state.told_size.max(inode.size);
     }
 
-    /// Shows in attributes what has been written here but is not committed, exactly as its commit will.
+    /// Shows in attributes what has been written here but is not committed, exactly as its commit
+    /// will.
     pub fn overlay(&self, inode: &mut Inode) {
         if let Some(file) = self.get(inode.ino) {
             let mut state = file.lock();

@@ -1,8 +1,9 @@
-//! The file system as mounts and native programs call it: every operation of POSIX on inodes, handles and names.
+//! The file system as mounts and native programs call it: every operation of POSIX on inodes,
+//! handles and names.
 //!
-//! Calls never block on a disk on purpose. They answer through a callback, on the calling thread whenever memory can
-//! answer, otherwise from the thread on which the last thing they needed became ready. The only place where metadata and
-//! data meet.
+//! Calls never block on a disk on purpose. They answer through a callback, on the calling thread
+//! whenever memory can answer, otherwise from the thread on which the last thing they needed became
+//! ready. The only place where metadata and data meet.
 
 mod access_times;
 mod attributes;
@@ -83,7 +84,7 @@ pub type Done<T> = Box<dyn FnOnce(FsResult<T>) + Send>;
 /// Completion of [`Fs::store_bytes`].
 type Stored = Box<dyn FnOnce(kestrel_blockstore::Result<Placed>) + Send>;
 
-/// Who calls.
+/// The process that calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// Effective user.
@@ -98,7 +99,7 @@ impl Caller {
     /// The superuser, on behalf of nobody.
     pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
 
-    /// Somebody without any rights, who is in no group.
+    /// A caller without any rights, in no group.
     pub(crate) const STRANGER: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
 }
 
@@ -212,7 +213,7 @@ pub struct Fs {
     listed: Arc<ListedAttributes>,
     files: OpenFiles,
     locks: HeldLocks,
-    /// Who has the kernel hear of files whose pages are outdated.
+    /// Tells the kernel of files with outdated pages.
     outdated: OnceLock<Box<TellOutdated>>,
     /// Number of the next handle.
     next_handle: AtomicU64,
@@ -307,13 +308,14 @@ impl Fs {
         self.known.len()
     }
 
-    /// Whether an object is still being written, here or by a client of this process; whoever deletes leaves it alone.
+    /// Whether an object is still being written, here or by a client of this process; garbage
+    /// collection leaves it alone.
     pub fn is_open_object(&self, object: ObjectId) -> bool {
         self.packer.is_open(object) || self.used_elsewhere.get().is_some_and(|in_use| in_use(object))
     }
 
-    /// Objects for which `in_use` holds are not deleted either. For a process that serves the volume to others, which calls
-    /// this once, before the first of them comes.
+    /// Objects for which `in_use` holds are not deleted either. For a process that serves the
+    /// volume to others, which calls this once, before the first of them comes.
     pub fn also_in_use(&self, in_use: Arc<InUse>) {
         if self.used_elsewhere.set(in_use).is_err() {
             log::error!(
@@ -417,8 +419,8 @@ impl Fs {
         inode
     }
 
-    /// Runs a job on the I/O pool. It is called in any case, with [`Turn::Late`] if it had to wait too long or the queue is
-    /// full.
+    /// Runs a job on the I/O pool. It is called in any case, with [`Turn::Late`] if it had to wait
+    /// too long or the queue is full.
     fn on_pool(&self, job: impl FnOnce(Turn) + Send + 'static) {
         self.on(&self.pools.wanted, job);
     }
@@ -430,7 +432,8 @@ impl Fs {
         }
     }
 
-    /// Runs a job that may wait for a disk or for room: here, unless this thread brings answers that others wait for.
+    /// Runs a job that may wait for a disk or for room: here, unless this thread brings answers
+    /// that others wait for.
     fn where_waiting_is_fine(&self, job: impl FnOnce(Turn) + Send + 'static) {
         if is_answering() { self.on_pool(job) } else { job(Turn::Run) }
     }
@@ -479,7 +482,8 @@ fn too_late() -> FsError {
     FsError::new(libc::ETIMEDOUT, "the block store does not keep up: the I/O queue is full")
 }
 
-/// An answer of another type than the operation has is a defect of the node; it must not become a success.
+/// An answer of another type than the operation has is a defect of the node; it must not become a
+/// success.
 fn unexpected(answer: &Answer) -> FsError {
     FsError::because(libc::EIO, format!("the metadata node gave an answer of the wrong type: {answer:?}"))
 }

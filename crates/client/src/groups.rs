@@ -1,13 +1,14 @@
-//! Supplementary groups of a calling process. FUSE does not carry them; `/proc` tells, and the caller is blocked in its
-//! request meanwhile, so what it tells is current.
+//! Supplementary groups of a calling process. FUSE does not carry them; `/proc` tells, and the
+//! caller is blocked in its request meanwhile, so what it tells is current.
 
 use std::sync::Arc;
 
 /// Most groups a process can have (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65536;
 
-/// Supplementary groups of the thread `pid`. Empty if the process is gone or lives in a foreign PID namespace (`pid` 0):
-/// then only its user and effective group count, which can refuse what groups would allow but never the reverse.
+/// Supplementary groups of the thread `pid`. Empty if the process is gone or lives in a foreign PID
+/// namespace (`pid` 0): then only its user and effective group count, which can refuse what groups
+/// would allow but never the reverse.
 pub fn supplementary_groups(pid: u32) -> Arc<[u32]> {
     if pid == 0 {
         return Arc::new([]);

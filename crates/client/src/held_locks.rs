@@ -1,16 +1,20 @@
 //! The locks that processes of this client hold, as the server has granted them.
 //!
-//! Kept for three purposes: a close asks the server only if its process may hold something of the file; a restarted server is
-//! told what was held; and files of which locks were lost with a session fail instead of being used as if they were locked.
+//! Kept for three purposes: a close asks the server only if its process may hold something of the
+//! file; a restarted server is told what was held; and files of which locks were lost with a
+//! session fail instead of being used as if they were locked.
 //!
-//! **Order.** Changes are noted when the server's answers arrive, in the order in which it gave them. What is under way is
-//! noted as such before it is sent, since a close that comes meanwhile must not overlook it.
+//! **Order.** Changes are noted when the server's answers arrive, in the order in which it gave
+//! them. What is under way is noted as such before it is sent, since a close that comes meanwhile
+//! must not overlook it.
 //!
-//! **Owners and handles.** The kernel tells who a lock belongs to by a number: of a process, of an open file description
-//! (`F_OFD_SETLK`, `flock(2)`). A process's locks of a file go with any close of the file, which the kernel announces (FLUSH
-//! with the owner). Those of a description go with its last close: the kernel says so for `flock(2)` (RELEASE with the owner),
-//! but not for `F_OFD_SETLK`. So it is remembered through which handles an owner has locked: what is still held by owners
-//! that used no handle but the one that is closed for the last time, belongs to its description.
+//! **Owners and handles.** The kernel names the owner of a lock by a number: of a process, of an
+//! open file description (`F_OFD_SETLK`, `flock(2)`). A process's locks of a file go with any close
+//! of the file, which the kernel announces (FLUSH with the owner). Those of a description go with
+//! its last close: the kernel says so for `flock(2)` (RELEASE with the owner), but not for
+//! `F_OFD_SETLK`. So it is remembered through which handles an owner has locked: what is still held
+//! by owners that used no handle but the one that is closed for the last time, belongs to its
+//! description.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +80,8 @@ impl HeldLocks {
         });
     }
 
-    /// It was not granted; if this is not `certain`, it may have been. A refused `flock(2)` has cost what was held before.
+    /// It was not granted; if this is not `certain`, it may have been. A refused `flock(2)` has
+    /// cost what was held before.
     pub fn refused(&self, span: &LockSpan, certain: bool) {
         self.with(span.ino, span.kind, span.owner, |held| {
             held.under_way = held.under_way.saturating_sub(1);
@@ -151,14 +156,16 @@ impl HeldLocks {
         all
     }
 
-    /// The server holds nothing of these files for this client any more. Answers which of them had been locked.
+    /// The server holds nothing of these files for this client any more. Answers which of them had
+    /// been locked.
     pub fn lost(&self, inos: &[InodeId]) -> Vec<InodeId> {
         let mut state = self.state.lock();
         inos.iter().copied().filter(|ino| self.lose(&mut state, *ino)).collect()
     }
 
-    /// The server may have given the locks of such files to others, or still hold them for this client: nobody relies on them any more,
-    /// but their owners give them up when they close. Answers which files had been locked.
+    /// The server may have given the locks of such files to others, or still hold them for this
+    /// client: nobody relies on them any more, but their owners give them up when they close.
+    /// Answers which files had been locked.
     pub fn suspect_all(&self, of: &dyn Fn(InodeId) -> bool) -> Vec<InodeId> {
         let mut state = self.state.lock();
         let mut suspected = Vec::new();
@@ -175,7 +182,8 @@ impl HeldLocks {
         suspected
     }
 
-    /// The server holds nothing of such files for this client any more. Answers which of them had been locked.
+    /// The server holds nothing of such files for this client any more. Answers which of them had
+    /// been locked.
     pub fn lost_all(&self, of: &dyn Fn(InodeId) -> bool) -> Vec<InodeId> {
         let mut state = self.state.lock();
         let inos: Vec<InodeId> = state.files.keys().copied().filter(|ino| of(*ino)).collect();

@@ -1,9 +1,10 @@
 //! Keys of volumes (`docs/encryption.md`).
 //!
-//! **Contract.** A volume key lives in a file outside the volume; nothing here writes it anywhere else or shows it. It
-//! wraps the volume's data keys, which lie in the descriptor, and those encrypt objects
-//! ([`kestrel_blockstore::store::coded`]). So the volume key can be replaced without touching an object. The descriptor knows
-//! the volume key's fingerprint, so that a wrong key is told before anything is tried with it.
+//! **Contract.** A volume key lives in a file outside the volume; nothing here writes it anywhere
+//! else or shows it. It wraps the volume's data keys, which lie in the descriptor, and those
+//! encrypt objects ([`kestrel_blockstore::store::coded`]). So the volume key can be replaced
+//! without touching an object. The descriptor knows the volume key's fingerprint, so that a wrong
+//! key is told before anything is tried with it.
 
 use std::path::{Path, PathBuf};
 
@@ -28,12 +29,12 @@ pub fn key_file(given: Option<&Path>) -> Option<PathBuf> {
     given.map(Path::to_path_buf).or_else(named)
 }
 
-/// How the objects of a volume are to be coded and read, with the keys from `given` or the environment. None: no object
-/// of it was ever coded.
+/// How the objects of a volume are to be coded and read, with the keys from `given` or the
+/// environment. None: no object of it was ever coded.
 ///
 /// # Errors
-/// Says that there is no key, that it is not this volume's (with both fingerprints), or that the descriptor's keys are
-/// damaged.
+/// Says that there is no key, that it is not this volume's (with both fingerprints), or that the
+/// descriptor's keys are damaged.
 pub fn coding(descriptor: &Descriptor, given: Option<&Path>) -> Result<Option<Coding>, VolumeError> {
     let Some(CodingSettings { compression, encryption }) = &descriptor.coding else { return Ok(None) };
     let mut coding = Coding { compression: *compression, cipher: None };
@@ -76,7 +77,8 @@ fn volume_key(
     Ok(key)
 }
 
-/// Coding of a new volume: compressed as asked, encrypted if there is a file with a volume key. None: neither.
+/// Coding of a new volume: compressed as asked, encrypted if there is a file with a volume key.
+/// None: neither.
 ///
 /// # Errors
 /// If the key cannot be read or the system has no randomness.
@@ -115,8 +117,9 @@ pub struct Change {
     pub atime: Option<AtimeMode>,
 }
 
-/// Changes how new objects of the volume at `dir` are coded, from the next time it is opened. To encrypt a volume that
-/// never was takes a volume key; objects written before stay readable as they are.
+/// Changes how new objects of the volume at `dir` are coded, from the next time it is opened. To
+/// encrypt a volume that never was takes a volume key; objects written before stay readable as they
+/// are.
 ///
 /// # Errors
 /// If the key is missing or not this volume's. Nothing is changed then.
@@ -129,10 +132,12 @@ pub fn change(
     Descriptor::update(dir, |descriptor| apply(descriptor, change, given, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or at none. Data keys are made once.
+/// The same for a volume that several nodes share, whose directories these are: at all of them or
+/// at none. Data keys are made once.
 ///
 /// # Errors
-/// As for [`change`], and if their settings differ; the text names the directory that did not take the change.
+/// As for [`change`], and if their settings differ; the text names the directory that did not take
+/// the change.
 pub fn change_nodes(
     dirs: &[PathBuf],
     change: &Change,
@@ -222,7 +227,7 @@ fn apply(
     match (&mut coding.encryption, change.encrypt) {
         (_, None) | (None, Some(false)) => {}
         (Some(encryption), Some(true)) => {
-            // Whoever turns it on must be able to read what is then written.
+            // A process that turns it on must be able to read what is then written.
             volume_key(descriptor, encryption, given)?;
             encryption.active = true;
         }
@@ -245,14 +250,14 @@ fn apply(
     Ok(())
 }
 
-/// Gives the volume at `dir` a new data key for new objects, and a new volume key if `new` names one. No object is touched,
-/// and the volume may be in use. Returns the descriptor as it is now. If `new` is the volume's key
-/// already and `old` is not, a rotation to it was cut short after the change, and nothing is left
-/// to do.
+/// Gives the volume at `dir` a new data key for new objects, and a new volume key if `new` names
+/// one. No object is touched, and the volume may be in use. Returns the descriptor as it is now. If
+/// `new` is the volume's key already and `old` is not, a rotation to it was cut short after the
+/// change, and nothing is left to do.
 ///
 /// # Errors
-/// If the volume is not encrypted, `old` is not its key, a key cannot be read, or there are [`DATA_KEYS_MAX`] data keys. Nothing
-/// is changed then.
+/// If the volume is not encrypted, `old` is not its key, a key cannot be read, or there are
+/// [`DATA_KEYS_MAX`] data keys. Nothing is changed then.
 pub fn rotate(
     dir: &Path,
     old: Option<&Path>,
@@ -262,11 +267,12 @@ pub fn rotate(
     Descriptor::update(dir, |descriptor| rotate_in(descriptor, dir, old, new, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or at none. If it finishes a rotation that
-/// was cut short, to this key, that is all it does.
+/// The same for a volume that several nodes share, whose directories these are: at all of them or
+/// at none. If it finishes a rotation that was cut short, to this key, that is all it does.
 ///
 /// # Errors
-/// As for [`rotate`], and if their settings differ; the text names the directory that did not take the change.
+/// As for [`rotate`], and if their settings differ; the text names the directory that did not take
+/// the change.
 pub fn rotate_nodes(
     dirs: &[PathBuf],
     old: Option<&Path>,
@@ -317,7 +323,7 @@ fn rotate_in(
         && is_key_of(new)?
         && !is_key_of(&old)?
     {
-        // Whoever rotated to this key was cut short after the change had been made.
+        // The rotation to this key was cut short after the change had been made.
         return Ok(());
     }
     let old = volume_key(descriptor, &encryption, old)?;

@@ -1,11 +1,13 @@
 //! Inodes the kernel refers to by number, and where each was last seen.
 //!
-//! The metadata core finds a file by directory and name. The kernel, once it has looked a name up, speaks of the inode's
-//! number until it forgets it; this table leads from the number back to the name. It is no cache of attributes: an entry
-//! that became stale costs the node a second look, never a wrong answer.
+//! The metadata core finds a file by directory and name. The kernel, once it has looked a name up,
+//! speaks of the inode's number until it forgets it; this table leads from the number back to the
+//! name. It is no cache of attributes: an entry that became stale costs the node a second look,
+//! never a wrong answer.
 //!
-//! What has lost its last name may still be somebody's working directory, or be held by an `O_PATH` descriptor, which the
-//! node knows nothing of. Its last attributes stay here until the kernel forgets it.
+//! What has lost its last name may still be somebody's working directory, or be held by an `O_PATH`
+//! descriptor, which the node knows nothing of. Its last attributes stay here until the kernel
+//! forgets it.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -25,7 +27,8 @@ enum Place {
     Unknown,
     /// It was seen under this name.
     Named(InodeId, Name),
-    /// It lost its last name. Its attributes since then; of the content, only a symbolic link's target.
+    /// It lost its last name. Its attributes since then; of the content, only a symbolic link's
+    /// target.
     Removed(Box<Inode>),
 }
 
@@ -39,7 +42,8 @@ struct Known {
     cached_change: u64,
     /// `data_change` that the size corresponds to which the kernel was told last; 0 if unknown.
     told_change: u64,
-    /// Opens that were told to drop the cached pages, of which nothing has been heard since: the pages may still be there.
+    /// Opens that were told to drop the cached pages, of which nothing has been heard since: the
+    /// pages may still be there.
     dropping: u32,
     /// How many of these the kernel's pages have been dropped since.
     dropped: u32,
@@ -129,7 +133,8 @@ impl KnownInodes {
         InodeRef { ino, seen }
     }
 
-    /// Notes that an inode lost a name; with the last one its attributes stay for as long as the kernel knows it.
+    /// Notes that an inode lost a name; with the last one its attributes stay for as long as the
+    /// kernel knows it.
     pub fn removed(&self, inode: &Inode) {
         if inode.nlink > 0 {
             return;
@@ -143,7 +148,8 @@ impl KnownInodes {
         }
     }
 
-    /// Notes that a file was closed for the last time here, when its attributes were these. Without a name it is gone now.
+    /// Notes that a file was closed for the last time here, when its attributes were these. Without
+    /// a name it is gone now.
     pub fn closed(&self, inode: &Inode) {
         let mut shard = self.shard(inode.ino).lock();
         let Some(known) = shard.get_mut(&inode.ino) else { return };
@@ -158,7 +164,8 @@ impl KnownInodes {
         }
     }
 
-    /// Looks at, or changes, the attributes of something that lost its last name; `None` if `ino` did not.
+    /// Looks at, or changes, the attributes of something that lost its last name; `None` if `ino`
+    /// did not.
     pub fn with_removed<T>(&self, ino: InodeId, look: impl FnOnce(&mut Inode) -> T) -> Option<T> {
         match &mut self.shard(ino).lock().get_mut(&ino)?.place {
             Place::Removed(inode) => Some(look(inode)),
@@ -166,8 +173,8 @@ impl KnownInodes {
         }
     }
 
-    /// Records which content the kernel's page cache of a file corresponds to, and tells whether that is what it held
-    /// before, so that an open may keep the cached pages.
+    /// Records which content the kernel's page cache of a file corresponds to, and tells whether
+    /// that is what it held before, so that an open may keep the cached pages.
     pub fn cached_as(&self, ino: InodeId, data_change: u64) -> bool {
         match self.shard(ino).lock().get_mut(&ino) {
             Some(known) => std::mem::replace(&mut known.cached_change, data_change) == data_change,
@@ -202,9 +209,10 @@ impl KnownInodes {
         })
     }
 
-    /// Records, for the answer to an open, which content the kernel's page cache will correspond to. The kernel drops what it
-    /// held of another content only when it handles that answer; an open that overtakes it must drop them too. So whoever
-    /// gets [`Pages::Drop`] says [`KnownInodes::pages_dropped`] with the first thing that comes through the open file.
+    /// Records, for the answer to an open, which content the kernel's page cache will correspond
+    /// to. The kernel drops what it held of another content only when it handles that answer; an
+    /// open that overtakes it must drop them too. So a caller that gets [`Pages::Drop`] says
+    /// [`KnownInodes::pages_dropped`] with the first thing that comes through the open file.
     pub fn opened_as(&self, ino: InodeId, data_change: u64) -> Pages {
         match self.shard(ino).lock().get_mut(&ino) {
             Some(known) => {

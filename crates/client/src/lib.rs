@@ -1,7 +1,8 @@
 //! The file-system API: the one place where metadata and data meet.
 //!
-//! A [`volume::Volume`] is opened, then served; [`fs::Fs`] is what mounts, gateways and tools call. The embedded volume is
-//! this client with the metadata node in its own process; a [`remote::RemoteVolume`] is one whose node is a server's.
+//! A [`volume::Volume`] is opened, then served; [`fs::Fs`] is what mounts, gateways and tools call.
+//! The embedded volume is this client with the metadata node in its own process; a
+//! [`remote::RemoteVolume`] is one whose node is a server's.
 
 mod accesses;
 pub mod control;

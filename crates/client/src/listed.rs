@@ -1,4 +1,4 @@
-//! Attributes that came with listings, for the look-ups of whoever lists.
+//! Attributes that came with listings, for the look-ups of the process that lists.
 //!
 //! `ls -l`, `find`, `du` and `rm -r` list a directory and look at each name by a call of its own.
 //! The client answers these look-ups from pages of attributes: one request for each page instead of
@@ -63,7 +63,7 @@ struct Entry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Who lists.
+    /// The process that lists.
     caller: Option<Caller>,
     /// The names that pages begin after. The first page begins after none.
     starts: BTreeSet<Name>,
@@ -213,7 +213,7 @@ impl Listing {
 pub struct Change {
     names: Vec<Name>,
     inode: Option<InodeId>,
-    /// It may be of who may search a directory.
+    /// It may change the permission to search a directory.
     permits: bool,
 }
 
@@ -376,7 +376,7 @@ impl ListedAttributes {
     }
 
     /// What was changed is not answered from pages that are here or under way. Where the change is
-    /// of who may search a directory, nothing is.
+    /// of the permission to search a directory, nothing is.
     pub fn changed(&self, change: &Change, reply: &Reply) {
         if self.paged.load(Ordering::SeqCst) == 0 {
             return;
@@ -397,7 +397,7 @@ impl ListedAttributes {
         }
     }
 
-    /// Forgets all pages: whoever asks from now on may have been told of changes by others.
+    /// Forgets all pages: a process that asks from now on may have been told of changes by others.
     pub fn forget_all(&self) {
         if self.paged.load(Ordering::SeqCst) == 0 {
             return;

@@ -1,11 +1,13 @@
 //! The way to a volume's metadata: a node in this process, or a server across a network.
 //!
-//! **Order.** Requests that touch the same keys and are submitted one after the other by one thread are executed in that
-//! order, unless several servers serve the volume: then requests about one file may go to different ones, and who needs an
-//! order waits for answers (`remote::routes` says what holds). Replies may come in any order, on any thread.
+//! **Order.** Requests that touch the same keys and are submitted one after the other by one thread
+//! are executed in that order, unless several servers serve the volume: then requests about one
+//! file may go to different ones, and a caller that needs an order waits for answers
+//! (`remote::routes` says what holds). Replies may come in any order, on any thread.
 //!
-//! **Exactly once.** A request is executed once, or it fails having changed nothing, with one exception: one that a server
-//! across a network has not answered by the deadline (`EIO`) may have been executed.
+//! **Exactly once.** A request is executed once, or it fails having changed nothing, with one
+//! exception: one that a server across a network has not answered by the deadline (`EIO`) may have
+//! been executed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +21,10 @@ use kestrel_types::wire::{LockReply, LockRequest};
 
 use crate::remote::RemoteMetadata;
 
-/// Takes requests to whoever keeps the metadata.
+/// Takes requests to the node that keeps the metadata.
 pub trait Metadata: Send + Sync {
-    /// Sends a request; `done` gets the reply, once, maybe before this returns. Does not wait for a network.
+    /// Sends a request; `done` gets the reply, once, maybe before this returns. Does not wait for a
+    /// network.
     fn submit(&self, request: Request, done: Done);
 
     /// Sends several requests at once.
@@ -31,13 +34,14 @@ pub trait Metadata: Send + Sync {
         }
     }
 
-    /// The node, if it is in this process: what needs the engine (deleting, rewriting, checking, dumping) runs here then.
+    /// The node, if it is in this process: what needs the engine (deleting, rewriting, checking,
+    /// dumping) runs here then.
     fn local(&self) -> Option<&Arc<Node>> {
         None
     }
 
-    /// The member, if this process is one of several nodes that share the volume. It has no [`Metadata::local`] then: what needs the
-    /// engine of a whole volume finds only a part of it.
+    /// The member, if this process is one of several nodes that share the volume. It has no
+    /// [`Metadata::local`] then: what needs the engine of a whole volume finds only a part of it.
     fn member(&self) -> Option<&Arc<MemberHost>> {
         None
     }
@@ -47,7 +51,8 @@ pub trait Metadata: Send + Sync {
         None
     }
 
-    /// The keeper of locks that other clients see. Without one the kernel keeps them for each mount by itself.
+    /// The keeper of locks that other clients see. Without one the kernel keeps them for each mount
+    /// by itself.
     fn locks(&self) -> Option<&dyn LockServer> {
         None
     }
@@ -55,7 +60,8 @@ pub trait Metadata: Send + Sync {
     /// Requests answered, by kind, counted the same way wherever the node is.
     fn stats(&self) -> NodeStats;
 
-    /// Lets go of the metadata, last of all: what is open is closed, and everything acknowledged is durable.
+    /// Lets go of the metadata, last of all: what is open is closed, and everything acknowledged is
+    /// durable.
     ///
     /// # Errors
     /// If it could not be made durable.

@@ -1,7 +1,8 @@
 //! Object numbers at hand, so that storing never waits for a metadata request.
 //!
-//! Of several nodes each hands out numbers of its own, and numbers of one ascend. Which of them is asked may change, so numbers of
-//! different nodes have no order that means anything; what has one is the *turn* in which this client takes them.
+//! Of several nodes each hands out numbers of its own, and numbers of one ascend. Which of them is
+//! asked may change, so numbers of different nodes have no order that means anything; what has one
+//! is the *turn* in which this client takes them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +30,7 @@ const LOST_MAX: usize = 1 << 16;
 struct Block {
     start: ObjectId,
     end: ObjectId,
-    /// Who handed them out; 0 if there is only one node.
+    /// The node that handed them out; 0 if there is only one.
     node: NodeId,
     /// Turn of the first one.
     turn: u64,
@@ -78,7 +79,8 @@ struct State {
     givers: Vec<Giver>,
     /// Nodes whose numbers are not used any more.
     avoided: Vec<NodeId>,
-    /// Blocks that objects in use may have numbers of, in the order of their turns; none if nobody will ask.
+    /// Blocks that objects in use may have numbers of, in the order of their turns; none if nobody
+    /// will ask.
     held: Option<Vec<Block>>,
     /// Numbers handed out in sessions that are lost, oldest first.
     lost: Vec<Block>,
@@ -129,7 +131,8 @@ impl State {
             None => Some(self.number(0, first, count)),
         };
         let Some(block) = block else { return };
-        // Turns are taken in their order: what has an earlier one than is at hand counts as done with.
+        // Turns are taken in their order: what has an earlier one than is at hand counts as done
+        // with.
         let in_turn = self.reserve.is_none() && block.turn >= self.block.turn_end();
         if in_turn && !self.avoided.contains(&block.node) {
             self.reserve = Some(block);
@@ -161,32 +164,35 @@ pub struct ObjectNumbers(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Counts losses, for who only looks whether there are any.
+    /// Counts losses, for callers that only look whether there are any.
     losses: AtomicU64,
     answered: Condvar,
 }
 
 impl ObjectNumbers {
-    /// Numbers that can tell which of them may be in use, for a client whose server may forget it. Whoever brings an answer of a node
-    /// says so first: [`ObjectNumbers::gave`].
+    /// Numbers that can tell which of them may be in use, for a client that its server may forget.
+    /// The thread that brings an answer of a node says so first: [`ObjectNumbers::gave`].
     pub fn remembered() -> Self {
         let state = State { held: Some(Vec::new()), ..State::default() };
         Self(Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }))
     }
 
-    /// Counts how often the session with a node was lost. Looked at when the node is asked, for [`ObjectNumbers::gave`].
+    /// Counts how often the session with a node was lost. Looked at when the node is asked, for
+    /// [`ObjectNumbers::gave`].
     pub fn generation(&self, node: NodeId) -> u64 {
         self.0.state.lock().giver(node).generation
     }
 
-    /// A node that was asked in this generation has handed out these numbers. They are not used if the session has been lost since.
+    /// A node that was asked in this generation has handed out these numbers. They are not used if
+    /// the session has been lost since.
     pub fn gave(&self, node: NodeId, generation: u64, (first, count): (ObjectId, u32)) {
         let mut state = self.0.state.lock();
         if state.giver(node).generation != generation {
             return;
         }
         if first < state.giver(node).end {
-            // A later answer has overtaken it, and the node may have been told that what is below is done with.
+            // A later answer has overtaken it, and the node may have been told that what is below
+            // is done with.
             return;
         }
         let block = state.number(node, first, count);
@@ -194,7 +200,7 @@ impl ObjectNumbers {
         state.held.iter_mut().for_each(|held| held.push(block));
     }
 
-    /// The node that was asked does not answer: whoever waits for numbers asks another one.
+    /// The node that was asked does not answer: a caller that waits for numbers asks another one.
     pub fn ask_again(&self) {
         let mut state = self.0.state.lock();
         if state.asking {
@@ -212,8 +218,9 @@ impl ObjectNumbers {
         state.drop_those_of(|node| nodes.contains(&node));
     }
 
-    /// The node may have ended the session in which it handed out numbers, or has: what has them is not kept from being deleted
-    /// any more, unless something refers to it. Numbers at hand are dropped. Whether there were any that an object may have.
+    /// The node may have ended the session in which it handed out numbers, or has: what has them is
+    /// not kept from being deleted any more, unless something refers to it. Numbers at hand are
+    /// dropped. Whether there were any that an object may have.
     pub fn lose(&self, node: NodeId) -> bool {
         let mut state = self.0.state.lock();
         state.giver(node).generation += 1;
@@ -240,8 +247,8 @@ impl ObjectNumbers {
         self.losses() > 0 && self.0.state.lock().lost.iter().any(|block| block.has(object))
     }
 
-    /// Objects below this number that a node gave a number to are referred to or given up. It is not above any number that the node will
-    /// hand out.
+    /// Objects below this number that a node gave a number to are referred to or given up. It is
+    /// not above any number that the node will hand out.
     pub fn done_below(&self, node: NodeId, packer: &Packer) -> ObjectId {
         let held = self.0.state.lock().held.clone().unwrap_or_default();
         // What is not held is newer than all that is, or lost.
@@ -278,7 +285,8 @@ impl ObjectIdPool {
         Self { metadata, numbers }
     }
 
-    /// Asks for a block. `given_up` requests were before it. The state is not locked: the answer may come before this returns.
+    /// Asks for a block. `given_up` requests were before it. The state is not locked: the answer
+    /// may come before this returns.
     fn ask(&self, given_up: u64) {
         let shared = self.numbers.0.clone();
         let request = Request { creds: Creds::root(), op: Op::AllocObjects(BLOCK) };
@@ -287,7 +295,7 @@ impl ObjectIdPool {
             let is_awaited = state.given_up == given_up;
             state.asking &= !is_awaited;
             match reply {
-                // They may be of no use: then who waits asks again.
+                // They may be of no use: then the waiting caller asks again.
                 Ok(Answer::Objects { first, count }) => state.take_in(first, count),
                 _ if !is_awaited => {}
                 other => {

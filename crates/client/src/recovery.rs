@@ -1,9 +1,9 @@
-//! What survives a power cut is a prefix of what was acknowledged: a change whose file data did not reach the disk must
-//! not survive its data (`metadata.md` §7.3).
+//! What survives a power cut is a prefix of what was acknowledged: a change whose file data did not
+//! reach the disk must not survive its data (`metadata.md` §7.3).
 //!
-//! Only missing and damaged data say that. A store that fails otherwise says nothing, so the volume does not open then: its
-//! log must not be cut because a disk or a key was not there. In a store across a network data is durable as soon as it is
-//! acknowledged, and nothing has to be looked at.
+//! Only missing and damaged data say that. A store that fails otherwise says nothing, so the volume
+//! does not open then: its log must not be cut because a disk or a key was not there. In a store
+//! across a network data is durable as soon as it is acknowledged, and nothing has to be looked at.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ impl Recovery {
         Self { reader, bytes: Vec::new(), failed: None }
     }
 
-    /// Whether every stored range that the batch's rows name is there and passes its checksums. Undecodable rows are not
-    /// intact either.
+    /// Whether every stored range that the batch's rows name is there and passes its checksums.
+    /// Undecodable rows are not intact either.
     pub fn is_intact(&mut self, mutations: &[Mutation]) -> bool {
         if self.reader.is_none() || self.failed.is_some() {
             return true;

@@ -1,21 +1,28 @@
-//! A volume that a server serves: metadata across the network, file data straight from and to the block store.
+//! A volume that a server serves: metadata across the network, file data straight from and to the
+//! block store.
 //!
-//! **Outages.** Calls wait while the server does not answer, up to a deadline, and fail with `EIO` then; what comes later
-//! waits again. Nothing has to be mounted anew: the connection comes back by itself, and what is open goes on. One line in
-//! the log tells that an outage began, one that it is over.
+//! **Outages.** Calls wait while the server does not answer, up to a deadline, and fail with `EIO`
+//! then; what comes later waits again. Nothing has to be mounted anew: the connection comes back by
+//! itself, and what is open goes on. One line in the log tells that an outage began, one that it is
+//! over.
 //!
-//! **What the server may forget.** A restarted server is told what is open, locked and being written before anything else
-//! ([`holdings`]). A client that was away for longer than the lease has lost its locks, and files without names.
+//! **What the server may forget.** A restarted server is told what is open, locked and being
+//! written before anything else ([`holdings`]). A client that was away for longer than the lease
+//! has lost its locks, and files without names.
 //!
-//! **Order of bytes and names.** A commit is sent when the bytes it names are durable ([`durable`]).
+//! **Order of bytes and names.** A commit is sent when the bytes it names are durable
+//! ([`durable`]).
 //!
-//! **Tokens.** A server that asks for one is shown the one that this process has ([`access`]). A client that its token confines to a
-//! subtree has that subtree's directory for the root ([`rooted`]).
+//! **Tokens.** A server that asks for one is shown the one that this process has ([`access`]). A
+//! client that its token confines to a subtree has that subtree's directory for the root
+//! ([`rooted`]).
 //!
-//! **Several nodes** may serve a volume; the first that answers tells which. A client has a session with each ([`nodes`]), asks whoever
-//! leads a request ([`routes`]), and claims again from a node what that one counted. An outage of one stops what it leads, and
-//! nothing else. When the table changes, who is asked by the old one and is the wrong one says so, and is not asked again before there
-//! is a newer one ([`astray`]). What is held at a node that leaves is had elsewhere before it goes ([`leaving`]).
+//! **Several nodes** may serve a volume; the first that answers tells which. A client has a session
+//! with each ([`nodes`]), asks the node that leads a request ([`routes`]), and claims again from a
+//! node what that one counted. An outage of one stops what it leads, and nothing else. When the
+//! table changes, a node that is asked by the old one and does not lead the request says so, and is
+//! not asked again before there is a newer one ([`astray`]). What is held at a node that leaves is
+//! had elsewhere before it goes ([`leaving`]).
 
 mod access;
 mod ask;
@@ -87,12 +94,12 @@ impl RemoteVolume {
     /// Connects to a server that `url` names, learns from it what the volume is, connects to the
     /// other nodes if there are several, opens the block store, and starts a file system. Waits for
     /// a server that nobody reaches as long as [`wait_for_contact`] says, and for the other nodes
-    /// of its volume up to the deadline, if that is later. Starts threads: a process that goes to the background does
-    /// so before.
+    /// of its volume up to the deadline, if that is later. Starts threads: a process that goes to
+    /// the background does so before.
     ///
     /// # Errors
-    /// If no server answers, none serves this volume, one of several nodes cannot be had, or the volume's store cannot be used from
-    /// here; the text says which and what to do.
+    /// If no server answers, none serves this volume, one of several nodes cannot be had, or the
+    /// volume's store cannot be used from here; the text says which and what to do.
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();

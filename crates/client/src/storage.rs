@@ -1,8 +1,8 @@
 //! Where a volume's objects are, and the stack of block stores that leads there:
 //!
-//! coding (compression, encryption), if objects are or may be coded;
-//! disk cache, if the mount has one: it holds what the store holds, so data encrypted there is encrypted here too;
-//! the store itself: a local directory, or a bucket of an S3 service.
+//! coding (compression, encryption), if objects are or may be coded; disk cache, if the mount has
+//! one: it holds what the store holds, so data encrypted there is encrypted here too; the store
+//! itself: a local directory, or a bucket of an S3 service.
 
 use std::fs;
 use std::num::NonZeroU64;
@@ -35,7 +35,8 @@ pub const OBJECTS_DIR: &str = "objects";
 pub struct StoreOptions {
     /// File with credentials of the store; none: those of the environment or the machine.
     pub credentials: Option<PathBuf>,
-    /// File with the volume's key; none: the one that the environment names, if the volume needs one.
+    /// File with the volume's key; none: the one that the environment names, if the volume needs
+    /// one.
     pub key_file: Option<PathBuf>,
     /// Uploads at a time.
     pub max_uploads: usize,
@@ -124,7 +125,8 @@ fn open_dir(dir: &Path) -> Result<Arc<dyn BlockStore>, VolumeError> {
     Ok(Arc::new(local))
 }
 
-/// What parts of dumps are bound to in place of the volume's identity: none of them can be passed off as an object of the volume.
+/// What parts of dumps are bound to in place of the volume's identity: none of them can be passed
+/// off as an object of the volume.
 fn volume_of_dumps(mut volume: [u8; 16]) -> [u8; 16] {
     for (byte, other) in volume.iter_mut().zip(b"dumps of volume!") {
         *byte ^= other;
@@ -171,14 +173,16 @@ pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions
     }
 }
 
-/// Removes a volume's objects, and its dumps, from a bucket. Directories are left to whoever removes the volume's, or made them.
+/// Removes a volume's objects, and its dumps, from a bucket. Directories are left to the code that
+/// removes the volume's, or made them.
 ///
 /// # Errors
 /// If the store refuses; some objects may be gone then.
 pub(crate) fn erase(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
     match Place::of(dir, &descriptor.settings, options)? {
         Place::S3(s3) => {
-            // Its dumps first: as long as there are objects the volume's marker stays, and it can be repeated.
+            // Its dumps first: as long as there are objects the volume's marker stays, and it can
+            // be repeated.
             for place in [s3.clone().below(key::DUMPS), s3] {
                 match S3Store::erase(place, descriptor.uuid_bytes()) {
                     // Nothing of this volume is there.
@@ -258,7 +262,8 @@ impl Storage {
         Ok(Self { store, whole, base })
     }
 
-    /// Opens the store of the volume's dumps, which is made if there is none: [`key::DUMPS`] below the place of its objects.
+    /// Opens the store of the volume's dumps, which is made if there is none: [`key::DUMPS`] below
+    /// the place of its objects.
     ///
     /// # Errors
     /// As for [`Storage::open`].
@@ -282,7 +287,8 @@ impl Storage {
         }
     }
 
-    /// Opens the store of the dumps of whatever volume has its objects at `url`, `s3://…` or `file:///…`.
+    /// Opens the store of the dumps of whatever volume has its objects at `url`, `s3://…` or
+    /// `file:///…`.
     ///
     /// # Errors
     /// If it cannot be reached, or there is none.
@@ -296,7 +302,8 @@ impl Storage {
         }
     }
 
-    /// What parts of dumps of a volume are read and written through: compression, and the volume's encryption, above their store.
+    /// What parts of dumps of a volume are read and written through: compression, and the volume's
+    /// encryption, above their store.
     ///
     /// # Errors
     /// If the volume's key is needed and not there.

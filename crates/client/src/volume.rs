@@ -1,7 +1,8 @@
-//! An embedded volume: a directory with descriptor and metadata engine, and a block store, open in one process at a time.
+//! An embedded volume: a directory with descriptor and metadata engine, and a block store, open in
+//! one process at a time.
 //!
-//! [`Volume::open`] gives the raw parts, for the tools that check, dump and collect; [`Volume::serve`] starts a metadata
-//! node and a file system on them.
+//! [`Volume::open`] gives the raw parts, for the tools that check, dump and collect;
+//! [`Volume::serve`] starts a metadata node and a file system on them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -108,18 +109,20 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens the volume that `url` names: takes its lock, opens its block store, replays its log. Starts threads: a process
-    /// that goes to the background does so before.
+    /// Opens the volume that `url` names: takes its lock, opens its block store, replays its log.
+    /// Starts threads: a process that goes to the background does so before.
     ///
     /// # Errors
-    /// If it is not there, damaged, newer, one node's part of one, or in use; the text says which and what to do.
+    /// If it is not there, damaged, newer, one node's part of one, or in use; the text says which
+    /// and what to do.
     pub fn open(url: &str, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
         let dir = volume_dir(url)?;
         Descriptor::read(&dir)?.is_whole(&dir)?;
         Self::open_part(&dir, role, resources)
     }
 
-    /// The same for a directory that may be one node's part of a volume: for whoever knows what to do with it.
+    /// The same for a directory that may be one node's part of a volume: for callers that know what
+    /// to do with it.
     ///
     /// # Errors
     /// As for [`Volume::open`].
@@ -143,8 +146,8 @@ impl Volume {
         self.start(resources, read_only, false)
     }
 
-    /// The same for clients across a network: the node waits for those of before it was restarted, until
-    /// [`kestrel_meta::node::Node::end_grace`].
+    /// The same for clients across a network: the node waits for those of before it was restarted,
+    /// until [`kestrel_meta::node::Node::end_grace`].
     ///
     /// # Errors
     /// As for [`Volume::serve`].
@@ -152,8 +155,8 @@ impl Volume {
         self.start(resources, false, true)
     }
 
-    /// Starts the node of a cluster that this is, which reaches the others by way of `carrier`, and a file system for what it does on
-    /// its own.
+    /// Starts the node of a cluster that this is, which reaches the others by way of `carrier`, and
+    /// a file system for what it does on its own.
     ///
     /// # Errors
     /// As for [`Volume::serve`], and if this is no node of a cluster.

@@ -1,8 +1,9 @@
 //! Bytes written but not yet stored: sorted pieces of a file that do not overlap.
 //!
-//! Writes that continue a piece extend it in place, so sequential writing costs one copy and no allocation per call. The
-//! file is divided in slots of the volume's block size and a piece never crosses from one into the next, so a piece that
-//! fills its slot is one block, which can be stored while the application goes on writing.
+//! Writes that continue a piece extend it in place, so sequential writing costs one copy and no
+//! allocation per call. The file is divided in slots of the volume's block size and a piece never
+//! crosses from one into the next, so a piece that fills its slot is one block, which can be stored
+//! while the application goes on writing.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -89,7 +90,8 @@ impl WriteBuffer {
         self.absorb_after(offset, end);
     }
 
-    /// After the piece at `start` has grown to `end`: drops what it covers and joins the piece that begins where it ends.
+    /// After the piece at `start` has grown to `end`: drops what it covers and joins the piece that
+    /// begins where it ends.
     fn absorb_after(&mut self, start: u64, end: u64) {
         while let Some((&next, piece)) = self.pieces.range(start + 1..=end).next() {
             let joins = next / self.slot_bytes == start / self.slot_bytes;
@@ -162,7 +164,8 @@ impl WriteBuffer {
     }
 }
 
-/// Copies the part of a piece at file offset `start` that lies within `out`, which stands for file offset `offset ..`.
+/// Copies the part of a piece at file offset `start` that lies within `out`, which stands for file
+/// offset `offset ..`.
 pub fn copy_piece(start: u64, piece: &[u8], offset: u64, out: &mut [u8]) {
     let (piece_end, end) = (start + piece.len() as u64, offset + out.len() as u64);
     let (from, to) = (start.max(offset), piece_end.min(end));

@@ -63,8 +63,8 @@ fn a_written_file_without_capabilities() {
     fs.shutdown().unwrap();
 }
 
-/// Another client gives a file capabilities that is open for writing here. This client does not hear
-/// of it before it has closed the file; what it writes takes them away all the same.
+/// Another client gives a file capabilities that is open for writing here. This client does not
+/// hear of it before it has closed the file; what it writes takes them away all the same.
 #[test]
 fn capabilities_that_another_client_gives() {
     let store = Arc::new(MemoryStore::new());

@@ -1,5 +1,5 @@
-//! File content against a model: whatever is written, truncated, punched, copied, flushed and reopened in whatever order,
-//! a read returns what an array of bytes would.
+//! File content against a model: whatever is written, truncated, punched, copied, flushed and
+//! reopened in whatever order, a read returns what an array of bytes would.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -146,7 +146,8 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
     fs.shutdown().unwrap();
 }
 
-/// Whatever is reported as a hole must read as zeros, and the two kinds must alternate up to the end.
+/// Whatever is reported as a hole must read as zeros, and the two kinds must alternate up to the
+/// end.
 fn check_holes(fs: &Arc<Fs>, file: &Arc<FileHandle>, model: &[u8]) {
     let mut at = 0;
     while at < model.len() as u64 {
@@ -170,7 +171,8 @@ proptest! {
     }
 }
 
-/// A few bytes in the inode of a file that is much longer, and a window over some of them that is too large to be written.
+/// A few bytes in the inode of a file that is much longer, and a window over some of them that is
+/// too large to be written.
 #[test]
 fn a_large_hole_begins_within_bytes_that_lie_in_the_inode() {
     let hole = |hole, offset, len, keep| Step::Fallocate { file: 0, hole, offset, len, keep };

@@ -1,4 +1,5 @@
-//! Locks of two clients of one volume, decided by the server's lock manager without a network between.
+//! Locks of two clients of one volume, decided by the server's lock manager without a network
+//! between.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -25,7 +26,7 @@ use common::{client, open};
 
 type Answer = Box<dyn FnOnce(LockReply) + Send>;
 
-/// The lock manager, and who waits for its answers.
+/// The lock manager, and the calls that wait for its answers.
 #[derive(Default)]
 struct Desk {
     locks: Locks,
@@ -187,7 +188,8 @@ fn closes_give_up_what_belongs_to_who_closes() {
     let (a, b) = two_clients();
     let (here, there) = (open(&a, "f"), open(&b, "f"));
     lock(&a, &here, LockMode::Write).unwrap();
-    // Another process closes: nothing changes. The holder closes, through whatever descriptor: its locks go.
+    // Another process closes: nothing changes. The holder closes, through whatever descriptor: its
+    // locks go.
     let other = open(&a, "f");
     wait(|done| a.flush_of_owner(&other, OWNER + 1, done)).unwrap();
     assert_eq!(lock(&b, &there, LockMode::Read), Err(libc::EAGAIN));

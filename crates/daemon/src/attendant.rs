@@ -1,4 +1,5 @@
-//! What every process that serves something offers besides: answers over its control socket, figures over HTTP.
+//! What every process that serves something offers besides: answers over its control socket,
+//! figures over HTTP.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +16,8 @@ pub trait Attendant: Send + Sync + 'static {
     /// The figures now.
     fn snapshot(&self) -> Snapshot;
 
-    /// Answers one question. `tell` tells what happens meanwhile, and says whether somebody still listens.
+    /// Answers one question. `tell` tells what happens meanwhile, and says whether somebody still
+    /// listens.
     ///
     /// # Errors
     /// In words, for the person who asked.
@@ -29,7 +31,8 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Opens the control socket in `dir`, whose lock the caller holds, and the port for figures if one is wanted.
+    /// Opens the control socket in `dir`, whose lock the caller holds, and the port for figures if
+    /// one is wanted.
     ///
     /// # Errors
     /// If either cannot be opened.

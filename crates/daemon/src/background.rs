@@ -1,5 +1,6 @@
-//! Going to the background: this program starts itself again, detached from the terminal, and waits until the copy says
-//! that it serves. The copy says so on its standard output, one line of JSON; standard error is the log file.
+//! Going to the background: this program starts itself again, detached from the terminal, and waits
+//! until the copy says that it serves. The copy says so on its standard output, one line of JSON;
+//! standard error is the log file.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -15,7 +16,8 @@ use serde_json::{Value, json};
 /// Option, unknown to users, that tells the copy to report.
 pub const REPORT_OPTION: &str = "--report-readiness";
 
-/// Starts this program again with the same arguments and `--foreground`, and returns what it reports: its process number.
+/// Starts this program again with the same arguments and `--foreground`, and returns what it
+/// reports: its process number.
 ///
 /// # Errors
 /// What the copy says went wrong, or that it ended without a word.
@@ -24,7 +26,8 @@ pub fn start(log: &Path) -> Result<u32, String> {
     launch(&args, Path::new("."), log).map(|child| child.id())
 }
 
-/// The same with other arguments, from the directory `dir`, and for whoever stays: the process.
+/// The same with other arguments, from the directory `dir`, and for a caller that stays: the
+/// process.
 ///
 /// # Errors
 /// As for [`start`].

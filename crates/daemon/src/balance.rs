@@ -1,5 +1,6 @@
-//! The coordinator balances by itself: from time to time it asks all nodes what they have and does what [`kestrel_balancer::next`] decides. Every node
-//! of a cluster has this thread, since any may come to lead changes; those that do not lead only look whether they do.
+//! The coordinator balances by itself: from time to time it asks all nodes what they have and does
+//! what [`kestrel_balancer::next`] decides. Every node of a cluster has this thread, since any may
+//! come to lead changes; those that do not lead only look whether they do.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -100,7 +101,8 @@ impl Balancing {
         [told.looks, told.changes]
     }
 
-    /// What a look came to. The log has it if it is no usual thing, and not that of the look before.
+    /// What a look came to. The log has it if it is no usual thing, and not that of the look
+    /// before.
     fn found(&self, what: &str, is_usual: bool) {
         let mut told = self.told.lock();
         told.looks += 1;
@@ -237,7 +239,7 @@ impl Looker {
         loop {
             let (tell, told) = mpsc::channel();
             self.host.count_entries(Box::new(move |reports| {
-                // Whoever does not listen any more does not need it.
+                // A caller that does not listen any more does not need it.
                 let _ = tell.send(reports);
             }));
             let why = match self.wait(&told)? {

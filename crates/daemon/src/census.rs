@@ -1,8 +1,9 @@
-//! What a node has, counted by name: when somebody asks for it over the control protocol, and on a thread of its own when the coordinator does, which
-//! balances.
+//! What a node has, counted by name: when somebody asks for it over the control protocol, and on a
+//! thread of its own when the coordinator does, which balances.
 //!
-//! The thread reads all entries, so it takes its time: it rests four times as long as it works. What it found is told again while it is about as new as it
-//! would be if it were counted anew, or nothing was written since.
+//! The thread reads all entries, so it takes its time: it rests four times as long as it works.
+//! What it found is told again while it is about as new as it would be if it were counted anew, or
+//! nothing was written since.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ const REST: u32 = 4;
 /// What was found is new for so long at least.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Counts the entries that a node owns by this table, and its most frequent names. `go_on` hears how many there are so far, and says whether to.
+/// Counts the entries that a node owns by this table, and its most frequent names. `go_on` hears
+/// how many there are so far, and says whether to.
 ///
 /// # Errors
 /// The engine's, in words. `Ok(None)`: it was not to go on.

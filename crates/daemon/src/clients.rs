@@ -1,4 +1,5 @@
-//! The clients of a process that serves a volume over the network: who they are, what they do, and what they ask.
+//! The clients of a process that serves a volume over the network: their names, what they do, and
+//! what they ask.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -24,7 +25,7 @@ const SESSIONS_TOLD_MAX: usize = 1000;
 /// Characters of a question's verb in the log.
 const VERB_SHOWN: usize = 32;
 
-/// Who is served, and where.
+/// The clients that are served, and where.
 pub struct Clients {
     /// Name of the volume.
     pub name: String,
@@ -129,7 +130,7 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// Who knows the answers.
+    /// What answers the questions.
     pub fn belong_to(&self, serving: &Arc<Serving>) {
         *self.serving.lock() = Arc::downgrade(serving);
     }
@@ -141,7 +142,8 @@ impl Admin for Questions {
         let Some(serving) = self.serving.lock().upgrade() else {
             return refuse(asker, libc::EAGAIN, "the server is starting or ending; ask again".into());
         };
-        // Every client that has lost a node asks this, several times a second: it needs no thread, and no room among the others.
+        // Every client that has lost a node asks this, several times a second: it needs no thread,
+        // and no room among the others.
         if question.len() <= WHEREABOUTS_BYTES_MAX
             && let Ok(asked) = serde_json::from_slice::<Value>(&question)
             && asked["verb"] == "whereabouts"
@@ -159,7 +161,8 @@ impl Admin for Questions {
             );
         }
         let counted = self.answering.clone();
-        // Where the asker is while there is no thread yet, so that it gets an answer if there will be none.
+        // Where the asker is while there is no thread yet, so that it gets an answer if there will
+        // be none.
         let held = Arc::new(Mutex::new(Some(asker)));
         let ours = held.clone();
         let work = move || {
@@ -195,8 +198,8 @@ fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>
     Ok(answer?.to_string().into_bytes().into())
 }
 
-/// Whether who asks may: with a token if that may administer, but for what every client has to know; without one what does not make
-/// tokens, since anybody on this machine is let in without.
+/// Whether the asker may: with a token if that may administer, but for what every client has to
+/// know; without one what does not make tokens, since every user of this machine is let in without.
 fn may_ask(verb: &str, question: &Value, asker: &Asker) -> Result<(), String> {
     if let Some(why) = asker.ended() {
         return Err(why.reason.to_string());

@@ -1,9 +1,9 @@
 //! Collects by itself what nobody will delete but a collection: objects that a killed mount had
 //! stored and not committed (`kestrel_admin::gc`, under the same rules as `kestrel gc --delete`).
 //!
-//! At a bounded rate, so that nobody feels it: rows and names are read, and objects deleted, a few
-//! thousand and a hundred a second. Whoever asks this process for a check or a collection has it
-//! give up, and it begins anew later. Of several nodes the one that leads changes collects, over
+//! At a bounded rate, so that clients do not feel it: rows and names are read, and objects deleted,
+//! a few thousand and a hundred a second. A request to this process for a check or a collection has
+//! it give up, and it begins anew later. Of several nodes the one that leads changes collects, over
 //! the rows of all, as `kestrel gc` does; the nodes then delete what they agree on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -133,7 +133,7 @@ impl Collector {
             // Remounted to be read only.
             return RETRY.min(every);
         }
-        // Before the lock: whoever finds that taken then knows why.
+        // Before the lock: a caller that finds that taken then knows why.
         self.running.store(true, Ordering::SeqCst);
         let done = serving.walking.try_lock().map(|_alone| match serving.descriptor.cluster {
             None => self.of_one(serving),

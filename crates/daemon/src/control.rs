@@ -1,4 +1,5 @@
-//! Questions to a process that serves a volume, over its control socket (`kestrel_client::control`): `{"verb": …}`.
+//! Questions to a process that serves a volume, over its control socket
+//! (`kestrel_client::control`): `{"verb": …}`.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -47,7 +48,7 @@ pub struct Serving {
     pub mount_point: Option<PathBuf>,
     /// Clients across a network, if it serves any.
     pub clients: OnceLock<Clients>,
-    /// Who it is among the nodes that share the volume, if several do.
+    /// Its number among the nodes that share the volume, if several do.
     pub node: Option<NodeOfCluster>,
     /// How it is mounted, if it is.
     pub facts: MountFacts,
@@ -65,7 +66,7 @@ pub struct Serving {
     pub collector: Collector,
     /// How other nodes are taken over, if they are.
     pub succession: OnceLock<Arc<Succession>>,
-    /// Who hears that the process is to end, if it serves others.
+    /// The callback for the end of the process, if it serves others.
     pub end: Option<mpsc::Sender<()>>,
 }
 
@@ -90,7 +91,8 @@ impl Attendant for Serving {
 }
 
 impl Serving {
-    /// Puts an administrative operation into the audit log: who did it (as they say), where from, with which token.
+    /// Puts an administrative operation into the audit log: the client (as it says), where from,
+    /// with which token.
     pub fn audit(
         &self,
         question: &Value,
@@ -102,7 +104,7 @@ impl Serving {
         self.note(audit::Entry { event: audit::Event::Admin, who, from, token, what: &what, result });
     }
 
-    /// Puts a question of somebody who may not ask it among the refusals.
+    /// Puts a question of a client that may not ask it among the refusals.
     pub fn audit_refused(&self, verb: &str, result: &str, asker: &Asker) {
         let (event, who) = (audit::Event::Operation, asker.who());
         let (from, token) = (asker.from(), asker.token().map(|token| token.id));
@@ -123,7 +125,7 @@ impl Serving {
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some("token") => return super::tokens::answer(self, question),
-            // Who unmounts wants to know that what was written last can be stored.
+            // A user that unmounts wants to know that what was written last can be stored.
             Some("alive") => return Ok(Value::Null),
             Some("yield") => return self.give_way(question),
             Some("remounted") if self.mount_point.is_some() => return remounted(&self.fs, question),
@@ -154,8 +156,8 @@ impl Serving {
         }
     }
 
-    /// Answers one question that came over the network, from somebody who may not be who he says he is: what writes files of
-    /// this machine is not done for him.
+    /// Answers one question that came over the network, from a client that may not be what it says
+    /// it is: what writes files of this machine is not done for it.
     ///
     /// # Errors
     /// As for [`Attendant::answer`].
@@ -188,7 +190,7 @@ impl Serving {
         }
         let end = self.end.as_ref().ok_or("it is a mount, which `kestrel umount` ends")?;
         log::warn!("this process gives way to another one that serves in its place");
-        // Who does not listen any more is ending already.
+        // A process that does not listen any more is ending already.
         let _ = end.send(());
         Ok(serde_json::json!({ "pid": std::process::id() }))
     }
@@ -273,7 +275,8 @@ impl Serving {
         Ok(done)
     }
 
-    /// Deletes what the schedule holds and whose time has come, which the mount would do by itself within seconds.
+    /// Deletes what the schedule holds and whose time has come, which the mount would do by itself
+    /// within seconds.
     fn reap(&self, feed: &Feed<'_>) -> Result<usize, String> {
         let mut reaped = 0;
         loop {
@@ -300,7 +303,8 @@ impl Serving {
     }
 }
 
-/// What a question would do to the volume or to who may use it, in words; none if it only asks.
+/// What a question would do to the volume or to permissions to use it, in words; none if it only
+/// asks.
 fn administers(question: &Value) -> Option<String> {
     let verb = question["verb"].as_str()?;
     let only_asks = match verb {

@@ -1,5 +1,6 @@
-//! What a job that takes long tells while it works: events, as the control socket carries them (`{"finding": …}`,
-//! `{"progress": {"what": …, "count": …}}`), to whoever asked, in this process or another.
+//! What a job that takes long tells while it works: events, as the control socket carries them
+//! (`{"finding": …}`, `{"progress": {"what": …, "count": …}}`), to the asker, in this process or
+//! another.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 /// Time between two tellings of progress.
 const STEP: Duration = Duration::from_millis(200);
 
-/// The way to who asked. Knows when nobody listens any more: then the job ends.
+/// The way to the asker. Knows when the asker does not listen any more: then the job ends.
 pub struct Feed<'a> {
     tell: RefCell<Told<'a>>,
     gone: AtomicBool,

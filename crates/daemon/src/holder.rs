@@ -9,7 +9,7 @@ use kestrel_client::volume::VolumeLock;
 /// How long a serving process may take to store what is left and end.
 pub const END_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Whoever holds the lock in a directory, and the process that held it when this was made.
+/// The holder of the lock in a directory, and the process that held it when this was made.
 pub struct Holder {
     dir: PathBuf,
     process: Option<OwnedFd>,
@@ -21,14 +21,15 @@ impl Holder {
         Self { dir: dir.to_path_buf(), process: VolumeLock::holder(dir).and_then(process) }
     }
 
-    /// Whether the lock is held or the process still runs: having let go of the volume it still has its log open, which may lie
-    /// on a disk that is to be unmounted next.
+    /// Whether the lock is held or the process still runs: having let go of the volume it still has
+    /// its log open, which may lie on a disk that is to be unmounted next.
     pub fn is_there(&self) -> bool {
         VolumeLock::holder(&self.dir).is_some() || self.process.as_ref().is_some_and(runs)
     }
 }
 
-/// A process, whatever becomes of its number; `None` if it has ended, or on a kernel without such descriptors (before 5.3).
+/// A process, whatever becomes of its number; `None` if it has ended, or on a kernel without such
+/// descriptors (before 5.3).
 fn process(pid: u32) -> Option<OwnedFd> {
     // SAFETY: pidfd_open takes two numbers and returns a new descriptor or -1.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

@@ -1,4 +1,5 @@
-//! Figures for Prometheus over HTTP/1.0, on a loopback address: one request at a time, bounded in size and time.
+//! Figures for Prometheus over HTTP/1.0, on a loopback address: one request at a time, bounded in
+//! size and time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

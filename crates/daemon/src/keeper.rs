@@ -1,7 +1,9 @@
-//! Dumps into the block store (`kestrel_admin::dump::shelf`), on a schedule and when somebody asks for one.
+//! Dumps into the block store (`kestrel_admin::dump::shelf`), on a schedule and when somebody asks
+//! for one.
 //!
-//! The store says when the last one was taken, so nothing about the schedule is kept elsewhere: whoever serves the volume next goes on with it. Of
-//! several nodes the coordinator takes them, of all nodes as they are at one moment.
+//! The store says when the last one was taken, so nothing about the schedule is kept elsewhere: the
+//! next process that serves the volume goes on with it. Of several nodes the coordinator takes
+//! them, of all nodes as they are at one moment.
 
 use std::cell::LazyCell;
 use std::io::{BufWriter, Write};
@@ -40,7 +42,8 @@ const RETRY_MAX: Duration = Duration::from_secs(600);
 /// How often, and how many are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KeeperOptions {
-    /// Dump the metadata into the block store this often while the volume is in use here; off: never [default: 1d]
+    /// Dump the metadata into the block store this often while the volume is in use here; off:
+    /// never [default: 1d]
     pub dump_every: Option<Every>,
     /// How many of these dumps are kept: older ones are removed when one was taken [default: 7]
     pub dump_keep: Option<u16>,
@@ -109,7 +112,8 @@ pub fn shelf(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Res
     Ok(Shelf::new(plain, coded))
 }
 
-/// Writes a dump of `engine` into the store. `left_out` is how many rows are known to be missing in it.
+/// Writes a dump of `engine` into the store. `left_out` is how many rows are known to be missing in
+/// it.
 ///
 /// # Errors
 /// In words; there is no such dump then.
@@ -271,8 +275,8 @@ impl Keeper {
         every
     }
 
-    /// How long it is until one is due; none if it is. A volume without dumps counts from when it was made. What a clock that was ahead has left
-    /// counts for nothing.
+    /// How long it is until one is due; none if it is. A volume without dumps counts from when it
+    /// was made. What a clock that was ahead has left counts for nothing.
     fn due(
         &self,
         serving: &Serving,
@@ -339,7 +343,8 @@ pub fn prune(shelf: &Shelf, keep: usize) -> Result<Value, String> {
     Ok(json!({ "removed": gone.iter().map(|stamp| stamp.0).collect::<Vec<_>>() }))
 }
 
-/// The thread that keeps the schedule. It ends when this is dropped, after the dump that it is taking.
+/// The thread that keeps the schedule. It ends when this is dropped, after the dump that it is
+/// taking.
 pub struct Schedule {
     _worker: Option<Worker>,
 }

@@ -1,7 +1,7 @@
 //! Limits of the process that serves a mount.
 
-/// Raises the soft limit on open descriptors to the hard one: the block store keeps some hundred objects open, and unsynced
-/// ones beside them (at most about 1,100 in all).
+/// Raises the soft limit on open descriptors to the hard one: the block store keeps some hundred
+/// objects open, and unsynced ones beside them (at most about 1,100 in all).
 pub fn raise_descriptor_limit() {
     // SAFETY: rlimit is plain data for which zeros are valid.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };

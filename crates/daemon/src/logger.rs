@@ -84,8 +84,9 @@ struct Logger;
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Libraries' messages about their internals are of no use to whoever runs a volume. `lsm_tree` calls a merge that was
-        // told to stop an error; the engine reports those that matter.
+        // Libraries' messages about their internals are of no use to the operator of a volume.
+        // `lsm_tree` calls a merge that was told to stop an error; the engine reports those that
+        // matter.
         metadata.target().starts_with("kestrel")
             || (metadata.level() <= Level::Warn && !metadata.target().starts_with("lsm_tree"))
     }
@@ -117,7 +118,8 @@ pub fn utc(nanos: i64) -> String {
     let seconds = nanos.div_euclid(SECOND);
     let millis = nanos.rem_euclid(SECOND) / 1_000_000;
     let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days to civil date in the proleptic Gregorian calendar (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+    // Days to civil date in the proleptic Gregorian calendar (Howard Hinnant, "chrono-Compatible
+    // Low-Level Date Algorithms").
     let z = days + 719_468;
     let era = z.div_euclid(146_097);
     let day_of_era = z.rem_euclid(146_097);

@@ -1,5 +1,5 @@
-//! Every figure that `kestrel stats` and the Prometheus port give, declared in one place: name, unit, stability, meaning.
-//! `docs/metrics.md` is made from this file.
+//! Every figure that `kestrel stats` and the Prometheus port give, declared in one place: name,
+//! unit, stability, meaning. `docs/metrics.md` is made from this file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -67,7 +67,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The figures of a file system that has been served for `uptime`; of an engine only if it is in this process.
+    /// The figures of a file system that has been served for `uptime`; of an engine only if it is
+    /// in this process.
     pub fn take(fs: &Fs, engine: Option<EngineStats>, uptime: Duration) -> Self {
         let counters = fs.counters();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -97,8 +98,8 @@ impl Snapshot {
         self.figures.insert(figure, value);
     }
 
-    /// What the data plane tells for a metric, whose name is the figure's, counters with `_total`; 0 if this volume has nothing
-    /// that tells it.
+    /// What the data plane tells for a metric, whose name is the figure's, counters with `_total`;
+    /// 0 if this volume has nothing that tells it.
     fn figure(&self, metric: &str) -> u64 {
         self.figures.get(metric.strip_suffix("_total").unwrap_or(metric)).copied().unwrap_or(0)
     }
@@ -147,7 +148,8 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
     figures
 }
 
-/// The metrics, one a line. Without an expression to read it, a metric is what the data plane tells under its name.
+/// The metrics, one a line. Without an expression to read it, a metric is what the data plane tells
+/// under its name.
 macro_rules! metrics {
     ($($name:literal $shape:ident $unit:literal $stability:ident $help:literal $($read:expr)?;)+) => {
         /// The plain figures.
@@ -438,7 +440,8 @@ pub fn to_json(snapshot: &Snapshot) -> Value {
     Value::Object(out)
 }
 
-/// Percentile of a histogram over powers of two, nanoseconds: the middle of the bucket it falls into.
+/// Percentile of a histogram over powers of two, nanoseconds: the middle of the bucket it falls
+/// into.
 pub fn percentile_ns(buckets: &[u64], part: f64) -> u64 {
     let total: u64 = buckets.iter().sum();
     let wanted = (total as f64 * part).ceil().max(1.0) as u64;

@@ -1,4 +1,4 @@
-//! A process as one of several nodes: who it is, and its connections to the others.
+//! A process as one of several nodes: its identity, and its connections to the others.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,7 +36,7 @@ pub struct NodeOfCluster {
 }
 
 impl NodeOfCluster {
-    /// Who the descriptor says it is, and by what the others know it; they reach it at `address`.
+    /// The node of the descriptor, and by what the others know it; they reach it at `address`.
     ///
     /// # Errors
     /// In words.
@@ -64,7 +64,8 @@ impl NodeOfCluster {
         })
     }
 
-    /// Begins to connect to the others: its member, which has counted this start, knows which there are. Starts threads.
+    /// Begins to connect to the others: its member, which has counted this start, knows which there
+    /// are. Starts threads.
     ///
     /// # Errors
     /// In words.

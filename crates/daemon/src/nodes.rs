@@ -1,4 +1,5 @@
-//! A volume that several nodes share, as verbs see it that are about the whole: rows from wherever they lie.
+//! A volume that several nodes share, as verbs see it that are about the whole: rows from wherever
+//! they lie.
 
 pub mod cut;
 pub mod engine;
@@ -34,7 +35,7 @@ pub trait Asked: Send + Sync {
 
 /// The nodes of a volume that several share.
 pub trait Nodes: Asked {
-    /// Who owns what.
+    /// The placement table.
     fn placement(&self) -> &Placement;
 }
 
@@ -108,7 +109,8 @@ impl Asked for OfMount {
     }
 }
 
-/// Asks all of them at the same time what `question` makes for each; the answers are in the order of their numbers.
+/// Asks all of them at the same time what `question` makes for each; the answers are in the order
+/// of their numbers.
 pub fn ask_each(
     nodes: &dyn Asked,
     question: &(dyn Fn(NodeId) -> Value + Sync),

@@ -1,5 +1,5 @@
-//! Questions to a process that serves one of several nodes: it has a part of the volume, so it tells its part, and refuses what can only
-//! be done to the whole.
+//! Questions to a process that serves one of several nodes: it has a part of the volume, so it
+//! tells its part, and refuses what can only be done to the whole.
 
 pub mod cut;
 pub mod rows;
@@ -15,8 +15,9 @@ use crate::jobs::settings;
 use crate::jobs::status::describe_part;
 use crate::metrics::to_json;
 
-/// Answers one question. What tells of rows, or changes them, is not done while another process may serve this node (`MemberHost::may_answer`), and
-/// not answered if that has come to be so meanwhile: whoever puts rows of all nodes together would have those of two moments.
+/// Answers one question. What tells of rows, or changes them, is not done while another process may
+/// serve this node (`MemberHost::may_answer`), and not answered if that has come to be so
+/// meanwhile: a process that puts rows of all nodes together would have those of two moments.
 ///
 /// # Errors
 /// In words.
@@ -99,7 +100,8 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
     Ok(out)
 }
 
-/// Schedules objects that somebody found in no row of any node. All nodes are asked again before one is deleted.
+/// Schedules objects that somebody found in no row of any node. All nodes are asked again before
+/// one is deleted.
 fn schedule(serving: &Serving, question: &Value) -> Result<Value, String> {
     let objects = question["objects"].as_array().ok_or("the question names no objects")?;
     let objects: Vec<u64> = objects.iter().filter_map(Value::as_u64).collect();

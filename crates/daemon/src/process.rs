@@ -1,7 +1,8 @@
 //! The process that serves something, mount or server: its options, and how it starts and ends.
 //!
-//! Without `--foreground` the program starts itself again in the background and returns when that copy serves ([`background`]). The
-//! copy (or the one process in the foreground) logs, tells its parent once whether it serves or why not, and ends by a signal.
+//! Without `--foreground` the program starts itself again in the background and returns when that
+//! copy serves ([`background`]). The copy (or the one process in the foreground) logs, tells its
+//! parent once whether it serves or why not, and ends by a signal.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use log::LevelFilter;
 use crate::background;
 use crate::failure::{Failure, Verdict};
 
-/// What tells this process from all others, wherever they run: numbers of processes are those of one machine, or container.
+/// What tells this process from all others, wherever they run: numbers of processes are those of
+/// one machine, or container.
 pub fn process_word() -> &'static str {
     static WORD: OnceLock<String> = OnceLock::new();
     WORD.get_or_init(|| random::<16>().map_or_else(|_| std::process::id().to_string(), |word| to_hex(&word)))
@@ -27,23 +29,24 @@ pub struct ProcessOptions {
     pub foreground: bool,
     /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
     pub metrics: Option<SocketAddr>,
-    /// Log file; in the volume's directory by default, or in the mount's runtime directory if another machine serves the volume
+    /// Log file; in the volume's directory by default, or in the mount's runtime directory if
+    /// another machine serves the volume
     pub log: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace
     pub log_level: LevelFilter,
     /// Memory for metadata rows; 512M by default, less where the machine or the control group has
     /// little
     pub metadata_memory: Option<u64>,
-    /// Metadata in PostgreSQL: take it over from the process that has it open, which can write nothing any more. A node of a cluster that is
-    /// served asks that process to end first
+    /// Metadata in PostgreSQL: take it over from the process that has it open, which can write
+    /// nothing any more. A node of a cluster that is served asks that process to end first
     pub take_over: bool,
     /// Set for the process in the background
     pub report_readiness: bool,
 }
 
 impl ProcessOptions {
-    /// Runs `background` (which calls [`Self::start`]), or `serve` in this process if that is wanted. Why it could not serve is told
-    /// to whoever waits for it.
+    /// Runs `background` (which calls [`Self::start`]), or `serve` in this process if that is
+    /// wanted. Why it could not serve is told to the process that waits for it.
     ///
     /// # Errors
     /// What the two say.
@@ -67,8 +70,8 @@ impl ProcessOptions {
         served
     }
 
-    /// Starts the copy in the background, and returns its process number and its log file when it serves. `default_log` is where it
-    /// logs unless told otherwise.
+    /// Starts the copy in the background, and returns its process number and its log file when it
+    /// serves. `default_log` is where it logs unless told otherwise.
     ///
     /// # Errors
     /// Why it does not serve.
@@ -78,7 +81,7 @@ impl ProcessOptions {
         Ok((background::start(&log)?, log))
     }
 
-    /// Tells whoever waits that this process serves. From then on it keeps no directory busy.
+    /// Tells the waiting process that this one serves. From then on it keeps no directory busy.
     pub fn ready(&self) {
         if self.report_readiness {
             background::report_ready();

@@ -1,4 +1,5 @@
-//! The mount of a volume that is served elsewhere: figures of its own, questions about the volume passed on to the server.
+//! The mount of a volume that is served elsewhere: figures of its own, questions about the volume
+//! passed on to the server.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -78,7 +79,7 @@ impl Attendant for RemoteMount {
                     Some(nodes) => info::answer_of_nodes(&nodes, question),
                     None => self.ask(question, Some(QUICK), tell),
                 };
-                // Who may not administer sees of a file what its token lets him see.
+                // A client that may not administer sees of a file what its token lets it see.
                 let mut out =
                     asked.or_else(|why| self.own_info(question).map_err(|own| own.unwrap_or(why)))?;
                 // Whose disk cache holds what is a matter of this mount, not of the server.
@@ -148,7 +149,8 @@ impl RemoteMount {
         nodes.iter().map(of).collect()
     }
 
-    /// Whether anybody answers: of several nodes one will do, as what was written last is stored where it belongs or said to be lost.
+    /// Whether anybody answers: of several nodes one will do, as what was written last is stored
+    /// where it belongs or said to be lost.
     fn alive(&self, question: &Value) -> Result<Value, String> {
         let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
         let refusal = metadata.nodes().iter().find_map(|link| link.remote.refusal());
@@ -184,7 +186,8 @@ impl RemoteMount {
     /// are not answered either.
     fn own_info(&self, question: &Value) -> Result<Value, Option<String>> {
         let failed = |why: FsError| Some(why.reason.to_string());
-        // A mount knows what it has shown by number, and may ask for that whoever its token is for.
+        // A mount knows what it has shown by number, and may ask for that whatever its token is
+        // for.
         let ino = question["dir"].as_u64().or(question["ino"].as_u64()).ok_or(None)?;
         let inode = self.wait(|fs, done| fs.getattr(Caller::ROOT, ino, done)).ok_or(None)?.map_err(failed)?;
         let mut out = describe_alone(&inode);

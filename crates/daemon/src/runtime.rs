@@ -1,7 +1,9 @@
-//! Where a mount of a served volume keeps its control socket, lock and log: it has no volume directory of its own.
+//! Where a mount of a served volume keeps its control socket, lock and log: it has no volume
+//! directory of its own.
 //!
-//! A directory for each mount point, below `/run/kestrel` for the superuser, below `$XDG_RUNTIME_DIR/kestrel` or
-//! `/tmp/kestrel-UID` for others; `KESTREL_RUNTIME_DIR` names another place. Only its owner may enter.
+//! A directory for each mount point, below `/run/kestrel` for the superuser, below
+//! `$XDG_RUNTIME_DIR/kestrel` or `/tmp/kestrel-UID` for others; `KESTREL_RUNTIME_DIR` names another
+//! place. Only its owner may enter.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;

@@ -179,7 +179,8 @@ fn advertised(config: &ServeConfig, section: &ClusterSection, local: SocketAddr)
     }
 }
 
-/// Where a node that was told to listen at `local` is reached, as far as that can be known: `in_table` is where it was when it joined.
+/// Where a node that was told to listen at `local` is reached, as far as that can be known:
+/// `in_table` is where it was when it joined.
 fn reached_at(in_table: Option<&str>, local: SocketAddr) -> Result<String, String> {
     if local.ip().is_unspecified() {
         // The machine is known by the name in the table; the port is this one.
@@ -198,7 +199,8 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     let volume = locate("serve", config.volume()?)?;
     let descriptor = Descriptor::read(&volume).map_err(fail)?;
     if descriptor.cluster.is_some() && Descriptor::is_changing(&volume) {
-        // The others may have the new settings or keys already: two nodes must not write by different ones.
+        // The others may have the new settings or keys already: two nodes must not write by
+        // different ones.
         return Err(fail(format!("{}: not started{CUT_SHORT}", volume.display())));
     }
     let section = descriptor.cluster.as_ref();
@@ -229,7 +231,8 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     Ok(Plan { volume, name, listen, node })
 }
 
-/// The number of a node and what it is there for, which the table that it was formed with tells as well as any later one.
+/// The number of a node and what it is there for, which the table that it was formed with tells as
+/// well as any later one.
 fn role_of(section: &ClusterSection) -> Result<(NodeId, Role), Failure> {
     let placement = section.placement().map_err(fail)?;
     Ok((section.node, Role::of(placement.is_idle(section.node))))
@@ -271,7 +274,7 @@ pub fn serve(config: &ServeConfig) -> Result<Verdict, Failure> {
     let plan = check(config)?;
     crate::limits::raise_descriptor_limit();
     let served = serve_volume(config, &plan);
-    // The volume is let go: whoever reads this may open it.
+    // The volume is let go: a process that reads this may open it.
     log::info!("{} closed", plan.volume.display());
     served
 }
@@ -282,7 +285,7 @@ fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<Verdict, Failure> {
     let wanted = Wanted { metadata_bytes: config.process.metadata_memory, ..Wanted::default() };
     let memory = Memory::divide("serve", Work::Serve, wanted)?;
     if config.replace || config.process.take_over {
-        // What can be wrong with the options must not end who serves.
+        // What can be wrong with the options must not end the process that serves.
         ServeTls::new(&config.tls, &plan.volume, plan.listen).map_err(fail)?;
         audit(config, plan)?;
     }
@@ -397,7 +400,7 @@ fn attend(
     questions.belong_to(&serving);
     let doors = Doors::open(&plan.volume, config.process.metrics, &serving).map_err(fail)?;
     crate::signals::on_signal(move |_| {
-        // Whoever does not wait any more is ending already.
+        // A process that does not wait any more is ending already.
         let _ = signalled.send(());
     });
     let limits = memory
@@ -484,9 +487,10 @@ fn node_is_shared(serving: &Serving) -> bool {
     host.is_some_and(|host| host.node().cluster().is_some_and(|cluster| cluster.is_shared()))
 }
 
-/// Waits for a while. One of several nodes ends by itself when its log fails: only a start that reads the log
-/// knows what became of what it was writing, and the others wait for that. And when another node says that this is not the node
-/// that the cluster has: what it would serve is not what the others know. And when it has left the cluster.
+/// Waits for a while. One of several nodes ends by itself when its log fails: only a start that
+/// reads the log knows what became of what it was writing, and the others wait for that. And when
+/// another node says that this is not the node that the cluster has: what it would serve is not
+/// what the others know. And when it has left the cluster.
 fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watch {
     match signal.recv_timeout(look) {
         Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -504,7 +508,7 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
         return Watch::Failed(why);
     }
     if host.has_left() {
-        // Who still has a session may ask what became of its calls.
+        // A client that still has a session may ask what became of its calls.
         let sessions = serving.clients.get().map_or(0, Clients::sessions);
         if sessions == 0 {
             log::info!("node {} has left the cluster: {LEFT_BEHIND}", node.node);
@@ -533,7 +537,8 @@ fn until_end(signal: &mpsc::Receiver<()>, serving: &Serving, opened: &MountedVol
     }
 }
 
-/// Waits until the other nodes have this one in their table, but not for ever: it goes on joining while it serves.
+/// Waits until the other nodes have this one in their table, but not for ever: it goes on joining
+/// while it serves.
 fn until_joined(
     signal: &mpsc::Receiver<()>,
     serving: &Serving,
@@ -590,8 +595,9 @@ fn server(
     Server::new(backend, clock, config, LockLimits::default(), questions, 0).map_err(fail)
 }
 
-/// What clients tell starts of this server by: grows from start to start. A member counts its starts, whichever machine they are on; that is
-/// put above all wall times, which earlier releases had there. A node alone has the wall time: its starts are on one machine.
+/// What clients tell starts of this server by: grows from start to start. A member counts its
+/// starts, whichever machine they are on; that is put above all wall times, which earlier releases
+/// had there. A node alone has the wall time: its starts are on one machine.
 fn epoch(opened: &MountedVolume, clock: &dyn Clock) -> u64 {
     opened.fs.member().map_or_else(|| clock.now().unsigned_abs(), |host| 1 << 63 | host.epoch())
 }
@@ -619,7 +625,8 @@ pub fn stop(config: &ServeConfig) -> Result<Verdict, Failure> {
     let pid = pid
         .ok_or_else(|| fail(format!("{}: who serves it does not say which process it is", dir.display())))?;
     let holder = Holder::of(&dir);
-    // SAFETY: takes no pointer; the process told its number over a socket that only the volume's owner can serve.
+    // SAFETY: takes no pointer; the process told its number over a socket that only the volume's
+    // owner can serve.
     if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
         return Err(fail(format!("process {pid}: {}", std::io::Error::last_os_error())));
     }

@@ -7,13 +7,14 @@ static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn handler(_signal: i32) {
     let fd = PIPE.load(Ordering::SeqCst);
-    // SAFETY: write is async-signal-safe; one byte of a static is valid for reads. A full pipe loses nothing that matters: it
-    // is readable already.
+    // SAFETY: write is async-signal-safe; one byte of a static is valid for reads. A full pipe
+    // loses nothing that matters: it is readable already.
     unsafe { libc::write(fd, c"s".as_ptr().cast(), 1) };
 }
 
-/// Calls `act` on a thread of its own when a signal arrives that asks the process to end, with 1 for the first, 2 for the
-/// second and so on. Call at most once. Without a pipe or a thread to be had, signals keep their default action.
+/// Calls `act` on a thread of its own when a signal arrives that asks the process to end, with 1
+/// for the first, 2 for the second and so on. Call at most once. Without a pipe or a thread to be
+/// had, signals keep their default action.
 pub fn on_signal(mut act: impl FnMut(u32) + Send + 'static) {
     let mut ends = [0i32; 2];
     // SAFETY: `ends` is valid for writes of two descriptors.

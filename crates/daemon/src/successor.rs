@@ -1,8 +1,9 @@
-//! Taking over other nodes: a thread watches them ([`vigil`]), and starts a process of this program that serves one in the place of its own
-//! process, from a directory within that of this machine's node ([`stand_in`]). To all others that is a restart of the node, at another
-//! address.
+//! Taking over other nodes: a thread watches them ([`vigil`]), and starts a process of this program
+//! that serves one in the place of its own process, from a directory within that of this machine's
+//! node ([`stand_in`]). To all others that is a restart of the node, at another address.
 //!
-//! The process lives on if this one ends: it is a node like any other. While both run this one says how it ended.
+//! The process lives on if this one ends: it is a node like any other. While both run this one says
+//! how it ended.
 
 mod vigil;
 
@@ -33,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A store that has not answered for so long is broken.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long another node may take to say whom it hears.
+/// How long another node may take to say which nodes it hears.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// Name of the log of a process that stands in, in its directory.
@@ -78,17 +79,18 @@ pub fn failover_arg(text: &str) -> Result<Failover, String> {
     }
 }
 
-/// Whom a node is taken from.
+/// The process that a node is taken from.
 enum From {
     /// Nobody serves it.
     Nobody,
-    /// Whoever serves it, who is asked to end first.
+    /// The process that serves it, which is asked to end first.
     Asked,
-    /// This one, of whom nobody hears; not from whoever may have taken it over meanwhile.
+    /// This one, of which no node hears; not from a process that may have taken it over meanwhile.
     Hanging(String),
 }
 
-/// How this program is started in another node's place: as this process was, but for what is of this one start or of this node.
+/// How this program is started in another node's place: as this process was, but for what is of
+/// this one start or of this node.
 pub struct Line {
     /// The directory of the node that is at home on this machine.
     pub home: PathBuf,
@@ -154,7 +156,7 @@ struct StandIn {
     since: Instant,
 }
 
-/// Who takes nodes over, and what came of that.
+/// The takeovers of this process, and what came of them.
 pub struct Succession {
     host: Weak<MemberHost>,
     descriptor: Descriptor,
@@ -235,7 +237,7 @@ impl Succession {
         self.host.upgrade().map(|host| host.placement()).ok_or("the node is shutting down".into())
     }
 
-    /// Looks who has a node's rows.
+    /// Looks which process has a node's rows.
     fn find(&self, node: NodeId) -> Found {
         let idle = match self.placement() {
             Ok(placement) => placement.is_idle(node),
@@ -251,7 +253,8 @@ impl Succession {
         }
     }
 
-    /// Whether none of the nodes that this one hears of hears of `node`: then it has no lease, and answers nobody.
+    /// Whether none of the nodes that this one hears of hears of `node`: then it has no lease, and
+    /// answers nobody.
     fn is_heard_of_nowhere(&self, node: NodeId, live: &[NodeId]) -> bool {
         let Some(section) = self.descriptor.cluster.as_ref() else { return false };
         let Ok(mut url) = section.url(&self.name).and_then(|url| RemoteUrl::parse(&url)) else {
@@ -260,7 +263,7 @@ impl Succession {
         if live.is_empty() {
             return false;
         }
-        // At the addresses of those of whom nothing is heard packets may just be lost: that takes seconds.
+        // At the addresses of silent nodes packets may just be lost: that takes seconds.
         if let Ok(table) = section.placement() {
             let is_near = |member: &&Member| member.id == section.node || live.contains(&member.id);
             let near: Vec<&str> =
@@ -358,7 +361,7 @@ impl Watcher {
         if host.node().engine().silence() >= SILENCE {
             self.broken = Instant::now();
         }
-        // Who has no lease does not know whether it is the others that are silent.
+        // A node that has no lease does not know whether it is the others that are silent.
         let Some(unheard) = host.unheard() else { return };
         let placement = host.placement();
         let members = placement.map.members().iter().map(|member| member.id);

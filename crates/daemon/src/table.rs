@@ -1,5 +1,5 @@
-//! Questions to one of several nodes about the table of placement: what it is, what the node has that decides about it, and, to the
-//! coordinator, that it be another one.
+//! Questions to one of several nodes about the table of placement: what it is, what the node has
+//! that decides about it, and, to the coordinator, that it be another one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,7 +82,8 @@ pub fn describe(serving: &Serving, out: &mut Value) {
     }
 }
 
-/// Where the coordinator, which is idle or not, keeps the table and what it decides; none if in its directory.
+/// Where the coordinator, which is idle or not, keeps the table and what it decides; none if in its
+/// directory.
 fn kept(serving: &Serving, idle: bool) -> Option<String> {
     // It could be read when this process began.
     match serving.descriptor.rows_of(idle).ok()? {
@@ -151,8 +152,9 @@ fn present(host: &MemberHost) -> Placement {
     host.placement().at(&host.whereabouts())
 }
 
-/// Where nodes are that have said so, each with the number of the start that did: `nodes` of the question, or all. From memory, without
-/// waiting for anything: clients that have lost a node ask again and again.
+/// Where nodes are that have said so, each with the number of the start that did: `nodes` of the
+/// question, or all. From memory, without waiting for anything: clients that have lost a node ask
+/// again and again.
 pub fn whereabouts(host: &MemberHost, question: &Value) -> Value {
     let told = |at: Whereabout| json!([at.node, at.epoch, at.address]);
     let kept = host.whereabouts_kept();
@@ -167,8 +169,8 @@ pub fn whereabouts(host: &MemberHost, question: &Value) -> Value {
     json!({ "nodes": nodes })
 }
 
-/// The table's bytes in hexadecimal digits, from the byte `from` on. Parts are of one table if `version` and `moves`, the changes of nodes'
-/// addresses so far, are the same.
+/// The table's bytes in hexadecimal digits, from the byte `from` on. Parts are of one table if
+/// `version` and `moves`, the changes of nodes' addresses so far, are the same.
 fn part_of_table(host: &MemberHost, question: &Value) -> Result<Value, String> {
     // First: an address that changes now is in a part with too low a number, which fits no other.
     let moves = host.whereabouts_kept().changes();
@@ -204,7 +206,7 @@ fn change(
 ) -> Result<Value, String> {
     let bytes = question["table"].as_str().and_then(from_hex).ok_or("the question has no table")?;
     let next = Placement::decode(&bytes).map_err(|why| why.to_string())?;
-    // Who asks has been told where nodes are; in the table they stay where they joined.
+    // The asker has been told where nodes are; in the table they stay where they joined.
     let joined: BTreeMap<NodeId, String> =
         host.placement().map.members().iter().map(|member| (member.id, member.address.clone())).collect();
     let next = next.at(&joined);
@@ -213,7 +215,7 @@ fn change(
     host.change(
         next,
         Box::new(move |result| {
-            // Whoever does not listen any more does not need it.
+            // A caller that does not listen any more does not need it.
             let _ = ended.send(result);
         }),
     );
@@ -244,7 +246,8 @@ fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
     Ok(json!({ "table": host.placement().version }))
 }
 
-/// Reserves the number of a node to come, and tells where its counters are to begin: where this node's have come to.
+/// Reserves the number of a node to come, and tells where its counters are to begin: where this
+/// node's have come to.
 fn expect(host: &MemberHost, engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let address = question["address"].as_str().ok_or("the question has no address")?.to_string();
     let idle = question["role"] == Role::Coordinator.word();

@@ -15,16 +15,18 @@ use kestrel_types::security::is_loopback;
 pub struct TlsOptions {
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none
     pub tls: Mode,
-    /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that lead there; read again when it changes
+    /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that
+    /// lead there; read again when it changes
     pub tls_cert: Option<PathBuf>,
     /// Its key, in a file that others cannot read
     pub tls_key: Option<PathBuf>,
-    /// Serve only clients that show a certificate of an authority in this file, or of the volume's own
+    /// Serve only clients that show a certificate of an authority in this file, or of the volume's
+    /// own
     pub tls_ca: Option<PathBuf>,
 }
 
 impl TlsOptions {
-    /// Whether what is said of certificates has any effect on who listens there.
+    /// Whether what is said of certificates has any effect on a listener there.
     ///
     /// # Errors
     /// In words.
@@ -49,7 +51,8 @@ pub struct ServeTls {
 }
 
 impl ServeTls {
-    /// Of the volume, or the node, in `dir`, served at `listen`. A volume without a secret gets one if it takes one.
+    /// Of the volume, or the node, in `dir`, served at `listen`. A volume without a secret gets one
+    /// if it takes one.
     ///
     /// # Errors
     /// In words.
@@ -88,7 +91,8 @@ impl ServeTls {
         ClientTls::of_node(authority, me, self.mode).map_err(|why| why.to_string())
     }
 
-    /// Has this process show the other nodes, where it is a client of theirs, that it is a node; not in clear.
+    /// Has this process show the other nodes, where it is a client of theirs, that it is a node;
+    /// not in clear.
     ///
     /// # Errors
     /// In words.
@@ -112,7 +116,7 @@ impl ServeTls {
     }
 }
 
-/// Whether somebody who connects to this address may have to encrypt.
+/// Whether a client that connects to this address may have to encrypt.
 fn is_wanted(mode: Mode, listen: IpAddr) -> bool {
     mode == Mode::On || (mode == Mode::Auto && !is_loopback(listen))
 }

@@ -1,5 +1,5 @@
-//! Questions about the tokens of a volume: `{"verb": "token", "action": …}`. The secret of a token never comes here: who asks for one
-//! makes it, and tells what it is verified by.
+//! Questions about the tokens of a volume: `{"verb": "token", "action": …}`. The secret of a token
+//! never comes here: the asker makes it, and tells what it is verified by.
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -59,7 +59,8 @@ pub fn answer_at_rest(engine: Arc<dyn Engine>, dir: &Path, question: &Value) -> 
     with_authority(act(&Arc::new(at_rest(engine.clone())?), question, &find)?, question, dir)
 }
 
-/// Adds to the answer to who makes a token by what the volume's servers are known. The volume gets a secret for that if it has none.
+/// Adds to the answer to a maker of a token by what the volume's servers are known. The volume gets
+/// a secret for that if it has none.
 fn with_authority(mut answer: Value, question: &Value, dir: &Path) -> Result<Value, String> {
     if question["action"] == "create" {
         let authority = Descriptor::authority_at(dir).map_err(|why| why.to_string())?;
@@ -189,7 +190,7 @@ fn wanted(question: &Value, now: Nanos, find: Find<'_>) -> Result<TokenRecord, S
     if map.windows(2).any(|two| two[0].0 == two[1].0) {
         return Err("one user cannot stand for two others".into());
     }
-    // Who administers can do what these forbid.
+    // An administrator can do what these forbid.
     if question["admin"] == true && (question["read_only"] == true || subtree.is_some()) {
         return Err("who administers the volume is neither read-only nor confined to a subtree".into());
     }

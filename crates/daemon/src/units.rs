@@ -75,7 +75,8 @@ pub fn bytes(size: u64) -> String {
     }
 }
 
-/// `4K`, `64K`, `1M`: a size as it is given on the command line, if it is a whole number of a unit; else in bytes.
+/// `4K`, `64K`, `1M`: a size as it is given on the command line, if it is a whole number of a unit;
+/// else in bytes.
 pub fn short(size: u64) -> String {
     for (unit, shift) in [("T", 40), ("G", 30), ("M", 20), ("K", 10)] {
         if size >= 1 << shift && size.is_multiple_of(1 << shift) {

@@ -1,7 +1,8 @@
 //! What encoding and decoding cost: `cargo run --release -p kestrel-types --example wire`.
 //!
-//! Prints nanoseconds per message, the best of several rounds, for the messages that metadata traffic consists of. Decoding
-//! includes cutting the frame out of the stream and dropping the message, as a server does.
+//! Prints nanoseconds per message, the best of several rounds, for the messages that metadata
+//! traffic consists of. Decoding includes cutting the frame out of the stream and dropping the
+//! message, as a server does.
 
 use std::hint::black_box;
 use std::time::Instant;

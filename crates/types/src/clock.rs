@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// A point in time or a duration in nanoseconds; points count from the Unix epoch and may lie before it.
+/// A point in time or a duration in nanoseconds; points count from the Unix epoch and may lie
+/// before it.
 pub type Nanos = i64;
 
 /// Nanoseconds in a second.
@@ -61,8 +62,9 @@ impl Clock for ManualClock {
 /// Bits of a timestamp that count changes within one millisecond-sized tick.
 const LOGICAL_BITS: u32 = 20;
 
-/// A hybrid logical clock (Kulkarni et al., 2014): close to wall time, strictly increasing, even when the wall clock
-/// jumps back. A timestamp is `microseconds / 1.048576 << 20`-like: nanoseconds with the low 20 bits as a counter.
+/// A hybrid logical clock (Kulkarni et al., 2014): close to wall time, strictly increasing, even
+/// when the wall clock jumps back. A timestamp is `microseconds / 1.048576 << 20`-like: nanoseconds
+/// with the low 20 bits as a counter.
 #[derive(Debug, Default)]
 pub struct HybridClock(AtomicU64);
 

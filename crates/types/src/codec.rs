@@ -1,6 +1,8 @@
-//! Reading of encoded rows and frames: every read is bounds-checked, nothing panics on what comes from outside.
+//! Reading of encoded rows and frames: every read is bounds-checked, nothing panics on what comes
+//! from outside.
 //!
-//! Fixed-width integers are big-endian. Variable-width integers are LEB128 (7 bits a byte, low bits first).
+//! Fixed-width integers are big-endian. Variable-width integers are LEB128 (7 bits a byte, low bits
+//! first).
 
 use std::fmt;
 

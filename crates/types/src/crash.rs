@@ -1,7 +1,8 @@
-//! Named points where tests kill the process, to prove that dying there loses nothing that was acknowledged.
+//! Named points where tests kill the process, to prove that dying there loses nothing that was
+//! acknowledged.
 //!
-//! `KESTREL_CRASH_AT=name:count` makes the process send itself SIGKILL when it reaches point `name` for the `count`-th
-//! time. Unset, a point costs one relaxed load.
+//! `KESTREL_CRASH_AT=name:count` makes the process send itself SIGKILL when it reaches point `name`
+//! for the `count`-th time. Unset, a point costs one relaxed load.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -9,7 +9,7 @@ use crate::inode::{Inode, KIND_MASK, Kind};
 pub enum Entry {
     /// A file with this one name, or a directory: entry and inode are one record.
     Inode(Inode),
-    /// One of several names of a file whose inode lies in table `link`.
+    /// One of several names of a file; its inode lies in table `link`.
     Link {
         /// The file.
         ino: InodeId,
@@ -18,7 +18,8 @@ pub enum Entry {
     },
 }
 
-/// First byte of a link reference; an inode's record begins with its version, which stays below this.
+/// First byte of a link reference; an inode's record begins with its version, which stays below
+/// this.
 const LINK_TAG: u8 = 0x80;
 
 impl Entry {

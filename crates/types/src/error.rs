@@ -11,7 +11,8 @@ pub type FsResult<T> = Result<T, FsError>;
 pub struct FsError {
     /// Linux errno value, above zero.
     pub errno: i32,
-    /// What failed and why, for logs and native clients; applications on a mount see only the errno.
+    /// What failed and why, for logs and native clients; applications on a mount see only the
+    /// errno.
     pub reason: Cow<'static, str>,
 }
 
@@ -21,7 +22,7 @@ impl FsError {
         Self { errno, reason: Cow::Borrowed(reason) }
     }
 
-    /// An error whose reason names particulars.
+    /// An error with particulars in its reason.
     pub fn because(errno: i32, reason: impl Into<String>) -> Self {
         Self { errno, reason: Cow::Owned(reason.into()) }
     }

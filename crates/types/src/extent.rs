@@ -1,18 +1,22 @@
-//! Extents: which stored bytes make up a chunk of a large file (`docs/format/objects.md`, "Extents").
+//! Extents: which stored bytes make up a chunk of a large file (`docs/format/objects.md`,
+//! "Extents").
 //!
-//! A chunk is 64 MiB of a file. Its [`ExtentList`] says for every byte where it is stored; what no extent covers is a
-//! hole and reads as zeros, and nothing else does. All functions are pure: the metadata core runs them inside its
-//! execute step, the client when it plans a read.
+//! A chunk is 64 MiB of a file. Its [`ExtentList`] says for every byte where it is stored; what no
+//! extent covers is a hole and reads as zeros, and nothing else does. All functions are pure: the
+//! metadata core runs them inside its execute step, the client when it plans a read.
 //!
-//! **Invariants of a list**: extents are stored ones (a hole is a gap, never an element), not empty, sorted by
-//! position, free of overlap, within the chunk, and inside the range they point into. Two neighbours that continue
-//! each other in position and in the same range are one extent. At most [`EXTENTS_MAX`] elements.
+//! **Invariants of a list**: extents are stored ones (a hole is a gap, never an element), not
+//! empty, sorted by position, free of overlap, within the chunk, and inside the range they point
+//! into. Two neighbours that continue each other in position and in the same range are one extent.
+//! At most [`EXTENTS_MAX`] elements.
 //!
-//! **Accounting**: the unit is the *referenced byte*. An extent of `len` bytes references `len` bytes of its object,
-//! whatever the length of the range it points into; a byte referenced from two extents counts twice. A list that takes
-//! an extent in adds `len`; every operation here returns what it [`Released`]. For any object, bytes added minus bytes
-//! released is the sum of `len` over all live extents, and because no extent is empty, that sum is zero exactly when
-//! nothing references the object. (A packed file without chunks references the whole range: `range.len` bytes.)
+//! **Accounting**: the unit is the *referenced byte*. An extent of `len` bytes references `len`
+//! bytes of its object, whatever the length of the range it points into; a byte referenced from two
+//! extents counts twice. A list that takes an extent in adds `len`; every operation here returns
+//! what it [`Released`]. For any object, bytes added minus bytes released is the sum of `len` over
+//! all live extents, and because no extent is empty, that sum is zero exactly when nothing
+//! references the object. (A packed file without chunks references the whole range: `range.len`
+//! bytes.)
 
 use std::fmt;
 
@@ -28,7 +32,8 @@ pub const WINDOW_BYTES: u32 = 4 * 1024 * 1024;
 /// A window is due for compaction when merging its runs would save this many extents.
 pub const WINDOW_JOINS_MAX: usize = 32;
 
-/// Most extents in one list. Compaction keeps lists near 512; this bounds what a row can cost when it lags behind.
+/// Most extents in one list. Compaction keeps lists near 512; this bounds what a row can cost when
+/// it lags behind.
 pub const EXTENTS_MAX: usize = 65_536;
 
 /// First byte of an encoded list.
@@ -242,7 +247,8 @@ impl ExtentList {
         first..past
     }
 
-    /// Puts `new` above everything that was there; a hole punches. Returns what was released. Nothing changes on error.
+    /// Puts `new` above everything that was there; a hole punches. Returns what was released.
+    /// Nothing changes on error.
     pub fn overlay(&mut self, new: Extent) -> Result<Vec<Released>, ExtentError> {
         new.check()?;
         let fresh = match new.source {
@@ -274,8 +280,9 @@ impl ExtentList {
         freed
     }
 
-    /// Takes over what `pieces` (of another list or this one, from [`ExtentList::slice`]) say about `len` bytes, placed
-    /// at `pos`: a clone by reference, holes included. `pieces` must cover exactly `len` bytes, in order.
+    /// Takes over what `pieces` (of another list or this one, from [`ExtentList::slice`]) say about
+    /// `len` bytes, placed at `pos`: a clone by reference, holes included. `pieces` must cover
+    /// exactly `len` bytes, in order.
     pub fn graft(&mut self, pos: u32, pieces: &[Extent]) -> Result<Vec<Released>, ExtentError> {
         let Some(first) = pieces.first() else { return Ok(Vec::new()) };
         let mut fresh = Vec::with_capacity(pieces.len());
@@ -296,8 +303,9 @@ impl ExtentList {
         self.replace_span(pos, at, &fresh)
     }
 
-    /// Replaces what lies in `pos .. pos + len` by `fresh` if it still is what `seen` (from [`ExtentList::slice`])
-    /// says: the commit of a compaction. `fresh` gives extents inside the window, in order; gaps become holes.
+    /// Replaces what lies in `pos .. pos + len` by `fresh` if it still is what `seen` (from
+    /// [`ExtentList::slice`]) says: the commit of a compaction. `fresh` gives extents inside the
+    /// window, in order; gaps become holes.
     pub fn replace_if(
         &mut self,
         pos: u32,
@@ -357,8 +365,8 @@ impl ExtentList {
         self.0.drain(kept + 1..past);
     }
 
-    /// What `pos .. pos + len` consists of, holes as extents of their own, in order and without gaps. The part beyond
-    /// the chunk is left out.
+    /// What `pos .. pos + len` consists of, holes as extents of their own, in order and without
+    /// gaps. The part beyond the chunk is left out.
     pub fn slice(&self, pos: u32, len: u32) -> Vec<Extent> {
         let end = pos.saturating_add(len).min(CHUNK_BYTES);
         let mut pieces = Vec::new();
@@ -397,14 +405,15 @@ impl ExtentList {
         at
     }
 
-    /// Index of the first extent whose last block ends behind `pos`.
+    /// Index of the first extent with its last block ending behind `pos`.
     fn first_ending_behind(&self, pos: u32, block: u32) -> usize {
         self.0.partition_point(|extent| extent.end().next_multiple_of(block) <= pos)
     }
 
-    /// First bytes of the aligned windows ([`WINDOW_BYTES`]) that compaction should rewrite: those with more than 32
-    /// extents, one per contiguous run not counted after the first (a run costs one extent however often it is
-    /// rewritten, so a sparse window must not be compacted again and again).
+    /// First bytes of the aligned windows ([`WINDOW_BYTES`]) that compaction should rewrite: those
+    /// with more than 32 extents, one per contiguous run not counted after the first (a run costs
+    /// one extent however often it is rewritten, so a sparse window must not be compacted again and
+    /// again).
     pub fn windows_to_compact(&self) -> Vec<u32> {
         let mut due = Vec::new();
         let (mut window, mut joins) = (0, 0);
@@ -446,7 +455,8 @@ impl ExtentList {
         }
     }
 
-    /// Reads what [`ExtentList::encode_into`] wrote and checks every invariant but the joining of neighbours.
+    /// Reads what [`ExtentList::encode_into`] wrote and checks every invariant but the joining of
+    /// neighbours.
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         if reader.u8()? != VERSION {
             return Err(DecodeError("extent list of an unknown version"));

@@ -1,4 +1,5 @@
-//! Numbers that name things. All are 64 bits, never reused within a volume, and zero is never a valid one.
+//! Numbers that name things. All are 64 bits, never reused within a volume, and zero is never a
+//! valid one.
 
 /// Inode number of a file, directory or special file; what applications see in `st_ino`.
 pub type InodeId = u64;
@@ -6,7 +7,8 @@ pub type InodeId = u64;
 /// Number of an object in the block store.
 pub type ObjectId = u64;
 
-/// Position in an engine's log: the sequence number of the last record it covers. Zero covers nothing.
+/// Position in an engine's log: the sequence number of the last record it covers. Zero covers
+/// nothing.
 pub type Position = u64;
 
 /// The root directory of every volume.

@@ -78,7 +78,8 @@ impl Kind {
 pub enum Data {
     /// Nowhere: empty, or one hole as long as the size; also directories and special files.
     None,
-    /// In the record itself (small files, targets of symbolic links). Bytes beyond it up to the size are a hole.
+    /// In the record itself (small files, targets of symbolic links). Bytes beyond it up to the
+    /// size are a hole.
     Inline(Box<[u8]>),
     /// The first `visible` bytes of one stored range. Bytes beyond it up to the size are a hole.
     Packed {
@@ -166,7 +167,8 @@ pub struct Inode {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Names of a file; 1 unless it lies in table `link`. Unused for directories, whose count comes from their shares.
+    /// Names of a file; 1 unless it lies in table `link`. Unused for directories: their count comes
+    /// from their shares.
     pub nlink: u32,
     /// Device number of a special file, as the kernel encodes it.
     pub rdev: u32,
@@ -174,7 +176,8 @@ pub struct Inode {
     pub size: u64,
     /// Last access, as far as mounts tell of reads, or as it was set.
     pub atime: Nanos,
-    /// Last change of content. For a directory: of what was set explicitly, see [`crate::stat::DirStat`].
+    /// Last change of content. For a directory: of what was set explicitly, see
+    /// [`crate::stat::DirStat`].
     pub mtime: Nanos,
     /// Last change of attributes; for a directory as `mtime`.
     pub ctime: Nanos,
@@ -184,8 +187,8 @@ pub struct Inode {
     pub change: u64,
     /// Commit timestamp of the last change of the content.
     pub data_change: u64,
-    /// Rows in table `xattr` may exist. Stays set once an extended attribute was set, so that files that never had one
-    /// (nearly all) cost no look-up when they are read or removed.
+    /// Rows in table `xattr` may exist. Stays set once an extended attribute was set, so that files
+    /// that never had one (nearly all) cost no look-up when they are read or removed.
     pub xattrs: bool,
     /// What may be done with it.
     pub flags: InodeFlags,
@@ -214,7 +217,8 @@ const HAS_RDEV: u8 = 32;
 const DATA_SHIFT: u32 = 6;
 
 impl Inode {
-    /// An empty one that was made at `now` by the commit `stamp`: root's, with one name and no permission.
+    /// An empty one that was made at `now` by the commit `stamp`: root's, with one name and no
+    /// permission.
     pub fn new(ino: InodeId, kind: Kind, now: Nanos, stamp: u64) -> Self {
         Self {
             ino,

@@ -1,7 +1,8 @@
 //! Keys of the ordered tables (`docs/format.md`, "Rows").
 //!
-//! Every key is a table number, a 64-bit id and a suffix; in bytes `table ‖ id (big-endian) ‖ suffix`, ordered as bytes.
-//! All rows of one directory, inode or object share `(table, id)`, so one prefix scan finds them.
+//! Every key is a table number, a 64-bit id and a suffix; in bytes
+//! `table ‖ id (big-endian) ‖ suffix`, ordered as bytes. All rows of one directory, inode or object
+//! share `(table, id)`, so one prefix scan finds them.
 
 /// The tables of a volume. Numbers are on disk: never change or reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,7 +18,8 @@ pub enum Table {
     DirId = 3,
     /// `(parent, child directory u64)` → nothing: the subdirectories of a directory.
     Subdir = 4,
-    /// `inode` → [`crate::inode::Inode`] of a file with several names, or of one that is open and has none.
+    /// `inode` → [`crate::inode::Inode`] of a file with several names, or of one that is open and
+    /// has none.
     Link = 5,
     /// `(inode, chunk u64)` → [`crate::extent::ExtentList`], the extents of one chunk.
     Chunk = 6,
@@ -31,7 +33,8 @@ pub enum Table {
     Moved = 10,
     /// Prepared and decided transactions. Reserved for the cluster.
     Txn = 11,
-    /// `(inode, chunk u64)` → nothing: rows of table `chunk` from this one on were cut off and are being deleted.
+    /// `(inode, chunk u64)` → nothing: rows of table `chunk` from this one on were cut off and are
+    /// being deleted.
     Sweep = 12,
 }
 
@@ -59,13 +62,14 @@ impl Table {
     }
 }
 
-/// Longest suffix of a key, bytes. Names (255) and extended attribute names (255) fit with room to spare.
+/// Longest suffix of a key, bytes. Names (255) and extended attribute names (255) fit with room to
+/// spare.
 pub const SUFFIX_MAX: usize = 512;
 
 /// Bytes of a key before its suffix.
 pub const PREFIX_LEN: usize = 9;
 
-/// A key whose suffix is borrowed.
+/// A key with a borrowed suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyRef<'a> {
     /// Table of the row.

@@ -1,4 +1,5 @@
-//! What every part of KestrelFS speaks: ids, attributes, names, errors, rows and keys, requests and replies.
+//! What every part of KestrelFS speaks: ids, attributes, names, errors, rows and keys, requests and
+//! replies.
 //!
 //! This crate does no I/O and depends on nothing of ours.
 

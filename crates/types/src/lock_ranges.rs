@@ -1,10 +1,12 @@
 //! The byte ranges of one file that one owner has locked.
 //!
-//! Both ends of the protocol keep them: the node to decide, the client to claim them again after a restart of the node.
+//! Both ends of the protocol keep them: the node to decide, the client to claim them again after a
+//! restart of the node.
 //!
-//! Invariants: ranges do not overlap; ranges of one mode that touch are one range. Taking a lock replaces the owner's own
-//! locks of that range whatever their mode (an upgrade, a downgrade, or nothing new), and giving up part of a range splits it:
-//! `fcntl(2)`, "Advisory record locking". Callers see to it that a range does not end before it starts.
+//! Invariants: ranges do not overlap; ranges of one mode that touch are one range. Taking a lock
+//! replaces the owner's own locks of that range whatever their mode (an upgrade, a downgrade, or
+//! nothing new), and giving up part of a range splits it: `fcntl(2)`, "Advisory record locking".
+//! Callers see to it that a range does not end before it starts.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +23,7 @@ pub struct HeldRange {
     pub pid: u32,
 }
 
-/// One step of a change, for whoever keeps a second view of the same ranges.
+/// One step of a change, for callers that keep a second view of the same ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RangeChange {
     /// The range that starts here is no more.
@@ -67,7 +69,8 @@ impl LockRanges {
             .is_some_and(|(first, held)| first <= start && end <= held.end && held.mode == mode)
     }
 
-    /// By how many ranges holding `start..=end` in another mode, or (`None`) not at all, could make this longer at most.
+    /// By how many ranges holding `start..=end` in another mode, or (`None`) not at all, could make
+    /// this longer at most.
     pub fn growth(&self, start: u64, end: u64, mode: Option<LockMode>) -> usize {
         let split = self
             .overlapping(start, end)
@@ -76,7 +79,8 @@ impl LockRanges {
         usize::from(split) + usize::from(mode.is_some())
     }
 
-    /// Holds `start..=end` in this mode, and tells what that changed, in the order in which it can be repeated.
+    /// Holds `start..=end` in this mode, and tells what that changed, in the order in which it can
+    /// be repeated.
     pub fn set(&mut self, start: u64, end: u64, mode: LockMode, pid: u32, mut tell: impl FnMut(RangeChange)) {
         self.clear(start, end, &mut tell);
         let (mut first, mut last) = (start, end);

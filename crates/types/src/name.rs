@@ -11,13 +11,16 @@ pub use dirs::{Dirs, Iter};
 /// Longest name of an entry, bytes.
 pub const NAME_MAX: usize = 255;
 
-/// Longest path a request may carry and longest target of a symbolic link, bytes (Linux `PATH_MAX` less the NUL).
+/// Longest path a request may carry and longest target of a symbolic link, bytes (Linux `PATH_MAX`
+/// less the NUL).
 pub const PATH_MAX: usize = 4095;
 
-/// Longest name that is kept without an allocation, bytes: with its length and the tag it takes what a box would, and one word.
+/// Longest name that is kept without an allocation, bytes: with its length and the tag it takes
+/// what a box would, and one word.
 const INLINE_MAX: usize = 22;
 
-/// One component of a path: 1 to [`NAME_MAX`] bytes, any byte but NUL and `/`, neither `.` nor `..`.
+/// One component of a path: 1 to [`NAME_MAX`] bytes, any byte but NUL and `/`, neither `.` nor
+/// `..`.
 #[derive(Clone)]
 pub struct Name(Bytes);
 
@@ -102,7 +105,8 @@ fn is_no_name(bytes: &[u8]) -> bool {
     matches!(bytes, [] | [b'.'] | [b'.', b'.'])
 }
 
-/// Whether there is a NUL or `/`, eight bytes at a time: every name that comes from a network passes here.
+/// Whether there is a NUL or `/`, eight bytes at a time: every name that comes from a network
+/// passes here.
 fn has_reserved_byte(bytes: &[u8]) -> bool {
     const LOW: u64 = u64::from_le_bytes([0x01; 8]);
     const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
@@ -132,10 +136,11 @@ impl AsRef<[u8]> for Name {
     }
 }
 
-/// Where an entry is or shall be: a name below a directory that the client knows by id, reached through `dirs`.
+/// Where an entry is or shall be: a name below a directory that the client knows by id, reached
+/// through `dirs`.
 ///
-/// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole path sends it whole,
-/// so that an operation is one request (`metadata.md` §6).
+/// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole
+/// path sends it whole, so that an operation is one request (`metadata.md` §6).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Directory where resolution starts.
@@ -152,7 +157,8 @@ impl Place {
         Self { base, dirs: Dirs::default(), name }
     }
 
-    /// The place a relative path leads to from `base`: components separated by `/`, empty and `.` components skipped.
+    /// The place a relative path leads to from `base`: components separated by `/`, empty and `.`
+    /// components skipped.
     ///
     /// # Errors
     /// As [`Name::new`]; `EINVAL` if nothing is left; `ENAMETOOLONG` above [`PATH_MAX`].
@@ -173,13 +179,14 @@ impl Place {
 
 /// An inode the client knows by number, with the place where it last saw it.
 ///
-/// A file's record lies under its directory and name, so the place is what finds it; if the file has been renamed since, or
-/// has several names, or none any more, the node finds it by number.
+/// A file's record lies under its directory and name, so the place is what finds it; if the file
+/// has been renamed since, or has several names, or none any more, the node finds it by number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InodeRef {
     /// The inode.
     pub ino: InodeId,
-    /// Directory and name where the client last saw it; `None` for the root and for files without a name.
+    /// Directory and name where the client last saw it; `None` for the root and for files without a
+    /// name.
     pub seen: Option<(InodeId, Name)>,
 }
 

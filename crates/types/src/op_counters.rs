@@ -1,14 +1,17 @@
-//! Counters of metadata requests, at a node or at a client of nodes: requests and errors by kind, latency, batch sizes.
+//! Counters of metadata requests, at a node or at a client of nodes: requests and errors by kind,
+//! latency, batch sizes.
 //!
-//! Each lane has its own counters, written by whoever holds its role, so that counting shares no cache line between workers and
-//! needs no locked instruction. Replies that waited for a sync are counted by the thread that gave them, in a lane of their own.
+//! Each lane has its own counters, written by whoever holds its role, so that counting shares no
+//! cache line between workers and needs no locked instruction. Replies that waited for a sync are
+//! counted by the thread that gave them, in a lane of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::op_kind::KINDS;
 
-/// Latency buckets: bucket `i` holds latencies of `2^i` to `2^(i+1) - 1` nanoseconds, the last one all above.
+/// Latency buckets: bucket `i` holds latencies of `2^i` to `2^(i+1) - 1` nanoseconds, the last one
+/// all above.
 pub const LATENCY_BUCKETS: usize = 32;
 
 /// Batch-size buckets: bucket `i` holds batches of `2^i` to `2^(i+1) - 1` requests.

@@ -1,6 +1,8 @@
-//! Permission bits, and the rules of POSIX, as Linux applies them, that a client and a node both need.
+//! Permission bits, and the rules of POSIX, as Linux applies them, that a client and a node both
+//! need.
 //!
-//! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if they decide.
+//! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if
+//! they decide.
 
 use crate::request::Creds;
 
@@ -32,11 +34,12 @@ pub fn in_group(creds: &Creds, gid: u32) -> Option<bool> {
     creds.groups.as_ref().map(|groups| groups.contains(&gid))
 }
 
-/// Mode of a file that belongs to `gid` without the set-id bits that a change by the caller takes away: set-user-id always;
-/// set-group-id if the group may execute, and else (it is the mark of mandatory locking then) unless the caller could set it:
-/// is in the group or the superuser. (Linux 6.2 and its predecessors' updates, `setattr_should_drop_suidgid`; whether anything
-/// is taken away at all is the caller's to decide: a write by the superuser takes nothing, a chown by him does.) `None` if that
-/// depends on groups that are unknown.
+/// Mode of a file that belongs to `gid` without the set-id bits that a change by the caller takes
+/// away: set-user-id always; set-group-id if the group may execute, and else (it is the mark of
+/// mandatory locking then) unless the caller could set it: is in the group or the superuser. (Linux
+/// 6.2 and its predecessors' updates, `setattr_should_drop_suidgid`; whether anything is taken away
+/// at all is the caller's to decide: a write by the superuser takes nothing, a chown by him does.)
+/// `None` if that depends on groups that are unknown.
 pub fn without_set_ids(creds: &Creds, mode: u16, gid: u32) -> Option<u16> {
     let rest = mode & !SET_UID;
     match mode & (SET_GID | GROUP_EXEC) {

@@ -2,14 +2,15 @@
 //!
 //! Three steps lead to the owner of an entry (`metadata.md` §4):
 //!
-//! 1. its *slot*, one of [`SLOTS`]: the hash of the name alone, so that a client finds it without knowing the directory;
-//!    unless the [`exceptions`] name another slot, or say that for this name the directory counts as well;
+//! 1. its *slot*, one of [`SLOTS`]: the hash of the name alone, so that a client finds it without
+//!    knowing the directory; unless the [`exceptions`] name another slot, or say that for this name
+//!    the directory counts as well;
 //! 2. the *node* that the [`map`] gives the slot to;
 //! 3. within the node the worker, by a hash of directory and name that is independent of the slot.
 //!
-//! The hashes decide where rows are kept on disk, so they are written down here and pinned by test vectors; no library may
-//! change them. They have to spread, not to resist attack: whoever makes many names that meet in one slot makes one node
-//! fuller, which the balancing evens out.
+//! The hashes decide where rows are kept on disk, so they are written down here and pinned by test
+//! vectors; no library may change them. They have to spread, not to resist attack: a user with many
+//! names that meet in one slot makes one node fuller, which the balancing evens out.
 
 pub mod exceptions;
 pub mod map;
@@ -21,10 +22,12 @@ pub use table::{Owner, PLACEMENT_BYTES_MAX, Placement, PlacementError};
 
 use crate::ids::{InodeId, ObjectId};
 
-/// Most workers of a node: a worker is a bit of a word, and shares are numbered `node << 6 | worker`.
+/// Most workers of a node: a worker is a bit of a word, and shares are numbered
+/// `node << 6 | worker`.
 pub const WORKERS_MAX: usize = 64;
 
-/// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On disk: never changes.
+/// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On
+/// disk: never changes.
 pub const SLOTS: usize = 1 << 14;
 
 /// Number of a slot, below [`SLOTS`].
@@ -39,8 +42,8 @@ const fn mix(state: u64, word: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// Mixes a name into the state. Words are little-endian, the last one padded with zeros; the length goes in last, so
-/// padding cannot collide with content.
+/// Mixes a name into the state. Words are little-endian, the last one padded with zeros; the length
+/// goes in last, so padding cannot collide with content.
 #[inline]
 fn mix_name(mut state: u64, name: &[u8]) -> u64 {
     let (words, tail) = name.as_chunks::<8>();
@@ -67,15 +70,16 @@ pub fn hash_inode(ino: InodeId) -> u64 {
     mix(0x6b65_7374_7265_6c32, ino)
 }
 
-/// Hash of a name, whatever its directory: its slot, unless it is an exception. (Here and below seeds are digits of π: they
-/// must not be near each other, since what is hashed first is only XORed to them.)
+/// Hash of a name, whatever its directory: its slot, unless it is an exception. (Here and below
+/// seeds are digits of π: they must not be near each other, since what is hashed first is only
+/// XORed to them.)
 #[inline]
 pub fn hash_name(name: &[u8]) -> u64 {
     mix_name(0x243f_6a88_85a3_08d3, name)
 }
 
-/// Hash of directory and name: the slot of a name that is spread over all slots. Not [`hash_entry`], or all such entries of
-/// a slot would have the same worker.
+/// Hash of directory and name: the slot of a name that is spread over all slots. Not
+/// [`hash_entry`], or all such entries of a slot would have the same worker.
 #[inline]
 pub fn hash_spread(parent: InodeId, name: &[u8]) -> u64 {
     mix_name(mix(0x1319_8a2e_0370_7344, parent), name)
@@ -88,8 +92,8 @@ pub fn slot_of_hash(hash: u64) -> Slot {
     (hash >> (64 - SLOTS.trailing_zeros())) as Slot
 }
 
-/// The home slot of what is found by an id, which the id carries: a directory's place, the inode of a file with several names,
-/// chunks, extended attributes.
+/// The home slot of what is found by an id, which the id carries: a directory's place, the inode of
+/// a file with several names, chunks, extended attributes.
 #[inline]
 pub fn slot_of_id(id: u64) -> Slot {
     // Below SLOTS, which fits.
@@ -102,8 +106,9 @@ const MEMBER_BITS: u32 = 10;
 /// Inode numbers that one node of a cluster can make up: what is left of 63 bits.
 pub const COUNTERS_MAX: u64 = 1 << (63 - MEMBER_BITS - SLOTS.trailing_zeros());
 
-/// The inode number that the node `member` makes of its own `counter` for something whose home is `slot`: no two nodes make up the
-/// same, and what a name stands for starts out on the node that owns the name.
+/// The inode number that the node `member` makes of its own `counter` for something with the home
+/// `slot`: no two nodes make up the same, and what a name stands for starts out on the node that
+/// owns the name.
 ///
 /// # Panics
 /// If the node's number or the counter is out of bounds (1,024 nodes, [`COUNTERS_MAX`] counters).
@@ -122,7 +127,8 @@ pub fn maker_of_id(id: InodeId) -> (u64, NodeId) {
     (rest >> MEMBER_BITS, (rest % (1 << MEMBER_BITS)) as NodeId)
 }
 
-/// Object numbers that are consecutive: a node's numbers are in blocks of so many, and the blocks of all nodes alternate.
+/// Object numbers that are consecutive: a node's numbers are in blocks of so many, and the blocks
+/// of all nodes alternate.
 pub const OBJECT_BLOCK: u64 = 1 << OBJECT_BLOCK_BITS;
 
 const OBJECT_BLOCK_BITS: u32 = 20;
@@ -130,11 +136,13 @@ const OBJECT_BLOCK_BITS: u32 = 20;
 /// Bound of the counter in an object's number.
 pub const OBJECT_COUNTERS_MAX: u64 = 1 << (63 - MEMBER_BITS);
 
-/// The object number that the node `member` makes of its own `counter`. Those of one node increase with the counter, no two nodes make up
-/// the same, and counters of one block give consecutive numbers.
+/// The object number that the node `member` makes of its own `counter`. Those of one node increase
+/// with the counter, no two nodes make up the same, and counters of one block give consecutive
+/// numbers.
 ///
 /// # Panics
-/// If the node's number or the counter is out of bounds (1,024 nodes, [`OBJECT_COUNTERS_MAX`] counters).
+/// If the node's number or the counter is out of bounds (1,024 nodes, [`OBJECT_COUNTERS_MAX`]
+/// counters).
 #[inline]
 pub fn object_in(counter: u64, member: NodeId) -> ObjectId {
     assert!(member < 1 << MEMBER_BITS && counter < OBJECT_COUNTERS_MAX, "an object number out of bounds");
@@ -262,7 +270,8 @@ mod tests {
 
     #[test]
     fn slots_are_filled_as_by_chance_and_independently_of_workers() {
-        // 10 a slot; the standard deviation of chi-square over SLOTS cells is sqrt(2 SLOTS) = 181: six of them are allowed.
+        // 10 a slot; the standard deviation of chi-square over SLOTS cells is sqrt(2 SLOTS) = 181:
+        // six of them are allowed.
         let bound = SLOTS as f64 + 6.0 * (2.0 * SLOTS as f64).sqrt();
         let formats: [fn(u64) -> String; 3] =
             [|i| format!("{i}"), |i| format!("{i:08}.jpg"), |i| format!("sample-{i:x}")];

@@ -12,7 +12,8 @@ pub const FRAME_CHECK_BYTES: u32 = 4;
 /// Longest stored range, logical bytes: the largest block size.
 pub const RANGE_BYTES_MAX: u32 = 16 * 1024 * 1024;
 
-/// `len` logical bytes of one file, stored from byte `offset` of an object as frames. Immutable once written.
+/// `len` logical bytes of one file, stored from byte `offset` of an object as frames. Immutable
+/// once written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Range {
     /// The object that holds the frames.

@@ -1,7 +1,7 @@
 //! What a client asks of a metadata node, and what it is told.
 //!
-//! Every operation is one request. Types here are plain values: the embedded volume passes them by call, the cluster will
-//! encode them.
+//! Every operation is one request. Types here are plain values: the embedded volume passes them by
+//! call, the cluster will encode them.
 
 use std::sync::Arc;
 
@@ -27,15 +27,17 @@ pub const XATTR_VALUE_MAX: usize = 65536;
 /// Longest name of an extended attribute, bytes (Linux `XATTR_NAME_MAX`).
 pub const XATTR_NAME_MAX: usize = 255;
 
-/// Who asks.
+/// The user and groups that ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Creds {
-    /// Effective user. 0 may do anything that `CAP_DAC_OVERRIDE`, `CAP_FOWNER` and `CAP_CHOWN` allow.
+    /// Effective user. 0 may do anything that `CAP_DAC_OVERRIDE`, `CAP_FOWNER` and `CAP_CHOWN`
+    /// allow.
     pub uid: u32,
     /// Effective group.
     pub gid: u32,
-    /// Supplementary groups, or `None` if the client has not looked them up: an operation whose outcome depends on them is
-    /// answered with [`Outcome::NeedGroups`] and sent again. (FUSE does not carry them.)
+    /// Supplementary groups, or `None` if the client has not looked them up: an operation that
+    /// depends on them is answered with [`Outcome::NeedGroups`] and sent again. (FUSE does not
+    /// carry them.)
     pub groups: Option<Arc<[u32]>>,
 }
 
@@ -49,7 +51,7 @@ impl Creds {
 /// A time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
-    /// The node's present time (`UTIME_NOW`); allowed to whoever may write.
+    /// The node's present time (`UTIME_NOW`); allowed with the permission to write.
     Now,
     /// This time; allowed to the owner.
     At(Nanos),
@@ -72,7 +74,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// The size changes through a descriptor opened for writing: no permission check of the file.
     pub through_handle: bool,
-    /// Drop set-id bits, as a truncation by whoever asks must if he is not privileged.
+    /// Drop set-id bits, as a truncation by an unprivileged caller must.
     pub kill_suid: bool,
 }
 
@@ -109,8 +111,9 @@ pub struct RenameFlags {
     pub no_replace: bool,
     /// Exchange the two entries, which must both exist.
     pub exchange: bool,
-    /// Replace this directory, or fail with `ESTALE` if it would be another one. A kernel looks at what is there before it asks, and
-    /// takes that directory for dead when it was told that the name is replaced.
+    /// Replace this directory, or fail with `ESTALE` if it would be another one. A kernel looks at
+    /// what is there before it asks, and takes that directory for dead when it was told that the
+    /// name is replaced.
     pub replaced: Option<InodeId>,
 }
 
@@ -132,9 +135,10 @@ pub enum NewData {
     Inline(Box<[u8]>),
     /// The whole content is this range.
     Packed(Range),
-    /// Patches over the content there is, as `(chunk, extent)` in the order they were written: a later one wins. An inline
-    /// file must be patched by a commit whose extents cover all its inline bytes (they cannot be referred to); a packed one
-    /// becomes chunked with its range as the oldest extent.
+    /// Patches over the content there is, as `(chunk, extent)` in the order they were written: a
+    /// later one wins. An inline file must be patched by a commit with extents that cover all its
+    /// inline bytes (they cannot be referred to); a packed one becomes chunked with its range as
+    /// the oldest extent.
     Patches(Vec<(u64, Extent)>),
 }
 
@@ -143,8 +147,8 @@ pub enum NewData {
 pub struct Commit {
     /// The file, open by this client.
     pub inode: InodeRef,
-    /// The `data_change` the change was made on. If the file has another one meanwhile, the answer is
-    /// [`Outcome::Conflict`] and nothing changes: the client merges and sends again.
+    /// The `data_change` the change was made on. If the file has another one meanwhile, the answer
+    /// is [`Outcome::Conflict`] and nothing changes: the client merges and sends again.
     pub base: u64,
     /// The change.
     pub data: NewData,
@@ -152,8 +156,8 @@ pub struct Commit {
     pub size: Option<u64>,
     /// When the content was last written, by the client's clock.
     pub mtime: Nanos,
-    /// Drop set-id bits, as a write by whoever asks must if he is not privileged. Of several writers the one asks who may keep
-    /// least.
+    /// Drop set-id bits, as a write by an unprivileged caller must. Of several writers, the request
+    /// has the one that may keep least.
     pub kill_suid: bool,
 }
 
@@ -180,8 +184,9 @@ pub enum Op {
     Access(InodeRef, u32),
     /// Target of a symbolic link. Answer: [`Answer::Bytes`].
     ReadLink(InodeRef),
-    /// Opens a file, creating it if it does not exist (unless `exclusive`, then it must not). Answer: [`Answer::Opened`].
-    /// A symbolic link or directory at the place is answered with `EEXIST` if `exclusive`, else `ELOOP` and `EISDIR`.
+    /// Opens a file, creating it if it does not exist (unless `exclusive`, then it must not).
+    /// Answer: [`Answer::Opened`]. A symbolic link or directory at the place is answered with
+    /// `EEXIST` if `exclusive`, else `ELOOP` and `EISDIR`.
     Create {
         /// Where.
         place: Place,
@@ -192,13 +197,15 @@ pub enum Op {
         /// Fail if it exists.
         exclusive: bool,
     },
-    /// Opens a file by number. Answer: [`Answer::Opened`]. A directory is answered alike, but its opens are not counted.
+    /// Opens a file by number. Answer: [`Answer::Opened`]. A directory is answered alike, but its
+    /// opens are not counted.
     Open(InodeRef, OpenFlags),
-    /// Finds an entry and opens what it stands for, as Lookup and Open would at one instant. Answer: [`Answer::Opened`] with
-    /// the directory. A symbolic link at the place is answered with `ELOOP`.
+    /// Finds an entry and opens what it stands for, as Lookup and Open would at one instant.
+    /// Answer: [`Answer::Opened`] with the directory. A symbolic link at the place is answered with
+    /// `ELOOP`.
     OpenAt(Place, OpenFlags),
-    /// Creates and opens a file without a name in a directory. Answer: [`Answer::Opened`]. It can be given a name by
-    /// [`Op::Link`] unless `exclusive` (`O_EXCL`).
+    /// Creates and opens a file without a name in a directory. Answer: [`Answer::Opened`]. It can
+    /// be given a name by [`Op::Link`] unless `exclusive` (`O_EXCL`).
     TmpFile {
         /// The directory.
         dir: InodeId,
@@ -207,9 +214,11 @@ pub enum Op {
         /// `O_EXCL`: it must never get a name.
         exclusive: bool,
     },
-    /// Gives back one open (of Create, Open, OpenAt or TmpFile). The last release of a file without names deletes it. Answer: Done.
+    /// Gives back one open (of Create, Open, OpenAt or TmpFile). The last release of a file without
+    /// names deletes it. Answer: Done.
     Release(InodeId),
-    /// Creates a special file or an empty regular file without opening it. Answer: [`Answer::Entry`].
+    /// Creates a special file or an empty regular file without opening it. Answer:
+    /// [`Answer::Entry`].
     MkNod {
         /// Where.
         place: Place,
@@ -226,15 +235,15 @@ pub enum Op {
     Symlink(Place, Box<[u8]>),
     /// Removes an entry that is not a directory. Answer: [`Answer::Removed`].
     Unlink(Place),
-    /// Removes an empty directory; if a number is given, that one or none (`ESTALE`): see [`RenameFlags::replaced`].
-    /// Answer: [`Answer::Removed`].
+    /// Removes an empty directory; if a number is given, that one or none (`ESTALE`): see
+    /// [`RenameFlags::replaced`]. Answer: [`Answer::Removed`].
     RmDir(Place, Option<InodeId>),
     /// Renames. Answer: [`Answer::Renamed`].
     Rename(Place, Place, RenameFlags),
     /// Gives a file another name. Answer: [`Answer::Entry`].
     Link(InodeRef, Place),
-    /// Lists a directory by name from the first one after `after`. Needs read permission when `check` is set (opendir).
-    /// Answer: [`Answer::Entries`].
+    /// Lists a directory by name from the first one after `after`. Needs read permission when
+    /// `check` is set (opendir). Answer: [`Answer::Entries`].
     ReadDir {
         /// The directory.
         dir: InodeId,
@@ -258,23 +267,24 @@ pub enum Op {
     },
     /// Changes content. Answer: [`Answer::Inode`].
     Commit(Commit),
-    /// Replaces the extents within a window of a chunk by others that hold the same bytes, if they are still what the client
-    /// read. Answer: Done, or [`Outcome::Conflict`]. A packed file has one extent in chunk 0, all that is visible of its range,
-    /// and stays packed. What readers see does not change, so neither do times and `data_change`.
+    /// Replaces the extents within a window of a chunk by others that hold the same bytes, if they
+    /// are still what the client read. Answer: Done, or [`Outcome::Conflict`]. A packed file has
+    /// one extent in chunk 0, all that is visible of its range, and stays packed. What readers see
+    /// does not change, so neither do times and `data_change`.
     Compact {
         /// The file.
         inode: InodeRef,
         /// The chunk.
         chunk: u64,
-        /// Extents the window had when it was read, holes between them included; the first and the last are stored ones and
-        /// bound the window.
+        /// Extents the window had when it was read, holes between them included; the first and the
+        /// last are stored ones and bound the window.
         old: Vec<Extent>,
         /// What replaces them.
         new: Vec<Extent>,
     },
-    /// Makes a window of one file refer to the stored bytes of another (copy by reference). Both must hold no unflushed
-    /// bytes at the client. Answer: [`Answer::Inode`] of the destination. Inline content is answered with `EOPNOTSUPP`: the
-    /// client copies bytes.
+    /// Makes a window of one file refer to the stored bytes of another (copy by reference). Both
+    /// must hold no unflushed bytes at the client. Answer: [`Answer::Inode`] of the destination.
+    /// Inline content is answered with `EOPNOTSUPP`: the client copies bytes.
     Clone {
         /// Source.
         from: InodeRef,
@@ -298,7 +308,8 @@ pub enum Op {
         /// Last chunk, at most 4096 after the first.
         last: u64,
     },
-    /// Deletes some of the rows that were cut off a file with very many chunks. The node asks itself. Answer: Done.
+    /// Deletes some of the rows that were cut off a file with very many chunks. The node asks
+    /// itself. Answer: Done.
     Sweep(InodeId),
     /// Value of an extended attribute. Answer: [`Answer::Bytes`].
     GetXattr(InodeRef, Box<[u8]>),
@@ -337,8 +348,8 @@ pub enum Named<'a> {
 }
 
 impl Op {
-    /// Shows all inode numbers that say what the operation is about, directories first. (Not those that a removal or a rename only compares
-    /// with.)
+    /// Shows all inode numbers that say what the operation is about, directories first. (Not those
+    /// that a removal or a rename only compares with.)
     pub fn visit_named(&mut self, visit: &mut dyn FnMut(Named<'_>)) {
         match self {
             Op::Lookup(place)
@@ -393,9 +404,9 @@ pub enum Subject<'a> {
     Place(&'a Place),
     /// An inode.
     Inode(&'a InodeRef),
-    /// An inode that the client has open: whoever counts that open is asked.
+    /// An inode that the client has open: the node that counts that open is asked.
     Held(&'a InodeRef),
-    /// An open that is given back to whoever counts it.
+    /// An open that is given back to the node that counts it.
     Open(InodeId),
     /// What is found by an inode number.
     Number(InodeId),
@@ -444,8 +455,8 @@ impl Op {
         }
     }
 
-    /// Whether it changes something or counts an open: a client that asks over a network numbers it, so that it is executed
-    /// exactly once.
+    /// Whether it changes something or counts an open: a client that asks over a network numbers
+    /// it, so that it is executed exactly once.
     pub fn is_numbered(&self) -> bool {
         match self {
             Op::Lookup(_)
@@ -488,10 +499,10 @@ impl Op {
     }
 }
 
-/// A request: who wants what.
+/// A request: credentials and operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// Who asks.
+    /// The user and groups that ask.
     pub creds: Creds,
     /// What for.
     pub op: Op,
@@ -526,8 +537,8 @@ pub enum Answer {
     Done,
     /// An inode.
     Inode(Box<Inode>),
-    /// An inode and the directory in which a [`Place`] led to it: with the place's last name, where the inode can be found again
-    /// ([`InodeRef::seen`]).
+    /// An inode and the directory in which a [`Place`] led to it: with the place's last name, where
+    /// the inode can be found again ([`InodeRef::seen`]).
     Entry {
         /// The directory of the entry.
         parent: InodeId,
@@ -540,10 +551,12 @@ pub enum Answer {
         inode: Box<Inode>,
         /// It was created by this request.
         created: bool,
-        /// The directory in which a [`Place`] led to it; `None` if it was opened by number or has no name.
+        /// The directory in which a [`Place`] led to it; `None` if it was opened by number or has
+        /// no name.
         parent: Option<InodeId>,
     },
-    /// The inode whose name was removed, as it is after that. With `nlink` 0 it is gone, or lives only while it is open.
+    /// The inode that lost the name, as it is after that. With `nlink` 0 it is gone, or lives only
+    /// while it is open.
     Removed(Box<Inode>),
     /// What a rename moved, and what it removed or exchanged at the destination.
     Renamed {
@@ -551,7 +564,8 @@ pub enum Answer {
         moved: InodeId,
         /// Inode that was replaced (then as in [`Answer::Removed`]) or exchanged.
         other: Option<Box<Inode>>,
-        /// The directory it left. 0, which is no inode, in an answer that a program before version 2 of the protocol recorded.
+        /// The directory it left. 0, which is no inode, in an answer that a program before version
+        /// 2 of the protocol recorded.
         from: InodeId,
         /// The directory it came to; 0 as `from`.
         to: InodeId,
@@ -609,8 +623,9 @@ pub enum Outcome {
     NeedGroups,
     /// The content changed meanwhile; this is the present inode. Nothing changed.
     Conflict(Box<Inode>),
-    /// A symbolic link in mid-path: `resolved` directories of the place were walked, then this target stands where the next
-    /// component is. The client substitutes and sends again, at most 40 times.
+    /// A symbolic link in mid-path: `resolved` directories of the place were walked, then this
+    /// target stands where the next component is. The client substitutes and sends again, at most
+    /// 40 times.
     Symlink {
         /// Components of `dirs` before the link.
         resolved: usize,
@@ -619,8 +634,9 @@ pub enum Outcome {
         /// Its target.
         target: Box<[u8]>,
     },
-    /// Another node leads the request. Nothing changed, and nothing will: the client looks at a newer table of placement, or waits until this
-    /// node has one, and asks whoever leads it by that, as a new request.
+    /// Another node leads the request. Nothing changed, and nothing will: the client looks at a
+    /// newer table of placement, or waits until this node has one, and asks the node that leads it
+    /// by that table, as a new request.
     Misdirected {
         /// Version of the table by which this node says so.
         table: u64,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::placement::NodeId;
 use crate::wire::Checksum;
 
-/// Whom the other side has proved to be, by a certificate of the volume's authority.
+/// The identity that the other side has proved, by a certificate of the volume's authority.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PeerName {
     /// A node of the cluster.
@@ -17,13 +17,15 @@ pub enum PeerName {
 /// What a connection runs over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Security {
-    /// Within this machine: whoever could listen or meddle there may do all that we may.
+    /// Within this machine: an attacker that could listen or meddle there may do all that this
+    /// process may.
     Loopback,
     /// In clear over a network. Nothing secret may be said, and nothing that is heard is certain.
     Plain,
     /// Encrypted. A client has always verified the server.
     Tls {
-        /// Whom the other side has proved to be; none if it has shown no certificate, or one that names nobody (an operator's own).
+        /// The identity that the other side has proved; none if it has shown no certificate, or one
+        /// that names nobody (an operator's own).
         peer: Option<PeerName>,
     },
 }
@@ -34,7 +36,8 @@ impl Security {
         if is_loopback(other.ip()) { Self::Loopback } else { Self::Plain }
     }
 
-    /// Whether frames need checksums: not within a machine, which does not damage bytes, nor where the encryption has its own.
+    /// Whether frames need checksums: not within a machine, which does not damage bytes, nor where
+    /// the encryption has its own.
     pub fn checksum(&self) -> Checksum {
         match self {
             Self::Loopback | Self::Tls { .. } => Checksum::Off,

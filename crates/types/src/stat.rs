@@ -1,20 +1,22 @@
-//! Shares: what each worker knows of a directory or an object, so that nobody contends on one record.
+//! Shares: what each worker knows of a directory or an object, so that nobody contends on one
+//! record.
 
 use crate::clock::Nanos;
 use crate::codec::{DecodeError, Reader};
 
-/// One worker's share of a directory (table `dirstat`). A directory's figures are the sums over its shares, its times the
-/// newest of the shares and of the directory's own record.
+/// One worker's share of a directory (table `dirstat`). A directory's figures are the sums over its
+/// shares, its times the newest of the shares and of the directory's own record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DirStat {
     /// Entries added less entries removed.
     pub children: i64,
     /// Subdirectories among them.
     pub subdirs: i64,
-    /// Bytes (sizes) of the files among them; a hard-linked file counts at each of its names with the size 0, since its
-    /// inode belongs to no directory.
+    /// Bytes (sizes) of the files among them; a hard-linked file counts at each of its names with
+    /// the size 0, since its inode belongs to no directory.
     pub bytes: i64,
-    /// Newest change of the directory's content made by this worker, nanoseconds; 0 if none since the times were last set.
+    /// Newest change of the directory's content made by this worker, nanoseconds; 0 if none since
+    /// the times were last set.
     pub mtime: Nanos,
     /// Newest commit timestamp of this share.
     pub change: u64,
@@ -65,8 +67,8 @@ impl DirStat {
     }
 }
 
-/// One worker's share of an object (table `objstat`): bytes of it that metadata refers to. When the sum over the shares
-/// is zero nothing refers to the object.
+/// One worker's share of an object (table `objstat`): bytes of it that metadata refers to. When the
+/// sum over the shares is zero nothing refers to the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ObjStat {
     /// References added less references released, logical bytes.

@@ -1,8 +1,8 @@
 //! What a token allows, as nodes have it on record (`docs/format.md`, "Records of tokens").
 //!
-//! **Records only ever allow less.** Each node has all records, and nodes give each other what they have, in any order and as often as
-//! they like ([`TokenRecord::merge`]): a token that somebody knows to be revoked is revoked, and it ends at the earliest time that
-//! somebody knows of.
+//! **Records only ever allow less.** Each node has all records, and nodes give each other what they
+//! have, in any order and as often as they like ([`TokenRecord::merge`]): a token that somebody
+//! knows to be revoked is revoked, and it ends at the earliest time that somebody knows of.
 
 use std::fmt;
 

@@ -1,18 +1,21 @@
-//! The protocol between clients and metadata nodes, and between these: messages and their bytes (`docs/protocol.md`).
+//! The protocol between clients and metadata nodes, and between these: messages and their bytes
+//! (`docs/protocol.md`).
 //!
-//! A connection is a stream of frames each way: a header of [`HEADER_BYTES`] and a payload of at most [`FRAME_BYTES_MAX`].
-//! The first frame is the client's [`Hello`], answered by [`Welcome`] or [`Refused`], or another node's [`PeerHello`]. From then on both sides send when they
-//! like; replies come in any order and name the call they belong to.
+//! A connection is a stream of frames each way: a header of [`HEADER_BYTES`] and a payload of at
+//! most [`FRAME_BYTES_MAX`]. The first frame is the client's [`Hello`], answered by [`Welcome`] or
+//! [`Refused`], or another node's [`PeerHello`]. From then on both sides send when they like;
+//! replies come in any order and name the call they belong to.
 //!
-//! **Encoding.** Integers of the header are big-endian; within messages small ones are LEB128 varints, see `docs/protocol.md`.
-//! `decode(encode(x)) == x` for every message within its limits; what exceeds them is refused by the encoder ([`TooLarge`]) as
-//! it is by the decoder.
+//! **Encoding.** Integers of the header are big-endian; within messages small ones are LEB128
+//! varints, see `docs/protocol.md`. `decode(encode(x)) == x` for every message within its limits;
+//! what exceeds them is refused by the encoder ([`TooLarge`]) as it is by the decoder.
 //!
-//! **Bad input.** Decoding never panics, reads nothing beyond the frame, and allocates at most a small multiple of the
-//! frame's length. What a type promises by itself holds after decoding (names are names, extents lie within their ranges,
-//! modes have 12 bits). Limits that belong to an operation and have an errno of their own (a listing of too many entries, a
-//! link's target that is too long) are for the node to judge: a client that exceeds them gets an answer, not a closed door.
-//! Any [`WireError`] ends the connection: after it the stream cannot be trusted.
+//! **Bad input.** Decoding never panics, reads nothing beyond the frame, and allocates at most a
+//! small multiple of the frame's length. What a type promises by itself holds after decoding (names
+//! are names, extents lie within their ranges, modes have 12 bits). Limits that belong to an
+//! operation and have an errno of their own (a listing of too many entries, a link's target that is
+//! too long) are for the node to judge: a client that exceeds them gets an answer, not a closed
+//! door. Any [`WireError`] ends the connection: after it the stream cannot be trusted.
 
 mod basic;
 mod frame;
@@ -49,8 +52,8 @@ use crate::error::FsError;
 /// Version of the protocol that this build speaks.
 pub const VERSION: u16 = 9;
 
-/// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that of other requests: look at a newer
-/// table, or wait, and ask again.
+/// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that
+/// of other requests: look at a newer table, or wait, and ask again.
 ///
 /// [`Outcome::Misdirected`]: crate::request::Outcome::Misdirected
 pub const LOCK_MISDIRECTED: i32 = libc::EREMCHG;
@@ -61,7 +64,8 @@ pub const HEADER_BYTES: usize = 16;
 /// Longest payload of a frame, bytes.
 pub const FRAME_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Longest payload of the first frame of a connection, bytes: a node need not hold more for a stranger.
+/// Longest payload of the first frame of a connection, bytes: a node need not hold more for a
+/// stranger.
 pub const HELLO_BYTES_MAX: usize = 1024;
 
 /// A client sends no call numbered `seq` while one numbered `seq - WINDOW` or lower has no answer.
@@ -137,7 +141,8 @@ impl From<DecodeError> for WireError {
     }
 }
 
-/// A message was not encoded: it exceeds a limit, and the other side would refuse it. Nothing was appended.
+/// A message was not encoded: it exceeds a limit, and the other side would refuse it. Nothing was
+/// appended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooLarge(pub &'static str);
 
@@ -165,7 +170,8 @@ pub fn encode_call(call: &Call, checksum: Checksum, out: &mut Vec<u8>) -> Result
     frame::put(out, session::CALL, checksum, |w| session::put_call(call, w))
 }
 
-/// Appends a node's message as a frame. A reply that is too large becomes a failure, see [`encode_reply_to`].
+/// Appends a node's message as a frame. A reply that is too large becomes a failure, see
+/// [`encode_reply_to`].
 ///
 /// # Errors
 /// If another message exceeds a limit; `out` is then as it was.
@@ -181,7 +187,8 @@ pub fn encode_to_client(message: &ToClient, checksum: Checksum, out: &mut Vec<u8
     }
 }
 
-/// Appends the answer to a call as a frame. One that is too large becomes the failure `EMSGSIZE`: the client asks for less.
+/// Appends the answer to a call as a frame. One that is too large becomes the failure `EMSGSIZE`:
+/// the client asks for less.
 pub fn encode_reply_to(reply: &ReplyTo, checksum: Checksum, out: &mut Vec<u8>) {
     let ReplyTo { id, table, answered } = reply;
     let put = |out: &mut Vec<u8>, answered: &Answered| {
@@ -201,7 +208,8 @@ pub fn encode_reply_to(reply: &ReplyTo, checksum: Checksum, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends an envelope of a member as a frame: [`encode_to_server`] for bytes that are not in a box.
+/// Appends an envelope of a member as a frame: [`encode_to_server`] for bytes that are not in a
+/// box.
 ///
 /// # Errors
 /// As [`encode_to_server`].
@@ -225,7 +233,8 @@ pub fn decode_to_client(frame: Frame<'_>) -> Result<ToClient, WireError> {
     session::to_client(frame)
 }
 
-/// How many replies whole frames of a node hold: for who bounds the calls of a connection that have none yet.
+/// How many replies whole frames of a node hold: for callers that bound the calls of a connection
+/// without replies.
 pub fn count_replies(mut frames: &[u8]) -> usize {
     let mut replies = 0;
     while let Some(([l0, l1, l2, l3, kind, ..], _)) = frames.split_first_chunk::<HEADER_BYTES>() {

@@ -1,9 +1,10 @@
-//! What a node keeps for clients across a network: their sessions and answers (table `txn`), and where files went that they
-//! have open (table `moved`).
+//! What a node keeps for clients across a network: their sessions and answers (table `txn`), and
+//! where files went that they have open (table `moved`).
 //!
-//! None of it is part of the tree: a row that is wrong is removed. That costs at most what the row was for: a client whose
-//! answer is gone and who asks again after a crash may be told that what it did exists already; one whose file cannot be found
-//! after a restart hears `ESTALE`.
+//! None of it is part of the tree: a row that is wrong is removed. That costs at most what the row
+//! was for: a client that asks again after a crash, and has no recorded answer, may be told that
+//! what it did exists already; a client with a file that cannot be found after a restart gets
+//! `ESTALE`.
 
 use std::collections::HashSet;
 

@@ -1,8 +1,8 @@
 //! Reads every stored byte that a file refers to, past all caches, and verifies its checksums.
 //!
-//! References are gathered and sorted by where they lie: what lies together in an object (the files of a pack) comes with
-//! one request, and several threads wait for the store. Memory: [`BATCH`] references of about 150 bytes, and
-//! [`SPAN_BYTES`] a thread.
+//! References are gathered and sorted by where they lie: what lies together in an object (the files
+//! of a pack) comes with one request, and several threads wait for the store. Memory: [`BATCH`]
+//! references of about 150 bytes, and [`SPAN_BYTES`] a thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,8 @@ pub fn check(
     let progress = &mut check.progress;
     for_each(engine, &mut |seen| {
         let Seen::Reference(Reference { row, range, .. }) = seen else { return };
-        // Extents that were cut or cloned point into one range several times, most often one after the other.
+        // Extents that were cut or cloned point into one range several times, most often one after
+        // the other.
         if work.batch.last().is_none_or(|(last, key)| *last != range || key.id != row.id) {
             work.batch.push((range, row.clone()));
         }

@@ -281,7 +281,8 @@ fn unmarked(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError>
     Ok(())
 }
 
-/// Reports what concerns inodes that are known by number only: walks the entries again if there are any.
+/// Reports what concerns inodes that are known by number only: walks the entries again if there are
+/// any.
 pub fn locate(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let sets = [&world.duplicates, &world.dangling, &world.unmarked];
     if sets.iter().all(|set| set.is_empty()) {
@@ -337,8 +338,8 @@ fn unmarked_links(check: &mut Check<'_>, world: &World) -> Result<(), EngineErro
     Ok(())
 }
 
-/// Several records of one inode. A directory stays where its place says (else where it was last changed); a file's newest
-/// record keeps the number.
+/// Several records of one inode. A directory stays where its place says (else where it was last
+/// changed); a file's newest record keeps the number.
 fn duplicates(
     check: &mut Check<'_>,
     ino: InodeId,
@@ -370,7 +371,8 @@ fn duplicates(
         let mut finding =
             Finding::new(FindingKind::InodeDuplicate, path, format!("inode {ino} has another record"));
         if inode.data != Data::Chunked {
-            // Chunks are keyed by number: which of two chunked records they belong to cannot be known.
+            // Chunks are keyed by number: which of two chunked records they belong to cannot be
+            // known.
             finding = finding.with(Stage::Tree, "given a number of its own", Act::Renumber(key, inode));
         }
         check.found(finding);

@@ -10,8 +10,9 @@ use kestrel_types::key::{Key, Table};
 use super::CheckError;
 use crate::rows::Rows;
 
-/// The path of the file of each row, in order. What lies under a number (chunks, files with several names) is found by a walk over
-/// the entries, its first name counts; a file without a name is `#number`.
+/// The path of the file of each row, in order. What lies under a number (chunks, files with several
+/// names) is found by a walk over the entries, its first name counts; a file without a name is
+/// `#number`.
 pub fn name_files_of(engine: &dyn Engine, rows: &[&Key]) -> Result<Vec<String>, CheckError> {
     let by_number = rows.iter().filter(|row| row.table != Table::Entry);
     let mut names: HashMap<InodeId, Option<String>> = by_number.map(|row| (row.id, None)).collect();

@@ -1,7 +1,7 @@
 //! Objects: what layouts refer to, against the accounts in `objstat` and against the store.
 //!
-//! Goes over windows of object numbers, so that memory is bounded whatever their number; a volume with fewer objects than
-//! one window holds, which is nearly every one, takes one pass.
+//! Goes over windows of object numbers, so that memory is bounded whatever their number; a volume
+//! with fewer objects than one window holds, which is nearly every one, takes one pass.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,8 +132,8 @@ fn scheduled(check: &mut Check<'_>) -> Result<IdSet, CheckError> {
     Ok(objects)
 }
 
-/// Compares the shares in `objstat` with the references found. With damaged rows there may be more references than were
-/// found, so accounts are then left as they are.
+/// Compares the shares in `objstat` with the references found. With damaged rows there may be more
+/// references than were found, so accounts are then left as they are.
 fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result<(), CheckError> {
     let mut rows = Rows::from(check.engine, Table::ObjStat, window.first, &[]);
     let mut expected = 0;
@@ -250,8 +250,9 @@ fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet
     suspects
 }
 
-/// Asks the store about each suspect by itself. A listing tells stored sizes, which are smaller than an object's own when it
-/// is compressed, and on a volume in use an object may have gone by right since the cut.
+/// Asks the store about each suspect by itself. A listing tells stored sizes, which are smaller
+/// than an object's own when it is compressed, and on a volume in use an object may have gone by
+/// right since the cut.
 fn confirm(
     check: &mut Check<'_>,
     store: &dyn BlockStore,
@@ -293,8 +294,8 @@ fn confirm(
     Ok(())
 }
 
-/// Those of the objects, which are gone, that the volume in use refers to. An account that is not nought now was not when the object
-/// went: nobody can add to one that has gone.
+/// Those of the objects, which are gone, that the volume in use refers to. An account that is not
+/// nought now was not when the object went: nobody can add to one that has gone.
 fn still_referred_to(check: &Check<'_>, mut absent: Vec<ObjectId>) -> Result<Vec<ObjectId>, CheckError> {
     let Some(live) = check.live else { return Ok(absent) };
     // Several nodes forget their shares of an account one after the other.

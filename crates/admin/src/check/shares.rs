@@ -53,7 +53,8 @@ impl<'a> ShareWalk<'a> {
         Self { rows: check.rows(Table::DirStat), shares: check.shares }
     }
 
-    /// Compares every directory up to `dir` (all if `None`), of which only `dir` has entries, with sums `sums`.
+    /// Compares every directory up to `dir` (all if `None`), of which only `dir` has entries, with
+    /// sums `sums`.
     pub fn compare(
         &mut self,
         dir: Option<InodeId>,
@@ -95,7 +96,8 @@ fn take(rows: &mut Rows<'_>, dir: InodeId, workers: u32) -> Result<Shares, Engin
                 let total = &mut shares.total;
                 total.children = total.children.saturating_add(stat.children);
                 total.subdirs = total.subdirs.saturating_add(stat.subdirs);
-                // As the node adds them and [`Sums::add`] does: sizes of sparse files may add up to more than there is room for.
+                // As the node adds them and [`Sums::add`] does: sizes of sparse files may add up to
+                // more than there is room for.
                 total.bytes = total.bytes.wrapping_add(stat.bytes);
                 total.mtime = total.mtime.max(stat.mtime);
                 total.change = total.change.max(stat.change);

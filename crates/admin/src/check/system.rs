@@ -14,8 +14,9 @@ use crate::rows::{
 /// Numbers that shares of the workers of several nodes may have.
 const SHARES_OF_SEVERAL: u32 = 1 << 16;
 
-/// Learns how many workers have shares. Without the record all that may exist are read, which is always right.
-/// Of several nodes each has its own workers; who puts their rows together looks whether a share is one of theirs.
+/// Learns how many workers have shares. Without the record all that may exist are read, which is
+/// always right. Of several nodes each has its own workers; the code that puts their rows together
+/// looks whether a share is one of theirs.
 pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
     if check.is_of_several {
         check.shares = SHARES_OF_SEVERAL;
@@ -38,7 +39,8 @@ pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Checks the counters that entries and inodes were numbered from, the root's place, and the sums of a clean stop.
+/// Checks the counters that entries and inodes were numbered from, the root's place, and the sums
+/// of a clean stop.
 pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let highest = world.inodes.max().max(world.dirs.last().map(|dir| dir.0)).unwrap_or(ROOT);
     numbers(check, INODES, highest)?;
@@ -59,8 +61,8 @@ fn lease(check: &mut Check<'_>) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Checks that a counter that numbers are taken from is above `highest`. Of several nodes each has its own, which is looked at when
-/// their rows are put together.
+/// Checks that a counter that numbers are taken from is above `highest`. Of several nodes each has
+/// its own, which is looked at when their rows are put together.
 pub fn numbers(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), EngineError> {
     if check.is_of_several { Ok(()) } else { ceiling(check, name, highest) }
 }
@@ -97,8 +99,8 @@ fn root_place(check: &mut Check<'_>) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// The record of a clean stop spares the next start to add everything up and to look for open files without a name: it must
-/// be right. Without it the start does both.
+/// The record of a clean stop spares the next start to add everything up and to look for open files
+/// without a name: it must be right. Without it the start does both.
 fn usage(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let key = Key::new(Table::System, 0, USAGE);
     let Some(stored) = get(check.engine, key.clone())? else { return Ok(()) };

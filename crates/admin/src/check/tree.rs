@@ -36,7 +36,8 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     cycles(check, world)
 }
 
-/// What is below the number of a file (or of nothing that a directory may have) is moved, entry by entry.
+/// What is below the number of a file (or of nothing that a directory may have) is moved, entry by
+/// entry.
 fn entries_of_a_file(check: &mut Check<'_>, ino: u64) -> Result<(), EngineError> {
     let mut moves = Vec::new();
     check.engine.scan(Table::Entry, ino, None, &mut |suffix, value, _| {

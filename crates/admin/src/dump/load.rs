@@ -26,7 +26,8 @@ pub struct Header {
     pub program: String,
 }
 
-/// Reads a whole dump and checks everything about it; changes nothing. Do this before anything is created for a load.
+/// Reads a whole dump and checks everything about it; changes nothing. Do this before anything is
+/// created for a load.
 ///
 /// # Errors
 /// If it is not a dump, newer, damaged or truncated.
@@ -37,7 +38,8 @@ pub fn verify(input: impl BufRead, progress: &mut dyn FnMut(u64)) -> Result<(Hea
 /// Loads a dump into a volume without files, and verifies the number of rows.
 ///
 /// # Errors
-/// As [`verify`]; if the volume is not empty; if the engine fails. What was loaded is then incomplete and to be thrown away.
+/// As [`verify`]; if the volume is not empty; if the engine fails. What was loaded is then
+/// incomplete and to be thrown away.
 pub fn load(
     input: impl BufRead,
     engine: &dyn Engine,
@@ -99,8 +101,8 @@ pub fn load(
     Ok(done)
 }
 
-/// Makes sure that no object number is handed out that the store already uses: a volume restored from a dump may find objects
-/// that were written after it.
+/// Makes sure that no object number is handed out that the store already uses: a volume restored
+/// from a dump may find objects that were written after it.
 ///
 /// # Errors
 /// If the store cannot be listed or the engine fails.

@@ -1,5 +1,5 @@
-//! Lines: one JSON object each, `{"crc":"xxxxxxxx","kind":payload}`. The checksum is the CRC-32C of the text between the
-//! comma after it and the closing brace.
+//! Lines: one JSON object each, `{"crc":"xxxxxxxx","kind":payload}`. The checksum is the CRC-32C of
+//! the text between the comma after it and the closing brace.
 
 use std::io::{self, BufRead, Write};
 

@@ -1,12 +1,16 @@
-//! Dumps that lie in the block store, beside the volume's objects, so that what is left when a metadata machine is lost is enough to
-//! restore the volume (`docs/format/dump.md`, "In the block store").
+//! Dumps that lie in the block store, beside the volume's objects, so that what is left when a
+//! metadata machine is lost is enough to restore the volume (`docs/format/dump.md`, "In the block
+//! store").
 //!
-//! A dump is a few objects of a store of its own (`dumps/` below the place of the volume's objects): parts of at most
-//! [`PART_BYTES`], compressed, and encrypted if the volume is, and last a small manifest that is neither, since it has what is needed to read
-//! the parts: the volume's descriptor, keys wrapped as in `kestrel.json`. A dump without its manifest is none: it is being taken, or was cut short.
+//! A dump is a few objects of a store of its own (`dumps/` below the place of the volume's
+//! objects): parts of at most [`PART_BYTES`], compressed, and encrypted if the volume is, and last
+//! a small manifest that is neither, since it has what is needed to read the parts: the volume's
+//! descriptor, keys wrapped as in `kestrel.json`. A dump without its manifest is none: it is being
+//! taken, or was cut short.
 //!
-//! Numbers of objects: seconds since 1970 when the dump was begun, shifted by 24 bits, and the number of the part, from 1 on; 0 is the manifest.
-//! Objects are never overwritten, so of two dumps begun in the same second the later one gets the name of the next second.
+//! Numbers of objects: seconds since 1970 when the dump was begun, shifted by 24 bits, and the
+//! number of the part, from 1 on; 0 is the manifest. Objects are never overwritten, so of two dumps
+//! begun in the same second the later one gets the name of the next second.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -51,7 +55,8 @@ impl Stamp {
         Self((now.max(0) / SECOND).unsigned_abs())
     }
 
-    /// The latest that a dump can have at this time: it may be named after one of the seconds to come.
+    /// The latest that a dump can have at this time: it may be named after one of the seconds to
+    /// come.
     pub fn latest(now: Nanos) -> Self {
         Self(Self::at(now).0 + MOVES_MAX)
     }
@@ -91,7 +96,8 @@ pub struct Listed {
     pub kept: Vec<Kept>,
     /// Dumps without a manifest, the oldest first: being taken, or cut short.
     pub unfinished: Vec<Stamp>,
-    /// Dumps whose manifest cannot be used, the oldest first, and why: damaged, or a newer program's.
+    /// Dumps whose manifest cannot be used, the oldest first, and why: damaged, or a newer
+    /// program's.
     pub damaged: Vec<(Stamp, String)>,
 }
 
@@ -255,8 +261,9 @@ impl Shelf {
         }
     }
 
-    /// Removes all but the newest `keep` complete dumps, and what is left of those that were cut short. The newest one always stays, and so does the
-    /// newest without damaged rows. What a clock that was ahead has left is neither counted nor removed.
+    /// Removes all but the newest `keep` complete dumps, and what is left of those that were cut
+    /// short. The newest one always stays, and so does the newest without damaged rows. What a
+    /// clock that was ahead has left is neither counted nor removed.
     ///
     /// # Errors
     /// If the store fails; some may be removed then.
@@ -275,7 +282,8 @@ impl Shelf {
         Ok(gone)
     }
 
-    /// Removes a dump: first its manifest, so that what is left of a removal that is cut short is no dump.
+    /// Removes a dump: first its manifest, so that what is left of a removal that is cut short is
+    /// no dump.
     fn remove(&self, stamp: Stamp) -> Result<(), ShelfError> {
         self.plain.delete(stamp.object(0))?;
         let mut parts = Vec::new();
@@ -378,7 +386,8 @@ impl Drop for Writing<'_> {
         if self.done || self.parts == 0 {
             return;
         }
-        // The manifest first: its put may have come through though nobody heard of it, and without parts it must not stay.
+        // The manifest first: its put may have come through though nobody heard of it, and without
+        // parts it must not stay.
         if let Err(why) = self.shelf.plain.delete(self.stamp.object(0)) {
             log::warn!("dump {} was cut short, and stays in the store for now: {why}", self.stamp.0);
             return;

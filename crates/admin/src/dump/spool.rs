@@ -1,5 +1,5 @@
-//! Changes committed during a dump, kept in a file until the rows are written. Written from the commit path: compact and
-//! without waiting for anything but the page cache.
+//! Changes committed during a dump, kept in a file until the rows are written. Written from the
+//! commit path: compact and without waiting for anything but the page cache.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};

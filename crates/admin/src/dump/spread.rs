@@ -1,13 +1,16 @@
 //! Loading a dump into a volume that several nodes share: each row goes to the node that owns it.
 //!
-//! The dump is loaded into a scratch directory first, where its changes are carried out and its rows counted, and spread from there.
-//! Inode and object numbers stay: an inode's home is the slot in its low bits, whoever made it up, and counters go on above all that is in
-//! use. A node that is added later may get the number of one that made some of them: it begins to count where the coordinator
-//! has come to (`kestrel_cluster`), which any node may be some day, so the counters of all begin above what all made that are not there. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
-//! row of table `moved` that says where it is.
+//! The dump is loaded into a scratch directory first, where its changes are carried out and its
+//! rows counted, and spread from there. Inode and object numbers stay: an inode's home is the slot
+//! in its low bits, whichever node made it up, and counters go on above all that is in use. A node
+//! that is added later may get the number of one that made some of them: it begins to count where
+//! the coordinator has come to (`kestrel_cluster`), which any node may be some day, so the counters
+//! of all begin above what all made that are not there. A file whose name belongs to another node
+//! than its number is one that was renamed, as far as the nodes can tell, so it gets the row of
+//! table `moved` that says where it is.
 //!
-//! The root directory's entry comes last: without it nobody takes what has been loaded in part for a volume, and the load can be
-//! repeated.
+//! The root directory's entry comes last: without it nobody takes what has been loaded in part for
+//! a volume, and the load can be repeated.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -48,11 +51,13 @@ pub const LOADING: &[u8] = b"loading";
 /// The nodes of a cluster, all of them and none in use.
 pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
 
-/// Loads a dump into the volume of these nodes, which holds no files. Needs room for a copy of the metadata in a scratch directory below
-/// `parent`, which goes away; `reserve_bytes` stay free there.
+/// Loads a dump into the volume of these nodes, which holds no files. Needs room for a copy of the
+/// metadata in a scratch directory below `parent`, which goes away; `reserve_bytes` stay free
+/// there.
 ///
 /// # Errors
-/// As for [`load`]; if not all nodes of the table are there. What was loaded then is no volume, and the load can be repeated.
+/// As for [`load`]; if not all nodes of the table are there. What was loaded then is no volume, and
+/// the load can be repeated.
 pub fn load_into(
     input: impl BufRead,
     nodes: &Nodes<'_>,
@@ -74,7 +79,8 @@ pub fn load_into(
     Ok(done)
 }
 
-/// Makes sure that no node hands out an object number that the store already uses, one that is added later neither.
+/// Makes sure that no node hands out an object number that the store already uses, one that is
+/// added later neither.
 ///
 /// # Errors
 /// If the store cannot be listed or an engine fails.
@@ -119,7 +125,7 @@ fn raise(engine: &dyn Engine, name: &[u8], least: u64) -> Result<(), EngineError
 
 struct Spread<'a> {
     nodes: &'a Nodes<'a>,
-    /// Who owns what, as any of them knows it.
+    /// The placement table, as any of them knows it.
     table: NodeTable,
     members: Vec<NodeId>,
     batches: BTreeMap<NodeId, Vec<Mutation>>,
@@ -143,13 +149,13 @@ impl<'a> Spread<'a> {
         found.ok_or_else(|| DumpError::Mismatch(format!("a row belongs to node {node}, which there is not")))
     }
 
-    /// Who has the root's entry, and its key.
+    /// The node that has the root's entry, and its key.
     fn root(&self) -> (NodeId, Key) {
         (self.table.owner(Table::Entry, 0, b""), Key::new(Table::Entry, 0, b""))
     }
 
-    /// A volume to load into has a root directory and nothing in it, or was not loaded to the end: it has no root, and
-    /// all nodes have a record of that.
+    /// A volume to load into has a root directory and nothing in it, or was not loaded to the end:
+    /// it has no root, and all nodes have a record of that.
     fn refuse_files(&self) -> Result<(), DumpError> {
         for engine in self.nodes.values() {
             let records = ChangeRecords::read(*engine).map_err(|why| DumpError::Mismatch(why.to_string()))?;
@@ -182,7 +188,8 @@ impl<'a> Spread<'a> {
         Ok(())
     }
 
-    /// Takes away what forming the cluster wrote, but for what each node knows of itself and the others.
+    /// Takes away what forming the cluster wrote, but for what each node knows of itself and the
+    /// others.
     fn clear(&mut self) -> Result<(), DumpError> {
         let (owner, root) = self.root();
         for engine in self.nodes.values() {
@@ -264,7 +271,8 @@ impl<'a> Spread<'a> {
         Ok(())
     }
 
-    /// The row that says where a file is whose name belongs to another node than its number, and its owner.
+    /// The row that says where a file is whose name belongs to another node than its number, and
+    /// its owner.
     fn moved(&self, key: &Key, value: &[u8]) -> Option<(NodeId, Mutation)> {
         if key.table != Table::Entry {
             return None;
@@ -311,7 +319,8 @@ impl<'a> Spread<'a> {
         .map_err(damaged)
     }
 
-    /// Every node counts on above what it has made up, whichever volume it did that for, and above what those did who are not there.
+    /// Every node counts on above what it has made up, whichever volume it did that for, and above
+    /// what nodes made up that are not there.
     fn counters(&self, from: &dyn Engine, highest: &Highest) -> Result<(), DumpError> {
         let clock = get(from, Key::new(Table::System, 0, CLOCK))?.and_then(|row| decode_ceiling(&row).ok());
         for (node, engine) in self.nodes {

@@ -1,5 +1,5 @@
-//! Rows as JSON objects, and back. What does not come back byte for byte when read is written as raw bytes instead, so a
-//! dump loses nothing, also of rows this version does not understand.
+//! Rows as JSON objects, and back. What does not come back byte for byte when read is written as
+//! raw bytes instead, so a dump loses nothing, also of rows this version does not understand.
 
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;

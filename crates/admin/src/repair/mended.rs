@@ -1,12 +1,14 @@
-//! The rows of several nodes put together, as an engine whose changes also go to the nodes that own the rows.
+//! The rows of several nodes put together, as an engine whose changes also go to the nodes that own
+//! the rows.
 //!
-//! A change of rows of one node is one batch of that node's log, and carried out or not. One of several nodes first writes everywhere and
-//! then deletes, with all logs synced in between: whatever a crash leaves of it, what was to be deleted is there until what takes
-//! its place is durable, and the next check finds what is there twice.
+//! A change of rows of one node is one batch of that node's log, and carried out or not. One of
+//! several nodes first writes everywhere and then deletes, with all logs synced in between:
+//! whatever a crash leaves of it, what was to be deleted is there until what takes its place is
+//! durable, and the next check finds what is there twice.
 //!
-//! Before the first change come two things. The nodes' figures of a clean stop go, as they would not be those of what is repaired. And
-//! changes that a node had agreed to and whose transaction was decided are carried out, as they are in the whole: later they would undo
-//! repairs.
+//! Before the first change come two things. The nodes' figures of a clean stop go, as they would
+//! not be those of what is repaired. And changes that a node had agreed to and whose transaction
+//! was decided are carried out, as they are in the whole: later they would undo repairs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +43,7 @@ impl<'a> Mended<'a> {
         Self { whole, nodes, table, begun: AtomicBool::new(false) }
     }
 
-    /// Who owns what.
+    /// The placement table.
     pub fn table(&self) -> &NodeTable {
         &self.table
     }
@@ -80,7 +82,8 @@ impl<'a> Mended<'a> {
         Ok(())
     }
 
-    /// An inode number that was never used, for something of this name: one of the node that owns the name.
+    /// An inode number that was never used, for something of this name: one of the node that owns
+    /// the name.
     ///
     /// # Errors
     /// If the node has no more, and those of its engine.
@@ -100,7 +103,8 @@ impl<'a> Mended<'a> {
         Ok(id_in(counter, owner, self.table.placement.slot_of(parent, name)))
     }
 
-    /// The nodes that a change concerns: the one that owns the row, or all if the key alone does not tell.
+    /// The nodes that a change concerns: the one that owns the row, or all if the key alone does
+    /// not tell.
     fn takers(&self, change: &Mutation) -> Result<Vec<NodeId>, EngineError> {
         let Key { table, id, suffix } = &change.key;
         match table {

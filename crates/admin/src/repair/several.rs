@@ -1,11 +1,14 @@
-//! Repairs a volume that several nodes share and of which none runs: its rows are put together ([`crate::gather`]), checked and repaired
-//! as those of one node, and every change goes to the node that owns the row too ([`super::mended`]).
+//! Repairs a volume that several nodes share and of which none runs: its rows are put together
+//! ([`crate::gather`]), checked and repaired as those of one node, and every change goes to the
+//! node that owns the row too ([`super::mended`]).
 //!
-//! First comes what each node has for itself (counters, sessions, records of transactions), then rows that lie at another node than the
-//! one that owns them ([`super::strays`]). In the end the rows are put together anew and checked: what is told then is what the nodes have.
+//! First comes what each node has for itself (counters, sessions, records of transactions), then
+//! rows that lie at another node than the one that owns them ([`super::strays`]). In the end the
+//! rows are put together anew and checked: what is told then is what the nodes have.
 //!
-//! **Crashes.** No log spans nodes, so a repair of rows of several may be carried out in part. What is left is damage again, never less data,
-//! and the next run repairs it. At worst something is in `/lost+found` twice.
+//! **Crashes.** No log spans nodes, so a repair of rows of several may be carried out in part. What
+//! is left is damage again, never less data, and the next run repairs it. At worst something is in
+//! `/lost+found` twice.
 
 use std::path::Path;
 
@@ -33,7 +36,7 @@ const GATHERINGS_MAX: u32 = 100;
 pub struct Several<'a> {
     /// The rows of all nodes, none of which is in use.
     pub nodes: &'a Nodes<'a>,
-    /// Who owns what.
+    /// The placement table.
     pub placement: &'a Placement,
     /// Where a copy of the metadata may be made that goes away.
     pub scratch: &'a Path,
@@ -41,11 +44,12 @@ pub struct Several<'a> {
     pub reserve_bytes: u64,
 }
 
-/// Checks and repairs it. `did` gets every finding that was repaired; `left` those that remain. Returns the totals of the last
-/// check and the number of repairs.
+/// Checks and repairs it. `did` gets every finding that was repaired; `left` those that remain.
+/// Returns the totals of the last check and the number of repairs.
 ///
 /// # Errors
-/// As for [`super::repair`]; if the table of placement is being changed, a dump was loaded in part, or a node's rows are an old copy.
+/// As for [`super::repair`]; if the table of placement is being changed, a dump was loaded in part,
+/// or a node's rows are an old copy.
 pub fn repair(
     volume: &Several<'_>,
     options: &mut Options<'_>,
@@ -125,7 +129,8 @@ impl Several<'_> {
         Ok(())
     }
 
-    /// Carries out the repairs of the earliest stage among those that concern rows of single nodes; how many.
+    /// Carries out the repairs of the earliest stage among those that concern rows of single nodes;
+    /// how many.
     fn node_by_node(
         &self,
         mended: &Mended<'_>,

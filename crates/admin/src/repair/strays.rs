@@ -1,8 +1,9 @@
 //! What becomes of rows that lie at a node which does not own them.
 //!
-//! What its owner lacks is brought there, and judged there with everything else. Where the owner has another row, that is the one which
-//! everybody has read, so it counts, and what the stray one holds of somebody's data goes to `/lost+found`. So does a chunk of a file that
-//! has none there: a hole is filled with nothing that may be older. What follows from other rows goes.
+//! What its owner lacks is brought there, and judged there with everything else. Where the owner
+//! has another row, that is the one which everybody has read, so it counts, and what the stray one
+//! holds of somebody's data goes to `/lost+found`. So does a chunk of a file that has none there: a
+//! hole is filled with nothing that may be older. What follows from other rows goes.
 //!
 //! The stray row goes last, after a sync of what takes its place.
 

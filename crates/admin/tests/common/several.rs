@@ -35,7 +35,7 @@ pub fn placement() -> Placement {
     Placement::new(map, ExceptionTable::default())
 }
 
-/// Who owns what.
+/// The placement table.
 pub fn table() -> NodeTable {
     NodeTable::new(1, placement()).unwrap()
 }
@@ -44,7 +44,8 @@ pub fn table() -> NodeTable {
 pub type Content = BTreeMap<String, (u64, Option<Data>)>;
 
 impl<'a> Several<'a> {
-    /// The rows of a volume, each at the node that owns it. Shares are dealt out; numbers of inodes stay.
+    /// The rows of a volume, each at the node that owns it. Shares are dealt out; numbers of inodes
+    /// stay.
     pub fn of(volume: &'a Volume) -> Self {
         let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
         let table = table();

@@ -1,7 +1,9 @@
-//! A verb's options from a TOML file: each key is a flag of the same name, without the dashes, and its value is read as the flag's is.
+//! A verb's options from a TOML file: each key is a flag of the same name, without the dashes, and
+//! its value is read as the flag's is.
 //!
-//! So there is nothing to do for a flag to have a key. Keys of [`SECTIONS`] stand in their tables, `[tls]` may also say `cert` for the
-//! flag `--tls-cert`; the others stand at the top. What is on the command line is not taken from the file. Paths are relative to the file's directory.
+//! So there is nothing to do for a flag to have a key. Keys of [`SECTIONS`] stand in their tables,
+//! `[tls]` may also say `cert` for the flag `--tls-cert`; the others stand at the top. What is on
+//! the command line is not taken from the file. Paths are relative to the file's directory.
 
 use std::any::TypeId;
 use std::collections::BTreeSet;
@@ -16,7 +18,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::de::{DeTable, DeValue};
 
-/// Tables of a file, and the flags that stand in them; flags that begin with the table's name do without being listed.
+/// Tables of a file, and the flags that stand in them; flags that begin with the table's name do
+/// without being listed.
 const SECTIONS: [(&str, &[&str]); 4] = [
     ("process", &["foreground", "log", "log-level", "metrics", "metadata-memory"]),
     ("store", &["credentials", "key-file", "max-uploads", "max-downloads", "upload-limit", "download-limit"]),
@@ -40,7 +43,8 @@ pub struct FromFile {
     pub keys: Vec<String>,
 }
 
-/// Reads a file for a verb whose options are those of `command`; `given` is what came of the command line alone.
+/// Reads a file for a verb whose options are those of `command`; `given` is what came of the
+/// command line alone.
 ///
 /// # Errors
 /// File, line, key, and what is allowed there.
@@ -197,7 +201,8 @@ impl Reading<'_> {
     }
 }
 
-/// A value as words of a command line, each for the flag once; without a word for a flag that stands alone.
+/// A value as words of a command line, each for the flag once; without a word for a flag that
+/// stands alone.
 fn words(arg: &Arg, value: &DeValue<'_>) -> Result<Vec<Option<String>>, String> {
     let several = matches!(arg.get_action(), ArgAction::Append);
     match (arg.get_action(), value) {

@@ -1,4 +1,5 @@
-//! Options that say how a volume's block store is reached; the same for every verb that opens a volume.
+//! Options that say how a volume's block store is reached; the same for every verb that opens a
+//! volume.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -14,8 +15,8 @@ const REQUESTS_MAX: usize = 1024;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Block store")]
 pub struct StoreArgs {
-    /// File with the credentials of an s3:// store, as ~/.aws/credentials; by default those of the environment
-    /// (AWS_ACCESS_KEY_ID, …) or of the machine
+    /// File with the credentials of an s3:// store, as ~/.aws/credentials; by default those of the
+    /// environment (AWS_ACCESS_KEY_ID, …) or of the machine
     #[arg(long, value_name = "FILE")]
     pub credentials: Option<PathBuf>,
     /// File with the key of an encrypted volume; by default the one that KESTREL_KEY_FILE names
@@ -39,8 +40,8 @@ pub struct StoreArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Disk cache")]
 pub struct CacheArgs {
-    /// Directory on a local disk that keeps what was read and written; several for several disks. Volumes and mounts may
-    /// share one
+    /// Directory on a local disk that keeps what was read and written; several for several disks.
+    /// Volumes and mounts may share one
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Vec<PathBuf>,
     /// Most bytes in each directory, all volumes together; 100G by default

@@ -1,12 +1,13 @@
-//! Processor time: of the whole machine, so that servers, kernel threads and interrupts are counted wherever the work is
-//! done, and of this process and its children.
+//! Processor time: of the whole machine, so that servers, kernel threads and interrupts are counted
+//! wherever the work is done, and of this process and its children.
 
 use std::fs;
 
 /// Processor time used since some moment in the past, microseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Cpu {
-    /// User, nice, system, interrupt and soft-interrupt time of all processors (`/proc/stat`); in steps of 10 ms.
+    /// User, nice, system, interrupt and soft-interrupt time of all processors (`/proc/stat`); in
+    /// steps of 10 ms.
     pub machine_us: u64,
     /// User and system time of this process and its ended children.
     pub process_us: u64,
@@ -35,8 +36,8 @@ fn machine_us() -> u64 {
     fs::read_to_string("/proc/stat").map_or(0, |text| busy_ticks(&text)) * tick_us
 }
 
-/// Ticks that the first line of `/proc/stat` counts as work: user, nice, system, irq, softirq; not idle, iowait, steal,
-/// and not guest (which user already contains).
+/// Ticks that the first line of `/proc/stat` counts as work: user, nice, system, irq, softirq; not
+/// idle, iowait, steal, and not guest (which user already contains).
 fn busy_ticks(stat: &str) -> u64 {
     let line = stat.lines().next().unwrap_or_default();
     let fields: Vec<u64> =

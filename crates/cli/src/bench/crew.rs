@@ -1,8 +1,9 @@
-//! Who does the steps: threads of this process, or child processes with threads of their own.
+//! The workers of steps: threads of this process, or child processes with threads of their own.
 //!
-//! A child is this program again (`kestrel bench-worker`). It reads one JSON value a line: first its thread numbers,
-//! then steps. To a step it answers `"ready"`, waits for the line `"go"`, and answers with what it did. When its input
-//! ends it stops at once: a child never outlives its parent for longer than one call.
+//! A child is this program again (`kestrel bench-worker`). It reads one JSON value a line: first
+//! its thread numbers, then steps. To a step it answers `"ready"`, waits for the line `"go"`, and
+//! answers with what it did. When its input ends it stops at once: a child never outlives its
+//! parent for longer than one call.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -24,12 +25,13 @@ static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 pub fn stop() {
     STOP.store(true, Ordering::SeqCst);
     for child in CHILDREN.lock().iter() {
-        // SAFETY: kill takes no pointers. The number is our child's: it leaves the list before it is waited for.
+        // SAFETY: kill takes no pointers. The number is our child's: it leaves the list before it
+        // is waited for.
         unsafe { libc::kill(*child as i32, libc::SIGTERM) };
     }
 }
 
-/// Those who do the steps.
+/// The workers of steps.
 pub enum Crew {
     /// Threads of this process.
     Here(Threads),
@@ -69,8 +71,8 @@ impl Crew {
         Ok(Crew::Children(workers))
     }
 
-    /// Everybody does one step, starting together. Also tells the processor time of the whole machine meanwhile,
-    /// microseconds, preparations left out.
+    /// Everybody does one step, starting together. Also tells the processor time of the whole
+    /// machine meanwhile, microseconds, preparations left out.
     pub fn run(&mut self, step: &Step) -> (Outcome, u64) {
         let mut before = Cpu::now();
         let outcome = match self {

@@ -1,5 +1,5 @@
-//! Latencies in logarithmic buckets: 32 a doubling, so a percentile is at most 3.2 % above the true one. Fixed size,
-//! merged by addition.
+//! Latencies in logarithmic buckets: 32 a doubling, so a percentile is at most 3.2 % above the true
+//! one. Fixed size, merged by addition.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,7 +82,8 @@ impl Histogram {
         if self.count == 0 { 0.0 } else { self.sum as f64 / self.count as f64 }
     }
 
-    /// Smallest value that at least `part` (0 to 1) of the values do not exceed, within a bucket's width.
+    /// Smallest value that at least `part` (0 to 1) of the values do not exceed, within a bucket's
+    /// width.
     pub fn percentile(&self, part: f64) -> u64 {
         let wanted = ((self.count as f64 * part).ceil() as u64).max(1);
         let mut seen = 0;

@@ -160,8 +160,8 @@ impl Report {
     }
 }
 
-/// Type and source of the file system a path lies on, from `/proc/self/mountinfo`: the longest mount point above it, the
-/// last one mounted there.
+/// Type and source of the file system a path lies on, from `/proc/self/mountinfo`: the longest
+/// mount point above it, the last one mounted there.
 fn mount_of(path: &Path) -> (String, String) {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut best = (0, ("unknown".to_string(), String::new()));

@@ -1,7 +1,7 @@
 //! One measured step: what every thread of every process does, and the threads that do it.
 //!
-//! A thread keeps between steps how many files it made and renamed, so that a step that ran into its time limit is
-//! followed correctly by the next one.
+//! A thread keeps between steps how many files it made and renamed, so that a step that ran into
+//! its time limit is followed correctly by the next one.
 
 use std::ffi::CString;
 use std::fmt::Write as _;
@@ -19,7 +19,8 @@ use super::cpu::Cpu;
 use super::histogram::{Histogram, Packed};
 use super::pattern::{check, file_tag, mark, next_random, shuffle};
 
-/// Set by ctrl-C, and in child processes when the parent goes away: every thread ends after the call it is in.
+/// Set by ctrl-C, and in child processes when the parent goes away: every thread ends after the
+/// call it is in.
 pub static STOP: AtomicBool = AtomicBool::new(false);
 
 /// Set by the first thread that fails, so that the others do not go on for long.
@@ -466,7 +467,8 @@ pub fn directory(step: &Step, thread: u64) -> String {
     if step.shared { format!("{}/shared", step.dir) } else { format!("{}/t{thread}", step.dir) }
 }
 
-/// Makes the directory of a thread that works with relative names its working directory, and that of no other thread.
+/// Makes the directory of a thread that works with relative names its working directory, and that
+/// of no other thread.
 fn enter(step: &Step, thread: u64) -> Result<(), String> {
     if !step.relative {
         return Ok(());
@@ -489,12 +491,13 @@ fn write_name(out: &mut String, step: &Step, thread: u64, i: u64, renamed: bool)
     let _ = if step.shared { write!(out, "t{thread}.{mark}{i}") } else { write!(out, "{mark}{i}") };
 }
 
-/// Asks for the attributes of a name as find, tar and rsync do. `std::fs` also wants to know the time of birth, which costs a
-/// request of its own where a file system has it.
+/// Asks for the attributes of a name as find, tar and rsync do. `std::fs` also wants to know the
+/// time of birth, which costs a request of its own where a file system has it.
 fn stat(path: &str) -> io::Result<()> {
     let path = CString::new(path)?;
     let mut found = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the path ends with a zero byte, and `found` is valid for writes; both outlive the call.
+    // SAFETY: the path ends with a zero byte, and `found` is valid for writes; both outlive the
+    // call.
     if unsafe { libc::lstat(path.as_ptr(), found.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -512,7 +515,8 @@ fn close(file: File) -> io::Result<()> {
     if unsafe { libc::close(fd) } != 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Tells the kernel that the pages of a file are not needed: what an unprivileged user can do to read it cold.
+/// Tells the kernel that the pages of a file are not needed: what an unprivileged user can do to
+/// read it cold.
 pub fn forget_pages(path: &str) -> io::Result<()> {
     let file = File::open(path)?;
     // SAFETY: posix_fadvise takes no pointers; the descriptor is open during the call.

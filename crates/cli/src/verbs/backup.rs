@@ -66,7 +66,8 @@ struct NowArgs {
 
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or where its objects are: s3://… or file:///path
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or where its objects are:
+    /// s3://… or file:///path
     place: String,
     /// Print JSON
     #[arg(long)]
@@ -122,7 +123,7 @@ pub fn run(args: &BackupArgs) -> Result<Verdict, Failure> {
     }
 }
 
-/// Asks whoever serves the volume, showing how far it is; `None` if nobody does.
+/// Asks the process that serves the volume, showing how far it is; `None` if none does.
 fn ask(target: &Target, question: &Value) -> Result<Option<Value>, Failure> {
     let mut progress = Progress::new();
     target.ask("backup", question, None, &mut |event| shown(&mut progress, &event, &mut |_| ()))

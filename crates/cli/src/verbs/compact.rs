@@ -35,7 +35,8 @@ period; files that many small writes cut to pieces are stored in one piece. File
 does this by itself, slowly; this does it now. Nodes that share a volume do not do it by themselves: this does, as a client of
 theirs, and needs room for a copy of their metadata in the directory for temporary files.")]
 pub struct CompactArgs {
-    /// The volume (a path, file:///path or kestrel://host[:port]/NAME), or a file or directory in a mounted volume
+    /// The volume (a path, file:///path or kestrel://host[:port]/NAME), or a file or directory in a
+    /// mounted volume
     pub target: String,
     /// Only tell what there is to do
     #[arg(long)]

@@ -34,7 +34,8 @@ mount's own option goes before the volume's --atime; of a served volume restart 
 that share a volume have the same settings: name the directories of all, and they are changed at all or at none; a change that was
 cut short is finished by the next.")]
 pub struct ConfigArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; one of several nodes is only looked at by URL
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; one of several nodes is only
+    /// looked at by URL
     pub volume: String,
     /// To change one that several nodes share: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]

@@ -18,7 +18,8 @@ use crate::args::store::StoreArgs;
 /// When changes survive power loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// After fsync, or one second; they survive the end of the process at once. As on a local file system
+    /// After fsync, or one second; they survive the end of the process at once. As on a local file
+    /// system
     Fsync,
     /// Before they are acknowledged
     Commit,
@@ -45,18 +46,20 @@ pub struct FormatArgs {
     pub new: NewVolumeArgs,
 }
 
-/// What a new volume is to be, whoever keeps its metadata.
+/// What a new volume is to be, wherever its metadata is.
 #[derive(Debug, Args)]
 pub struct NewVolumeArgs {
     /// Name of the volume; the directory's by default
     #[arg(long)]
     pub name: Option<String>,
-    /// Where file data goes: file:///path, missing or empty; or s3://BUCKET/PREFIX?endpoint=URL&region=NAME (see
-    /// docs/store.md); inside the volume by default
+    /// Where file data goes: file:///path, missing or empty; or
+    /// s3://BUCKET/PREFIX?endpoint=URL&region=NAME (see docs/store.md); inside the volume by
+    /// default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
-    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in the volume's directory by default. The
-    /// password comes from PGPASSWORD or a password file (see docs/operations.md)
+    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in
+    /// the volume's directory by default. The password comes from PGPASSWORD or a password file
+    /// (see docs/operations.md)
     #[arg(long, value_name = "URL")]
     pub metadata: Option<String>,
     /// Largest stored block: larger files are cut; 64K to 16M
@@ -68,13 +71,16 @@ pub struct NewVolumeArgs {
     /// How long data stays after nothing refers to it any more
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "60s")]
     pub grace: std::time::Duration,
-    /// Which reads change access times, at mounts that are not told otherwise. `kestrel config` changes it later
+    /// Which reads change access times, at mounts that are not told otherwise. `kestrel config`
+    /// changes it later
     #[arg(long, value_enum, value_name = "MODE", default_value_t = AtimeArg::None)]
     pub atime: AtimeArg,
-    /// Compress file data: none, lz4, zstd or zstd:LEVEL (1 to 19). `kestrel config` changes it later
+    /// Compress file data: none, lz4, zstd or zstd:LEVEL (1 to 19). `kestrel config` changes it
+    /// later
     #[arg(long, value_name = "METHOD", default_value_t = Compression::None)]
     pub compress: Compression,
-    /// Encrypt file data with AES-256-GCM; needs --key-file or KESTREL_KEY_FILE (see `kestrel key create`)
+    /// Encrypt file data with AES-256-GCM; needs --key-file or KESTREL_KEY_FILE (see
+    /// `kestrel key create`)
     #[arg(long)]
     pub encrypt: bool,
     /// Replace a volume that is there; everything in it is lost

@@ -166,7 +166,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
         }
         Target::Here(_) => None,
     };
-    // A repair does not ask: opening the volume says who has it mounted.
+    // A repair does not ask: opening the volume says which process has it mounted.
     let asked = if args.repair || of_nodes.is_some() {
         of_nodes
     } else {
@@ -213,7 +213,8 @@ fn whole_at_rest(
     done.map(|totals| summary(&totals, 0)).map_err(|why| fail(&why))
 }
 
-/// A repair of a volume: gets how to check, the time, and whom to tell what was repaired, what is left, and how far it is.
+/// A repair of a volume: gets how to check, the time, and callbacks for what was repaired, what is
+/// left, and how far it is.
 type Mend<'a> = dyn FnMut(
         &mut Options<'_>,
         Nanos,

@@ -32,7 +32,8 @@ The sums of a directory are kept up to date by every change: they come at once, 
 pub struct InfoArgs {
     /// A path in a mounted volume
     pub path: PathBuf,
-    /// Look into this volume, which is not mounted here (a path, file:///path, or kestrel://host[:port]/NAME); PATH begins at its root
+    /// Look into this volume, which is not mounted here (a path, file:///path, or
+    /// kestrel://host[:port]/NAME); PATH begins at its root
     #[arg(long)]
     pub volume: Option<String>,
     /// Print JSON

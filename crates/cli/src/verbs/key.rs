@@ -66,7 +66,8 @@ struct ShowArgs {
     json: bool,
 }
 
-/// Replace the key of a volume, and the data key for what is written from the next mount on. No data is rewritten.
+/// Replace the key of a volume, and the data key for what is written from the next mount on. No
+/// data is rewritten.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key

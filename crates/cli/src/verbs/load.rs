@@ -53,8 +53,8 @@ pub struct LoadArgs {
     /// Of a cluster: the directories of all other nodes
     #[arg(value_name = "NODE")]
     pub others: Vec<String>,
-    /// Block store to copy objects from: that of the volume that was dumped (its directory `objects`, or its s3://… URL),
-    /// or a copy of it
+    /// Block store to copy objects from: that of the volume that was dumped (its directory
+    /// `objects`, or its s3://… URL), or a copy of it
     #[arg(long, value_name = "DIR|URL")]
     pub objects: Option<String>,
     /// Name of the new volume; that of the dumped one by default
@@ -89,7 +89,8 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
         }
         return several::run(args, counts, from.as_deref());
     }
-    // A volume that is there keeps its settings and its objects; the load refuses it if it holds files.
+    // A volume that is there keeps its settings and its objects; the load refuses it if it holds
+    // files.
     let existing = Descriptor::read(&dir).ok();
     let made = match &existing {
         Some(_) if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() => {
@@ -162,7 +163,8 @@ fn open_objects(args: &LoadArgs, place: &str, dumped: &Descriptor) -> Result<Arc
     Storage::open(Path::new(""), &there, &options).map(|open| open.store).map_err(|why| fail(&why))
 }
 
-/// How the new volume codes objects: as the dumped one did, with the same volume key and a data key of its own.
+/// How the new volume codes objects: as the dumped one did, with the same volume key and a data key
+/// of its own.
 fn coding_like(
     args: &LoadArgs,
     dumped: Option<&CodingSettings>,
@@ -229,7 +231,8 @@ fn look(
     check(engine, options, &mut report, &mut |what, rows| progress.tick(what, rows))
         .map_err(|why| fail(&why))?;
     if let Some(other) = other {
-        // The dump is a faithful copy: the damage was there before, and can be repaired here as well as there.
+        // The dump is a faithful copy: the damage was there before, and can be repaired here as
+        // well as there.
         log::warn!("the dumped volume was damaged ({other}); run `kestrel fsck --repair`");
         eprintln!(
             "kestrel load: the dumped volume was damaged ({other}); run `kestrel fsck --repair` on the new one"

@@ -36,7 +36,8 @@ use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs};
 
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
-/// Further FUSE threads, for writers that wait for a store across a network. They cost nothing until then.
+/// Further FUSE threads, for writers that wait for a store across a network. They cost nothing
+/// until then.
 const REMOTE_SPARE_WORKERS: usize = 128;
 /// How long a call may wait for a metadata server.
 const DEADLINES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(900);
@@ -61,7 +62,8 @@ Returns when the mount serves; the serving process stays in the background and w
 SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount. A mount is nosuid,nodev unless -o suid,dev
 says otherwise. docs/operations.md, \"Mount options\", has all options, and how to use /etc/fstab and mount(8).")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that `kestrel serve` serves
+    /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that
+    /// `kestrel serve` serves
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
@@ -76,7 +78,8 @@ pub struct MountArgs {
     /// Options as for mount(8): ro, noexec, nosuid, allow_other, …
     #[arg(short = 'o', value_delimiter = ',', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Which reads change access times; as the volume says by default (`kestrel config`); as -o atime=…
+    /// Which reads change access times; as the volume says by default (`kestrel config`); as -o
+    /// atime=…
     #[arg(long, value_enum, value_name = "MODE")]
     pub atime: Option<AtimeArg>,
     /// How long a call waits for a metadata server that does not answer, before it fails with EIO
@@ -94,10 +97,12 @@ pub struct MountArgs {
     /// Threads that answer the kernel; 0: by cores
     #[arg(long, default_value_t = 0)]
     pub workers: usize,
-    /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root has switched it on
+    /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root
+    /// has switched it on
     #[arg(long, default_value_t, value_name = "auto|uring|device")]
     pub transport: TransportChoice,
-    /// How long the kernel may trust attributes [default: 0; of files that only this mount can change, 1s]
+    /// How long the kernel may trust attributes [default: 0; of files that only this mount can
+    /// change, 1s]
     #[arg(long, value_parser = duration_arg, value_name = "TIME")]
     pub attr_timeout: Option<Duration>,
     /// How long the kernel may trust names; with the shortcut, names of files
@@ -110,11 +115,13 @@ pub struct MountArgs {
     /// Look up every component of a path, instead of one request an operation (docs/shortcut.md)
     #[arg(long)]
     pub no_shortcut: bool,
-    /// How long the kernel may trust the name of a directory after an operation has gone through it, with the shortcut: at most
-    /// 1s; 100ms by default where only this mount changes the volume, else 0
+    /// How long the kernel may trust the name of a directory after an operation has gone through
+    /// it, with the shortcut: at most 1s; 100ms by default where only this mount changes the
+    /// volume, else 0
     #[arg(long, value_parser = names_arg, value_name = "TIME", conflicts_with = "no_shortcut")]
     pub shortcut_names: Option<Duration>,
-    /// Whether the kernel reads files by itself of which the disk cache has whole copies (docs/cache.md)
+    /// Whether the kernel reads files by itself of which the disk cache has whole copies
+    /// (docs/cache.md)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = PassthroughArg::Auto)]
     pub passthrough: PassthroughArg,
     #[command(flatten)]
@@ -130,10 +137,12 @@ pub struct MountArgs {
 /// How connections to a metadata server are encrypted, as the URL says it, too.
 #[derive(Debug, Args)]
 pub struct TrustArgs {
-    /// By what to know the metadata server: sha256:… or a file of certificates (`kestrel cluster ca` prints both); as ?ca=… in the URL
+    /// By what to know the metadata server: sha256:… or a file of certificates
+    /// (`kestrel cluster ca` prints both); as ?ca=… in the URL
     #[arg(long, value_name = "FILE|sha256:HEX")]
     pub ca: Option<String>,
-    /// Which connections are encrypted: auto, those with other machines; on, all; off, none; as ?tls=… in the URL
+    /// Which connections are encrypted: auto, those with other machines; on, all; off, none; as
+    /// ?tls=… in the URL
     #[arg(long, value_name = "auto|on|off")]
     pub tls: Option<Mode>,
     /// A file with the certificate that this client shows, and its key; as ?cert=… in the URL
@@ -261,7 +270,8 @@ fn names_arg(text: &str) -> Result<Duration, String> {
     Ok(names)
 }
 
-/// What can be judged without opening the volume, so that mistakes are told before a process goes to the background.
+/// What can be judged without opening the volume, so that mistakes are told before a process goes
+/// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
     let source = if RemoteUrl::is_one(&args.volume) {
         let mut url =
@@ -531,8 +541,8 @@ fn attend(
     }
 }
 
-/// The first signal unmounts (busy: takes the mount out of the tree and waits for those who use it), the next one cuts them
-/// off.
+/// The first signal unmounts (busy: takes the mount out of the tree and waits for those who use
+/// it), the next one cuts them off.
 fn unmount_on_signal(session: &Session, dir: &Path) {
     let unmounter = session.unmounter();
     let dir = dir.to_path_buf();

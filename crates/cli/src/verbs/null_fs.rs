@@ -1,5 +1,5 @@
-//! `kestrel null-fs`: the file system that does nothing, from the same FUSE layer; the limit that mounts are measured
-//! against.
+//! `kestrel null-fs`: the file system that does nothing, from the same FUSE layer; the limit that
+//! mounts are measured against.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -32,7 +32,8 @@ pub struct NullFsArgs {
     /// Threads; 0: by cores
     #[arg(long, default_value_t = 0)]
     pub workers: usize,
-    /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root has switched it on
+    /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root
+    /// has switched it on
     #[arg(long, default_value_t, value_name = "auto|uring|device")]
     pub transport: TransportChoice,
 }

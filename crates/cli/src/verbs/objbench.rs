@@ -67,8 +67,8 @@ pub struct ObjbenchArgs {
     /// Most bytes written for each size
     #[arg(long, value_name = "SIZE", value_parser = size_arg, default_value = "4G")]
     pub bytes_max: u64,
-    /// File with the credentials of an s3:// store, as ~/.aws/credentials; by default those of the environment
-    /// (AWS_ACCESS_KEY_ID, …) or of the machine
+    /// File with the credentials of an s3:// store, as ~/.aws/credentials; by default those of the
+    /// environment (AWS_ACCESS_KEY_ID, …) or of the machine
     #[arg(long, value_name = "FILE")]
     pub credentials: Option<PathBuf>,
     /// Print JSON

@@ -56,17 +56,20 @@ pub struct ServeArgs {
     /// Say what would be served, and how, and end
     #[arg(long)]
     pub check: bool,
-    /// Where to listen: ADDRESS:PORT; by default a node of a cluster at its address, any other at 127.0.0.1:9440
+    /// Where to listen: ADDRESS:PORT; by default a node of a cluster at its address, any other at
+    /// 127.0.0.1:9440
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// Where others reach this node of a cluster: HOST:PORT; by default its address in the cluster's table if it listens there, the host of
-    /// that and its own port if it listens at all addresses, else where it listens
+    /// Where others reach this node of a cluster: HOST:PORT; by default its address in the
+    /// cluster's table if it listens there, the host of that and its own port if it listens at all
+    /// addresses, else where it listens
     #[arg(long, value_name = "ADDR", value_parser = advertise_arg)]
     pub advertise: Option<String>,
     /// Name by which clients ask for the volume; by default the one it was formatted with
     #[arg(long, value_name = "NAME", value_parser = name_arg)]
     pub name: Option<String>,
-    /// What this node of a cluster is there for; it must be what the cluster has it for, which is also the default
+    /// What this node of a cluster is there for; it must be what the cluster has it for, which is
+    /// also the default
     #[arg(long, value_enum, value_name = "ROLE")]
     pub role: Option<RoleArg>,
     /// A client that is not heard of for this long loses its locks and what it has open
@@ -75,23 +78,28 @@ pub struct ServeArgs {
     /// How long clients of before a restart are waited for; as long as the lease by default
     #[arg(long, value_name = "TIME", value_parser = bounded(duration_arg, Duration::ZERO, nanos(LEASE_MAX), "at most 10m"))]
     pub grace: Option<Duration>,
-    /// How often the node that leads changes looks whether nodes are to be evened out: every=TIME, or off. Of a cluster
+    /// How often the node that leads changes looks whether nodes are to be evened out: every=TIME,
+    /// or off. Of a cluster
     #[arg(long, value_name = "PACE", value_parser = pace_arg, default_value = "every=10m")]
     pub balance: Pace,
-    /// Who must show a token: auto (whoever is not on this machine), tokens (everybody), open (nobody)
+    /// Who must show a token: auto (whoever is not on this machine), tokens (everybody), open
+    /// (nobody)
     #[arg(long, value_name = "WHO", value_parser = access_arg, default_value = "auto")]
     pub access: Access,
-    /// Where refused and administrative operations are told, or off; audit.log in the volume's directory by default
+    /// Where refused and administrative operations are told, or off; audit.log in the volume's
+    /// directory by default
     #[arg(long, value_name = "FILE")]
     pub audit: Option<PathBuf>,
-    /// Whether other nodes that have died are taken over, at which ports they are served then: any, off, or PORT-PORT. Of a cluster with its
-    /// metadata in a database
+    /// Whether other nodes that have died are taken over, at which ports they are served then: any,
+    /// off, or PORT-PORT. Of a cluster with its metadata in a database
     #[arg(long, value_name = "PORTS", value_parser = failover_arg, default_value = "any")]
     pub failover: Failover,
-    /// Serve this other node of the cluster, which is not served, from this node's directory and address
+    /// Serve this other node of the cluster, which is not served, from this node's directory and
+    /// address
     #[arg(long, value_name = "N")]
     pub in_place_of: Option<NodeId>,
-    /// Set by a process that takes a node over: whom it is taken from, by force, if that one still has it
+    /// Set by a process that takes a node over: whom it is taken from, by force, if that one still
+    /// has it
     #[arg(long, hide = true, value_name = "WHO", requires = "in_place_of", conflicts_with = "take_over")]
     pub take_over_from: Option<String>,
     /// Have the process that serves it at present end, and go on in its place

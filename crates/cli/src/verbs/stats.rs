@@ -166,7 +166,8 @@ fn print_table(now: &Value, before: &Value, seconds: f64) {
     several::print_nodes(now, before, seconds);
 }
 
-/// Prints what the way to a metadata server cost, if there is one; times of operations above include it.
+/// Prints what the way to a metadata server cost, if there is one; times of operations above
+/// include it.
 fn print_way(now: &Value, before: &Value, seconds: f64) {
     let rate = |name: &str| format!("{}/s", bytes((grown(now, before, name) as f64 / seconds) as u64));
     if now["metadata_sent_bytes_total"].as_u64().unwrap_or(0) > 0 {

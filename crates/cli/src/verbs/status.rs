@@ -163,7 +163,7 @@ fn show_leftovers(told: &Value) {
     println!("leftovers    {state}; {} collections, {deleted} objects with {size} deleted", number("runs"));
 }
 
-/// Who serves it, and to whom.
+/// The server, and its clients.
 fn show_served(status: &Value) {
     let served = &status["served"];
     let number = |name: &str| served[name].as_u64().unwrap_or(0);

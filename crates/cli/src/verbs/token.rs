@@ -44,7 +44,8 @@ enum Action {
     Prune(ListArgs),
 }
 
-/// Make a token, or a certificate, and print it, this once: the volume keeps only what it is verified by.
+/// Make a token, or a certificate, and print it, this once: the volume keeps only what it is
+/// verified by.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   (umask 077; kestrel token create /data/vol --name trainer --uid 1000-1999 --gid 1000-1999 >token)
@@ -53,7 +54,8 @@ enum Action {
   (umask 077; kestrel token create /data/vol --name gpu17 --certificate >gpu17.pem)
   kestrel mount 'kestrel://10.0.0.1/photos?ca=sha256:…&cert=/root/gpu17.pem' /mnt")]
 struct CreateArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may administer
+    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// administer
     volume: String,
     /// For people: 1 to 64 bytes
     #[arg(long, value_name = "NAME")]
@@ -82,7 +84,8 @@ struct CreateArgs {
     /// The volume may be administered, tokens included
     #[arg(long, conflicts_with_all = ["read_only", "subtree"])]
     admin: bool,
-    /// Print a certificate with its key instead, which clients show with ?cert=FILE; on a machine of the volume
+    /// Print a certificate with its key instead, which clients show with ?cert=FILE; on a machine
+    /// of the volume
     #[arg(long)]
     certificate: bool,
     /// Print JSON, the token among it
@@ -96,7 +99,8 @@ struct CreateArgs {
   kestrel token list /data/vol --json
   kestrel token prune /data/vol")]
 struct ListArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may administer
+    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// administer
     volume: String,
     /// Print JSON
     #[arg(long)]
@@ -109,7 +113,8 @@ struct ListArgs {
   kestrel token show /data/vol trainer
   kestrel token revoke /data/vol 9f86d081884c7d65")]
 struct OneArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may administer
+    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// administer
     volume: String,
     /// The token's name or number
     token: String,
@@ -153,7 +158,7 @@ pub fn run(args: &TokenArgs) -> Result<Verdict, Failure> {
     }
 }
 
-/// Asks whoever has the volume open, or opens it.
+/// Asks the process that has the volume open, or opens it.
 fn ask(volume: &str, mut question: Value) -> Result<Value, Failure> {
     question["verb"] = "token".into();
     let target = Target::of("token", volume)?;
@@ -176,7 +181,7 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
         let time = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         SystemClock.now().saturating_add(time)
     });
-    // Its key is seen by nobody but whoever asks: it does not travel.
+    // Only the asker sees its key: it does not travel.
     let authority = match (args.certificate, Target::of("token", &args.volume)?) {
         (false, _) => None,
         (true, Target::Here(dir)) => Some(Descriptor::authority_at(&dir).map_err(fail)?),
@@ -204,7 +209,8 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
     let mut answer = ask(&args.volume, question)?;
     made.authority = answer["authority"].as_str().map(str::to_string);
     if let Some(authority) = authority {
-        // As long as the token, whose secret nobody has: who revokes it ends the certificate.
+        // As long as the token, which has a secret that nobody has: revoking it ends the
+        // certificate.
         let (now, until) = (SystemClock.now(), expires.unwrap_or(Nanos::MAX));
         let certificate = authority.issue(&made.id.to_string(), now, until).map_err(fail)?;
         if args.json {

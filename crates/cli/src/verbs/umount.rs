@@ -35,8 +35,8 @@ pub struct UmountArgs {
 /// How long a process may take to end whose mount was taken away by force.
 const FORCED_TIME_MAX: Duration = Duration::from_millis(800);
 
-/// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the process would wait for it until its
-/// calls have met their deadline, and whoever unmounts with it.
+/// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the
+/// process would wait for it until its calls have met their deadline, and the caller with it.
 fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(), Failure> {
     if !entry.source.to_str().is_some_and(RemoteUrl::is_one) {
         return Ok(());

@@ -29,7 +29,8 @@ Fills the cache directories of the mount (`kestrel mount --cache-dir`). What is 
 was cut off is resumed by repeating it. --evict drops the objects that the files lie in, and with them what other small files
 stored beside them had in the cache. Exit code 1: something is missing or could not be brought.")]
 pub struct WarmupArgs {
-    /// Files and directories in mounted volumes; `*` and `?` in names are expanded if the shell did not
+    /// Files and directories in mounted volumes; `*` and `?` in names are expanded if the shell did
+    /// not
     #[arg(required_unless_present = "from_file")]
     pub paths: Vec<PathBuf>,
     /// Read more paths from this file, one a line; - is standard input
@@ -50,8 +51,8 @@ pub struct WarmupArgs {
     /// Drop it from the cache
     #[arg(long)]
     pub evict: bool,
-    /// Copies of whole files that the kernel reads by itself, in place of pieces: files of 1M and more. With --check and
-    /// --evict: of such copies
+    /// Copies of whole files that the kernel reads by itself, in place of pieces: files of 1M and
+    /// more. With --check and --evict: of such copies
     #[arg(long, conflicts_with_all = ["data", "metadata"])]
     pub whole: bool,
     /// Print JSON

@@ -42,7 +42,7 @@ fn a_file_lives_while_any_client_has_it_open() {
     assert_eq!(one.stat(held.ino()).unwrap().nlink, 0);
     let ino = held.ino();
     one.close(held).unwrap();
-    // Those who knew it still show what it was.
+    // Clients that knew it still show what it was.
     assert_eq!(server.client("three").stat(ino).unwrap_err().errno, libc::ESTALE);
     server.check();
 }
@@ -88,7 +88,7 @@ fn append(client: &Client, file: &FileHandle, bytes: &[u8]) {
     client.fs.write_unless(file, WriteAt::End { unfinished: false }, bytes, None, &|| false).unwrap();
 }
 
-/// Where the end is, is decided when bytes are committed: whoever comes later comes behind.
+/// Where the end is, is decided when bytes are committed: a later writer comes behind.
 #[test]
 fn appended_bytes_of_several_clients() {
     let server = Server::start("10s");

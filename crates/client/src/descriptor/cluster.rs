@@ -19,7 +19,8 @@ pub const SECRET_BYTES: usize = 16;
 /// Bytes of the word that a directory is born with.
 const BIRTH_BYTES: usize = 8;
 
-/// Metadata workers of each node of a new cluster. Machines may have fewer processors: an idle worker costs nothing.
+/// Metadata workers of each node of a new cluster. Machines may have fewer processors: an idle
+/// worker costs nothing.
 const WORKERS: u32 = 8;
 
 /// The volume is served by several nodes; this is one of them.
@@ -28,25 +29,28 @@ const WORKERS: u32 = 8;
 pub struct ClusterSection {
     /// Its number.
     pub node: NodeId,
-    /// Who owns what: the placement table, hexadecimal.
+    /// The placement table, hexadecimal.
     pub(crate) placement: String,
-    /// By what the nodes know each other, hexadecimal. Whoever knows it can speak as a node of the cluster.
+    /// By what the nodes know each other, hexadecimal. A process that knows it can speak as a node
+    /// of the cluster.
     pub(crate) secret: String,
-    /// The word that this node's directory was born with, hexadecimal: no other one has it, not one that is made anew for the same
-    /// node. A token has none.
+    /// The word that this node's directory was born with, hexadecimal: no other one has it, not one
+    /// that is made anew for the same node. A token has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) birth: Option<String>,
     /// Metadata workers of each node: equally many, on whatever machine it runs.
     pub workers: u32,
-    /// The word in the directory with the volume's objects, if that is where they are: another directory under the same path
-    /// does not have it.
+    /// The word in the directory with the volume's objects, if that is where they are: another
+    /// directory under the same path does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objects_word: Option<String>,
-    /// The node was not in the cluster's table when this was written; the table here has it, without anything of its own.
+    /// The node was not in the cluster's table when this was written; the table here has it,
+    /// without anything of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joining: bool,
-    /// Where the counters of a node began that was added: for inodes and for objects. Numbers of lower counters may have been made under
-    /// its number before there was such a node: they came with a dump.
+    /// Where the counters of a node began that was added: for inodes and for objects. Numbers of
+    /// lower counters may have been made under its number before there was such a node: they came
+    /// with a dump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) counters: Option<[u64; 2]>,
 }
@@ -71,7 +75,8 @@ pub fn random<const N: usize>() -> Result<[u8; N], VolumeError> {
 }
 
 impl ClusterSection {
-    /// The first node of a new cluster with this table, and a new secret. Its directory is still to be born.
+    /// The first node of a new cluster with this table, and a new secret. Its directory is still to
+    /// be born.
     ///
     /// # Errors
     /// If the system has no randomness.
@@ -101,7 +106,8 @@ impl ClusterSection {
         Self { birth: None, ..self }
     }
 
-    /// Of a node that is to join a cluster with this table, which the table names, and to count from there on.
+    /// Of a node that is to join a cluster with this table, which the table names, and to count
+    /// from there on.
     pub(crate) fn joining(self, node: NodeId, placement: &Placement, counters: [u64; 2]) -> Self {
         let placement = to_hex(&placement.encode());
         Self { node, placement, birth: None, joining: true, counters: Some(counters), ..self }
@@ -127,7 +133,7 @@ impl ClusterSection {
         })
     }
 
-    /// Who owns what.
+    /// The placement table.
     ///
     /// # Errors
     /// If the table is damaged, or a newer version of KestrelFS wrote it.
@@ -226,8 +232,8 @@ impl Descriptor {
         Err(VolumeError::OneOfSeveral { dir: dir.into(), node: section.node, url })
     }
 
-    /// The same of a volume that one node has, without a secret and wherever its metadata is: what a dump says of the volume, whoever it is
-    /// loaded into.
+    /// The same of a volume that one node has, without a secret and wherever its metadata is: what
+    /// a dump says of the volume, whichever volume it is loaded into.
     ///
     /// # Errors
     /// If it cannot be written down.
@@ -244,8 +250,8 @@ impl Descriptor {
         Ok(one)
     }
 
-    /// The same for clients: without what only nodes may know. Of the version that programs refuse which know nothing of
-    /// clusters.
+    /// The same for clients: without what only nodes may know. Of the version that programs refuse
+    /// which know nothing of clusters.
     ///
     /// # Errors
     /// If it cannot be written down.

@@ -1,11 +1,13 @@
-//! How objects of a volume are coded: compression, and the data keys, wrapped (`docs/encryption.md`).
+//! How objects of a volume are coded: compression, and the data keys, wrapped
+//! (`docs/encryption.md`).
 
 use kestrel_blockstore::store::coded::Compression;
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
 
-/// Most data keys of a volume: the descriptor must stay below its bound, and every rotation adds one.
+/// Most data keys of a volume: the descriptor must stay below its bound, and every rotation adds
+/// one.
 pub const DATA_KEYS_MAX: usize = 128;
 
 /// The one cipher there is.
@@ -31,8 +33,8 @@ pub struct Encryption {
     pub cipher: String,
     /// Whether new objects are encrypted.
     pub active: bool,
-    /// Whether objects that are not encrypted are refused: true if the volume was formatted with encryption and it was never
-    /// turned off.
+    /// Whether objects that are not encrypted are refused: true if the volume was formatted with
+    /// encryption and it was never turned off.
     pub required: bool,
     /// Fingerprint of the volume key that wraps the data keys.
     pub volume_key: String,

@@ -1,8 +1,10 @@
-//! Changes of the settings of all nodes of a volume, which may be cut short between two of their directories.
+//! Changes of the settings of all nodes of a volume, which may be cut short between two of their
+//! directories.
 //!
-//! First every directory gets the new descriptor beside the present one, under [`NAME`]. When all have it, that is the decision: now each
-//! puts the new settings in place, and then they are taken away again. So whoever comes next knows: if not all have it and the
-//! descriptors agree, nothing has been decided, or all is done; else it is to be finished. What a directory has for itself (which
+//! First every directory gets the new descriptor beside the present one, under [`NAME`]. When all
+//! have it, that is the decision: now each puts the new settings in place, and then they are taken
+//! away again. So the next process knows: if not all have it and the descriptors agree, nothing has
+//! been decided, or all is done; else it is to be finished. What a directory has for itself (which
 //! node it is of, and its cluster) may have changed since, and stays.
 
 use std::fs::{self, File};
@@ -48,7 +50,8 @@ pub(super) fn begin(nodes: &Nodes<'_>, changed: &Descriptor) -> Result<(), Volum
     Ok(())
 }
 
-/// Finishes what was decided and takes away what was not. A descriptor from before the change, if one was finished.
+/// Finishes what was decided and takes away what was not. A descriptor from before the change, if
+/// one was finished.
 pub(super) fn finish(nodes: &Nodes<'_>) -> Result<Option<Descriptor>, VolumeError> {
     let begun = nodes.iter().map(|(dir, _)| read(dir)).collect::<Result<Vec<_>, _>>()?;
     let Some(next) = begun.iter().flatten().next() else { return Ok(None) };

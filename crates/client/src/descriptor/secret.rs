@@ -1,5 +1,6 @@
-//! The secret of a volume, from which the certificates of its nodes are made. Of a cluster it is in its section, and what nodes know each
-//! other by as well; a volume that one node has gets one when it is first served to other machines.
+//! The secret of a volume, from which the certificates of its nodes are made. Of a cluster it is in
+//! its section, and what nodes know each other by as well; a volume that one node has gets one when
+//! it is first served to other machines.
 
 use std::fmt;
 use std::path::Path;
@@ -12,7 +13,7 @@ use super::{Descriptor, SECRET_BYTES, random};
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
 
-/// See the module's header; hexadecimal. Whoever knows it can speak as the volume's server.
+/// See the module's header; hexadecimal. A process that knows it can speak as the volume's server.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct VolumeSecret(String);
@@ -58,8 +59,8 @@ impl Descriptor {
         authority_of(&secret).map(|authority| Some(Arc::new(authority)))
     }
 
-    /// The certificate authority of the volume, or node, at `dir`, which gets a secret if it has none. The descriptor is changed as by
-    /// [`Descriptor::update`].
+    /// The certificate authority of the volume, or node, at `dir`, which gets a secret if it has
+    /// none. The descriptor is changed as by [`Descriptor::update`].
     ///
     /// # Errors
     /// As those of [`Descriptor::update`] and [`Descriptor::authority`].

@@ -37,7 +37,8 @@ impl Fs {
                 ino,
                 Box::new(move |flushed| match flushed {
                     Ok(()) => fs.setattr_now(caller, ino, set, done),
-                    // What could not be stored is not wanted any more, and the truncation may be what makes room.
+                    // What could not be stored is not wanted any more, and the truncation may be
+                    // what makes room.
                     Err(_) if set.size == Some(0) => {
                         fs.discard(ino);
                         fs.setattr_now(caller, ino, set, done);
@@ -104,8 +105,8 @@ impl Fs {
         });
     }
 
-    /// Takes in an inode that an operation of ours changed, based on the content `base` if it was. The kernel changed its
-    /// own pages in step.
+    /// Takes in an inode that an operation of ours changed, based on the content `base` if it was.
+    /// The kernel changed its own pages in step.
     pub(super) fn accept(&self, mut inode: Inode, base: Option<u64>) -> Inode {
         if inode.kind == Kind::File {
             if let Some(file) = self.files.get(inode.ino) {
@@ -118,7 +119,8 @@ impl Fs {
                 Some(base) => self.known.cached_moved(inode.ino, base, inode.data_change),
                 // Nobody else changes files here.
                 None if !self.is_remote() => drop(self.known.cached_as(inode.ino, inode.data_change)),
-                // If the content changed, what it was before is not known, and the next open will find a difference.
+                // If the content changed, what it was before is not known, and the next open will
+                // find a difference.
                 None => {}
             }
             self.files.overlay(&mut inode);

@@ -1,8 +1,8 @@
-//! What a client does on its own: commits bytes that have been in memory too long, deletes objects whose grace is over,
-//! and, slowly, rewrites objects of which little is in use.
+//! What a client does on its own: commits bytes that have been in memory too long, deletes objects
+//! whose grace is over, and, slowly, rewrites objects of which little is in use.
 //!
-//! One of several nodes deletes objects together with the others, and rewrites none: to know what refers to an object takes the
-//! rows of all of them.
+//! One of several nodes deletes objects together with the others, and rewrites none: to know what
+//! refers to an object takes the rows of all of them.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock, Weak};
@@ -31,13 +31,16 @@ const REAP_AT_ONCE: usize = 64;
 /// Objects deleted in one look.
 const REAP_BATCH: usize = 1024;
 
-/// Time between two looks for objects of which little is in use: a listing of the store and a walk over the accounts.
+/// Time between two looks for objects of which little is in use: a listing of the store and a walk
+/// over the accounts.
 const REPACK_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Objects written to less than this ago are not rewritten on our own: their files may still change a lot.
+/// Objects written to less than this ago are not rewritten on our own: their files may still change
+/// a lot.
 const REPACK_AGE: Nanos = 600 * SECOND;
 
-/// Rewriting begins when this much is unused in sparse objects, bytes, and this share of all that is stored, percent.
+/// Rewriting begins when this much is unused in sparse objects, bytes, and this share of all that
+/// is stored, percent.
 const REPACK_UNUSED_MIN: u64 = 64 << 20;
 const REPACK_UNUSED_PERCENT: u64 = 5;
 
@@ -60,12 +63,13 @@ pub(super) struct Background {
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// They were started.
     begun: OnceLock<()>,
-    /// Held by who compacts the volume.
+    /// Held by the thread that compacts the volume.
     pub compacting: Mutex<()>,
 }
 
 impl Drop for Background {
-    /// Without a shutdown the threads end by themselves; they may be who drops this, so nobody waits for them.
+    /// Without a shutdown the threads end by themselves; one of them may drop this, so no thread
+    /// waits for them.
     fn drop(&mut self) {
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
@@ -86,10 +90,12 @@ impl Fs {
     }
 
     fn start_threads(self: &Arc<Self>) {
-        // Apart, because a store that does not answer keeps who deletes or rewrites objects waiting, and flushes must go on.
+        // Apart, because a store that does not answer keeps a thread that deletes or rewrites
+        // objects waiting, and flushes must go on.
         let threads: [(&str, Work); 3] =
             [("kestrel-flush", run), ("kestrel-reap", reap), ("kestrel-repack", repack)];
-        // Of a volume that is served by another process only its own bytes are this client's business.
+        // Of a volume that is served by another process only its own bytes are this client's
+        // business.
         let count = match (self.node(), self.member()) {
             (Some(_), _) => threads.len(),
             (None, Some(_)) => {
@@ -104,7 +110,8 @@ impl Fs {
             let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
             match std::thread::Builder::new().name(name.into()).spawn(move || work(&weak, &stop)) {
                 Ok(thread) => self.background.threads.lock().push(thread),
-                // Closing a file still stores it; only the bound on how long bytes stay in memory is lost.
+                // Closing a file still stores it; only the bound on how long bytes stay in memory
+                // is lost.
                 Err(error) => log::error!("cannot start the thread {name}: {error}"),
             }
         }
@@ -113,7 +120,8 @@ impl Fs {
     /// Stores everything that is written, makes it durable, and stops the background work.
     ///
     /// # Errors
-    /// The first file that could not be stored, or the sync's error. Everything that could be stored is.
+    /// The first file that could not be stored, or the sync's error. Everything that could be
+    /// stored is.
     pub fn shutdown(self: &Arc<Self>) -> FsResult<()> {
         self.whole.close();
         *self.background.stop.0.lock() = true;
@@ -158,15 +166,16 @@ impl Fs {
         }
     }
 
-    /// Deletes what large files left behind that were truncated or removed, unless the file system ends.
+    /// Deletes what large files left behind that were truncated or removed, unless the file system
+    /// ends.
     fn sweep(&self, stop: &(Mutex<bool>, Condvar)) -> FsResult<()> {
         let Some(node) = self.node() else { return Ok(()) };
         while !*stop.0.lock() && node.sweep()? {}
         Ok(())
     }
 
-    /// Deletes objects that nothing has referred to for the whole grace period (`data.md` §5), if the node is in this
-    /// process.
+    /// Deletes objects that nothing has referred to for the whole grace period (`data.md` §5), if
+    /// the node is in this process.
     ///
     /// # Errors
     /// The node's or the store's; objects not deleted stay due.
@@ -179,7 +188,8 @@ impl Fs {
         if due.is_empty() {
             return Ok(0);
         }
-        // That nothing refers to them must be durable before they go, or a power cut could bring a reference back.
+        // That nothing refers to them must be durable before they go, or a power cut could bring a
+        // reference back.
         super::wait(|done| self.sync(done))?;
         let mut reaped = 0;
         for some in due.chunks(REAP_AT_ONCE) {

@@ -2,8 +2,8 @@
 //!
 //! A node answers with as many lists as a message holds, and passes over chunks without extents at
 //! once: a file is gone through in the time of what it has, however large its holes are. Two pages
-//! may be of different moments, as two reads are: whoever keeps lists checks that the content is
-//! still what it was.
+//! may be of different moments, as two reads are: a caller that keeps lists checks that the content
+//! is still what it was.
 
 use std::sync::Arc;
 

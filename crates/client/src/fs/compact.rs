@@ -1,4 +1,5 @@
-//! Compaction: windows of a large file that many small writes cut to pieces are stored again in one piece.
+//! Compaction: windows of a large file that many small writes cut to pieces are stored again in one
+//! piece.
 
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ const PATCHES_BEFORE_LOOK: u32 = 64;
 const QUIET_TRIES: u32 = 1000;
 
 impl Fs {
-    /// Looks at a file's chunk lists after enough small writes, and compacts what is due. Runs on the pool.
+    /// Looks at a file's chunk lists after enough small writes, and compacts what is due. Runs on
+    /// the pool.
     pub(super) fn compact_if_due(self: &Arc<Self>, file: &Arc<OpenFile>) {
         let mut state = file.lock();
         if state.compacting
@@ -45,8 +47,8 @@ impl Fs {
         });
     }
 
-    /// Writers go on meanwhile. If they keep changing what is being compacted, they have to wait for a second try, or a
-    /// busy file would never be compacted.
+    /// Writers go on meanwhile. If they keep changing what is being compacted, they have to wait
+    /// for a second try, or a busy file would never be compacted.
     fn compact(self: &Arc<Self>, file: &Arc<OpenFile>) -> FsResult<()> {
         if self.compact_chunks(file)? {
             return Ok(());
@@ -84,8 +86,8 @@ impl Fs {
         }
     }
 
-    /// Folds what is due in a chunk of a file that need not be open. How many windows were folded, and whether a writer
-    /// interfered with none.
+    /// Folds what is due in a chunk of a file that need not be open. How many windows were folded,
+    /// and whether a writer interfered with none.
     pub(super) fn fold_chunk(self: &Arc<Self>, inode: &InodeRef, chunk: u64) -> FsResult<(u64, bool)> {
         let page = super::wait(|done| self.chunk_page(inode.ino, chunk, chunk, done))?;
         let Some((_, list)) = page.lists.into_iter().next() else { return Ok((0, true)) };
@@ -113,7 +115,8 @@ impl Fs {
         Ok((folded, all))
     }
 
-    /// Stores each run of neighbouring extents of a window again as one range. False if the window changed meanwhile.
+    /// Stores each run of neighbouring extents of a window again as one range. False if the window
+    /// changed meanwhile.
     fn fold_window(self: &Arc<Self>, inode: &InodeRef, chunk: u64, window: &[Extent]) -> FsResult<bool> {
         let is_stored = |extent: &Extent| extent.source != Source::Hole;
         let (Some(first), Some(last)) =

@@ -1,4 +1,5 @@
-//! copy_file_range(2): by reference where the source's bytes are stored ranges, by copying otherwise.
+//! copy_file_range(2): by reference where the source's bytes are stored ranges, by copying
+//! otherwise.
 
 use std::sync::Arc;
 

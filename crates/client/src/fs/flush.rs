@@ -1,8 +1,9 @@
 //! Flushing: what was written to a file becomes its committed content.
 //!
-//! One flush of a file runs at a time; who asks meanwhile waits for the next. A flush takes the buffer, decides on a layout
-//! (`data.md` §1), stores what is not stored yet, and commits the layout in one request. If that fails, what was written
-//! stays in the layer in flight, so that a later flush can succeed; the error goes to everybody who waited.
+//! One flush of a file runs at a time; a caller that asks meanwhile waits for the next. A flush
+//! takes the buffer, decides on a layout (`data.md` §1), stores what is not stored yet, and commits
+//! the layout in one request. If that fails, what was written stays in the layer in flight, so that
+//! a later flush can succeed; the error goes to every caller that waited.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +29,8 @@ use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
 use crate::file::{FileState, OpenFile, Piece, data_error, finish_all};
 use crate::write_buffer::copy_piece;
 
-/// A packed file up to this size is rewritten as a whole when part of it changes; larger ones become chunked. Bytes.
+/// A packed file up to this size is rewritten as a whole when part of it changes; larger ones
+/// become chunked. Bytes.
 const REWRITE_BYTES_MAX: u64 = 256 * 1024;
 
 /// A commit is tried this often when the file keeps changing under it.
@@ -71,7 +73,8 @@ impl Fs {
         self.flush_file(&handle.file, done);
     }
 
-    /// Commits everything written to the file before and makes it, and everything else acknowledged so far, durable.
+    /// Commits everything written to the file before and makes it, and everything else acknowledged
+    /// so far, durable.
     pub fn fsync(self: &Arc<Self>, handle: &FileHandle, done: Done<()>) {
         if let Err(error) = self.check_locks(handle) {
             return done(Err(error));
@@ -134,7 +137,7 @@ impl Fs {
         go_on();
     }
 
-    /// What was written through a handle is all there: who wrote it asks for what comes next.
+    /// What was written through a handle is all there: its writer asks for what comes next.
     pub(super) fn finished(&self, handle: &FileHandle) {
         let mut state = handle.file.lock();
         if state.unfinished.is_some_and(|(number, _)| number == handle.number) {
@@ -142,8 +145,8 @@ impl Fs {
         }
     }
 
-    /// Starts a flush for all who wait now, when no write is half there. What is written from here
-    /// on belongs to the next.
+    /// Starts a flush for all callers that wait now, when no write is half there. What is written
+    /// from here on belongs to the next.
     pub(super) fn start_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
         if self.is_half_there(&mut state) {
             drop(state);
@@ -190,8 +193,8 @@ impl Fs {
         }
     }
 
-    /// Commits what is stored of a file that is being written on, and nothing of what is not. Its size is then what that
-    /// reaches to.
+    /// Commits what is stored of a file that is being written on, and nothing of what is not. Its
+    /// size is then what that reaches to.
     pub(super) fn commit_stored(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
@@ -215,7 +218,8 @@ impl Fs {
         aim(&mut state);
         let Some(size) = state.flush.as_ref().map(|flush| flush.size) else { return };
         let form = self.form(&state, size);
-        // Only patches wait for pieces; in the other forms a piece that gets stored meanwhile must not start a commit.
+        // Only patches wait for pieces; in the other forms a piece that gets stored meanwhile must
+        // not start a commit.
         state.committing = !matches!(form, Form::Patches);
         match form {
             Form::Inline(content) => {
@@ -262,7 +266,7 @@ impl Fs {
         let started = pieces.iter().any(|piece| piece.placed.is_some() || piece.storing);
         let written: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
         if pieces.is_empty() {
-            // Only times, or who wrote: the content stays as it is.
+            // Only times, or the writer: the content stays as it is.
             return Form::Patches;
         }
         if matches!(state.inode.data, Data::Chunked) || size > u64::from(self.config.block_bytes) || size == 0
@@ -271,7 +275,8 @@ impl Fs {
         }
         let one_covers = matches!(pieces, [piece] if piece.offset == 0 && piece.bytes.len() as u64 == size);
         if one_covers && size > u64::from(self.config.inline_max) {
-            // The piece is the file: `continue_flush` makes its range the packed content, without a copy.
+            // The piece is the file: `continue_flush` makes its range the packed content, without a
+            // copy.
             return Form::Patches;
         }
         let contended = state.flush.as_ref().is_some_and(|flush| flush.conflicts >= CONFLICTS_TO_PATCH);
@@ -324,8 +329,8 @@ impl Fs {
         }
     }
 
-    /// The stored content is not where it was when the file was opened: unless it has moved (a repacked file keeps its
-    /// `data_change`, so nothing told us) the flush has failed.
+    /// The stored content is not where it was when the file was opened: unless it has moved (a
+    /// repacked file keeps its `data_change`, so nothing told us) the flush has failed.
     fn merge_elsewhere(self: &Arc<Self>, file: &Arc<OpenFile>, known: Range, error: FsError) {
         let (fs, file) = (self.clone(), file.clone());
         let op = Op::GetAttr(self.known.reference(file.ino));
@@ -386,7 +391,8 @@ impl Fs {
                 }
             }
             (Data::Inline(bytes), _) if !bytes.is_empty() && !self.inline_is_placed(&state) => {
-                // Inline bytes cannot be referred to: store them as the oldest piece, then come back here.
+                // Inline bytes cannot be referred to: store them as the oldest piece, then come
+                // back here.
                 let bytes = bytes.to_vec();
                 return self.place_inline(file, state, bytes);
             }
@@ -407,8 +413,9 @@ impl Fs {
         self.commit(file, data, None);
     }
 
-    /// Forgets the places of pieces that may be deleted before a commit refers to them, so that they are stored again. True if there
-    /// are any: nearly always none were stored before this client was cut off.
+    /// Forgets the places of pieces that may be deleted before a commit refers to them, so that
+    /// they are stored again. True if there are any: nearly always none were stored before this
+    /// client was cut off.
     fn forget_lost(&self, state: &mut FileState, upto: usize) -> bool {
         let Some(remote) = self.metadata.remote() else { return false };
         let mut any = false;
@@ -498,7 +505,7 @@ impl Fs {
             mtime,
             kill_suid: flush.kill_suid.is_some(),
         };
-        // It needs no rights; who wrote decides about set-id bits.
+        // It needs no rights; the writer decides about set-id bits.
         let creds = flush.kill_suid.clone().unwrap_or_else(Creds::root);
         drop(state);
         let (fs, file) = (self.clone(), file.clone());
@@ -627,7 +634,7 @@ impl Fs {
         self.finish_flush(file, state, flush.waiters, Err(error));
     }
 
-    /// Answers who waited, and goes on with the next flush if somebody waits for it.
+    /// Answers the callers that waited, and goes on with the next flush if a caller waits for it.
     pub(super) fn finish_flush(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,

@@ -1,8 +1,8 @@
-//! One flush of a file after the other, for those who ask while it is being flushed.
+//! One flush of a file after the other, for callers that ask while it is being flushed.
 //!
-//! An embedded volume commits on the stack of whoever starts a flush. If the next flush of the file
-//! began there as well, the stack would hold as many flushes as there are threads that ask at the
-//! right moment: it begins when that one has left the stack.
+//! An embedded volume commits on the stack of the thread that starts a flush. If the next flush of
+//! the file began there as well, the stack would hold as many flushes as there are threads that ask
+//! at the right moment: it begins when that one has left the stack.
 
 use std::cell::RefCell;
 use std::sync::Arc;

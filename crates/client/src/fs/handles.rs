@@ -30,7 +30,8 @@ pub struct FileHandle {
     pub(crate) number: u64,
     /// Losses of locks before it was opened, which do not concern it.
     pub(crate) losses: u64,
-    /// The kernel was told to drop cached pages when it was opened, and nothing has come through it since.
+    /// The kernel was told to drop cached pages when it was opened, and nothing has come through it
+    /// since.
     pub(crate) drops_pages: AtomicBool,
     /// What has come through it.
     pub(crate) progress: Progress,
@@ -108,7 +109,8 @@ impl FileHandle {
         std::mem::replace(&mut state.was_read, is_read) || is_read
     }
 
-    /// Whether a close has to wait for something: what was written, or locks of whoever closes.
+    /// Whether a close has to wait for something: what was written, or locks of the process that
+    /// closes.
     pub fn flushes(&self) -> bool {
         self.write || self.locks
     }

@@ -47,7 +47,7 @@ impl Fs {
         );
     }
 
-    /// Opens a directory that may be read: whoever calls has had that checked.
+    /// Opens a directory that may be read: the caller has had that checked.
     pub fn open_directory(ino: InodeId) -> Arc<DirHandle> {
         let (stream, listing, keeps_access_time) = Default::default();
         Arc::new(DirHandle { ino, stream, listing, keeps_access_time })
@@ -76,8 +76,8 @@ impl Fs {
         }
     }
 
-    /// Whether `caller`, who lists a directory and looks at what is in it, found it by this name a
-    /// short time ago.
+    /// Whether `caller`, which lists a directory and looks at what is in it, found it by this name
+    /// a short time ago.
     pub fn is_reached(&self, caller: Caller, dir: InodeId, by: (u64, &Name)) -> bool {
         let listing = self.listed.of(caller, dir);
         listing.is_some_and(|listing| listing.is_reached(caller, by, Instant::now(), self.listed.ttl()))
@@ -144,7 +144,8 @@ impl Fs {
             match step {
                 Step::End => return done(Ok(sink)),
                 Step::Dot(parent, next) => {
-                    // The number of `..` matters to nobody who lists; the kernel asks by LOOKUP when it wants the parent.
+                    // The number of `..` does not matter in a listing; the kernel asks by LOOKUP
+                    // when it wants the parent.
                     let name: &[u8] = if parent { b".." } else { b"." };
                     if sink.entry(Listed { name, ino: dir.ino, kind: Kind::Dir, next }).is_break() {
                         return done(Ok(sink));
@@ -180,7 +181,8 @@ impl Fs {
                             dir.stream.lock().supply(fetch, entries, end);
                             fs.readdir(caller, dir, cookie, sink, done);
                         }
-                        // A directory that was removed while it is open lists as empty, as on local file systems.
+                        // A directory that was removed while it is open lists as empty, as on local
+                        // file systems.
                         Err(error) if matches!(error.errno, libc::ENOENT | libc::ESTALE) => done(Ok(sink)),
                         Err(error) => done(Err(error)),
                     });

@@ -1,9 +1,11 @@
-//! Locks that all clients of a volume see: `fcntl(2)` and `flock(2)` on a volume that a server serves.
+//! Locks that all clients of a volume see: `fcntl(2)` and `flock(2)` on a volume that a server
+//! serves.
 //!
-//! The server decides; see `kestrel_server::locks` for the semantics. Here locks are tied to handles and processes, and to
-//! the content they protect, as NFS does it: who gives up a lock has what it wrote committed first, and who gets one sees
-//! what others committed before. So programs that lock what they share (SQLite, mbox) work across machines, although content
-//! is otherwise only brought up to date when a file is opened.
+//! The server decides; see `kestrel_server::locks` for the semantics. Here locks are tied to
+//! handles and processes, and to the content they protect, as NFS does it: a holder that gives up a
+//! lock has what it wrote committed first, and the next holder sees what others committed before.
+//! So programs that lock what they share (SQLite, mbox) work across machines, although content is
+//! otherwise only brought up to date when a file is opened.
 //!
 //! An embedded volume has no such locks: its only client is this kernel, which keeps them itself.
 
@@ -60,7 +62,7 @@ pub type TellOutdated = dyn Fn(InodeId, Outdated, Box<dyn FnOnce() + Send>) + Se
 /// A range of a file, of one owner's locks of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedRange {
-    /// Who.
+    /// The owner.
     pub owner: u64,
     /// Kind.
     pub kind: LockKind,
@@ -71,7 +73,8 @@ pub struct LockedRange {
 }
 
 impl Fs {
-    /// Whether there are locks that all clients of the volume see. If not, locks are the kernel's business.
+    /// Whether there are locks that all clients of the volume see. If not, locks are the kernel's
+    /// business.
     pub fn has_locks(&self) -> bool {
         self.metadata.locks().is_some()
     }
@@ -96,7 +99,8 @@ impl Fs {
     /// Takes a lock. `done` gets what the kernel has to hear before the lock's holder goes on: none
     /// if its pages and size of the file are those of the present content.
     ///
-    /// With `wait` the answer comes when nobody else holds the lock any more, or [`Fs::cancel_lock`] has ended that.
+    /// With `wait` the answer comes when nobody else holds the lock any more, or
+    /// [`Fs::cancel_lock`] has ended that.
     pub fn set_lock(
         self: &Arc<Self>,
         handle: &FileHandle,
@@ -159,8 +163,8 @@ impl Fs {
         }
     }
 
-    /// Gives up a range. What was written before is committed first; an error of that is the result, but the range is given
-    /// up all the same.
+    /// Gives up a range. What was written before is committed first; an error of that is the
+    /// result, but the range is given up all the same.
     pub fn unlock(self: &Arc<Self>, handle: &FileHandle, range: LockedRange, done: Done<()>) {
         let LockedRange { owner, kind, start, end } = range;
         let (fs, ino, lost) = (self.clone(), handle.ino(), self.check_locks(handle));
@@ -183,7 +187,8 @@ impl Fs {
         self.flush_ino(ino, Box::new(unlock));
     }
 
-    /// What close(2) does: commits what was written, and gives up all byte-range locks of the closing process in the file.
+    /// What close(2) does: commits what was written, and gives up all byte-range locks of the
+    /// closing process in the file.
     pub fn flush_of_owner(self: &Arc<Self>, handle: &FileHandle, owner: u64, done: Done<()>) {
         let (fs, ino) = (self.clone(), handle.ino());
         self.flush(
@@ -192,8 +197,8 @@ impl Fs {
         );
     }
 
-    /// Closes a handle as [`Fs::release`] does, and gives up the locks that belong to it: the BSD lock of `flock_owner`, and
-    /// locks of the open file description.
+    /// Closes a handle as [`Fs::release`] does, and gives up the locks that belong to it: the BSD
+    /// lock of `flock_owner`, and locks of the open file description.
     pub fn release_of_owner(
         self: &Arc<Self>,
         handle: Arc<FileHandle>,
@@ -219,7 +224,8 @@ impl Fs {
         );
     }
 
-    /// Gives up all locks of some owners in a file, one owner after the other, whatever comes of each.
+    /// Gives up all locks of some owners in a file, one owner after the other, whatever comes of
+    /// each.
     fn release_locks(
         self: &Arc<Self>,
         ino: InodeId,
@@ -251,7 +257,7 @@ impl Fs {
         let fs = self.clone();
         self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| {
             let Ok(inode) = answer.and_then(into_inode) else {
-                // The lock is held all the same. Whoever reads finds out what is the matter.
+                // The lock is held all the same. A read finds out what is the matter.
                 return done(Ok(Some(Outdated::UNKNOWN)));
             };
             let change = inode.data_change;
@@ -273,24 +279,27 @@ impl Fs {
         });
     }
 
-    /// All locks held of the files that a server keeps locks of, to be claimed from it: it has restarted.
+    /// All locks held of the files that a server keeps locks of, to be claimed from it: it has
+    /// restarted.
     pub fn locks_to_reclaim(&self, is_kept: &dyn Fn(InodeId) -> bool) -> Vec<LockSpan> {
         self.locks.all(is_kept)
     }
 
-    /// The server could not give back the locks of these files: their open handles fail with `EIO` from now on.
+    /// The server could not give back the locks of these files: their open handles fail with `EIO`
+    /// from now on.
     pub fn locks_reclaimed(&self, lost: &[InodeId]) {
         self.tell_lost(&self.locks.lost(lost));
     }
 
-    /// All locks of the files that a server keeps locks of were lost with the session. As [`Fs::locks_reclaimed`] for each of
-    /// which any was held.
+    /// All locks of the files that a server keeps locks of were lost with the session. As
+    /// [`Fs::locks_reclaimed`] for each of which any was held.
     pub fn locks_lost(&self, is_kept: &dyn Fn(InodeId) -> bool) {
         self.tell_lost(&self.locks.lost_all(is_kept));
     }
 
-    /// Others may have the locks of the files that a server keeps locks of: it was not heard of for too long. As
-    /// [`Fs::locks_lost`], but what the server may still hold is given up when it is closed. Answers how many files it concerns.
+    /// Others may have the locks of the files that a server keeps locks of: it was not heard of for
+    /// too long. As [`Fs::locks_lost`], but what the server may still hold is given up when it is
+    /// closed. Answers how many files it concerns.
     pub fn locks_suspect(&self, is_kept: &dyn Fn(InodeId) -> bool) -> usize {
         let lost = self.locks.suspect_all(is_kept);
         self.tell_lost(&lost);
@@ -322,7 +331,8 @@ impl Fs {
         inos.iter().for_each(|ino| self.tell_outdated(*ino, Outdated::UNKNOWN, Box::new(|| {})));
     }
 
-    /// Fails if locks of the file were lost after the handle was opened: its user believes to be alone.
+    /// Fails if locks of the file were lost after the handle was opened: its user believes to be
+    /// alone.
     pub(super) fn check_locks(&self, handle: &FileHandle) -> FsResult<()> {
         match self.locks.lost_since(handle.ino(), handle.losses) {
             true => Err(FsError::new(
@@ -336,7 +346,7 @@ impl Fs {
     fn ask_lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> Option<LockCall> {
         let listed = self.listed.clone();
         let done: Box<dyn FnOnce(LockReply) + Send> = Box::new(move |reply| {
-            // Whoever gets a lock sees what others did before.
+            // A process that gets a lock sees what others did before.
             listed.forget_all();
             done(reply);
         });
@@ -350,8 +360,8 @@ impl Fs {
     }
 }
 
-/// Whether a refusal with this error says that the lock was not granted. Any other may be that of a call whose answer was
-/// lost.
+/// Whether a refusal with this error says that the lock was not granted. Any other may be that of a
+/// call whose answer was lost.
 fn is_certain(errno: i32) -> bool {
     matches!(errno, libc::EAGAIN | libc::EDEADLK | libc::EINTR | libc::EINVAL | libc::ENOLCK | libc::ENOSYS)
 }

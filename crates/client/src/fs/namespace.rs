@@ -94,14 +94,15 @@ impl Fs {
         self.ask_entry(caller, name, Op::Link(self.known.reference(ino), place), done);
     }
 
-    /// Removes a name of something that is not a directory, which is told. Open files live on until their last handle is
-    /// closed.
+    /// Removes a name of something that is not a directory, which is told. Open files live on until
+    /// their last handle is closed.
     pub fn unlink(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Option<Box<Inode>>>) {
         let fs = self.clone();
         self.ask(caller, Op::Unlink(place), move |answer| done(fs.removed(answer)));
     }
 
-    /// Removes an empty directory, which is told; if a number is given, that one or none (`ESTALE`).
+    /// Removes an empty directory, which is told; if a number is given, that one or none
+    /// (`ESTALE`).
     pub fn rmdir(
         self: &Arc<Self>,
         caller: Caller,
@@ -216,8 +217,8 @@ impl Fs {
         self.open(caller, ino, flags, opened);
     }
 
-    /// Finds an entry and opens what it stands for, which the kernel will know; a directory is only found. A symbolic link
-    /// is `ELOOP`. Not to truncate.
+    /// Finds an entry and opens what it stands for, which the kernel will know; a directory is only
+    /// found. A symbolic link is `ELOOP`. Not to truncate.
     pub fn open_at(self: &Arc<Self>, caller: Caller, place: Place, flags: OpenFlags, done: Done<Found>) {
         let fs = self.clone();
         let name = place.name.clone();
@@ -230,8 +231,8 @@ impl Fs {
         });
     }
 
-    /// Attributes of the directory at a place, of which the kernel will not know by number; `ESTALE` if something else is
-    /// there.
+    /// Attributes of the directory at a place, of which the kernel will not know by number;
+    /// `ESTALE` if something else is there.
     pub fn find_directory(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Inode>) {
         self.ask(caller, Op::Lookup(place), move |answer| {
             done(answer.and_then(super::into_inode).and_then(|inode| match inode.kind {
@@ -241,7 +242,8 @@ impl Fs {
         });
     }
 
-    /// The kernel will know a directory by number, until it is forgotten: should it be removed, its last attributes stay.
+    /// The kernel will know a directory by number, until it is forgotten: should it be removed, its
+    /// last attributes stay.
     pub fn remember_directory(&self, ino: InodeId) {
         self.known.learned(ino, Kind::Dir, None);
     }
@@ -265,13 +267,15 @@ impl Fs {
     pub fn open(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: OpenFlags, done: Done<Opened>) {
         if flags.truncate && !flags.write && self.files.get(ino).is_some_and(|file| file.lock().executing > 0)
         {
-            // The kernel keeps writers off a running program before it asks us, but this way of truncating only afterwards.
+            // The kernel keeps writers off a running program before it asks us, but this way of
+            // truncating only afterwards.
             return done(Err(FsError::new(libc::ETXTBSY, "the file is being executed")));
         }
         let fs = self.clone();
         let op = Op::Open(self.known.reference(ino), flags);
         if flags.truncate && self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
-            // What was written before must be committed first, or it would reappear after the truncation.
+            // What was written before must be committed first, or it would reappear after the
+            // truncation.
             self.flush_ino(
                 ino,
                 Box::new(move |flushed| {
@@ -346,7 +350,8 @@ impl Fs {
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache, truncated: flags.truncate })
     }
 
-    /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the application and are logged.
+    /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the
+    /// application and are logged.
     pub fn release(self: &Arc<Self>, handle: Arc<FileHandle>, done: Done<()>) {
         self.heard_of(&handle);
         self.finished(&handle);

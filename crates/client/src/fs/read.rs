@@ -1,7 +1,8 @@
 //! Reading: the newest layer that has a byte gives it; what no layer has is a hole.
 //!
-//! Of a store across a network, whole frames lie in memory once they have been fetched: what consists of such frames and
-//! nothing else goes to the caller as it lies there ([`Content::Shared`]).
+//! Of a store across a network, whole frames lie in memory once they have been fetched: what
+//! consists of such frames and nothing else goes to the caller as it lies there
+//! ([`Content::Shared`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +101,8 @@ impl Ready {
         self.overlay.is_empty() && self.is_stored()
     }
 
-    /// Room for all bytes. Nothing of what it held before is left if the stored bytes are read: there are zeros where there are none.
+    /// Room for all bytes. Nothing of what it held before is left if the stored bytes are read:
+    /// there are zeros where there are none.
     fn make_room(&mut self, buffers: &Arc<Buffers>) -> Buffer {
         if self.out.len() == self.len {
             return std::mem::take(&mut self.out).into();
@@ -251,8 +253,8 @@ impl Fs {
         Ok(None)
     }
 
-    /// Reads the rest where it can be waited for: from the disk of a cache by a thread of the cache's if that has it, which spares
-    /// two changes of threads, else on the pool.
+    /// Reads the rest where it can be waited for: from the disk of a cache by a thread of the
+    /// cache's if that has it, which spares two changes of threads, else on the pool.
     fn read_near(self: &Arc<Self>, read: Read, ready: Ready, mut room: Buffer, mut from: usize) {
         Self::count(&self.counters.cold_reads, 1);
         let (fs, part) = (self.clone(), ready.stored[from]);
@@ -301,7 +303,8 @@ impl Fs {
                     Self::count(&self.counters.bad_reads, 1);
                 }
                 if bad && !read.retried {
-                    // Compaction or another client may have replaced what we knew; look again before giving up.
+                    // Compaction or another client may have replaced what we knew; look again
+                    // before giving up.
                     read.retried = true;
                     return self.relearn(read, ready.data_change);
                 }
@@ -473,7 +476,8 @@ fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
     }
     if let Plan::Ready(ready) = &mut plan {
         let window = offset..offset + ready.len as u64;
-        // Copied now: the layers may change before the stored bytes arrive, and a read sees one moment.
+        // Copied now: the layers may change before the stored bytes arrive, and a read sees one
+        // moment.
         for piece in &state.inflight {
             clip(piece.offset, &piece.bytes, &window, &mut ready.overlay);
         }

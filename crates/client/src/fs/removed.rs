@@ -1,9 +1,10 @@
-//! What the kernel still holds though it is gone: a removed directory that somebody works in, a file without names behind an
-//! `O_PATH` descriptor.
+//! What the kernel still holds though it is gone: a removed directory that somebody works in, a
+//! file without names behind an `O_PATH` descriptor.
 //!
-//! The node has deleted it and says `ESTALE`. A local file system goes on answering, and so does this: from the attributes
-//! it had when it lost its last name, until the kernel forgets it. They may be changed meanwhile; nobody else will ever see
-//! that. Its content is gone, and nothing can be created in it (`ENOENT` from the node).
+//! The node has deleted it and says `ESTALE`. A local file system goes on answering, and so does
+//! this: from the attributes it had when it lost its last name, until the kernel forgets it. They
+//! may be changed meanwhile; nobody else will ever see that. Its content is gone, and nothing can
+//! be created in it (`ENOENT` from the node).
 
 use kestrel_meta::ops::{access, setattr};
 use kestrel_types::error::{FsError, FsResult};
@@ -29,8 +30,8 @@ impl Fs {
         inode
     }
 
-    /// Calls `look` with the attributes of something removed, after the node's `error`, which stays if it is another one
-    /// or `ino` is not known to have been removed.
+    /// Calls `look` with the attributes of something removed, after the node's `error`, which stays
+    /// if it is another one or `ino` is not known to have been removed.
     fn with_removed<T>(
         &self,
         ino: InodeId,

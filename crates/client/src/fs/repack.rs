@@ -1,22 +1,29 @@
-//! Compaction of a volume: what files still refer to in sparse objects is stored again, together, and chunks in many pieces
-//! are folded (`data.md` §5: "a pack is rewritten when little is left in it").
+//! Compaction of a volume: what files still refer to in sparse objects is stored again, together,
+//! and chunks in many pieces are folded (`data.md` §5: "a pack is rewritten when little is left in
+//! it").
 //!
-//! **Safe beside everything else.** What a walk over the metadata finds is only a guess. Live bytes are read (and verified),
-//! stored again, and each reference is moved by [`Op::Compact`], which the node carries out only if the file still refers to
-//! exactly those bytes in exactly that place: a file that was written, cut, renamed over or removed meanwhile is left as it
-//! is. A clone made meanwhile keeps the old bytes referred to. New objects are pinned until their references are committed,
-//! old ones go through the deletion schedule with its grace period like any other, so readers that planned with the old
-//! place find it there, and those that come later ask again (`Fs::relearn`).
+//! **Safe beside everything else.** What a walk over the metadata finds is only a guess. Live bytes
+//! are read (and verified), stored again, and each reference is moved by [`Op::Compact`], which the
+//! node carries out only if the file still refers to exactly those bytes in exactly that place: a
+//! file that was written, cut, renamed over or removed meanwhile is left as it is. A clone made
+//! meanwhile keeps the old bytes referred to. New objects are pinned until their references are
+//! committed, old ones go through the deletion schedule with its grace period like any other, so
+//! readers that planned with the old place find it there, and those that come later ask again
+//! (`Fs::relearn`).
 //!
-//! **Sharing stays.** Bytes that several files refer to (clones) are stored once and all references moved to them.
+//! **Sharing stays.** Bytes that several files refer to (clones) are stored once and all references
+//! moved to them.
 //!
-//! **Crash.** Between storing and committing: objects that nothing refers to, which `gc` finds. After: done.
+//! **Crash.** Between storing and committing: objects that nothing refers to, which `gc` finds.
+//! After: done.
 //!
-//! **Of a volume that other processes serve** a client does the same with a copy of its metadata, one round each: what the copy says is
-//! the same guess, references are moved by the same operation wherever their file's records are, and the new objects are numbered
-//! for this client's session, so that no node deletes them before they are referred to.
+//! **Of a volume that other processes serve** a client does the same with a copy of its metadata,
+//! one round each: what the copy says is the same guess, references are moved by the same operation
+//! wherever their file's records are, and the new objects are numbered for this client's session,
+//! so that no node deletes them before they are referred to.
 //!
-//! **Bounds.** [`BATCH_BYTES`] in memory, twice while they are stored; [`ROUND_OBJECTS`] objects a round.
+//! **Bounds.** [`BATCH_BYTES`] in memory, twice while they are stored; [`ROUND_OBJECTS`] objects a
+//! round.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,10 +52,12 @@ const BATCH_BYTES: u64 = 16 << 20;
 /// Sparse objects dealt with in one round.
 const ROUND_OBJECTS: usize = 4096;
 
-/// Live parts of a range closer than this are stored as one, bytes: a range of its own costs about as much.
+/// Live parts of a range closer than this are stored as one, bytes: a range of its own costs about
+/// as much.
 const GAP_BYTES: u32 = 4096;
 
-/// An object is rewritten if what is alive of it takes less than this part of it, headers included, percent.
+/// An object is rewritten if what is alive of it takes less than this part of it, headers included,
+/// percent.
 const WORTH_PERCENT: u64 = 75;
 
 /// Threads that read live bytes: on a remote store what takes long is the way.
@@ -58,7 +67,8 @@ const READERS: usize = 8;
 pub struct CompactOptions<'a> {
     /// The metadata to look at, if other processes serve the volume: its own without.
     pub rows: Option<&'a dyn Engine>,
-    /// Only files at or below these paths (`/` between names), and sparse objects that they refer to; all without.
+    /// Only files at or below these paths (`/` between names), and sparse objects that they refer
+    /// to; all without.
     pub paths: Option<&'a [Vec<u8>]>,
     /// Objects last written to less than this ago are left alone.
     pub grace: Nanos,
@@ -101,7 +111,7 @@ struct Mover {
     skip: u32,
 }
 
-/// A live part of a stored range, and who refers to it.
+/// A live part of a stored range, and the files that refer to it.
 struct Piece {
     range: Range,
     from: u32,
@@ -124,8 +134,9 @@ impl Fs {
     /// Compacts. Runs on the caller's thread, beside everything else; one at a time.
     ///
     /// # Errors
-    /// `EBUSY` if a compaction runs already, `EINTR` if it was told to end, and what keeps it from reading the metadata or
-    /// listing the store. Single files that cannot be rewritten are counted.
+    /// `EBUSY` if a compaction runs already, `EINTR` if it was told to end, and what keeps it from
+    /// reading the metadata or listing the store. Single files that cannot be rewritten are
+    /// counted.
     pub fn compact_volume(
         self: &Arc<Self>,
         options: &CompactOptions<'_>,
@@ -341,7 +352,8 @@ impl Fs {
                 let mut bytes = vec![0; piece.len() as usize];
                 match self.reader.read(piece.range, piece.from, &mut bytes) {
                     Ok(()) => read.push((at, bytes)),
-                    // Gone, if all who referred to it have; else reading the file fails as well, and `fsck --data` names it.
+                    // Gone, if all files have that referred to it; else reading the file fails as
+                    // well, and `fsck --data` names it.
                     Err(error) => log::warn!("object {}: not rewritten: {error}", piece.range.object),
                 }
             }
@@ -353,7 +365,8 @@ impl Fs {
         })
     }
 
-    /// Tells an open file where its bytes are now. One that is being opened at this moment learns it when it reads.
+    /// Tells an open file where its bytes are now. One that is being opened at this moment learns
+    /// it when it reads.
     fn moved(&self, mover: &Mover, fresh: Range) {
         let Some(file) = self.files.get(mover.inode.ino) else { return };
         let mut state = file.lock();
@@ -403,7 +416,8 @@ fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
         let inode = reference(ino, &user);
         deep.extend(user.deep.iter().map(|chunk| (inode.clone(), *chunk)));
         for Use { chunk, extent } in user.uses {
-            // Folding stores the whole window again: what it would move is moved twice, but rightly so.
+            // Folding stores the whole window again: what it would move is moved twice, but rightly
+            // so.
             if let Source::Stored { range, skip } = extent.source {
                 let mover = Mover { inode: inode.clone(), chunk, old: extent, skip };
                 ranges.entry((range.object, range.offset, range.len)).or_default().push(mover);
@@ -429,7 +443,8 @@ fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
     (deep, pieces)
 }
 
-/// Leaves out objects that would hardly be smaller: many tiny files have headers and little else. Counts the others.
+/// Leaves out objects that would hardly be smaller: many tiny files have headers and little else.
+/// Counts the others.
 fn worthwhile(pieces: Vec<Piece>, objects: &[Sparse], done: &mut Compacted) -> Vec<Piece> {
     let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
     for piece in &pieces {

@@ -2,8 +2,8 @@
 //!
 //! An embedded volume answers on the thread that asks, before the call returns; a served one
 //! answers later, on another thread. A completion that asks for the next piece itself would go one
-//! level deeper on the stack with each piece of an embedded volume, and how many there are is up to
-//! whoever wrote the file. [`repeat`] does the same at one depth.
+//! level deeper on the stack with each piece of an embedded volume, and how many there are depends
+//! on the file. [`repeat`] does the same at one depth.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ enum Pass<S, T> {
     Called,
     /// It said what follows before it returned.
     Told(Step<S, T>),
-    /// It returned before: whoever says what follows goes on with the loop.
+    /// It returned before: the thread that says what follows goes on with the loop.
     Left(Done<T>),
     /// The loop is elsewhere.
     Over,

@@ -1,15 +1,18 @@
 //! Whole copies of files in the disk cache, for the kernel to read by itself (`docs/cache.md`).
 //!
-//! **Which files.** Those asked for ([`Fs::make_whole`]) and, if that is wanted, those of at least [`WHOLE_BYTES_MIN`] of which a
-//! handle was given as many bytes as the file has and the last of them: whoever reads a file to its end may well come again.
-//! One thread of low priority makes and checks copies, one after another; what does not fit its queue is forgotten.
+//! **Which files.** Those asked for ([`Fs::make_whole`]) and, if that is wanted, those of at least
+//! [`WHOLE_BYTES_MIN`] of which a handle was given as many bytes as the file has and the last of
+//! them: a program that reads a file to its end may well come again. One thread of low priority
+//! makes and checks copies, one after another; what does not fit its queue is forgotten.
 //!
-//! **Which content.** A copy is of one `data_change`. It is read like any file, verified, and kept only if the node says
-//! afterwards that the content is still the same and nothing was written here meanwhile.
+//! **Which content.** A copy is of one `data_change`. It is read like any file, verified, and kept
+//! only if the node says afterwards that the content is still the same and nothing was written here
+//! meanwhile.
 //!
-//! **Copies that the kernel reads from** follow the changes made here: the mount changes their bytes, and this module keeps
-//! which `data_change` they correspond to ([`Fs::follow_whole`]). A content that came in another way (another client) is
-//! none of theirs, and the next open finds that out.
+//! **Copies that the kernel reads from** follow the changes made here: the mount changes their
+//! bytes, and this module keeps which `data_change` they correspond to ([`Fs::follow_whole`]). A
+//! content that came in another way (another client) is none of theirs, and the next open finds
+//! that out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -28,7 +31,8 @@ use super::{Caller, FileHandle, Fs, unexpected, wait};
 
 pub use kestrel_cache::{CHUNK_BYTES, WholeCopies, WholeCopy, WholeId, chunk_sum};
 
-/// Smallest file of which a copy is made, bytes: below, an open costs more than the reads that follow it.
+/// Smallest file of which a copy is made, bytes: below, an open costs more than the reads that
+/// follow it.
 pub const WHOLE_BYTES_MIN: u64 = 1 << 20;
 
 /// Bytes read at a time.
@@ -37,7 +41,8 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Copies that wait to be made or checked.
 const QUEUE_MAX: usize = 256;
 
-/// Contents that are known to have no copy, or to be waiting for one; beyond that they are looked for again.
+/// Contents that are known to have no copy, or to be waiting for one; beyond that they are looked
+/// for again.
 const ASKED_MAX: usize = 64 * 1024;
 
 /// How nice the thread is.
@@ -87,7 +92,8 @@ struct Work {
 pub(super) struct Whole {
     work: OnceLock<Work>,
     counters: WholeCounters,
-    /// Of the copies that the kernel reads from, the `data_change` that they correspond to; 0: unknown.
+    /// Of the copies that the kernel reads from, the `data_change` that they correspond to; 0:
+    /// unknown.
     followed: Mutex<FxHashMap<InodeId, u64>>,
     /// Entries of `followed`.
     following: AtomicUsize,
@@ -145,7 +151,8 @@ impl Work {
 }
 
 impl Fs {
-    /// Uses whole copies from now on; `automatic` makes them of files that were read to their end. Starts a thread.
+    /// Uses whole copies from now on; `automatic` makes them of files that were read to their end.
+    /// Starts a thread.
     ///
     /// # Errors
     /// If the thread cannot be started, or this was called before.
@@ -193,8 +200,8 @@ impl Fs {
         }
     }
 
-    /// The copy of a file that was just opened, if there is one that was checked and nobody else uses. One that was not
-    /// checked will be, for a later open.
+    /// The copy of a file that was just opened, if there is one that was checked and nobody else
+    /// uses. One that was not checked will be, for a later open.
     pub fn find_whole(&self, inode: &Inode) -> Option<WholeCopy> {
         let work = self.whole.work.get()?;
         if inode.kind != Kind::File || inode.size < WHOLE_BYTES_MIN || self.is_written(inode.ino) {
@@ -234,11 +241,12 @@ impl Fs {
         self.whole.followed.lock().get(&ino) == Some(&data_change)
     }
 
-    /// Makes a whole copy of a file unless there is a good one. Takes as long as reading it takes; `go_on` is asked in between.
+    /// Makes a whole copy of a file unless there is a good one. Takes as long as reading it takes;
+    /// `go_on` is asked in between.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` without a cache directory that can hold it, `EAGAIN` if the file is being changed, `EINTR` if it was not
-    /// to go on, and those of reading and of the cache's disk.
+    /// `EOPNOTSUPP` without a cache directory that can hold it, `EAGAIN` if the file is being
+    /// changed, `EINTR` if it was not to go on, and those of reading and of the cache's disk.
     pub fn make_whole(self: &Arc<Self>, ino: InodeId, go_on: &dyn Fn() -> bool) -> FsResult<WholeMade> {
         let Some(work) = self.whole.work.get() else {
             return Err(FsError::new(

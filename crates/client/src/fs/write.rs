@@ -1,4 +1,5 @@
-//! Writing: bytes go to the file's buffer; full blocks go on to the block store while the application writes on.
+//! Writing: bytes go to the file's buffer; full blocks go on to the block store while the
+//! application writes on.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -62,8 +63,8 @@ fn cost(bytes: usize) -> u64 {
 pub(super) const IMMUTABLE: FsError = FsError::new(libc::EPERM, "the file is immutable (chattr -i)");
 
 impl Fs {
-    /// Like [`Fs::write_unless`] for callers that stay. With `kill_suid` set-id bits go as by a write of somebody who is neither
-    /// privileged nor in the file's group.
+    /// Like [`Fs::write_unless`] for callers that stay. With `kill_suid` set-id bits go as by a
+    /// write of a process that is neither privileged nor in the file's group.
     ///
     /// # Errors
     /// As there.
@@ -156,9 +157,9 @@ impl Fs {
         Ok(offset)
     }
 
-    /// Locks a file for a write to `offset`. Where that leaves a gap behind what was appended and is
-    /// not committed, that is committed first: it may have to move behind the bytes of others, and
-    /// nothing else shall move with it.
+    /// Locks a file for a write to `offset`. Where that leaves a gap behind what was appended and
+    /// is not committed, that is committed first: it may have to move behind the bytes of others,
+    /// and nothing else shall move with it.
     fn lock_at<'a>(
         self: &Arc<Self>,
         file: &'a Arc<OpenFile>,
@@ -229,7 +230,8 @@ impl Fs {
         let mut payload = Payload::new();
         payload.push_shared(bytes.clone(), 0..bytes.len());
         let done = Box::new(move |placed| fs.stored(&file, &again, placed));
-        // In mode `commit` the node syncs the store before it acknowledges the commit, for all files at once.
+        // In mode `commit` the node syncs the store before it acknowledges the commit, for all
+        // files at once.
         self.store_bytes(payload, ino, done);
     }
 

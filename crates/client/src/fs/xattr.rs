@@ -93,8 +93,8 @@ fn no_attribute() -> FsError {
     FsError::new(libc::ENODATA, "no such attribute")
 }
 
-/// What the node would answer for an attribute of an inode that has none, if that needs no look at
-/// who asks.
+/// What the node would answer for an attribute of an inode that has none, if that does not depend
+/// on the caller.
 fn absent(name: &[u8]) -> Option<FsError> {
     match name {
         name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => Some(no_attribute()),

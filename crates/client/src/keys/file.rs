@@ -1,4 +1,5 @@
-//! Files that hold a volume key: 32 bytes as hexadecimal or base64 text, for nobody's eyes but the owner's.
+//! Files that hold a volume key: 32 bytes as hexadecimal or base64 text, for nobody's eyes but the
+//! owner's.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

@@ -34,8 +34,8 @@ const FINGERPRINT_BYTES: usize = 16;
 
 /// A volume key. Wiped when dropped.
 ///
-/// It wraps each data key with a random nonce of 96 bits. A key that wraps a million data keys, those of all volumes
-/// that share it, repeats a nonce with a chance of 2^-57.
+/// It wraps each data key with a random nonce of 96 bits. A key that wraps a million data keys,
+/// those of all volumes that share it, repeats a nonce with a chance of 2^-57.
 #[derive(Clone)]
 pub struct VolumeKey(Zeroizing<[u8; VOLUME_KEY_BYTES]>);
 

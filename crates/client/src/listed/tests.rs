@@ -106,8 +106,9 @@ fn changes_that_began_before_there_were_pages() {
     assert_eq!(fixture.look(3), Known::Nothing);
 }
 
-/// A page is given to who may search the directory and all above it: when that changes, no page is
-/// used, nor one that is under way. So it is where nobody knows what was changed.
+/// A page is given to a process that may search the directory and all above it: when that changes,
+/// no page is used, nor one that is under way. The same holds where it is not known what was
+/// changed.
 #[test]
 fn changes_of_who_may_search() {
     let dir = Inode::new(DIR, Kind::Dir, 0, 0);

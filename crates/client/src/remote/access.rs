@@ -1,5 +1,5 @@
-//! The token that this process shows to servers that ask for one: in a file that only its owner can read, named on the command line
-//! or by [`TOKEN_FILE_ENV`].
+//! The token that this process shows to servers that ask for one: in a file that only its owner can
+//! read, named on the command line or by [`TOKEN_FILE_ENV`].
 
 use std::fs::File;
 use std::io::Read;
@@ -18,7 +18,8 @@ static FILE: OnceLock<PathBuf> = OnceLock::new();
 
 static OF_NODES: OnceLock<Arc<Token>> = OnceLock::new();
 
-/// This process is a node of a cluster with this secret, and shows the other nodes what only nodes can. Once, before the first connection.
+/// This process is a node of a cluster with this secret, and shows the other nodes what only nodes
+/// can. Once, before the first connection.
 pub fn be_node(secret: &[u8], authority: String) {
     let _ = OF_NODES.set(Arc::new(Token::of_nodes(secret, Some(authority))));
 }

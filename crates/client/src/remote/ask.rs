@@ -1,4 +1,5 @@
-//! Questions to servers about a volume, as the control socket is asked (`crate::control`). Nothing of the volume is opened here.
+//! Questions to servers about a volume, as the control socket is asked (`crate::control`). Nothing
+//! of the volume is opened here.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -24,8 +25,8 @@ pub struct NodeAnswer {
     pub answer: Result<Value, VolumeError>,
 }
 
-/// Asks a server something about a volume it serves; of several nodes whichever answers first. `on_event` gets what it tells
-/// meanwhile. `limit` bounds the time between two answers.
+/// Asks a server something about a volume it serves; of several nodes whichever answers first.
+/// `on_event` gets what it tells meanwhile. `limit` bounds the time between two answers.
 ///
 /// # Errors
 /// What the server said, or that none answers.
@@ -43,8 +44,9 @@ pub fn ask(
     answer.map_err(|why| VolumeError::Io(format!("{url}: {why}")))
 }
 
-/// Asks all nodes of a volume the same, at the same time; the answers are in the order of the nodes' numbers. One that does
-/// not answer has an error in its place. `on_event` gets what they tell meanwhile, with the node's number, on this thread.
+/// Asks all nodes of a volume the same, at the same time; the answers are in the order of the
+/// nodes' numbers. One that does not answer has an error in its place. `on_event` gets what they
+/// tell meanwhile, with the node's number, on this thread.
 ///
 /// # Errors
 /// If no node answers, so that it is not known which there are.

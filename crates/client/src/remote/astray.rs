@@ -1,13 +1,16 @@
 //! What was asked of a node that does not lead it: the placement table has changed, or is about to.
 //!
-//! A node that says so has done nothing, and its answer is the last one to that call: it is asked anew, with a new number, of whoever leads
-//! it by a newer table. One thread per volume, the [`Guide`], fetches that table once a node has mentioned it, by Misdirected or with any
-//! answer; what went astray waits meanwhile. If no node has a newer one (the nodes are about to change theirs, or one has it
-//! before the others), the same is asked again after a pause. All that counts against the time that a call may take. The same thread moves
-//! out of nodes that leave ([`super::leaving`]).
+//! A node that says so has done nothing, and its answer is the last one to that call: it is asked
+//! anew, with a new number, of the node that leads it by a newer table. One thread per volume, the
+//! [`Guide`], fetches that table once a node has mentioned it, by Misdirected or with any answer;
+//! what went astray waits meanwhile. If no node has a newer one (the nodes are about to change
+//! theirs, or one has it before the others), the same is asked again after a pause. All that counts
+//! against the time that a call may take. The same thread moves out of nodes that leave
+//! ([`super::leaving`]).
 //!
-//! A lock is not moved while somebody holds it or waits for it; who asks its home while it goes elsewhere, or after that, is told so in the
-//! same way. Whoever cancels a lock meanwhile cancels the call that is under way ([`LockPlace`]).
+//! A lock is not moved while a process holds it or waits for it; a client that asks its home while
+//! it goes elsewhere, or after that, is told so in the same way. A process that cancels a lock
+//! meanwhile cancels the call that is under way ([`LockPlace`]).
 
 use std::cmp;
 use std::sync::{Arc, Weak};
@@ -58,7 +61,7 @@ pub(super) enum Stray {
 }
 
 impl Stray {
-    /// Asks whoever leads it by the present table.
+    /// Asks the node that leads it by the present table.
     pub fn go_on(self, shared: &Arc<Shared>) {
         match self {
             Self::Op(request, asked) => shared.send(request, asked),
@@ -89,7 +92,7 @@ impl Stray {
     }
 }
 
-/// Who wants a lock.
+/// A call that wants a lock.
 pub(super) struct LockAsked {
     pub request: LockRequest,
     /// When it went astray first; before that, when it was asked.
@@ -109,7 +112,8 @@ impl LockAsked {
         (Self { request, since: Instant::now(), strayed: 0, place: place.clone(), done }, place)
     }
 
-    /// One more node did not lead it. A lock may be waited for as long as somebody holds it, which is not waiting for nodes.
+    /// One more node did not lead it. A lock may be waited for as long as somebody holds it, which
+    /// is not waiting for nodes.
     pub fn astray(self) -> Self {
         let since = if self.strayed == 0 { Instant::now() } else { self.since };
         Self { since, strayed: self.strayed + 1, ..self }
@@ -134,7 +138,8 @@ impl LockPlace {
         !self.cancelled
     }
 
-    /// An attempt was sent; a later one may have been meanwhile. The call to cancel, if it was cancelled before.
+    /// An attempt was sent; a later one may have been meanwhile. The call to cancel, if it was
+    /// cancelled before.
     pub fn asked(
         &mut self,
         attempt: u32,
@@ -166,7 +171,7 @@ pub(super) struct Strays {
 
 #[derive(Default)]
 struct State {
-    /// The newest version mentioned, and by whom.
+    /// The newest version mentioned, and by which node.
     newest: u64,
     from: NodeId,
     waiting: Vec<Waiting>,
@@ -278,8 +283,8 @@ fn run(weak: &Weak<Shared>) {
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for in vain; `move_out`: when to look
-    /// at nodes that leave.
+    /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for
+    /// in vain; `move_out`: when to look at nodes that leave.
     fn next_step(&self, failed: Option<Instant>, move_out: Option<Instant>) -> Option<Step> {
         let mut state = self.astray.state.lock();
         let version = self.nodes.known().version();
@@ -307,7 +312,8 @@ impl Shared {
         None
     }
 
-    /// Gets a table of this version or a newer one, from the node that mentioned it or any other. Whether there is a newer one now.
+    /// Gets a table of this version or a newer one, from the node that mentioned it or any other.
+    /// Whether there is a newer one now.
     fn fetch(&self, from: NodeId, version: u64) -> bool {
         let known = self.nodes.known();
         let mut links: Vec<_> = known.links.iter().filter(|link| link.remote.is_up()).collect();
@@ -351,7 +357,8 @@ pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
 /// Asks for a table part by part.
 ///
 /// # Errors
-/// What the node said, or that the table was another one, or its nodes elsewhere, before all of it was there.
+/// What the node said, or that the table was another one, or its nodes elsewhere, before all of it
+/// was there.
 pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> Result<Placement, String> {
     let mut bytes: Vec<u8> = Vec::new();
     let mut first = None;

@@ -1,6 +1,7 @@
-//! Bytes before the metadata that names them: in a directory that several machines share, what was written is durable only
-//! after a sync, and the server cannot sync what is in this machine's memory. So a commit waits here until the store has
-//! been synced after its bytes were written; all that wait at one moment share a sync.
+//! Bytes before the metadata that names them: in a directory that several machines share, what was
+//! written is durable only after a sync, and the server cannot sync what is in this machine's
+//! memory. So a commit waits here until the store has been synced after its bytes were written; all
+//! that wait at one moment share a sync.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -29,7 +30,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Syncs a store for those who wait. Dropping it serves them first.
+/// Syncs a store for waiting callers. Dropping it serves them first.
 pub struct SyncFirst {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -50,7 +51,8 @@ impl SyncFirst {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Calls `then` on another thread when everything written before now is durable, or cannot be made so.
+    /// Calls `then` on another thread when everything written before now is durable, or cannot be
+    /// made so.
     pub fn then(&self, then: Then) {
         self.shared.state.lock().waiting.push(then);
         self.shared.changed.notify_one();
@@ -104,7 +106,8 @@ pub fn names_new_bytes(op: &Op) -> bool {
     }
 }
 
-/// Whether an operation makes metadata refer to bytes that its client has just stored in such an object.
+/// Whether an operation makes metadata refer to bytes that its client has just stored in such an
+/// object.
 pub fn names_bytes_in(op: &Op, is_one: impl Fn(ObjectId) -> bool) -> bool {
     let object = |extent: &Extent| match extent.source {
         Source::Stored { range, .. } => Some(range.object),

@@ -1,8 +1,8 @@
-//! What sessions stand for: what is open, locked and being written here, kept so that it can be claimed again from a server
-//! that has lost it.
+//! What sessions stand for: what is open, locked and being written here, kept so that it can be
+//! claimed again from a server that has lost it.
 //!
-//! With several nodes each has its own part: the opens that it counts, the locks of files whose home it is, and the object numbers
-//! that it handed out.
+//! With several nodes each has its own part: the opens that it counts, the locks of files whose
+//! home it is, and the object numbers that it handed out.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -31,13 +31,13 @@ pub struct Holdings {
     volume: OnceLock<String>,
     /// The directory that is the root here, known likewise.
     root: OnceLock<InodeId>,
-    /// Who owns what at present, if there are several nodes.
+    /// The present placement table, if there are several nodes.
     placement: RwLock<Option<Arc<Placement>>>,
     /// Open files.
     pub opens: Opens,
     /// Object numbers.
     pub numbers: ObjectNumbers,
-    /// Who knows places and locks, once it exists. Before that nothing is held.
+    /// The file system, which knows places and locks, once it exists. Before that nothing is held.
     fs: OnceLock<Weak<Fs>>,
     /// Ends requests that wait and name objects of a lost session.
     objects_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -67,12 +67,13 @@ impl Holdings {
         }
     }
 
-    /// Tells who holds it. Once.
+    /// Sets the file system. Called once.
     pub fn belongs_to(&self, fs: &Arc<Fs>) {
         let _ = self.fs.set(Arc::downgrade(fs));
     }
 
-    /// Tells that there are several nodes, and who owns what from now on; first before anything is held. What is locked does not move.
+    /// Tells that there are several nodes, and the placement table from now on; first before
+    /// anything is held. What is locked does not move.
     pub fn is_placed_by(&self, placement: Arc<Placement>) {
         self.numbers.avoid(&placement.leaving);
         *self.placement.write() = Some(placement);
@@ -82,7 +83,8 @@ impl Holdings {
         self.placement.read().clone()
     }
 
-    /// Has `tell` called when a node mentions a newer table than it did before. Once. `tell` must not wait.
+    /// Has `tell` called when a node mentions a newer table than it did before. Once. `tell` must
+    /// not wait.
     pub fn when_a_table_is_newer(&self, tell: Box<NewerTable>) {
         let _ = self.newer_table.set(tell);
     }
@@ -92,17 +94,19 @@ impl Holdings {
         let _ = self.node_lost.set(tell);
     }
 
-    /// Has `tell` called when objects are lost that nothing refers to yet. Once. `tell` must not wait.
+    /// Has `tell` called when objects are lost that nothing refers to yet. Once. `tell` must not
+    /// wait.
     pub fn when_objects_are_lost(&self, tell: Box<dyn Fn() + Send + Sync>) {
         let _ = self.objects_lost.set(tell);
     }
 
-    /// Who holds it, once it exists.
+    /// The file system, once it exists.
     pub fn fs(&self) -> Option<Arc<Fs>> {
         self.fs.get()?.upgrade()
     }
 
-    /// The directory that is the root here: another one than the volume's if this client is confined to a subtree.
+    /// The directory that is the root here: another one than the volume's if this client is
+    /// confined to a subtree.
     pub fn root(&self) -> InodeId {
         self.root.get().copied().unwrap_or(ROOT)
     }
@@ -114,7 +118,8 @@ impl Holdings {
         inode
     }
 
-    /// Whoever deletes objects may not know any more that this client has some to which nothing refers yet, under numbers of this node.
+    /// A node that deletes objects may not know any more that this client has some to which nothing
+    /// refers yet, under numbers of this node.
     pub fn lose_objects(&self, node: NodeId) {
         if !self.numbers.lose(node) {
             return;
@@ -299,8 +304,8 @@ impl Holder for Seat {
         self.oldest()
     }
 
-    /// Of several nodes. One that is alone commits nothing for a client that it has forgotten, and is asked nothing before it has said
-    /// what became of the session.
+    /// Of several nodes. One that is alone commits nothing for a client that it has forgotten, and
+    /// is asked nothing before it has said what became of the session.
     fn overdue(&self) {
         if self.holdings.placement().is_none() {
             return;
@@ -331,7 +336,7 @@ impl Holder for Seat {
 
     fn restored(&self, after: Duration) {
         log::info!("{}: the metadata server answers again after {after:.1?}", self.name());
-        // Whoever waits for numbers may have asked one that is still away.
+        // A caller that waits for numbers may have asked a node that is still away.
         if self.holdings.placement().is_some() {
             self.holdings.numbers.ask_again();
         }

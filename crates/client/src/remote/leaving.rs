@@ -1,16 +1,19 @@
-//! Nodes that leave the cluster: what this client holds there it gets elsewhere, and then it ends its session there.
+//! Nodes that leave the cluster: what this client holds there it gets elsewhere, and then it ends
+//! its session there.
 //!
-//! The table says who leaves. Such a node owns nothing, so nothing new is asked of it, object numbers among that. What is left is what was
-//! begun before, and the session ends when nothing of it is left:
+//! The table says which nodes leave. Such a node owns nothing, so nothing new is asked of it,
+//! object numbers among that. What is left is what was begun before, and the session ends when
+//! nothing of it is left:
 //!
-//! - *opens*: each file is opened again, by number and as root, where that is led; then the open at the node is given back ([`super::opens`]).
-//!   A file without a name is opened at its home, which finds it as long as anybody counts an open of it;
-//! - *objects* that bear numbers of the node, until something refers to them or they are given up: open packs are sealed, and what was
-//!   written is committed for its age;
+//! - *opens*: each file is opened again, by number and as root, where that is led; then the open at
+//!   the node is given back ([`super::opens`]). A file without a name is opened at its home, which
+//!   finds it as long as anybody counts an open of it;
+//! - *objects* that bear numbers of the node, until something refers to them or they are given up:
+//!   open packs are sealed, and what was written is committed for its age;
 //! - *requests* under way, and those that are just being sent by an older table.
 //!
-//! The node waits for the end of all sessions before it goes. If it goes all the same, because this client was away for longer than its lease, what
-//! is held there is lost, as after any lease.
+//! The node waits for the end of all sessions before it goes. If it goes all the same, because this
+//! client was away for longer than its lease, what is held there is lost, as after any lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,7 +33,8 @@ const MOVES_MAX: usize = 256;
 /// Time between two looks at what is left.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The same after something could not be opened elsewhere; and between two times that packs are sealed.
+/// The same after something could not be opened elsewhere; and between two times that packs are
+/// sealed.
 const LOOK_LATER: Duration = Duration::from_secs(1);
 
 /// How it goes.
@@ -43,7 +47,8 @@ pub(super) struct Moves {
 }
 
 impl Shared {
-    /// Does what can be done to move out of nodes that leave. When to look again, if anything is left to do.
+    /// Does what can be done to move out of nodes that leave. When to look again, if anything is
+    /// left to do.
     pub fn move_out(self: &Arc<Self>) -> Option<Duration> {
         let nodes = self.nodes.known();
         let leaving = nodes.placement.as_ref().map_or(&[][..], |placement| &placement.leaving);
@@ -91,7 +96,8 @@ impl Shared {
         self.send(Request { creds: Creds::root(), op }, asked);
     }
 
-    /// Gives a spare open back. If that fails it is counted as before, and spare no more: what its node keeps of it goes with the session.
+    /// Gives a spare open back. If that fails it is counted as before, and spare no more: what its
+    /// node keeps of it goes with the session.
     fn release(self: &Arc<Self>, nodes: &Known, row: Row) {
         let op = Op::Release(row.ino);
         let asked = Asked::new(&op, Box::new(|_| ()));
@@ -99,7 +105,8 @@ impl Shared {
         self.send_to(nodes, nodes.index_of(row.node), request, Role::of(Effect::Releases(row)), asked);
     }
 
-    /// Ends the session with a node if nothing is held there any more. Waits for the farewell, not for long.
+    /// Ends the session with a node if nothing is held there any more. Waits for the farewell, not
+    /// for long.
     fn leave_if_done(&self, link: &NodeLink) -> bool {
         let stats = link.remote.stats();
         let is_quiet =
@@ -132,7 +139,8 @@ impl Shared {
         true
     }
 
-    /// A node is not in the table any more: nothing is asked there again, and what is still held there is lost.
+    /// A node is not in the table any more: nothing is asked there again, and what is still held
+    /// there is lost.
     pub fn let_go(&self, link: &NodeLink) {
         if link.has_left() {
             return;

@@ -1,8 +1,9 @@
 //! The metadata of a volume that servers serve.
 //!
-//! Counts what it asks as a node counts what it is asked, so that figures of both kinds of volumes can be compared; here the
-//! time of a request includes its way. Keeps the table of what is open up to date, and holds commits back until the bytes
-//! they name are durable where that takes a sync. Which node is asked: [`super::routes`].
+//! Counts what it asks as a node counts what it is asked, so that figures of both kinds of volumes
+//! can be compared; here the time of a request includes its way. Keeps the table of what is open up
+//! to date, and holds commits back until the bytes they name are durable where that takes a sync.
+//! Which node is asked: [`super::routes`].
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -44,8 +45,8 @@ thread_local! {
     static ANSWERING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread brings an answer from a server. It is the one that reads them all then, or the one that ends calls at
-/// their deadline, and must wait for neither a server nor a disk.
+/// Whether this thread brings an answer from a server. It is the one that reads them all then, or
+/// the one that ends calls at their deadline, and must wait for neither a server nor a disk.
 pub fn is_answering() -> bool {
     ANSWERING.get()
 }
@@ -76,7 +77,7 @@ pub(super) struct Shared {
     counters: [LaneCounters; 1],
 }
 
-/// Who wants an answer, and since when.
+/// A call that wants an answer, and since when.
 pub(super) struct Asked {
     kind: usize,
     since: Instant,
@@ -114,7 +115,8 @@ impl Role {
 }
 
 impl RemoteMetadata {
-    /// Over connections whose sessions stand for `holdings`. Starts two threads if there are several nodes.
+    /// Over connections whose sessions stand for `holdings`. Starts two threads if there are
+    /// several nodes.
     ///
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
@@ -147,7 +149,8 @@ impl RemoteMetadata {
         Ok(Self { shared, guide, seeker, sync_first: OnceLock::new() })
     }
 
-    /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless something refers to it.
+    /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless
+    /// something refers to it.
     pub fn is_lost(&self, object: ObjectId) -> bool {
         self.shared.holdings.numbers.is_lost(object)
     }
@@ -157,19 +160,20 @@ impl RemoteMetadata {
         let _ = self.sync_first.set(sync);
     }
 
-    /// The connections to the volume's nodes, ascending by their numbers; one if there is only one node. None to a node that leaves and
-    /// where nothing is held any more.
+    /// The connections to the volume's nodes, ascending by their numbers; one if there is only one
+    /// node. None to a node that leaves and where nothing is held any more.
     pub fn nodes(&self) -> Vec<Arc<NodeLink>> {
         let nodes = self.shared.nodes.known();
         nodes.links.iter().filter(|link| !link.has_left()).cloned().collect()
     }
 
-    /// Those to all members of the table, and to a node that leaves also when nothing can be asked there any more ([`NodeLink::has_left`]).
+    /// Those to all members of the table, and to a node that leaves also when nothing can be asked
+    /// there any more ([`NodeLink::has_left`]).
     pub fn members(&self) -> Vec<Arc<NodeLink>> {
         self.shared.nodes.known().links.clone()
     }
 
-    /// Who owns what at present; none in a volume of one node.
+    /// The present placement table; none in a volume of one node.
     pub fn placement(&self) -> Option<Arc<Placement>> {
         self.shared.nodes.known().placement.clone()
     }
@@ -264,7 +268,7 @@ impl Shared {
         }
     }
 
-    /// Sends a request to this node, and takes in what its answer means before whoever asked gets it.
+    /// Sends a request to this node, and takes in what its answer means before the caller gets it.
     pub fn send_to(self: &Arc<Self>, nodes: &Known, at: usize, request: Request, role: Role, asked: Asked) {
         let Role { effect, used, again } = role;
         let (shared, version) = (self.clone(), nodes.version());

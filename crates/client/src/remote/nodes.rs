@@ -1,12 +1,14 @@
-//! The metadata nodes of a volume: a connection to each, made when the volume is mounted, or when a newer table names it, and kept.
+//! The metadata nodes of a volume: a connection to each, made when the volume is mounted, or when a
+//! newer table names it, and kept.
 //!
-//! Whichever node answers first tells the placement table, which names the others. Each must be the node that the table says,
-//! of the same volume; now, and whenever it is connected to again (`Seat::welcomed`). To each the client
-//! is another client, with a number of its own: nodes write down what became of a client's numbered calls, and no two may
-//! take each other's for theirs.
+//! Whichever node answers first tells the placement table, which names the others. Each must be the
+//! node that the table says, of the same volume; now, and whenever it is connected to again
+//! (`Seat::welcomed`). To each the client is another client, with a number of its own: nodes write
+//! down what became of a client's numbered calls, and no two may take each other's for theirs.
 //!
-//! A newer table is put in the place of the one before ([`Nodes::adopt`]) while requests are under way: each goes by one, and who was
-//! asked by an old one and is the wrong one says so ([`super::astray`]). A node that leaves the table is first one that is leaving, for as
+//! A newer table is put in the place of the one before ([`Nodes::adopt`]) while requests are under
+//! way: each goes by one, and a node that was asked by an old one and does not lead the request
+//! says so ([`super::astray`]). A node that leaves the table is first one that is leaving, for as
 //! long as clients move out of it ([`super::leaving`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +32,8 @@ use crate::storage::Offer;
 pub struct NodeLink {
     /// Its number; 0 in a volume of one node.
     pub node: NodeId,
-    /// Which of its starts was heard of last, 0 for the one of the table, and where that is reached.
+    /// Which of its starts was heard of last, 0 for the one of the table, and where that is
+    /// reached.
     at: Mutex<(u64, String)>,
     /// The connection.
     pub remote: Arc<Remote>,
@@ -50,7 +53,8 @@ impl NodeLink {
         self.at.lock().1.clone()
     }
 
-    /// Somebody has said that this start of the node is there. If that is news, the connection is made there from now on, at once.
+    /// Somebody has said that this start of the node is there. If that is news, the connection is
+    /// made there from now on, at once.
     pub(super) fn is_at(&self, epoch: u64, address: &str) {
         {
             let mut at = self.at.lock();
@@ -88,7 +92,7 @@ pub(super) struct First {
     pub(super) remote: Arc<Remote>,
     /// What the node told of the volume.
     pub offer: Offer,
-    /// Who owns what, if there are several nodes.
+    /// The placement table, if there are several nodes.
     pub placement: Option<Placement>,
     /// The other nodes are only to be asked something: one that is not there is told of, and not
     /// waited for.
@@ -112,7 +116,7 @@ pub(super) struct Nodes {
 /// The nodes, by one table.
 #[derive(Clone)]
 pub(super) struct Known {
-    /// Who owns what; none in a volume of one node.
+    /// The placement table; none in a volume of one node.
     pub placement: Option<Arc<Placement>>,
     /// Connections. Never none; in the order of the table's members.
     pub links: Vec<Arc<NodeLink>>,
@@ -160,12 +164,14 @@ impl First {
         Self { are_asked: true, ..self }
     }
 
-    /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order, and which of them is this one.
+    /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order,
+    /// and which of them is this one.
     pub fn others(&self) -> (Option<Placement>, Vec<Connected>, usize) {
         self.those(&|_, _| true)
     }
 
-    /// As [`First::others`], of nodes that are wanted only; the connection to this one is given up if it is not.
+    /// As [`First::others`], of nodes that are wanted only; the connection to this one is given up
+    /// if it is not.
     pub fn those(
         &self,
         wanted: &dyn Fn(&Placement, NodeId) -> bool,
@@ -181,7 +187,7 @@ impl First {
         match first.map(|first| &members[first].address) {
             Some(address) if !is_anywhere(address) => self.remote.settle(address),
             Some(_) => {}
-            // Nothing is wanted of it, or it has left the cluster and only knows who is in it.
+            // Nothing is wanted of it, or it has left the cluster and only knows the members.
             None => self.remote.close(),
         }
         let connected = std::thread::scope(|scope| {
@@ -254,7 +260,7 @@ impl Nodes {
     /// # Errors
     /// If one of them does not answer or is not what the table says; all that is wrong is told.
     pub fn connect(first: First) -> Result<Self, VolumeError> {
-        // Who is idle has nothing to say to clients, and must not be there.
+        // A node that is idle has nothing to say to clients, and must not be there.
         let (placement, connected, at) = first.those(&|placement, node| !placement.is_idle(node));
         let (mut links, mut wrong) = (Vec::with_capacity(connected.len()), Vec::new());
         for (member, connection) in connected {
@@ -274,7 +280,7 @@ impl Nodes {
         Err(VolumeError::Io(wrong.join("\n")))
     }
 
-    /// The nodes at present. Whoever routes a request does all of it by one answer.
+    /// The nodes at present. A request is routed by one answer throughout.
     pub fn known(&self) -> Arc<Known> {
         self.known.read().clone()
     }
@@ -284,8 +290,9 @@ impl Nodes {
         self.how.deadline
     }
 
-    /// Goes by this table from now on, if it is newer than the present one. Nodes that it names and that are new are connected to;
-    /// calls to them wait until they answer. Answers the connections to nodes that it does not name any more.
+    /// Goes by this table from now on, if it is newer than the present one. Nodes that it names and
+    /// that are new are connected to; calls to them wait until they answer. Answers the connections
+    /// to nodes that it does not name any more.
     ///
     /// Called by one thread.
     ///
@@ -400,7 +407,7 @@ fn config(url: &RemoteUrl, how: &Introduction, shows: &Shows, addresses: Vec<Str
     RemoteConfig { addresses, volume, who, deadline: how.deadline, tls, token }
 }
 
-/// Whether an address says "all addresses of this machine", which is of use to who listens only.
+/// Whether an address says "all addresses of this machine", which is of use only for listening.
 pub(super) fn is_anywhere(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     matches!(host, "" | "*" | "0.0.0.0" | "[::]" | "::")

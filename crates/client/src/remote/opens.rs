@@ -1,24 +1,31 @@
-//! What a client has open at its servers, as their answers say: the basis of a reclaim, and of where requests about an open
-//! file go.
+//! What a client has open at its servers, as their answers say: the basis of a reclaim, and of
+//! where requests about an open file go.
 //!
-//! Counted are the answers that opened a file, less the answers to releases. So an open or a release that was under way when
-//! the server restarted is not in the reclaim, or still is: it is sent again afterwards, and counts then.
+//! Counted are the answers that opened a file, less the answers to releases. So an open or a
+//! release that was under way when the server restarted is not in the reclaim, or still is: it is
+//! sent again afterwards, and counts then.
 //!
-//! **Several nodes** may count opens of one file: each counts those that it led, and whoever opens a file, has it renamed and
-//! opens it again, gets to another. A release says which file, not which open, so it can go to any of these nodes; and a node
-//! knows of a file whether it was opened there for writing, until all opens there are given back. So:
+//! **Several nodes** may count opens of one file: each counts those that it led, and a client that
+//! opens a file, has it renamed and opens it again, gets to another. A release says which file, not
+//! which open, so it can go to any of these nodes; and a node knows of a file whether it was opened
+//! there for writing, until all opens there are given back. So:
 //!
-//! - the flag [`Open::write`] is never set unless it is at the node: it is set by the answer to an open for writing, and cleared
-//!   when the last open that is known of is given back, be it that others are on their way;
-//! - releases go to nodes without the flag, as long as there are opens; so what is left has it somewhere, if ever it had.
+//! - the flag [`Open::write`] is never set unless it is at the node: it is set by the answer to an
+//!   open for writing, and cleared when the last open that is known of is given back, be it that
+//!   others are on their way;
+//! - releases go to nodes without the flag, as long as there are opens; so what is left has it
+//!   somewhere, if ever it had.
 //!
-//! **What a node has lost** is open nowhere, but somebody will close it: these opens are given back first, without asking anybody, so
-//! that they do not take away those that other nodes count, or the same one since. The answers to releases that were under way then
-//! concern nobody any more: whatever is counted at the node since has another number ([`Row::counted_as`]).
+//! **What a node has lost** is open nowhere, but somebody will close it: these opens are given back
+//! first, without asking anybody, so that they do not take away those that other nodes count, or
+//! the same one since. The answers to releases that were under way then concern nobody any more:
+//! whatever is counted at the node since has another number ([`Row::counted_as`]).
 //!
-//! **What a node counts that leaves the cluster** moves out ([`super::leaving`]): the file is opened elsewhere as often as it is open there, and
-//! each such open makes one that is spare ([`File::spare`]). Spare ones are given back, those at nodes that leave first, when nothing that
-//! was asked there relies on them any more ([`Opens::begin_use`]). So there is always one left for what uses a handle, here too.
+//! **What a node counts that leaves the cluster** moves out ([`super::leaving`]): the file is
+//! opened elsewhere as often as it is open there, and each such open makes one that is spare
+//! ([`File::spare`]). Spare ones are given back, those at nodes that leave first, when nothing that
+//! was asked there relies on them any more ([`Opens::begin_use`]). So there is always one left for
+//! what uses a handle, here too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -240,8 +247,9 @@ impl Opens {
         }
     }
 
-    /// The node to ask about a file that is open: one that lets it be written, if there is one, and rather one that stays; none if it is open
-    /// nowhere. It goes on counting an open until [`Opens::end_use`].
+    /// The node to ask about a file that is open: one that lets it be written, if there is one, and
+    /// rather one that stays; none if it is open nowhere. It goes on counting an open until
+    /// [`Opens::end_use`].
     pub fn begin_use(&self, ino: InodeId, leaving: &[NodeId]) -> Option<Row> {
         let mut shard = self.shard(ino).lock();
         let open = shard.get_mut(&ino)?.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
@@ -257,8 +265,8 @@ impl Opens {
         }
     }
 
-    /// Some opens at a node that leaves, which are to be had elsewhere: at most `limit`, of each file one. Each is asked for until
-    /// [`Opens::moved`].
+    /// Some opens at a node that leaves, which are to be had elsewhere: at most `limit`, of each
+    /// file one. Each is asked for until [`Opens::moved`].
     pub fn to_move(&self, node: NodeId, limit: usize) -> Vec<(Row, Open)> {
         let mut rows = Vec::new();
         for shard in &self.shards {
@@ -300,8 +308,8 @@ impl Opens {
         }
     }
 
-    /// Spare opens to give back, which are on their way from now on: those at nodes that leave and that nobody relies on; others where
-    /// there are none of these any more.
+    /// Spare opens to give back, which are on their way from now on: those at nodes that leave and
+    /// that nobody relies on; others where there are none of these any more.
     pub fn spare(&self, leaving: &[NodeId]) -> Vec<Row> {
         let mut rows = Vec::new();
         for shard in &self.shards {
@@ -332,7 +340,8 @@ impl Opens {
     }
 }
 
-/// Gives an open back where that leaves one that can be written as long as there is one, and that somebody relies on.
+/// Gives an open back where that leaves one that can be written as long as there is one, and that
+/// somebody relies on.
 fn give_back(file: &mut File, ino: InodeId) -> Option<Row> {
     let open = file.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
     let is_needed = |open: &Open| open.using > 0 && open.staying() == 1;

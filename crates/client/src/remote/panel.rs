@@ -1,4 +1,5 @@
-//! Questions to the nodes of a volume one after the other, over connections that stay: for who has many.
+//! Questions to the nodes of a volume one after the other, over connections that stay: for callers
+//! with many questions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};
 
-/// Whom the URL of a volume leads to.
+/// What the URL of a volume leads to.
 pub enum Reached {
     /// The node that serves the volume alone.
     One(Alone),
@@ -31,7 +32,7 @@ pub struct Alone {
 
 /// Connections to all nodes of a volume that several share.
 pub struct Panel {
-    /// Who owns what.
+    /// The placement table.
     pub placement: Placement,
     url: RemoteUrl,
     offer: Offer,
@@ -110,7 +111,8 @@ impl Panel {
         self.remote(node)?.admin(question, Some(limit), &mut |_| ()).map_err(|why| self.failed(node, &why))
     }
 
-    /// Asks a node something that takes as long as it takes; `on_event` gets what it tells meanwhile.
+    /// Asks a node something that takes as long as it takes; `on_event` gets what it tells
+    /// meanwhile.
     ///
     /// # Errors
     /// As for [`Panel::ask`].

@@ -1,5 +1,5 @@
-//! A client that is confined to a subtree: above this, the subtree's directory is the root and has the root's number; below, and on the
-//! wire, it has its own.
+//! A client that is confined to a subtree: above this, the subtree's directory is the root and has
+//! the root's number; below, and on the wire, it has its own.
 
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::name::InodeRef;

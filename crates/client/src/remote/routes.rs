@@ -8,23 +8,28 @@
 //! | object numbers, figures of the volume, what is to be durable | the node that was there first, or another one if it does not answer |
 //! | locks | the file's home |
 //!
-//! **A second try.** A file without a name is known at its home only. Whoever was asked for it where its last name was says
-//! `ESTALE`, and so does whoever is asked for what does not exist any more. The request is asked again then, once, by number alone
-//! at the file's home. (It has failed, so it has changed nothing.)
+//! **A second try.** A file without a name is known at its home only. A node that was asked for it
+//! where its last name was says `ESTALE`, and so does a node that is asked for what does not exist
+//! any more. The request is asked again then, once, by number alone at the file's home. (It has
+//! failed, so it has changed nothing.)
 //!
-//! **Order.** Over one connection requests are executed in the order in which they were asked, as far as they touch the same keys. Over
-//! several they are not: what was asked of one node first may be executed after what was asked of another one later. Requests about
-//! the same file may have different leaders when it has several names, was renamed, or is open at a node that does not own its entry. The
-//! same request, sent by one thread twice, goes to the same node, unless opens or names change in between.
+//! **Order.** Over one connection requests are executed in the order in which they were asked, as
+//! far as they touch the same keys. Over several they are not: what was asked of one node first may
+//! be executed after what was asked of another one later. Requests about the same file may have
+//! different leaders when it has several names, was renamed, or is open at a node that does not own
+//! its entry. The same request, sent by one thread twice, goes to the same node, unless opens or
+//! names change in between.
 //!
-//! Nothing in this crate relies on more. Whoever needs what he asked for before to be done waits for its answer: a flush
-//! for its commit before it answers or begins the next, a close for the flush before it releases, a truncation for the flush, a
-//! lock's holder for the lock before he looks at the content, the unlock for the flush, a rename for its answer before the file is looked for
-//! elsewhere. Calls of an application come one after the other because each waits for its answer, and those of two threads have no order.
-//! What is sent without anybody waiting for the answer are releases, and the order of a release and anything
-//! else does not matter: the opens of one client are interchangeable, and there is always one left for what uses a handle, because a handle is
-//! released after everything that came through it has been answered. A background compaction may lose its file under way; a node serves it
-//! all the same (it changes no content).
+//! Nothing in this crate relies on more. A caller that needs an earlier request to be done waits
+//! for its answer: a flush for its commit before it answers or begins the next, a close for the
+//! flush before it releases, a truncation for the flush, a lock's holder for the lock before it
+//! looks at the content, the unlock for the flush, a rename for its answer before the file is
+//! looked for elsewhere. Calls of an application come one after the other because each waits for
+//! its answer, and those of two threads have no order. What is sent without a caller that waits for
+//! the answer are releases, and the order of a release and anything else does not matter: the opens
+//! of one client are interchangeable, and there is always one left for what uses a handle, because
+//! a handle is released after everything that came through it has been answered. A background
+//! compaction may lose its file under way; a node serves it all the same (it changes no content).
 //!
 //! [`Placement::leader`]: kestrel_types::placement::Placement::leader
 
@@ -36,7 +41,7 @@ use kestrel_types::request::{Op, Request, SetAttr, Subject};
 use super::nodes::Known;
 use super::opens::{Opens, Row};
 
-/// The same request by number, and whom to ask if the first answers `ESTALE`.
+/// The same request by number, and the node to ask if the first answers `ESTALE`.
 pub(super) struct SecondTry {
     /// The file.
     pub ino: InodeId,
@@ -45,7 +50,8 @@ pub(super) struct SecondTry {
 }
 
 impl Known {
-    /// The index of the node that is asked, not for opens that are given back; `held` is where what it is about is open, if that matters.
+    /// The index of the node that is asked, not for opens that are given back; `held` is where what
+    /// it is about is open, if that matters.
     pub fn leader(&self, op: &Op, held: Option<NodeId>) -> usize {
         let Some(placement) = &self.placement else { return self.first };
         if let Some(member) = placement.leader(op) {
@@ -57,7 +63,8 @@ impl Known {
         }
     }
 
-    /// Which of the nodes that have a file open is asked what relies on that. None if there is only one node.
+    /// Which of the nodes that have a file open is asked what relies on that. None if there is only
+    /// one node.
     pub fn begin_use(&self, op: &Op, opens: &Opens) -> Option<Row> {
         let placement = self.placement.as_ref()?;
         match op.subject() {

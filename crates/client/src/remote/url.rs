@@ -1,6 +1,7 @@
 //! `kestrel://host[:port][,host2[:port]…]/NAME[?ca=…&tls=…&cert=…]`: a volume that servers serve.
 //!
-//! What follows the question mark says how connections to other machines are encrypted, and by what the servers are known. None of it is secret.
+//! What follows the question mark says how connections to other machines are encrypted, and by what
+//! the servers are known. None of it is secret.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,17 @@
-//! Nodes that are not where they were: a node's rows may be served from another machine, under another address.
+//! Nodes that are not where they were: a node's rows may be served from another machine, under
+//! another address.
 //!
-//! To a client that is an outage of the node and a restart. It knows the node by its number and goes on with the same session, so all that is
-//! to be found out is the address, and the other nodes know that: who starts tells them. One thread per volume, the [`Seeker`], asks one of
-//! them, at once when a connection is lost and every [`ASK`] until all nodes are well, about all that are not; each time another one. A
-//! thousand clients that lose a node at one moment do not ask at one moment: pauses are drawn. The newest start counts, whoever
-//! told of it: an answer of a node that has not heard of it changes nothing.
+//! To a client that is an outage of the node and a restart. It knows the node by its number and
+//! goes on with the same session, so all that is to be found out is the address, and the other
+//! nodes know that: a node that starts tells them. One thread per volume, the [`Seeker`], asks one
+//! of them, at once when a connection is lost and every [`ASK`] until all nodes are well, about all
+//! that are not; each time another one. A thousand clients that lose a node at one moment do not
+//! ask at one moment: pauses are drawn. The newest start counts, whichever node told of it: an
+//! answer of a node that has not heard of it changes nothing.
 //!
-//! A node may also be gone without a word. What it was asked stays without an answer then, which is noticed within two seconds
-//! ([`Remote::missing`]); the connection is given up when somebody says that the node is elsewhere, or in the end because it is silent.
+//! A node may also be gone without a word. What it was asked stays without an answer then, which is
+//! noticed within two seconds ([`Remote::missing`]); the connection is given up when somebody says
+//! that the node is elsewhere, or in the end because it is silent.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -73,7 +77,8 @@ impl Losses {
         self.changed.notify_all();
     }
 
-    /// Waits until something is lost, not for long. False when there is nothing to wait for any more.
+    /// Waits until something is lost, not for long. False when there is nothing to wait for any
+    /// more.
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
         if !state.lost && !state.closed {
@@ -143,7 +148,7 @@ fn run(weak: &Weak<Shared>, losses: &Losses) {
     }
 }
 
-/// Draws pauses and whom to ask.
+/// Draws pauses and the node to ask.
 struct Turn(u64);
 
 impl Turn {

@@ -1,8 +1,9 @@
-//! The block store of a volume that one process serves and others use: a bucket, or a directory that all of them reach.
+//! The block store of a volume that one process serves and others use: a bucket, or a directory
+//! that all of them reach.
 //!
-//! A path says little about what lies there on another machine. So the server leaves a word in the directory (once, random),
-//! tells it to its clients, and a client that does not find it there does not use the directory: bytes that it would store
-//! in another one would be lost to everybody else.
+//! A path says little about what lies there on another machine. So the server leaves a word in the
+//! directory (once, random), tells it to its clients, and a client that does not find it there does
+//! not use the directory: bytes that it would store in another one would be lost to everybody else.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -31,7 +32,8 @@ pub struct Offer {
     descriptor: Value,
     /// Where its objects are, if that is a directory.
     pub objects: Option<SharedDir>,
-    /// The placement table of its metadata nodes in hexadecimal digits ([`Placement::encode`]), if they are several.
+    /// The placement table of its metadata nodes in hexadecimal digits ([`Placement::encode`]), if
+    /// they are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
 }
@@ -141,7 +143,8 @@ impl Storage {
         Self::open_at(place, &descriptor, options)
     }
 
-    /// Whether what is acknowledged may still be lost with this machine, so that it must be synced before others rely on it.
+    /// Whether what is acknowledged may still be lost with this machine, so that it must be synced
+    /// before others rely on it.
     pub fn needs_sync(&self) -> bool {
         matches!(self.base, Base::Dir(_))
     }
@@ -194,7 +197,8 @@ fn look(dir: &Path, word: &str) -> Result<(), String> {
     }
 }
 
-/// Leaves a word in the directory of objects of the volume at `dir`, if they are in one: the other nodes of its cluster know it by that.
+/// Leaves a word in the directory of objects of the volume at `dir`, if they are in one: the other
+/// nodes of its cluster know it by that.
 ///
 /// # Errors
 /// If it cannot be written.

@@ -1,4 +1,5 @@
-//! Putting a file system together from the way to its metadata and its block store, with sizes that suit where the store is.
+//! Putting a file system together from the way to its metadata and its block store, with sizes that
+//! suit where the store is.
 
 use std::sync::Arc;
 
@@ -28,13 +29,13 @@ const COPY_THREADS: usize = 4;
 /// Threads that wait for a store across a network: as many requests as cover its latency.
 const REMOTE_IO_THREADS: usize = 64;
 
-/// Memory for verified file data, bytes: what the kernel's cache is to a store near by has to be here for one across a
-/// network.
+/// Memory for verified file data, bytes: what the kernel's cache is to a store near by has to be
+/// here for one across a network.
 const DATA_CACHE_BYTES: usize = 64 << 20;
 const REMOTE_DATA_CACHE_BYTES: usize = 256 << 20;
 
-/// Largest read-ahead of one open file, bytes; of a store across a network it must cover latency times bandwidth, here
-/// 640 MB/s at 50 ms.
+/// Largest read-ahead of one open file, bytes; of a store across a network it must cover latency
+/// times bandwidth, here 640 MB/s at 50 ms.
 const REMOTE_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// What a file system needs beside its store.
@@ -115,7 +116,8 @@ impl Resources {
         };
         if is_remote {
             let data_cache_bytes = fitting(REMOTE_DATA_CACHE_BYTES);
-            // What is ahead of one reader leaves room for a few others in the share of the cache that read-ahead has.
+            // What is ahead of one reader leaves room for a few others in the share of the cache
+            // that read-ahead has.
             let window = REMOTE_READAHEAD_BYTES.min(data_cache_bytes as u64 / 8);
             let readahead = ReadAheadConfig::remote(window);
             return Sizes { data_cache_bytes, io_threads: memory.io_threads(REMOTE_IO_THREADS), readahead };

@@ -1,4 +1,5 @@
-//! Making a volume that several nodes share: the first node with the volume, then each other node with a token.
+//! Making a volume that several nodes share: the first node with the volume, then each other node
+//! with a token.
 
 use std::path::Path;
 
@@ -15,8 +16,10 @@ use crate::storage::{self, OBJECTS_DIR, StoreOptions};
 /// Number of the node that makes the volume.
 const FIRST_NODE: NodeId = 1;
 
-/// Creates a volume that nodes at these addresses (`host:port`) share, and makes the directory the first one's. They are numbered
-/// from 1 in their order and own equally many slots. With an address for it one more node, which gets the last number, only coordinates; where its metadata goes `new.registry` says.
+/// Creates a volume that nodes at these addresses (`host:port`) share, and makes the directory the
+/// first one's. They are numbered from 1 in their order and own equally many slots. With an address
+/// for it one more node, which gets the last number, only coordinates; where its metadata goes
+/// `new.registry` says.
 ///
 /// # Errors
 /// As for [`super::format`], and if the addresses make no cluster.

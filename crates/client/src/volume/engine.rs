@@ -64,8 +64,9 @@ pub(super) fn open(
     Ok(Arc::new(engine))
 }
 
-/// Makes the engine of a new volume, or of one node's part of one, and opens it. In a database only who makes the volume makes its tables:
-/// who joins and does not find them has come to another database.
+/// Makes the engine of a new volume, or of one node's part of one, and opens it. In a database only
+/// the node that makes the volume makes its tables: a node that joins and does not find them has
+/// come to another database.
 pub(super) fn create(
     dir: &Path,
     descriptor: &Descriptor,
@@ -87,7 +88,7 @@ pub(super) fn create(
             return Ok(Box::new(engine));
         }
         RowsAt::Etcd(place) => {
-            // The first node made the volume's keys, whoever this one is ([`create_registry`]).
+            // The first node made the volume's keys, whichever this one is ([`create_registry`]).
             EtcdEngine::add_node(&place, uuid, node).map_err(failed)?;
             let options = EtcdOptions::default();
             let engine = EtcdEngine::open(*place, uuid, node, options, nothing).map_err(failed)?;
@@ -100,8 +101,9 @@ pub(super) fn create(
     Ok(Box::new(engine.map_err(failed)?))
 }
 
-/// Makes the volume's keys in the registry, if it has one: the first node does, so that a registry that cannot be used is heard of before there is
-/// a volume, and whoever joins knows by them that it has come to the right one.
+/// Makes the volume's keys in the registry, if it has one: the first node does, so that a registry
+/// that cannot be used is heard of before there is a volume, and a node that joins knows by them
+/// that it has come to the right one.
 ///
 /// # Errors
 /// Those of etcd, and if something else is there.
@@ -111,7 +113,8 @@ pub(super) fn create_registry(descriptor: &Descriptor, coordinator: u32) -> Resu
     made.map_err(|why| VolumeError::Engine(why.to_string()))
 }
 
-/// Removes the rows of a volume of one node, or of one that was not made to its end, from where they are outside of its directory.
+/// Removes the rows of a volume of one node, or of one that was not made to its end, from where
+/// they are outside of its directory.
 ///
 /// # Errors
 /// Those of the database or the registry.

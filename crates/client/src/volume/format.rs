@@ -26,7 +26,8 @@ pub struct NewVolume {
     pub compression: Compression,
     /// Where metadata goes: URL of a database; none: into the volume's directory.
     pub metadata: Option<String>,
-    /// Where the metadata of nodes goes that only coordinate: URL of an etcd; none: as that of the others. Of clusters only.
+    /// Where the metadata of nodes goes that only coordinate: URL of an etcd; none: as that of the
+    /// others. Of clusters only.
     pub registry: Option<String>,
     /// File with the key that encrypts them; none: they are not encrypted.
     pub encrypt_with: Option<PathBuf>,
@@ -35,7 +36,8 @@ pub struct NewVolume {
 }
 
 impl NewVolume {
-    /// One whose files lie in its directory as they are, with the sizes and times that volumes have unless told otherwise.
+    /// One whose files lie in its directory as they are, with the sizes and times that volumes have
+    /// unless told otherwise.
     pub fn plain(name: &str, durability: Durability) -> Self {
         let settings = Settings {
             name: name.into(),
@@ -61,13 +63,14 @@ impl NewVolume {
 /// is there, unless something else is among what would be removed.
 ///
 /// # Errors
-/// Names what is in the way. Nothing of an existing volume is touched before all checks have passed.
+/// Names what is in the way. Nothing of an existing volume is touched before all checks have
+/// passed.
 pub fn format(url: &str, new: NewVolume, options: &StoreOptions) -> Result<Descriptor, VolumeError> {
     format_as(url, new, options, &|_, descriptor| Ok(descriptor))
 }
 
-/// The same, where `complete` turns the descriptor into the one that is written once the place for objects is there; it gets
-/// the directory.
+/// The same, where `complete` turns the descriptor into the one that is written once the place for
+/// objects is there; it gets the directory.
 pub(super) fn format_as(
     url: &str,
     new: NewVolume,
@@ -94,7 +97,8 @@ pub(super) fn format_as(
         .and_then(|()| complete(&dir, descriptor.clone()))
         .and_then(|complete| make(&dir, &complete, false).map(|()| complete));
     if made.is_err() {
-        // Nobody will ever open it; if its marker stays, a later format names it and says what to do.
+        // Nobody will ever open it; if its marker stays, a later format names it and says what to
+        // do.
         let _ = storage::erase(&dir, &descriptor, options);
         let _ = engine::discard_rows(&descriptor);
         if !occupied {
@@ -127,15 +131,17 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     Ok((VolumeLock::take(dir, "kestrel format")?, occupied))
 }
 
-/// Removes what was made of a volume in a directory that was empty: a second try must find the place as the first one did.
+/// Removes what was made of a volume in a directory that was empty: a second try must find the
+/// place as the first one did.
 pub(super) fn clear(dir: &Path) {
     let _ = fs::remove_dir_all(dir.join(META_DIR));
     let _ = fs::remove_dir_all(dir.join(OBJECTS_DIR));
     let _ = fs::remove_file(dir.join(LOCK_FILE));
 }
 
-/// Removes what a volume consists of and nothing else. Its rows in a database first, which knows whether somebody has the volume open
-/// elsewhere; then the descriptor: a half-removed volume is none.
+/// Removes what a volume consists of and nothing else. Its rows in a database first, which knows
+/// whether somebody has the volume open elsewhere; then the descriptor: a half-removed volume is
+/// none.
 fn remove_old(dir: &Path, options: &StoreOptions) -> Result<(), VolumeError> {
     let old = Descriptor::read(dir).ok();
     if let Some(old) = &old {
@@ -157,8 +163,9 @@ fn remove(path: &Path, how: impl Fn(&Path) -> std::io::Result<()>) -> Result<(),
     }
 }
 
-/// Makes the metadata, and the descriptor last of all: with it there is a volume, complete. A node that joins may have rows already, if they
-/// are in a database and its directory is lost, or was not finished: they are the node's.
+/// Makes the metadata, and the descriptor last of all: with it there is a volume, complete. A node
+/// that joins may have rows already, if they are in a database and its directory is lost, or was
+/// not finished: they are the node's.
 pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(), VolumeError> {
     let engine = engine::create(dir, descriptor, joins)?;
     // SAFETY: geteuid and getegid take nothing and cannot fail.

@@ -11,7 +11,7 @@ use crate::error::VolumeError;
 /// File that the process using a volume holds a lock on; it names the process.
 pub(super) const LOCK_FILE: &str = "lock";
 
-/// Whoever looks who holds the lock ([`VolumeLock::holder`]) has it for a moment.
+/// A process that looks for the holder ([`VolumeLock::holder`]) has the lock for a moment.
 const PROBED: Duration = Duration::from_millis(100);
 
 /// Keeps other processes out of a volume while it lives.

@@ -1,5 +1,5 @@
-//! Which directory serves the rows of a node whose store other machines reach, and the directories from which a machine serves nodes in
-//! the place of others.
+//! Which directory serves the rows of a node whose store other machines reach, and the directories
+//! from which a machine serves nodes in the place of others.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -22,7 +22,8 @@ const NODES_DIR: &str = "nodes";
 const MACHINE_ID: &str = "/etc/machine-id";
 
 impl Volume {
-    /// The word by which other nodes know this one: of rows that any directory can serve their own, else the directory's.
+    /// The word by which other nodes know this one: of rows that any directory can serve their own,
+    /// else the directory's.
     ///
     /// # Errors
     /// If there is none, or it cannot be read.
@@ -39,8 +40,8 @@ impl Volume {
         }
     }
 
-    /// Puts on record that this directory serves the rows now. Whether no earlier start of the node can be running
-    /// ([`kestrel_cluster::seat`]).
+    /// Puts on record that this directory serves the rows now. Whether no earlier start of the node
+    /// can be running ([`kestrel_cluster::seat`]).
     pub(super) fn take_seat(&self, by_force: bool) -> Result<bool, VolumeError> {
         if !self.engine.is_shared() {
             return Ok(true);
@@ -48,7 +49,8 @@ impl Volume {
         let taken = || {
             let last = Seat::read(&*self.engine)?;
             let holder = word_of(&self.dir)?;
-            // Who ended the session of another process knows nothing of that process, whatever is on record: it may be a copy.
+            // A process that ended the session of another knows nothing of that other process,
+            // whatever is on record: it may be a copy.
             let settled = !by_force && Seat::is_sole(last.as_ref(), &holder);
             Seat { holder: Some(holder), settled }.write(&*self.engine)?;
             Ok(settled)
@@ -76,8 +78,8 @@ fn word_of(dir: &Path) -> Result<Box<[u8]>, FsError> {
 }
 
 impl MountedVolume {
-    /// Of a node: it has a lease now, so no start before it can answer anybody any more. Nothing happens if that is on record, or if
-    /// no other machine reaches the rows.
+    /// Of a node: it has a lease now, so no start before it can answer anybody any more. Nothing
+    /// happens if that is on record, or if no other machine reaches the rows.
     ///
     /// # Errors
     /// The engine's.
@@ -85,7 +87,8 @@ impl MountedVolume {
         self.change_seat(|seat| seat.settled = true)
     }
 
-    /// Of a node that answers nothing any more: whoever serves it next need not wait for this process.
+    /// Of a node that answers nothing any more: the next process that serves it need not wait for
+    /// this one.
     ///
     /// # Errors
     /// The engine's.
@@ -104,8 +107,8 @@ impl MountedVolume {
     }
 }
 
-/// Who has the rows of a node open, one that only coordinates (`idle`) or not, in words, as the store says that other machines reach
-/// too; none if nobody has.
+/// The process that has the rows of a node open, one that only coordinates (`idle`) or not, in
+/// words, as the store says that other machines reach too; none if no process has.
 ///
 /// # Errors
 /// In words, if there is no such store, or it does not answer.
@@ -134,8 +137,9 @@ pub fn has_left(descriptor: &Descriptor, node: NodeId, idle: bool) -> Result<boo
 
 const NOT_SHARED: &str = "the metadata of the node lies in its own directory";
 
-/// Makes, in the directory of another node of the cluster, the one from which its machine serves `node`, or finds it. `placement` is
-/// the cluster's present table; that of the directory if none is given.
+/// Makes, in the directory of another node of the cluster, the one from which its machine serves
+/// `node`, or finds it. `placement` is the cluster's present table; that of the directory if none
+/// is given.
 ///
 /// # Errors
 /// If that node's rows cannot be served from here, in words.

@@ -26,7 +26,8 @@ pub fn data_reserve(disk_bytes: u64) -> u64 {
     (disk_bytes / 32).min(DATA_RESERVE_MAX)
 }
 
-/// Bytes of its disk that work besides serving (the copies an online check makes) leaves free in a volume's directory.
+/// Bytes of its disk that work besides serving (the copies an online check makes) leaves free in a
+/// volume's directory.
 pub fn scratch_reserve(dir: &Path) -> u64 {
     disk_bytes(dir).map_or(0, data_reserve)
 }

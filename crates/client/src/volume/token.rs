@@ -1,7 +1,8 @@
-//! What a node needs to join a cluster, in one line: `kestrel-cluster-1:` and the descriptor of the first node, in hexadecimal.
+//! What a node needs to join a cluster, in one line: `kestrel-cluster-1:` and the descriptor of the
+//! first node, in hexadecimal.
 //!
-//! It holds the secret of the cluster. So it has no `Debug`, is shown on request only, and belongs neither in logs nor in
-//! arguments of processes that stay.
+//! It holds the secret of the cluster. So it has no `Debug`, is shown on request only, and belongs
+//! neither in logs nor in arguments of processes that stay.
 
 use std::fmt;
 use std::path::Path;
@@ -42,8 +43,9 @@ impl Token {
         Ok(Self { descriptor: descriptor.clone(), section })
     }
 
-    /// The token of one node that is to join: it has a number, and the members know of it. `placement` is their table, `counters` are those of
-    /// the node that gave it the number, inodes' and objects': it begins there.
+    /// The token of one node that is to join: it has a number, and the members know of it.
+    /// `placement` is their table, `counters` are those of the node that gave it the number,
+    /// inodes' and objects': it begins there.
     ///
     /// # Errors
     /// If the table cannot take it.
@@ -99,7 +101,7 @@ impl Token {
         &self.descriptor.settings.name
     }
 
-    /// Who owns what.
+    /// The placement table.
     ///
     /// # Errors
     /// If the table is damaged.

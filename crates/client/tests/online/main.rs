@@ -1,6 +1,7 @@
-//! Administration beside load: writers write, cut, clone, rename and remove while the volume is compacted, collected, reaped
-//! and checked again and again, all without any grace period. Nothing that a writer acknowledged may be lost, no check may
-//! find damage, and in the end everything that is stored is in use.
+//! Administration beside load: writers write, cut, clone, rename and remove while the volume is
+//! compacted, collected, reaped and checked again and again, all without any grace period. Nothing
+//! that a writer acknowledged may be lost, no check may find damage, and in the end everything that
+//! is stored is in use.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -83,7 +84,8 @@ fn sparse_packs_are_rewritten_and_files_do_not_notice() {
     assert_eq!(objects(&*volume.store), stored, "a dry run stores nothing");
     let done = compact(&volume);
     assert_eq!((done.sparse_objects, done.changed, done.failed), (dry.sparse_objects, 0, 0));
-    // What was moved into a pack that was open and thin already may be moved once more when that is sealed.
+    // What was moved into a pack that was open and thin already may be moved once more when that is
+    // sealed.
     let rest = (0..3).map(|_| compact(&volume)).find(|rest| *rest == Compacted::default());
     assert!(rest.is_some(), "there is nothing left to do");
 

@@ -1,6 +1,6 @@
-//! Several servers of one volume: to a client they are the nodes of a cluster, each with sessions, opens and locks of its own,
-//! checked as the real ones are. Behind them is one node in memory, so each can carry out whatever comes to it; what should not
-//! have come to it is noted.
+//! Several servers of one volume: to a client they are the nodes of a cluster, each with sessions,
+//! opens and locks of its own, checked as the real ones are. Behind them is one node in memory, so
+//! each can carry out whatever comes to it; what should not have come to it is noted.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -48,7 +48,8 @@ pub struct Notes {
     pub astray: Mutex<Vec<String>>,
     /// Files that this server says it does not know, unless it is their home.
     pub strange: Mutex<Vec<InodeId>>,
-    /// The table it has, if that is another one than the client was mounted with: what another node leads by it is refused.
+    /// The table it has, if that is another one than the client was mounted with: what another node
+    /// leads by it is refused.
     pub present: Mutex<Option<Placement>>,
     /// What it refused so.
     pub misdirected: Mutex<u64>,
@@ -86,7 +87,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Three servers. Slots go round, so that files that are made one after the other have different homes.
+    /// Three servers. Slots go round, so that files that are made one after the other have
+    /// different homes.
     pub fn start() -> Self {
         let mut cluster = Self::of(3);
         cluster.offer.placement = Some(hex(&cluster.table));
@@ -256,7 +258,8 @@ pub fn hex(table: &Placement) -> String {
     table.encode().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Answers every question with the number of its node, but for that for its table if it has a newer one.
+/// Answers every question with the number of its node, but for that for its table if it has a newer
+/// one.
 struct Echo(NodeId, Arc<Notes>);
 
 impl Admin for Echo {
@@ -276,7 +279,7 @@ impl Admin for Echo {
     }
 }
 
-/// A door that notes who comes with what.
+/// A server that notes which client comes with what.
 struct Recording {
     door: Door,
     notes: Arc<Notes>,

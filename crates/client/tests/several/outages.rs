@@ -121,8 +121,9 @@ fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
     cluster.check();
 }
 
-/// Files open elsewhere can be written all the while: others may have the locks that the node kept, and nobody keeps from being
-/// deleted what was stored under its numbers. Other numbers come from another node.
+/// Files open elsewhere can be written all the while: others may have the locks that the node kept,
+/// and nobody keeps from being deleted what was stored under its numbers. Other numbers come from
+/// another node.
 #[test]
 fn a_node_that_is_away_for_the_lease_has_lost_locks_and_objects_for_those_who_go_on() {
     let mut cluster = Cluster::start();
@@ -206,8 +207,8 @@ fn a_node_that_comes_back_as_another_is_not_served() {
     cluster.check();
 }
 
-/// Files are opened, renamed, opened again, written through either handle and closed in either order, by several threads, while
-/// one node after the other dies and comes back.
+/// Files are opened, renamed, opened again, written through either handle and closed in either
+/// order, by several threads, while one node after the other dies and comes back.
 #[test]
 fn files_go_on_through_restarts_of_every_node() {
     const THREADS: usize = 4;

@@ -1,4 +1,4 @@
-//! Whom requests go to.
+//! The nodes that requests go to.
 
 use std::collections::BTreeSet;
 
@@ -48,7 +48,8 @@ fn every_operation_goes_to_the_node_that_leads_it() {
         let written = inode(client.call(commit(here.clone(), made.data_change)));
         let longer = SetAttr { size: Some(9), through_handle: true, ..SetAttr::default() };
         ok(Op::SetAttr(here.clone(), longer));
-        // Inline bytes are not cloned, and there is nothing to compact; it is the right node that says so.
+        // Inline bytes are not cloned, and there is nothing to compact; it is the right node that
+        // says so.
         let (from, to) = (here.clone(), here.clone());
         assert!(client.call(Op::Clone { from, from_offset: 0, to, to_offset: 100, len: 5 }).is_err());
         let compact = Op::Compact { inode: here.clone(), chunk: 0, old: Vec::new(), new: Vec::new() };
@@ -142,7 +143,8 @@ fn what_is_written_goes_to_where_the_file_was_opened_for_it() {
         let [writing, reading] = if first.write { [one, two] } else { [two, one] };
         client.write(&writing, b"first");
         assert_eq!(twice.asked("Commit"), [writer]);
-        // Releases of readers and of writers are alike: the one for reading is given back first, wherever it was.
+        // Releases of readers and of writers are alike: the one for reading is given back first,
+        // wherever it was.
         client.close(reading);
         assert_eq!(twice.asked("Release"), [1 - writer]);
         client.write(&writing, b"then");

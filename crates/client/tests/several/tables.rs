@@ -79,7 +79,7 @@ fn any_answer_tells_of_a_newer_table_and_new_nodes_are_connected_to_and_waited_f
 fn a_node_that_has_the_table_before_the_others_is_asked_again() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
-    // The old owner gives it up, and no table says yet who has it.
+    // The old owner gives it up, and no table says yet which node has it.
     let next = moved(&cluster.table, 2, 3);
     let mut frozen = next.clone();
     frozen.version = 1;
@@ -140,7 +140,7 @@ fn a_lock_is_asked_of_the_new_home_and_can_be_given_up_on_the_way() {
     assert_eq!(cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno, libc::EINTR);
     cluster.place(&next, 0..3);
     wait(|done| client.fs.set_lock(&file, span(7), None, done)).unwrap();
-    // Who waits for it at its new home is cancelled there.
+    // A call that waits for it at its new home is cancelled there.
     let (waiting, (send, cancelled)) = (LockWait::default(), std::sync::mpsc::channel());
     other.fs.set_lock(
         &its,

@@ -32,7 +32,8 @@ pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, Stri
     Ok(told(&compact_by(fs, None, wish, feed)?, wish))
 }
 
-/// Compacts the volume that these nodes share, as a client of theirs: by copies of their metadata, each of one moment.
+/// Compacts the volume that these nodes share, as a client of theirs: by copies of their metadata,
+/// each of one moment.
 ///
 /// # Errors
 /// In words.

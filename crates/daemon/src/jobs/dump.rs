@@ -52,7 +52,8 @@ pub fn spool_in(dir: &Path) -> Result<File, String> {
     made.map_err(|why| format!("{}: {why}", path.display()))
 }
 
-/// Makes `file` of what `write` writes to the one that it gets, in the directory that it gets: it appears complete and durable or not at all.
+/// Makes `file` of what `write` writes to the one that it gets, in the directory that it gets: it
+/// appears complete and durable or not at all.
 ///
 /// # Errors
 /// In words; those of `write`. A file that is there already, without `force`.

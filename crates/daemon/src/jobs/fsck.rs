@@ -47,7 +47,8 @@ pub struct InUse<'a> {
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
 }
 
-/// Checks a volume in use, on a cut of its metadata; up to `limit` findings are told, all are counted.
+/// Checks a volume in use, on a cut of its metadata; up to `limit` findings are told, all are
+/// counted.
 ///
 /// # Errors
 /// In words.

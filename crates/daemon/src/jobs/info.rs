@@ -43,7 +43,8 @@ pub fn answer_of_nodes(nodes: &dyn Nodes, question: &Value) -> Result<Value, Str
     of_nodes(nodes, &engine, &inode).map_err(|why| why.to_string())
 }
 
-/// Adds to each extent where its object lies and how much of it the disk cache has, if there is one.
+/// Adds to each extent where its object lies and how much of it the disk cache has, if there is
+/// one.
 pub fn tell_places(found: &mut Value, storage: &Storage) {
     let near = storage.store.near();
     for extent in found["extents"].as_array_mut().into_iter().flatten() {

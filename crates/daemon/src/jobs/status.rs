@@ -81,7 +81,7 @@ pub fn describe_part(
     Ok(out)
 }
 
-/// Asks whoever serves the volume: one node, or all.
+/// Asks the servers of the volume: one node, or all.
 ///
 /// # Errors
 /// If nobody answers.
@@ -91,8 +91,8 @@ pub fn ask(url: &str) -> Result<Value, VolumeError> {
     add_up(remote::ask_each(url, &who, &question, kestrel_client::control::QUICK, &mut |_, _| ())?)
 }
 
-/// The status of the whole: that of the first node that answers, with the sums of all, and what each is like in `nodes`. Figures
-/// lack the part of nodes that do not answer, which `nodes` tells.
+/// The status of the whole: that of the first node that answers, with the sums of all, and what
+/// each is like in `nodes`. Figures lack the part of nodes that do not answer, which `nodes` tells.
 ///
 /// # Errors
 /// If none answers.

@@ -11,7 +11,8 @@ use crate::feed::Feed;
 /// Sums of answers, by name.
 pub const SUMS: [&str; 6] = ["files", "bytes", "whole_files", "whole_bytes", "dropped_bytes", "failed"];
 
-/// Does what a request wants: makes copies of the files it names, tells which have one, or drops them.
+/// Does what a request wants: makes copies of the files it names, tells which have one, or drops
+/// them.
 ///
 /// # Errors
 /// If this mount has no whole copies, or the request makes no sense.

@@ -145,8 +145,8 @@ impl Read for Recorded<'_> {
     }
 }
 
-/// Gathers the metadata of all nodes as they are at one moment during the call, in a scratch directory below `parent`. Changes wait
-/// for a fraction of a second.
+/// Gathers the metadata of all nodes as they are at one moment during the call, in a scratch
+/// directory below `parent`. Changes wait for a fraction of a second.
 ///
 /// # Errors
 /// If one of the nodes does not answer, or there is no room; in words.

@@ -1,4 +1,5 @@
-//! The rows of all nodes as one engine to read from, as they are while they are read: for what looks at a few of them.
+//! The rows of all nodes as one engine to read from, as they are while they are read: for what
+//! looks at a few of them.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ impl<'a> NodesEngine<'a> {
         Ok(Self { nodes, table })
     }
 
-    /// Who may have rows of a table, or of one id of it.
+    /// The nodes that may have rows of a table, or of one id of it.
     fn owners(&self, table: Table, id: Option<u64>) -> Vec<NodeId> {
         match (table, id) {
             (

@@ -1,6 +1,6 @@
 //! This node's part in a cut of all nodes (`kestrel_admin::recording`), or the cut of the only one:
-//! whoever makes it asks all nodes to begin, reads their rows, asks all to
-//! hold, sees to it that there was a moment in all holds, ends them, and reads what was recorded.
+//! the process that makes it asks all nodes to begin, reads their rows, asks all to hold, sees to
+//! it that there was a moment in all holds, ends them, and reads what was recorded.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,8 +19,8 @@ use crate::control::Serving;
 /// Bytes of what was recorded in one answer.
 const PAGE_BYTES: usize = 384 << 10;
 
-/// The recording of a node, one at a time, and its number: a random one, so that nobody takes that of another, or of another start of the
-/// node, for his.
+/// The recording of a node, one at a time, and its number: a random one, so that nobody takes that
+/// of another, or of another start of the node, for his.
 #[derive(Default)]
 pub struct Cutting(Mutex<(u64, Option<Arc<Recording>>)>);
 

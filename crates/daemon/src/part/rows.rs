@@ -1,4 +1,4 @@
-//! Rows of a node for whoever puts those of all nodes together.
+//! Rows of a node for a process that puts those of all nodes together.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,8 @@ use kestrel_engine::Engine;
 use kestrel_types::key::{Key, KeyRef, Table};
 use serde_json::{Value, json};
 
-/// Bytes of keys and values after which an answer ends. It has at most 1 MiB, and digits are twice as long.
+/// Bytes of keys and values after which an answer ends. It has at most 1 MiB, and digits are twice
+/// as long.
 const PAGE_BYTES: usize = 128 << 10;
 
 /// Bytes of a value in one answer beside them; the rest of a longer one is asked for.
@@ -17,9 +18,10 @@ const PIECE_BYTES: usize = 256 << 10;
 /// Directories in one question.
 const DIRS_MAX: usize = 4096;
 
-/// A page of the rows of a table: `[key, value]` in hexadecimal digits, from the key `from` on, of one `id` only if there is one. `next`
-/// is the key that the next page begins with, if there is one. Of a value that does not fit an answer the page's last row has the
-/// beginning, and `left` says how many bytes follow; who wants them asks with `skip`.
+/// A page of the rows of a table: `[key, value]` in hexadecimal digits, from the key `from` on, of
+/// one `id` only if there is one. `next` is the key that the next page begins with, if there is
+/// one. Of a value that does not fit an answer the page's last row has the beginning, and `left`
+/// says how many bytes follow; a caller that wants them asks with `skip`.
 pub fn page(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let table = question["table"].as_u64().and_then(|table| u8::try_from(table).ok());
     let table = table.and_then(Table::from_u8).ok_or("the question names no table")?;

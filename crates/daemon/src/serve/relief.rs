@@ -1,4 +1,5 @@
-//! Serving where another process served, or serves yet: in the place of another node's process, or of one that is to end for it.
+//! Serving where another process served, or serves yet: in the place of another node's process, or
+//! of one that is to end for it.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -94,7 +95,8 @@ fn present_table(dir: &Path) -> Result<Option<Placement>, Failure> {
     }
 }
 
-/// Takes the address. Of one that replaces another process: has that one end, whose address it is, and waits until it has let it go.
+/// Takes the address. Of one that replaces another process: has that one end, whose address it is,
+/// and waits until it has let it go.
 pub(super) fn bind(config: &ServeConfig, plan: &Plan) -> std::io::Result<TcpListener> {
     if config.stands_in.is_some() {
         let of = |port| TcpListener::bind(SocketAddr::new(plan.listen.ip(), port));
@@ -167,7 +169,8 @@ fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
     }
 }
 
-/// Asks the process that serves this node, wherever it is, to end. Whether it said that it does, or nobody has the rows.
+/// Asks the process that serves this node, wherever it is, to end. Whether it said that it does, or
+/// nobody has the rows.
 fn ask_to_end(plan: &Plan) -> bool {
     let Ok(descriptor) = Descriptor::read(&plan.volume) else { return false };
     let Some((section, (node, role))) = descriptor.cluster.as_ref().zip(plan.node) else { return false };
@@ -180,7 +183,8 @@ fn ask_to_end(plan: &Plan) -> bool {
         }
     }
     let url = section.url(&descriptor.settings.name).and_then(|url| RemoteUrl::parse(&url));
-    // At the address that the table has for it nobody may answer but this process, which does not do so yet: others know where it is.
+    // At the address that the table has for it nobody may answer but this process, which does not
+    // do so yet: others know where it is.
     let own = section.placement().ok().and_then(|table| Some(table.map.member(node)?.address.clone()));
     let url = url.map(|mut url| {
         url.addresses.retain(|address| Some(address) != own.as_ref());
@@ -194,7 +198,7 @@ fn ask_to_end(plan: &Plan) -> bool {
             let question = json!({ "verb": "yield", "by": process_word() });
             panel.map(|panel| panel.ask(node, &question, YIELD_TIME)).transpose()
         });
-        // Whoever waits no longer takes it by force.
+        // A process that waits no longer takes it by force.
         let _ = tell.send(asked.map_err(|why| why.to_string()));
     };
     // One that hangs takes connections and says nothing.

@@ -1,12 +1,17 @@
-//! When another node is taken over, and by whom: a function of what is seen, without clock and threads.
+//! When another node is taken over, and by which: a function of what is seen, without clock and
+//! threads.
 //!
-//! All times are since the watching began. A node is looked at when nothing was heard of it for [`UNHEARD`]; the first live node after it
-//! in the cyclic order of numbers does so at once, each further one [`STEP`] later, in case that one does not. It is taken over if nobody
-//! holds its rows. Longer waits those
-//! - that nobody here has heard of yet ([`SLOW`]): the cluster is being started, and its nodes start one after the other;
-//! - that ended as they were told to ([`SLOW`]): somebody is about to start them again, or stops all;
-//! - that somebody still holds ([`HELD`]): a process that hangs, or was cut off from all others, keeps its session with the database. It
-//!   has no lease; that none of the others hears of it either is asked before ([`Deed::Ask`]).
+//! All times are since the watching began. A node is looked at when nothing was heard of it for
+//! [`UNHEARD`]; the first live node after it in the cyclic order of numbers does so at once, each
+//! further one [`STEP`] later, in case that one does not. It is taken over if nobody holds its
+//! rows. Longer waits those
+//! - that nobody here has heard of yet ([`SLOW`]): the cluster is being started, and its nodes
+//!   start one after the other;
+//! - that ended as they were told to ([`SLOW`]): somebody is about to start them again, or stops
+//!   all;
+//! - that somebody still holds ([`HELD`]): a process that hangs, or was cut off from all others,
+//!   keeps its session with the database. It has no lease; that none of the others hears of it
+//!   either is asked before ([`Deed::Ask`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +30,8 @@ pub const SLOW: Duration = Duration::from_secs(30);
 /// How long one is waited for whose rows somebody holds.
 pub const HELD: Duration = Duration::from_secs(6);
 
-/// How long this node's own store must have answered: after a break all that had their rows open there come back, and not at the same time.
+/// How long this node's own store must have answered: after a break all that had their rows open
+/// there come back, and not at the same time.
 pub const CALM: Duration = Duration::from_secs(3);
 
 /// Time between two looks at a node that is not taken over.
@@ -43,7 +49,7 @@ pub struct Sight<'a> {
     pub now: Duration,
     /// How long this node's store has answered without a break.
     pub calm: Duration,
-    /// Who watches.
+    /// The node that watches.
     pub me: NodeId,
     /// The nodes that take others over, ascending; this one is among them.
     pub takers: &'a [NodeId],
@@ -67,7 +73,8 @@ pub enum Found {
 pub enum Deed {
     /// It is taken over.
     TakeOver,
-    /// So it is if none of the other nodes hears of it either, from whoever holds its rows.
+    /// So it is if none of the other nodes hears of it either, from the process that holds its
+    /// rows.
     Ask,
     /// Nothing now.
     Wait,
@@ -87,7 +94,8 @@ impl Sight<'_> {
         self.unheard.iter().find(|(other, _)| *other == node).map(|(_, unheard)| *unheard)
     }
 
-    /// How many others come before this one in taking `node` over: live ones between the two, in cyclic order.
+    /// How many others come before this one in taking `node` over: live ones between the two, in
+    /// cyclic order.
     fn rank(&self, node: NodeId) -> u32 {
         let between = |other: &NodeId| match node < self.me {
             true => (node..self.me).contains(other),
@@ -122,7 +130,8 @@ impl Vigil {
         sight.unheard.iter().map(|(node, _)| *node).filter(|node| is_due(*node)).collect()
     }
 
-    /// What is to be done about one of them, after what was found. What is taken over is not looked at until [`Vigil::ended`].
+    /// What is to be done about one of them, after what was found. What is taken over is not looked
+    /// at until [`Vigil::ended`].
     pub fn judge(&mut self, sight: &Sight<'_>, node: NodeId, found: &Found) -> Deed {
         let deed = match found {
             Found::Free { left: true } if !sight.is_due(node, SLOW) => Deed::Wait,
@@ -172,7 +181,8 @@ mod tests {
 
     #[test]
     fn the_next_live_node_takes_over_and_the_others_wait_their_turn() {
-        // Who is silent besides node `dead`, who watches, and after how many turns it looks.
+        // The nodes that are silent besides node `dead`, the node that watches, and after how many
+        // turns it looks.
         for (dead, silent, me, turns) in [
             (1, 0, 2, 0),
             (1, 0, 3, 1),
@@ -180,7 +190,7 @@ mod tests {
             (2, 0, 1, 1),
             (3, 0, 1, 0),
             (3, 0, 2, 1),
-            // Nobody comes before it whom nobody hears.
+            // No node comes before it that no node hears.
             (1, 2, 3, 0),
             (3, 1, 2, 0),
             // One that only coordinates is taken over, and takes nobody over.

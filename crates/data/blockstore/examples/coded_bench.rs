@@ -1,9 +1,10 @@
 //! Measures what coding costs: `coded_bench [SECONDS]`. Prints one JSON object.
 //!
-//! CPU seconds per GiB of plain data, written and read in objects of 16 MiB through a [`CodedStore`] above memory, by one
-//! thread, for two kinds of data: `text` (this repository's own sources, repeated; compresses) and `noise` (does not).
-//! Each variant runs three times, interleaved with the others; the median counts. `store` is the store alone, whose copying is
-//! part of every other figure.
+//! CPU seconds per GiB of plain data, written and read in objects of 16 MiB through a
+//! [`CodedStore`] above memory, by one thread, for two kinds of data: `text` (this repository's own
+//! sources, repeated; compresses) and `noise` (does not). Each variant runs three times,
+//! interleaved with the others; the median counts. `store` is the store alone; its copying is part
+//! of every other figure.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 
-/// How often those who wait are asked whether they still do.
+/// How often waiting callers are asked whether they still wait.
 const GONE_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
@@ -17,7 +17,8 @@ struct State {
     given_back: u64,
     /// How often somebody had to wait.
     waits: u64,
-    /// Tickets: who waits longest goes first, so that large requests are not starved by small ones.
+    /// Tickets: the caller that waits longest goes first, so that large requests are not starved by
+    /// small ones.
     next_ticket: u64,
     /// Tickets that wait, in order.
     waiting: std::collections::VecDeque<u64>,
@@ -29,8 +30,8 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Hands out bytes up to a limit. A request above the limit is granted when nothing else is in use, so that it cannot
-/// wait for ever: at most `limit`, or one request, is in use at any time.
+/// Hands out bytes up to a limit. A request above the limit is granted when nothing else is in use,
+/// so that it cannot wait for ever: at most `limit`, or one request, is in use at any time.
 #[derive(Clone)]
 pub struct Budget(Arc<Shared>);
 
@@ -60,7 +61,7 @@ impl Budget {
         Grant { shared: Arc::clone(&self.0), bytes }
     }
 
-    /// Grants at once or not at all. Never overtakes those who wait.
+    /// Grants at once or not at all. Never overtakes waiting callers.
     pub fn try_acquire(&self, bytes: u64) -> Option<Grant> {
         let mut state = self.0.state.lock();
         if !state.waiting.is_empty() || !self.0.fits(&state, bytes) {
@@ -169,7 +170,8 @@ impl Grant {
         Grant { shared: Arc::clone(&self.shared), bytes }
     }
 
-    /// Adds another grant of the same budget to this one; one of another budget is left alone and given back.
+    /// Adds another grant of the same budget to this one; one of another budget is left alone and
+    /// given back.
     pub fn merge(&mut self, mut other: Grant) {
         if Arc::ptr_eq(&self.shared, &other.shared) {
             self.bytes += std::mem::take(&mut other.bytes);

@@ -1,9 +1,10 @@
 //! Memory for bytes on their way to a reader, used again.
 //!
-//! A read of 100 KiB takes about as long as making memory for it: the allocator gives such pieces back to the kernel, which gives
-//! them again page by page, each cleared, and they would be cleared once more before they are filled. Here they are kept, begin
-//! on a page (the kernel then copies page by page to its own, and not in halves), and hold whatever they held before: **who takes one
-//! fills all of it before anybody else sees it**.
+//! A read of 100 KiB takes about as long as making memory for it: the allocator gives such pieces
+//! back to the kernel, which gives them again page by page, each cleared, and they would be cleared
+//! once more before they are filled. Here they are kept, begin on a page (the kernel then copies
+//! page by page to its own, and not in halves), and hold whatever they held before: **the taker
+//! fills all of it before other code sees it**.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use parking_lot::Mutex;
 
 const PAGE: usize = 4096;
 
-/// Smallest and largest pieces that are kept, bytes: powers of two. Others come from the allocator, and go back to it.
+/// Smallest and largest pieces that are kept, bytes: powers of two. Others come from the allocator,
+/// and go back to it.
 const BYTES_MIN: usize = 16 << 10;
 const BYTES_MAX: usize = 1 << 20;
 const CLASSES: usize = (BYTES_MAX / BYTES_MIN).trailing_zeros() as usize + 1;

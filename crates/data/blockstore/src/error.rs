@@ -1,4 +1,5 @@
-//! What can go wrong with stored data. Many causes inside, few kinds for callers; the errno is decided at the edge.
+//! What can go wrong with stored data. Many causes inside, few kinds for callers; the errno is
+//! decided at the edge.
 
 use std::fmt;
 use std::io;
@@ -9,7 +10,8 @@ use kestrel_types::ids::ObjectId;
 /// Result of a data-plane call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a data-plane call failed. Clones share their source, so that one failure can be told to everyone it hit.
+/// Why a data-plane call failed. Clones share their source, so that one failure can be told to
+/// everyone it hit.
 #[derive(Debug, Clone)]
 pub enum Error {
     /// The object is not in the store.
@@ -31,8 +33,8 @@ pub enum Error {
         /// What is wrong there.
         what: &'static str,
     },
-    /// The object cannot be judged: there is no key for it, it takes a newer program, or it is not encrypted where all are.
-    /// Nothing is known to be damaged.
+    /// The object cannot be judged: there is no key for it, it takes a newer program, or it is not
+    /// encrypted where all are. Nothing is known to be damaged.
     Coding {
         /// The object.
         object: ObjectId,
@@ -55,7 +57,8 @@ pub enum Error {
         /// The system's error.
         source: Arc<io::Error>,
     },
-    /// The store answered with an error, or did not answer, after all that could be tried again was.
+    /// The store answered with an error, or did not answer, after all that could be tried again
+    /// was.
     Remote {
         /// What was being done.
         during: &'static str,
@@ -64,7 +67,8 @@ pub enum Error {
         /// Why, and what to do about it.
         why: Arc<str>,
     },
-    /// An earlier sync failed: nobody knows which unsynced bytes reached the disk, so no later sync may succeed.
+    /// An earlier sync failed: nobody knows which unsynced bytes reached the disk, so no later sync
+    /// may succeed.
     SyncLost {
         /// The failure that caused it.
         cause: Box<Error>,
@@ -79,7 +83,8 @@ pub enum Error {
         /// What was being done.
         during: &'static str,
     },
-    /// The caller asked for something that cannot be: a limit of the format, or bytes outside a range.
+    /// The caller asked for something that cannot be: a limit of the format, or bytes outside a
+    /// range.
     Invalid {
         /// What is wrong with it.
         what: &'static str,

@@ -1,8 +1,9 @@
 //! Stored ranges as frames: laying them out for writing, reading windows of them back verified.
 //!
-//! A range of `len` logical bytes is cut into frames of 64 KiB (the last may be shorter). Each is followed by four bytes:
-//! the CRC-32C of the frame's data carried on over its place ([`placed_check`]). The check of the data alone can
-//! therefore be computed before the place is known, by the thread that brings the data, and is placed in nanoseconds.
+//! A range of `len` logical bytes is cut into frames of 64 KiB (the last may be shorter). Each is
+//! followed by four bytes: the CRC-32C of the frame's data carried on over its place
+//! ([`placed_check`]). The check of the data alone can therefore be computed before the place is
+//! known, by the thread that brings the data, and is placed in nanoseconds.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -73,7 +74,8 @@ impl Gather {
         self.pieces.push(Laid::Data(bytes));
     }
 
-    /// The frames of a range at byte `offset` of `object`, from the payload and its [`data_checks`].
+    /// The frames of a range at byte `offset` of `object`, from the payload and its
+    /// [`data_checks`].
     pub fn frames(&mut self, payload: &Payload, checks: &[u32], object: ObjectId, offset: u32) {
         let mut current = 0;
         for (frame, piece) in payload.pieces(FRAME) {
@@ -107,7 +109,8 @@ impl Gather {
         slices
     }
 
-    /// The buffers as whoever sends them may keep them: large data where it lies, small pieces copied together.
+    /// The buffers as the sender may keep them: large data where it lies, small pieces copied
+    /// together.
     pub fn into_shared(self) -> Vec<Bytes> {
         let mut small = &self.small[..];
         let (mut buffers, mut joined) = (Vec::with_capacity(self.pieces.len()), Vec::new());
@@ -150,7 +153,8 @@ pub(crate) trait FrameStore {
     fn find(&self, id: FrameId) -> Option<Arc<Buffer>>;
     /// Whether the frame is here.
     fn holds(&self, id: FrameId) -> bool;
-    /// Which frames it takes: whoever reads whole ones has to look if they may be here, and to bring those that are wanted.
+    /// Which frames it takes: a reader of whole frames has to look if they may be here, and to
+    /// bring those that are wanted.
     fn keeps(&self) -> Keeps;
     /// Memory for a frame of `len` bytes, to be filled; it may hold what other frames were.
     fn blank(&self, len: usize) -> Buffer;
@@ -185,7 +189,8 @@ pub(crate) fn check_window(range: &Range, skip: u32, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Where in its object a window of a range is stored, whole frames with their checks: first byte and bytes.
+/// Where in its object a window of a range is stored, whole frames with their checks: first byte
+/// and bytes.
 pub fn stored_window(range: &Range, skip: u32, len: u32) -> (u64, u64) {
     let layout = Layout { range: *range };
     let (first, last) = frames_of(skip, len);
@@ -198,7 +203,8 @@ pub(crate) fn frames_of(skip: u32, len: u32) -> (u32, u32) {
     (skip / FRAME_BYTES, (skip + len.max(1) - 1) / FRAME_BYTES)
 }
 
-/// Puts frames of a range into `cache`, those that it does not have: one read for each run of neighbours.
+/// Puts frames of a range into `cache`, those that it does not have: one read for each run of
+/// neighbours.
 pub(crate) fn load_frames(
     store: &dyn BlockStore,
     cache: &dyn FrameStore,
@@ -218,8 +224,8 @@ pub(crate) fn load_frames(
     Ok(())
 }
 
-/// The bytes `skip .. skip + len` of a range as parts of its frames: those of `cache`, and the others from the store, one
-/// read for each run of neighbours, which `cache` then gets.
+/// The bytes `skip .. skip + len` of a range as parts of its frames: those of `cache`, and the
+/// others from the store, one read for each run of neighbours, which `cache` then gets.
 pub(crate) fn fetch_pieces(
     store: &dyn BlockStore,
     cache: &dyn FrameStore,
@@ -343,9 +349,10 @@ pub(crate) enum Done {
     WouldWait,
 }
 
-/// Fills `out` with bytes `skip..` of the range. Reads only the frames that cover them, in one contiguous read for each
-/// run of frames that `cache` does not have; whole frames go straight to `out`, parts through a buffer that `cache` then
-/// gets. On any error `out` is zeroed where it may hold unverified bytes; if it would have to wait, it holds anything.
+/// Fills `out` with bytes `skip..` of the range. Reads only the frames that cover them, in one
+/// contiguous read for each run of frames that `cache` does not have; whole frames go straight to
+/// `out`, parts through a buffer that `cache` then gets. On any error `out` is zeroed where it may
+/// hold unverified bytes; if it would have to wait, it holds anything.
 pub(crate) fn read_window(
     store: &dyn BlockStore,
     cache: Option<&dyn FrameStore>,

@@ -1,12 +1,15 @@
 //! The data plane: file bytes in a block store, checksummed, packed, read back and verified.
 //!
 //! - [`store`]: where objects live (a local directory; an object store later), one trait;
-//! - [`object`]: the byte-exact format of objects (`docs/format/objects.md`); [`frame`]: checksummed stored ranges;
-//! - [`packer`]: group commit of small files into packs; [`reader`]: verified reads, frame cache, read-ahead;
-//! - [`pool`]: threads for what may block; [`budget`]: the bound on dirty bytes; [`scan`]: checking whole objects.
+//! - [`object`]: the byte-exact format of objects (`docs/format/objects.md`); [`frame`]:
+//!   checksummed stored ranges;
+//! - [`packer`]: group commit of small files into packs; [`reader`]: verified reads, frame cache,
+//!   read-ahead;
+//! - [`pool`]: threads for what may block; [`budget`]: the bound on dirty bytes; [`scan`]: checking
+//!   whole objects.
 //!
-//! Blocking calls and callbacks only; this crate starts no runtime. Metadata is unknown here: callers get stored ranges
-//! ([`kestrel_types::range::Range`]) and decide what refers to them.
+//! Blocking calls and callbacks only; this crate starts no runtime. Metadata is unknown here:
+//! callers get stored ranges ([`kestrel_types::range::Range`]) and decide what refers to them.
 
 pub mod budget;
 pub mod buffer;

@@ -1,8 +1,9 @@
 //! The format of objects (`docs/format/objects.md`, byte-exact there).
 //!
-//! An object is a header and members. A member is a header and a stored range: frames of up to 64 KiB, each followed by
-//! its check. Integers are big-endian. Members begin where the one before ends, so an object read from its beginning
-//! tells what it holds without any metadata ([`crate::scan`]).
+//! An object is a header and members. A member is a header and a stored range: frames of up to 64
+//! KiB, each followed by its check. Integers are big-endian. Members begin where the one before
+//! ends, so an object read from its beginning tells what it holds without any metadata
+//! ([`crate::scan`]).
 
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::ids::{InodeId, ObjectId};
@@ -88,7 +89,8 @@ impl ObjectHeader {
 /// The header of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemberHeader {
-    /// The file the bytes were written for. A hint for recovery: clones and links make other files refer to them too.
+    /// The file the bytes were written for. A hint for recovery: clones and links make other files
+    /// refer to them too.
     pub inode: InodeId,
     /// Logical bytes of the range that follows.
     pub len: u32,
@@ -122,8 +124,9 @@ impl MemberHeader {
     }
 }
 
-/// Carries the CRC-32C of some bytes on over where they lie, so that right bytes in the wrong place do not pass: the
-/// object, the offset of the range within it and the number of the frame within the range.
+/// Carries the CRC-32C of some bytes on over where they lie, so that right bytes in the wrong place
+/// do not pass: the object, the offset of the range within it and the number of the frame within
+/// the range.
 pub fn placed_check(check: u32, object: ObjectId, offset: u32, frame: u32) -> u32 {
     let mut place = [0; 16];
     place[..8].copy_from_slice(&object.to_be_bytes());

@@ -1,25 +1,31 @@
-//! Group commit for data: what many threads store at one moment goes into one object with one write.
+//! Group commit for data: what many threads store at one moment goes into one object with one
+//! write.
 //!
-//! **Stores that append** (local directories). A thread that brings data computes its checks, queues it and tries to take a
-//! *lane* (an open pack). If it gets one it drains the queue, writes everything with one vectored append and calls back; if
-//! all lanes are taken, whoever holds them will see the queue before leaving (flat combining: Hendler, Incze, Shavit,
-//! Tzafrir, 2010). So load makes rounds large by itself, a lone store is written at once on its own thread, and there is no
-//! timer and no hand-off. Large payloads get an object of their own, written on the thread that brings them.
+//! **Stores that append** (local directories). A thread that brings data computes its checks,
+//! queues it and tries to take a *lane* (an open pack). If it gets one it drains the queue, writes
+//! everything with one vectored append and calls back; if all lanes are taken, the threads that
+//! hold them will see the queue before leaving (flat combining: Hendler, Incze, Shavit, Tzafrir,
+//! 2010). So load makes rounds large by itself, a lone store is written at once on its own thread,
+//! and there is no timer and no hand-off. Large payloads get an object of their own, written on the
+//! thread that brings them.
 //!
-//! **Stores that do not** (object stores). Uploader threads put one object a round ([`upload`]). While an upload of small
-//! payloads is under way the next round gathers; a lone store is uploaded at once. Large payloads are uploads of their own,
-//! as many at a time as the settings allow.
+//! **Stores that do not** (object stores). Uploader threads put one object a round ([`upload`]).
+//! While an upload of small payloads is under way the next round gathers; a lone store is uploaded
+//! at once. Large payloads are uploads of their own, as many at a time as the settings allow.
 //!
-//! **What is promised.** A callback with success means that the bytes survive the death of the process; a later
-//! [`BlockStore::sync`] makes them durable (which an acknowledged upload is at once).
+//! **What is promised.** A callback with success means that the bytes survive the death of the
+//! process; a later [`BlockStore::sync`] makes them durable (which an acknowledged upload is at
+//! once).
 //!
-//! **Failures.** A failed write hits the members of its round only. A pack whose append failed takes no more (bytes behind
-//! the failure are unknown), what was in it before stays, and the next round begins a new one. After an I/O error of a disk
-//! (not for lack of space) the round itself is tried once more in a new object; a remote store has tried again already.
+//! **Failures.** A failed write hits the members of its round only. A pack takes no more after a
+//! failed append (bytes behind the failure are unknown), what was in it before stays, and the next
+//! round begins a new one. After an I/O error of a disk (not for lack of space) the round itself is
+//! tried once more in a new object; a remote store has tried again already.
 //!
-//! **Open objects.** Everyone who may still refer to an object holds a [`Pin`]: the lane while it appends, and each
-//! [`Placed`] until its owner has committed (or given up) the reference. [`Packer::is_open`] tells whether there is one;
-//! what deletes unreferenced objects must leave pinned ones alone.
+//! **Open objects.** Everything that may still refer to an object holds a [`Pin`]: the lane while
+//! it appends, and each [`Placed`] until its owner has committed (or given up) the reference.
+//! [`Packer::is_open`] tells whether there is one; what deletes unreferenced objects must leave
+//! pinned ones alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -106,13 +112,14 @@ pub trait ObjectIds: Send + Sync {
     /// If none can be had now; what wanted it fails with this error.
     fn next(&self) -> Result<ObjectId>;
 
-    /// The turn of what [`ObjectIds::next`] will return is not below this: numbers are taken one turn after the other. 0 if nobody
-    /// asks for [`Packer::oldest_open`].
+    /// The turn of what [`ObjectIds::next`] will return is not below this: numbers are taken one
+    /// turn after the other. 0 if nobody asks for [`Packer::oldest_open`].
     fn floor(&self) -> u64 {
         0
     }
 
-    /// Whether an object may be deleted although it is open here: nothing more is to be written to it.
+    /// Whether an object may be deleted although it is open here: nothing more is to be written to
+    /// it.
     fn is_lost(&self, _object: ObjectId) -> bool {
         false
     }
@@ -124,7 +131,7 @@ impl<F: Fn() -> Result<ObjectId> + Send + Sync> ObjectIds for F {
     }
 }
 
-/// Who is told.
+/// The callback.
 type Done = Box<dyn FnOnce(Result<Placed>) + Send>;
 
 /// Counters, since the packer was made.
@@ -152,7 +159,8 @@ struct Shared {
     config: PackerConfig,
     writer: Writer,
     path: Path,
-    /// Whether the packer is closed. Held for reading while something is taken in, so that closing waits for it.
+    /// Whether the packer is closed. Held for reading while something is taken in, so that closing
+    /// waits for it.
     closed: RwLock<bool>,
 }
 
@@ -196,10 +204,12 @@ impl Packer {
         Ok(packer)
     }
 
-    /// Stores `data` for `inode` (recorded for recovery, nothing else) and calls `done` once, on this or another thread.
+    /// Stores `data` for `inode` (recorded for recovery, nothing else) and calls `done` once, on
+    /// this or another thread.
     ///
-    /// Never waits for other stores: the queue is bounded by the [`crate::Budget`] that callers hold for their payloads. (It
-    /// must not wait: callbacks store too, also while their thread is getting an object number with a lane in its hands.)
+    /// Never waits for other stores: the queue is bounded by the [`crate::Budget`] that callers
+    /// hold for their payloads. (It must not wait: callbacks store too, also while their thread is
+    /// getting an object number with a lane in its hands.)
     pub fn store(
         &self,
         data: impl Into<Payload>,
@@ -214,10 +224,11 @@ impl Packer {
         self.shared.writer.pins.is_pinned(object)
     }
 
-    /// Objects whose turn was before this one are not open and will not be any more. `turn` says that of an object; if it knows
-    /// none, that of what is taken later.
+    /// Objects that had their turn before this one are not open and will not be any more. `turn`
+    /// says that of an object; if it knows none, that of what is taken later.
     pub fn oldest_open(&self, turn: impl Fn(ObjectId) -> u64) -> u64 {
-        // In this order: a number that was taken before the first look is announced or pinned at the second.
+        // In this order: a number that was taken before the first look is announced or pinned at
+        // the second.
         let floor = self.shared.writer.ids.floor();
         self.shared.writer.pins.oldest(turn).map_or(floor, |oldest| oldest.min(floor))
     }
@@ -234,7 +245,8 @@ impl Packer {
         }
     }
 
-    /// Takes nothing more, finishes what was taken, seals and joins its threads. Not to be called from a callback.
+    /// Takes nothing more, finishes what was taken, seals and joins its threads. Not to be called
+    /// from a callback.
     pub fn close(&self) {
         *self.shared.closed.write() = true;
         match &self.shared.path {
@@ -289,8 +301,8 @@ impl Shared {
     }
 }
 
-/// Tells everyone of a round. Whoever runs this tells others than himself too, so a callback that panics (the hook prints
-/// it) must hit neither the next one nor this thread.
+/// Runs every callback of a round. The thread runs callbacks of others too, so one that panics (the
+/// hook prints it) must hit neither the next one nor this thread.
 fn tell(round: Vec<Submission>, results: Result<Vec<Placed>>) {
     let call = |done: Done, result| drop(catch_unwind(AssertUnwindSafe(|| done(result))));
     match results {

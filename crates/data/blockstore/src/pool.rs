@@ -1,7 +1,8 @@
 //! A few threads for what may block: cold reads, uploads, compaction.
 //!
-//! The queue is bounded; a full one is the caller's to see. Every job that was taken in is called exactly once: to run, or
-//! to learn that its deadline has passed. Jobs that panic take neither thread nor pool down.
+//! The queue is bounded; a full one is the caller's to see. Every job that was taken in is called
+//! exactly once: to run, or to learn that its deadline has passed. Jobs that panic take neither
+//! thread nor pool down.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -118,8 +119,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Runs `work` on the pool and waits for its result, not beyond the deadline: then the caller goes on and the result
-    /// is thrown away when it comes.
+    /// Runs `work` on the pool and waits for its result, not beyond the deadline: then the caller
+    /// goes on and the result is thrown away when it comes.
     ///
     /// # Errors
     /// `Deadline`, `Closed`, and `Closed` if `work` panicked.
@@ -152,8 +153,8 @@ impl Pool {
         }
     }
 
-    /// Takes no more jobs, runs those queued and joins the threads. A thread of the pool itself may call it: it is then
-    /// not joined.
+    /// Takes no more jobs, runs those queued and joins the threads. A thread of the pool itself may
+    /// call it: it is then not joined.
     pub fn close(&self) {
         self.shared.state.lock().closed = true;
         self.shared.work.notify_all();

@@ -1,13 +1,16 @@
 //! Verified reads of stored ranges.
 //!
-//! A read goes to the store for exactly the frames its window covers and verifies them. Frames of which only a part was
-//! wanted are kept in memory ([`cache`]), so that small reads do not verify 64 KiB each.
+//! A read goes to the store for exactly the frames its window covers and verifies them. Frames of
+//! which only a part was wanted are kept in memory ([`cache`]), so that small reads do not verify
+//! 64 KiB each.
 //!
 //! **Stores near by** leave caching of whole frames and reading ahead to the kernel.
 //!
-//! **Stores across a network.** Every frame that had to be waited for is kept, unless a cache near by holds it as it is. Read-ahead brings frames into memory, as far
-//! as they do not push each other out before they are read. What one thread is fetching no other fetches ([`flights`]).
-//! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without a copy.
+//! **Stores across a network.** Every frame that had to be waited for is kept, unless a cache near
+//! by holds it as it is. Read-ahead brings frames into memory, as far as they do not push each
+//! other out before they are read. What one thread is fetching no other fetches ([`flights`]).
+//! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without
+//! a copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,8 +36,8 @@ pub use readahead::{ReadAhead, ReadAheadConfig, Window};
 pub struct ReaderConfig {
     /// Bound of the frame cache, bytes.
     pub cache_bytes: usize,
-    /// Bound of read-ahead under way, all handles together, bytes. What lies in the cache unread is bounded besides, by a
-    /// share of the cache.
+    /// Bound of read-ahead under way, all handles together, bytes. What lies in the cache unread is
+    /// bounded besides, by a share of the cache.
     pub prefetch_bytes: u64,
 }
 
@@ -53,7 +56,7 @@ pub struct ReaderStats {
     pub bytes: AtomicU64,
     /// Of these, bytes that were in the frame cache.
     pub cached_bytes: AtomicU64,
-    /// Reads all of whose bytes were in the frame cache.
+    /// Reads that the frame cache answered alone.
     pub cached_reads: AtomicU64,
     /// Reads that would have had to wait.
     pub would_block: AtomicU64,
@@ -105,8 +108,9 @@ impl Reader {
     /// Fills `out` with bytes `skip..` of the range. Waits for the store.
     ///
     /// # Errors
-    /// `Corrupt` names the object and the frame's place in it; a damaged frame is read again, past all caches, before that
-    /// is believed (a transfer or a cached copy may be bad, not what is stored). On any error `out` holds no unverified byte.
+    /// `Corrupt` names the object and the frame's place in it; a damaged frame is read again, past
+    /// all caches, before that is believed (a transfer or a cached copy may be bad, not what is
+    /// stored). On any error `out` holds no unverified byte.
     pub fn read(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<()> {
         let mut done = self.read_alone(range, skip, out);
         if matches!(done, Err(Error::Corrupt { .. })) {
@@ -134,7 +138,8 @@ impl Reader {
         Some(found)
     }
 
-    /// Bytes `skip .. skip + len` of the range, brought into memory where they are not there. Waits for the store.
+    /// Bytes `skip .. skip + len` of the range, brought into memory where they are not there. Waits
+    /// for the store.
     ///
     /// # Errors
     /// As for [`Reader::read`].
@@ -158,7 +163,8 @@ impl Reader {
         Ok(vec![Piece::new(Arc::new(out.into()), 0..len as usize)])
     }
 
-    /// Reads frames that nobody else is fetching; if somebody is, waits and finds them in the cache.
+    /// Reads frames that nobody else is fetching; if somebody is, waits and finds them in the
+    /// cache.
     fn read_alone(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
         frame::check_window(&range, skip, out.len())?;
         let Some(flights) = self.flights.as_ref().filter(|_| !out.is_empty()) else {
@@ -170,8 +176,8 @@ impl Reader {
         done
     }
 
-    /// Like [`Reader::read`] if that needs no waiting. False: it does, and `out` holds anything. Damage is for [`Reader::read`] to
-    /// judge, so it counts as having to wait too.
+    /// Like [`Reader::read`] if that needs no waiting. False: it does, and `out` holds anything.
+    /// Damage is for [`Reader::read`] to judge, so it counts as having to wait too.
     pub fn try_read(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
         match self.read_once(range, skip, out, Wait::No) {
             Ok(true) => Ok(true),
@@ -183,8 +189,8 @@ impl Reader {
         }
     }
 
-    /// Has bytes `skip .. skip + len` of the range brought near by the store's cache, for [`Reader::try_read`];
-    /// [`crate::store::NearCache::bring`].
+    /// Has bytes `skip .. skip + len` of the range brought near by the store's cache, for
+    /// [`Reader::try_read`]; [`crate::store::NearCache::bring`].
     ///
     /// # Errors
     /// `then`, not told: there is no such cache, or it cannot tell that it holds them.
@@ -222,8 +228,9 @@ impl Reader {
         scan::verify_range(self.store.as_ref(), range)?.map_or(Ok(()), Err)
     }
 
-    /// Brings bytes `skip .. skip + len` of the range near, for reads to come. May block: run it on a
-    /// [`crate::pool::Pool`]. Does nothing if too much read-ahead is under way or unread; errors are left to the read itself.
+    /// Brings bytes `skip .. skip + len` of the range near, for reads to come. May block: run it on
+    /// a [`crate::pool::Pool`]. Does nothing if too much read-ahead is under way or unread; errors
+    /// are left to the read itself.
     pub fn prefetch(&self, range: Range, skip: u32, len: u32) {
         let len = len.min(range.len.saturating_sub(skip));
         if len == 0 || frame::check_window(&range, skip, len as usize).is_err() {

@@ -39,7 +39,8 @@ pub struct Contents {
 /// Lists an object's members; with `verify` reads and checks their frames too.
 ///
 /// # Errors
-/// `NotFound`; `Corrupt` if the header is damaged, of another object or of a newer format; failures of the store.
+/// `NotFound`; `Corrupt` if the header is damaged, of another object or of a newer format; failures
+/// of the store.
 pub fn scan(store: &dyn BlockStore, object: ObjectId, verify: bool) -> Result<Contents> {
     let size = store.size(object)?;
     let corrupt = |what: DecodeError| Error::Corrupt { object, offset: 0, what: what.0 };
@@ -57,7 +58,7 @@ pub fn scan(store: &dyn BlockStore, object: ObjectId, verify: bool) -> Result<Co
     Ok(Contents { header, members, tail_bytes: size.saturating_sub(at) })
 }
 
-/// The member whose header is at byte `at`, if there is a whole one.
+/// The member with its header at byte `at`, if there is a whole one.
 fn member_at(store: &dyn BlockStore, object: ObjectId, at: u64, size: u64) -> Result<Option<Member>> {
     let frames_at = at + MEMBER_BYTES as u64;
     let (Ok(header_at), Ok(offset)) = (u32::try_from(at), u32::try_from(frames_at)) else { return Ok(None) };

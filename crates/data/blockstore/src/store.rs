@@ -1,16 +1,18 @@
 //! The block store: where objects live.
 //!
-//! **Contract.** Objects are named by number, written once and never changed: a whole object by [`BlockStore::put`], or
-//! piece by piece through an [`Appender`] where the store can append. Bytes that a call reported as written are visible
-//! to every later read of this process at once, and durable after a [`BlockStore::sync`] that began after the call
-//! returned. An object whose writing failed or was cut off by a crash may be left behind with any contents; nothing may
-//! refer to it, and garbage collection removes it by listing.
+//! **Contract.** Objects are named by number, written once and never changed: a whole object by
+//! [`BlockStore::put`], or piece by piece through an [`Appender`] where the store can append. Bytes
+//! that a call reported as written are visible to every later read of this process at once, and
+//! durable after a [`BlockStore::sync`] that began after the call returned. After a failed write or
+//! a crash an object may be left behind with any contents; nothing may refer to it, and garbage
+//! collection removes it by listing.
 //!
-//! **Calls block.** They run on the caller's thread and return when the store has answered or its own deadline has
-//! passed. The local directory answers from the kernel; the S3 implementation (part 3, over the crate `object_store`)
-//! lets its caller drive the sockets of his request, and bounds each request by a deadline. It does not offer
-//! [`AppendStore`], its `sync` has nothing to do (an acknowledged PUT is durable), and its `try_read_nowait` always says
-//! "would block". So callers that must not block use `try_read_nowait` first and a [`crate::pool::Pool`] after it.
+//! **Calls block.** They run on the caller's thread and return when the store has answered or its
+//! own deadline has passed. The local directory answers from the kernel; the S3 implementation
+//! (part 3, over the crate `object_store`) lets its caller drive the sockets of his request, and
+//! bounds each request by a deadline. It does not offer [`AppendStore`], its `sync` has nothing to
+//! do (an acknowledged PUT is durable), and its `try_read_nowait` always says "would block". So
+//! callers that must not block use `try_read_nowait` first and a [`crate::pool::Pool`] after it.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -42,8 +44,8 @@ pub trait BlockStore: Send + Sync {
     /// `Exists` if there is one of this number: it is left alone.
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()>;
 
-    /// Like [`BlockStore::put`], of buffers that the store may hold on to until it has answered: one across a network sends
-    /// them as they lie, without a copy.
+    /// Like [`BlockStore::put`], of buffers that the store may hold on to until it has answered:
+    /// one across a network sends them as they lie, without a copy.
     fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
         let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
         self.put(object, &slices)
@@ -57,12 +59,14 @@ pub trait BlockStore: Send + Sync {
     /// Fills `parts` with the object's bytes from `offset` on.
     ///
     /// # Errors
-    /// `NotFound`; `Corrupt` if the object ends before `parts` are full. The contents of `parts` are then unspecified.
+    /// `NotFound`; `Corrupt` if the object ends before `parts` are full. The contents of `parts`
+    /// are then unspecified.
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()>;
 
-    /// Fills `out` with the object's bytes from `offset` on, as far as the object goes; bytes filled. Fewer than asked for
-    /// only where the object ends, 0 from there on. For readers that do not know its size. This default asks for the size
-    /// first; stores where that costs a request override it and need one in all.
+    /// Fills `out` with the object's bytes from `offset` on, as far as the object goes; bytes
+    /// filled. Fewer than asked for only where the object ends, 0 from there on. For readers that
+    /// do not know its size. This default asks for the size first; stores where that costs a
+    /// request override it and need one in all.
     ///
     /// # Errors
     /// `NotFound`.
@@ -75,8 +79,8 @@ pub trait BlockStore: Send + Sync {
         Ok(len)
     }
 
-    /// Like [`BlockStore::read`] if that needs no waiting; `None` if it would block, `parts` being then unspecified. Whoever reads
-    /// verifies what he gets: a cache on the way may leave that to him.
+    /// Like [`BlockStore::read`] if that needs no waiting; `None` if it would block, `parts` being
+    /// then unspecified. The caller verifies what it gets: a cache on the way may leave that to it.
     fn try_read_nowait(
         &self,
         _object: ObjectId,
@@ -86,14 +90,16 @@ pub trait BlockStore: Send + Sync {
         Ok(None)
     }
 
-    /// Begins to bring bytes near, if the store has a cache of its own to bring them to (the kernel's page cache). False
-    /// if it has none, so that the caller may read ahead into memory instead. May block for a short time.
+    /// Begins to bring bytes near, if the store has a cache of its own to bring them to (the
+    /// kernel's page cache). False if it has none, so that the caller may read ahead into memory
+    /// instead. May block for a short time.
     fn prefetch(&self, _object: ObjectId, _offset: u64, _len: u64) -> bool {
         false
     }
 
-    /// Like [`BlockStore::read`], but from where the truth is: past every cache between, whose copies of these bytes are
-    /// replaced or dropped. For bytes that did not match their checksum, and for checking what is really stored.
+    /// Like [`BlockStore::read`], but from where the truth is: past every cache between; their
+    /// copies of these bytes are replaced or dropped. For bytes that did not match their checksum,
+    /// and for checking what is really stored.
     ///
     /// # Errors
     /// As for [`BlockStore::read`].
@@ -101,8 +107,8 @@ pub trait BlockStore: Send + Sync {
         self.read(object, offset, parts)
     }
 
-    /// Whether a read or write may cost a request over a network. Callers then keep what they read in memory, read ahead
-    /// themselves and gather more bytes before they put them.
+    /// Whether a read or write may cost a request over a network. Callers then keep what they read
+    /// in memory, read ahead themselves and gather more bytes before they put them.
     fn is_remote(&self) -> bool {
         false
     }
@@ -112,54 +118,59 @@ pub trait BlockStore: Send + Sync {
         None
     }
 
-    /// Tells every counter of this store and of those below it: name (documented in `docs/metrics.md`) and value since the
-    /// store was opened, or present value for what can go down.
+    /// Tells every counter of this store and of those below it: name (documented in
+    /// `docs/metrics.md`) and value since the store was opened, or present value for what can go
+    /// down.
     fn figures(&self, _tell: &mut dyn FnMut(&'static str, u64)) {}
 
     /// Bytes of the object.
     fn size(&self, object: ObjectId) -> Result<u64>;
 
-    /// Removes the object; false if there was none. Not covered by [`BlockStore::sync`]: after power loss the object may
-    /// be back, and garbage collection finds it.
+    /// Removes the object; false if there was none. Not covered by [`BlockStore::sync`]: after
+    /// power loss the object may be back, and garbage collection finds it.
     fn delete(&self, object: ObjectId) -> Result<bool>;
 
-    /// Removes objects, several at a time where that helps; one answer for each, in order. One that was not there counts as
-    /// removed: so a remote store needs one request for each, while [`BlockStore::delete`] must ask first.
+    /// Removes objects, several at a time where that helps; one answer for each, in order. One that
+    /// was not there counts as removed: so a remote store needs one request for each, while
+    /// [`BlockStore::delete`] must ask first.
     fn delete_each(&self, objects: &[ObjectId]) -> Vec<Result<()>> {
         objects.iter().map(|object| self.delete(*object).map(drop)).collect()
     }
 
-    /// Returns when everything written before the call is durable, names included. Costs two loads when nothing is
-    /// unsynced; concurrent callers share the work.
+    /// Returns when everything written before the call is durable, names included. Costs two loads
+    /// when nothing is unsynced; concurrent callers share the work.
     ///
     /// # Errors
-    /// The failure of any object, to every caller, and `SyncLost` from then on until the store is opened again: after a
-    /// failed fsync the kernel may drop the dirty pages, so a later success would prove nothing.
+    /// The failure of any object, to every caller, and `SyncLost` from then on until the store is
+    /// opened again: after a failed fsync the kernel may drop the dirty pages, so a later success
+    /// would prove nothing.
     fn sync(&self) -> Result<()>;
 
     /// Like [`BlockStore::sync`] for some objects only.
     fn sync_objects(&self, objects: &[ObjectId]) -> Result<()>;
 
-    /// One page of the listing, in key order, of at most `limit` (up to [`LIST_PAGE_MAX`]) objects after the key `after`.
-    /// Objects written or deleted meanwhile may be missing or present; all others are present. Never returns part of a
-    /// page as if it were the whole: whoever deletes by listings relies on it.
+    /// One page of the listing, in key order, of at most `limit` (up to [`LIST_PAGE_MAX`]) objects
+    /// after the key `after`. Objects written or deleted meanwhile may be missing or present; all
+    /// others are present. Never returns part of a page as if it were the whole: deleting by
+    /// listings relies on it.
     fn list(&self, after: Option<&str>, limit: usize) -> Result<Page>;
 
     /// Room in the store.
     fn usage(&self) -> Result<Usage>;
 }
 
-/// Somebody who is told once, by whatever thread, whether what he asked for is here.
+/// A callback, run once, on whatever thread, that says whether the requested bytes are here.
 pub type Then = Box<dyn FnOnce(bool) + Send>;
 
-/// A persistent cache in front of a store, as `kestrel warmup` and readers that do not wait see it. Offsets and lengths are bytes of objects, as in
-/// [`BlockStore::read`].
+/// A persistent cache in front of a store, as `kestrel warmup` and readers that do not wait see it.
+/// Offsets and lengths are bytes of objects, as in [`BlockStore::read`].
 pub trait NearCache: Send + Sync {
-    /// Brings `len` bytes from `offset` on into the cache; returns once they are there. What is there already is not read
-    /// again.
+    /// Brings `len` bytes from `offset` on into the cache; returns once they are there. What is
+    /// there already is not read again.
     ///
     /// # Errors
-    /// The store's, or that the cache cannot take them (full of what is used more, disk failed, out of service).
+    /// The store's, or that the cache cannot take them (full of what is used more, disk failed, out
+    /// of service).
     fn fill(&self, object: ObjectId, offset: u64, len: u64) -> Result<()>;
 
     /// How many of these bytes are in the cache; no request to the store.
@@ -168,9 +179,10 @@ pub trait NearCache: Send + Sync {
     /// Drops what is cached of an object; bytes freed.
     fn evict(&self, object: ObjectId) -> u64;
 
-    /// Has bytes brought into memory from where [`BlockStore::try_read_nowait`] reads them, and `then` told when they are there, within
-    /// a bounded time, by a thread that may wait for the cache; told false, he has to read in another way. Like a hit of the kernel's
-    /// page cache this is a promise about a moment: they may be gone again.
+    /// Has bytes brought into memory from where [`BlockStore::try_read_nowait`] reads them, and
+    /// `then` told when they are there, within a bounded time, by a thread that may wait for the
+    /// cache; told false, he has to read in another way. Like a hit of the kernel's page cache this
+    /// is a promise about a moment: they may be gone again.
     ///
     /// # Errors
     /// `then`, not told: the cache does not know at once that it holds them, or has too much to do.
@@ -178,7 +190,8 @@ pub trait NearCache: Send + Sync {
         Err(then)
     }
 
-    /// Whether what it holds is read as cheaply as from memory: as it is, with nothing to be decoded.
+    /// Whether what it holds is read as cheaply as from memory: as it is, with nothing to be
+    /// decoded.
     fn is_plain(&self) -> bool {
         true
     }
@@ -200,8 +213,9 @@ pub trait Appender: Send {
         self.len() == 0
     }
 
-    /// Appends the concatenation of `parts` and returns the byte where it begins. After a failure the object keeps what
-    /// was appended before, may carry garbage behind it, and must not be appended to again.
+    /// Appends the concatenation of `parts` and returns the byte where it begins. After a failure
+    /// the object keeps what was appended before, may carry garbage behind it, and must not be
+    /// appended to again.
     fn append(&mut self, parts: &[IoSlice<'_>]) -> Result<u64>;
 }
 
@@ -221,7 +235,8 @@ pub struct Page {
 pub struct ObjectInfo {
     /// Its number.
     pub object: ObjectId,
-    /// Bytes as stored: an object that is coded ([`coded`]) has other bytes than [`BlockStore::size`] and ranges tell.
+    /// Bytes as stored: an object that is coded ([`coded`]) has other bytes than
+    /// [`BlockStore::size`] and ranges tell.
     pub size: u64,
     /// When it was last written to, by the store's clock.
     pub modified: Nanos,
@@ -234,7 +249,8 @@ pub struct Usage {
     pub capacity: Option<u64>,
     /// What can still be written.
     pub free: Option<u64>,
-    /// Bytes this store wrote less those it deleted since it was opened. What it holds in all is the sum of a listing.
+    /// Bytes this store wrote less those it deleted since it was opened. What it holds in all is
+    /// the sum of a listing.
     pub written: i64,
 }
 

@@ -1,7 +1,9 @@
-//! The death of the process and of the power, for real: what was acknowledged is read back, whatever the instant.
+//! The death of the process and of the power, for real: what was acknowledged is read back,
+//! whatever the instant.
 //!
-//! This test binary runs itself again as the writer (`KESTREL_DATA_WRITER=directory`), which prints a line for each
-//! acknowledged range. The parent kills it, or shuts the file system below it down, and verifies every line.
+//! This test binary runs itself again as the writer (`KESTREL_DATA_WRITER=directory`), which prints
+//! a line for each acknowledged range. The parent kills it, or shuts the file system below it down,
+//! and verifies every line.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -24,9 +26,10 @@ fn content(inode: u64, len: u32) -> Vec<u8> {
     (0..u64::from(len)).map(|i| ((i ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as u8).collect()
 }
 
-/// Whether the file system was shut down instead of the power failure that would have ended this process. An fsync that XFS is shut
-/// down under may say that it succeeded: after writing the pages it looks whether the log still has something of the file, and the
-/// log that has given up has nothing (`xfs_file_fsync`, Linux 6.18). What is opened after that says `EIO`.
+/// Whether the file system was shut down instead of the power failure that would have ended this
+/// process. An fsync that XFS is shut down under may say that it succeeded: after writing the pages
+/// it looks whether the log still has something of the file, and the log that has given up has
+/// nothing (`xfs_file_fsync`, Linux 6.18). What is opened after that says `EIO`.
 fn has_lost_power(dir: &Path) -> bool {
     std::fs::File::open(dir).is_err()
 }
@@ -54,7 +57,8 @@ fn writer() {
                         sender.send(placed).unwrap()
                     };
                     packer.store(content(inode, len), inode, Box::new(done));
-                    // After a shutdown of the file system everything fails: nothing more is acknowledged.
+                    // After a shutdown of the file system everything fails: nothing more is
+                    // acknowledged.
                     let Ok(placed) = receiver.recv().unwrap() else { return };
                     if synced && (store.sync().is_err() || has_lost_power(dir)) {
                         return;
@@ -113,7 +117,8 @@ fn verify(dir: &Path, acknowledged: &[(u64, Range)]) {
         let page = page.unwrap();
         assert!(page.unknown.is_empty(), "{:?}", page.unknown);
         for info in page.objects {
-            // Objects cut off by the crash may have no valid header; they must not make scanning fail otherwise.
+            // Objects cut off by the crash may have no valid header; they must not make scanning
+            // fail otherwise.
             match scan(store.as_ref(), info.object, false) {
                 Ok(_) | Err(kestrel_blockstore::Error::Corrupt { .. }) => {}
                 Err(error) => panic!("{error}"),
@@ -144,8 +149,8 @@ fn run(program: &str, arguments: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// XFS on a loop device, cut off by its own shutdown call: the log is not flushed, as if the power had gone. Skipped where
-/// there is no root, no XFS or no loop device.
+/// XFS on a loop device, cut off by its own shutdown call: the log is not flushed, as if the power
+/// had gone. Skipped where there is no root, no XFS or no loop device.
 #[test]
 fn data_acknowledged_as_durable_survives_power_loss() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! What a hit costs and how many requests an epoch needs. `cache_bench DIR [--json]`; DIR is on the disk to measure, a few
-//! hundred MiB are written below it and removed again.
+//! What a hit costs and how many requests an epoch needs. `cache_bench DIR [--json]`; DIR is on the
+//! disk to measure, a few hundred MiB are written below it and removed again.
 //!
-//! CPU time is that of the reading thread, from the kernel's page cache, against `pread` of the same ranges of plain files
-//! in the same run.
+//! CPU time is that of the reading thread, from the kernel's page cache, against `pread` of the
+//! same ranges of plain files in the same run.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark")]
 
@@ -21,7 +21,8 @@ use kestrel_cache::{CacheOptions, CachedStore};
 const OBJECTS: u64 = 16;
 const OBJECT_BYTES: u64 = 16 * 1024 * 1024;
 
-/// A file of 100 KiB as it is stored: two frames, each with its check, and the member's header before them.
+/// A file of 100 KiB as it is stored: two frames, each with its check, and the member's header
+/// before them.
 const FILE_BYTES: u64 = 102_400 + 8;
 const FILE_STRIDE: u64 = FILE_BYTES + 32;
 
@@ -147,7 +148,8 @@ fn hits(dir: &Path) -> Vec<(&'static str, f64, f64)> {
     measured.to_vec()
 }
 
-/// Requests for each file, MiB fetched for each MiB asked for, and files/s, of two epochs with 64 threads.
+/// Requests for each file, MiB fetched for each MiB asked for, and files/s, of two epochs with 64
+/// threads.
 fn epochs(dir: &Path, latency: Duration) -> Vec<(f64, f64, f64)> {
     let store = Arc::new(Remote {
         inner: MemoryStore::put_only(),

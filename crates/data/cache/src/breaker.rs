@@ -1,8 +1,10 @@
-//! When to stop using a cache disk, and when to try it again: a state machine without I/O, told the time.
+//! When to stop using a cache disk, and when to try it again: a state machine without I/O, told the
+//! time.
 //!
-//! A disk that fails several times in a row, takes too long on average, or does not answer at all is put out of service. It
-//! is tried again after a second, by nobody who waits for it; each time that fails the next trial is twice as far away, up
-//! to five minutes. A disk that works for a minute after a trial has its record cleared.
+//! A disk that fails several times in a row, takes too long on average, or does not answer at all
+//! is put out of service. It is tried again after a second, with no reader waiting for it; each
+//! time that fails the next trial is twice as far away, up to five minutes. A disk that works for a
+//! minute after a trial has its record cleared.
 
 use kestrel_types::clock::{Nanos, SECOND};
 

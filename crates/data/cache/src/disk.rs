@@ -1,10 +1,11 @@
 //! One cache directory: its files, its threads, and whether it may be used.
 //!
-//! **What blocks.** Everything that may have to wait for the disk runs on the disk's own threads ([`crate::workers`]), and
-//! whoever wants the result waits for a bounded time, or is told on that thread, or late on the one of [`crate::promise`]: what he
-//! does then must not wait. On a reader's thread there are only calls that do not wait: reads of
-//! the page cache (`RWF_NOWAIT`) and opening what the kernel has in its caches (`RESOLVE_CACHED`). So a disk that wedges
-//! costs the readers of the moment one deadline, and those after them nothing.
+//! **What blocks.** Everything that may have to wait for the disk runs on the disk's own threads
+//! ([`crate::workers`]), and the reader waits for the result for a bounded time, or has a callback
+//! run on that thread, or late on the thread of [`crate::promise`]: the callback must not wait. On
+//! a reader's thread there are only calls that do not wait: reads of the page cache (`RWF_NOWAIT`)
+//! and opening what the kernel has in its caches (`RESOLVE_CACHED`). So a disk that wedges costs
+//! the readers of the moment one deadline, and those after them nothing.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -36,21 +37,24 @@ pub(crate) mod marker;
 pub(crate) mod sweep;
 mod whole;
 
-/// Threads for reads: what is not in the page cache needs the disk, and disks like many requests at a time.
+/// Threads for reads: what is not in the page cache needs the disk, and disks like many requests at
+/// a time.
 const READ_THREADS: usize = 16;
 const READS_WAITING_MAX: usize = 1024;
 
-/// Threads for writes. They mostly copy to the page cache; more than one or two keep up with many readers on a busy machine.
+/// Threads for writes. They mostly copy to the page cache; more than one or two keep up with many
+/// readers on a busy machine.
 const WRITE_THREADS: usize = 4;
 const WRITES_WAITING_MAX: usize = 4096;
 
 /// What is written must not take longer than this on average, or the disk is too slow to be of use.
 const SLOW_WRITE: Duration = Duration::from_secs(2);
 
-/// Tries to make a file whose directories vanish as soon as they are made.
+/// Tries to make a file; its directories vanish as soon as they are made.
 const CREATE_TRIES: u32 = 4;
 
-/// Reading or writing: each has its own record, because a full or read-only disk still serves reads.
+/// Reading or writing: each has its own record, because a full or read-only disk still serves
+/// reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Read,
@@ -59,7 +63,7 @@ pub(crate) enum Side {
 
 struct Service {
     breaker: Mutex<Breaker>,
-    /// What the breaker says, for those who only look.
+    /// What the breaker says, for callers that only look.
     is_in: AtomicBool,
 }
 
@@ -81,9 +85,10 @@ pub(crate) struct Disk {
     root: RwLock<Arc<File>>,
     pub reads: Workers,
     pub writes: Workers,
-    /// Who is told of reads without waiting for them.
+    /// Callbacks of reads that no thread waits for.
     pub promises: Arc<Promises>,
-    /// Bytes that wait to be written: its share of the bound, so that one that wedges leaves the others theirs.
+    /// Bytes that wait to be written: its share of the bound, so that one that wedges leaves the
+    /// others theirs.
     pub waiting: Budget,
     reading: Service,
     writing: Service,
@@ -154,8 +159,9 @@ impl Disk {
         })
     }
 
-    /// Its rank for an object: the disk in service with the highest one gets it (rendezvous hashing; Thaler, Ravishankar,
-    /// 1998), so a disk that leaves or comes back moves only its own objects.
+    /// Its rank for an object: the disk in service with the highest one gets it (rendezvous
+    /// hashing; Thaler, Ravishankar, 1998), so a disk that leaves or comes back moves only its own
+    /// objects.
     pub fn rank(&self, object: ObjectId) -> u64 {
         // The finalizer of SplitMix64.
         let mut x = object ^ self.salt;
@@ -241,7 +247,8 @@ impl Disk {
         sys::open_at_cached(self.root().as_fd(), &self.name(object)).ok()
     }
 
-    /// Opens an object's cache file for writing, and makes it and its directories where they are missing.
+    /// Opens an object's cache file for writing, and makes it and its directories where they are
+    /// missing.
     pub fn create_file(&self, object: ObjectId) -> io::Result<File> {
         let (root, name) = (self.root(), self.name(object));
         for _ in 0..CREATE_TRIES {
@@ -253,7 +260,8 @@ impl Disk {
         sys::create_at(root.as_fd(), &name)
     }
 
-    /// Makes the directories of an object's cache file. A sweep may remove them again while they are empty.
+    /// Makes the directories of an object's cache file. A sweep may remove them again while they
+    /// are empty.
     fn make_dirs(&self, root: &File, object: ObjectId) -> io::Result<()> {
         let prefix = format!("{}/{:02x}", self.volume, key::prefix(object));
         for dir in [self.volume.clone(), prefix] {
@@ -301,7 +309,8 @@ impl Disk {
         }
     }
 
-    /// Bytes that this process may write before it looks at the whole directory again, because others write too.
+    /// Bytes that this process may write before it looks at the whole directory again, because
+    /// others write too.
     fn sweep_every(&self) -> u64 {
         (self.bytes_max / 50).max((4 * 1024 * 1024).min(self.bytes_max / 8))
     }
@@ -325,7 +334,7 @@ impl Disk {
         }
     }
 
-    /// Ends its keeper and who watches over its promises.
+    /// Ends its keeper and the thread that watches over its promises.
     pub fn close(&self) {
         self.promises.close();
         self.wishes.lock().closed = true;

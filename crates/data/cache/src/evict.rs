@@ -1,17 +1,20 @@
 //! What to remove from a cache directory: a policy without I/O.
 //!
-//! **Between volumes.** A volume that nobody used for [`IDLE_AFTER`] has no share: its files go first, oldest first. Volumes
-//! in use share what there is by max-min fairness (water filling): who needs less than an equal share keeps all it has, and
-//! what it leaves is lent to the others. So yesterday's job never starves today's, and a lone job has the whole disk.
+//! **Between volumes.** A volume that nobody used for [`IDLE_AFTER`] has no share: its files go
+//! first, oldest first. Volumes in use share what there is by max-min fairness (water filling): a
+//! volume that needs less than an equal share keeps all it has, and what it leaves is lent to the
+//! others. So yesterday's job never starves today's, and a lone job has the whole disk.
 //!
-//! **Within a volume.** Files that were not read again after their first minute are on probation (the mode bit tells, see
-//! [`crate::object::REUSED_BIT`]). They go first, in the order they came, as long as they hold more than a tenth of the
-//! volume's bytes; then the reused ones go, least recently used first. So a scan through much data passes through its tenth
-//! and leaves what is read again and again alone (S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, 2023; here without ghosts, because
-//! nothing is recorded that a restart would lose).
+//! **Within a volume.** Files that were not read again after their first minute are on probation
+//! (the mode bit tells, see [`crate::object::REUSED_BIT`]). They go first, in the order they came,
+//! as long as they hold more than a tenth of the volume's bytes; then the reused ones go, least
+//! recently used first. So a scan through much data passes through its tenth and leaves what is
+//! read again and again alone (S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, 2023; here without ghosts,
+//! because nothing is recorded that a restart would lose).
 //!
-//! Nothing is in a cache file that is not in the store. Write-back, when it comes, must keep what the store does not have
-//! under other names: only names of cache files are ever listed, and so removed ([`crate::disk::sweep`]).
+//! Nothing is in a cache file that is not in the store. Write-back, when it comes, must keep what
+//! the store does not have under other names: only names of cache files are ever listed, and so
+//! removed ([`crate::disk::sweep`]).
 
 use kestrel_types::clock::{Nanos, SECOND};
 
@@ -34,7 +37,8 @@ pub struct CacheFile {
     pub is_reused: bool,
 }
 
-/// Which files to remove so that `need` bytes are freed, in this order; all of them if they hold less.
+/// Which files to remove so that `need` bytes are freed, in this order; all of them if they hold
+/// less.
 pub fn plan(files: &[CacheFile], need: u64, now: Nanos) -> Vec<usize> {
     let volumes = files.iter().map(|file| file.volume + 1).max().unwrap_or(0);
     let mut bytes = vec![0; volumes];

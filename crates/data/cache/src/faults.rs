@@ -6,7 +6,8 @@ use std::path::Path;
 /// What is done with a cache disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DiskOp {
-    /// A read of what the kernel has in its page cache, on the thread that wants it. It may fail but must not block.
+    /// A read of what the kernel has in its page cache, on the thread that wants it. It may fail
+    /// but must not block.
     ReadCached,
     /// A read that may have to wait for the disk.
     Read,

@@ -30,7 +30,7 @@ figures! {
     miss_bytes => "cache_disk_miss_bytes",
     /// Bytes of objects written to cache disks.
     fill_bytes => "cache_disk_fill_bytes",
-    /// Pages whose checksum did not match: dropped and fetched again.
+    /// Pages with a wrong checksum: dropped and fetched again.
     corrupt => "cache_disk_corrupt",
     /// Reads that went to the store because no cache disk was in service.
     bypassed => "cache_disk_bypassed",
@@ -38,7 +38,8 @@ figures! {
     errors => "cache_disk_errors",
     /// Bytes of disk freed by eviction.
     evicted_bytes => "cache_disk_evicted_bytes",
-    /// Fetches and puts that were not written to a cache disk: too much waiting, no room, or out of service.
+    /// Fetches and puts that were not written to a cache disk: too much waiting, no room, or out of
+    /// service.
     dropped_writes => "cache_disk_dropped_writes",
     /// Reads answered by another read's request.
     coalesced => "store_coalesced_reads",

@@ -1,7 +1,7 @@
-//! Writing pages to a cache disk, on the disk's threads. Nobody who reads waits for it.
+//! Writing pages to a cache disk, on the disk's threads. No reader waits for it.
 //!
-//! A crash at any moment leaves pages whose trailers do not agree with their data: pages that are not there. Two processes
-//! that write the same page write the same bytes.
+//! A crash at any moment leaves pages with trailers that do not agree with their data: they count
+//! as absent. Two processes that write the same page write the same bytes.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::sys;
 const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 impl Core {
-    /// Queues what a flight brought for the cache disk, if there is room to wait in. Until it is written, the flight keeps
-    /// its seat and serves whoever wants its pages.
+    /// Queues what a flight brought for the cache disk, if there is room to wait in. Until it is
+    /// written, the flight keeps its seat and serves readers of its pages.
     pub fn keep(
         self: &Arc<Self>,
         object: &Arc<Object>,
@@ -64,7 +64,8 @@ impl Core {
                 core.drop_unwritten(&object, &flight);
             } else {
                 if flight.is_stale() {
-                    // Whoever found out may have looked at the file before this was written.
+                    // The reader that found out may have looked at the file before this was
+                    // written.
                     core.remove_pages(&object, &of, pages.pages());
                 }
                 object.state.lock().seats.leave(&flight);

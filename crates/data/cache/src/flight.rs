@@ -1,13 +1,15 @@
 //! One request for what several readers want: single flight, and neighbours gathered.
 //!
-//! **Rules.** Whoever misses pages looks at the object's *seats* under its lock. Pages that a flight brings already are
-//! joined. For the others it takes a seat of its own, and makes the request on its own thread. At most [`GETS_MAX`] flights
-//! of an object are under way at a time; the next one waits on the ground, and who wants pages near those of a waiting
-//! flight is added to it. So a lone reader never waits, and many readers of one pack share requests the more the slower the
-//! store is, without a timer.
+//! **Rules.** A reader that misses pages looks at the object's *seats* under its lock. Pages that a
+//! flight brings already are joined. For the others it takes a seat of its own, and makes the
+//! request on its own thread. At most [`GETS_MAX`] flights of an object are under way at a time;
+//! the next one waits on the ground, and a reader of pages near those of a waiting flight is added
+//! to it. So a lone reader never waits, and many readers of one pack share requests the more the
+//! slower the store is, without a timer.
 //!
-//! **No deadlock.** A thread first makes the requests of its own seats, one after another, and only then waits for flights
-//! of others; a waiting flight is called by the end of one that is under way. A thread that dies lands its flights as failed.
+//! **No deadlock.** A thread first makes the requests of its own seats, one after another, and only
+//! then waits for flights of others; a waiting flight is called by the end of one that is under
+//! way. A thread that dies lands its flights as failed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,7 +40,8 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
-    /// The data of a page, as far as the object goes; none if it was not asked for or lies behind the object's end.
+    /// The data of a page, as far as the object goes; none if it was not asked for or lies behind
+    /// the object's end.
     pub fn page(&self, page: u32) -> Option<&[u8]> {
         let at = page::page_at(page.checked_sub(self.asked.start)?) as usize;
         let end = self.bytes.len().min(at + PAGE_BYTES as usize);
@@ -125,7 +128,8 @@ impl Flight {
         }
     }
 
-    /// Waits until its bytes are on the cache disk or it is clear that they will not be; none if that takes too long.
+    /// Waits until its bytes are on the cache disk or it is clear that they will not be; none if
+    /// that takes too long.
     pub fn wait_kept(&self, until: Instant) -> Option<Kept> {
         let mut phase = self.phase.lock();
         while phase.1.is_none() && !matches!(phase.0, Phase::Failed(_)) {
@@ -141,7 +145,7 @@ impl Flight {
         self.changed.notify_all();
     }
 
-    /// Tells those who wait for it what became of its bytes.
+    /// Tells its waiting readers what became of its bytes.
     pub fn kept(&self, kept: Kept) {
         self.change(|phase| phase.1 = Some(kept));
     }
@@ -165,7 +169,8 @@ struct Seat {
     is_grounded: bool,
 }
 
-/// The flights of one object: under way, waiting, and landed with bytes that are not on the cache disk yet.
+/// The flights of one object: under way, waiting, and landed with bytes that are not on the cache
+/// disk yet.
 #[derive(Debug, Default)]
 pub(crate) struct Seats {
     seats: Vec<Seat>,
@@ -195,7 +200,8 @@ impl Seats {
         Some(Arc::clone(&seat.flight))
     }
 
-    /// Takes a seat. Whoever does must wait for its turn, ask for its [`Seats::pages`] and [`Seats::land`] it.
+    /// Takes a seat. The caller must wait for its turn, ask for its [`Seats::pages`] and
+    /// [`Seats::land`] it.
     pub fn take(&mut self, pages: Range<u32>) -> Arc<Flight> {
         let is_grounded = self.flying >= GETS_MAX;
         self.flying += usize::from(!is_grounded);
@@ -210,7 +216,8 @@ impl Seats {
         seat.map_or(0..0, |seat| seat.pages.clone())
     }
 
-    /// Notes the end of a request and calls the next flight. Landed bytes stay until [`Seats::leave`].
+    /// Notes the end of a request and calls the next flight. Landed bytes stay until
+    /// [`Seats::leave`].
     pub fn land(&mut self, flight: &Arc<Flight>, result: Result<Arc<Fetched>>) {
         let Some(at) = self.seats.iter().position(|seat| Arc::ptr_eq(&seat.flight, flight)) else { return };
         if self.seats[at].is_grounded {

@@ -1,11 +1,13 @@
 //! A persistent cache near the compute: local disks in front of a block store that is far away.
 //!
-//! **Contract.** [`CachedStore`] is a [`kestrel_blockstore::BlockStore`] in front of another and answers every call as that one
-//! would, sooner. What it keeps on disk survives restarts and kill -9, needs no recovery, and is checked on every read: a
-//! byte that fails its check is fetched again, never served. Who reads without waiting checks for himself: the cache then vouches for
-//! whose file it is, no more. A cache disk that is full, slow, wedged, read-only or gone
-//! makes reads as slow as the store, never wrong and never stuck. Several processes, mounts and volumes may share a
-//! directory. Nothing is in the cache that is not in the store, so any file of it may be removed at any time.
+//! **Contract.** [`CachedStore`] is a [`kestrel_blockstore::BlockStore`] in front of another and
+//! answers every call as that one would, sooner. What it keeps on disk survives restarts and kill
+//! -9, needs no recovery, and is checked on every read: a byte that fails its check is fetched
+//! again, never served. A reader that does not wait checks the bytes itself: the cache then vouches
+//! for the file being the object's, no more. A cache disk that is full, slow, wedged, read-only or
+//! gone makes reads as slow as the store, never wrong and never stuck. Several processes, mounts
+//! and volumes may share a directory. Nothing is in the cache that is not in the store, so any file
+//! of it may be removed at any time.
 //!
 //! ```text
 //! store      the wrapper                         read   page cache → disk → flight → store

@@ -1,4 +1,4 @@
-//! Looking for pages on a cache disk, on the disk's threads: whoever wants them waits for a bounded time.
+//! Looking for pages on a cache disk, on the disk's threads: the reader waits for a bounded time.
 
 use std::fs::File;
 use std::io;
@@ -20,13 +20,15 @@ use crate::sys;
 /// Most pages that are read with one call: 4 MiB.
 const LOOK_PAGES_MAX: usize = (4 * 1024 * 1024 / PAGE_BYTES) as usize;
 
-/// Most reads that wait for a disk's threads on behalf of somebody who does not. More take their turn elsewhere, where nobody counts
-/// the time yet: a disk that is well must not look dead because many want something of it at once.
+/// Most reads that wait for a disk's threads on behalf of readers that do not. More take their turn
+/// elsewhere, where the time is not counted yet: a disk that is well must not look dead because
+/// many want something of it at once.
 const PROMISED_MAX: usize = 48;
 
 impl Core {
-    /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it should be, is not among
-    /// what is returned; neither is anything of a disk that fails or does not answer in time.
+    /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it
+    /// should be, is not among what is returned; neither is anything of a disk that fails or does
+    /// not answer in time.
     pub fn look(self: &Arc<Self>, object: &Arc<Object>, disk: &Arc<Disk>, wanted: &[u32]) -> Vec<Slots> {
         if wanted.is_empty() || !disk.is_in_service(Side::Read) {
             return Vec::new();
@@ -45,8 +47,9 @@ impl Core {
         })
     }
 
-    /// Has the kernel bring pages that are known to be on the disk into its page cache, from where [`Core::read_warm`] then reads them
-    /// to where they are wanted. Whether they came; none if they are not known to be there.
+    /// Has the kernel bring pages that are known to be on the disk into its page cache, from where
+    /// [`Core::read_warm`] then reads them to where they are wanted. Whether they came; none if
+    /// they are not known to be there.
     pub fn bring(&self, object: &Object, disk: &Arc<Disk>, pages: &Range<u32>) -> Option<bool> {
         let file = known_file(object, disk, pages)?;
         let bytes = page::slot_at(pages.start)..page::slot_at(pages.end);
@@ -60,8 +63,8 @@ impl Core {
         Some(told.recv().unwrap_or(false))
     }
 
-    /// Like [`Core::bring`], for `len` bytes from `offset` on and who verifies them himself; instead of waiting, has `then` told
-    /// whether they came.
+    /// Like [`Core::bring`], for `len` bytes from `offset` on and a caller that verifies them
+    /// itself; instead of waiting, has `then` told whether they came.
     ///
     /// # Errors
     /// `then`, if they are not known to be there or too many reads wait for the disk.
@@ -121,8 +124,8 @@ impl Core {
         Ok(found)
     }
 
-    /// Sees to it that the object's file is open if there is one, and that what is known of it is good enough to look for
-    /// the pages `wanted`.
+    /// Sees to it that the object's file is open if there is one, and that what is known of it is
+    /// good enough to look for the pages `wanted`.
     pub fn open(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<()> {
         let now = self.now();
         let state = object.state.lock();
@@ -168,7 +171,8 @@ impl Core {
     }
 }
 
-/// The open cache file of an object on this disk that is known to hold `pages`, if the disk may be read from.
+/// The open cache file of an object on this disk that is known to hold `pages`, if the disk may be
+/// read from.
 fn known_file(object: &Object, disk: &Disk, pages: &Range<u32>) -> Option<Arc<File>> {
     let mut state = object.state.lock();
     state.bind(disk.index);

@@ -20,8 +20,8 @@ const FILL_BYTES: u64 = 4 * 1024 * 1024;
 /// How long filling waits for memory and for the disk, each time.
 const FILL_PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// How long an eviction waits for what was queued for the disk before it. On a disk that is busy for longer the object may come
-/// back, as it does when it is read.
+/// How long an eviction waits for what was queued for the disk before it. On a disk that is busy
+/// for longer the object may come back, as it does when it is read.
 const EVICT_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
 
 fn cannot_take(object: ObjectId, why: &str) -> Error {
@@ -107,7 +107,8 @@ impl Core {
         }
     }
 
-    /// Of these pages those that are not on the disk and not on their way, and the flights of those that are.
+    /// Of these pages those that are not on the disk and not on their way, and the flights of those
+    /// that are.
     fn absent(&self, object: &Object, pages: &[u32]) -> (Vec<u32>, Vec<Arc<Flight>>) {
         let (mut missing, mut pending) = (Vec::new(), Vec::new());
         let state = object.state.lock();

@@ -1,7 +1,7 @@
 //! What is known in memory of objects: which pages are where, what is under way, how they are used.
 //!
-//! All of it is hints and bookkeeping: what a cache file holds is decided by its trailers, and forgetting an object costs a
-//! look at its file, nothing else.
+//! All of it is hints and bookkeeping: what a cache file holds is decided by its trailers, and
+//! forgetting an object costs a look at its file, nothing else.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -34,10 +34,12 @@ pub(crate) const LOOK_AGE_MAX: Nanos = SECOND;
 /// Requests for an object count as one after another within this time.
 const REQUESTS_AGE_MAX: Nanos = 600 * SECOND;
 
-/// A file's time of use is written at most so often; what is read again within its first such span is not yet "reused".
+/// A file's time of use is written at most so often; what is read again within its first such span
+/// is not yet "reused".
 pub(crate) const TOUCH_EVERY: Nanos = 60 * SECOND;
 
-/// Permission bit of a cache file that was reused: the owner's execute bit, which means nothing else here.
+/// Permission bit of a cache file that was reused: the owner's execute bit, which means nothing
+/// else here.
 pub(crate) const REUSED_BIT: u32 = 0o100;
 
 /// An object.
@@ -55,14 +57,16 @@ pub(crate) struct ObjectState {
     disk: usize,
     /// The cache file, if it is open.
     pub file: Option<Arc<File>>,
-    /// A page of that file matched its trailer, which names volume, object and page: the file is this object's.
+    /// A page of that file matched its trailer, which names volume, object and page: the file is
+    /// this object's.
     pub is_file_proven: bool,
     is_in_ring: bool,
     /// Pages that seem to be in the cache file.
     pub on_disk: PageSet,
     /// When the cache file was looked for last; none: never.
     pub looked: Option<Nanos>,
-    /// How often this process wrote to the cache file: what was found by a look during which that happened is out of date.
+    /// How often this process wrote to the cache file: what was found by a look during which that
+    /// happened is out of date.
     pub writes: u64,
     pub seats: Seats,
     /// Pages that were asked for.
@@ -122,8 +126,9 @@ impl ObjectState {
         (self.file, self.is_file_proven) = (Some(file), false);
     }
 
-    /// Notes that `pages` were written to the cache file, which was empty before if it `was_empty`. Several threads may write one
-    /// object's pages at a time, and all of them may have found it so.
+    /// Notes that `pages` were written to the cache file, which was empty before if it `was_empty`.
+    /// Several threads may write one object's pages at a time, and all of them may have found it
+    /// so.
     ///
     /// # Errors
     /// If the file cannot be told from the one known; nothing is noted.
@@ -151,7 +156,8 @@ impl ObjectState {
         }
     }
 
-    /// Notes which parts of a cache file `file_len` bytes long had data at `now`, when `writes` was that.
+    /// Notes which parts of a cache file `file_len` bytes long had data at `now`, when `writes` was
+    /// that.
     ///
     /// # Errors
     /// If the file cannot be told from the one known; nothing is noted.
@@ -174,7 +180,8 @@ impl ObjectState {
         }
         self.looked = Some(now);
         for range in data {
-            // A page is here if its whole slot has data; the object's last one may be short, with a hole behind it.
+            // A page is here if its whole slot has data; the object's last one may be short, with a
+            // hole behind it.
             let first = range.start.div_ceil(page::SLOT_BYTES);
             for page in first..range.end / page::SLOT_BYTES {
                 self.on_disk.insert(page as u32);
@@ -186,7 +193,8 @@ impl ObjectState {
         Ok(())
     }
 
-    /// Whether what is known of the cache file is recent enough to believe that a page is not there.
+    /// Whether what is known of the cache file is recent enough to believe that a page is not
+    /// there.
     pub fn is_look_recent(&self, now: Nanos) -> bool {
         self.looked.is_some_and(|looked| (0..LOOK_AGE_MAX).contains(&(now - looked)))
     }
@@ -201,7 +209,8 @@ impl ObjectState {
         self.requests - 1
     }
 
-    /// Notes that pages were asked for: bytes of them that had been fetched ahead, and what to write down.
+    /// Notes that pages were asked for: bytes of them that had been fetched ahead, and what to
+    /// write down.
     pub fn use_pages(&mut self, pages: Range<u32>, now: Nanos) -> (u64, Option<Touch>) {
         let mut ahead_bytes = 0;
         let mut is_reused = self.is_inherited;
@@ -366,7 +375,8 @@ mod tests {
     fn data_of_the_file_says_which_pages_may_be_there() {
         let mut state = ObjectState::default();
         let slot = page::SLOT_BYTES;
-        // Slots 0 and 1 with the block behind them, then a short last page in slot 9: its data, and its trailer.
+        // Slots 0 and 1 with the block behind them, then a short last page in slot 9: its data, and
+        // its trailer.
         let blocks = [0..2 * slot + 4000, 9 * slot - 100..9 * slot + 3000, 10 * slot - 50..10 * slot];
         let file = Arc::new(tempfile::tempfile().unwrap());
         state.looked_at(file, (&blocks, 10 * slot), 0, 7).unwrap();

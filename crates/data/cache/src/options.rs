@@ -19,16 +19,19 @@ pub const FREE_SPACE_RATIO_MAX: f64 = 0.9;
 /// Settings of a [`crate::CachedStore`].
 #[derive(Clone)]
 pub struct CacheOptions {
-    /// Where to cache: at least one directory, at most [`DIRS_MAX`], on a disk each. A missing one is made.
+    /// Where to cache: at least one directory, at most [`DIRS_MAX`], on a disk each. A missing one
+    /// is made.
     pub dirs: Vec<PathBuf>,
     /// Most bytes of disk in **each** directory, those of all volumes together.
     pub bytes: u64,
-    /// Share of each directory's file system that the cache leaves free: 0 to [`FREE_SPACE_RATIO_MAX`].
+    /// Share of each directory's file system that the cache leaves free: 0 to
+    /// [`FREE_SPACE_RATIO_MAX`].
     pub free_space_ratio: f64,
-    /// Most bytes in memory that wait to be written to cache disks. What comes when they are full is not cached.
+    /// Most bytes in memory that wait to be written to cache disks. What comes when they are full
+    /// is not cached.
     pub fill_queue_bytes: u64,
-    /// A cache disk that takes longer than this for one read is put out of service for a while, and the read goes to the
-    /// store.
+    /// A cache disk that takes longer than this for one read is put out of service for a while, and
+    /// the read goes to the store.
     pub disk_deadline: Duration,
     /// How much is fetched beyond what was asked for.
     pub span: SpanConfig,

@@ -1,9 +1,10 @@
 //! The format of a cache file: slots (`docs/format/cache.md`, byte-exact there).
 //!
-//! A cache file holds pages of one object. Page `i` has its slot at byte `i * SLOT_BYTES`: the page's data, then a trailer
-//! that says how many bytes of it are data and carries a checksum over them and over what they are. A page is there if and
-//! only if its trailer says so and the checksum agrees: a hole, a torn write, a file copied from elsewhere or renamed are
-//! all the same thing, a page that is not there. Nothing else is recorded, so nothing needs to be recovered.
+//! A cache file holds pages of one object. Page `i` has its slot at byte `i * SLOT_BYTES`: the
+//! page's data, then a trailer that says how many bytes of it are data and carries a checksum over
+//! them and over what they are. A page is there if and only if its trailer says so and the checksum
+//! agrees: a hole, a torn write, a file copied from elsewhere or renamed are all the same thing, a
+//! page that is not there. Nothing else is recorded, so nothing needs to be recovered.
 
 use std::ops::Deref;
 
@@ -12,10 +13,11 @@ use kestrel_types::ids::ObjectId;
 
 /// Data of a page, bytes.
 ///
-/// Readers ask for frames of 65,540 bytes that begin anywhere. A page is read and checked as a whole, so larger pages cost
-/// more for each such read (64 KiB: twice what was asked, 32 KiB: 1.5 times, 16 KiB: 1.25 times), and smaller ones cost more
-/// buffers in each call. CPU of a hit for each 64 KiB asked for, measured with `cache_bench` (`pread` of the same: 5.6 µs for
-/// frames, 2.4 to 3.5 µs for 1 MiB):
+/// Readers ask for frames of 65,540 bytes that begin anywhere. A page is read and checked as a
+/// whole, so larger pages cost more for each such read (64 KiB: twice what was asked, 32 KiB: 1.5
+/// times, 16 KiB: 1.25 times), and smaller ones cost more buffers in each call. CPU of a hit for
+/// each 64 KiB asked for, measured with `cache_bench` (`pread` of the same: 5.6 µs for frames, 2.4
+/// to 3.5 µs for 1 MiB):
 ///
 /// | | 16 KiB | 32 KiB | 64 KiB |
 /// | --- | ---: | ---: | ---: |
@@ -30,13 +32,14 @@ pub const TRAILER_BYTES: usize = 16;
 /// From one slot to the next, bytes.
 pub const SLOT_BYTES: u64 = PAGE_BYTES + TRAILER_BYTES as u64;
 
-/// Bytes of an object beyond this one are not cached. Bounds what is kept in memory for an object: a bit a page, four times.
+/// Bytes of an object beyond this one are not cached. Bounds what is kept in memory for an object:
+/// a bit a page, four times.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 32;
 
 /// First bytes of a trailer; the last one is the version.
 const MAGIC: [u8; 4] = *b"KCP\x01";
 
-/// Whose pages they are.
+/// The owner of the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// The volume.
@@ -97,7 +100,8 @@ impl Owner {
     }
 }
 
-/// The pages that cover bytes `offset .. offset + len` of an object; `len` at least 1, within [`OBJECT_BYTES_MAX`].
+/// The pages that cover bytes `offset .. offset + len` of an object; `len` at least 1, within
+/// [`OBJECT_BYTES_MAX`].
 pub fn pages(offset: u64, len: u64) -> std::ops::Range<u32> {
     debug_assert!(len > 0 && offset + len <= OBJECT_BYTES_MAX);
     (offset / PAGE_BYTES) as u32..((offset + len - 1) / PAGE_BYTES) as u32 + 1
@@ -113,7 +117,8 @@ pub fn slot_at(page: u32) -> u64 {
     u64::from(page) * SLOT_BYTES
 }
 
-/// Bytes of the cache file from the first to the last of these bytes of the object; `len` at least 1.
+/// Bytes of the cache file from the first to the last of these bytes of the object; `len` at
+/// least 1.
 pub fn place_of(offset: u64, len: u64) -> std::ops::Range<u64> {
     let place = |at: u64| at + at / PAGE_BYTES * TRAILER_BYTES as u64;
     place(offset)..place(offset + len - 1) + 1

@@ -1,5 +1,5 @@
-//! Who is told of a read of a cache disk without waiting for it: by the thread that reads or, should the disk not answer in time, by
-//! one that does nothing else. Exactly once.
+//! Callbacks of reads of a cache disk that no thread waits for: run by the thread that reads or,
+//! should the disk not answer in time, by a thread that does nothing else. Exactly once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -52,7 +52,8 @@ pub(crate) struct Promises {
 }
 
 impl Promises {
-    /// Promises to tell `then`, at the latest at `due`, which must not be before that of any promise made earlier.
+    /// Promises to tell `then`, at the latest at `due`, which must not be before that of any
+    /// promise made earlier.
     pub fn make(&self, due: Instant, then: Then) -> Arc<Promise> {
         let promise = Arc::new(Promise(Mutex::new(Some(then))));
         let mut state = self.state.lock();
@@ -68,7 +69,8 @@ impl Promises {
         promise
     }
 
-    /// Starts the thread. It calls `late` for each promise that it has to keep, before it does, and ends after [`Promises::close`].
+    /// Starts the thread. It calls `late` for each promise that it has to keep, before it does, and
+    /// ends after [`Promises::close`].
     pub fn start(self: &Arc<Self>, name: String, late: impl Fn() + Send + 'static) -> io::Result<()> {
         let promises = Arc::clone(self);
         std::thread::Builder::new()
@@ -76,7 +78,8 @@ impl Promises {
             .spawn(move || {
                 while let Some(promise) = promises.next_late() {
                     if let Some(then) = promise.take() {
-                        // One that panics (the hook prints it) must not leave the others without an answer.
+                        // One that panics (the hook prints it) must not leave the others without an
+                        // answer.
                         let _ = catch_unwind(AssertUnwindSafe(|| {
                             late();
                             then(false);
@@ -109,7 +112,7 @@ impl Promises {
         }
     }
 
-    /// Has those told at once who are not told yet, and ends the thread.
+    /// Runs at once the callbacks that have not run yet, and ends the thread.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.came.notify_all();

@@ -1,4 +1,5 @@
-//! Reading: from the page cache of a cache file, from the cache disk, from a flight, from the store; in this order.
+//! Reading: from the page cache of a cache file, from the cache disk, from a flight, from the
+//! store; in this order.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -23,7 +24,7 @@ pub(crate) enum AtEnd {
     Stop,
 }
 
-/// Who verifies what is read.
+/// The layer that verifies what is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
     /// The cache: page by page.
@@ -207,7 +208,7 @@ impl Core {
             slots::read_cached(&file, &self.owner(object.id), offset, len, parts)
         });
         if !matches!(read, Ok(true)) {
-            // Whoever may wait finds out what is wrong.
+            // The read that may wait finds out what is wrong.
             return false;
         }
         if !is_unchecked {
@@ -223,7 +224,8 @@ impl Core {
         true
     }
 
-    /// Reads pages from wherever they are, waiting for it. Without `looks` the disk is known not to give them.
+    /// Reads pages from wherever they are, waiting for it. Without `looks` the disk is known not to
+    /// give them.
     fn read_cold(
         self: &Arc<Self>,
         object: &Arc<Object>,
@@ -259,8 +261,8 @@ impl Core {
         Ok(())
     }
 
-    /// Copies pages that are in memory on their way to the cache disk. Adds those that are still on their way here to
-    /// `missing`; returns those to look for on the disk.
+    /// Copies pages that are in memory on their way to the cache disk. Adds those that are still on
+    /// their way here to `missing`; returns those to look for on the disk.
     fn copy_landed(
         &self,
         object: &Object,
@@ -288,7 +290,7 @@ impl Core {
         to_look_for
     }
 
-    /// Brings pages from the store, sharing requests with whoever wants the same or neighbouring ones.
+    /// Brings pages from the store, sharing requests with readers of the same or neighbouring ones.
     fn fetch(
         self: &Arc<Self>,
         object: &Arc<Object>,
@@ -302,7 +304,8 @@ impl Core {
                 Some(grant) => self.keep_granted(object, disk, &pilot.flight, fetched, grant),
                 None => self.keep(object, disk, &pilot.flight, fetched),
             }
-            // Whatever it brought of what is wanted; if the object ends before, its last page says so.
+            // Whatever it brought of what is wanted; if the object ends before, its last page says
+            // so.
             for page in page::pages(want.offset, want.len).filter(|page| fetched.asked.contains(page)) {
                 want.put(page, fetched.page(page).unwrap_or_default());
             }
@@ -315,7 +318,7 @@ impl Core {
         Ok(())
     }
 
-    /// Decides for each missing page whose request brings it.
+    /// Decides for each missing page which request brings it.
     fn claim<'a>(
         &'a self,
         object: &'a Object,
@@ -352,7 +355,8 @@ impl Core {
         claims
     }
 
-    /// Brings pages that nobody brings yet and nothing else, for the cache disk; `grant` is room for them to wait in.
+    /// Brings pages that nobody brings yet and nothing else, for the cache disk; `grant` is room
+    /// for them to wait in.
     pub fn fetch_for_disk(
         self: &Arc<Self>,
         object: &Arc<Object>,
@@ -377,8 +381,9 @@ impl Core {
         Ok(flights)
     }
 
-    /// What to ask for to get `run`, and room for it to wait in. Nothing is fetched ahead that could not be kept: when the
-    /// cache disk takes less than the store gives, fetching ahead is the first to stop.
+    /// What to ask for to get `run`, and room for it to wait in. Nothing is fetched ahead that
+    /// could not be kept: when the cache disk takes less than the store gives, fetching ahead is
+    /// the first to stop.
     fn plan(
         &self,
         state: &mut ObjectState,
@@ -420,7 +425,7 @@ fn fly(pilots: Vec<Pilot<'_>>, mut landed: impl FnMut(&mut Pilot<'_>, &Arc<Fetch
     failure.map_or(Ok(()), Err)
 }
 
-/// Who brings missing pages.
+/// The flights that bring missing pages.
 struct Claims<'a> {
     /// Requests to make.
     own: Vec<Pilot<'a>>,

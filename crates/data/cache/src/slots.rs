@@ -1,4 +1,4 @@
-//! Reading pages of a cache file into the buffers of whoever wants a part of them.
+//! Reading pages of a cache file into the buffers of a reader that wants a part of them.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -10,12 +10,14 @@ use crate::sys;
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Most pages in one call: with few buffers of the caller's among them they stay below the kernel's bound.
+/// Most pages in one call: with few buffers of the caller's among them they stay below the kernel's
+/// bound.
 const BATCH_PAGES: usize = 256;
 
 thread_local! {
-    /// Where the ends of the first and last page go that nobody asked for. They are read because a page is checked as a
-    /// whole; kept because making 64 KiB anew for every read costs as much as the read.
+    /// Where the ends of the first and last page go that nobody asked for. They are read because a
+    /// page is checked as a whole; kept because making 64 KiB anew for every read costs as much as
+    /// the read.
     static ENDS: RefCell<Vec<u8>> = RefCell::new(vec![0; 2 * PAGE]);
 }
 
@@ -42,9 +44,9 @@ impl<'p> Cuts<'p, '_> {
     }
 }
 
-/// Fills `parts` (`len` bytes together, at least 1) from byte `offset` of the object on, from what the kernel has of the
-/// cache file in its page cache. No copy but the kernel's. False: not all of it is there, or not as it should be; the
-/// contents of `parts` are then unspecified.
+/// Fills `parts` (`len` bytes together, at least 1) from byte `offset` of the object on, from what
+/// the kernel has of the cache file in its page cache. No copy but the kernel's. False: not all of
+/// it is there, or not as it should be; the contents of `parts` are then unspecified.
 pub(crate) fn read_cached(
     file: &File,
     owner: &Owner,
@@ -55,8 +57,9 @@ pub(crate) fn read_cached(
     ENDS.with_borrow_mut(|ends| read_with(file, owner, offset, len, parts, ends))
 }
 
-/// Like [`read_cached`] for a file that is known to be the object's and a caller who verifies what he reads: only what is wanted is
-/// read, and no checksum of a page is computed. What is not there may come as zeros.
+/// Like [`read_cached`] for a file that is known to be the object's and a caller that verifies what
+/// it reads: only what is wanted is read, and no checksum of a page is computed. What is not there
+/// may come as zeros.
 pub(crate) fn read_cached_unchecked(
     file: &File,
     offset: u64,
@@ -97,7 +100,8 @@ fn read_with(
     let (mut head_end, mut tail_end) = ends.split_at_mut(PAGE);
     let mut cuts = Cuts { parts: parts.iter_mut(), rest: &mut [] };
     let mut buffers: Vec<IoSliceMut<'_>> = Vec::with_capacity(3 * pages.len().min(BATCH_PAGES) + 8);
-    // Of each page of the batch: the end of its buffers, and how many bytes of it are wanted at least.
+    // Of each page of the batch: the end of its buffers, and how many bytes of it are wanted at
+    // least.
     let mut batch: Vec<(usize, usize)> = Vec::with_capacity(pages.len().min(BATCH_PAGES));
     let mut first = pages.start;
     for page in pages.clone() {
@@ -160,8 +164,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Reads pages and judges each. May wait for the disk. Pages that do not match are read once more before that is
-    /// believed: another process may have been writing them.
+    /// Reads pages and judges each. May wait for the disk. Pages that do not match are read once
+    /// more before that is believed: another process may have been writing them.
     pub fn read(file: &File, owner: &Owner, pages: Range<u32>) -> io::Result<Self> {
         let mut slots =
             Self { first: pages.start, bytes: vec![0; pages.len() * SLOT_BYTES as usize], found: Vec::new() };

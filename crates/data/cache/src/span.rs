@@ -1,15 +1,18 @@
 //! How much to fetch beyond what was asked for: a policy without I/O and without time of its own.
 //!
-//! **When.** The first requests for bytes of an object fetch what was asked for, no more. An object that needs one request
-//! after another is being read as a whole, if in no order (an epoch of training over the files of a pack): each next
-//! request fetches more around the bytes asked for, 256 KiB, then 1 MiB, then 4 MiB. This is the bet of the ski rental
-//! problem (Karlin, Manasse, Rudolph, Sleator, 1988): by the time the rest of an object is bought, as much has been paid in
-//! single requests, so whoever reads at random never pays more than a small multiple of the best that could be done.
+//! **When.** The first requests for bytes of an object fetch what was asked for, no more. An object
+//! that needs one request after another is being read as a whole, if in no order (an epoch of
+//! training over the files of a pack): each next request fetches more around the bytes asked for,
+//! 256 KiB, then 1 MiB, then 4 MiB. This is the bet of the ski rental problem (Karlin, Manasse,
+//! Rudolph, Sleator, 1988): by the time the rest of an object is bought, as much has been paid in
+//! single requests, so a random reader never pays more than a small multiple of the best that could
+//! be done.
 //!
-//! **How much in all.** An account bounds what is wasted: every byte fetched without being asked for is paid from it, a
-//! byte that is asked for later earns [`SpanConfig::earnings`] times itself, and bytes asked for earn a small share. The
-//! account begins with [`SpanConfig::credit`]. So random reads of objects too large for the cache stop fetching ahead when
-//! that is used up, and over-fetch by at most [`SpanConfig::demand_share`] of what they read from then on.
+//! **How much in all.** An account bounds what is wasted: every byte fetched without being asked
+//! for is paid from it, a byte that is asked for later earns [`SpanConfig::earnings`] times itself,
+//! and bytes asked for earn a small share. The account begins with [`SpanConfig::credit`]. So
+//! random reads of objects too large for the cache stop fetching ahead when that is used up, and
+//! over-fetch by at most [`SpanConfig::demand_share`] of what they read from then on.
 
 use std::ops::Range;
 
@@ -42,7 +45,8 @@ impl Default for SpanConfig {
     }
 }
 
-/// Requests for an object within the last while, and the size of the next fetch that follows from them, bytes.
+/// Requests for an object within the last while, and the size of the next fetch that follows from
+/// them, bytes.
 const STEPS: [(u32, u64); 3] = [(6, 4 * 1024 * 1024), (4, 1024 * 1024), (2, 256 * 1024)];
 
 /// The account.
@@ -57,8 +61,9 @@ impl SpanPolicy {
         Self { config, credit: config.credit.min(config.credit_max) }
     }
 
-    /// What to fetch for the pages `wanted` of an object that needed `requests` requests lately. `is_here` says of a page
-    /// that fetching it is no use; `end` is the object's end, if that is known. Contains `wanted`.
+    /// What to fetch for the pages `wanted` of an object that needed `requests` requests lately.
+    /// `is_here` says of a page that fetching it is no use; `end` is the object's end, if that is
+    /// known. Contains `wanted`.
     pub fn plan(
         &self,
         wanted: &Range<u32>,

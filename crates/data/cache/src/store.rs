@@ -97,7 +97,8 @@ impl CachedStore {
         Ok(store)
     }
 
-    /// Waits until what is queued for the cache disks is written; false if that takes longer than `limit`.
+    /// Waits until what is queued for the cache disks is written; false if that takes longer than
+    /// `limit`.
     pub fn flush(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
@@ -142,8 +143,8 @@ impl CachedStore {
     }
 }
 
-/// Whether `data`, the bytes of an object from `at` on, are the same as `parts`, those from `offset` on, where both have
-/// some.
+/// Whether `data`, the bytes of an object from `at` on, are the same as `parts`, those from
+/// `offset` on, where both have some.
 fn agrees(at: u64, data: &[u8], offset: u64, parts: &[IoSliceMut<'_>]) -> bool {
     let mut place = offset;
     parts.iter().all(|part| {

@@ -11,7 +11,8 @@ use std::path::Path;
 /// Most buffers in one call (`UIO_MAXIOV`).
 pub(crate) const BUFFERS_MAX: usize = 1024;
 
-/// `fcntl` command: the signal that tells of a lease that somebody wants broken (`asm-generic/fcntl.h`).
+/// `fcntl` command: the signal that tells of a lease that somebody wants broken
+/// (`asm-generic/fcntl.h`).
 const F_SETSIG: libc::c_int = 10;
 
 /// Calls again while a signal interrupts; turns -1 into the thread's errno.
@@ -37,7 +38,8 @@ fn open_with(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
-/// Opens for reading. Reads of cache files do not count as access: nobody looks, and it would be a write for each.
+/// Opens for reading. Reads of cache files do not count as access: nobody looks, and it would be a
+/// write for each.
 pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     match open_with(dir, name, libc::O_RDONLY | libc::O_NOATIME) {
         // Not ours and we are not root.
@@ -99,7 +101,8 @@ pub(crate) fn link_at(file: &File, dir: BorrowedFd<'_>, name: &CStr) -> io::Resu
 
 /// Sets an extended attribute.
 pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Result<()> {
-    // SAFETY: `name` is a C string, and `value` holds as many bytes as are named; both outlive the call.
+    // SAFETY: `name` is a C string, and `value` holds as many bytes as are named; both outlive the
+    // call.
     retried(|| unsafe {
         libc::fsetxattr(file.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) as isize
     })
@@ -119,15 +122,16 @@ pub(crate) fn attribute<const N: usize>(file: &File, name: &CStr) -> io::Result<
     }
 }
 
-/// Whether anything but `file`, which must be open for writing, refers to its inode as an open file or a map. A write lease is
-/// granted to the only one who has a file open (fcntl(2)), so one is asked for and given back.
+/// Whether anything but `file`, which must be open for writing, refers to its inode as an open file
+/// or a map. A write lease is granted to the only process that has a file open (fcntl(2)), so one
+/// is asked for and given back.
 pub(crate) fn is_open_elsewhere(file: &File) -> io::Result<bool> {
     let control = |command, argument: libc::c_int| {
         // SAFETY: takes no pointers.
         retried(|| unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } as isize)
     };
-    // Should somebody open the file in between, he waits until the lease is given back, and we are sent a signal: one that
-    // does nothing, in place of SIGIO, which ends processes.
+    // Should somebody open the file in between, he waits until the lease is given back, and we are
+    // sent a signal: one that does nothing, in place of SIGIO, which ends processes.
     control(F_SETSIG, libc::SIGURG)?;
     match control(libc::F_SETLEASE, libc::F_WRLCK) {
         Ok(_) => control(libc::F_SETLEASE, libc::F_UNLCK).map(|_| false),
@@ -156,7 +160,8 @@ pub(crate) fn read_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64) ->
     read_flags(file, parts, offset, 0)
 }
 
-/// Like [`read_at`], from the page cache only; none if something is not there, or the file system cannot tell.
+/// Like [`read_at`], from the page cache only; none if something is not there, or the file system
+/// cannot tell.
 pub(crate) fn read_cached_at(
     file: &File,
     parts: &mut [IoSliceMut<'_>],
@@ -172,10 +177,11 @@ pub(crate) fn read_cached_at(
     }
 }
 
-/// Waits until a part of a file is in the page cache, as far as the file has it and the kernel follows the request to read it
-/// ahead: it does unless it is short of memory.
+/// Waits until a part of a file is in the page cache, as far as the file has it and the kernel
+/// follows the request to read it ahead: it does unless it is short of memory.
 pub(crate) fn bring(file: &File, bytes: Range<u64>) -> io::Result<()> {
-    /// Bytes of the part for each that is waited for: what is asked for at once comes with few requests of the disk.
+    /// Bytes of the part for each that is waited for: what is asked for at once comes with few
+    /// requests of the disk.
     const STEP: usize = 128 << 10;
     will_need(file, bytes.clone());
     let last = bytes.end.saturating_sub(1);
@@ -190,7 +196,8 @@ pub(crate) fn bring(file: &File, bytes: Range<u64>) -> io::Result<()> {
 fn read_flags(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, flags: i32) -> io::Result<usize> {
     let position = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     let count = parts.len() as libc::c_int;
-    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing during the call.
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing
+    // during the call.
     retried(|| unsafe { libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags) })
 }
 
@@ -216,7 +223,8 @@ pub(crate) fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> i
     Ok(())
 }
 
-/// Where a file has data, in order; whole blocks of the file system, so a little more than what was written.
+/// Where a file has data, in order; whole blocks of the file system, so a little more than what was
+/// written.
 pub(crate) fn data_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let seek = |from: u64, whence| {
         // SAFETY: takes no pointers.

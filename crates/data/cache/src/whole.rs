@@ -1,13 +1,16 @@
-//! Whole copies: files of the volume as files of the cache disk, byte for byte, for the kernel to read by itself.
+//! Whole copies: files of the volume as files of the cache disk, byte for byte, for the kernel to
+//! read by itself.
 //!
-//! **Contract.** A copy is of one content of one inode ([`WholeId`]) and never of another: it is written without a name
-//! (`O_TMPFILE`), labelled with a checksum of its bytes and of what they are, and named when it is complete. So a crash at any
-//! point leaves no copy or a good one; power loss, a bad disk or a file copied from elsewhere may leave a bad one, which
+//! **Contract.** A copy is of one content of one inode ([`WholeId`]) and never of another: it is
+//! written without a name (`O_TMPFILE`), labelled with a checksum of its bytes and of what they
+//! are, and named when it is complete. So a crash at any point leaves no copy or a good one; power
+//! loss, a bad disk or a file copied from elsewhere may leave a bad one, which
 //! [`WholeCopies::check`] finds and removes before this process uses it for the first time.
 //!
-//! A copy in use belongs to one process ([`WholeCopy`] holds a lock): what uses it may change its bytes in step with the
-//! file (pass-through readers and a writer), after [`WholeCopy::take_away`] has taken its name, so that nobody finds it
-//! again. Eviction takes names, never bytes: who has a copy open keeps it whole.
+//! A copy in use belongs to one process ([`WholeCopy`] holds a lock): what uses it may change its
+//! bytes in step with the file (pass-through readers and a writer), after [`WholeCopy::take_away`]
+//! has taken its name, so that nobody finds it again. Eviction takes names, never bytes: a process
+//! that has a copy open keeps it whole.
 //!
 //! Format: `docs/format/cache.md`.
 
@@ -31,7 +34,8 @@ mod writer;
 pub use label::WholeId;
 pub use writer::WholeWriter;
 
-/// Bytes of a chunk, each of which has a checksum in memory while a copy is in use: 4 KiB for 1 GiB.
+/// Bytes of a chunk, each of which has a checksum in memory while a copy is in use: 4 KiB for 1
+/// GiB.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 
 /// Directory of the whole copies of a volume, within the volume's.
@@ -107,7 +111,8 @@ impl WholeCopies {
         })
     }
 
-    /// Largest file of which a copy is made without being asked for, bytes: a quarter of the directory.
+    /// Largest file of which a copy is made without being asked for, bytes: a quarter of the
+    /// directory.
     pub fn bytes_max(&self) -> u64 {
         self.core.options.bytes / 4
     }
@@ -116,7 +121,8 @@ impl WholeCopies {
         self.core.disk_for(ino).ok_or_else(|| io::Error::other("no cache directory is in service"))
     }
 
-    /// Starts a copy; waits while room is being made for it. Copies of other contents of the same file are removed.
+    /// Starts a copy; waits while room is being made for it. Copies of other contents of the same
+    /// file are removed.
     ///
     /// # Errors
     /// Those of the disk; `StorageFull` if there is no room for all of it.
@@ -144,8 +150,8 @@ impl WholeCopies {
         matches!(found, Ok(Some(file)) if file.metadata().is_ok_and(|found| found.len() == id.size))
     }
 
-    /// The copy, if there is one that this process has checked and nobody else uses. Never waits: one that could only be
-    /// opened by waiting for the disk is none.
+    /// The copy, if there is one that this process has checked and nobody else uses. Never waits:
+    /// one that could only be opened by waiting for the disk is none.
     pub fn find(&self, id: &WholeId) -> Option<WholeCopy> {
         let (place, sums) = {
             let checked = self.checked.lock();
@@ -172,8 +178,8 @@ impl WholeCopies {
         Ok(Some(WholeCopy { id: *id, file, sums: Arc::new([]), disk: Arc::clone(disk) }))
     }
 
-    /// Reads a copy that this process has not checked yet, and checks it; false: there is none, or it was bad and is gone.
-    /// Takes as long as reading it takes; `go_on` is asked between chunks.
+    /// Reads a copy that this process has not checked yet, and checks it; false: there is none, or
+    /// it was bad and is gone. Takes as long as reading it takes; `go_on` is asked between chunks.
     ///
     /// # Errors
     /// Those of the disk; `Interrupted` if it was not to go on.
@@ -183,7 +189,7 @@ impl WholeCopies {
         if self.checked.lock().get(id).is_some_and(|known| known.place == place) {
             return Ok(true);
         }
-        // Nobody changes it meanwhile; who changes it has taken its name.
+        // No process changes it meanwhile; a process that changes it has taken its name.
         if copy.file.try_lock_shared().is_err() {
             return Ok(false);
         }
@@ -255,12 +261,14 @@ impl WholeCopy {
         self.id
     }
 
-    /// The file, open for reading and writing. Only this one must be used: others would count as users.
+    /// The file, open for reading and writing. Only this one must be used: others would count as
+    /// users.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// CRC-32C of each [`CHUNK_BYTES`] as they were when it was checked; the last one may be shorter.
+    /// CRC-32C of each [`CHUNK_BYTES`] as they were when it was checked; the last one may be
+    /// shorter.
     pub fn sums(&self) -> &Arc<[u32]> {
         &self.sums
     }
@@ -272,7 +280,8 @@ impl WholeCopy {
         let _ = self.disk.writes.submit(Box::new(move || drop(file.set_modified(at))));
     }
 
-    /// Takes its name, before its first change: nobody finds it again, and its room comes back when nobody has it open.
+    /// Takes its name, before its first change: nobody finds it again, and its room comes back when
+    /// nobody has it open.
     ///
     /// # Errors
     /// Those of the disk. It must not be changed then.

@@ -1,7 +1,8 @@
 //! Threads for what may wait for a cache disk, and may wait for ever.
 //!
-//! Unlike [`kestrel_blockstore::Pool`] nobody ever joins them and nobody waits for room: a disk that wedges keeps its threads (a
-//! bounded number of them) and nothing else. Threads are started as they are needed.
+//! Unlike [`kestrel_blockstore::Pool`] nobody ever joins them and nobody waits for room: a disk
+//! that wedges keeps its threads (a bounded number of them) and nothing else. Threads are started
+//! as they are needed.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -84,8 +85,8 @@ impl Workers {
         self.shared.state.lock().queue.len()
     }
 
-    /// Runs `work` on a thread and waits for its result, at most for `limit`. None: no result until then, whatever comes
-    /// later is dropped.
+    /// Runs `work` on a thread and waits for its result, at most for `limit`. None: no result until
+    /// then, whatever comes later is dropped.
     pub fn call<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -154,11 +155,11 @@ impl Shared {
     }
 }
 
-/// Lets the calling thread run on all processors that the process began with. A thread inherits those of who starts it, and
-/// that may be one that serves a single processor's requests.
+/// Lets the calling thread run on all processors that the process began with. A thread inherits
+/// those of the thread that starts it, which may serve a single processor's requests.
 fn run_anywhere() {
-    // SAFETY: bits, for which zeros are valid; the kernel writes, then reads, that many bytes. The main thread has the process's
-    // number and is never confined.
+    // SAFETY: bits, for which zeros are valid; the kernel writes, then reads, that many bytes. The
+    // main thread has the process's number and is never confined.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(libc::getpid(), size_of_val(&set), &raw mut set) == 0 {

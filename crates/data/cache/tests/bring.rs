@@ -1,5 +1,5 @@
-//! Bytes that a thread of the cache brings from its disk for somebody who does not wait: he is told once, in time, whatever the
-//! disk does.
+//! Bytes that a thread of the cache brings from its disk for a reader that does not wait: its
+//! callback runs once, in time, whatever the disk does.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -74,7 +74,8 @@ fn what_the_disk_has_is_brought_and_read_without_waiting() {
     check(&cache, 1, &whole, 0, LEN);
     flush(&cache);
     let gets = store.gets();
-    // Windows that begin and end at, before and behind the ends of pages, in the memory of the kernel or not.
+    // Windows that begin and end at, before and behind the ends of pages, in the memory of the
+    // kernel or not.
     for (offset, len) in [(0, LEN), (1, 1), (32_767, 2), (32_768, 32_768), (40_000, 100_000), (149_999, 1)] {
         for file in cache_files(dir.path()) {
             let file = std::fs::File::open(file).unwrap();
@@ -147,7 +148,7 @@ fn who_asked_a_wedged_disk_is_told_in_time_and_everybody_at_the_end() {
     });
     // Told twice, the channel of each would have something left.
     assert!(all.iter().all(|told| told.try_recv().is_err()));
-    // A cache that is given up tells those who are still to be told.
+    // A cache that is given up runs the callbacks that are left.
     drop(cache);
     let long = CacheOptions { disk_deadline: LONG, ..options };
     let cache = CachedStore::open(Arc::clone(&store) as _, VOLUME, long).unwrap();

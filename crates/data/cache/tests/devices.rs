@@ -1,5 +1,6 @@
-//! Real cache disks: a small loop device that fills up, is frozen, is made read-only; and kill -9 of whoever fills it.
-//! What needs root and a loop device is skipped, and says so, where there is none.
+//! Real cache disks: a small loop device that fills up, is frozen, is made read-only; and kill -9
+//! of the process that fills it. What needs root and a loop device is skipped, and says so, where
+//! there is none.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,4 +1,5 @@
-//! Cache disks that fail, wedge, vanish or are shared: reads stay right and go on, and the disk is used again when it works.
+//! Cache disks that fail, wedge, vanish or are shared: reads stay right and go on, and the disk is
+//! used again when it works.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -124,7 +125,8 @@ fn a_wedged_disk_does_not_wedge_reads() {
     comes_back(&store, &cache, 1..=40);
 }
 
-/// Wrong bytes that came from the store and are on their way to the disk, or half written, when a fresh read finds them out.
+/// Wrong bytes that came from the store and are on their way to the disk, or half written, when a
+/// fresh read finds them out.
 #[test]
 fn wrong_bytes_on_their_way_to_the_disk_are_neither_served_nor_kept() {
     let cases =
@@ -159,7 +161,8 @@ fn wrong_bytes_on_their_way_to_the_disk_are_neither_served_nor_kept() {
     }
 }
 
-/// Has the kernel forget what it holds of the cache's files, as far as it does that (not in memory file systems).
+/// Has the kernel forget what it holds of the cache's files, as far as it does that (not in memory
+/// file systems).
 fn drop_pages(dir: &Path) {
     for path in cache_files(dir) {
         let file = std::fs::File::open(path).unwrap();
@@ -337,7 +340,8 @@ fn a_directory_copied_from_elsewhere_serves_nothing_wrong() {
     check_all(&cache, 1..=10);
     flush(&cache);
     drop(cache);
-    // The files of this volume under another volume's name, whose objects hold other bytes.
+    // The files of this volume under the name of another volume, which has other bytes in its
+    // objects.
     let (from, to) = (dir.path().join("09".repeat(16)), dir.path().join("0a".repeat(16)));
     std::fs::rename(from, to).unwrap();
     let other = Counting::new(Duration::ZERO);

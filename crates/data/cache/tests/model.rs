@@ -1,5 +1,5 @@
-//! Random reads, puts, evictions, restarts and damage of cache files, in one process and in several, over stores that fail:
-//! never a wrong byte.
+//! Random reads, puts, evictions, restarts and damage of cache files, in one process and in
+//! several, over stores that fail: never a wrong byte.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -96,7 +96,8 @@ fn step(cache: &CachedStore, wholes: &[Vec<u8>], random: &mut Random) -> bool {
             let mut parts = [IoSliceMut::new(head), IoSliceMut::new(&mut []), IoSliceMut::new(tail)];
             let read = cache.try_read_nowait(object, offset as u64, &mut parts).unwrap_or(None);
             let is_right = out == whole[offset..offset + len];
-            // Who does not wait verifies what he reads, and reads what is wrong in the other way.
+            // A reader that does not wait verifies what it reads, and reads what is wrong in the
+            // other way.
             read.is_some() && (is_right || read_waiting(cache, object, offset, &mut out, whole))
         }
         3 => {
@@ -188,8 +189,8 @@ fn several_caches_on_one_directory_with_threads_and_a_failing_store() {
     caches.iter().for_each(flush);
 }
 
-/// A transfer that brought wrong bytes is found by the reader's own check; the fresh read must win over what is on its way
-/// to the cache disk and what is there already.
+/// A transfer that brought wrong bytes is found by the reader's own check; the fresh read must win
+/// over what is on its way to the cache disk and what is there already.
 #[test]
 fn wrong_bytes_from_the_store_do_not_stay() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +221,8 @@ fn wrong_bytes_from_the_store_do_not_stay() {
     }
 }
 
-/// An object that is shorter than what metadata says is an error from the store, not from the cache's memory of it.
+/// An object that is shorter than what metadata says is an error from the store, not from the
+/// cache's memory of it.
 #[test]
 fn an_object_cut_short_and_restored() {
     let dir = tempfile::tempdir().unwrap();

@@ -226,7 +226,8 @@ fn there_is_no_copy_without_room_and_eviction_leaves_readers_their_bytes() {
     make(&copies, id(1, 1, &bytes), &bytes);
     assert!(check(&copies, &id(1, 1, &bytes)));
     let used = copies.find(&id(1, 1, &bytes)).unwrap();
-    // More than there is room for: the oldest go, also the one in use, whose bytes stay with whoever has it.
+    // More than there is room for: the oldest go, also the one in use; its bytes stay with the
+    // process that has it open.
     let held = || -> u64 { kit.names().iter().map(|path| fs::metadata(path).unwrap().len()).sum() };
     for ino in 2..30 {
         make(&copies, id(ino, 1, &bytes), &bytes);

@@ -1,5 +1,6 @@
-//! A limit of bytes a second, as a token bucket kept by its theoretical arrival time (the generic cell rate algorithm,
-//! ITU-T I.371): one number instead of a count and a time. Pure: the caller says what time it is and does the waiting.
+//! A limit of bytes a second, as a token bucket kept by its theoretical arrival time (the generic
+//! cell rate algorithm, ITU-T I.371): one number instead of a count and a time. Pure: the caller
+//! says what time it is and does the waiting.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};

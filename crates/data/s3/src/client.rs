@@ -110,7 +110,8 @@ impl Client {
         &self.options.limits
     }
 
-    /// Where a name below the prefix is for `object_store`. Names and prefix are in the alphabet that it leaves alone.
+    /// Where a name below the prefix is for `object_store`. Names and prefix are in the alphabet
+    /// that it leaves alone.
     pub(crate) fn path(&self, name: &str) -> Path {
         Path::from(self.options.key(name))
     }
@@ -133,7 +134,8 @@ impl Client {
         })
     }
 
-    /// Gets a turn and makes attempts until one succeeds, fails for good, or the deadline has passed.
+    /// Gets a turn and makes attempts until one succeeds, fails for good, or the deadline has
+    /// passed.
     pub(crate) async fn request<T>(
         &self,
         direction: Direction,
@@ -144,7 +146,8 @@ impl Client {
         self.attempts(direction, bytes, false, attempt).await
     }
 
-    /// Makes attempts that move `bytes` each. `must_be_new`: what they complete must not replace an object.
+    /// Makes attempts that move `bytes` each. `must_be_new`: what they complete must not replace an
+    /// object.
     pub(crate) async fn attempts<T>(
         &self,
         direction: Direction,

@@ -1,8 +1,9 @@
-//! Who we are to the store. Credentials come, in this order, from the file that was named for this volume, the environment,
-//! the shared credentials file, and what the platform gives its instances; never from the volume. They are not logged, and
-//! no error repeats them.
+//! The credentials for the store. They come, in this order, from the file that was named for this
+//! volume, the environment, the shared credentials file, and what the platform gives its instances;
+//! never from the volume. They are not logged, and no error repeats them.
 //!
-//! A file is looked at again before every request (one `stat`), so that whoever rotates keys only has to replace it.
+//! A file is looked at again before every request (one `stat`), so that rotating keys means
+//! replacing it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -45,8 +45,8 @@ pub(crate) enum Cause {
     Failed,
     /// No answer, or not a whole one.
     Broken,
-    /// A whole answer that contradicts itself, or what was asked. It may have been damaged on its way, but a store that says
-    /// such a thing is likely to say it again.
+    /// A whole answer that contradicts itself, or what was asked. It may have been damaged on its
+    /// way, but a store that says such a thing is likely to say it again.
     Inconsistent,
     /// No answer in time.
     Late,
@@ -58,7 +58,7 @@ impl Cause {
         matches!(self, Self::Throttled | Self::Failed | Self::Broken | Self::Inconsistent | Self::Late)
     }
 
-    /// What the store's answer means. `bare`: to a HEAD, whose answers explain nothing.
+    /// What the store's answer means. `bare`: to a HEAD; its answers explain nothing.
     fn of_answer(status: StatusCode, code: &str, bare: bool) -> Self {
         match (code, status.as_u16()) {
             ("NoSuchBucket", _) => Self::NoBucket,
@@ -78,7 +78,8 @@ impl Cause {
             // What arrived was damaged or cut off on its way; sent again it may arrive whole.
             ("RequestTimeout" | "BadDigest" | "IncompleteBody" | "XAmzContentSHA256Mismatch", _)
             | (_, 408 | 409) => Self::Failed,
-            // "Not found" is believed of objects only: stores say it of users too, and proxies of whatever they like.
+            // "Not found" is believed of objects only: stores say it of users too, and proxies of
+            // whatever they like.
             ("NoSuchKey" | "NoSuchUpload", 404) => Self::Missing,
             ("", 404) if bare => Self::Missing,
             ("", 404) => Self::Failed,
@@ -183,8 +184,8 @@ impl Failure {
         }
     }
 
-    /// Whether the store may have done what was asked for, although the last attempt says that it cannot: an earlier one's
-    /// answer may have been lost.
+    /// Whether the store may have done what was asked for, although the last attempt says that it
+    /// cannot: an earlier one's answer may have been lost.
     pub(crate) fn maybe_done(&self) -> bool {
         self.attempts > 1
     }

@@ -1,7 +1,8 @@
-//! Whose turn it is: how many requests run at a time, how many bytes pass in a second.
+//! Limits: how many requests run at a time, how many bytes pass in a second.
 //!
-//! Waiting for a turn is no fault of the store as long as the store answers somebody, so the time for a request begins with
-//! its turn. If nobody got an answer while a caller waited for a whole deadline, the store is gone and the caller is told.
+//! Waiting for a turn is no fault of the store as long as the store answers somebody, so the time
+//! for a request begins with its turn. If nobody got an answer while a caller waited for a whole
+//! deadline, the store is gone and the caller is told.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};

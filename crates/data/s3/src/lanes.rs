@@ -1,16 +1,19 @@
-//! Where requests run: on the thread that makes them, each with a reactor and connections of its own.
+//! Where requests run: on the thread that makes them, each with a reactor and connections of its
+//! own.
 //!
-//! A *lane* is a single-threaded runtime and the connections that live on it. A call takes an idle lane, drives its sockets
-//! until it has its answer, and gives the lane back. So the thread that wants the bytes is the one that waits for the
-//! socket: with a reactor shared by all, every piece of a body cost two switches of threads, a quarter of all the CPU that
-//! reading a large file took.
+//! A *lane* is a single-threaded runtime and the connections that live on it. A call takes an idle
+//! lane, drives its sockets until it has its answer, and gives the lane back. So the thread that
+//! wants the bytes is the one that waits for the socket: with a reactor shared by all, every piece
+//! of a body cost two switches of threads, a quarter of all the CPU that reading a large file took.
 //!
-//! **Connections** of an idle lane are looked after by nobody until the lane is used again: a call begins by letting the
-//! lane notice what happened meanwhile, so that a connection that the store has closed is not used. Lanes are taken last in,
-//! first out, and those that nobody took for as long as connections are kept are dropped with theirs.
+//! **Connections** of an idle lane are looked after by nobody until the lane is used again: a call
+//! begins by letting the lane notice what happened meanwhile, so that a connection that the store
+//! has closed is not used. Lanes are taken last in, first out, and those that nobody took for as
+//! long as connections are kept are dropped with theirs.
 //!
-//! **Bound.** No more lanes than calls at one time, which are bounded by the caller's threads. If the system refuses another
-//! one, calls wait for those there are; the first is made when the store is opened.
+//! **Bound.** No more lanes than calls at one time, which are bounded by the caller's threads. If
+//! the system refuses another one, calls wait for those there are; the first is made when the store
+//! is opened.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -25,7 +28,8 @@ use object_store::client::HttpRequestBody;
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::{Builder, Runtime};
 
-/// How long a connection is kept without use: less than the minute after which servers and middleboxes drop it.
+/// How long a connection is kept without use: less than the minute after which servers and
+/// middleboxes drop it.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Makes connections.
@@ -131,7 +135,8 @@ impl Taken<'_> {
         let Some(Lane { runtime, http }) = &self.lane else { unreachable!("it is there until dropped") };
         CURRENT.set(Some(http.clone()));
         runtime.block_on(async {
-            // Lets the reactor look at its sockets once: connections may have been closed while nobody drove them.
+            // Lets the reactor look at its sockets once: connections may have been closed while
+            // nobody drove them.
             tokio::task::yield_now().await;
             requests.await
         })

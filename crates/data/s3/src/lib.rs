@@ -1,10 +1,12 @@
 //! The block store in an S3-compatible object store.
 //!
-//! **Contract.** [`S3Store`] is a [`kestrel_blockstore::store::BlockStore`]: objects are written once, by conditional puts where
-//! the store has them, and an acknowledged put is durable. What a request cannot settle at once is tried again, with
-//! exponential backoff and full jitter, until its deadline; what cannot get better by trying (no permission, no such
-//! bucket, no such object) is not. An answer is believed only if it is whole: bodies have the length that was asked for,
-//! pages of listings go forward, name as many keys as they say, and the last one is asked for twice.
+//! **Contract.** [`S3Store`] is a [`kestrel_blockstore::store::BlockStore`]: objects are written
+//! once, by conditional puts where the store has them, and an acknowledged put is durable. What a
+//! request cannot settle at once is tried again, with exponential backoff and full jitter, until
+//! its deadline; what cannot get better by trying (no permission, no such bucket, no such object)
+//! is not. An answer is believed only if it is whole: bodies have the length that was asked for,
+//! pages of listings go forward, name as many keys as they say, and the last one is asked for
+//! twice.
 //!
 //! **Layers**, one module each, from the store down to the wire:
 //!
@@ -20,8 +22,9 @@
 //! | [`options`], `credentials` | the URL, the limits, who we are |
 //! | [`objbench`] | measures a store and checks that it does what we need |
 //!
-//! **Threads.** Calls block their caller, who drives the sockets of his request himself (`lanes`); the store has no threads
-//! of its own but short-lived ones that look up names. Its calls must not be made from async code.
+//! **Threads.** A call blocks its caller; the calling thread drives the sockets of its request
+//! itself (`lanes`); the store has no threads of its own but short-lived ones that look up names.
+//! Its calls must not be made from async code.
 
 mod bandwidth;
 mod client;

@@ -1,9 +1,11 @@
-//! Whose bucket it is: the object `PREFIX/kestrel-volume`.
+//! The mark of a volume in its bucket: the object `PREFIX/kestrel-volume`.
 //!
-//! Written by a conditional put when a volume is formatted and read whenever it is opened, so that two volumes never share
-//! a prefix and a volume never takes another's objects for its own (`docs/format/objects.md`, "In an object store").
+//! Written by a conditional put when a volume is formatted and read whenever it is opened, so that
+//! two volumes never share a prefix and a volume never takes another's objects for its own
+//! (`docs/format/objects.md`, "In an object store").
 //!
-//! It carries no checksum. A body that is no marker, or not this volume's, is asked for a few times before it is believed.
+//! It carries no checksum. A body that is no marker, or not this volume's, is asked for a few times
+//! before it is believed.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -39,7 +41,8 @@ const LAYOUT_VERSION: u64 = 1;
 /// Largest marker, bytes; anything longer is not ours.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// Longest time that creating or opening waits for a store that does not answer: whoever mounts is waiting.
+/// Longest time that creating or opening waits for a store that does not answer: a person is
+/// waiting.
 const OPEN_DEADLINE: Duration = Duration::from_secs(15);
 
 /// Difference of clocks that is worth a warning; signatures allow fifteen minutes.
@@ -61,8 +64,8 @@ struct Marker {
 }
 
 impl S3Store {
-    /// Takes an empty prefix for a new volume and opens it. A marker of the same volume is fine: a format whose end nobody
-    /// heard of.
+    /// Takes an empty prefix for a new volume and opens it. A marker of the same volume is fine: an
+    /// earlier format may have been cut off after it.
     ///
     /// # Errors
     /// Whatever is in the way, above all another volume.
@@ -87,7 +90,8 @@ impl S3Store {
         let text = serde_json::to_vec_pretty(&marker).map_err(|error| OpenError::Other(error.to_string()))?;
         match store.client.block(put(&store, NAME, Bytes::from(text))) {
             Ok(()) => {}
-            // Ours whose answer was lost, or somebody was faster: what is there decides.
+            // Either this put succeeded and its answer was lost, or another process was faster: the
+            // marker that is there decides.
             Err(failure) if failure.fault.cause == Cause::Present => {}
             Err(failure) => return Err(error::of(&store.client, failure)),
         }
@@ -115,11 +119,12 @@ impl S3Store {
         Ok(opened(store, marker.conditional_put))
     }
 
-    /// Deletes all objects of a volume and then its marker; how many objects there were. For a volume that is replaced.
+    /// Deletes all objects of a volume and then its marker; how many objects there were. For a
+    /// volume that is replaced.
     ///
     /// # Errors
-    /// As for [`S3Store::open`], and whatever keeps an object from being deleted: the marker stays then. Nothing that is
-    /// not an object of ours is deleted.
+    /// As for [`S3Store::open`], and whatever keeps an object from being deleted: the marker stays
+    /// then. Nothing that is not an object of ours is deleted.
     pub fn erase(options: S3Options, volume: [u8; 16]) -> Result<u64, OpenError> {
         let store = Self::open(options, volume)?;
         let objects = erase_objects(&store).map_err(|error| OpenError::Other(error.to_string()))?;
@@ -262,7 +267,8 @@ async fn remove(store: &S3Store, name: &str) -> Result<(), Failure> {
     store.client.request(Direction::Up, 0, once).await
 }
 
-/// Whether the store refuses to overwrite if asked to: by trying, since some ignore the condition in silence.
+/// Whether the store refuses to overwrite if asked to: by trying, since some ignore the condition
+/// in silence.
 fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
     if let Some(told) = store.client.options.conditional_put {
         return Ok(told);
@@ -272,7 +278,8 @@ fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
         let content =
             || Bytes::from_static(b"made to find out whether a second put is refused; may be deleted\n");
         let first = put(store, &name, content()).await;
-        // The first may be refused because an earlier attempt of it came through: then puts are refused.
+        // The first may be refused because an earlier attempt of it came through: then puts are
+        // refused.
         let refused = match first {
             Ok(()) => put(store, &name, content()).await,
             failed => failed,

@@ -1,8 +1,9 @@
 //! Measures a block store, and checks that it does what the file system needs of it.
 //!
-//! Works on any [`BlockStore`] that is empty and that nobody else uses ([`crate::S3Store::scratch`], a fresh directory), on
-//! objects numbered from 1. Nothing depends on timing: a check passes or fails by what the store answers. What was written
-//! is deleted as it goes; whoever made the store removes the rest.
+//! Works on any [`BlockStore`] that is empty and that nobody else uses
+//! ([`crate::S3Store::scratch`], a fresh directory), on objects numbered from 1. Nothing depends on
+//! timing: a check passes or fails by what the store answers. What was written is deleted as it
+//! goes; the maker of the store removes the rest.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

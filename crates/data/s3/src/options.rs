@@ -1,7 +1,7 @@
 //! Where a store is and how hard to use it: `s3://BUCKET/PREFIX?…`, limits.
 //!
-//! The URL is what the volume's descriptor keeps, so it holds nothing secret and nothing that depends on the machine:
-//! credentials in it are refused, and limits are not part of it.
+//! The URL is what the volume's descriptor keeps, so it holds nothing secret and nothing that
+//! depends on the machine: credentials in it are refused, and limits are not part of it.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -34,7 +34,8 @@ pub struct S3Limits {
     pub download_bytes_per_second: Option<NonZeroU64>,
     /// Longest time for a request with all its attempts, from when it got its turn.
     pub deadline: Duration,
-    /// Longest time for one attempt; one second is added for each [`crate::retry::BYTES_PER_SECOND_MIN`] bytes.
+    /// Longest time for one attempt; one second is added for each
+    /// [`crate::retry::BYTES_PER_SECOND_MIN`] bytes.
     pub attempt: Duration,
     /// Objects longer than this are uploaded in parts, bytes.
     pub multipart_bytes: u64,
@@ -55,8 +56,8 @@ impl Default for S3Limits {
 }
 
 impl S3Limits {
-    /// Bytes of a part of a multipart upload: a quarter of the threshold, so that the smallest such upload has four at a
-    /// time under way.
+    /// Bytes of a part of a multipart upload: a quarter of the threshold, so that the smallest such
+    /// upload has four at a time under way.
     pub(crate) fn part_bytes(&self) -> u64 {
         (self.multipart_bytes / 4).max(PART_BYTES_MIN)
     }
@@ -83,10 +84,14 @@ pub struct S3Options {
 impl S3Options {
     /// Reads `s3://BUCKET[/PREFIX][?parameter=value&…]`. Parameters:
     ///
-    /// - `endpoint`: `http://HOST[:PORT]` or `https://…` of a compatible store; Amazon's of the region by default
-    /// - `region`: by default that of the environment (`AWS_REGION`, `AWS_DEFAULT_REGION`), then `us-east-1`
-    /// - `path-style`: whether the bucket goes into the path (true) or into the host's name; true if there is an endpoint
-    /// - `conditional-put`: whether the store refuses to overwrite if asked to; found out by `format` if not given
+    /// - `endpoint`: `http://HOST[:PORT]` or `https://…` of a compatible store; Amazon's of the
+    ///   region by default
+    /// - `region`: by default that of the environment (`AWS_REGION`, `AWS_DEFAULT_REGION`), then
+    ///   `us-east-1`
+    /// - `path-style`: whether the bucket goes into the path (true) or into the host's name; true
+    ///   if there is an endpoint
+    /// - `conditional-put`: whether the store refuses to overwrite if asked to; found out by
+    ///   `format` if not given
     /// - `sign-payload`: whether the store checks a SHA-256 of what it receives; true by default
     ///
     /// # Errors
@@ -247,7 +252,8 @@ fn check_bucket(bucket: &str) -> Result<(), &'static str> {
     fits.then_some(()).ok_or("a bucket's name has 3 to 63 lower-case letters, digits, hyphens and dots")
 }
 
-/// Keys go into URLs, listings and error messages as they are: only what needs no escaping anywhere.
+/// Keys go into URLs, listings and error messages as they are: only what needs no escaping
+/// anywhere.
 fn check_prefix(prefix: &str) -> Result<(), &'static str> {
     let segment_fits = |segment: &str| {
         !matches!(segment, "" | "." | "..")

@@ -1,8 +1,9 @@
-//! When a failed attempt is made again. Pure: what time it is and what was thrown comes from the caller.
+//! When a failed attempt is made again. Pure: what time it is and what was thrown comes from the
+//! caller.
 //!
-//! Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015): the n-th wait is uniform
-//! between zero and a bound that doubles from attempt to attempt. Stores that say that they are asked too much are left
-//! alone for longer, and `Retry-After` is honoured.
+//! Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015): the
+//! n-th wait is uniform between zero and a bound that doubles from attempt to attempt. Stores that
+//! say that they are asked too much are left alone for longer, and `Retry-After` is honoured.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// What a body is at least allowed to move at before its attempt is given up, bytes a second.
 pub(crate) const BYTES_PER_SECOND_MIN: u64 = 512 << 10;
 
-/// How long to wait before attempt number `attempt + 1`, `attempt` attempts having failed. `random` is uniform.
+/// How long to wait before attempt number `attempt + 1`, `attempt` attempts having failed. `random`
+/// is uniform.
 pub(crate) fn wait(attempt: u32, throttled: bool, asked: Option<Duration>, random: u64) -> Duration {
     let first = if throttled { FIRST_THROTTLED } else { FIRST };
     let bound = first.saturating_mul(1 << (attempt.saturating_sub(1)).min(16)).min(LONGEST);
@@ -38,7 +40,8 @@ pub(crate) fn attempt_limit(base: Duration, bytes: u64) -> Duration {
 pub(crate) struct Jitter(AtomicU64);
 
 impl Jitter {
-    /// Seeded differently in every process and store, so that clients that failed together do not come back together.
+    /// Seeded differently in every process and store, so that clients that failed together do not
+    /// come back together.
     pub(crate) fn new() -> Self {
         Self(AtomicU64::new(RandomState::new().hash_one(0u8)))
     }

@@ -1,7 +1,8 @@
 //! [`S3Store`]: objects as keys of a bucket.
 //!
-//! Object `n` is the key `PREFIX/objects/<pp>/<nnnnnnnnnnnnnnnn>` ([`kestrel_blockstore::store::key`]). What the store
-//! acknowledged is durable, so there is nothing to sync.
+//! Object `n` is the key `PREFIX/objects/<pp>/<nnnnnnnnnnnnnnnn>`
+//! ([`kestrel_blockstore::store::key`]). What the store acknowledged is durable, so there is
+//! nothing to sync.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -42,13 +43,14 @@ impl S3Store {
         format!("{}{}/{}", crate::S3_SCHEME, options.bucket, options.key(&key::key(object)))
     }
 
-    /// Whether the store itself refuses to overwrite; if not, every put asks first whether the object is there.
+    /// Whether the store itself refuses to overwrite; if not, every put asks first whether the
+    /// object is there.
     pub fn puts_conditionally(&self) -> bool {
         self.conditional_put
     }
 
-    /// Bytes of an object. An answer that it is not there explains nothing and may mean something else, so a GET, whose
-    /// answer does explain, has the last word.
+    /// Bytes of an object. An answer that it is not there explains nothing and may mean something
+    /// else, so a GET decides: its answer does explain.
     async fn head(&self, object: ObjectId) -> std::result::Result<u64, Failure> {
         let path = self.client.path(&key::key(object));
         let once = async || {

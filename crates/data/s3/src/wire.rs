@@ -1,9 +1,10 @@
-//! HTTP below the crate `object_store`, which signs requests and reads answers: every request of the store passes
-//! [`Wire`]. It counts them, notes what came back in the attempt's [`Trace`] (the crate's errors tell it only as text), and
-//! looks into answers where the crate does not: errors under status 200, listings that are shorter than they say.
+//! HTTP below the crate `object_store`, which signs requests and reads answers: every request of
+//! the store passes [`Wire`]. It counts them, notes what came back in the attempt's [`Trace`] (the
+//! crate's errors tell it only as text), and looks into answers where the crate does not: errors
+//! under status 200, listings that are shorter than they say.
 //!
-//! HTTP/1.1 with connections that are kept, TLS by rustls with ring. A connection that the store closed while it was idle is
-//! replaced without counting as an attempt.
+//! HTTP/1.1 with connections that are kept, TLS by rustls with ring. A connection that the store
+//! closed while it was idle is replaced without counting as an attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,8 @@ pub(crate) use trace::{Seen, Trace, Traced};
 /// Longest time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Largest answer that is looked into as a whole, bytes: 1000 keys of 1024 bytes, escaped, are below it.
+/// Largest answer that is looked into as a whole, bytes: 1000 keys of 1024 bytes, escaped, are
+/// below it.
 const LOOKED_INTO_BYTES_MAX: usize = 16 << 20;
 
 /// What makes connections to the store at `bucket_url`: with TLS if that says so or `always_tls`.
@@ -86,7 +88,8 @@ impl Wire {
         let kind = kind_of(&head.method, &head.uri);
         let trace = Trace::current();
         if trace.must_be_new() && head.method == Method::POST {
-            // Not among the signed headers, which S3 allows; object_store itself adds it in the same way for copies.
+            // Not among the signed headers, which S3 allows; object_store itself adds it in the
+            // same way for copies.
             head.headers.insert(header::IF_NONE_MATCH, header::HeaderValue::from_static("*"));
         }
         self.figures.sent(kind, body.content_length() as u64);
@@ -155,7 +158,8 @@ impl HttpConnector for Connector {
     }
 }
 
-/// The client of the present lane. Requests are made below [`Lanes::block`](crate::lanes::Lanes::block) only.
+/// The client of the present lane. Requests are made below
+/// [`Lanes::block`](crate::lanes::Lanes::block) only.
 fn http() -> Result<Http, HttpError> {
     lanes::current()
         .ok_or_else(|| HttpError::new_boxed(HttpErrorKind::Request, "a request outside of a lane".into()))

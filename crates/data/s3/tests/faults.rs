@@ -1,4 +1,5 @@
-//! The store behind a proxy that injects faults: what is tried again, what is not, what is believed.
+//! The store behind a proxy that injects faults: what is tried again, what is not, what is
+//! believed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -82,7 +83,8 @@ fn what_may_pass_is_tried_again() {
         assert!(figure(&store, "store_retries") >= 6, "{fault:?}");
         assert_eq!(figure(&store, "store_errors"), 0, "{fault:?}");
         let counts = (proxy.count("PUT"), proxy.count("GET"));
-        // The store did the first put, and the next attempt finds the object and compares it: one GET more.
+        // The store did the first put, and the next attempt finds the object and compares it: one
+        // GET more.
         let expected = if late { counts.0 >= 1 && counts.1 >= 4 } else { counts == (3, 3) };
         assert!(expected, "{fault:?}: {counts:?}");
     }
@@ -282,7 +284,8 @@ fn objects_shortened_or_lengthened_behind_our_back_are_told() {
 fn listings_that_cannot_be_right_are_not_used() {
     let Some(gateway) = Gateway::start() else { return };
     let faults = [
-        // Cut off inside and at the end, short of a key, backwards, foreign keys, more without saying where.
+        // Cut off inside and at the end, short of a key, backwards, foreign keys, more without
+        // saying where.
         Fault::Truncated(700),
         Fault::Answer("200 OK", Vec::new(), "<ListBucketResult><KeyCount>0</KeyCount>".to_string()),
         Fault::Edited("<KeyCount>3", "<KeyCount>4"),
@@ -326,7 +329,8 @@ fn listings_that_cannot_be_right_are_not_used() {
 fn a_listing_that_ends_too_early_is_found_out() {
     let Some(gateway) = Gateway::start() else { return };
     let end = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>";
-    // The second page is missing: the store claims that the first is all there is, and that there is nothing.
+    // The second page is missing: the store claims that the first is all there is, and that there
+    // is nothing.
     for first in [
         Fault::Edited("<IsTruncated>true</IsTruncated>", "<IsTruncated>false</IsTruncated>"),
         told("200 OK", end),
@@ -436,7 +440,8 @@ fn certificates_are_checked() {
     assert!(!done && output.contains("SSL_CERT_FILE"), "{output}");
 }
 
-/// Opens a store in another process, since the environment belongs to the whole process; whether it did and what it said.
+/// Opens a store in another process, since the environment belongs to the whole process; whether it
+/// did and what it said.
 fn opens_with(url: &str, environment: &[(&str, &str)]) -> (bool, String) {
     let done = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "opens_by_the_environment", "--ignored", "--nocapture"])

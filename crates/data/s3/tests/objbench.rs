@@ -55,7 +55,7 @@ fn a_real_store_passes_and_keeps_nothing() {
 fn a_store_that_leaves_out_pages_of_listings_fails() {
     let Some(gateway) = Gateway::start() else { return };
     let end = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>";
-    // Whoever asks behind the first page hears that there is nothing.
+    // A request behind the first page gets nothing.
     let proxy = Proxy::start(gateway.port(), move |request| {
         if request.is_list() && request.target.contains("start-after") {
             Fault::Answer("200 OK", Vec::new(), end.to_string())

@@ -200,7 +200,7 @@ fn a_volume_finds_its_store_again_and_no_other() {
     let store = S3Store::create(place(), VOLUME).unwrap();
     put(&store, 1, b"x").unwrap();
     drop(store);
-    // A format whose end nobody heard of.
+    // A format that was cut off after its marker.
     S3Store::create(place(), VOLUME).unwrap();
     let store = S3Store::open(place(), VOLUME).unwrap();
     assert!(store.puts_conditionally());

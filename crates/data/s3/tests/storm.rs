@@ -1,6 +1,6 @@
-//! Generated operations against a model, through a proxy that fails one request in four in whatever way the seed says: every
-//! operation must succeed and tell what the model tells. A failing seed is in the message and fails again
-//! (`KESTREL_STORM_SEED=n` runs that one alone).
+//! Generated operations against a model, through a proxy that fails one request in four in whatever
+//! way the seed says: every operation must succeed and tell what the model tells. A failing seed is
+//! in the message and fails again (`KESTREL_STORM_SEED=n` runs that one alone).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -45,7 +45,8 @@ fn fault(request: &Request, dice: u64) -> Fault {
         4 => Fault::Replaced("500 Internal Server Error", internal.to_string()),
         5 if request.method == "GET" => Fault::Truncated(request.target.len() * 7),
         6 if request.is_list() => Fault::Edited("<KeyCount>", "<KeyCount>1"),
-        // Not also where the store is asked again: that a store says twice that there is nothing, nobody can find out.
+        // Not also where the store is asked again: that a store says twice that there is nothing,
+        // nobody can find out.
         7 if request.is_list() && !request.target.split(['?', '&']).any(|pair| pair == "max-keys=1") => {
             Fault::Answer(
                 "200 OK",

@@ -1,18 +1,21 @@
-//! Balancing: which names need an exception so that no node holds more than its share (`metadata.md` §4; FalconFS §4.2.2).
+//! Balancing: which names need an exception so that no node holds more than its share
+//! (`metadata.md` §4; FalconFS §4.2.2).
 //!
-//! While the fullest of n nodes holds more than (1/n + ε) of all entries, its most frequent name that helps is either moved
-//! to the emptiest node or spread over all of them. Then exceptions are taken back that are no longer needed: spread names
-//! first, since those cost a client a second hop, and only if that leaves the nodes below (1/n + ε/2), so that a name does
-//! not come and go.
+//! While the fullest of n nodes holds more than (1/n + ε) of all entries, its most frequent name
+//! that helps is either moved to the emptiest node or spread over all of them. Then exceptions are
+//! taken back that are no longer needed: spread names first, since those cost a client a second
+//! hop, and only if that leaves the nodes below (1/n + ε/2), so that a name does not come and go.
 //!
 //! Differences from FalconFS, whose text leaves these open:
-//! - Moving is preferred if it brings both nodes within the goal; otherwise whichever leaves the smaller maximum. A moved name
-//!   still takes one hop.
+//! - Moving is preferred if it brings both nodes within the goal; otherwise whichever leaves the
+//!   smaller maximum. A moved name still takes one hop.
 //! - The most frequent name is passed over if neither helps.
-//! - The result is the best state on the way, so a plan that cannot reach the goal is still never worse than none.
+//! - The result is the best state on the way, so a plan that cannot reach the goal is still never
+//!   worse than none.
 //!
-//! **It ends.** A move needs `emptiest + entries < fullest`, so it lowers the sum of squared loads; a name is spread at most once.
-//! **It is small.** At most [`exceptions_allowed`] exceptions, O(n log n); reports hold no more names than could be used.
+//! **It ends.** A move needs `emptiest + entries < fullest`, so it lowers the sum of squared loads;
+//! a name is spread at most once. **It is small.** At most [`exceptions_allowed`] exceptions, O(n
+//! log n); reports hold no more names than could be used.
 
 use std::fmt;
 
@@ -36,7 +39,8 @@ impl Goal {
         Self { epsilon: (0.25 / nodes.max(1) as f64).min(0.01) }
     }
 
-    /// Most entries that a node may hold of `total` on `nodes` nodes; never less than the n-th part rounded up.
+    /// Most entries that a node may hold of `total` on `nodes` nodes; never less than the n-th part
+    /// rounded up.
     pub fn limit(&self, total: u64, nodes: usize) -> u64 {
         Self::at(self.epsilon, total, nodes)
     }
@@ -48,7 +52,8 @@ impl Goal {
     }
 }
 
-/// Most exceptions that balancing `nodes` nodes makes: as many as a node reports names, and no more than a table takes.
+/// Most exceptions that balancing `nodes` nodes makes: as many as a node reports names, and no more
+/// than a table takes.
 pub fn exceptions_allowed(nodes: usize) -> usize {
     names_wanted(nodes).min(EXCEPTIONS_MAX)
 }
@@ -128,7 +133,8 @@ impl fmt::Display for BalanceError {
 
 impl std::error::Error for BalanceError {}
 
-/// Makes a plan from the reports of all nodes. To be put in force, its exceptions get the next table version.
+/// Makes a plan from the reports of all nodes. To be put in force, its exceptions get the next
+/// table version.
 ///
 /// # Errors
 /// If a report is missing or contradicts itself.
@@ -210,7 +216,8 @@ fn next_step(model: &Model, limit: u64) -> Option<(usize, Option<Rule>)> {
     })
 }
 
-/// Takes back exceptions without which nobody is above the limit: spread names first, rare ones before frequent ones.
+/// Takes back exceptions without which nobody is above the limit: spread names first, rare ones
+/// before frequent ones.
 fn take_back(model: &mut Model, limit: u64) {
     let mut names: Vec<usize> = (0..model.names.len()).filter(|i| model.names[*i].rule.is_some()).collect();
     names.sort_by_key(|name| {

@@ -1,6 +1,8 @@
-//! A tree, counted as the nodes of a cluster would hold it: what balancing makes of a real list of paths.
+//! A tree, counted as the nodes of a cluster would hold it: what balancing makes of a real list of
+//! paths.
 //!
-//! Takes about 100 bytes of memory for each entry, so the 7 million paths of all Debian packages fit one gigabyte.
+//! Takes about 100 bytes of memory for each entry, so the 7 million paths of all Debian packages
+//! fit one gigabyte.
 
 use std::fmt;
 
@@ -15,7 +17,8 @@ use crate::report::{NameCount, Report, names_wanted, sharing};
 /// Most entries; their numbers have 32 bits.
 pub const ENTRIES_MAX: usize = u32::MAX as usize - 1;
 
-/// Rounds of [`Census::settle`]: names that are spread do not land quite evenly, so a second round may find more to do.
+/// Rounds of [`Census::settle`]: names that are spread do not land quite evenly, so a second round
+/// may find more to do.
 pub const ROUNDS_MAX: usize = 8;
 
 /// The root, among numbers of entries.
@@ -51,8 +54,8 @@ struct Counted {
 }
 
 impl Census {
-    /// Counts a path and every directory on it, from the root on, each once however often it is named. Empty components and
-    /// `.` are skipped, so what `find` prints can be passed on.
+    /// Counts a path and every directory on it, from the root on, each once however often it is
+    /// named. Empty components and `.` are skipped, so what `find` prints can be passed on.
     ///
     /// # Errors
     /// If the path is too long, or a component is not a name; nothing is counted then.
@@ -171,8 +174,9 @@ impl Census {
         sharing(placement).into_iter().map(|member| loads[member]).collect()
     }
 
-    /// Balances until nothing is left to do, as a coordinator would from report to report, and puts the exceptions into the
-    /// table. Tells in how many rounds; the last one finds nothing to do, unless there have been [`ROUNDS_MAX`].
+    /// Balances until nothing is left to do, as a coordinator would from report to report, and puts
+    /// the exceptions into the table. Tells in how many rounds; the last one finds nothing to do,
+    /// unless there have been [`ROUNDS_MAX`].
     ///
     /// # Errors
     /// As [`balance`].

@@ -1,9 +1,10 @@
-//! The most frequent names of a node's entries, in memory that does not grow with them: Space-Saving (Metwally, Agrawal, El Abbadi, "Efficient
-//! Computation of Frequent and Top-k Elements in Data Streams", ICDT 2005).
+//! The most frequent names of a node's entries, in memory that does not grow with them:
+//! Space-Saving (Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k
+//! Elements in Data Streams", ICDT 2005).
 //!
-//! A name that is not among those counted takes the place of the rarest, and its count, as what it may have had before. So a count is too
-//! high by no more than that; told is what is certain. Names with an exception are counted apart, exactly: whether an exception can go
-//! depends on them.
+//! A name that is not among those counted takes the place of the rarest, and its count, as what it
+//! may have had before. So a count is too high by no more than that; told is what is certain. Names
+//! with an exception are counted apart, exactly: whether an exception can go depends on them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,7 +15,8 @@ use rustc_hash::FxHashMap;
 
 use crate::report::{NameCount, Report};
 
-/// Names counted at a time, but for exceptions: what is more frequent than one entry in so many is among them. About 100 bytes each.
+/// Names counted at a time, but for exceptions: what is more frequent than one entry in so many is
+/// among them. About 100 bytes each.
 pub const NAMES_MAX: usize = 1 << 16;
 
 /// Counts entries by name.
@@ -81,7 +83,8 @@ impl Frequent {
         0
     }
 
-    /// The report of a node that has these entries: names with an exception, then the `wanted` most frequent ones, most frequent first.
+    /// The report of a node that has these entries: names with an exception, then the `wanted` most
+    /// frequent ones, most frequent first.
     pub fn report(self, node: NodeId, wanted: usize) -> Report {
         let certain =
             |(name, counter): (Name, Counter)| NameCount { name, entries: counter.count - counter.error };

@@ -1,5 +1,6 @@
-//! The coordinator's picture of a cluster: how many entries each node holds, and how many it would hold if a name were placed
-//! otherwise. Counts are integers and their sum never changes, so every step is exact and repeatable.
+//! The coordinator's picture of a cluster: how many entries each node holds, and how many it would
+//! hold if a name were placed otherwise. Counts are integers and their sum never changes, so every
+//! step is exact and repeatable.
 
 use std::collections::BTreeSet;
 
@@ -48,14 +49,15 @@ pub struct Model {
 }
 
 impl Model {
-    /// The picture that reports give; the id of a node that should have reported and has not, otherwise.
+    /// The picture that reports give; the id of a node that should have reported and has not,
+    /// otherwise.
     pub fn new(placement: &Placement, reports: &[Report]) -> Result<Self, NodeId> {
         let members = sharing(placement);
         let mut slots = vec![Vec::new(); members.len()];
         let owners = (0..SLOTS as Slot)
             .map(|slot| {
                 let member = placement.map.index_of_owner(slot);
-                // Whoever owns a slot is among those that share.
+                // The owner of a slot is among the nodes that share.
                 let node = members.binary_search(&member).unwrap_or_default();
                 slots[node].push(slot);
                 node
@@ -107,7 +109,8 @@ impl Model {
             Some(Rule::Override(slot)) => Lies::On(self.owners[usize::from(slot)]),
             None => Lies::On(self.home(name)),
         };
-        // Entries of it on other nodes are on their way; they are not counted twice, nor moved again.
+        // Entries of it on other nodes are on their way; they are not counted twice, nor moved
+        // again.
         let entries = match &lies {
             Lies::On(home) => {
                 counts.iter().filter(|(node, _)| node == home).map(|(_, entries)| entries).sum()
@@ -162,7 +165,8 @@ impl Model {
         self.on_node[node].iter().rev().map(|(_, index)| *index)
     }
 
-    /// How many of `entries` spread ones each node would get: by its part of the slots, rounded so that the sum is right.
+    /// How many of `entries` spread ones each node would get: by its part of the slots, rounded so
+    /// that the sum is right.
     pub fn spread(&self, entries: u64) -> Vec<u64> {
         let mut slots = 0;
         let mut given = 0;
@@ -180,7 +184,8 @@ impl Model {
     pub fn rule_for(&self, name: usize, node: usize) -> Option<Rule> {
         let name = &self.names[name].name;
         let slots = &self.slots[node];
-        // Names moved to one node are spread over its slots, so that they part again if the slots do.
+        // Names moved to one node are spread over its slots, so that they part again if the slots
+        // do.
         let slot = slots[(hash_name(name.as_bytes()) % slots.len() as u64) as usize];
         (self.home(name) != node).then_some(Rule::Override(slot))
     }

@@ -1,8 +1,10 @@
-//! What to do next for a balanced cluster. `kestrel cluster balance` goes by this, and so does the coordinator, which balances by itself.
+//! What to do next for a balanced cluster. `kestrel cluster balance` goes by this, and so does the
+//! coordinator, which balances by itself.
 //!
-//! Who balances looks, makes one change of the table, and looks again: what a name leaves and where it goes is counted, not
-//! reckoned. By itself the coordinator does nothing that people may have meant otherwise: it gives no slots to a node that owns none, which is how a
-//! node looks that was drained, and it leaves a cluster alone of which a node is away or leaving.
+//! The balancer looks, makes one change of the table, and looks again: what a name leaves and where
+//! it goes is counted, not reckoned. By itself the coordinator does nothing that people may have
+//! meant otherwise: it gives no slots to a node that owns none, which is how a node looks that was
+//! drained, and it leaves a cluster alone of which a node is away or leaving.
 
 use std::fmt;
 
@@ -16,12 +18,13 @@ use crate::slots::resize;
 /// Most changes of names in one go: names that are spread do not land quite evenly.
 pub const ROUNDS_MAX: usize = 4;
 
-/// Fewer entries than this on each node are not evened out by names, unless a goal is given: chance alone makes nodes differ by some. With fewer
-/// than half of it exceptions that were made for more go.
+/// Fewer entries than this on each node are not evened out by names, unless a goal is given: chance
+/// alone makes nodes differ by some. With fewer than half of it exceptions that were made for more
+/// go.
 pub const ENTRIES_MIN: u64 = 2000;
 
-/// The next table, in which all members own the same number of slots but those that are leaving or named in `without`, and how many
-/// slots move; `None` if it is so.
+/// The next table, in which all members own the same number of slots but those that are leaving or
+/// named in `without`, and how many slots move; `None` if it is so.
 ///
 /// # Errors
 /// As [`resize`].
@@ -32,8 +35,8 @@ pub fn even_slots(present: &Placement, without: &[NodeId]) -> Result<Option<(Pla
     Ok((!moves.is_empty()).then_some((next, moves.len())))
 }
 
-/// What exceptions the names need that were reported, `epsilon` being what a node may hold above its part, or the usual; and the next table, unless it
-/// would be as the present one.
+/// What exceptions the names need that were reported, `epsilon` being what a node may hold above
+/// its part, or the usual; and the next table, unless it would be as the present one.
 ///
 /// # Errors
 /// As [`balance`].
@@ -99,7 +102,8 @@ pub enum Reason {
     Even(u64, u64),
     /// The cluster has so few entries, fewer than this, that chance alone makes nodes differ.
     Few(u64, u64),
-    /// What could be done would not help enough: entries of the fullest, of the fullest after it, and what one may have.
+    /// What could be done would not help enough: entries of the fullest, of the fullest after it,
+    /// and what one may have.
     TooLittle(u64, u64, u64),
     /// There is no plan.
     NoPlan(String),
@@ -154,7 +158,8 @@ pub fn decide(sight: &Sight<'_>) -> Decision {
     }
 }
 
-/// A name that is moved is kept from everybody for a moment: not for less than what a node may have above its part.
+/// A name that is moved is kept from everybody for a moment: not for less than what a node may have
+/// above its part.
 fn decide_names(plan: Plan, next: Option<Placement>) -> Decision {
     let (before, after) = (most(&plan.before), most(&plan.expected));
     let (total, nodes): (u64, _) = (plan.before.iter().sum(), plan.before.len() as u64);

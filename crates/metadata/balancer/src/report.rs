@@ -15,12 +15,13 @@ pub struct NameCount {
 /// A node's report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// Who reports.
+    /// The node that reports.
     pub node: NodeId,
     /// Entries the node owns.
     pub entries: u64,
-    /// Its [`names_wanted`] most frequent names, and every name with an exception of which it has entries: without the
-    /// latter nobody would know when an exception is no longer needed. In any order, each once.
+    /// Its [`names_wanted`] most frequent names, and every name with an exception of which it has
+    /// entries: without the latter nobody would know when an exception is no longer needed. In any
+    /// order, each once.
     pub names: Vec<NameCount>,
 }
 
@@ -32,8 +33,9 @@ impl Report {
     }
 }
 
-/// Names that a node of a cluster of `nodes` reports: 4 n log₂ n, at least 64. Of whatever a cluster holds, redirecting the
-/// O(n log n) most frequent names leaves the rest balanced (Fan et al., SoCC 2011; FalconFS A.1).
+/// Names that a node of a cluster of `nodes` reports: 4 n log₂ n, at least 64. Of whatever a
+/// cluster holds, redirecting the O(n log n) most frequent names leaves the rest balanced (Fan et
+/// al., SoCC 2011; FalconFS A.1).
 pub fn names_wanted(nodes: usize) -> usize {
     (4 * nodes * nodes.max(2).next_power_of_two().trailing_zeros() as usize).max(64)
 }

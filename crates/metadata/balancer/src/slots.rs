@@ -1,5 +1,5 @@
-//! Slots for nodes that join, and away from nodes that leave: everybody gets an equal number, and no more slots move than that
-//! takes.
+//! Slots for nodes that join, and away from nodes that leave: everybody gets an equal number, and
+//! no more slots move than that takes.
 
 use kestrel_types::placement::map::MapError;
 use kestrel_types::placement::{ClusterMap, Member, NodeId, SLOTS, Slot};
@@ -15,8 +15,9 @@ pub struct SlotMove {
     pub to: NodeId,
 }
 
-/// The map of a cluster with these members, those that join included, in which nodes that leave own nothing, and what moves.
-/// A node leaves in two steps: it is drained by this, and dropped from the members when nothing is left on it.
+/// The map of a cluster with these members, those that join included, in which nodes that leave own
+/// nothing, and what moves. A node leaves in two steps: it is drained by this, and dropped from the
+/// members when nothing is left on it.
 ///
 /// # Errors
 /// If nobody would stay, a slot's owner is not among the members, or the members make no cluster
@@ -56,7 +57,8 @@ pub fn resize(
     Ok((map, moves))
 }
 
-/// Slots that each of those who stay will own. Where the number does not divide, those who own the most keep one more.
+/// Slots that each node that stays will own. Where the number does not divide, the nodes with the
+/// most keep one more.
 fn quotas(map: &ClusterMap, staying: &[NodeId]) -> Vec<usize> {
     let counts = map.slots_of_members();
     let owned = |id: NodeId| {

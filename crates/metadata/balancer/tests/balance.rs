@@ -173,7 +173,8 @@ fn paths_that_are_none_are_refused_and_what_find_prints_is_taken() {
     assert_eq!(census.entries(), 3);
 }
 
-/// Directories and the numbers of the names in them, some of which are frequent: number n with weight 1 / n^skew.
+/// Directories and the numbers of the names in them, some of which are frequent: number n with
+/// weight 1 / n^skew.
 fn skewed(dirs: usize, per_dir: usize, names: usize, skew: f64, seed: u64) -> Census {
     let weights: Vec<f64> = (1..=names).map(|rank| (rank as f64).powf(-skew)).collect();
     let mut upto = Vec::with_capacity(names);

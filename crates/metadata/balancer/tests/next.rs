@@ -19,7 +19,8 @@ fn cluster(nodes: u32) -> Placement {
     Placement::new(map, ExceptionTable::default())
 }
 
-/// So many directories, each with a file of its own and one that has the same name everywhere, if it is `hot`.
+/// So many directories, each with a file of its own and one that has the same name everywhere, if
+/// it is `hot`.
 fn tree(dirs: u32, hot: bool) -> Census {
     let mut census = Census::default();
     for dir in 0..dirs {
@@ -77,7 +78,8 @@ fn it_waits_while_anything_is_amiss() {
 fn names_become_exceptions_and_go_back_by_what_is_counted() {
     let three = cluster(3);
     let enough = u32::try_from(ENTRIES_MIN).unwrap();
-    // Directories, whether each has the name, whether it is an exception already, whether it is one after that.
+    // Directories, whether each has the name, whether it is an exception already, whether it is one
+    // after that.
     let cases = [
         (enough, true, false, true),
         (enough, true, true, true),
@@ -140,7 +142,8 @@ fn a_node_without_slots_gets_none_and_unequal_ones_are_evened_out() {
 #[test]
 fn a_gain_below_what_is_allowed_is_not_worth_it() {
     let present = cluster(2);
-    // A node that is much too full of different names, of which none is reported as frequent but one with few entries.
+    // A node that is much too full of different names, of which none is reported as frequent but
+    // one with few entries.
     let one = |node, entries, name: &str, of_it| {
         let names = vec![NameCount { name: Name::new(name.as_bytes()).unwrap(), entries: of_it }];
         Report { node, entries, names }

@@ -1,9 +1,13 @@
-//! What an operation on directories costs a cluster in messages, without a network: members in one process on one thread, whose messages are
-//! carried by hand, each to all that wait for a member at a time, and engines in memory.
+//! What an operation on directories costs a cluster in messages, without a network: members in one
+//! process on one thread, whose messages are carried by hand, each to all that wait for a member at
+//! a time, and engines in memory.
 //!
-//! `cargo run --release -p kestrel-cluster --example member_bench -- [NODES,…] [IN-FLIGHT,…]` (1,2,4,8,16 and 1,256) makes and removes directories
-//! below others that all members know. Prints one JSON object a line: operation, members, calls in flight, and for an operation: messages between
-//! members, how often one had something to say to another (what he says at one moment leaves with one write), bytes of messages, microseconds, in which the one thread did what all members have to do, and messages by kind.
+//! `cargo run --release -p kestrel-cluster --example member_bench -- [NODES,…] [IN-FLIGHT,…]`
+//! (1,2,4,8,16 and 1,256) makes and removes directories below others that all members know. Prints
+//! one JSON object a line: operation, members, calls in flight, and for an operation: messages
+//! between members, how often one had something to say to another (what he says at one moment
+//! leaves with one write), bytes of messages, microseconds, in which the one thread did what all
+//! members have to do, and messages by kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -93,7 +97,8 @@ impl Cluster {
         Ok(any)
     }
 
-    /// Creates that lead every member through every directory at the top: they are in all replicas then.
+    /// Creates that lead every member through every directory at the top: they are in all replicas
+    /// then.
     fn known_by_all(&self) -> Result<Vec<Op>, Failure> {
         let (mut met, mut ops) = (BTreeSet::new(), Vec::new());
         for number in 0..ABOVE {
@@ -111,7 +116,7 @@ impl Cluster {
         Ok(ops)
     }
 
-    /// Executes the operations, so many at a time; who leads none is asked by `at`.
+    /// Executes the operations, so many at a time, each at its leader or by default at `at`.
     fn run(&mut self, at: NodeId, in_flight: u64, ops: &[Op]) -> Result<(), Failure> {
         let (done, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut asked = 0;

@@ -1,4 +1,5 @@
-//! What all nodes have, for who balances: a poll that each member answers when its process has counted.
+//! What all nodes have, for the balancer: a poll that each member answers when its process has
+//! counted.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,8 @@ use kestrel_types::placement::NodeId;
 use super::Member;
 use super::poll::{Answer, Question, Then, out_of_reach};
 
-/// Tells what a node has by this table, or begins to count and tells nothing yet. It must not block.
+/// Tells what a node has by this table, or begins to count and tells nothing yet. It must not
+/// block.
 pub type Census = dyn Fn(&NodeTable) -> Option<Report> + Send + Sync;
 
 /// Hears what all nodes have.
@@ -23,8 +25,8 @@ impl Member {
         self.census = Some(census);
     }
 
-    /// Asks all members what they have. `done` hears it; `ETIMEDOUT` if somebody is away or still counts, who may answer when he is asked again;
-    /// `EBUSY` if they are being asked already.
+    /// Asks all members what they have. `done` hears it; `ETIMEDOUT` if a member is away or still
+    /// counts, which may answer when it is asked again; `EBUSY` if they are being asked already.
     pub fn count_entries(&mut self, done: Counted, now: Nanos) {
         self.at(now);
         if let Some(why) = self.failure() {

@@ -1,64 +1,88 @@
-//! Tables that change: what every member does when slots and names get other owners, or members come.
+//! Tables that change: what every member does when slots and names get other owners, or members
+//! come.
 //!
-//! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it ([`super::coordinate`]), one at a
-//! time. Rows whose owner by v + 1 is another than by v are *leaving*: their owner, the *source*, sends them to the next one, the
-//! *destination*, while it goes on serving them. An attempt goes through these steps, each when all members have done the one before:
+//! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it
+//! ([`super::coordinate`]), one at a time. Rows whose owner by v + 1 is another than by v are
+//! *leaving*: their owner, the *source*, sends them to the next one, the *destination*, while it
+//! goes on serving them. An attempt goes through these steps, each when all members have done the
+//! one before:
 //!
-//! 1. **Clean** ([`purge`]). A member may have rows that it does not own, *strangers*: copies on their way in, leftovers of rows that went.
-//!    Record "strangers" is in the log before the first of them. They are deleted before anything else comes.
-//! 2. **Copy** ([`copying`]). The source has every batch shown to it from now on, which says what has changed since, and scans its rows.
-//! 3. **Freeze** ([`freeze`]). The source keeps leaving rows from everybody, as if they were lent, waits until none of them is lent, sends what
-//!    has changed, and puts on record that it is frozen.
-//! 4. **Decide.** When all are frozen the coordinator puts the next table on record. Until then anything unexpected ends the attempt by
-//!    Abort: a restart, a lock of a file, a full disk, silence.
+//! 1. **Clean** ([`purge`]). A member may have rows that it does not own, *strangers*: copies on
+//!    their way in, leftovers of rows that went. Record "strangers" is in the log before the first
+//!    of them. They are deleted before anything else comes.
+//! 2. **Copy** ([`copying`]). The source has every batch shown to it from now on, which says what
+//!    has changed since, and scans its rows.
+//! 3. **Freeze** ([`freeze`]). The source keeps leaving rows from everybody, as if they were lent,
+//!    waits until none of them is lent, sends what has changed, and puts on record that it is
+//!    frozen.
+//! 4. **Decide.** When all are frozen the coordinator puts the next table on record. Until then
+//!    anything unexpected ends the attempt by Abort: a restart, a lock of a file, a full disk,
+//!    silence.
 //! 5. **Adopt** ([`adopt`]). All members get the table; new ones hear it when all others have it.
 //!
-//! **A row has at most one who serves it.** By table v that is the source, until it is frozen; it stays so, crashes included, until it hears
-//! Abort or adopts. Nobody adopts before all are frozen, durably. A frozen source has nothing lent of what leaves, and no batch
-//! changes any of it, since that begins with every role held. So between the moment at which the last source is frozen and the adoption
-//! of the destination nobody serves the row, and afterwards only the destination does.
+//! **A row has at most one member that serves it.** By table v that is the source, until it is
+//! frozen; it stays so, crashes included, until it hears Abort or adopts. No member adopts before
+//! all are frozen, durably. A frozen source has nothing lent of what leaves, and no batch changes
+//! any of it, since that begins with every role held. So between the moment at which the last
+//! source is frozen and the adoption of the destination no member serves the row, and afterwards
+//! only the destination does.
 //!
-//! **Nothing is lost.** What a source had committed before it was frozen its scan saw, or the batches shown to it name the row: it is read
-//! again after all batches that changed it, and sent after all that was sent of it before, deletions too. A destination says that it
-//! has rows when they are durable there, and a source is frozen when the destination has all. The destination had none of these rows before (clean), so
-//! afterwards it has the same. If it starts again in between it takes no more rows of that attempt, which ends the attempt unless all had come; what it
-//! has it keeps until it hears Abort, or that a newer attempt begins: the record names the attempt.
+//! **Nothing is lost.** What a source had committed before it was frozen its scan saw, or the
+//! batches shown to it name the row: it is read again after all batches that changed it, and sent
+//! after all that was sent of it before, deletions too. A destination says that it has rows when
+//! they are durable there, and a source is frozen when the destination has all. The destination had
+//! none of these rows before (clean), so afterwards it has the same. If it starts again in between
+//! it takes no more rows of that attempt, which ends the attempt unless all had come; what it has
+//! it keeps until it hears Abort, or that a newer attempt begins: the record names the attempt.
 //!
-//! **Who restarts finds one table or the other**, never a mix: a batch makes the new table the present one, with all that goes with it. What
-//! a restart makes a member forget of an attempt under way it declines to go on with. An attempt that is decided goes on after any restart,
-//! the coordinator's too, which has the decision on record; about one that it has not on record it says Abort to whoever asks. So no attempt
-//! is both decided and aborted. Attempts are numbered upwards, starts of the coordinator included, and a message of an older one than what a member
-//! has, or had, to do with means nothing to it.
+//! **A member that restarts finds one table or the other**, never a mix: a batch makes the new
+//! table the present one, with all that goes with it. What a restart makes a member forget of an
+//! attempt under way it declines to go on with. An attempt that is decided goes on after any
+//! restart, the coordinator's too, which has the decision on record; about one that it has not on
+//! record it says Abort to every member that asks. So no attempt is both decided and aborted.
+//! Attempts are numbered upwards, starts of the coordinator included, and a message of an older one
+//! than what a member has, or had, to do with means nothing to it.
 //!
-//! **No transaction sees two tables.** Borrow, Fetch and Poll carry the version of the table of who asks, and who has another one refuses.
-//! Prepare and Decide carry none: what a transaction has been lent under v are, once anybody has adopted, rows whose owner does not change; and who leads one gives
-//! it up when he adopts, unless it is decided. A listing needs every member's part of the directory at one time: a source lends none while it is
-//! frozen, and waits until those that are lent are given back.
+//! **No transaction sees two tables.** Borrow, Fetch and Poll carry the version of the sender's
+//! table, and a member that has another one refuses. Prepare and Decide carry none: what a
+//! transaction has been lent under v are, once any member has adopted, rows that keep their owner;
+//! and the leader of one gives it up when it adopts, unless it is decided. A listing needs every
+//! member's part of the directory at one time: a source lends none while it is frozen, and waits
+//! until those that are lent are given back.
 //!
-//! **A new member's dentries are never stale.** It fetches none before it has the table, that is, after all others have: from then on each change
-//! of a directory is told to it as to everybody. Transactions that were undecided when their leader adopted have been given up.
+//! **A new member's dentries are never stale.** It fetches none before it has the table, that is,
+//! after all others have: from then on each change of a directory is told to it as to everybody.
+//! Transactions that were undecided when their leader adopted have been given up.
 //!
-//! **Who has it open?** Opens stay where they were counted. A file may be deleted without asking others only if nobody can have opened it
-//! elsewhere, and for that it no longer suffices that it lies where it was made: from its first gain of slots or names on a member
-//! believes that only of files that it has made since (record "only here", [`NodeTable::made_here`]). Files without names go to their
-//! new home as such, which asks everybody; the old one forgets that its last release would have deleted them.
+//! **Opens** stay where they were counted. A file may be deleted without asking others only if no
+//! client can have opened it elsewhere, and for that it no longer suffices that it lies where it
+//! was made: from its first gain of slots or names on a member believes that only of files that it
+//! has made since (record "only here", [`NodeTable::made_here`]). Files without names go to their
+//! new home as such, which asks all members; the old one forgets that its last release would have
+//! deleted them.
 //!
-//! **Who leaves.** One table marks a member as leaving, which tells clients to move out; the next one is without it ([`departure`]). For that one
-//! it is a source: its shares of directories and objects go to its heir as they are, bearing its number. It declines as long as anything is left
-//! that only it knows, and from Freeze on begins nothing, so that when it says that it is frozen nobody waits for anything of it, nor it of anybody.
-//! Since then it serves nobody, so the others need not wait until it has adopted: it is told first, and they go on without it after a while.
+//! **Leaving.** One table marks a member as leaving, which tells clients to move out; the next one
+//! is without it ([`departure`]). For that one it is a source: its shares of directories and
+//! objects go to its heir as they are, bearing its number. It declines as long as anything is left
+//! that only it knows, and from Freeze on begins nothing, so that when it says that it is frozen no
+//! member waits for anything of it, nor it of any. Since then it serves no request, so the others
+//! need not wait until it has adopted: it is told first, and they go on without it after a while.
 //!
-//! **Another coordinator.** A change of the table by which only the role of the coordinator moves is led by the one by table v; then that one waits, its decision
-//! on record, until its *successor* has taken over: it adopts first, by one batch with all that only a coordinator knows ([`Charge`]) and with the
-//! decision. From then on the successor has the others adopt, the former coordinator among them, who gives up the role, and his
-//! records, by the batch with which he adopts. The successor leads nothing else before all have, and the former one has led nothing else since he decided, so at no
-//! moment do two of them lead; and at every moment one of them has the decision and the charge on record. The record that is locked to move directories is the
-//! coordinator's, so it leaves like other rows, frozen on record, and two transactions cannot have it. Attempts have higher epochs than those of earlier
-//! coordinators (record "era").
+//! **Another coordinator.** A change of the table by which only the role of the coordinator moves
+//! is led by the one by table v; then that one waits, its decision on record, until its *successor*
+//! has taken over: it adopts first, by one batch with all that only a coordinator knows
+//! ([`Charge`]) and with the decision. From then on the successor has the others adopt, the former
+//! coordinator among them, which gives up the role, and its records, by the batch with which it
+//! adopts. The successor leads nothing else before all have, and the former one has led nothing
+//! else since it decided, so at no moment do two of them lead; and at every moment one of them has
+//! the decision and the charge on record. The record that is locked to move directories is the
+//! coordinator's, so it leaves like other rows, frozen on record, and two transactions cannot have
+//! it. Attempts have higher epochs than those of earlier coordinators (record "era").
 //!
-//! **Once.** Answers stay where they were recorded. A request that may have been executed is answered from the record before anything is said of
-//! who leads it, so who asks again hears what came of it; one without a record was not executed, is told so (`Misdirected`), and may be
-//! asked elsewhere as a new one.
+//! **Once.** Answers stay where they were recorded. A request that may have been executed is
+//! answered from the record before anything is said of its leader, so a client that asks again
+//! hears what came of it; one without a record was not executed, is told so (`Misdirected`), and
+//! may be asked elsewhere as a new one.
 
 pub(crate) mod adopt;
 mod copying;
@@ -98,10 +122,12 @@ pub type Changed = Box<dyn FnOnce(FsResult<()>) + Send>;
 /// Hears the number of a node to come.
 pub type Expected = Box<dyn FnOnce(FsResult<NodeId>) + Send>;
 
-/// Of files for which the given function holds: how many have locks, or calls that wait for locks, at this node. It must not block.
+/// Of files for which the given function holds: how many have locks, or calls that wait for locks,
+/// at this node. It must not block.
 pub type LockGuard = dyn Fn(&dyn Fn(InodeId) -> bool) -> usize + Send + Sync;
 
-/// Hears of tables: one that is the node's from now on, and a next one that has new nodes, before it is anybody's. It must not block.
+/// Hears of tables: one that is the node's from now on, and a next one that has new nodes, before
+/// it is anybody's. It must not block.
 pub type TableListener = dyn Fn(&Placement) + Send + Sync;
 
 /// A member's part in an attempt.
@@ -143,7 +169,8 @@ pub(super) struct Changing {
     latest: Attempt,
     part: Option<Part>,
     purge: Option<Purge>,
-    /// When the coordinator was asked last. He is asked all the time, and so knows that the member lives.
+    /// When the coordinator was asked last. He is asked all the time, and so knows that the member
+    /// lives.
     asked: Nanos,
     rows_sent: u64,
     rows_taken: u64,
@@ -275,7 +302,8 @@ impl Member {
         self.table.placement.coordinator
     }
 
-    /// Whether this one, with a table of this version, may be lent rows and told things: nobody who is yet to join.
+    /// Whether this one, with a table of this version, may be lent rows and told things: no member
+    /// that is yet to join.
     pub(super) fn agrees(&self, from: NodeId, table: u64) -> bool {
         let present = &self.table.placement;
         !self.changing.joining
@@ -329,7 +357,7 @@ impl Member {
                 }
                 return;
             }
-            // It has taken rows of this one, and has forgotten from whom.
+            // It has taken rows of this one, and has forgotten from which member.
             (None, Strangers::Coming(before)) if before >= attempt => {
                 return self.decline(attempt, forgotten());
             }
@@ -364,7 +392,8 @@ impl Member {
         }
     }
 
-    /// The part in this attempt; if there is none the coordinator hears that the attempt cannot go on.
+    /// The part in this attempt; if there is none the coordinator hears that the attempt cannot go
+    /// on.
     fn part_in(&mut self, attempt: Attempt) -> Option<&mut Part> {
         if self.changing.part.as_ref().is_some_and(|part| part.attempt == attempt) {
             return self.changing.part.as_mut();
@@ -383,8 +412,8 @@ impl Member {
         }
     }
 
-    /// Ends the part in an attempt that has failed: rows that leave are served again, those that came are to be deleted. False if that could not
-    /// be put on record: everything is as it was.
+    /// Ends the part in an attempt that has failed: rows that leave are served again, those that
+    /// came are to be deleted. False if that could not be put on record: everything is as it was.
     fn end_part(&mut self) -> bool {
         let recorded = self.changing.part.as_ref().is_some_and(|part| part.recorded);
         let came = matches!(self.changing.strangers, Strangers::Coming(_));
@@ -408,7 +437,7 @@ impl Member {
         true
     }
 
-    /// Makes this the node's table. Whoever waits for rows looks again.
+    /// Makes this the node's table. A request that waits for rows looks again.
     fn set_table(&mut self, table: NodeTable) {
         let node = self.node.clone();
         let quiet = node.quiesce();
@@ -426,7 +455,8 @@ impl Member {
         self.unlocks += 1;
     }
 
-    /// Commits rows that are records, or not the node's: nothing that it keeps in memory depends on them.
+    /// Commits rows that are records, or not the node's: nothing that it keeps in memory depends on
+    /// them.
     fn commit_beside(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
@@ -440,7 +470,8 @@ impl Member {
         if self.changing.asked + ASK <= self.now {
             self.changing.asked = self.now;
             if self.changing.joining {
-                // The role may have moved since it was set up: who does not have it passes over that.
+                // The role may have moved since it was set up: a member that does not have it
+                // passes over that.
                 for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
                     self.tell(node, ChangeMessage::Join);
                 }

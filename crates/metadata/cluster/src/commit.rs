@@ -1,8 +1,10 @@
-//! The end of a transaction, at its leader: two-phase commit, and before it the invalidation of directories that change.
+//! The end of a transaction, at its leader: two-phase commit, and before it the invalidation of
+//! directories that change.
 //!
-//! One batch decides: the leader's own changes, the answer for retries, and a record of the lenders who have changes to
-//! make. When it is durable the reply leaves and the lenders are told, again and again until each has said that it is done; then
-//! the record goes. What is not on record was not decided.
+//! One batch decides: the leader's own changes, the answer for retries, and a record of the lenders
+//! that have changes to make. When it is durable the reply leaves and the lenders are told, again
+//! and again until each has said that it is done; then the record goes. What is not on record was
+//! not decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +23,8 @@ use super::records::decision_key;
 use super::work::Stage;
 use super::{Member, RESEND, Todo, without};
 
-/// Most transactions in one message about directories to be forgotten: each changes a few, so it has some hundred kilobytes at most.
+/// Most transactions in one message about directories to be forgotten: each changes a few, so it
+/// has some hundred kilobytes at most.
 const BROADCAST_MAX: usize = 4096;
 
 /// A decision that some lenders may not know.
@@ -35,7 +38,7 @@ impl Decision {
         Self { lenders: lenders.into_iter().collect(), sent }
     }
 
-    /// These need not be told. Whether that were all who did not know.
+    /// These need not be told. Whether that were all that did not know.
     pub fn forget(&mut self, known: impl Fn(NodeId) -> bool) -> bool {
         self.lenders.retain(|node| !known(*node));
         self.lenders.is_empty()
@@ -55,7 +58,7 @@ impl Member {
             return self.settle(ticket, ended);
         }
         let now = self.now;
-        // Who is idle resolves no paths.
+        // A member that is idle resolves no paths.
         let nodes: Vec<NodeId> = self.table.serving().collect();
         let fences = nodes.iter().map(|node| (*node, self.fence_from(*node))).collect();
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
@@ -70,13 +73,14 @@ impl Member {
         self.drive_fences(ticket);
     }
 
-    /// A member is to forget directories. That leaves with whatever else it is to forget at the moment: many removals share a message, a wait for its
-    /// batches, and an answer.
+    /// A member is to forget directories. That leaves with whatever else it is to forget at the
+    /// moment: many removals share a message, a wait for its batches, and an answer.
     pub(super) fn have_forget(&mut self, node: NodeId, txn: TxnId, dirs: Vec<InodeId>) {
         self.broadcast.entry(node).or_default().push((txn, dirs));
     }
 
-    /// Sends what is to be forgotten. This member does so at once, and with whatever may go on after that.
+    /// Sends what is to be forgotten. This member does so at once, and with whatever may go on
+    /// after that.
     pub(super) fn send_broadcast(&mut self) {
         while let Some(own) = self.broadcast.remove(&self.me) {
             self.handle(self.me, Message::Invalidate(own));
@@ -90,7 +94,8 @@ impl Member {
         }
     }
 
-    /// Whether a transaction has only read, and in so short a time that no lender can have lost a loan.
+    /// Whether a transaction has only read, and in so short a time that no lender can have lost a
+    /// loan.
     fn has_read_at_once(&self, ticket: u64, ended: &Ended) -> bool {
         let Some(work) = self.works.get(&ticket) else { return false };
         let Stage::Leading(lead) = &work.stage else { return false };
@@ -99,7 +104,8 @@ impl Member {
             && ended.dirs.is_empty()
             && ended.opens.is_empty()
             && ended.referred.is_empty();
-        // The last rows may be this member's own, and it may have waited for them since it was told the time.
+        // The last rows may be this member's own, and it may have waited for them since it was told
+        // the time.
         reads && self.time() - lead.begun < SURE
     }
 
@@ -205,7 +211,8 @@ impl Member {
         }
         let condemned = &self.node.core().condemned;
         if ended.referred.iter().any(|object| condemned.refer(*object)) {
-            // Since the last run somebody has begun to delete what it is going to refer to. The next run says what comes of that.
+            // Since the last run somebody has begun to delete what it is going to refer to. The
+            // next run says what comes of that.
             drop(quiet);
             self.give_up(ticket);
             return self.rest(ticket, true);
@@ -229,7 +236,7 @@ impl Member {
         if let Some((_, lead)) = self.led(txn) {
             lead.phase = Phase::Decided(lenders, ended);
         }
-        // Whoever sees its changes here waits for the log as well.
+        // A request that sees its changes here waits for the log as well.
         self.decide(self.me, txn, false);
         self.when_durable(position.max(wait), Todo::Finish(txn));
     }

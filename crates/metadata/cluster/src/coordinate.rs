@@ -1,14 +1,19 @@
-//! The coordinator: the member that the table names leads changes of the table ([`super::change`]), one at a time.
+//! The coordinator: the member that the table names leads changes of the table ([`super::change`]),
+//! one at a time.
 //!
-//! Until it decides nothing of a change is on record here, since nothing has happened: an attempt that it does not know it calls off when somebody
-//! asks. The decision is record "change", the next table, which stays until all members have adopted it.
+//! Until it decides nothing of a change is on record here, since nothing has happened: an attempt
+//! that it does not know it calls off when somebody asks. The decision is record "change", the next
+//! table, which stays until all members have adopted it.
 //!
-//! A member that leaves is told first, but not waited for long: when all are frozen it serves nobody, and whenever it asks later it hears the
-//! table. A node that was added and never came can be forgotten: it is a member and still expected, which is also on record, so nobody waits for it
+//! A member that leaves is told first, but not waited for long: when all are frozen it serves
+//! nobody, and whenever it asks later it hears the table. A node that was added and never came can
+//! be forgotten: it is a member and still expected, which is also on record, so nobody waits for it
 //! while the others get a table without it.
 //!
-//! When the role moves the record "change" tells only the successor of the table, again and again, and goes when the coordinator hears from that one that he is
-//! to adopt it himself. A change by which it moves fixes what is handed over: nodes are announced before it, or after it by the successor.
+//! When the role moves the record "change" tells only the successor of the table, again and again,
+//! and goes when the coordinator hears from that one that he is to adopt it himself. A change by
+//! which it moves fixes what is handed over: nodes are announced before it, or after it by the
+//! successor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,23 +65,24 @@ enum Step {
     Adopting { turn: Turn, silent: BTreeSet<NodeId>, since: Nanos, sent: Nanos },
 }
 
-/// Who adopts a table: one after the other.
+/// The members that adopt a table: one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// Who coordinates by it, if that is another one, who then goes on with the turns of the others.
+    /// The coordinator by it, if that is another one, which then goes on with the turns of the
+    /// others.
     Successor,
-    /// Who leaves.
+    /// The member that leaves.
     Leaving,
-    /// Who was a member before.
+    /// The members before.
     Old,
-    /// Who comes with it: everybody tells them of changes of directories by then.
+    /// The members that come with it: all others tell them of changes of directories by then.
     New,
 }
 
 struct Asking {
     attempt: Attempt,
     order: Order,
-    /// Who has not done it.
+    /// The members that have not done it.
     silent: BTreeSet<NodeId>,
     /// When each member was heard of last.
     heard: BTreeMap<NodeId, Nanos>,
@@ -121,7 +127,8 @@ impl Coordinator {
         coordinator
     }
 
-    /// A member of the present table that was added, never came and is taken out again. Only when no table is being adopted.
+    /// A member of the present table that was added, never came and is taken out again. Only when
+    /// no table is being adopted.
     fn forgotten(&self, present: &Placement) -> Option<NodeId> {
         self.expected.keys().copied().find(|node| present.map.member(*node).is_some())
     }
@@ -136,12 +143,13 @@ impl Coordinator {
         self.change.as_ref().is_some_and(|change| change.next.coordinator != me)
     }
 
-    /// What it knows, for whoever follows.
+    /// What it knows, for the next coordinator.
     fn charge(&self) -> Charge {
         Charge { era: self.attempt.epoch, last_node: self.last_node, expected: self.expected.clone() }
     }
 
-    /// Takes over with a table that is decided and on record here, but not durably yet. `epoch` is this start of the member.
+    /// Takes over with a table that is decided and on record here, but not durably yet. `epoch` is
+    /// this start of the member.
     pub fn take_over(&mut self, next: Arc<Placement>, charge: Charge, epoch: u64) {
         let Charge { era, last_node, expected } = charge;
         let attempt = Attempt { epoch: era.saturating_add(epoch), number: 0 };
@@ -155,13 +163,13 @@ impl Coordinator {
         names.chain(self.expected.keys().map(|node| records::expect_row(*node, None))).collect()
     }
 
-    /// Another member has taken over. Who waits for that.
+    /// Another member has taken over. The callers that wait for that.
     pub fn give_up(&mut self) -> Option<Changed> {
         (self.expected, self.last_node) = (BTreeMap::new(), 0);
         self.change.take().and_then(|change| change.done)
     }
 
-    /// Whoever waits for the end of a change hears this instead.
+    /// Callers that wait for the end of a change hear this instead.
     pub fn fail(&mut self, why: &FsError) {
         if let Some(done) = self.change.take().and_then(|change| change.done) {
             done(Err(why.clone()));
@@ -169,7 +177,8 @@ impl Coordinator {
     }
 }
 
-/// The first turn of the adoption of a table after the present one, or after the one before if this member has adopted it already.
+/// The first turn of the adoption of a table after the present one, or after the one before if this
+/// member has adopted it already.
 fn adopting(
     me: NodeId,
     present: &Placement,
@@ -214,10 +223,12 @@ fn refused(text: &'static str) -> FsError {
 }
 
 impl Member {
-    /// Makes `next` the table of the cluster. Only at the coordinator; `next` has the version after the
-    /// present one, and all present members but at most one, which was leaving; at most one comes with it, which is expected and gets no slots yet. If it has another
-    /// coordinator nothing else changes, and when it has succeeded this member is the coordinator no more. `done` hears how it ended: after a
-    /// failure everything is as it was; `ETIMEDOUT` and `EAGAIN` say that it may succeed later.
+    /// Makes `next` the table of the cluster. Only at the coordinator; `next` has the version after
+    /// the present one, and all present members but at most one, which was leaving; at most one
+    /// comes with it, which is expected and gets no slots yet. If it has another coordinator
+    /// nothing else changes, and when it has succeeded this member is the coordinator no more.
+    /// `done` hears how it ended: after a failure everything is as it was; `ETIMEDOUT` and `EAGAIN`
+    /// say that it may succeed later.
     pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
         self.at(now);
         match self.may_change(&next) {
@@ -319,8 +330,10 @@ impl Member {
         Ok(())
     }
 
-    /// Takes a node out that never came: one that is only expected, or was added to the table and was lost before it heard of that. In the
-    /// second case its process must have ended for good. Nobody asks it, since it owned nothing. `done` hears how it ended, as for [`Member::change`].
+    /// Takes a node out that never came: one that is only expected, or was added to the table and
+    /// was lost before it heard of that. In the second case its process must have ended for good.
+    /// Nobody asks it, since it owned nothing. `done` hears how it ended, as for
+    /// [`Member::change`].
     pub fn forget(&mut self, node: NodeId, done: Changed, now: Nanos) {
         self.at(now);
         match self.try_forget(node) {
@@ -395,7 +408,8 @@ impl Member {
         Err(FsError::because(libc::EINVAL, text))
     }
 
-    /// Reserves a number, durably, for a node to come; the same one for an address that is expected already. Only at the coordinator.
+    /// Reserves a number, durably, for a node to come; the same one for an address that is expected
+    /// already. Only at the coordinator.
     pub fn expect(&mut self, node: Announced, done: Expected, now: Nanos) {
         self.at(now);
         match self.reserve(node) {
@@ -435,7 +449,8 @@ impl Member {
             }
             return Ok(*node);
         }
-        // Numbers are never used again: members stay in the table, as former ones at least, and of those who never came the last is on record.
+        // Numbers are never used again: members stay in the table, as former ones at least, and of
+        // those that never came the last is on record.
         let former = self.table.placement.former.iter().map(|(node, _)| *node);
         let known = self.table.nodes().chain(former).chain(expected.keys().copied());
         let node = known.max().unwrap_or(self.me).max(self.coordinator.last_node) + 1;
@@ -489,12 +504,12 @@ impl Member {
         self.send_orders();
     }
 
-    /// Members that take part in an attempt: not who never came and is taken out again.
+    /// Members that take part in an attempt: not one that never came and is taken out again.
     fn participants(&self) -> BTreeSet<NodeId> {
         self.table.nodes().filter(|node| !self.coordinator.expected.contains_key(node)).collect()
     }
 
-    /// Tells those who have not done it what to do.
+    /// Tells the members that have not done it what to do.
     fn send_orders(&mut self) {
         let now = self.now;
         let Some(Change { next, step: Step::Asking(asking), .. }) = &mut self.coordinator.change else {
@@ -531,7 +546,8 @@ impl Member {
         }
     }
 
-    /// Calls an attempt off that has not been decided: another one follows, or the change has failed.
+    /// Calls an attempt off that has not been decided: another one follows, or the change has
+    /// failed.
     fn fail_attempt(&mut self, why: FsError) {
         let pause = PAUSE_MIN + self.random_time(PAUSE_MAX - PAUSE_MIN);
         let Some(change) = &mut self.coordinator.change else { return };
@@ -577,7 +593,7 @@ impl Member {
         self.send_table();
     }
 
-    /// Tells those who have not adopted the table that it is decided.
+    /// Tells the members that have not adopted the table that it is decided.
     fn send_table(&mut self) {
         let now = self.now;
         let Some(Change { next, step: Step::Adopting { silent, sent, .. }, .. }) =
@@ -623,7 +639,7 @@ impl Member {
             // It goes on, and has this member adopt the table.
             Turn::Successor => return,
             Turn::Leaving => (Turn::Old, old(next, expected)),
-            // Whoever they fetch dentries from knows of them now.
+            // The members that they fetch dentries from know of them now.
             Turn::Old => (Turn::New, new(next, expected)),
             Turn::New => (Turn::New, BTreeSet::new()),
         };
@@ -634,7 +650,7 @@ impl Member {
     /// All members have the table.
     fn finish_change(&mut self) {
         let Some(Change { next, .. }) = &self.coordinator.change else { return };
-        // Who was taken out before it came is not expected any more either.
+        // A node that was taken out before it came is not expected any more either.
         let former = next.former.iter().map(|(node, _)| *node);
         let came = next.map.members().iter().map(|member| member.id).chain(former);
         let came: Vec<NodeId> = came.filter(|node| self.coordinator.expected.contains_key(node)).collect();
@@ -701,7 +717,8 @@ impl Member {
                 return;
             }
             Some(Change { step: Step::Deciding, .. }) => return,
-            // The others hear it of him, this member too: it must not let go before he has taken over.
+            // The others hear it of him, this member too: it must not let go before he has taken
+            // over.
             Some(Change { step: Step::Adopting { turn: Turn::Successor, .. }, next, .. })
                 if from != next.coordinator =>
             {

@@ -1,7 +1,8 @@
 //! Dentries of other members: asking for them, and telling them.
 //!
-//! An answer to what was asked before a directory was invalidated may be older than that, so it is thrown away and asked for
-//! again. (All of them are, whichever directory it was: that is simpler than to know which, and changes of directories are rare.)
+//! An answer to what was asked before a directory was invalidated may be older than that, so it is
+//! thrown away and asked for again. (All of them are, whichever directory it was: that is simpler
+//! than to know which, and changes of directories are rare.)
 
 use kestrel_meta::locks::{Mode, TxnId};
 use kestrel_meta::perm::{Dentry, Guard};
@@ -93,7 +94,8 @@ impl Member {
             // Another one may have begun to serve that row while it was read.
             Ok(_) if !self.cluster().may_answer() => {}
             Ok(found) => self.when_durable(wait, Todo::Send(from, Message::Fetched(number, found))),
-            // Nobody can be told anything about it until it is repaired; whoever asks gives up at his deadline.
+            // No member can be told anything about it until it is repaired; the asking request
+            // gives up at its deadline.
             Err(why) => log::error!("damaged row of a directory that another node asks for: {why}"),
         }
     }
@@ -140,8 +142,9 @@ impl Member {
         }
     }
 
-    /// Whoever changes it may need what a waiting transaction holds, and so may whoever asks: a row that it has locked may be the dentry's
-    /// own. So it gives that up, and begins again when the dentry is there.
+    /// The transaction that changes it may need what a waiting transaction holds, and so may the
+    /// request that asks: a row that it has locked may be the dentry's own. So it gives that up,
+    /// and begins again when the dentry is there.
     fn ask_later(&mut self, mut fetching: Fetching) {
         for ticket in &fetching.tickets {
             let leads = |work: &Work| matches!(work.stage, Stage::Leading(_));
@@ -195,7 +198,8 @@ impl Member {
         }
     }
 
-    /// There is nobody to ask any more, and an answer of this member's own may be older than a change, which locks nothing now.
+    /// There is nobody to ask any more, and an answer of this member's own may be older than a
+    /// change, which locks nothing now.
     pub(super) fn end_fetches(&mut self) {
         for fetching in std::mem::take(&mut self.fetches).into_values() {
             for ticket in fetching.tickets {
@@ -223,7 +227,8 @@ impl Member {
         for number in due {
             let Some(mut fetching) = self.fetches.remove(&number) else { continue };
             if fetching.void || fetching.rests {
-                // A new number: an answer to the old one, should it still come, is not waited for any more.
+                // A new number: an answer to the old one, should it still come, is not waited for
+                // any more.
                 self.ask(fetching);
             } else {
                 fetching.sent = now;

@@ -1,19 +1,21 @@
 //! A member with threads around it: what serves real clients and talks to real nodes.
 //!
-//! **What the node can serve alone it does**, on the thread that brings it, without the member: [`MemberHost::submit_batch`] puts requests
-//! straight into the node's lanes. What comes back as not to be served alone ([`Stray`]), listings, and messages of others go to the
-//! member, which is behind a lock.
+//! **What the node can serve alone it does**, on the thread that brings it, without the member:
+//! [`MemberHost::submit_batch`] puts requests straight into the node's lanes. What comes back as
+//! not to be served alone ([`Stray`]), listings, and messages of others go to the member, which is
+//! behind a lock.
 //!
-//! **The lock is a role**, as a worker's is ([`kestrel_meta::worker`]): who brings something queues it and tries the lock; who holds it serves
-//! the others and looks at the queue again after letting it go. With the lock held the member only changes state, reads and commits
-//! rows; nobody's callback runs. Afterwards, with no lock held: envelopes leave, replies are given, and lanes are served that have
-//! waited while the member held their roles.
+//! **The lock is a role**, as a worker's is ([`kestrel_meta::worker`]): a thread that brings
+//! something queues it and tries the lock; the thread that holds it serves the others and looks at
+//! the queue again after letting it go. With the lock held the member only changes state, reads and
+//! commits rows; no callback runs. Afterwards, with no lock held: envelopes leave, replies are
+//! given, and lanes are served that have waited while the member held their roles.
 //!
-//! **One thread** watches the time, and goes on when the log has become durable or the node has answered: callbacks of the engine must
-//! not do more than wake it.
+//! **One thread** watches the time, and goes on when the log has become durable or the node has
+//! answered: callbacks of the engine must not do more than wake it.
 //!
-//! **Once.** A session has no two requests of one number at the node at a time, and says of one that it may have been executed. So
-//! nothing is done here about copies.
+//! **Once.** A session has no two requests of one number at the node at a time, and says of one
+//! that it may have been executed. So nothing is done here about copies.
 
 mod bell;
 mod tables;
@@ -140,7 +142,7 @@ struct Desk {
     whereabouts: Arc<Whereabouts>,
     member: Mutex<Member>,
     incoming: Mutex<VecDeque<Incoming>>,
-    /// Who hears of what was done in a turn.
+    /// Callbacks for what was done in a turn.
     calls: Arc<Mutex<Vec<Call>>>,
     bell: Arc<Bell>,
     carrier: Arc<dyn Carrier>,
@@ -162,8 +164,8 @@ pub struct MemberHost {
 }
 
 impl MemberHost {
-    /// Opens a member, not before [`RESTART_MIN`] is over, and starts its thread. Replies that wait for the log are given by a thread of the node's own, whatever the
-    /// settings say.
+    /// Opens a member, not before [`RESTART_MIN`] is over, and starts its thread. Replies that wait
+    /// for the log are given by a thread of the node's own, whatever the settings say.
     ///
     /// # Errors
     /// As [`Member::open`]; `EAGAIN` if the thread does not start.
@@ -223,7 +225,8 @@ impl MemberHost {
         self.desk.epoch
     }
 
-    /// Where it and the other nodes are, as far as they have said so: nodes that are not in here are where the table says.
+    /// Where it and the other nodes are, as far as they have said so: nodes that are not in here
+    /// are where the table says.
     pub fn whereabouts(&self) -> BTreeMap<NodeId, String> {
         self.desk.whereabouts.addresses()
     }
@@ -238,8 +241,9 @@ impl MemberHost {
         self.desk.bring(Incoming::Request(request, Asker::Own, done));
     }
 
-    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, [`Outcome::Misdirected`] for
-    /// those that another member leads and that have no answer on record here. A request is numbered or not; of one number there is none under way.
+    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's
+    /// index, [`Outcome::Misdirected`] for those that another member leads and that have no answer
+    /// on record here. A request is numbered or not; of one number there is none under way.
     pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
         let desk = &self.desk;
         let table = desk.cluster().table();
@@ -275,7 +279,8 @@ impl MemberHost {
         }
     }
 
-    /// Why it has stopped, if it has ([`Member::failure`]): its process must end and be started again.
+    /// Why it has stopped, if it has ([`Member::failure`]): its process must end and be started
+    /// again.
     pub fn failure(&self) -> Option<FsError> {
         let failure = self.desk.member.lock().failure().cloned();
         self.desk.bell.wake();
@@ -292,7 +297,8 @@ impl MemberHost {
         self.desk.turn(move |member, _| member.set_object_users(used));
     }
 
-    /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not block.
+    /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not
+    /// block.
     pub fn condemn(&self, wall: Nanos, limit: usize, done: Reap) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.condemn(wall, limit, done, now));
@@ -342,17 +348,19 @@ impl MemberHost {
     /// Whether nothing is under way that concerns other members.
     pub fn is_idle(&self) -> bool {
         let idle = self.desk.incoming.lock().is_empty() && self.desk.member.lock().is_idle();
-        // Whoever found the lock taken has left it to its holder.
+        // A thread that found the lock taken has left it to its holder.
         self.desk.bell.wake();
         idle
     }
 
-    /// Whether it may answer anybody at this moment ([`Cluster::may_answer`]), and tell clients that they still have a session.
+    /// Whether it may answer anybody at this moment ([`Cluster::may_answer`]), and tell clients
+    /// that they still have a session.
     pub fn may_answer(&self) -> bool {
         self.desk.cluster().may_answer()
     }
 
-    /// How long nothing was heard of the other members; `None` while this one has no lease, since then it may be itself that is cut off.
+    /// How long nothing was heard of the other members; `None` while this one has no lease, since
+    /// then it may be itself that is cut off.
     pub fn unheard(&self) -> Option<Vec<(NodeId, Duration)>> {
         let unheard = self.desk.member.lock().unheard(self.desk.now());
         self.desk.bell.wake();
@@ -360,8 +368,9 @@ impl MemberHost {
         Some(unheard?.into_iter().map(in_time).collect())
     }
 
-    /// Tells the other members that this start has ended: it answers nothing any more that needs a lease, and if others can claim its store one
-    /// of them need not wait. Once; later calls do nothing. Takes [`RESTART_MIN`] in that case.
+    /// Tells the other members that this start has ended: it answers nothing any more that needs a
+    /// lease, and if others can claim its store one of them need not wait. Once; later calls do
+    /// nothing. Takes [`RESTART_MIN`] in that case.
     pub fn release(&self) {
         if self.desk.released.swap(true, Ordering::AcqRel) {
             return;
@@ -381,8 +390,8 @@ impl MemberHost {
         self.desk.send(outbox);
     }
 
-    /// Says that it ends ([`MemberHost::release`]), stops its thread and makes everything durable. What is under way with other members ends
-    /// when the node starts again.
+    /// Says that it ends ([`MemberHost::release`]), stops its thread and makes everything durable.
+    /// What is under way with other members ends when the node starts again.
     ///
     /// # Errors
     /// The engine's.
@@ -444,11 +453,13 @@ impl Desk {
         Box::new(move |result| calls.lock().push(Box::new(move || done(result))))
     }
 
-    /// Serves the member until nothing is left to do, or somebody else does. Of what was queued before nothing is forgotten.
+    /// Serves the member until nothing is left to do, or somebody else does. Of what was queued
+    /// before nothing is forgotten.
     fn drive(&self) {
         self.bell.note();
         let Some(_busy) = Busy::on(&self.bell) else {
-            // This thread gives replies, or carries envelopes: it must not go deeper, and may be about to block.
+            // This thread gives replies, or carries envelopes: it must not go deeper, and may be
+            // about to block.
             return self.bell.wake();
         };
         for _ in 0..ROUNDS_MAX {
@@ -544,17 +555,19 @@ impl Desk {
     }
 }
 
-/// Time since the machine was booted, the time in which it slept included: what members agree on by how long it lasts, they must not miss
-/// while they sleep.
+/// Time since the machine was booted, the time in which it slept included: what members agree on by
+/// how long it lasts, they must not miss while they sleep.
 fn boot_time() -> Nanos {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of this frame. The clock exists on every Linux since 2.6.39, so the call does not fail.
+    // SAFETY: the pointer is to a timespec of this frame. The clock exists on every Linux since
+    // 2.6.39, so the call does not fail.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
     time.tv_sec * SECOND + time.tv_nsec
 }
 
-/// A member is being changed. If that ends by a panic nobody knows what state it is in, and the other nodes would wait for one that
-/// seems to live: the process ends, and the next start reads what is true from the log.
+/// A member is being changed. If that ends by a panic nobody knows what state it is in, and the
+/// other nodes would wait for one that seems to live: the process ends, and the next start reads
+/// what is true from the log.
 struct Whole;
 
 impl Drop for Whole {
@@ -583,8 +596,9 @@ fn done_of(desk: &Arc<Desk>, ear: Arc<impl Ear + 'static>, number: usize) -> Don
     })
 }
 
-/// Whether a session is not to hear a reply: its request failed because the store is another process's now. Nobody here knows what became of it;
-/// that process does, and the client asks there when this one has ended, which it does next.
+/// Whether a session is not to hear a reply: its request failed because the store is another
+/// process's now. Nobody here knows what became of it; that process does, and the client asks there
+/// when this one has ended, which it does next.
 fn is_unsaid(desk: &Weak<Desk>, reply: &Reply) -> bool {
     let failed = matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO);
     failed && desk.upgrade().is_some_and(|desk| desk.cluster().is_shared() && desk.is_replaced())
@@ -612,7 +626,8 @@ impl<E: Ear + 'static> Ear for Relay<E> {
                 if !desk.bell.is_mine() {
                     return desk.drive();
                 }
-                // This thread serves the member, and is only here because that had the lanes served.
+                // This thread serves the member, and is only here because that had the lanes
+                // served.
                 desk.bell.note();
             }
             None => self.ear.hear(

@@ -1,4 +1,5 @@
-//! The leader of a transaction: borrows rows until the operation needs no more, then ends it ([`super::commit`]).
+//! The leader of a transaction: borrows rows until the operation needs no more, then ends it
+//! ([`super::commit`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +16,12 @@ use super::lease::Fence;
 use super::message::{LoanId, Message, SpanRow};
 use super::work::Stage;
 
-/// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path has up to 2,048 parts.
+/// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path
+/// has up to 2,048 parts.
 const ROUNDS_MAX: u32 = 4096;
 
-/// For so long after a transaction has begun no lender has lost a loan: silence takes him longer ([`super::lend`]), and so does a
-/// restart ([`super::RESTART_MIN`]).
+/// For so long after a transaction has begun no lender has lost a loan: silence takes him longer
+/// ([`super::lend`]), and so does a restart ([`super::RESTART_MIN`]).
 pub(super) const SURE: Nanos = super::RESTART_MIN;
 
 /// A lender, as the leader sees him.
@@ -38,7 +40,7 @@ pub(super) enum Phase {
     Invalidating(BTreeMap<NodeId, Fence>, Box<Ended>),
     /// It waits for these lenders to agree; what each is to change.
     Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<kestrel_engine::Mutation>>, Box<Ended>),
-    /// It is decided, and waits for the log. The lenders who have something to change; the answer.
+    /// It is decided, and waits for the log. The lenders that have something to change; the answer.
     Decided(Vec<NodeId>, Box<Ended>),
 }
 
@@ -246,7 +248,7 @@ impl Member {
         }
     }
 
-    /// Asks those who have not answered once more.
+    /// Asks the members that have not answered once more.
     pub(super) fn send_again(&mut self, ticket: u64) {
         let (now, table) = (self.now, self.table.placement.version);
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {

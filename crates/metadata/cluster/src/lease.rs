@@ -1,69 +1,95 @@
-//! Leases: a member resolves paths only while most members let it, and one that does not answer is fenced.
+//! Leases: a member resolves paths only while most members let it, and one that does not answer is
+//! fenced.
 //!
-//! A change of a directory has to be forgotten by all members before it is decided. One that does not answer may be down, or go on
-//! serving paths from a replica that is out of date. So what a replica says counts only under a *lease*.
+//! A change of a directory has to be forgotten by all members before it is decided. One that does
+//! not answer may be down, or go on serving paths from a replica that is out of date. So what a
+//! replica says counts only under a *lease*.
 //!
-//! **Holder.** It asks all members every [`RENEW`], and holds the lease until [`LEASE`] after it *sent* the oldest question of a majority that was
-//! granted, itself included. Not the coordinator grants it: that would be one node without which nobody serves. A volume of one node needs no lease,
-//! and an idle member gets none: it resolves nothing.
+//! **Holder.** It asks all members every [`RENEW`], and holds the lease until [`LEASE`] after it
+//! *sent* the oldest question of a majority that was granted, itself included. Not the coordinator
+//! grants it: that would be one node without which nobody serves. A volume of one node needs no
+//! lease, and an idle member gets none: it resolves nothing.
 //!
-//! **Granter.** A grant is a promise not to say, for [`PROMISE`] since the question was *heard*, that the member can hold no lease. Heard is after sent, so by
-//! the time the promise is over the lease is, if the two clocks agree on how long it lasts within an eighth. Nothing of it is on record: who has
-//! started again keeps the longest promise that it may have made.
+//! **Granter.** A grant is a promise not to say, for [`PROMISE`] since the question was *heard*,
+//! that the member can hold no lease. Heard is after sent, so by the time the promise is over the
+//! lease is, if the two clocks agree on how long it lasts within an eighth. Nothing of it is on
+//! record: a member that has started again keeps the longest promise that it may have made.
 //!
-//! **Where it counts** ([`kestrel_meta::lease`]). A batch that finds something in its replica reads the clock, once: it holds a role then, and a replica's contents
-//! change only with every role held, so all that it finds was true at the moment of that reading, which is its place in the order, however long it takes
-//! to commit. The rows that it reads are its worker's and nobody changes them while the role is held; those that it writes others see after it, through locks
-//! that are given with every role held. So whatever a fenced member still commits was as good as done before it was fenced. A
-//! transaction reads the clock when it runs: when that was its last run all its rows were locked, then and until it is decided, and so that is its place. What finds nothing in the replica
-//! (by handle, or by rows of the node's own, which nobody changes without asking it) needs no lease.
+//! **Where it counts** ([`kestrel_meta::lease`]). A batch that finds something in its replica reads
+//! the clock, once: it holds a role then, and a replica's contents change only with every role
+//! held, so all that it finds was true at the moment of that reading, which is its place in the
+//! order, however long it takes to commit. The rows that it reads are its worker's and nobody
+//! changes them while the role is held; those that it writes others see after it, through locks
+//! that are given with every role held. So whatever a fenced member still commits was as good as
+//! done before it was fenced. A transaction reads the clock when it runs: when that was its last
+//! run all its rows were locked, then and until it is decided, and so that is its place. What finds
+//! nothing in the replica (by handle, or by rows of the node's own, which nobody changes without
+//! asking it) needs no lease.
 //!
-//! **Lapse.** Who gets a lease after having had none, start included, first empties its replica, with every role held, and what it has asked for
-//! dentries is void. Whether it has had none is judged when a grant comes, by the clock at that moment: if that is within the old lease, nobody has fenced
-//! it in between, since some member of both majorities has kept its promise.
+//! **Lapse.** A member that gets a lease after having had none, start included, first empties its
+//! replica, with every role held, and what it has asked for dentries is void. Whether it has had
+//! none is judged when a grant comes, by the clock at that moment: if that is within the old lease,
+//! no member has fenced it in between, since some member of both majorities has kept its promise.
 //!
-//! **Fence.** The leader of a change that a member has not acknowledged within [`PATIENCE`] asks the others again and again to *hold* the lease of that member: to
-//! grant it nothing. Each says so when its promise has run out. A hold has a number, lasts until [`HOLD`] after the last question, and ends
-//! by the next grant only. When a majority has held through one moment the member had no lease then ([`Fence`]), and when it gets another it empties its
-//! replica; what it fetches afterwards meets the lock of the row that changes. So it counts as having forgotten. One round of answers would not do: the
-//! first who answered may have started again, and granted, before the last one did.
+//! **Fence.** The leader of a change that a member has not acknowledged within [`PATIENCE`] asks
+//! the others again and again to *hold* the lease of that member: to grant it nothing. Each says so
+//! when its promise has run out. A hold has a number, lasts until [`HOLD`] after the last question,
+//! and ends by the next grant only. When a majority has held through one moment the member had no
+//! lease then ([`Fence`]), and when it gets another it empties its replica; what it fetches
+//! afterwards meets the lock of the row that changes. So it counts as having forgotten. One round
+//! of answers would not do: the first that answered may have started again, and granted, before the
+//! last one did.
 //!
-//! Majorities of two tables that follow each other meet, since these differ by one member at most, and there are no others at a time. A lease that was granted by
-//! members of one table ends on adoption of the next as soon as too few of those are a majority of the next.
+//! Majorities of two tables that follow each other meet, since these differ by one member at most,
+//! and there are no others at a time. A lease that was granted by members of one table ends on
+//! adoption of the next as soon as too few of those are a majority of the next.
 //!
 //! Where rows of a fenced member are needed it is waited for all the same.
 //!
 //! # Stores that others can claim
 //!
-//! A member on a *shared* engine ([`kestrel_engine::Engine::is_shared`]) can be started again by another process while the one before goes on: a
-//! zombie, which may have clients, and be reached by other members. The engine's epoch sees to it that nothing of a zombie's is written. That nothing
-//! of it is *believed*, leases do:
+//! A member on a *shared* engine ([`kestrel_engine::Engine::is_shared`]) can be started again by
+//! another process while the one before goes on: a zombie, which may have clients, and be reached
+//! by other members. The engine's epoch sees to it that nothing of a zombie's is written. That
+//! nothing of it is *believed*, leases do:
 //!
-//! **Without a lease such a member answers nothing** that anybody relies on: no request, found in the replica or not (Tenure; [`kestrel_meta::lease`]);
-//! it lends nothing, agrees to nothing, forgets nothing on behalf of others, says nothing of dentries, of how transactions ended, or of what it has
-//! ([`Member::may_say`]). It begins no part in a change of the table and sends no rows for one: of two starts one might send what the other never had. Idle members get leases, too, if
-//! their engine is shared. What goes on without one: leases themselves, and what is said of changes when it has been committed.
+//! **Without a lease such a member answers nothing** that anybody relies on: no request, found in
+//! the replica or not (Tenure; [`kestrel_meta::lease`]); it lends nothing, agrees to nothing,
+//! forgets nothing on behalf of others, says nothing of dentries, of how transactions ended, or of
+//! what it has ([`Member::may_say`]). It begins no part in a change of the table and sends no rows
+//! for one: of two starts one might send what the other never had. Idle members get leases, too, if
+//! their engine is shared. What goes on without one: leases themselves, and what is said of changes
+//! when it has been committed.
 //!
-//! **No two starts of a member have leases at the same time.** Questions carry the start; who grants one promises it to that start. An older start
-//! than the newest that was heard of is granted nothing, and that one is on record before it is let in ([`super::known`]). One that is asked by a newer start grants it
-//! nothing before the promise to an older one is over, unless the newer one is *sole*: no earlier start can be running. Who has started again does not know what
-//! it has promised to older starts, so until that is over it grants to sole ones only. Any two majorities have a member in common; if that is
-//! another one, these rules keep the two apart; if it is the member itself, or another one that runs twice, its voice does ([`super::voice`]).
+//! **No two starts of a member have leases at the same time.** Questions carry the start; a member
+//! that grants one promises it to that start. An older start than the newest that was heard of is
+//! granted nothing, and that one is on record before it is let in ([`super::known`]). One that is
+//! asked by a newer start grants it nothing before the promise to an older one is over, unless the
+//! newer one is *sole*: no earlier start can be running. A member that has started again does not
+//! know what it has promised to older starts, so until that is over it grants to sole ones only.
+//! Any two majorities have a member in common; if that is another one, these rules keep the two
+//! apart; if it is the member itself, or another one that runs twice, its voice does
+//! ([`super::voice`]).
 //!
-//! A start that has had a lease is sole from then on: most members have it on record, so no earlier one gets a lease any more.
+//! A start that has had a lease is sole from then on: most members have it on record, so no earlier
+//! one gets a lease any more.
 //!
-//! **What a start says under its lease, it says of a time before its successor's begins.** A batch looks at the lease again when it has read all it
-//! answers by: then nobody had written there but itself. What it commits the engine takes only if nobody has claimed the store by then, so its successor
-//! reads it; an answer leaves when that is durable. Messages that were sent before and come late mean what they meant: the dentry of a directory that has changed since was asked for before the
-//! change, and is thrown away; locks that it says it holds have been held until then, and what it agreed to is on record and locked again by its successor.
+//! **What a start says under its lease, it says of a time before its successor's begins.** A batch
+//! looks at the lease again when it has read all it answers by: then nobody had written there but
+//! itself. What it commits the engine takes only if nobody has claimed the store by then, so its
+//! successor reads it; an answer leaves when that is durable. Messages that were sent before and
+//! come late mean what they meant: the dentry of a directory that has changed since was asked for
+//! before the change, and is thrown away; locks that it says it holds have been held until then,
+//! and what it agreed to is on record and locked again by its successor.
 //!
 //! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a
 //! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was heard, which is
 //! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and
 //! says so ([`LeaseMessage::Release`]): then the promise to it is over at once.
 //!
-//! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its member ask for no lease, so that another process, which may
-//! reach it, can take over. When nobody reaches it nobody has leases there.
+//! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its
+//! member ask for no lease, so that another process, which may reach it, can take over. When nobody
+//! reaches it nobody has leases there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -178,11 +204,11 @@ pub(super) struct Leases {
     held: bool,
     /// Requests that wait for one.
     waiting: BTreeSet<u64>,
-    /// What it promised whom: which of their starts, and until when.
+    /// What it promised to each member: to which start, and until when.
     promises: BTreeMap<NodeId, (u64, Nanos)>,
     /// The newest start of each that it has heard of, or one more if that has ended.
     pub(super) starts: BTreeMap<NodeId, u64>,
-    /// To whom it grants nothing: the number of that time, and until when.
+    /// The members that it grants nothing: the number of that time, and until when.
     holds: BTreeMap<NodeId, (u64, Nanos)>,
     /// When it began to count how long nothing was heard of others.
     opened: Nanos,
@@ -237,8 +263,9 @@ impl Leases {
 
 /// The fence that the leader of a change puts around a member.
 ///
-/// Rounds of questions to the others. Who answered one in round `a` and answers another of round `b > a` by the same hold has held it all the
-/// time in between, so also when each of the rounds `a + 1` to `b` began.
+/// Rounds of questions to the others. A member that answered one in round `a` and answers another
+/// of round `b > a` by the same hold has held it all the time in between, so also when each of the
+/// rounds `a + 1` to `b` began.
 #[derive(Default)]
 pub(super) struct Fence {
     /// When the next round begins.
@@ -250,7 +277,7 @@ pub(super) struct Fence {
     seen: BTreeMap<NodeId, Seen>,
 }
 
-/// What was heard of one who is to hold.
+/// What was heard of a member that is to hold.
 struct Seen {
     hold: HoldId,
     /// In which round this hold was heard of first.
@@ -292,7 +319,7 @@ impl Member {
         LeaseFigures { held: self.cluster().lease.is_held(), lapses, fences, fenced }
     }
 
-    /// What time it is now, for whoever must not go by the time that the member was told last.
+    /// What time it is now, for callers that must not go by the time that the member was told last.
     pub(super) fn time(&self) -> Nanos {
         self.cluster().lease.now().max(self.now)
     }
@@ -317,7 +344,8 @@ impl Member {
         }
     }
 
-    /// Whether it needs no lease, whatever it does: it has nobody to ask, or serves nothing that anybody else could serve.
+    /// Whether it needs no lease, whatever it does: it has nobody to ask, or serves nothing that
+    /// anybody else could serve.
     fn needs_none(&self) -> bool {
         let shared = self.cluster().is_shared();
         !shared && (self.table.is_alone() || self.table.is_idle()) || self.changing.joining
@@ -349,7 +377,8 @@ impl Member {
         }
     }
 
-    /// The newest start of a member that this one has heard of, perhaps in an earlier start of its own; `None` if nobody knows.
+    /// The newest start of a member that this one has heard of, perhaps in an earlier start of its
+    /// own; `None` if nobody knows.
     pub(super) fn newest_start(&mut self, node: NodeId) -> Option<u64> {
         if let Some(start) = self.leases.starts.get(&node) {
             return Some(*start);
@@ -397,8 +426,8 @@ impl Member {
         }
     }
 
-    /// Gives up the lease, for good: this start ends. A shared store may be opened by another process as soon as the others know
-    /// ([`Member::say_released`]).
+    /// Gives up the lease, for good: this start ends. A shared store may be opened by another
+    /// process as soon as the others know ([`Member::say_released`]).
     pub fn give_up_lease(&mut self, now: Nanos) {
         self.at(now);
         self.leases.ended = true;
@@ -413,7 +442,8 @@ impl Member {
         drop(quiet);
     }
 
-    /// Tells the others that it has no lease any more. Not before [`super::RESTART_MIN`] is over since it gave that up.
+    /// Tells the others that it has no lease any more. Not before [`super::RESTART_MIN`] is over
+    /// since it gave that up.
     pub fn say_released(&mut self) {
         let epoch = self.epoch;
         for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
@@ -421,7 +451,8 @@ impl Member {
         }
     }
 
-    /// How long nothing was heard of the other members; `None` while this one has no lease, since then it may be itself that is cut off.
+    /// How long nothing was heard of the other members; `None` while this one has no lease, since
+    /// then it may be itself that is cut off.
     pub fn unheard(&self, now: Nanos) -> Option<Vec<(NodeId, Nanos)>> {
         let leases = &self.leases;
         let since = |node: NodeId| now - leases.heard.get(&node).copied().unwrap_or(leases.opened);
@@ -429,7 +460,8 @@ impl Member {
         self.cluster().lease.is_held().then(|| others.map(|node| (node, since(node).max(0))).collect())
     }
 
-    /// Whether this may be said, or done on behalf of others, at this moment: not by a member whose store others can claim, unless it has a lease.
+    /// Whether this may be said, or done on behalf of others, at this moment: not by a member whose
+    /// store others can claim, unless it has a lease.
     pub(super) fn may_say(&self, from: NodeId, message: &Message) -> bool {
         let own = from == self.me;
         let relied_on = match message {
@@ -440,7 +472,8 @@ impl Member {
             | Message::Poll { .. } => true,
             // What it tells itself of its own transactions concerns its own rows.
             Message::Invalidate(_) | Message::Decide(..) | Message::Ask(_) => !own,
-            // Two starts must not both take part in an attempt: one would send rows, and the other be frozen.
+            // Two starts must not both take part in an attempt: one would send rows, and the other
+            // be frozen.
             Message::Change(
                 ChangeMessage::Begin { .. } | ChangeMessage::Copy(_) | ChangeMessage::Freeze(_),
             ) => true,
@@ -514,7 +547,8 @@ impl Member {
         sent.get(self.majority() - 1).map_or(NEVER, |sent| sent + LEASE)
     }
 
-    /// A lease after a time without one: what the replica says may not be true any more, nor what was asked for it.
+    /// A lease after a time without one: what the replica says may not be true any more, nor what
+    /// was asked for it.
     fn begin_tenure(&mut self, until: Nanos) {
         let node = self.node.clone();
         let quiet = node.quiesce();
@@ -537,7 +571,8 @@ impl Member {
         if self.cluster().is_shared() { "answers nobody" } else { "resolves no paths" }
     }
 
-    /// Requests that wait for a lease are tried again: there may be one, or others may lead them now.
+    /// Requests that wait for a lease are tried again: there may be one, or others may lead them
+    /// now.
     pub(super) fn look_for_lease(&mut self) {
         let (until, shared) = (self.now + DEADLINE, self.cluster().is_shared());
         for ticket in std::mem::take(&mut self.leases.waiting) {
@@ -556,7 +591,8 @@ impl Member {
         self.leases.waiting.remove(&ticket);
     }
 
-    /// Whether a member has asked this one for a lease, or granted it one, so short a time ago that it may hold one itself.
+    /// Whether a member has asked this one for a lease, or granted it one, so short a time ago that
+    /// it may hold one itself.
     pub(super) fn may_live(&self, node: NodeId) -> bool {
         let (leases, now) = (&self.leases, self.time());
         leases.promises.get(&node).is_some_and(|(_, until)| now < *until)
@@ -685,7 +721,8 @@ mod tests {
         fence.heard(1, 2, hold(2));
         fence.heard(2, 2, hold(1));
         assert!(!fence.holds(2), "it has");
-        // Answers to questions of the round in which it was heard of first say nothing of the time between.
+        // Answers to questions of the round in which it was heard of first say nothing of the time
+        // between.
         fence.heard(1, 2, hold(2));
         assert!(!fence.holds(2));
         fence.round = 3;

@@ -1,7 +1,7 @@
 //! The lender: rows that are locked for transactions, what was agreed to, and what becomes of it.
 //!
-//! A loan that is not prepared may be given up at any time, because its number is asked for before the transaction ends. A
-//! prepared one stays, on record too, until the leader says how it ended.
+//! A loan that is not prepared may be given up at any time, because its number is asked for before
+//! the transaction ends. A prepared one stays, on record too, until the leader says how it ended.
 
 use std::ops::ControlFlow;
 
@@ -72,7 +72,8 @@ impl Member {
             return;
         }
         let ranges: Vec<(Table, u64)> = wanted.spans.iter().map(|span| (span.table, span.id)).collect();
-        // Readers who take turns must not keep out for ever who waits here to write.
+        // Readers that take turns must not keep out for ever a transaction that waits here to
+        // write.
         let waited_for = mode == Mode::Shared
             && !self.parked.is_empty()
             && !self.loans.contains_key(&txn)
@@ -111,7 +112,8 @@ impl Member {
         }
     }
 
-    /// Whether rows are wanted that another node is about to get; the entries of a directory are only to be had as a whole.
+    /// Whether rows are wanted that another node is about to get; the entries of a directory are
+    /// only to be had as a whole.
     fn some_leave(&self, wanted: &Missing) -> bool {
         let table = &self.table;
         table.leaving.is_some()
@@ -188,8 +190,8 @@ impl Member {
             self.give_back(txn);
             return self.send(from, vote);
         }
-        // The changes may bear a timestamp of the leader's that is above all on record here. What this node issues after a crash has to
-        // be above it: the ceiling goes to the log first.
+        // The changes may bear a timestamp of the leader's that is above all on record here. What
+        // this node issues after a crash has to be above it: the ceiling goes to the log first.
         if let Err(why) = self.node.raise_ceiling() {
             if self.has_lost_store(&why) {
                 return;
@@ -279,7 +281,8 @@ impl Member {
         }
         for txn in ask {
             if self.table.placement.heir_of(txn.node).is_some() {
-                // Whoever has left has left nobody in doubt: this could not be put on record before.
+                // A member that has left has left no other in doubt: this could not be put on
+                // record before.
                 self.decide(txn.node, txn, false);
             } else {
                 self.send(txn.node, Message::Ask(txn));

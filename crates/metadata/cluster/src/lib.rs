@@ -1,31 +1,38 @@
-//! A member: one of several metadata nodes that share a volume, as a state machine without threads, sockets or clock.
+//! A member: one of several metadata nodes that share a volume, as a state machine without threads,
+//! sockets or clock.
 //!
 //! A client sends a request to the member that *leads* it, a function of the request alone ([`NodeTable::leader`]), so a retry comes to
 //! the one that knows whether it was executed. Another one says that it is misdirected. The leader's node tries to serve it
 //! alone, in its batches. What it lacks for that decides how it goes on:
 //!
-//! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace replica, the request run again;
+//! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace
+//!   replica, the request run again;
 //! - **a row that is lent**: it is parked until locks are given up;
-//! - **rows of other members**: it becomes a *transaction* ([`lead`]). Its rows are borrowed, those of the leader itself too;
-//!   lenders ([`lend`]) lock them. The operation, a pure function of rows, runs on what was lent and says what it lacks, until it ends.
-//!   Then every lender confirms that his locks held all the while and puts on record what is to change there; the leader decides
-//!   with one batch, which holds its own changes, the answer for retries, and the decision ([`commit`]). What has only read, and fast,
-//!   needs nobody's word: no loan is lost so soon.
+//! - **rows of other members**: it becomes a *transaction* ([`lead`]). Its rows are borrowed, those
+//!   of the leader itself too; lenders ([`lend`]) lock them. The operation, a pure function of
+//!   rows, runs on what was lent and says what it lacks, until it ends. Then every lender confirms
+//!   that his locks held all the while and puts on record what is to change there; the leader
+//!   decides with one batch, which holds its own changes, the answer for retries, and the decision
+//!   ([`commit`]). What has only read, and fast, needs nobody's word: no loan is lost so soon.
 //!
-//! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the operation saw of the replica is
-//! true at the moment it runs, if the member has a lease then ([`lease`]): that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
-//! time) does not confirm it. A change of a directory (chmod, rename, removal) has its dentry forgotten by all members
-//! before it is decided, or these are fenced; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
+//! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the
+//! operation saw of the replica is true at the moment it runs, if the member has a lease then
+//! ([`lease`]): that moment is between the two halves of two-phase locking. A lender that has lost
+//! a loan (crash, time) does not confirm it. A change of a directory (chmod, rename, removal) has
+//! its dentry forgotten by all members before it is decided, or these are fenced; while it is under
+//! way its row is locked, so no member fetches it again, and answers to fetches that were sent
 //! before are thrown away. A member forgets with every role held: no batch runs (quiescence).
 //!
-//! **No deadlock.** Who meets a lock gives up everything and begins again after a random time. Requests of a member hold
-//! nothing while they wait.
+//! **No deadlock.** A transaction that meets a lock gives up everything and begins again after a
+//! random time. Requests of a member hold nothing while they wait.
 //!
-//! **Exactly once.** The answer to a numbered request that has changed something is recorded in the batch that decides it. Requests come by
-//! sessions, which see to it that no two copies of one are under way and none comes late, as on a single node.
+//! **Exactly once.** The answer to a numbered request that has changed something is recorded in the
+//! batch that decides it. Requests come by sessions, which see to it that no two copies of one are
+//! under way and none comes late, as on a single node.
 //!
-//! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and locked again; it asks the
-//! leader. A leader that restarts knows its decisions; what it does not know was not decided and changes nothing.
+//! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and
+//! locked again; it asks the leader. A leader that restarts knows its decisions; what it does not
+//! know was not decided and changes nothing.
 //!
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
@@ -107,11 +114,12 @@ const SWEEP_PAUSE: Nanos = 5 * SECOND;
 /// What has no answer for so long is sent again.
 const RESEND: Nanos = 200 * MILLISECOND;
 
-/// A member that has ended is not opened again for so long: what it had lent until then was not changed meanwhile. Whoever opens members
-/// sees to it.
+/// A member that has ended is not opened again for so long: what it had lent until then was not
+/// changed meanwhile. The process that opens members sees to it.
 pub const RESTART_MIN: Nanos = 100 * MILLISECOND;
 
-/// How long a request may wait for other members before it fails with `ETIMEDOUT`, nothing having changed.
+/// How long a request may wait for other members before it fails with `ETIMEDOUT`, nothing having
+/// changed.
 pub const DEADLINE: Nanos = 20 * SECOND;
 
 /// Settings of a member.
@@ -119,23 +127,24 @@ pub const DEADLINE: Nanos = 20 * SECOND;
 pub struct MemberConfig {
     /// Its number.
     pub me: NodeId,
-    /// Who owns what.
+    /// The placement table.
     pub placement: Placement,
     /// Settings of its node: mode `commit`.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
-    /// It waits to be taken into the cluster: the table is one in which it owns nothing, and it serves nobody until the others have one that
-    /// it is in. Of no consequence once that was so.
+    /// It waits to be taken into the cluster: the table is one in which it owns nothing, and it
+    /// serves nobody until the others have one that it is in. Of no consequence once that was so.
     pub joining: bool,
-    /// No earlier start of this member can be running any more. Of consequence only if its engine is shared.
+    /// No earlier start of this member can be running any more. Of consequence only if its engine
+    /// is shared.
     pub sole: bool,
 }
 
-/// Who asks a member for something.
+/// The requester: what asks a member for something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
-    /// Its own process: the member leads what is asked, whoever owns what it is about.
+    /// Its own process: the member leads what is asked, whichever member owns what it is about.
     Own,
     /// A session. Where its request comes from, if it is numbered: no copy of it is under way.
     Session(Option<Origin>),
@@ -178,7 +187,7 @@ enum Heard {
 #[derive(Default)]
 struct Inbox {
     heard: Mutex<VecDeque<(u64, Heard)>>,
-    /// Whom to wake, if the member has threads around it.
+    /// The thread to wake, if the member has threads around it.
     bell: Option<Arc<Bell>>,
 }
 
@@ -209,7 +218,7 @@ impl Ear for Inbox {
 pub struct Member {
     node: Arc<Node>,
     me: NodeId,
-    /// Who owns what: its node's.
+    /// The placement table: its node's.
     table: Arc<NodeTable>,
     /// Counts its starts.
     epoch: u64,
@@ -224,7 +233,8 @@ pub struct Member {
     own: VecDeque<Message>,
     /// What waits for the log.
     waiting: BTreeMap<(Position, u64), Todo>,
-    /// Requests that it leads, by ticket. Bounded by those who send them: each waits for what it has asked, or throttles itself.
+    /// Requests that it leads, by ticket. Bounded by the senders: each waits for what it has asked,
+    /// or throttles itself.
     works: BTreeMap<u64, Work>,
     fetches: BTreeMap<u64, Fetching>,
     /// Transactions that it leads and has not decided: their tickets.
@@ -258,11 +268,11 @@ pub struct Member {
     sums: Sums,
     /// Requests that wait until locks are given up; some may have ended.
     parked: BTreeSet<u64>,
-    /// Locks were given up: those who wait for that may go on.
+    /// Locks were given up: requests that wait for that may go on.
     unlocked: bool,
     /// How often that was so.
     unlocks: u64,
-    /// Requests that have ended, for whoever lets go of the member.
+    /// Requests that have ended, for the thread that lets go of the member.
     finished: Vec<(Done, Reply)>,
     /// That messages are too large was logged.
     told_unsent: bool,
@@ -270,11 +280,11 @@ pub struct Member {
     lock_guard: Option<Box<LockGuard>>,
     /// Counts what the node has.
     census: Option<Box<Census>>,
-    /// Who waits for what all nodes have.
+    /// Callers that wait for what all nodes have.
     counting: Option<Counted>,
-    /// Whether the process knows of somebody who keeps this node from leaving.
+    /// Whether the process knows of a client that keeps this node from leaving.
     departure_guard: Option<Box<DepartureGuard>>,
-    /// Who hears of new tables.
+    /// The listener for new tables.
     table_listener: Option<Box<TableListener>>,
     changing: Changing,
     coordinator: Coordinator,
@@ -295,9 +305,10 @@ impl Member {
         Node::format_one_of(engine, root, now, &Cluster::new(me, placement)?)
     }
 
-    /// Has a new member count on from there: inodes and objects. What it makes up then differs from what was ever made up under its number
-    /// by others that this volume's rows came from, if the coordinator, whose counters these were, is above all of that. One that is further
-    /// stays there.
+    /// Has a new member count on from there: inodes and objects. What it makes up then differs from
+    /// what was ever made up under its number by others that this volume's rows came from, if the
+    /// coordinator, whose counters these were, is above all of that. One that is further stays
+    /// there.
     ///
     /// # Errors
     /// The engine's.
@@ -308,8 +319,8 @@ impl Member {
         engine.commit(BatchKind::Growing, rows).map(drop).map_err(engine_error)
     }
 
-    /// Starts a member: what it had agreed to is locked again before anybody is served. `now` is a monotonic time, `clock`
-    /// the volume's.
+    /// Starts a member: what it had agreed to is locked again before anybody is served. `now` is a
+    /// monotonic time, `clock` the volume's.
     ///
     /// # Errors
     /// `EINVAL` for settings that make no sense; `EIO` for damaged records; the engine's.
@@ -322,8 +333,9 @@ impl Member {
         Self::open_with(engine, clock, config, now, None)
     }
 
-    /// As [`Member::open`]. With a bell, which is rung on whatever thread when there is something to look at, who holds the member
-    /// leaves to do what may take other threads' time: [`Node::drive_due`] and [`Member::take_finished`]. The clock beside it says what time it is,
+    /// As [`Member::open`]. With a bell, which is rung on whatever thread when there is something
+    /// to look at, the thread that holds the member leaves to do what may take other threads' time:
+    /// [`Node::drive_due`] and [`Member::take_finished`]. The clock beside it says what time it is,
     /// as `now` does.
     fn open_with(
         engine: Arc<dyn Engine>,
@@ -335,7 +347,8 @@ impl Member {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
-        // Before anything is read: whoever had the rows until now gets no commit through any more.
+        // Before anything is read: the process that had the rows until now gets no commit through
+        // any more.
         let engine = engine.claim().map_err(engine_error)?;
         let (bell, time) = host.unzip();
         // A claim takes its time; what is counted from it must not begin before.
@@ -411,13 +424,14 @@ impl Member {
         Ok(member)
     }
 
-    /// Has `used` asked before an object is deleted: whether a client of this member may still come to refer to it. It must not block.
+    /// Has `used` asked before an object is deleted: whether a client of this member may still come
+    /// to refer to it. It must not block.
     pub fn set_object_users(&mut self, used: Box<ObjectUsers>) {
         self.object_users = Some(used);
     }
 
-    /// Takes a request. `done` hears the reply, if there is one: a member that crashes gives none. That of a session is misdirected if another
-    /// member leads it.
+    /// Takes a request. `done` hears the reply, if there is one: a member that crashes gives none.
+    /// That of a session is misdirected if another member leads it.
     pub fn submit(&mut self, request: Request, asker: Asker, done: Done, now: Nanos) {
         self.at(now);
         if !self.is_sound()
@@ -431,8 +445,8 @@ impl Member {
         self.pump();
     }
 
-    /// A client of this member claims `count` opens that it had of a file here before a restart, or before its session expired
-    /// ([`Node::reclaim_open`]), wherever the file is by now.
+    /// A client of this member claims `count` opens that it had of a file here before a restart, or
+    /// before its session expired ([`Node::reclaim_open`]), wherever the file is by now.
     pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
         self.at(now);
         if let Some(failure) = self.failure() {
@@ -487,7 +501,8 @@ impl Member {
         self.pump();
     }
 
-    /// Deletes some of the rows that truncations and removals left behind, if there are any: its node is their home.
+    /// Deletes some of the rows that truncations and removals left behind, if there are any: its
+    /// node is their home.
     fn sweep(&mut self) {
         if self.sweeping.is_some_and(|ticket| self.works.contains_key(&ticket)) {
             return;
@@ -523,12 +538,14 @@ impl Member {
         }
     }
 
-    /// Requests that have ended since this was asked last, and who wants to know: to be told with no lock held.
+    /// Requests that have ended since this was asked last, and their callbacks: to be told with no
+    /// lock held.
     fn take_finished(&mut self) -> Vec<(Done, Reply)> {
         std::mem::take(&mut self.finished)
     }
 
-    /// What it says to others since this was asked last. All that one of them is to forget because directories change is one message.
+    /// What it says to others since this was asked last. All that one of them is to forget because
+    /// directories change is one message.
     pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
         if self.is_sound() {
             self.send_broadcast();
@@ -546,8 +563,8 @@ impl Member {
         self.epoch
     }
 
-    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off, no change of the
-    /// table, no rows of other members.
+    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know,
+    /// no rows that were cut off, no change of the table, no rows of other members.
     pub fn is_idle(&self) -> bool {
         let swept = self.node.core().sweeps.after(0).is_none();
         swept
@@ -643,7 +660,7 @@ impl Member {
         }
     }
 
-    /// Tells who waits for requests that have ended, unless somebody lets go of the member first.
+    /// Answers requests that have ended, unless a thread lets go of the member first.
     fn tell_finished(&mut self) {
         if self.inbox.bell.is_none() {
             for (done, reply) in self.take_finished() {
@@ -707,7 +724,8 @@ impl Member {
         self.numbers
     }
 
-    /// A random time of up to `most` (xorshift*, Vigna 2016; all that counts is that members do not agree).
+    /// A random time of up to `most` (xorshift*, Vigna 2016; all that counts is that members do not
+    /// agree).
     fn random_time(&mut self, most: Nanos) -> Nanos {
         self.random |= 1;
         self.random ^= self.random >> 12;
@@ -728,8 +746,9 @@ fn read_counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
     counter.map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"{name}\": {why}")))
 }
 
-/// Counts a start, durably. Not the engine's epoch: this one is a row, which an old copy of the directory has as it was, and by which
-/// the others know the copy; that one belongs to the store, and grows there whatever the rows say.
+/// Counts a start, durably. Not the engine's epoch: this one is a row, which an old copy of the
+/// directory has as it was, and by which the others know the copy; that one belongs to the store,
+/// and grows there whatever the rows say.
 fn next_epoch(engine: &dyn Engine) -> FsResult<u64> {
     let epoch = read_counter(engine, "epoch")? + 1;
     engine.commit(BatchKind::Freeing, vec![counter_row("epoch", epoch)]).map_err(engine_error)?;

@@ -1,4 +1,5 @@
-//! What members of a cluster say to each other. Values; whoever carries them may lose, repeat and reorder them.
+//! What members of a cluster say to each other. Values; the carrier may lose, repeat and reorder
+//! them.
 
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
@@ -19,7 +20,7 @@ use super::whereabouts::Whereabout;
 /// A message on its way, and the newest timestamp of its sender.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Envelope {
-    /// Who sends it.
+    /// The sender.
     pub from: NodeId,
     /// Newest timestamp of the sender: those of the receiver will be above it.
     pub stamp: u64,
@@ -27,8 +28,8 @@ pub struct Envelope {
     pub message: Message,
 }
 
-/// Rows locked for a transaction: which start of the lender, and which of its loans. A loan that was given up and begun again is
-/// another one.
+/// Rows locked for a transaction: which start of the lender, and which of its loans. A loan that
+/// was given up and begun again is another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LoanId {
     /// Start of the lender.
@@ -55,7 +56,7 @@ pub enum Fetched {
     At(InodeId, Box<[u8]>),
     /// It is no directory, or nothing.
     None,
-    /// It is being changed, or who was asked has another table: ask again.
+    /// It is being changed, or the member that was asked has another table: ask again.
     Busy,
 }
 
@@ -110,14 +111,15 @@ pub enum Message {
         /// Ranges.
         spans: Vec<(Span, Vec<SpanRow>)>,
     },
-    /// Others have locked some of the rows, or who was asked has another table.
+    /// Others have locked some of the rows, or the member that was asked has another table.
     Refused(TxnId, u32),
-    /// Directories change: forget their dentries. All that the sender had to say of that at one moment, by transaction.
+    /// Directories change: forget their dentries. All that the sender had to say of that at one
+    /// moment, by transaction.
     Invalidate(Vec<(TxnId, Vec<InodeId>)>),
     /// Nothing that runs or will run sees the old dentries of these transactions.
     Invalidated(Vec<TxnId>),
-    /// The transaction is about to end. Whoever lent rows that do not change gives up his locks and is done; the others put the
-    /// changes on record.
+    /// The transaction is about to end. A member that lent rows that do not change gives up its
+    /// locks and is done; the others put the changes on record.
     Prepare {
         /// Which.
         txn: TxnId,
@@ -136,7 +138,7 @@ pub enum Message {
     Ask(TxnId),
     /// It goes on.
     Alive(TxnId),
-    /// A question to all members. Who has another table than the sender does not answer.
+    /// A question to all members. A member that has another table than the sender does not answer.
     Poll {
         /// The sender's number.
         number: u64,
@@ -154,11 +156,12 @@ pub enum Message {
     },
     /// The table changes.
     Change(ChangeMessage),
-    /// Who resolves paths.
+    /// The members that resolve paths.
     Lease(LeaseMessage),
     /// What shares of directories come to.
     Sum(SumMessage),
-    /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear nothing.
+    /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear
+    /// nothing.
     Tokens(TokensMessage),
     /// Where nodes are. The host's matter: members say nothing of it and hear nothing.
     Whereabouts(Vec<Whereabout>),
@@ -171,7 +174,8 @@ pub enum TokensMessage {
     Digest([u8; 32]),
     /// Some of them.
     Records(Vec<TokenRecord>),
-    /// These are of no use any more, and are forgotten by whoever knows that they are not.
+    /// These are of no use any more, and are forgotten by every member that knows that they are
+    /// not.
     Prune(Vec<TokenId>),
 }
 

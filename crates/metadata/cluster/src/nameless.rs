@@ -1,13 +1,17 @@
-//! Files without names, at their home: who has them open, and the end of those that nobody has.
+//! Files without names, at their home: the members where they are open, and the end of those that
+//! are open nowhere.
 //!
-//! A file that was never renamed or linked can be open at its home only, which decides as a single node does. Any other one becomes a
-//! file without a name, and so does every one that a restart finds: all members are asked who has it open, again from time to
-//! time, and when all have said no it is deleted. A member says yes if it has counted an open, is about to, or still waits for
-//! clients of before its start to claim theirs.
+//! A file that was never renamed or linked can be open at its home only, which decides as a single
+//! node does. Any other one becomes a file without a name, and so does every one that a restart
+//! finds: all members are asked whether they have it open, again from time to time, and when all
+//! have said no it is deleted. A member says yes if it has counted an open, is about to, or still
+//! waits for clients of before its start to claim theirs.
 //!
-//! **Why nobody loses a file.** A question goes out after the name was gone: whoever relied on the name has counted its open by then
-//! or is about to, since its loan of the name ended when the transaction that took the name away began. After that nobody counts
-//! opens of the file but its home, by number, and those who say yes. (A name that it gets meanwhile makes another case of it.)
+//! **Why no client loses a file.** A question goes out after the name was gone: a member that
+//! relied on the name has counted its open by then or is about to, since its loan of the name ended
+//! when the transaction that took the name away began. After that only its home, by number, and the
+//! members that say yes count opens of the file. (A name that it gets meanwhile makes another case
+//! of it.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +78,8 @@ impl Member {
         }
     }
 
-    /// Files that a transaction which nothing can stop any more but its lenders is about to open here.
+    /// Files that a transaction which nothing can stop any more but its lenders is about to open
+    /// here.
     pub(super) fn about_to_open(&self) -> BTreeSet<InodeId> {
         let opened = self.works.values().filter_map(|work| match &work.stage {
             Stage::Leading(lead) => match &lead.phase {
@@ -112,7 +117,8 @@ impl Member {
             if !heard_all || held.contains(ino) || !same || core.reclaiming.lasts() {
                 continue;
             }
-            // From now on it can be open here only: the last release deletes it. If nobody has it open that is one of our own.
+            // From now on it can be open here only: the last release deletes it. If nobody has it
+            // open that is one of our own.
             let open = core.opens.get(*ino);
             core.opens.set(*ino, OpenState { count: open.count.max(1), orphan: true, linkable: false });
             if open.count == 0 {
@@ -140,7 +146,8 @@ impl Member {
         }
     }
 
-    /// Whether a transaction claims opens of a file without a name though the time for that is over. With every role held.
+    /// Whether a transaction claims opens of a file without a name though the time for that is
+    /// over. With every role held.
     pub(super) fn claims_in_vain(&self, ticket: u64) -> bool {
         let Some(work) = self.works.get(&ticket).filter(|work| work.claim.is_some()) else { return false };
         let Stage::Leading(lead) = &work.stage else { return false };

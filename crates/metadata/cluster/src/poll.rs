@@ -1,9 +1,10 @@
 //! Polls: a question to all members that serve clients, this one included if it does.
 //!
-//! It is sent again to those who have not answered. It ends with all answers, by member, or after [`DEADLINE`] with `None`: somebody
-//! is not to be had, and what he would have said nobody knows. A member answers each copy of a question as things are when it gets
-//! it; the first answer counts. One that has another table does not answer, and when the table of who asks changes he asks again from the
-//! start: so all answers are by one table.
+//! It is sent again to members that have not answered. It ends with all answers, by member, or
+//! after [`DEADLINE`] with `None`: a member is not to be had, and what it would have said is not
+//! known. A member answers each copy of a question as things are when it gets it; the first answer
+//! counts. One that has another table does not answer, and when the table of the asking member
+//! changes it asks again from the start: so all answers are by one table.
 
 use std::collections::BTreeMap;
 
@@ -29,15 +30,18 @@ pub enum Question {
     Usage,
     /// Which of these files somebody has open there, or may have.
     Held(Vec<InodeId>),
-    /// Of these directories: their figures, unless that is a question for more, and which directories are in them, after this place.
+    /// Of these directories: their figures, unless that is a question for more, and which
+    /// directories are in them, after this place.
     Tree(Vec<InodeId>, Option<Place>),
-    /// A round of deleting objects begins ([`super::reap`]): what the member has to say of each of them.
+    /// A round of deleting objects begins ([`super::reap`]): what the member has to say of each of
+    /// them.
     Weigh(u64, Vec<ObjectId>),
-    /// Of this round: which of these objects nothing there has come to refer to; they are condemned.
+    /// Of this round: which of these objects nothing there has come to refer to; they are
+    /// condemned.
     Confirm(u64, Vec<ObjectId>),
     /// This round has ended, and these objects are deleted.
     Forget(u64, Vec<ObjectId>),
-    /// What entries the node has. Who has not counted them does not answer yet.
+    /// What entries the node has. A node that has not counted them does not answer yet.
     Entries,
     /// Which of these files are among the next names that the node owns, after this directory and
     /// name.
@@ -98,11 +102,12 @@ pub(super) enum Then {
     Confirmed(u64),
     /// As above.
     Forgotten(u64),
-    /// Who waits for what all nodes have hears it.
+    /// Callers that wait for what all nodes have hear it.
     Counted,
     /// Nothing.
     Nothing,
-    /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
+    /// Those of these files without names that nobody has open are deleted. With the numbers of
+    /// their cases.
     Delete(Vec<(InodeId, u64)>),
 }
 
@@ -111,7 +116,7 @@ pub(super) struct Poll {
     question: Question,
     answers: BTreeMap<NodeId, Answer>,
     then: Then,
-    /// When those who have not answered were asked last.
+    /// When the members that have not answered were asked last.
     sent: Nanos,
     until: Nanos,
 }
@@ -148,7 +153,8 @@ impl Member {
     /// Answers another member, or this one.
     pub(super) fn polled(&mut self, from: NodeId, number: u64, question: Question) {
         let (answer, wait) = match question {
-            // A crash undoes what is not durable; figures may come out wrong by that much for a moment, as on one node.
+            // A crash undoes what is not durable; figures may come out wrong by that much for a
+            // moment, as on one node.
             Question::Usage => (Answer::Usage(self.node.figures()), 0),
             Question::Held(mut files) => {
                 let core = self.node.core();
@@ -168,7 +174,7 @@ impl Member {
             },
             Question::Locate(files, after) => match self.locate(&files, after.as_ref()) {
                 Ok(located) => (located, 0),
-                // Whoever asks gives up at his deadline.
+                // The asking member gives up at its deadline.
                 Err(why) => return log::error!("files that another node looks for by number: {why}"),
             },
             // Its shares are on their way to another member, which is asked by the next table.
@@ -241,14 +247,16 @@ impl Member {
         }
     }
 
-    /// The table has changed: members may be others, and what each has. What was asked for requests these ask for themselves.
+    /// The table has changed: members may be others, and what each has. What was asked for requests
+    /// these ask for themselves.
     pub(super) fn ask_again(&mut self) {
         for poll in std::mem::take(&mut self.polls).into_values() {
             match poll.then {
                 Then::TellUsage(_) | Then::TellLocated(_) | Then::WalkOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),
-                // The weights that it goes by were those of other members, or of what they had then.
+                // The weights that it goes by were those of other members, or of what they had
+                // then.
                 Then::Confirmed(round) => self.end_round_early(round),
                 then => self.poll(poll.question, then),
             }

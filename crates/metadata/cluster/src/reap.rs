@@ -1,26 +1,30 @@
 //! Deleting objects that nothing on any node refers to any more.
 //!
-//! Each node books references of what it leads to its own shares, and only the sum of all says whether an object is in use. The
-//! sums of different nodes are of different moments. So there are two questions to all members:
+//! Each node books references of what it leads to its own shares, and only the sum of all says
+//! whether an object is in use. The sums of different nodes are of different moments. So there are
+//! two questions to all members:
 //!
-//! 1. **Weigh**: each begins to watch the object and says its part of the sum, and whether one of its clients may still come to
-//!    refer to the object (it was given the number, and has not said that it is done with it). From then on any reference that it
-//!    adds ends its watching.
+//! 1. **Weigh**: each begins to watch the object and says its part of the sum, and whether one of
+//!    its clients may still come to refer to the object (it was given the number, and has not said
+//!    that it is done with it). From then on any reference that it adds ends its watching.
 //! 2. **Confirm**: each says whether it still watches, and if so condemns the object.
 //!
-//! If the parts come to nought and all confirm, there is a moment between the two at which all watched. Until then nobody had added anything
-//! that was not weighed; what was released since the weighing can only make the sum smaller, and it is never below nought: so it was nought at
-//! that moment, over all nodes. From then on nobody *can* refer to the object: a clone refers to what some file refers to, and a
-//! commit to what its client was given. This does not depend on anybody remembering more than that: a member that restarts after it has
-//! confirmed may forget it. One that restarts in between does not know the round and does not confirm.
+//! If the parts come to nought and all confirm, there is a moment between the two at which all
+//! watched. Until then nobody had added anything that was not weighed; what was released since the
+//! weighing can only make the sum smaller, and it is never below nought: so it was nought at that
+//! moment, over all nodes. From then on nobody *can* refer to the object: a clone refers to what
+//! some file refers to, and a commit to what its client was given. This does not depend on anybody
+//! remembering more than that: a member that restarts after it has confirmed may forget it. One
+//! that restarts in between does not know the round and does not confirm.
 //!
-//! Whoever asked deletes the object from the block store, puts that on record in its `reap` row, has all members delete their
-//! shares, and deletes the row. A crash leaves the row, and it goes on from there: without the record everything is done again, with it only the
-//! rest (the sum would come out wrong: some have deleted their shares). Two members that do this at the same time do not disturb each other:
-//! rounds are told apart, and an object may be deleted twice.
+//! The process that asked deletes the object from the block store, puts that on record in its
+//! `reap` row, has all members delete their shares, and deletes the row. A crash leaves the row,
+//! and it goes on from there: without the record everything is done again, with it only the rest
+//! (the sum would come out wrong: some have deleted their shares). Two members that do this at the
+//! same time do not disturb each other: rounds are told apart, and an object may be deleted twice.
 //!
-//! A row whose object is still referred to goes, but not if this node's own part is below nought: nobody else would know of the
-//! object when the sum becomes nought. It is looked at again later.
+//! A row whose object is still referred to goes, but not if this node's own part is below nought:
+//! nobody else would know of the object when the sum becomes nought. It is looked at again later.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +38,8 @@ use kestrel_types::placement::NodeId;
 use super::poll::{Answer, Question, Then, out_of_reach};
 use super::{Member, Todo};
 
-/// How many grace periods later an object is looked at again of which this node released more than it added.
+/// How many grace periods later an object is looked at again of which this node released more than
+/// it added.
 const LATER: Nanos = 16;
 
 /// A member's part of what decides about an object.
@@ -54,7 +59,7 @@ pub type Forgot = Box<dyn FnOnce(FsResult<()>) + Send>;
 
 /// How far a round is.
 enum Stage {
-    /// Members are asked; who hears what comes of it.
+    /// Members are asked; the callback for what comes of it.
     Asking(Reap),
     /// The caller deletes objects.
     Deleting,
@@ -82,10 +87,11 @@ impl Reaping {
 }
 
 impl Member {
-    /// Asks all members about objects whose `reap` rows on this node are due, at most `limit`. `done` hears which of them nobody refers to:
-    /// they are condemned. Whoever asked deletes them from the block store and calls [`Member::reaped`] with those that are gone; if it never
-    /// does, they come up again. `wall` is the time as the volume's clock has it, which is what rows are due by. One round at a time:
-    /// `EBUSY` while another asks.
+    /// Asks all members about objects whose `reap` rows on this node are due, at most `limit`.
+    /// `done` hears which of them nothing refers to: they are condemned. The caller deletes them
+    /// from the block store and calls [`Member::reaped`] with those that are gone; if it never
+    /// does, they come up again. `wall` is the time as the volume's clock has it, which is what
+    /// rows are due by. One round at a time: `EBUSY` while another asks.
     pub fn condemn(&mut self, wall: Nanos, limit: usize, done: Reap, now: Nanos) {
         self.at(now);
         if let Some(why) = self.failure() {
@@ -120,7 +126,8 @@ impl Member {
         self.pump();
     }
 
-    /// These objects, which [`Member::condemn`] gave, have been deleted from the block store; the others may be referred to again.
+    /// These objects, which [`Member::condemn`] gave, have been deleted from the block store; the
+    /// others may be referred to again.
     pub fn reaped(&mut self, deleted: &[ObjectId], done: Forgot, now: Nanos) {
         self.at(now);
         if let Some(why) = self.failure() {
@@ -156,7 +163,7 @@ impl Member {
     pub(super) fn weigh(&mut self, from: NodeId, number: u64, round: u64, objects: &[ObjectId]) {
         let (parts, position) = match self.node.watch_objects(from, round, objects) {
             Ok(weighed) => weighed,
-            // Whoever asks gives up at his deadline.
+            // The asking member gives up at its deadline.
             Err(why) => return log::error!("objects that another node wants to delete: {why}"),
         };
         let claiming = self.node.core().reclaiming.lasts();
@@ -182,12 +189,13 @@ impl Member {
         let node = self.node.clone();
         let quiet = node.quiesce();
         for (index, object) in objects.iter().enumerate() {
-            // What was released here since it was weighed has written its own row; if the clock was set back, the same one.
+            // What was released here since it was weighed has written its own row; if the clock was
+            // set back, the same one.
             let weighed = answers.get(&self.me);
             let same = |part| matches!(weighed, Some(Answer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
             let settled = node.references(*object).is_ok_and(same);
             let owes = node.owes(*object).unwrap_or(true);
-            // Who does not say that nothing refers to it may have something that does.
+            // A member that does not say that nothing refers to it may have something that does.
             let weights = answers.values().map(|answer| match answer {
                 Answer::Weighed(weights) => weights.get(index).copied().unwrap_or(Weight::Used),
                 _ => Weight::Used,
@@ -239,7 +247,8 @@ impl Member {
         }
     }
 
-    /// All members have deleted their shares of what was deleted, or somebody is out of reach: then the rows stay.
+    /// All members have deleted their shares of what was deleted, or somebody is out of reach: then
+    /// the rows stay.
     pub(super) fn forgotten(&mut self, round: u64, all: bool) {
         let Some(reaping) = self.reaping.take_if(|reaping| reaping.round == round) else { return };
         let Stage::Forgetting(done) = reaping.stage else { return };
@@ -278,7 +287,8 @@ enum Weighed {
     Owing,
 }
 
-/// `owes`: this node released more of the object than it added ([`kestrel_meta::node::Node::owes`]).
+/// `owes`: this node released more of the object than it added
+/// ([`kestrel_meta::node::Node::owes`]).
 fn weighed_together(owes: bool, weights: impl Iterator<Item = Weight>) -> Weighed {
     let (mut sum, mut known, mut damaged) = (0, false, false);
     for weight in weights {

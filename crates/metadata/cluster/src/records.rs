@@ -1,5 +1,5 @@
-//! Rows of table `txn` that transactions over several nodes leave until they have ended everywhere: at a lender what it has agreed to
-//! change, at the leader that it was decided.
+//! Rows of table `txn` that transactions over several nodes leave until they have ended everywhere:
+//! at a lender what it has agreed to change, at the leader that it was decided.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +17,8 @@ use super::message::LoanId;
 /// Version of both rows.
 const VERSION: u8 = 1;
 
-/// Longest value of a row that a transaction changes, bytes: that of an extended attribute with its version, and chunks.
+/// Longest value of a row that a transaction changes, bytes: that of an extended attribute with its
+/// version, and chunks.
 const VALUE_BYTES_MAX: usize = 16 << 20;
 
 /// What a lender has agreed to change.
@@ -77,7 +78,7 @@ pub fn decode_prepared(bytes: &[u8]) -> Result<Prepared, DecodeError> {
     Ok(Prepared { loan, mutations })
 }
 
-/// The row of a decision: the lenders who must make their changes.
+/// The row of a decision: the lenders that must make their changes.
 pub fn encode_decision(lenders: &[NodeId]) -> Box<[u8]> {
     let mut out = vec![VERSION];
     for node in lenders {

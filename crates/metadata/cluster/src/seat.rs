@@ -1,14 +1,19 @@
-//! Whose rows these are, in table `system` of a store that other machines reach too ([`Engine::is_shared`]).
+//! Whose rows these are, in table `system` of a store that other machines reach too
+//! ([`Engine::is_shared`]).
 //!
-//! - **`birth`**: the word by which the other nodes know this one ([`super::known`]). Of rows that lie in a directory it is the
-//!   directory's; these can be served from any directory, so they have it.
-//! - **`seat`**: who served them last. By it a start knows whether an earlier one may still be running (`MemberConfig::sole`).
+//! - **`birth`**: the word by which the other nodes know this one ([`super::known`]). Of rows that
+//!   lie in a directory it is the directory's; these can be served from any directory, so they have
+//!   it.
+//! - **`seat`**: the process that served them last. By it a start knows whether an earlier one may
+//!   still be running (`MemberConfig::sole`).
 //!
-//! **Why that is right.** A start is sole if it is the next one of a holder that is known to have ended (the directory's lock is this
-//! process's now, or the holder said that it ends) and that was *settled*: none before it could answer any more. Settled is who was sole
-//! itself, and who has had a lease: the others granted it when all promises to earlier starts were over, and grant these none since.
-//! A holder that is not settled leaves the question open, so the next start, sole or not of that one, waits for the promises. The
-//! record is written in the epoch that the start has claimed: one that was replaced meanwhile fails to write it, and ends.
+//! **Why that is right.** A start is sole if it is the next one of a holder that is known to have
+//! ended (the directory's lock is this process's now, or the holder said that it ends) and that was
+//! *settled*: none before it could answer any more. Settled is a start that was sole itself, or has
+//! had a lease: the others granted it when all promises to earlier starts were over, and grant
+//! these none since. A holder that is not settled leaves the question open, so the next start, sole
+//! or not of that one, waits for the promises. The record is written in the epoch that the start
+//! has claimed: one that was replaced meanwhile fails to write it, and ends.
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::ids::{counter_row, decode_counter, system_key};
@@ -26,7 +31,7 @@ pub const HOLDER_BYTES_MAX: usize = 255;
 const BIRTH: &str = "birth";
 const SEAT: &str = "seat";
 
-/// Who served the rows last.
+/// The process that served the rows last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seat {
     /// The word of the directory; none: it has ended and said so.
@@ -53,7 +58,8 @@ impl Seat {
         commit(engine, Mutation { key, value: Some(self.encode()) })
     }
 
-    /// Whether a start of `holder`, which has the holder's lock, finds that no earlier start can be running.
+    /// Whether a start of `holder`, which has the holder's lock, finds that no earlier start can be
+    /// running.
     pub fn is_sole(seat: Option<&Self>, holder: &[u8]) -> bool {
         seat.is_none_or(|seat| seat.settled && seat.holder.as_deref().is_none_or(|last| last == holder))
     }
@@ -86,7 +92,8 @@ impl Seat {
     }
 }
 
-/// The key of the record of who served rows last: for whoever looks at it without opening them.
+/// The key of the record of the process that served rows last: for looking at it without opening
+/// them.
 pub fn seat_key() -> Key {
     system_key(SEAT).to_owned()
 }

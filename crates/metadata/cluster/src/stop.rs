@@ -1,11 +1,13 @@
 //! What a member does when its log fails: nothing any more, until it is started again.
 //!
-//! A decision that was being written when the log failed may be on disk or not; only a restart, which reads the log, can tell. So the
-//! member must not say to anybody that it was made, nor that it was not: lenders go on asking, and hear after the restart. The same holds for
-//! what was decided and could not be synced. Clients hear `EIO`, as those of a node do that has a volume for itself.
+//! A decision that was being written when the log failed may be on disk or not; only a restart,
+//! which reads the log, can tell. So the member must not say to anybody that it was made, nor that
+//! it was not: lenders go on asking, and hear after the restart. The same holds for what was
+//! decided and could not be synced. Clients hear `EIO`, as those of a node do that has a volume for
+//! itself.
 //!
-//! One whose store others can claim is no more than a process of that member: another one goes on where it was. So its clients hear nothing, as
-//! when it crashes, and ask again.
+//! One whose store others can claim is no more than a process of that member: another one goes on
+//! where it was. So its clients hear nothing, as when it crashes, and ask again.
 
 use kestrel_engine::BatchKind;
 use kestrel_meta::ids::counter_row;
@@ -31,12 +33,14 @@ impl Member {
         self.failure.is_none()
     }
 
-    /// A decision could not be committed. `Ok(Err(_))`: it was not made, for sure. `Err(())`: nobody knows, and the member has stopped.
+    /// A decision could not be committed. `Ok(Err(_))`: it was not made, for sure. `Err(())`:
+    /// nobody knows, and the member has stopped.
     pub(super) fn not_decided(&mut self, why: FsError) -> Result<FsResult<Position>, ()> {
         if why.errno != libc::EIO {
             return Ok(Err(why));
         }
-        // A log that takes another batch has left nothing of the one that failed; one that may have refuses everything from then on.
+        // A log that takes another batch has left nothing of the one that failed; one that may have
+        // refuses everything from then on.
         if self.is_taken() {
             return Ok(Err(why));
         }
@@ -49,8 +53,9 @@ impl Member {
         self.commit(BatchKind::Freeing, vec![counter_row("epoch", self.epoch)]).is_ok()
     }
 
-    /// Whether a store that others can claim has refused something because it is lost to this start: then the member has stopped. What it
-    /// cannot do of itself (a batch above the limit) it fails at, and takes the next one.
+    /// Whether a store that others can claim has refused something because it is lost to this
+    /// start: then the member has stopped. What it cannot do of itself (a batch above the limit) it
+    /// fails at, and takes the next one.
     pub(super) fn has_lost_store(&mut self, why: &FsError) -> bool {
         if !self.cluster().is_shared() || why.errno != libc::EIO {
             return false;

@@ -2,19 +2,19 @@
 //! asks nobody while no share of it changes.
 //!
 //! A directory's size, link count and times are sums over shares that lie at all members
-//! ([`kestrel_meta::view`]). The member that leads a stat, the *holder* ([`holder`]), asks each other one,
-//! the *granter* ([`granter`]), once for the sum of its shares of that directory. The answer is
-//! under a lease: the granter changes no share of the directory before it has revoked that lease.
-//! From then on the holder's batches serve stats of the directory from their own rows and these
-//! sums. They look at the clock after they have read both, so all of it was true together at that
-//! moment, which is the stat's place in the order.
+//! ([`kestrel_meta::view`]). The member that leads a stat, the *holder* ([`holder`]), asks each
+//! other one, the *granter* ([`granter`]), once for the sum of its shares of that directory. The
+//! answer is under a lease: the granter changes no share of the directory before it has revoked
+//! that lease. From then on the holder's batches serve stats of the directory from their own rows
+//! and these sums. They look at the clock after they have read both, so all of it was true together
+//! at that moment, which is the stat's place in the order.
 //!
 //! **Revoking.** A batch that changes a share of a leased directory stops before it has changed
-//! anything ([`kestrel_meta::view::Stop::Leased`]), and a transaction that wants such a share exclusively
-//! is kept waiting. The granter tells all holders to forget the sum; when they have said that they
-//! did, the change goes on. The change itself waits, not only its acknowledgement: a client that
-//! sees the change at the granter and then asks the holder must see it there too. A directory that
-//! nobody stats has no lease, and a change of it costs one load of a counter.
+//! anything ([`kestrel_meta::view::Stop::Leased`]), and a transaction that wants such a share
+//! exclusively is kept waiting. The granter tells all holders to forget the sum; when they have
+//! said that they did, the change goes on. The change itself waits, not only its acknowledgement: a
+//! client that sees the change at the granter and then asks the holder must see it there too. A
+//! directory that nobody stats has no lease, and a change of it costs one load of a counter.
 //!
 //! **Failures.** All leases that a holder has of one granter end at the same time, and they ride on
 //! the leases of [`super::lease`]: a member asks each other one for that lease every

@@ -1,8 +1,8 @@
-//! Figures of a directory and everything below it: every node has its own shares of each directory, and a part of the rows that say
-//! which directories are in which.
+//! Figures of a directory and everything below it: every node has its own shares of each directory,
+//! and a part of the rows that say which directories are in which.
 //!
-//! All members are asked about some directories at a time. As on one node, directories made or removed meanwhile may be counted or
-//! not.
+//! All members are asked about some directories at a time. As on one node, directories made or
+//! removed meanwhile may be counted or not.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,8 @@ const DIRS_MAX: usize = 64;
 /// Most directories in them that a member tells at a time.
 pub(super) const CHILDREN_MAX: usize = 4096;
 
-/// A place in the answer to a question about directories: which of them, and the last directory in it that was told.
+/// A place in the answer to a question about directories: which of them, and the last directory in
+/// it that was told.
 pub type Place = (u32, InodeId);
 
 /// A walk under way.
@@ -101,7 +102,7 @@ impl Member {
     pub(super) fn tell_tree(&mut self, from: NodeId, number: u64, dirs: &[InodeId], after: Option<Place>) {
         match self.node.tree_part(dirs, after, CHILDREN_MAX) {
             Ok(part) => self.answer_poll(from, number, Answer::Tree(part), 0),
-            // Whoever asks gives up at his deadline.
+            // The asking member gives up at its deadline.
             Err(why) => log::error!("figures of directories that another node asks for: {why}"),
         }
     }

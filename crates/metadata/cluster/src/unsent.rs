@@ -1,4 +1,5 @@
-//! Messages that are too large to be sent: who waits for them must hear of it, or he would wait, and send again, until his deadline.
+//! Messages that are too large to be sent: a member that waits for one must hear of it, or it would
+//! wait, and send again, until its deadline.
 
 use kestrel_meta::locks::TxnId;
 use kestrel_types::error::FsError;

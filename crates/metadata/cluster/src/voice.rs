@@ -1,20 +1,28 @@
 //! The voice of a member: which of its starts speaks for it where leases are granted.
 //!
-//! A store that others can claim ([`kestrel_engine::Engine::is_shared`]) may be taken over while the process that had it goes on and does not know.
-//! Leases rest on this, that two majorities have a member in common; a member that runs twice could give each of them what the
-//! other must not have. So a start grants nothing, holds nothing for a fence, and does not count itself, unless it *has the voice*.
+//! A store that others can claim ([`kestrel_engine::Engine::is_shared`]) may be taken over while
+//! the process that had it goes on and does not know. Leases rest on this, that two majorities have
+//! a member in common; a member that runs twice could give each of them what the other must not
+//! have. So a start grants nothing, holds nothing for a fence, and does not count itself, unless it
+//! *has the voice*.
 //!
-//! **Who has it.** Each [`RENEW`] a start commits a record that changes nothing. Commits carry the engine's epoch, so when one of them gets
-//! through nobody had claimed the store by the time at which it was made: from that time on the start has the voice for [`VOICE`]. One that
-//! is not *sole* (no earlier start can be running) does not have it before [`VOICE_PAST`] is over since its own claim.
+//! **Having it.** Each [`RENEW`] a start commits a record that changes nothing. Commits carry the
+//! engine's epoch, so when one of them gets through no other process had claimed the store by the
+//! time at which it was made: from that time on the start has the voice for [`VOICE`]. One that is
+//! not *sole* (no earlier start can be running) does not have it before [`VOICE_PAST`] is over
+//! since its own claim.
 //!
-//! **No two have it at a time.** What an earlier start committed was made before the later one claimed, so its voice has ended by
-//! [`VOICE`] after that, and [`VOICE_PAST`] is longer by as much as clocks may disagree. What it had promised until then nobody remembers: a later start keeps
-//! the longest promise it may have made since ([`Voice::forgets`]). That of a store that nobody else can claim is its holder's for ever.
+//! **No two have it at a time.** What an earlier start committed was made before the later one
+//! claimed, so its voice has ended by [`VOICE`] after that, and [`VOICE_PAST`] is longer by as much
+//! as clocks may disagree. What it had promised until then nobody remembers: a later start keeps
+//! the longest promise it may have made since ([`Voice::forgets`]). That of a store that nobody
+//! else can claim is its holder's for ever.
 //!
-//! **A store that is full** takes no commits, and is this start's nevertheless: it is asked ([`kestrel_engine::Engine::confirmations`]), or else nobody could even read.
+//! **A store that is full** takes no commits, and is this start's nevertheless: it is asked
+//! ([`kestrel_engine::Engine::confirmations`]), or else nobody could even read.
 //!
-//! It is longer than a lease, because commits wait for those before them: a store that is slow for a moment is not lost.
+//! It is longer than a lease, because commits wait for those before them: a store that is slow for
+//! a moment is not lost.
 
 use kestrel_engine::BatchKind;
 use kestrel_meta::ids::counter_row;
@@ -75,7 +83,8 @@ impl Voice {
     /// A full store has confirmed so often that it is this start's.
     pub fn count(&mut self, count: u64, now: Nanos) {
         let (before, looked) = self.counted;
-        // The first of two that came after a look may have been asked for before it, the second was not.
+        // The first of two that came after a look may have been asked for before it, the second was
+        // not.
         if count.saturating_sub(before) >= 2 {
             self.extend(looked);
             self.counted = (count, now);

@@ -1,12 +1,15 @@
 //! Where the nodes of a cluster are: the address of the newest start of each that was heard of.
 //!
-//! The table of placement says where a node was when it joined. A node that was started elsewhere since tells its address when it connects;
-//! who hears that has it on record, durably ([`super::known`]), and tells all others ([`Message::Whereabouts`]), as he does whenever he
-//! connects to somebody. What was only heard by the way is kept in memory: by it the node is looked for there, and who answers there says
-//! himself who he is. So nodes that went elsewhere at one moment find each other as long as each finds one that has heard of both.
+//! The table of placement says where a node was when it joined. A node that was started elsewhere
+//! since tells its address when it connects; a member that hears that has it on record, durably
+//! ([`super::known`]), and tells all others ([`Message::Whereabouts`]), as it does whenever it
+//! connects to one. What was only heard by the way is kept in memory: by it the node is looked for
+//! there, and the node that answers there says itself which one it is. So nodes that went elsewhere
+//! at one moment find each other as long as each finds one that has heard of both.
 //!
-//! The newest start counts: starts are numbered, each has one address, and whoever answers at that of an older one is that older start or
-//! somebody else. Of one start what it says itself counts more than what others say. A node that is not in here is where the table says.
+//! The newest start counts: starts are numbered, each has one address, and a process that answers
+//! at that of an older one is that older start or another node. Of one start what it says itself
+//! counts more than what others say. A node that is not in here is where the table says.
 //!
 //! [`Message::Whereabouts`]: super::Message::Whereabouts
 
@@ -31,7 +34,8 @@ pub struct Whereabout {
     pub address: String,
 }
 
-/// Hears where a node is, and whether that is new. Called with no lock of the whereabouts held; it must not wait.
+/// Hears where a node is, and whether that is new. Called with no lock of the whereabouts held; it
+/// must not wait.
 pub type Listener = dyn Fn(&Whereabout, bool) + Send + Sync;
 
 /// See the module's header.

@@ -1,7 +1,8 @@
 //! The bytes of envelopes, as nodes send them to each other (`docs/protocol.md`, "Between nodes").
 //!
-//! Numbers are varints but for the stamp; keys, rows, requests and replies have the bytes that they have elsewhere. A reader takes
-//! nothing that is out of bounds, and memory for a small multiple of the bytes there are.
+//! Numbers are varints but for the stamp; keys, rows, requests and replies have the bytes that they
+//! have elsewhere. A reader takes nothing that is out of bounds, and memory for a small multiple of
+//! the bytes there are.
 
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
@@ -245,7 +246,8 @@ fn put_list<T>(out: &mut Vec<u8>, items: &[T], mut put: impl FnMut(&mut Vec<u8>,
     items.iter().for_each(|item| put(out, item));
 }
 
-/// A list of elements of at least `bytes_min` bytes each: a count is believed as far as the bytes that follow can bear it.
+/// A list of elements of at least `bytes_min` bytes each: a count is believed as far as the bytes
+/// that follow can bear it.
 fn list<'a, T>(
     r: &mut Reader<'a>,
     bytes_min: usize,

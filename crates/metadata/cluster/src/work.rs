@@ -17,7 +17,7 @@ use super::{Asker, DEADLINE, Member, RESEND, Todo};
 /// The longest random pause before something is tried again.
 const PAUSE_MAX: Nanos = 500 * MILLISECOND;
 
-/// Who gets a reply.
+/// The receiver of a reply.
 pub(super) enum Back {
     Here(Done),
     /// This member itself, which deletes this file without a name.
@@ -65,7 +65,7 @@ pub(super) struct Work {
 }
 
 impl Member {
-    /// Leads a request, or a claim of opens, whoever owns what it is about. Its ticket.
+    /// Leads a request, or a claim of opens, whichever member owns what it is about. Its ticket.
     pub(super) fn begin(&mut self, request: Request, asker: Asker, claim: Option<Claim>, back: Back) -> u64 {
         let ticket = self.put((request, asker), claim, back);
         self.run_alone(ticket);
@@ -92,7 +92,8 @@ impl Member {
         ticket
     }
 
-    /// Takes a request of a session that the node has tried to serve alone. Copies of it do not come: its session sees to that.
+    /// Takes a request of a session that the node has tried to serve alone. Copies of it do not
+    /// come: its session sees to that.
     pub(super) fn take_up(&mut self, stray: Stray, done: Done, now: Nanos) {
         self.at(now);
         let Stray { request, origin, why } = stray;
@@ -136,8 +137,8 @@ impl Member {
         self.node.submit_alone(request, work.asker.origin(), work.claim, inbox, ticket as usize);
     }
 
-    /// Ends a request of a session that another member leads by the present table, unless it was executed before: then the record is what the
-    /// session hears. Whether it was ended.
+    /// Ends a request of a session that another member leads by the present table, unless it was
+    /// executed before: then the record is what the session hears. Whether it was ended.
     pub(super) fn is_misdirected(&mut self, ticket: u64) -> bool {
         let Some(work) = self.works.get(&ticket) else { return false };
         let Asker::Session(origin) = work.asker else { return false };
@@ -248,13 +249,16 @@ impl Member {
         let (now, mute) = (self.now, !self.cluster().may_answer());
         let is_numbered = |work: &Work| mute && work.asker.origin().is_some();
         if let Some(work) = self.works.get_mut(&ticket).filter(|work| is_numbered(work)) {
-            // Of a retry an earlier start, or another process, may have made what it asks for: this one must not say that nothing has changed. And
-            // whoever asks first would hear of a failure where others only hear of a pause, for its session keeps the answer. He has a deadline of his own.
+            // Of a retry an earlier start, or another process, may have made what it asks for: this
+            // one must not say that nothing has changed. And the first asker would hear of a
+            // failure where others only hear of a pause, for its session keeps the answer. It has a
+            // deadline of its own.
             work.until = now + DEADLINE;
             return self.await_lease(ticket);
         }
         if let Some(work) = self.works.get_mut(&ticket).filter(|work| claims && work.claim.is_some()) {
-            // Nodes may start one after the other: what was open is not lost before the time for claims is over.
+            // Nodes may start one after the other: what was open is not lost before the time for
+            // claims is over.
             work.until = self.now + DEADLINE;
             return self.rest(ticket, true);
         }

@@ -1,4 +1,5 @@
-//! Tables that change while a volume is used. (What happens under many faults at once the simulator judges.)
+//! Tables that change while a volume is used. (What happens under many faults at once the simulator
+//! judges.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -254,7 +255,7 @@ fn rows_go_to_their_new_owners_and_nothing_is_left() {
             assert_eq!(errno(&cluster.ask(1, Op::Unlink(at(&name)))), 0, "{name}");
         }
     }
-    // Their homes ask who has them open.
+    // Their homes ask which members have them open.
     for _ in 0..1000 {
         cluster.step();
     }

@@ -1,4 +1,5 @@
-//! Members with threads around them: several in one process, messages carried from thread to thread.
+//! Members with threads around them: several in one process, messages carried from thread to
+//! thread.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -25,7 +26,8 @@ use parking_lot::{Mutex, RwLock};
 
 const NODES: u32 = 3;
 
-/// Hands envelopes to the hosts themselves, on the thread that sends them. Every so many are lost, if that is set.
+/// Hands envelopes to the hosts themselves, on the thread that sends them. Every so many are lost,
+/// if that is set.
 #[derive(Default)]
 struct Wire {
     hosts: RwLock<BTreeMap<NodeId, Weak<MemberHost>>>,

@@ -1,4 +1,5 @@
-//! Leases and fences, with messages carried by hand. (What happens under many faults at once the simulator judges.)
+//! Leases and fences, with messages carried by hand. (What happens under many faults at once the
+//! simulator judges.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -77,7 +78,8 @@ fn look(cluster: &mut Cluster, path: &str, cuts: &[(NodeId, NodeId)]) -> Heard {
     heard
 }
 
-/// Three members; directory `a1` with a file `b2`, which member 2 has resolved, and all that is known of its lease is fresh.
+/// Three members; directory `a1` with a file `b2`, which member 2 has resolved, and all that is
+/// known of its lease is fresh.
 fn three() -> Cluster {
     let mut cluster = Cluster::new(3);
     cluster.inode(1, Op::MkDir(at("a1"), 0o755));
@@ -86,7 +88,8 @@ fn three() -> Cluster {
     cluster
 }
 
-/// Renames `a1` while member 2 is cut off by `cuts` and asked for a file of it all the time: it says nothing of it once the rename is answered.
+/// Renames `a1` while member 2 is cut off by `cuts` and asked for a file of it all the time: it
+/// says nothing of it once the rename is answered.
 fn rename_behind_its_back(cluster: &mut Cluster, cuts: &[(NodeId, NodeId)]) -> Nanos {
     let begun = cluster.now;
     let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
@@ -274,7 +277,8 @@ fn one_node_needs_no_lease_and_the_first_of_two_does() {
 #[test]
 fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
     let mut cluster = three();
-    // The lease of member 2 rests on member 1: two of three, and not most of four. Member 3 hears it no more.
+    // The lease of member 2 rests on member 1: two of three, and not most of four. Member 3 hears
+    // it no more.
     let cuts = [(2, 3), (2, 4)];
     pass(&mut cluster, 3 * SECOND, &cuts);
     assert!((1..=3).all(|node| leased(&cluster, node)));
@@ -331,8 +335,9 @@ fn a_dentry_that_was_on_its_way_when_the_lease_ended_does_not_count() {
     assert_eq!(errno(&found.lock().take().unwrap()), libc::ENOENT);
 }
 
-/// Lets time pass beside a process of member 2 that was taken over and goes on: what is said to the member reaches both, and that one reaches all but
-/// these. Whether it had a lease together with its successor.
+/// Lets time pass beside a process of member 2 that was taken over and goes on: what is said to the
+/// member reaches both, and that one reaches all but these. Whether it had a lease together with
+/// its successor.
 fn pass_beside(cluster: &mut Cluster, zombie: &mut Member, time: Nanos, cuts: &[NodeId]) -> bool {
     let (until, mut both) = (cluster.now + time, false);
     while cluster.now < until {
@@ -437,7 +442,8 @@ fn who_has_started_again_grants_to_the_only_start_of_a_member_at_once_and_to_oth
     for (sole, waits) in [(true, false), (false, true)] {
         let mut cluster = three_on_shared();
         drop(cluster.take_over(2, sole));
-        // Member 3 is away: the lease of member 2 needs member 1, who has forgotten what it promised.
+        // Member 3 is away: the lease of member 2 needs member 1, which has forgotten what it
+        // promised.
         cluster.members.remove(&3);
         cluster.restart(1);
         let begun = cluster.now;
@@ -508,7 +514,7 @@ fn numbered_requests_of_sessions_outlast_a_long_time_without_a_lease() {
         cluster.submit(2, root(mknod("c2")), origin(1, false)),
         cluster.submit(2, root(mknod("d2")), origin(2, true)),
     ];
-    // Whose connection has ended, and who asks again on another one.
+    // A client that has lost its connection, and asks again on another one.
     let looked = cluster.submit(2, asked, None);
     pass(&mut cluster, DEADLINE + SECOND, &cuts);
     assert_eq!(errno(&looked.lock().take().unwrap()), libc::ETIMEDOUT);

@@ -130,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// Asks a member straight away, whoever leads it.
+    /// Asks a member straight away, whichever leads it.
     fn ask_member(&mut self, node: NodeId, op: Op) -> Reply {
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();

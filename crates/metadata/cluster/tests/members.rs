@@ -1,4 +1,5 @@
-//! Several members in one process, messages carried by hand. (What happens under faults the simulator judges.)
+//! Several members in one process, messages carried by hand. (What happens under faults the
+//! simulator judges.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,5 @@
-//! Content of files over several members: records, chunks and shares on different nodes, and objects that go when no node refers to them.
+//! Content of files over several members: records, chunks and shares on different nodes, and
+//! objects that go when no node refers to them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,5 @@
-//! Open files over several members: where opens count, files that lose their names, claims after a restart.
+//! Open files over several members: where opens count, files that lose their names, claims after a
+//! restart.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -89,7 +90,7 @@ fn an_open_that_changes_nothing_leaves_no_answer_and_one_that_truncates_does() {
     let truncate = Op::OpenAt(at("a1"), OpenFlags { truncate: true, ..FLAGS });
     assert_eq!(errno(&cluster.ask_from(1, truncate, origin(5))), 0);
     assert!(cluster.engines[&1].appended() > before);
-    // After a restart whoever repeats the creation has the file open again.
+    // After a restart a client that repeats the creation has the file open again.
     cluster.restart(1);
     assert_eq!(counts(&cluster), [0, 0]);
     let retry = origin(1).map(|origin| Origin { retry: true, ..origin });
@@ -153,7 +154,8 @@ fn a_file_that_was_never_renamed_is_its_own_members_business() {
 fn a_name_found_by_its_directory_may_be_opened_by_others_than_its_owner() {
     let mut cluster = Cluster::new(3);
     let dirs = ["a1", "a2", "a3"].map(|name| cluster.inode(1, Op::MkDir(at(name), 0o755)).ino);
-    // Some directory has the entry of the name at another member than the one that leads requests for it from the root.
+    // Some directory has the entry of the name at another member than the one that leads requests
+    // for it from the root.
     for (name, dir) in ["a1", "a2", "a3"].into_iter().zip(dirs) {
         let owner = cluster.placement.owner_of(dir, b"walked").id;
         let leader = cluster.placement.owner_of(1, b"walked").id;
@@ -186,7 +188,8 @@ fn a_file_made_without_a_name_gets_one_at_another_member() {
     let name = format!("b{elsewhere}");
     assert_eq!(cluster.inode(elsewhere, Op::Link(InodeRef::by_id(file.ino), at(&name))).nlink, 1);
     open(&mut cluster, elsewhere, Op::OpenAt(at(&name), FLAGS));
-    // From now on it may be open anywhere: its home does not decide alone when its own last release comes.
+    // From now on it may be open anywhere: its home does not decide alone when its own last release
+    // comes.
     assert_eq!(errno(&cluster.ask(1, Op::Unlink(at(&name)))), 0);
     for ino in [file.ino, secret.ino] {
         assert_eq!(errno(&cluster.ask(home, Op::Release(ino))), 0);
@@ -273,7 +276,8 @@ fn an_open_that_is_about_to_count_keeps_a_file_whose_name_goes_meanwhile() {
     rename(&mut cluster, "a1", "b2");
     let asked = Request { creds: Creds::root(), op: Op::Open(seen(file.ino, "c3"), FLAGS) };
     let slot = cluster.submit(3, asked, None);
-    // The home has given up its lock of the row that led to the name; the leader does not know it yet.
+    // The home has given up its lock of the row that led to the name; the leader does not know it
+    // yet.
     let agreed = cluster.carry(|to, message| to == 3 && matches!(message, Message::Voted(..))).unwrap();
     cluster.carry(|_, _| false);
     assert!(slot.lock().is_none());

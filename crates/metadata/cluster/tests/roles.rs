@@ -1,4 +1,5 @@
-//! Who coordinates: idle members, and the role that moves. (What happens under many faults at once the simulator judges.)
+//! The coordinator: idle members, and the role that moves. (What happens under many faults at once
+//! the simulator judges.)
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -236,7 +237,8 @@ fn a_role_moves_alone_to_whoever_stays_and_nothing_else_meanwhile() {
     cluster.hand_over(COORDINATOR).unwrap();
 }
 
-/// Each of two members is lost at each message about the change that it gets; the role is one's or the other's, and what was announced is known.
+/// Each of two members is lost at each message about the change that it gets; the role is one's or
+/// the other's, and what was announced is known.
 #[test]
 fn a_crash_at_any_point_leaves_one_who_leads() {
     for node in [1, 2, 3] {

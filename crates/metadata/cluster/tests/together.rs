@@ -37,7 +37,8 @@ fn removals_of_one_moment_share_a_message_to_each_member() {
     let slots = paths.map(|(_, dir)| cluster.submit(1, remove(dir), None));
     let mut shared: BTreeMap<(&str, NodeId), Vec<usize>> = BTreeMap::new();
     while slots.iter().any(|slot| slot.lock().is_none()) {
-        // What is under way to all arrives, as for a thread that was busy, before anybody says anything.
+        // What is under way to all arrives, as for a thread that was busy, before anybody says
+        // anything.
         cluster.collect();
         for (to, envelope) in std::mem::take(&mut cluster.under_way) {
             match &envelope.message {

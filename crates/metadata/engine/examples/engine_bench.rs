@@ -1,10 +1,11 @@
 //! Benchmark of the embedded engine below everything else: JSON on standard output.
 //!
-//! `cargo run --release -p kestrel-engine --example engine_bench -- [--rows 10000000] [--dir DIR] [--memory-mb 4096]
-//! [--cold-mb 256] [--compression none|lz4]`
+//! `cargo run --release -p kestrel-engine --example engine_bench -- [--rows 10000000] [--dir DIR]
+//! [--memory-mb 4096] [--cold-mb 256] [--compression none|lz4]`
 //!
-//! Rows have 24-byte keys and 120-byte values, 100 to a directory, directories in random order. The floor is a raw file
-//! with one `fdatasync` a batch, in the same run. CPU time is the process's, so it includes flush and merge threads.
+//! Rows have 24-byte keys and 120-byte values, 100 to a directory, directories in random order. The
+//! floor is a raw file with one `fdatasync` a batch, in the same run. CPU time is the process's, so
+//! it includes flush and merge threads.
 
 use std::fs::OpenOptions;
 use std::ops::ControlFlow;
@@ -167,7 +168,8 @@ fn ok<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Reads `count` random rows in batches; with `absent`, names that do not exist in directories that do.
+/// Reads `count` random rows in batches; with `absent`, names that do not exist in directories that
+/// do.
 fn gets(engine: &EmbeddedEngine, settings: &Settings, count: u64, batch: u64, absent: bool) -> Measured {
     let mut found = 0;
     let measured = measure(count, || {
@@ -279,7 +281,8 @@ fn load(engine: &EmbeddedEngine, settings: &Settings, out: &mut Vec<String>) {
     }
 }
 
-/// Two threads fill one directory with names in random order; then pages are read from random places.
+/// Two threads fill one directory with names in random order; then pages are read from random
+/// places.
 fn one_directory(engine: &EmbeddedEngine, settings: &Settings, out: &mut Vec<String>) {
     const THREADS: u64 = 2;
     let id = 1 << 60;

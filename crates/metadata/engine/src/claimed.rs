@@ -26,7 +26,7 @@ pub trait Fence: Engine + 'static {
     ) -> Result<Position, EngineError>;
 }
 
-/// An engine in the hands of one who claimed it.
+/// An engine in the hands of the process that claimed it.
 pub struct Claimed<E> {
     engine: Arc<E>,
     epoch: Epoch,

@@ -1,4 +1,5 @@
-//! The few operations on files that the log needs, so that tests can put a disk below it that loses, tears and fails.
+//! The few operations on files that the log needs, so that tests can put a disk below it that
+//! loses, tears and fails.
 
 pub(super) mod real;
 #[cfg(test)]
@@ -15,8 +16,9 @@ pub trait Disk: Send + Sync {
     /// Opens a file that exists.
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
 
-    /// Makes a file of `len` zeros, replacing an older one of that name. All its blocks are allocated and written, so that
-    /// later writes within it need no space and no metadata. Leaves no file behind when it fails.
+    /// Makes a file of `len` zeros, replacing an older one of that name. All its blocks are
+    /// allocated and written, so that later writes within it need no space and no metadata. Leaves
+    /// no file behind when it fails.
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Renames a file, replacing another one.

@@ -1,4 +1,4 @@
-//! Who waits for which log position to become durable.
+//! Callbacks that wait for a log position to become durable.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,8 @@ use parking_lot::Mutex;
 
 use super::{EngineError, OnDurable};
 
-/// Callbacks that wait for a position, called together after the sync that covers them (group commit).
+/// Callbacks that wait for a position, called together after the sync that covers them (group
+/// commit).
 ///
 /// Invariant: a callback is called exactly once, never while a lock of this module is held.
 #[derive(Default)]
@@ -28,7 +29,8 @@ impl Waiters {
         self.durable.load(Ordering::Acquire)
     }
 
-    /// Queues `done` for `position`, or calls it now. True if it was queued, so that the caller asks for a sync.
+    /// Queues `done` for `position`, or calls it now. True if it was queued, so that the caller
+    /// asks for a sync.
     pub fn wait(&self, position: Position, done: OnDurable) -> bool {
         let mut state = self.state.lock();
         let result = match &state.failed {

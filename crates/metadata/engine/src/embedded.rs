@@ -1,13 +1,13 @@
 //! The embedded durable engine: a log, rows in memory, sorted runs on disk.
 //!
-//! - **Commit**: the batch is appended to the log ([`super::log`]), then applied to the rows in memory ([`super::rows`]).
-//!   Several threads may do both at once: rows remember the position of their last change, so the order in which batches
-//!   reach memory does not matter.
-//! - **Read**: memory first, then the runs ([`super::runs`]). A row leaves memory only after the runs have it, so what memory
-//!   does not have the runs, looked at later, do.
-//! - **Sync**: one thread, for everybody who waits (`sync`); data before metadata, by a hook.
-//! - **Flush**: one thread (`flush`) copies dirty rows to the runs, moves the checkpoint and recycles the log. Another evicts
-//!   clean rows when memory is short, a third merges runs.
+//! - **Commit**: the batch is appended to the log ([`super::log`]), then applied to the rows in
+//!   memory ([`super::rows`]). Several threads may do both at once: rows remember the position of
+//!   their last change, so the order in which batches reach memory does not matter.
+//! - **Read**: memory first, then the runs ([`super::runs`]). A row leaves memory only after the
+//!   runs have it, so what memory does not have the runs, looked at later, do.
+//! - **Sync**: one thread, for all callers that wait (`sync`); data before metadata, by a hook.
+//! - **Flush**: one thread (`flush`) copies dirty rows to the runs, moves the checkpoint and
+//!   recycles the log. Another evicts clean rows when memory is short, a third merges runs.
 
 pub(super) mod checkpoint;
 pub(super) mod fence;
@@ -99,7 +99,8 @@ pub struct EmbeddedOptions {
     pub first_segment_bytes: u64,
     /// Size of one of a busy volume, bytes.
     pub segment_bytes: u64,
-    /// Log that may pile up before rows are flushed to the runs, bytes. Bounds the time of a recovery.
+    /// Log that may pile up before rows are flushed to the runs, bytes. Bounds the time of a
+    /// recovery.
     pub log_bytes_max: u64,
     /// Free disk space below which batches that grow the volume are refused, bytes.
     pub reserve_bytes: u64,
@@ -211,13 +212,13 @@ pub(super) fn no_space(why: &io::Error) -> bool {
 }
 
 impl EmbeddedEngine {
-    /// Opens the engine in `dir`, or makes a new one there. `before_sync` runs before each sync of the log; `verify` decides
-    /// at recovery about batches that no sync is known to have covered, oldest first: the first one that it rejects ends
-    /// the log.
+    /// Opens the engine in `dir`, or makes a new one there. `before_sync` runs before each sync of
+    /// the log; `verify` decides at recovery about batches that no sync is known to have covered,
+    /// oldest first: the first one that it rejects ends the log.
     ///
     /// # Errors
-    /// `Refused` for a newer format, another volume's files, or a directory that is in use; `Corrupt` for damaged files,
-    /// which are not touched; `NoSpace` and `Io` from the disk.
+    /// `Refused` for a newer format, another volume's files, or a directory that is in use;
+    /// `Corrupt` for damaged files, which are not touched; `NoSpace` and `Io` from the disk.
     pub fn open(
         dir: &Path,
         uuid: Uuid,
@@ -310,7 +311,8 @@ impl Shared {
         keys: &[KeyRef<'_>],
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<(), EngineError> {
-        // Before the rows: a row that becomes durable meanwhile is reported as not durable, which is only slower.
+        // Before the rows: a row that becomes durable meanwhile is reported as not durable, which
+        // is only slower.
         let durable = self.waiters.durable();
         let mut misses: Vec<Miss> = Vec::new();
         self.rows.get_many(keys, durable, visit, &mut misses);
@@ -433,7 +435,8 @@ impl Engine for EmbeddedEngine {
         self.shared.sync()
     }
 
-    /// Flushes if reading the log again would take long. If that fails it is no error: the log has it all.
+    /// Flushes if reading the log again would take long. If that fails it is no error: the log has
+    /// it all.
     fn settle(&self) -> Result<(), EngineError> {
         self.shared.sync()?;
         if self.shared.log.live_bytes() > flush::CLOSE_LOG_MAX {
@@ -444,7 +447,8 @@ impl Engine for EmbeddedEngine {
 
     fn tap(&self, tap: Tap) -> TapGuard {
         let number = self.shared.taps.add(tap);
-        // What was committed before, and so is not in the tap, must be visible to the scan that follows.
+        // What was committed before, and so is not in the tap, must be visible to the scan that
+        // follows.
         self.shared.log.wait_landed();
         let taps = self.shared.taps.clone();
         TapGuard(Box::new(move || taps.remove(number)))

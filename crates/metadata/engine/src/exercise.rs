@@ -1,4 +1,5 @@
-//! Generated sequences of operations against a map, for every engine: this crate's, and those of others by feature `exercise`.
+//! Generated sequences of operations against a map, for every engine: this crate's, and those of
+//! others by feature `exercise`.
 #![allow(clippy::unwrap_used, reason = "a tool of tests, which fail by panics")]
 
 use std::collections::BTreeMap;

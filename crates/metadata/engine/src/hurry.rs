@@ -1,4 +1,5 @@
-//! Threads that must not wait long: one that has the member of a node waits for rows while everybody waits for the member, its clock included.
+//! Threads that must not wait long: one that has the member of a node waits for rows while
+//! everybody waits for the member, its clock included.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -7,7 +8,8 @@ thread_local! {
     static HURRIED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// As long as this is there, reads of this thread in a store that lies elsewhere fail soon if that does not answer, and may be tried again.
+/// As long as this is there, reads of this thread in a store that lies elsewhere fail soon if that
+/// does not answer, and may be tried again.
 pub struct Hurry {
     before: bool,
     /// It is this thread's.

@@ -11,8 +11,8 @@ use super::{
     BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 
-/// An engine over another one, which does all that it does not do itself: methods are those of [`Engine`], each passed on unless it is
-/// written anew.
+/// An engine over another one, which does all that it does not do itself: methods are those of
+/// [`Engine`], each passed on unless it is written anew.
 pub trait Layer: Send + Sync {
     /// The engine below.
     fn below(&self) -> &dyn Engine;

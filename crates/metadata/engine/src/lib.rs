@@ -44,16 +44,19 @@ pub struct Mutation {
     pub value: Option<Box<[u8]>>,
 }
 
-/// What kind of work a batch is, for the decision whether it may use the disk space kept in reserve.
+/// What kind of work a batch is, for the decision whether it may use the disk space kept in
+/// reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchKind {
     /// Refused with [`EngineError::NoSpace`] when disk space runs out.
     Growing,
-    /// Frees space (unlink, truncate, reap): may use the reserve, so that a full disk can be emptied.
+    /// Frees space (unlink, truncate, reap): may use the reserve, so that a full disk can be
+    /// emptied.
     Freeing,
 }
 
-/// Counts who has held a store: each holder has a higher one than those before it, and by that a holder that was replaced is known.
+/// Counts the holders of a store: each holder has a higher one than those before it, and by that a
+/// holder that was replaced is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Epoch(pub u64);
 
@@ -68,41 +71,48 @@ impl fmt::Display for Epoch {
 pub struct Row<'a> {
     /// The value, or `None` if the row does not exist.
     pub value: Option<&'a [u8]>,
-    /// Log position of the row's last change if that may not be durable yet, else 0. A reader must not let anybody see
-    /// the row in mode `commit` before this position is durable (also when the row was deleted).
+    /// Log position of the row's last change if that may not be durable yet, else 0. A reader must
+    /// not let anybody see the row in mode `commit` before this position is durable (also when the
+    /// row was deleted).
     pub changed_at: Position,
 }
 
 /// Called when a position is durable, or when the log failed and it never will be.
 pub type OnDurable = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
 
-/// Shown a row by a scan: its suffix, its value, and where it changed last if that may not be durable, else 0.
+/// Shown a row by a scan: its suffix, its value, and where it changed last if that may not be
+/// durable, else 0.
 pub type VisitRow<'a> = dyn FnMut(&[u8], &[u8], Position) -> ControlFlow<()> + 'a;
 
 /// Shown every committed batch, in commit order.
 pub type Tap = Box<dyn FnMut(&[Mutation]) + Send>;
 
-/// Called before each sync of the log, to make durable what the batches to be synced refer to (data before metadata).
-/// If it fails, the sync fails.
+/// Called before each sync of the log, to make durable what the batches to be synced refer to (data
+/// before metadata). If it fails, the sync fails.
 pub type BeforeSync = Arc<dyn Fn() -> Result<(), EngineError> + Send + Sync>;
 
-/// An ordered key-value store with atomic batches and a durability barrier, in the hands of one holder.
+/// An ordered key-value store with atomic batches and a durability barrier, in the hands of one
+/// holder.
 ///
-/// Every commit carries the holder's [`Epoch`], which comes with the handle so that no caller can forget it. Whoever
-/// claims the store gets a handle of a higher one; from then on commits through older handles are refused.
+/// Every commit carries the holder's [`Epoch`], which comes with the handle so that no caller can
+/// forget it. A process that claims the store gets a handle of a higher one; from then on commits
+/// through older handles are refused.
 pub trait Engine: Send + Sync {
-    /// Begins a new epoch, durably, and gives a handle that has it. Commits through any other handle, of this process or another,
-    /// get [`EngineError::Fenced`] from then on and change nothing; what they committed before, the new handle's reads see.
+    /// Begins a new epoch, durably, and gives a handle that has it. Commits through any other
+    /// handle, of this process or another, get [`EngineError::Fenced`] from then on and change
+    /// nothing; what they committed before, the new handle's reads see.
     ///
     /// # Errors
-    /// `Fenced` if another process has taken the store over, `Refused` for an engine that has no holders, `NoSpace` and `Io`.
+    /// `Fenced` if another process has taken the store over, `Refused` for an engine that has no
+    /// holders, `NoSpace` and `Io`.
     fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError>;
 
     /// The epoch of this handle's commits.
     fn epoch(&self) -> Epoch;
 
-    /// Whether another process may claim the store while one that holds it still runs and does not know: it lies where others reach
-    /// it. A holder of such a store answers nothing without a lease (`kestrel_cluster::lease`).
+    /// Whether another process may claim the store while one that holds it still runs and does not
+    /// know: it lies where others reach it. A holder of such a store answers nothing without a
+    /// lease (`kestrel_cluster::lease`).
     fn is_shared(&self) -> bool {
         false
     }
@@ -112,21 +122,24 @@ pub trait Engine: Send + Sync {
         Duration::ZERO
     }
 
-    /// How often a store that takes nothing, being full, has confirmed that it is still the newest handle's of this process: durably, as by a
-    /// commit. It is asked each time when the one before has been counted.
+    /// How often a store that takes nothing, being full, has confirmed that it is still the newest
+    /// handle's of this process: durably, as by a commit. It is asked each time when the one before
+    /// has been counted.
     fn confirmations(&self) -> u64 {
         0
     }
 
-    /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values are lent for the call, during
-    /// which locks are held: `visit` must not call the engine. Each row is as of one instant within the call, not all of the
-    /// same one: a batch committed meanwhile may be seen in part.
+    /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values
+    /// are lent for the call, during which locks are held: `visit` must not call the engine. Each
+    /// row is as of one instant within the call, not all of the same one: a batch committed
+    /// meanwhile may be seen in part.
     fn get_many(&self, keys: &[KeyRef<'_>], visit: &mut dyn FnMut(usize, Row<'_>))
     -> Result<(), EngineError>;
 
-    /// Visits the rows of `(table, id)` whose suffix is above `after` (or all, if `None`) in ascending order, until
-    /// `visit(suffix, value, changed_at)` breaks. Sees every batch committed before the call; batches committed during it
-    /// may be seen in part. Also reports the newest `changed_at` among rows *deleted* in the range, as the return value.
+    /// Visits the rows of `(table, id)` whose suffix is above `after` (or all, if `None`) in
+    /// ascending order, until `visit(suffix, value, changed_at)` breaks. Sees every batch committed
+    /// before the call; batches committed during it may be seen in part. Also reports the newest
+    /// `changed_at` among rows *deleted* in the range, as the return value.
     fn scan(
         &self,
         table: Table,
@@ -135,8 +148,9 @@ pub trait Engine: Send + Sync {
         visit: &mut VisitRow<'_>,
     ) -> Result<Position, EngineError>;
 
-    /// Visits all rows of a table in key order from `from` on (inclusive), across ids, until `visit` breaks. Same
-    /// consistency as [`Engine::scan`]. Bounded memory whatever the table's size.
+    /// Visits all rows of a table in key order from `from` on (inclusive), across ids, until
+    /// `visit` breaks. Same consistency as [`Engine::scan`]. Bounded memory whatever the table's
+    /// size.
     fn scan_table(
         &self,
         table: Table,
@@ -144,27 +158,29 @@ pub trait Engine: Send + Sync {
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError>;
 
-    /// Tells the engine that no row of `(table, id)` exists (a new directory), so that reads of absent rows and scans
-    /// need not look on disk. A hint, given before the first row of `(table, id)` is committed.
+    /// Tells the engine that no row of `(table, id)` exists (a new directory), so that reads of
+    /// absent rows and scans need not look on disk. A hint, given before the first row of
+    /// `(table, id)` is committed.
     fn hint_new(&self, table: Table, id: u64);
 
-    /// Applies all mutations atomically: visible to every read that starts afterwards, written to the log (so it survives
-    /// the death of the process), not necessarily synced. Later mutations of the same key in one batch win.
+    /// Applies all mutations atomically: visible to every read that starts afterwards, written to
+    /// the log (so it survives the death of the process), not necessarily synced. Later mutations
+    /// of the same key in one batch win.
     fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError>;
 
     /// Newest durable position.
     fn durable(&self) -> Position;
 
-    /// Calls `done` once `position` is durable: at once on this thread if it already is, else from the syncer thread, for
-    /// all waiting callbacks after one sync (group commit).
-    /// `done` must not commit or sync: the thread that calls it is the one that syncs.
+    /// Calls `done` once `position` is durable: at once on this thread if it already is, else from
+    /// the syncer thread, for all waiting callbacks after one sync (group commit). `done` must not
+    /// commit or sync: the thread that calls it is the one that syncs.
     fn on_durable(&self, position: Position, done: OnDurable);
 
     /// Makes everything committed so far durable. Blocks.
     fn sync(&self) -> Result<(), EngineError>;
 
-    /// Makes everything durable, for a clean end: whoever shares the engine calls this before the last reference goes away. May do
-    /// more, so that opening takes less time.
+    /// Makes everything durable, for a clean end: a sharer of the engine calls this before the last
+    /// reference goes away. May do more, so that opening takes less time.
     ///
     /// # Errors
     /// If something committed could not be made durable.
@@ -172,9 +188,9 @@ pub trait Engine: Send + Sync {
         self.sync()
     }
 
-    /// Starts copying every batch committed from now on to `tap`, in commit order, until the guard is dropped; used
-    /// with a full scan for consistent dumps of a volume in use (scan, then replay the tap's batches over it).
-    /// `tap` runs inside commits and must not call the engine.
+    /// Starts copying every batch committed from now on to `tap`, in commit order, until the guard
+    /// is dropped; used with a full scan for consistent dumps of a volume in use (scan, then replay
+    /// the tap's batches over it). `tap` runs inside commits and must not call the engine.
     fn tap(&self, tap: Tap) -> TapGuard;
 
     /// Counters for `kestrel stats`.
@@ -218,13 +234,16 @@ pub struct EngineStats {
 pub enum EngineError {
     /// The disk is full; nothing was changed.
     NoSpace,
-    /// The disk failed; after a failed sync every later commit fails too, until the volume is opened again.
+    /// The disk failed; after a failed sync every later commit fails too, until the volume is
+    /// opened again.
     Io(String),
     /// Stored bytes are damaged; the text names the file.
     Corrupt(String),
-    /// Another process has the volume open, or the format is newer than this program; the text says which.
+    /// Another process has the volume open, or the format is newer than this program; the text says
+    /// which.
     Refused(String),
-    /// Somebody claimed the store after this handle did; nothing was changed, and nothing ever will be through this handle.
+    /// Somebody claimed the store after this handle did; nothing was changed, and nothing ever will
+    /// be through this handle.
     Fenced {
         /// The handle's epoch.
         held: Epoch,

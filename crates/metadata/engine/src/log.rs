@@ -1,14 +1,15 @@
 //! The log: batches in commit order, one write each, made durable together.
 //!
 //! Invariants:
-//! - Positions of batches are consecutive. A batch is in the log file (so it survives the death of the process) before
-//!   anybody sees its rows.
-//! - A record is written at the end of the last valid one, in one write, which goes on with zeros to the end of the page: a
-//!   page that is overwritten only in part would have to be read from the disk first (segments are recycled, so it is seldom
-//!   in memory). If that fails, the place is cleared, so that the
-//!   next record goes there and nothing half-written is ever followed by something valid.
-//! - After a failed sync nothing is appended any more: the kernel may have dropped the pages it could not write, so a later
-//!   sync that succeeds would prove nothing.
+//! - Positions of batches are consecutive. A batch is in the log file (so it survives the death of
+//!   the process) before anybody sees its rows.
+//! - A record is written at the end of the last valid one, in one write, which goes on with zeros
+//!   to the end of the page: a page that is overwritten only in part would have to be read from the
+//!   disk first (segments are recycled, so it is seldom in memory). If that fails, the place is
+//!   cleared, so that the next record goes there and nothing half-written is ever followed by
+//!   something valid.
+//! - After a failed sync nothing is appended any more: the kernel may have dropped the pages it
+//!   could not write, so a later sync that succeeds would prove nothing.
 
 pub(super) mod flipped;
 pub(super) mod format;
@@ -110,7 +111,8 @@ pub(super) struct Start {
     pub older: VecDeque<Older>,
     /// Files that may hold records no sync has covered.
     pub unsynced: Vec<Arc<dyn DiskFile>>,
-    /// Generation and size of segments that nobody needs once a checkpoint says so ([`Log::retire_surplus`]).
+    /// Generation and size of segments that nobody needs once a checkpoint says so
+    /// ([`Log::retire_surplus`]).
     pub surplus: Vec<(u64, u64)>,
     pub position: Position,
     pub durable: Position,
@@ -127,7 +129,8 @@ fn failed(what: &str, why: &io::Error) -> EngineError {
 impl Log {
     /// Starts appending, in a new segment.
     ///
-    /// The caller writes a checkpoint that names it and then gives `surplus` to [`Log::retire_surplus`].
+    /// The caller writes a checkpoint that names it and then gives `surplus` to
+    /// [`Log::retire_surplus`].
     pub fn start(start: Start, reserve_bytes: u64) -> Result<Self, EngineError> {
         let mut segments = start.segments;
         // A full disk must not keep a volume from being opened, for only what is in it can make
@@ -160,8 +163,8 @@ impl Log {
         record.resize(RECORD_HEADER, 0);
     }
 
-    /// Appends a batch. `in_order` runs before the next batch can be appended. The caller must call [`Log::landed`] when its
-    /// rows are in memory.
+    /// Appends a batch. `in_order` runs before the next batch can be appended. The caller must call
+    /// [`Log::landed`] when its rows are in memory.
     pub fn append(
         &self,
         epoch: Epoch,
@@ -224,7 +227,8 @@ impl Log {
             return Ok(());
         };
         let error = failed("appending", &why);
-        // Part of it may be there. It must not be taken for a record, now or after something shorter was written over it.
+        // Part of it may be there. It must not be taken for a record, now or after something
+        // shorter was written over it.
         record.fill(0);
         let cleared = tail.segment.file.write_at(record, tail.offset).is_ok();
         if !cleared || error != EngineError::NoSpace {
@@ -253,7 +257,7 @@ impl Log {
                 break ready;
             }
             if let Some(why) = spare.failure.take() {
-                // The keeper tries again; who asks later may have more luck.
+                // The keeper tries again; a later caller may have more luck.
                 self.spare_changed.notify_all();
                 return Err(why);
             }
@@ -290,8 +294,8 @@ impl Log {
         flight.open.first().map_or(flight.appended, |first| first - 1)
     }
 
-    /// Waits until the rows of every batch appended before the call are in memory. Commits do that without waiting for
-    /// anything, so this is short.
+    /// Waits until the rows of every batch appended before the call are in memory. Commits do that
+    /// without waiting for anything, so this is short.
     pub fn wait_landed(&self) {
         let mut flight = self.flight.lock();
         let target = flight.appended;
@@ -313,8 +317,9 @@ impl Log {
         Ok(tail.epoch)
     }
 
-    /// Makes every batch appended so far durable, after `before` made durable what they refer to, and if `held` agrees
-    /// afterwards that nobody else has taken the log over. Returns the position. Called by one thread at a time.
+    /// Makes every batch appended so far durable, after `before` made durable what they refer to,
+    /// and if `held` agrees afterwards that nobody else has taken the log over. Returns the
+    /// position. Called by one thread at a time.
     pub fn sync(
         &self,
         before: &BeforeSync,
@@ -340,7 +345,8 @@ impl Log {
         crash::point("engine.sync.after");
         let mut tail = self.tail.lock();
         if let Err(why) = synced {
-            // Not even "no space" is harmless here: what the kernel could not write is lost to later syncs.
+            // Not even "no space" is harmless here: what the kernel could not write is lost to
+            // later syncs.
             let why = match why {
                 EngineError::NoSpace => {
                     EngineError::Io("metadata log: syncing failed: no space left on the disk".into())
@@ -358,7 +364,8 @@ impl Log {
             let crc = crc32c::crc32c(&[]);
             seal(&mut marker, 0, crc, Kind::Marker, (tail.segment.generation, target, target));
             if tail.offset + marker.len() as u64 <= tail.segment.bytes {
-                // If it cannot be written, recovery verifies a few batches more; a poisoned log tells the next commit.
+                // If it cannot be written, recovery verifies a few batches more; a poisoned log
+                // tells the next commit.
                 let _ = Self::write(&mut tail, &mut marker);
             }
         }
@@ -399,7 +406,8 @@ impl Log {
         Ok(())
     }
 
-    /// Keeps a segment ready and an eye on free space, until [`Log::stop`]. For a thread of its own.
+    /// Keeps a segment ready and an eye on free space, until [`Log::stop`]. For a thread of its
+    /// own.
     pub fn keep(&self) {
         let mut spare = self.spare.lock();
         let mut quiet = 0;

@@ -1,5 +1,5 @@
-//! The engine in memory, for tests and simulation: deterministic, no threads, no clock, and on request it loses
-//! everything after the last sync or fails.
+//! The engine in memory, for tests and simulation: deterministic, no threads, no clock, and on
+//! request it loses everything after the last sync or fails.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -70,7 +70,8 @@ impl State {
         if value.changed_at > self.durable { value.changed_at } else { 0 }
     }
 
-    /// Everything up to `target` is durable: it cannot be undone, and deletions need not be remembered.
+    /// Everything up to `target` is durable: it cannot be undone, and deletions need not be
+    /// remembered.
     fn settle(&mut self, target: Position) {
         if target <= self.durable {
             return;
@@ -116,13 +117,14 @@ impl MemoryEngine {
         *self.before_sync.lock() = Some(hook);
     }
 
-    /// Goes back to the last sync, as a power loss would; waiting callbacks get an error and later ones work again.
-    /// Faults that were injected are forgotten.
+    /// Goes back to the last sync, as a power loss would; waiting callbacks get an error and later
+    /// ones work again. Faults that were injected are forgotten.
     pub fn crash(&mut self) {
         self.crash_to(0);
     }
 
-    /// As [`MemoryEngine::crash`], but batches up to `position` had reached the disk though nobody had asked for it.
+    /// As [`MemoryEngine::crash`], but batches up to `position` had reached the disk though nobody
+    /// had asked for it.
     pub fn crash_to(&mut self, position: Position) {
         let state = self.state.get_mut();
         while let Some((_, key, old)) = state.undo.pop_if(|(changed_at, ..)| *changed_at > position) {
@@ -149,7 +151,8 @@ impl MemoryEngine {
         self.state.lock().commit_faults.push(why);
     }
 
-    /// The next sync fails with `why`; the engine then refuses commits until `crash`. Several calls queue up.
+    /// The next sync fails with `why`; the engine then refuses commits until `crash`. Several calls
+    /// queue up.
     pub fn fail_sync(&self, why: EngineError) {
         self.state.lock().sync_faults.push(why);
     }
@@ -209,7 +212,8 @@ impl Engine for MemoryEngine {
         Claimed::begin(self)
     }
 
-    /// That of an engine which nobody has claimed: tests that look below a node's handle must not change anything there.
+    /// That of an engine which nobody has claimed: tests that look below a node's handle must not
+    /// change anything there.
     fn epoch(&self) -> Epoch {
         Epoch(0)
     }
@@ -292,7 +296,8 @@ impl Engine for MemoryEngine {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        // As in the embedded engine: note the position, then write the data it may refer to, then make it durable.
+        // As in the embedded engine: note the position, then write the data it may refer to, then
+        // make it durable.
         let target = self.state.lock().appended;
         let hook = self.before_sync.lock().clone();
         let hooked = hook.map_or(Ok(()), |hook| hook());

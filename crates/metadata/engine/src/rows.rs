@@ -1,8 +1,9 @@
-//! Rows in memory: every row that the sorted runs do not have yet (dirty), and as many others (clean) as fit.
+//! Rows in memory: every row that the sorted runs do not have yet (dirty), and as many others
+//! (clean) as fit.
 //!
-//! A row belongs to the group `(table, id)`; a group lives in one shard; a shard has one lock. Nobody waits for anything
-//! while holding a shard's lock, except readers that hold several at once: they take them in ascending order, and writers
-//! hold one, so there is no cycle.
+//! A row belongs to the group `(table, id)`; a group lives in one shard; a shard has one lock.
+//! Nobody waits for anything while holding a shard's lock, except readers that hold several at
+//! once: they take them in ascending order, and writers hold one, so there is no cycle.
 
 mod chunk;
 mod hash;
@@ -180,7 +181,8 @@ impl Rows {
         order
     }
 
-    /// Applies the batch at `position`, whose `len` changes `change` names. Later changes of one key win.
+    /// Applies the batch at `position`, whose `len` changes `change` names. Later changes of one
+    /// key win.
     pub fn apply<'a>(
         &self,
         position: Position,
@@ -265,8 +267,8 @@ impl Rows {
 
     /// Keeps a row that was read from the sorted runs after `miss`.
     ///
-    /// Never hides a newer version: if the key was committed since the miss, it is still in memory, unless rows left the
-    /// shard since, and then nothing is kept.
+    /// Never hides a newer version: if the key was committed since the miss, it is still in memory,
+    /// unless rows left the shard since, and then nothing is kept.
     pub fn cache(&self, miss: Miss, key: KeyRef<'_>, value: &[u8]) {
         self.change(miss.shard, |shard| {
             if shard.removals == miss.removals {
@@ -280,8 +282,8 @@ impl Rows {
         self.change(self.shard_of(group), |shard| shard.hint_new(group));
     }
 
-    /// Copies up to `limit` rows of a group, tombstones included, above `after`. Returns whether the group is complete
-    /// and the removals of its shard.
+    /// Copies up to `limit` rows of a group, tombstones included, above `after`. Returns whether
+    /// the group is complete and the removals of its shard.
     pub fn copy_group(
         &self,
         group: GroupKey,
@@ -318,7 +320,8 @@ impl Rows {
         self.shards.iter().map(|shard| shard.read().removals).sum()
     }
 
-    /// Makes a group complete with rows read from the sorted runs, if nothing left its shard since `removals`.
+    /// Makes a group complete with rows read from the sorted runs, if nothing left its shard since
+    /// `removals`.
     pub fn complete(&self, group: GroupKey, removals: u64, rows: &[WholeRow]) {
         self.change(self.shard_of(group), |shard| {
             if shard.removals != removals {
@@ -356,8 +359,8 @@ impl Rows {
         }
     }
 
-    /// Copies rows of a group whose last change lies in `1..=upto` and that the sorted runs need to know of: about
-    /// `JUDGE_BATCH` rows above `after`. Returns where to go on.
+    /// Copies rows of a group whose last change lies in `1..=upto` and that the sorted runs need to
+    /// know of: about `JUDGE_BATCH` rows above `after`. Returns where to go on.
     pub fn copy_dirty(
         &self,
         group: GroupKey,
@@ -378,7 +381,8 @@ impl Rows {
         })
     }
 
-    /// Marks rows of a group clean whose last change lies in `1..=upto`: the sorted runs have them. Tombstones go.
+    /// Marks rows of a group clean whose last change lies in `1..=upto`: the sorted runs have them.
+    /// Tombstones go.
     pub fn clean(&self, group: GroupKey, upto: Position) {
         let mut dirty_left = false;
         let mut after: Option<Box<[u8]>> = None;
@@ -407,8 +411,8 @@ impl Rows {
         }
     }
 
-    /// Evicts clean rows that were not used since the last pass, until at most `target` bytes are left or `passes` over all
-    /// rows were made. `hand` remembers the shard.
+    /// Evicts clean rows that were not used since the last pass, until at most `target` bytes are
+    /// left or `passes` over all rows were made. `hand` remembers the shard.
     pub fn evict(&self, target: usize, passes: usize, hand: &mut usize) {
         for _ in 0..passes * SHARDS {
             *hand = (*hand + 1) % SHARDS;

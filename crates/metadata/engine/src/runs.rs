@@ -1,4 +1,5 @@
-//! Sorted runs: where rows are that do not fit in memory. Written only in bulk, by flushes, never row by row.
+//! Sorted runs: where rows are that do not fit in memory. Written only in bulk, by flushes, never
+//! row by row.
 
 pub(super) mod lsm;
 mod manifest;
@@ -37,7 +38,8 @@ pub(super) trait Runs: Sorted {
     /// The value of a key.
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError>;
 
-    /// Adds what `changes` yields, all or nothing. It is durable when this returns. An error leaves the runs as they were.
+    /// Adds what `changes` yields, all or nothing. It is durable when this returns. An error leaves
+    /// the runs as they were.
     fn ingest(&self, changes: &mut Changes<'_>) -> Result<(), EngineError>;
 
     /// Does one piece of background merging. False if there was nothing to do.

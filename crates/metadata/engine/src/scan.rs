@@ -1,10 +1,10 @@
-//! Scans: rows in memory merged with those below, the sorted runs, in windows, so that no lock is held while rows are shown and memory
-//! stays bounded.
+//! Scans: rows in memory merged with those below, the sorted runs, in windows, so that no lock is
+//! held while rows are shown and memory stays bounded.
 //!
-//! Why no row is missed: a window's rows are copied out of memory first; then the runs are looked at. A row leaves memory
-//! only after the runs have it, so a key that was not in memory has, in runs looked at later, its newest version of that
-//! moment or a newer one. A cursor opened for an earlier window may serve a later one only if no row left memory since
-//! before it was opened.
+//! Why no row is missed: a window's rows are copied out of memory first; then the runs are looked
+//! at. A row leaves memory only after the runs have it, so a key that was not in memory has, in
+//! runs looked at later, its newest version of that moment or a newer one. A cursor opened for an
+//! earlier window may serve a later one only if no row left memory since before it was opened.
 
 use std::ops::ControlFlow;
 
@@ -21,7 +21,8 @@ use super::{EngineError, VisitRow};
 const FIRST_WINDOW: usize = 128;
 /// Rows of later windows.
 const WINDOW: usize = 1024;
-/// A group with at most this many rows in the runs is kept in memory as a whole after it was scanned as a whole.
+/// A group with at most this many rows in the runs is kept in memory as a whole after it was
+/// scanned as a whole.
 const KEEP_MAX: usize = 4096;
 
 /// A cursor with the next row already read.
@@ -61,7 +62,8 @@ fn decode(key: &[u8]) -> Result<KeyRef<'_>, EngineError> {
 /// Shows a row: key, value or `None` if deleted, position, whether it is from the runs.
 type Show<'a> = dyn FnMut(KeyRef<'_>, Option<&[u8]>, Position, bool) -> ControlFlow<()> + 'a;
 
-/// Merges copied rows with the runs: up to the last copied row if `bounded`, else to the cursor's end.
+/// Merges copied rows with the runs: up to the last copied row if `bounded`, else to the cursor's
+/// end.
 fn merge(
     copied: &Copied,
     bounded: bool,

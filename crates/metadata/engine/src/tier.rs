@@ -1,7 +1,9 @@
-//! Rows in memory over a store that has all the others: what an engine needs beside its own way to make batches durable.
+//! Rows in memory over a store that has all the others: what an engine needs beside its own way to
+//! make batches durable.
 //!
-//! A batch is applied here when it is committed, and stays at least until the store below has it ([`Tier::settled`]); so what memory does
-//! not have, the store, asked afterwards, does. Rows that the store has are kept as long as there is room.
+//! A batch is applied here when it is committed, and stays at least until the store below has it
+//! ([`Tier::settled`]); so what memory does not have, the store, asked afterwards, does. Rows that
+//! the store has are kept as long as there is room.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
@@ -19,7 +21,8 @@ use super::{EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, V
 
 /// The store below.
 pub trait Below: Sorted {
-    /// Reads the rows of these encoded keys, calling `visit(index, value)` for each that exists, in any order.
+    /// Reads the rows of these encoded keys, calling `visit(index, value)` for each that exists, in
+    /// any order.
     ///
     /// # Errors
     /// Those of the store.
@@ -44,7 +47,8 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// No rows, all up to `position` being in the store below. Rows that this has are bounded by `row_bytes`, and by what is not settled.
+    /// No rows, all up to `position` being in the store below. Rows that this has are bounded by
+    /// `row_bytes`, and by what is not settled.
     pub fn new(position: Position, row_bytes: usize) -> Self {
         let waiters = Waiters::default();
         waiters.advance(position);
@@ -52,7 +56,8 @@ impl Tier {
         Self { rows: Rows::new(), waiters, taps: Arc::default(), hand, row_bytes }
     }
 
-    /// The batch at `position` is committed: shows it to taps, then to readers. One call at a time, in the order of positions.
+    /// The batch at `position` is committed: shows it to taps, then to readers. One call at a time,
+    /// in the order of positions.
     pub fn apply(&self, position: Position, mutations: &[Mutation]) {
         self.taps.send(mutations);
         self.rows.apply(position, mutations.len(), |index| {
@@ -91,7 +96,8 @@ impl Tier {
         }
     }
 
-    /// Marks all that the store has as such, and lets go of it: for tests of reads that go to the store.
+    /// Marks all that the store has as such, and lets go of it: for tests of reads that go to the
+    /// store.
     pub fn forget(&self) {
         let settled = self.durable();
         for group in self.rows.take_dirty() {
@@ -110,7 +116,8 @@ impl Tier {
         keys: &[KeyRef<'_>],
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<usize, EngineError> {
-        // Before the rows: a row that becomes durable meanwhile is reported as not durable, which is only slower.
+        // Before the rows: a row that becomes durable meanwhile is reported as not durable, which
+        // is only slower.
         let durable = self.waiters.durable();
         let mut misses: Vec<Miss> = Vec::new();
         self.rows.get_many(keys, durable, visit, &mut misses);

@@ -1,5 +1,6 @@
-//! The embedded engine on a real file system that fills up: growth is refused, freeing goes on, nothing is lost, and all is
-//! well again when space returns. Needs root, for a small tmpfs; says so and passes without.
+//! The embedded engine on a real file system that fills up: growth is refused, freeing goes on,
+//! nothing is lost, and all is well again when space returns. Needs root, for a small tmpfs; says
+//! so and passes without.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;
@@ -139,7 +140,8 @@ fn a_full_file_system_loses_nothing_and_recovers() {
         grow(&engine, 100_000 + more, &mut expected);
     }
     engine.flush().unwrap();
-    // A merge needs room for its result beside what it merges. If there is none, it leaves nothing behind.
+    // A merge needs room for its result beside what it merges. If there is none, it leaves nothing
+    // behind.
     if let Err(why) = engine.compact() {
         assert_eq!(why, EngineError::NoSpace);
     }

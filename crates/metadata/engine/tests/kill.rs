@@ -1,5 +1,5 @@
-//! Kills a process that uses the embedded engine, at every named point and at random instants, and checks that every
-//! acknowledged batch is there, and nothing but a prefix of what was committed.
+//! Kills a process that uses the embedded engine, at every named point and at random instants, and
+//! checks that every acknowledged batch is there, and nothing but a prefix of what was committed.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::{BufRead, BufReader};

@@ -1,7 +1,7 @@
 //! etcd's API v3 by its JSON gateway: one request after another to whichever member answers.
 //!
-//! An attempt that fails may have been carried out all the same, so everything that changes something compares first ([`crate::store`]),
-//! and asking again does no harm.
+//! An attempt that fails may have been carried out all the same, so everything that changes
+//! something compares first ([`crate::store`]), and asking again does no harm.
 
 use std::fs;
 use std::sync::Arc;
@@ -88,13 +88,15 @@ pub fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// The bytes of a member of a JSON object; one that is not there is empty, as etcd leaves out what is.
+/// The bytes of a member of a JSON object; one that is not there is empty, as etcd leaves out what
+/// is.
 pub fn decoded(object: &Value, name: &str) -> Result<Vec<u8>, EngineError> {
     let text = object.get(name).and_then(Value::as_str).unwrap_or_default();
     STANDARD.decode(text).map_err(|_| io(format!("an answer has a {name} that is not base64")))
 }
 
-/// The number of a member of a JSON object, which etcd writes as a string; one that is not there is zero.
+/// The number of a member of a JSON object, which etcd writes as a string; one that is not there is
+/// zero.
 pub fn number(object: &Value, name: &str) -> u64 {
     object.get(name).and_then(Value::as_str).and_then(|text| text.parse().ok()).unwrap_or(0)
 }
@@ -319,7 +321,7 @@ fn chain(why: &dyn std::error::Error) -> String {
     text
 }
 
-/// Who may sign etcd's certificate.
+/// The authorities that may sign etcd's certificate.
 fn roots(place: &Place) -> Result<RootCertStore, EngineError> {
     let mut roots = RootCertStore::empty();
     let Some(file) = &place.ca else {

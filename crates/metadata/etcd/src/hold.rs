@@ -1,6 +1,7 @@
-//! Who has a shard open: a key that hangs on a lease, which the holder keeps. It goes when the holder ends or is not heard of for as long
-//! as the lease lasts, and whoever then makes it first is elected. It keeps two from serving a shard in turns; what keeps rows safe is
-//! the epoch.
+//! The process that has a shard open, the *holder*: it has a key that hangs on a lease, which it
+//! keeps. The key goes when the holder ends or is not heard of for as long as the lease lasts, and
+//! the process that then makes it first is elected. It keeps two from serving a shard in turns;
+//! what keeps rows safe is the epoch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,14 +20,15 @@ const KEEP_EVERY: Duration = Duration::from_millis(1500);
 /// Longest wait for one that is gone and still counts.
 const WAIT: Duration = Duration::from_secs(7);
 
-/// What the key says: who, and by which lease, so that who asks again after a lost answer knows its own.
+/// What the key says: which process, and by which lease, so that a process that asks again after a
+/// lost answer knows its own key.
 fn words(shard: &Shard, lease: u64) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let process = std::process::id();
     format!("kestrel node {}, process {process} on {}, lease {lease:x}", shard.number, host.trim())
 }
 
-/// Makes the key if nobody has; says who has.
+/// Makes the key if there is none; says which process has made it.
 async fn attempt(
     client: &Client,
     shard: &Shard,
@@ -38,7 +40,7 @@ async fn attempt(
     Ok(found.map(|found| String::from_utf8_lossy(&found).into_owned()).filter(|found| *found != words))
 }
 
-/// Becomes the holder; with `take_over` whoever is. The lease by which it is.
+/// Becomes the holder; with `take_over` even if another process is. The lease by which it is.
 ///
 /// # Errors
 /// `Refused` if another process is; etcd's.
@@ -89,7 +91,8 @@ pub async fn stay(shared: Arc<Shared>, mut lease: u64) {
             }
             Ok(false) | Err(_) => {}
         }
-        // Nobody heard of this process for too long. Who has become the holder meanwhile claims the shard, and is noticed by that.
+        // Etcd has not heard of this process for too long. A process that has become the holder
+        // meanwhile claims the shard, and is noticed by that.
         let until = Instant::now();
         let Ok(new) = grant(client, TTL, until).await else { continue };
         match attempt(client, shard, new, until).await {

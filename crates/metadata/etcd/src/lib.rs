@@ -1,13 +1,16 @@
-//! The metadata engine in etcd, for what is small: the rows of a coordinator. Any process of the cluster can claim them when whoever had
-//! them is gone, so nothing that the coordinator decided depends on one machine.
+//! The metadata engine in etcd, for what is small: the rows of a coordinator. Any process of the
+//! cluster can claim them when the process that had them is gone, so nothing that the coordinator
+//! decided depends on one machine.
 //!
-//! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from the death of the process. Whoever must
-//!   know waits for its position ([`Engine::on_durable`]).
+//! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from
+//!   the death of the process. A caller that must know waits for its position
+//!   ([`Engine::on_durable`]).
 //! - **Durable** is what a transaction has brought to the majority of etcd's members ([`sender`]).
-//! - **Read**: all rows are in memory ([`mirror`]), read when the shard is opened and bounded ([`shared::SHARD_BYTES_MAX`]). Once it is
-//!   known that somebody else has the shard, nothing is read any more.
-//! - **Claim**: every transaction compares epoch and position ([`store`]). Who has a shard open holds a key with a lease besides: the
-//!   election ([`hold`]).
+//! - **Read**: all rows are in memory ([`mirror`]), read when the shard is opened and bounded
+//!   ([`shared::SHARD_BYTES_MAX`]). Once it is known that somebody else has the shard, nothing is
+//!   read any more.
+//! - **Claim**: every transaction compares epoch and position ([`store`]). The process that has a
+//!   shard open holds a key with a lease besides: the election ([`hold`]).
 //!
 //! Threads: a small runtime drives the connections; callers of the engine block.
 
@@ -44,9 +47,10 @@ pub use store::Uuid;
 
 /// Threads of the runtime. One may run a callback while the other keeps the lease.
 const THREADS: usize = 2;
-/// Longest wait for etcd when a shard is opened: whoever waits for that is a person, or a supervisor that tries again.
+/// Longest wait for etcd when a shard is opened: a person waits for that, or a supervisor that
+/// tries again.
 const OPEN_WAIT: Duration = Duration::from_secs(15);
-/// The same for who only wants to know who has a shard, and asks again soon.
+/// The same for a caller that only wants to know which process has a shard, and asks again soon.
 const LOOK_WAIT: Duration = Duration::from_secs(5);
 
 /// Settings of an engine in etcd.
@@ -85,7 +89,7 @@ fn wait<T: Send + 'static>(
 ) -> Result<T, EngineError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     runtime.spawn(async move {
-        // Nobody has gone away: who waits does so below.
+        // The receiver is there: it waits below.
         let _ = sender.send(work.await);
     });
     receiver.recv().unwrap_or_else(|_| Err(EngineError::Io("metadata engine: closed".into())))
@@ -96,13 +100,13 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> mpsc::Receiver<()> 
     let (done, ended) = mpsc::sync_channel(1);
     tokio::spawn(async move {
         task.await;
-        // Whoever closes the engine waits; nobody else cares.
+        // Only a caller that closes the engine waits for this: there may be no receiver.
         let _ = done.send(());
     });
     ended
 }
 
-/// Who has the shard of a node open, in words, if anybody has.
+/// The process that has the shard of a node open, in words, if there is one.
 ///
 /// # Errors
 /// Why etcd does not say, in words.
@@ -145,10 +149,12 @@ fn briefly<T>(
 }
 
 impl EtcdEngine {
-    /// Makes the keys of a volume, if they are not there, and those of a node's shard, if they are not.
+    /// Makes the keys of a volume, if they are not there, and those of a node's shard, if they are
+    /// not.
     ///
     /// # Errors
-    /// `Refused` if below the prefix is anything that is not this volume's, or its format is newer; etcd's.
+    /// `Refused` if below the prefix is anything that is not this volume's, or its format is newer;
+    /// etcd's.
     pub fn create(place: &Place, uuid: Uuid, node: u32) -> Result<(), EngineError> {
         let (runtime, place) = (runtime()?, place.clone());
         wait(runtime.handle(), async move {
@@ -169,7 +175,8 @@ impl EtcdEngine {
         })
     }
 
-    /// Removes all keys of a volume. Nothing happens if those below the prefix are not this volume's.
+    /// Removes all keys of a volume. Nothing happens if those below the prefix are not this
+    /// volume's.
     ///
     /// # Errors
     /// etcd's, `Refused` if a process has a shard open.
@@ -189,10 +196,12 @@ impl EtcdEngine {
         })
     }
 
-    /// Opens the shard of a node and claims it. `before_sync` runs before each transaction, to make durable what its rows refer to.
+    /// Opens the shard of a node and claims it. `before_sync` runs before each transaction, to make
+    /// durable what its rows refer to.
     ///
     /// # Errors
-    /// `Refused` for another volume's keys, a newer format, a shard that is not there or that another process has open; etcd's.
+    /// `Refused` for another volume's keys, a newer format, a shard that is not there or that
+    /// another process has open; etcd's.
     pub fn open(
         place: Place,
         uuid: Uuid,
@@ -232,7 +241,8 @@ impl EtcdEngine {
 impl Drop for EtcdEngine {
     fn drop(&mut self) {
         self.shared.stop();
-        // They end when what was committed is in etcd, or cannot be brought there within the deadline, and the shard is let go.
+        // They end when what was committed is in etcd, or cannot be brought there within the
+        // deadline, and the shard is let go.
         for ended in self.ended.get_mut() {
             let _ = ended.recv();
         }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::store::Rows;
 
-/// Rows copied out at a time, so that whoever looks at them holds no lock.
+/// Rows copied out at a time, so that a visitor of the rows holds no lock.
 const PAGE: usize = 256;
 
 /// See the module's header.

@@ -1,7 +1,8 @@
 //! Where the rows are: the URL of an etcd, and the password for it.
 //!
-//! `etcd://[USER@]HOST[:PORT][,HOST…]/PREFIX?deadline=60s&passfile=FILE`, or `etcds://…` for TLS, with `ca=FILE` if it is not the system
-//! that trusts its certificate. A password may be in it, but is never shown.
+//! `etcd://[USER@]HOST[:PORT][,HOST…]/PREFIX?deadline=60s&passfile=FILE`, or `etcds://…` for TLS,
+//! with `ca=FILE` if it is not the system that trusts its certificate. A password may be in it, but
+//! is never shown.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -30,7 +31,7 @@ pub struct Place {
     pub(crate) prefix: String,
     /// User and password, if it asks for them.
     pub(crate) user: Option<(String, String)>,
-    /// Who signs its certificate, if not the system's roots.
+    /// The authority that signs its certificate, if not the system's roots.
     pub(crate) ca: Option<PathBuf>,
     /// How long to wait for an etcd that does not answer.
     pub(crate) deadline: Duration,
@@ -51,7 +52,8 @@ fn bad(what: &str) -> String {
 }
 
 impl Place {
-    /// Reads a URL; the password comes from there, from a file that it names, or from `ETCDCTL_PASSWORD`.
+    /// Reads a URL; the password comes from there, from a file that it names, or from
+    /// `ETCDCTL_PASSWORD`.
     ///
     /// # Errors
     /// In words, without any password.
@@ -108,7 +110,8 @@ impl Place {
 /// The base URL of a member.
 fn endpoint(host: &str, scheme: &str) -> Option<String> {
     let authority: Authority = host.parse().ok()?;
-    // `host` of an authority keeps the brackets of an IPv6 address; a port that is none is not caught by the parser.
+    // `host` of an authority keeps the brackets of an IPv6 address; a port that is none is not
+    // caught by the parser.
     let port = match host.strip_prefix(authority.host())? {
         "" => PORT_DEFAULT,
         port => port.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
@@ -116,7 +119,8 @@ fn endpoint(host: &str, scheme: &str) -> Option<String> {
     (!authority.host().is_empty()).then(|| format!("{scheme}://{}:{port}", authority.host()))
 }
 
-/// User and password: what stands in the URL, else the first line of the file, else the environment.
+/// User and password: what stands in the URL, else the first line of the file, else the
+/// environment.
 fn credentials(who: &str, passfile: Option<PathBuf>) -> Result<(String, String), String> {
     let (user, password) = match who.split_once(':') {
         Some((user, password)) => (user, Some(password.to_string())),

@@ -1,11 +1,14 @@
-//! Turns committed batches into transactions, in order, one at a time; what queues up meanwhile goes in one together.
+//! Turns committed batches into transactions, in order, one at a time; what queues up meanwhile
+//! goes in one together.
 //!
-//! A transaction compares the fence with what this process left there, and moves it to the last batch's position. One whose answer was
-//! lost is sent again: it then finds the fence where it wanted it, or where it was.
+//! A transaction compares the fence with what this process left there, and moves it to the last
+//! batch's position. After a lost answer a transaction is sent again: it then finds the fence where
+//! it wanted it, or where it was.
 //!
-//! A batch that is too large for one transaction is written in parts first, which nobody looks at. The transaction that moves the fence
-//! says how many there are: from then on the batch is in. Its rows follow, and last the fence says that there are no parts any more.
-//! Whoever opens the shard in between reads the parts over the rows, and goes on with them ([`Line::spread`]).
+//! A batch that is too large for one transaction is written in parts first, which no reader looks
+//! at. The transaction that moves the fence says how many there are: from then on the batch is in.
+//! Its rows follow, and last the fence says that there are no parts any more. A process that opens
+//! the shard in between reads the parts over the rows, and goes on with them ([`Line::spread`]).
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -30,7 +33,8 @@ struct Line {
     fence: Fence,
 }
 
-/// Sends what is committed until the engine stops or fails. `left` are the rows of the last batch that are still in parts.
+/// Sends what is committed until the engine stops or fails. `left` are the rows of the last batch
+/// that are still in parts.
 pub async fn run(shared: Arc<Shared>, fence: Fence, left: Rows) {
     let mut line = Line { shared, fence };
     let why = match line.serve(left).await {
@@ -74,7 +78,8 @@ impl Line {
         }
     }
 
-    /// Makes sure that the shard is still as this process left it. With nothing to send it is no harm if etcd cannot be reached.
+    /// Makes sure that the shard is still as this process left it. With nothing to send it is no
+    /// harm if etcd cannot be reached.
     async fn look(&self) -> Result<(), EngineError> {
         match fence(&self.shared.client, &self.shared.shard, Instant::now()).await {
             Ok(found) if found == self.fence => Ok(()),
@@ -116,7 +121,8 @@ impl Line {
                     Ok(found) => return Err(self.judged(found)),
                     Err(Trouble::Full) => {
                         self.shared.set_full();
-                        // It answers, so this may go on for as long as it takes; only who closes the engine does not wait.
+                        // It answers, so this may go on for as long as it takes; only a caller that
+                        // closes the engine does not wait.
                         if !self.shared.is_stopping() {
                             since = Instant::now();
                         }
@@ -200,7 +206,7 @@ impl Line {
         if claimed.is_err() {
             self.shared.unclaimed();
         }
-        // Nobody has gone away: who waits does so for this.
+        // The receiver is there: it waits for this.
         let _ = reply.send(claimed.clone().map(|()| to.epoch));
         claimed
     }

@@ -16,7 +16,8 @@ use crate::client::{Client, io};
 use crate::mirror::Mirror;
 use crate::store::{self, Fence, Shard};
 
-/// Most bytes of rows that a shard may have: etcd is for what is small, and all of it is read when a shard is opened.
+/// Most bytes of rows that a shard may have: etcd is for what is small, and all of it is read when
+/// a shard is opened.
 pub const SHARD_BYTES_MAX: usize = 16 << 20;
 /// Most bytes of batches that wait for etcd, what frees among them.
 const QUEUE_BYTES_MAX: usize = 24 << 20;
@@ -32,7 +33,7 @@ pub struct Shared {
     queue: Mutex<Queue>,
     /// The queue has something, or the engine stops.
     pub news: Notify,
-    /// Nothing is written any more: who holds the shard lets go.
+    /// Nothing is written any more: this process lets go of the shard.
     pub over: Notify,
     stopping: AtomicBool,
     /// The shard is somebody else's now, or not what it was: rows in memory are nobody's.
@@ -59,7 +60,7 @@ struct Queue {
     bytes: usize,
     /// Newest position.
     position: Position,
-    /// Whose commits are taken.
+    /// The epoch that commits must have.
     epoch: Epoch,
     failure: Option<EngineError>,
     /// etcd is full.
@@ -224,7 +225,7 @@ impl Shared {
         drop(queue);
         for item in dropped {
             if let Item::Claim(reply) = item {
-                // Nobody has gone away: who waits does so for this.
+                // The receiver is there: it waits for this.
                 let _ = reply.send(Err(why.clone()));
             }
         }
@@ -243,8 +244,8 @@ impl Shared {
         self.queue.lock().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Asks for the next epoch, behind what is committed. Takes no commits until that is done: those of earlier holders are refused
-    /// already, and nobody holds what comes.
+    /// Asks for the next epoch, behind what is committed. Takes no commits until that is done:
+    /// those of earlier holders are refused already, and nobody holds what comes.
     ///
     /// # Errors
     /// Why nothing is written any more.

@@ -1,8 +1,10 @@
 //! What is in etcd (`docs/format/etcd.md`).
 //!
-//! The *fence* of a shard is one key: epoch, position, and who claimed it. Whatever changes a shard compares the whole of it first and
-//! writes it anew in the same transaction, so a transaction happens once, in order, and not after somebody else has claimed the shard;
-//! who asks again after a lost answer finds the fence as it wanted it, which nobody else can have written.
+//! The *fence* of a shard is one key: epoch, position, and the lease of the process that claimed
+//! it. Whatever changes a shard compares the whole of it first and writes it anew in the same
+//! transaction, so a transaction happens once, in order, and not after another process has claimed
+//! the shard. A process that asks again after a lost answer finds the fence as it wanted it, which
+//! no other process can have written.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +20,8 @@ use crate::place::Place;
 const VERSION: u64 = 1;
 /// Most rows that a transaction writes, below the 128 operations that etcd allows.
 pub const ROWS_MAX: usize = 120;
-/// Most bytes of rows that a transaction writes, below the 1.5 MiB that etcd allows; and most bytes of one value.
+/// Most bytes of rows that a transaction writes, below the 1.5 MiB that etcd allows; and most bytes
+/// of one value.
 pub const BYTES_MAX: usize = 1 << 20;
 /// Bytes of a part of a large batch.
 pub const PART_BYTES: usize = 512 << 10;
@@ -45,13 +48,14 @@ pub struct Shard {
 /// How a shard stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence {
-    /// Of who claimed it last.
+    /// Of the process that claimed the shard last.
     pub epoch: Epoch,
     /// Of the last batch that is in it.
     pub position: Position,
     /// Parts of that batch which are not rows yet; zero if all are.
     pub parts: u32,
-    /// The lease of who claimed it, which tells two apart that claim the same epoch.
+    /// The lease of the process that claimed it, which tells two processes apart that claim the
+    /// same epoch.
     pub claimant: u64,
 }
 
@@ -99,7 +103,7 @@ impl Shard {
         format!("{}fence", self.base)
     }
 
-    /// The key that says who has it open.
+    /// The key that says which process has it open.
     pub fn holder(&self) -> String {
         format!("{}holder", self.base)
     }
@@ -252,7 +256,8 @@ pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), E
     }
 }
 
-/// Makes the keys of a volume and of a shard, as far as they are not there, below a prefix that nobody else has anything below.
+/// Makes the keys of a volume and of a shard, as far as they are not there, below a prefix that
+/// nobody else has anything below.
 ///
 /// # Errors
 /// `Refused` if somebody has; etcd's.
@@ -302,7 +307,7 @@ pub async fn remove(client: &Client, until: Instant) -> Result<(), EngineError> 
     client.ask("kv/deleterange", &body, until).await.map(drop).map_err(Trouble::why)
 }
 
-/// Who has a shard of the volume open, in words, if anybody has.
+/// The process that has a shard of the volume open, in words, if there is one.
 ///
 /// # Errors
 /// etcd's.
@@ -315,7 +320,8 @@ pub async fn any_holder(client: &Client, until: Instant) -> Result<Option<String
     Ok(holder.map(|(_, who)| String::from_utf8_lossy(&who).into_owned()))
 }
 
-/// A row by its encoded key, as the transactions have left it: of a large batch that is not spread yet, what was there before.
+/// A row by its encoded key, as the transactions have left it: of a large batch that is not spread
+/// yet, what was there before.
 ///
 /// # Errors
 /// etcd's.
@@ -347,8 +353,9 @@ fn no_shard(client: &Client, shard: &Shard) -> EngineError {
     ))
 }
 
-/// One attempt to bring a shard from one fence to another, with what `ops` do. What the fence is afterwards: `to`, also if an earlier
-/// attempt did it whose answer was lost, or what was found instead.
+/// One attempt to bring a shard from one fence to another, with what `ops` do. What the fence is
+/// afterwards: `to`, also if an earlier attempt did it and its answer was lost, or what was found
+/// instead.
 ///
 /// # Errors
 /// etcd's; the transaction may have been carried out.
@@ -375,7 +382,7 @@ pub async fn swap(
     }
 }
 
-/// Begins the next epoch, whoever has the one before.
+/// Begins the next epoch, whichever process has the one before.
 ///
 /// # Errors
 /// `Refused` if there is no such shard; etcd's.
@@ -431,8 +438,8 @@ pub async fn load(
     Ok((rows, batch))
 }
 
-/// A batch that is too large for one transaction, as bytes: the number of rows, each row's key and value with
-/// their lengths, and a checksum.
+/// A batch that is too large for one transaction, as bytes: the number of rows, each row's key and
+/// value with their lengths, and a checksum.
 pub fn packed(rows: &Rows) -> Vec<u8> {
     // All are below the limits of a batch.
     let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX - 1).to_be_bytes();

@@ -100,7 +100,8 @@ fn batches_of_any_size_are_read_by_the_next_one() {
     let engine = open(&place).unwrap();
     let mut expected = Content::new();
     for round in 0..30u32 {
-        // Some go together in one transaction, and some do not fit in one: by their rows, or by their bytes.
+        // Some go together in one transaction, and some do not fit in one: by their rows, or by
+        // their bytes.
         let (rows, bytes) = match round {
             7 => (1000, 90),
             8 => (5, 900 << 10),
@@ -313,7 +314,8 @@ fn what_is_removed_is_gone() {
     assert_eq!((content(&again).len(), again.durable()), (0, 0));
 }
 
-/// Commits rows one after another, each durable before the next; ends when told to, and says how many.
+/// Commits rows one after another, each durable before the next; ends when told to, and says how
+/// many.
 fn write_all(engine: &EtcdEngine, until: &dyn Fn(u32) -> bool) -> u32 {
     let mut number = 0;
     while !until(number) {
@@ -404,7 +406,8 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     let place = Place::parse(&format!("etcd://127.0.0.1:{}/{prefix}", relay.port)).unwrap();
     let engine = open(&place).unwrap();
     let count = write_all(&engine, &|number| {
-        // What is sent next reaches etcd; the answer never comes back, nor anything on that connection.
+        // What is sent next reaches etcd; the answer never comes back, nor anything on that
+        // connection.
         if number % 50 == 20 {
             relay.swallow_next_answer();
         }

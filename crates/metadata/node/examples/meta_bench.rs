@@ -1,9 +1,13 @@
-//! Execute and commit without a mount: what the metadata node can do on this machine, next to what its disk can do.
+//! Execute and commit without a mount: what the metadata node can do on this machine, next to what
+//! its disk can do.
 //!
-//! `cargo run --release -p kestrel-meta --example meta_bench -- [DIR] [FILES] [fsync|commit]` prints one JSON object. Two workers,
-//! two threads, each with up to 1,024 requests in flight, sent 256 at a time; `commit` (the default) answers after the log is
-//! synced. `create_numbered` is create as a client across a network asks for it: its answer is kept with the change. (`create_plain`: the
-//! same without, in the same state of the volume, to compare with.) `floor` appends the bytes of as many creates to a raw file with one fdatasync for each 256 and 1,024 of them.
+//! `cargo run --release -p kestrel-meta --example meta_bench -- [DIR] [FILES] [fsync|commit]`
+//! prints one JSON object. Two workers, two threads, each with up to 1,024 requests in flight, sent
+//! 256 at a time; `commit` (the default) answers after the log is synced. `create_numbered` is
+//! create as a client across a network asks for it: its answer is kept with the change.
+//! (`create_plain`: the same without, in the same state of the volume, to compare with.) `floor`
+//! appends the bytes of as many creates to a raw file with one fdatasync for each 256 and 1,024 of
+//! them.
 
 use std::fs::File;
 use std::io::Write;
@@ -148,7 +152,8 @@ impl Bench {
     }
 }
 
-/// A well-mixing permutation of `0..count` for random order: multiplication by an odd number coprime to it.
+/// A well-mixing permutation of `0..count` for random order: multiplication by an odd number
+/// coprime to it.
 fn shuffled(file: u64, count: u64) -> u64 {
     (file.wrapping_mul(2_654_435_761) + 12_345) % count
 }

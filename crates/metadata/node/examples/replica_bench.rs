@@ -1,6 +1,8 @@
-//! Memory of the namespace replica: `cargo run --release -p kestrel-meta --example replica_bench -- [DIRECTORIES] [NAME-BYTES]` caches so many
-//! directories (a million, with names of 12 bytes), of which each has ten below it, and prints what the process has grown by, and what finding
-//! one by its place costs. With a FILE instead, the directories whose paths it lists, one a line, each after those above it.
+//! Memory of the namespace replica: `cargo run --release -p kestrel-meta --example replica_bench --
+//! [DIRECTORIES] [NAME-BYTES]` caches so many directories (a million, with names of 12 bytes), of
+//! which each has ten below it, and prints what the process has grown by, and what finding one by
+//! its place costs. With a FILE instead, the directories whose paths it lists, one a line, each
+//! after those above it.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -21,7 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = words.next();
     let listed = first.as_ref().filter(|word| word.parse::<u64>().is_err()).map(std::fs::read).transpose()?;
     let width: usize = words.next().map_or(Ok(12), |text| text.parse())?;
-    // Of each directory the one above it, 0 for the root, and its name. All is made before anything is measured.
+    // Of each directory the one above it, 0 for the root, and its name. All is made before anything
+    // is measured.
     let tree: Vec<(u64, Vec<u8>)> = match &listed {
         Some(paths) => listed_tree(paths)?,
         None => {

@@ -1,4 +1,5 @@
-//! What a node that is one of several knows of the others: who owns which row, and which of its own rows are lent.
+//! What a node that is one of several knows of the others: which node owns which row, and which of
+//! its own rows are lent.
 //!
 //! **Every row has one owner**, a pure function of its key and the placement table:
 //!
@@ -12,14 +13,17 @@
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: the coordinator |
 //! | `txn` | its node |
 //!
-//! An inode number carries the slot of the name it was made for, so creating anything concerns one node.
+//! An inode number carries the slot of the name it was made for, so creating anything concerns one
+//! node.
 //!
-//! Idle members ([`Placement::idle`]) own none of that but their own `system` and `txn` rows, and lead no request: so nobody has to ask them for
-//! figures, names or opens, and they need no lease, nor to be told which directories change. They take part in changes of the table, and grant leases.
+//! Idle members ([`Placement::idle`]) own none of that but their own `system` and `txn` rows, and
+//! lead no request: so nobody has to ask them for figures, names or opens, and they need no lease,
+//! nor to be told which directories change. They take part in changes of the table, and grant
+//! leases.
 //!
-//! The table changes (`kestrel_cluster`) with every role of the node held, so a batch takes it once and sees the same one from beginning
-//! to end. A volume that one process
-//! opens alone has no such record, and pays nothing for it.
+//! The table changes (`kestrel_cluster`) with every role of the node held, so a batch takes it once
+//! and sees the same one from beginning to end. A volume that one process opens alone has no such
+//! record, and pays nothing for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,14 +44,16 @@ use crate::sums::{KnownSums, LeasedShares};
 /// Most nodes of a cluster: their numbers are below, because shares and inode numbers carry them.
 pub const NODES_MAX: u32 = 1024;
 
-/// Shares that each node of a cluster may have of a directory or an object, and so the most workers it runs: as many as
-/// [`crate::node::NodeConfig`] takes by itself. The same for all nodes, whatever their machines, because each adds up the shares of all.
+/// Shares that each node of a cluster may have of a directory or an object, and so the most workers
+/// it runs: as many as [`crate::node::NodeConfig`] takes by itself. The same for all nodes,
+/// whatever their machines, because each adds up the shares of all.
 pub const MEMBER_SHARES: usize = 16;
 
 const _: () = assert!(WORKERS_MAX * NODES_MAX as usize == 1 << 16, "a share's number has 16 bits");
 
-/// Name of the record in table `system` that whoever moves a directory to another parent locks, so that two such moves never
-/// form a cycle. It is the coordinator's (`metadata.md` §5), and moves with that role.
+/// Name of the record in table `system` that a transaction locks that moves a directory to another
+/// parent, so that two such moves never form a cycle. It is the coordinator's (`metadata.md` §5),
+/// and moves with that role.
 pub const DIR_RENAMES: &[u8] = b"dir renames";
 
 /// See the module's header.
@@ -63,7 +69,7 @@ pub struct Cluster {
     /// Directories of whose shares other nodes were told.
     pub leased: LeasedShares,
     table: RwLock<Arc<NodeTable>>,
-    /// Version of the table, for those who need no more of it.
+    /// Version of the table, for callers that need no more of it.
     version: AtomicU64,
     /// The node is not one of the cluster, not yet or not any more: it serves nobody.
     outside: AtomicBool,
@@ -75,7 +81,8 @@ impl Cluster {
     /// A node of a cluster.
     ///
     /// # Errors
-    /// `EINVAL` if it is not in the table and has not left either, or a node has a number that is too high.
+    /// `EINVAL` if it is not in the table and has not left either, or a node has a number that is
+    /// too high.
     pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
         Ok(Self::with(NodeTable::new(me, placement)?))
     }
@@ -115,7 +122,8 @@ impl Cluster {
         self.shared
     }
 
-    /// Whether the node may say anything at this moment that others rely on: another process may have its store otherwise.
+    /// Whether the node may say anything at this moment that others rely on: another process may
+    /// have its store otherwise.
     #[inline]
     pub fn may_answer(&self) -> bool {
         !self.needs_lease() || self.lease.is_held()
@@ -126,13 +134,15 @@ impl Cluster {
         Tenure::of(Some(&self.lease), self.needs_lease())
     }
 
-    /// Nothing is answered without a lease; who is outside answers nobody but those who ask what became of calls of before.
+    /// Nothing is answered without a lease; a node that is outside answers only clients that ask
+    /// what became of earlier calls.
     #[inline]
     fn needs_lease(&self) -> bool {
         self.shared && !self.is_outside()
     }
 
-    /// Who owns what at present. Who holds a role sees the same table until he lets it go.
+    /// The present placement table. A thread that holds a role sees the same table until it lets
+    /// the role go.
     #[inline]
     pub fn table(&self) -> Arc<NodeTable> {
         self.table.read().clone()
@@ -155,26 +165,27 @@ impl Cluster {
         self.outside.store(outside, Ordering::Release);
     }
 
-    /// From now on this is who owns what. With every role held.
+    /// From now on this is the placement table. With every role held.
     pub fn set_table(&self, table: Arc<NodeTable>) {
         self.version.store(table.placement.version, Ordering::Release);
         *self.table.write() = table;
     }
 }
 
-/// Who owns what, as a node knows it at one time.
+/// The placement table, as a node knows it at one time.
 #[derive(Debug, Clone)]
 pub struct NodeTable {
     /// The node.
     pub me: NodeId,
-    /// Who owns what.
+    /// The placement table.
     pub placement: Placement,
-    /// The next table, while those of the node's rows that it gives to others are kept from everybody.
+    /// The next table, while those of the node's rows that it gives to others are kept from
+    /// everybody.
     pub leaving: Option<Arc<Placement>>,
     /// The node may have rows that it does not own.
     pub strangers: bool,
-    /// Files with numbers that the node made of lower counters may be open elsewhere, though they are where they were made; so may all that
-    /// others made.
+    /// Files with numbers that the node made of lower counters may be open elsewhere, though they
+    /// are where they were made; so may all that others made.
     pub only_here: u64,
 }
 
@@ -225,8 +236,9 @@ impl NodeTable {
         self.leaving.as_ref().is_some_and(|next| next.map.member(self.me).is_none())
     }
 
-    /// The node whose shares of directories and objects come at this place, from 0 to [`NodeTable::share_holders`]: members that are not
-    /// idle, and then those that have left, whose shares their heirs have.
+    /// The node whose shares of directories and objects come at this place, from 0
+    /// to [`NodeTable::share_holders`]: members that are not idle, and then those that have left,
+    /// whose shares their heirs have.
     #[inline]
     pub fn share_holder(&self, at: usize) -> NodeId {
         let Placement { map, idle, former, .. } = &self.placement;
@@ -295,8 +307,9 @@ impl NodeTable {
         self.leaving.as_ref().is_some_and(|next| next.home_of(id).id != self.me)
     }
 
-    /// The node that leads an operation ([`Placement::leader`]); this one if any could, unless it has left or is idle. One that is leaving gives
-    /// no object numbers any more: nobody would know who uses them.
+    /// The node that leads an operation ([`Placement::leader`]); this one if any could, unless it
+    /// has left or is idle. One that is leaving gives no object numbers any more: no node would
+    /// know which clients use them.
     pub fn leader(&self, op: &Op) -> NodeId {
         if let Some(member) = self.placement.leader(op) {
             return member.id;
@@ -314,10 +327,12 @@ impl NodeTable {
         self.me
     }
 
-    /// Whether the number of a file says that nobody can have opened it elsewhere while it was where it was made.
+    /// Whether the number of a file says that nobody can have opened it elsewhere while it was
+    /// where it was made.
     pub fn made_here(&self, ino: InodeId) -> bool {
         let (counter, maker) = maker_of_id(ino);
-        // Until it was given something this node has only what it always had, whoever made the numbers.
+        // Until it was given something this node has only what it always had, whichever node made
+        // the numbers.
         self.only_here == 0 || maker == self.me && counter >= self.only_here
     }
 }

@@ -1,7 +1,8 @@
-//! Where a file's bytes are, and what changes of content do to it: rows of chunks, references to objects.
+//! Where a file's bytes are, and what changes of content do to it: rows of chunks, references to
+//! objects.
 //!
-//! Everything here belongs to the reading half of an operation: it computes what the content will be and what that does to
-//! the references, on copies. [`Content::apply`] then writes it.
+//! Everything here belongs to the reading half of an operation: it computes what the content will
+//! be and what that does to the references, on copies. [`Content::apply`] then writes it.
 
 use kestrel_types::error::FsError;
 use kestrel_types::extent::{CHUNK_BYTES, Extent, ExtentError, ExtentList, Released, Source};
@@ -19,8 +20,8 @@ use crate::view::{Chunks, Run, Stop, View, fail};
 pub struct Content {
     /// New `data` of the inode, if it changes.
     pub data: Option<Data>,
-    /// Of which file the rows from a chunk on go later, because they are too many for one batch; and from where on they
-    /// were going already.
+    /// Of which file the rows from a chunk on go later, because they are too many for one batch;
+    /// and from where on they were going already.
     pub sweep: Option<(InodeId, u64, Option<u64>)>,
     /// What it comes to refer to another file refers to already.
     pub shared: bool,
@@ -104,7 +105,8 @@ pub fn replace(view: &mut View<'_>, inode: &Inode, data: Data) -> Run<Content> {
     Ok(content)
 }
 
-/// Everything from `size` on goes. For a size at or above the present one nothing changes but the caller's size.
+/// Everything from `size` on goes. For a size at or above the present one nothing changes but the
+/// caller's size.
 pub fn truncate(view: &mut View<'_>, inode: &Inode, size: u64) -> Run<Content> {
     if size >= inode.size {
         return Ok(Content::default());
@@ -130,7 +132,8 @@ pub fn truncate(view: &mut View<'_>, inode: &Inode, size: u64) -> Run<Content> {
     }
 }
 
-/// Cuts the chunk rows of a chunked file at `size`, taking into account what `content` already changed.
+/// Cuts the chunk rows of a chunked file at `size`, taking into account what `content` already
+/// changed.
 fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> Run<()> {
     let (last, within) = (chunk_of(size), (size % u64::from(CHUNK_BYTES)) as u32);
     let first_gone = size.div_ceil(u64::from(CHUNK_BYTES));
@@ -162,7 +165,8 @@ fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> 
     Ok(())
 }
 
-/// The extents that a file has before it is chunked: what becomes of a packed or empty file when it is patched.
+/// The extents that a file has before it is chunked: what becomes of a packed or empty file when it
+/// is patched.
 fn first_chunk(inode: &Inode, tally: &mut Tally) -> ExtentList {
     let mut list = ExtentList::new();
     if let Data::Packed { range, visible } = &inode.data {
@@ -305,8 +309,8 @@ pub fn compact(
     Ok(Some(content))
 }
 
-/// Replaces the range of a packed file if it is still what the client saw: all that is visible of it, by a range that holds
-/// the same bytes from its beginning on.
+/// Replaces the range of a packed file if it is still what the client saw: all that is visible of
+/// it, by a range that holds the same bytes from its beginning on.
 fn repack(range: Range, visible: u32, chunk: u64, old: &[Extent], new: &[Extent]) -> Run<Option<Content>> {
     let shown = Extent { pos: 0, len: visible, source: Source::Stored { range, skip: 0 } };
     if chunk != 0 || old != [shown] {
@@ -323,7 +327,8 @@ fn repack(range: Range, visible: u32, chunk: u64, old: &[Extent], new: &[Extent]
     Ok(Some(content))
 }
 
-/// What `len` bytes of a file from `offset` on consist of, in pieces that lie in one chunk each of source and destination.
+/// What `len` bytes of a file from `offset` on consist of, in pieces that lie in one chunk each of
+/// source and destination.
 pub struct Piece {
     /// Chunk of the destination.
     pub chunk: u64,
@@ -386,7 +391,8 @@ pub fn graft(view: &mut View<'_>, to: &Inode, pieces: &[Piece]) -> Run<Content> 
     Ok(content)
 }
 
-/// Fails unless the file can have this size and form: rows that were cut off and not deleted yet must not come back.
+/// Fails unless the file can have this size and form: rows that were cut off and not deleted yet
+/// must not come back.
 pub fn check_swept(view: &mut View<'_>, ino: InodeId, size: u64, data: &Data) -> Run<()> {
     // Asked of chunked files only: of others the file's home may be another node.
     if !matches!(data, Data::Chunked) {

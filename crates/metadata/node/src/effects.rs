@@ -1,7 +1,8 @@
 //! What a batch does besides changing rows.
 //!
-//! Changes of session state (open files) happen at once, because later operations of the batch must see them, and are undone if
-//! the operation or the batch fails. Everything else waits until the batch has committed.
+//! Changes of session state (open files) happen at once, because later operations of the batch must
+//! see them, and are undone if the operation or the batch fails. Everything else waits until the
+//! batch has committed.
 
 use kestrel_types::ids::{InodeId, ObjectId};
 use rustc_hash::FxHashSet;
@@ -73,7 +74,8 @@ pub struct Effects {
     pub moved_rows: bool,
     /// Files with rows to be deleted from a chunk on, or none any more.
     pub sweeps: Vec<(InodeId, Option<u64>)>,
-    /// Directories whose record or place this batch changed: read them from the rows, not from the replica.
+    /// Directories whose record or place this batch changed: read them from the rows, not from the
+    /// replica.
     pub dirs_changed: FxHashSet<InodeId>,
     /// Directories that this batch made, with their names.
     pub dirs_made: Vec<(Dentry, Box<[u8]>)>,
@@ -94,8 +96,9 @@ pub struct Mark {
 }
 
 impl Effects {
-    /// The volume has so many bytes more. Files may have sizes near the limit though they hold next to nothing, so sums of bytes
-    /// wrap around, here and in shares of directories; they come right again when such a file goes.
+    /// The volume has so many bytes more. Files may have sizes near the limit though they hold next
+    /// to nothing, so sums of bytes wrap around, here and in shares of directories; they come right
+    /// again when such a file goes.
     pub fn count_bytes(&mut self, change: i64) {
         self.usage[2] = self.usage[2].wrapping_add(change);
     }
@@ -118,7 +121,8 @@ impl Effects {
         self.opens.len() > mark.opens
     }
 
-    /// Undoes everything since `mark`. (Directories noted as changed stay noted, which is harmless.)
+    /// Undoes everything since `mark`. (Directories noted as changed stay noted, which is
+    /// harmless.)
     pub fn back_to(&mut self, mark: &Mark, opens: &OpenTable) {
         for undo in self.opens.drain(mark.opens..).rev() {
             undo.undo(opens);

@@ -1,7 +1,8 @@
 //! Numbers that are never handed out twice, crashes included: inodes, objects, timestamps.
 //!
-//! A ceiling is written to the log before any number below it is used. After a crash counting goes on at the ceiling that
-//! survived; whatever used a higher number was logged after that ceiling's record and is lost with it.
+//! A ceiling is written to the log before any number below it is used. After a crash counting goes
+//! on at the ceiling that survived; whatever used a higher number was logged after that ceiling's
+//! record and is lost with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,8 +70,9 @@ impl Allocator {
         self.take_in_block(engine, count, u64::MAX).map(|(first, _)| first)
     }
 
-    /// As [`Allocator::take`], all of them in one block of `block` numbers; `count` is at most that. And the position to wait for
-    /// before anybody may use them whose own records are in another log.
+    /// As [`Allocator::take`], all of them in one block of `block` numbers; `count` is at most
+    /// that. And the position to wait for before anybody may use them whose own records are in
+    /// another log.
     pub fn take_in_block(
         &self,
         engine: &dyn Engine,
@@ -86,7 +88,8 @@ impl Allocator {
         let after = next + count;
         if after > ceiling {
             let raised = after + RESERVE;
-            // Frees nothing, but must not fail for want of space: an unlink may need a timestamp or a number.
+            // Frees nothing, but must not fail for want of space: an unlink may need a timestamp or
+            // a number.
             state.recorded = engine.commit(BatchKind::Freeing, vec![counter_row(self.name, raised)])?;
             state.ceiling = raised;
         }
@@ -108,7 +111,7 @@ impl Block {
     /// Makes sure that `count` numbers are there.
     ///
     /// # Errors
-    /// The engine's. Whoever takes a number that is not there hears of it, too.
+    /// The engine's. A caller that takes a number that is not there hears of it, too.
     pub fn fill(&mut self, count: u64, from: &Allocator, engine: &dyn Engine) -> Result<(), EngineError> {
         self.failed = None;
         if self.end - self.next < count {

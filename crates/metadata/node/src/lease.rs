@@ -1,5 +1,5 @@
-//! The lease of a node that is one of several, as its batches look at it: until when what its namespace replica says is true. How it
-//! comes by one: `kestrel_cluster`.
+//! The lease of a node that is one of several, as its batches look at it: until when what its
+//! namespace replica says is true. How it comes by one: `kestrel_cluster`.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -67,11 +67,13 @@ impl Lease {
     }
 }
 
-/// The lease as one batch, or one run of a transaction, sees it: it is looked at once, when something was found in the replica first. The
-/// replica's contents change only with every role held, so all that the batch finds there was true at that moment.
+/// The lease as one batch, or one run of a transaction, sees it: it is looked at once, when
+/// something was found in the replica first. The replica's contents change only with every role
+/// held, so all that the batch finds there was true at that moment.
 ///
-/// A member whose store others can claim looks at it before each batch, whatever that finds, and again when all is read: what was read was
-/// true at that second moment, also what came from the store itself.
+/// A member whose store others can claim looks at it before each batch, whatever that finds, and
+/// again when all is read: what was read was true at that second moment, also what came from the
+/// store itself.
 pub struct Tenure<'a> {
     lease: Option<&'a Lease>,
     /// Nothing is answered without it.
@@ -80,18 +82,19 @@ pub struct Tenure<'a> {
 }
 
 impl<'a> Tenure<'a> {
-    /// None: there are no others, and nothing to look at. `always`: nothing at all is answered without it.
+    /// None: there are no others, and nothing to look at. `always`: nothing at all is answered
+    /// without it.
     pub fn of(lease: Option<&'a Lease>, always: bool) -> Self {
         Self { lease, always, held: Cell::new(None) }
     }
 
-    /// Whether a batch may begin. Whoever asks holds a role.
+    /// Whether a batch may begin. The caller holds a role.
     #[inline]
     pub fn may_begin(&self) -> bool {
         !self.always || self.is_held()
     }
 
-    /// Whether what it has read may be answered: a second look. Whoever asks still holds the role.
+    /// Whether what it has read may be answered: a second look. The caller still holds the role.
     #[inline]
     pub fn may_end(&self) -> bool {
         !self.always || self.lease.is_none_or(Lease::is_held)
@@ -102,7 +105,7 @@ impl<'a> Tenure<'a> {
         self.always
     }
 
-    /// Whether what the replica says counts. Whoever asks holds a role.
+    /// Whether what the replica says counts. The caller holds a role.
     #[inline]
     pub fn is_held(&self) -> bool {
         let Some(lease) = self.lease else { return true };

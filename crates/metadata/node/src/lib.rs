@@ -1,8 +1,9 @@
 //! The metadata core.
 //!
-//! A [`node::Node`] takes requests, queues each at the worker that owns its key, and runs what has queued up as one batch:
-//! *resolve* against the [`replica`], *prefetch* with one multi-get ([`rows`]), *execute* the operations ([`ops`], each a pure
-//! function of a [`view`]), *commit* to the [engine](kestrel_engine), reply.
+//! A [`node::Node`] takes requests, queues each at the worker that owns its key, and runs what has
+//! queued up as one batch: *resolve* against the [`replica`], *prefetch* with one multi-get
+//! ([`rows`]), *execute* the operations ([`ops`], each a pure function of a [`view`]), *commit* to
+//! the [engine](kestrel_engine), reply.
 
 pub mod cluster;
 pub mod content;

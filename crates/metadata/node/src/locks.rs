@@ -1,11 +1,12 @@
 //! Rows that are lent to transactions over several nodes, and so locked here.
 //!
-//! A transaction reads (shared) or may write (exclusive) single rows and whole ranges, `(table, id)`. Who meets a lock that
-//! excludes him is told so at once: transactions give up and begin again later, requests of this node are parked by their
-//! `kestrel_cluster`. Nobody who holds a lock waits for another one, so there is no deadlock.
+//! A transaction reads (shared) or may write (exclusive) single rows and whole ranges,
+//! `(table, id)`. A request that meets a lock that excludes it is told so at once: transactions
+//! give up and begin again later, requests of this node are parked by their `kestrel_cluster`. No
+//! holder of a lock waits for another one, so there is no deadlock.
 //!
-//! Locks change only with every role of the node held, so a batch sees the same ones from beginning to end. While there are none,
-//! looking costs one load.
+//! Locks change only with every role of the node held, so a batch sees the same ones from beginning
+//! to end. While there are none, looking costs one load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +29,7 @@ pub struct TxnId {
 /// What a lock allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Reading, beside others who read.
+    /// Reading, beside other readers.
     Shared,
     /// Reading and writing.
     Exclusive,
@@ -155,7 +156,7 @@ impl LockTable {
         self.any.store(state.rows.len() + state.ranges.len(), Ordering::Release);
     }
 
-    /// Whether any of these is locked, by whomever.
+    /// Whether any of these is locked, by any transaction.
     pub fn holds_any(&self, keys: &[Key], ranges: &[(Table, u64)]) -> bool {
         if !self.any() {
             return false;

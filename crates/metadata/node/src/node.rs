@@ -1,13 +1,15 @@
 //! The metadata node: takes requests, runs them in batches on its workers' roles, and answers.
 //!
-//! **Lanes.** Each worker has a lane: its queue and role. One more lane is for exclusive batches; whoever holds its role takes
-//! all the others too, in order of their numbers, and nobody takes a second role in any other way, so there is no
-//! deadlock. Taking all roles is the quiescence point of `metadata.md` §3: no operation is running that could have seen what the
+//! **Lanes.** Each worker has a lane: its queue and role. One more lane is for exclusive batches;
+//! the thread that holds its role takes all the others too, in order of their numbers, and no
+//! thread takes a second role in any other way, so there is no deadlock. Taking all roles is the
+//! quiescence point of `metadata.md` §3: no operation is running that could have seen what the
 //! exclusive batch is going to change.
 //!
-//! **Replies** leave when no role is held, so a callback may send the next request. In mode `fsync` they leave at once. In mode
-//! `commit` those that changed something, or saw something that is not durable, wait for the log; nobody holds a role meanwhile. In
-//! either mode a callback may send requests, blocking ones too.
+//! **Replies** leave when no role is held, so a callback may send the next request. In mode `fsync`
+//! they leave at once. In mode `commit` those that changed something, or saw something that is not
+//! durable, wait for the log; nobody holds a role meanwhile. In either mode a callback may send
+//! requests, blocking ones too.
 
 mod caller;
 mod clients;
@@ -66,13 +68,13 @@ pub struct NodeConfig {
     pub replica_bytes: usize,
     /// Most requests in one batch.
     pub batch_max: usize,
-    /// Most chunks of a file that one batch deletes; more than that go in several. Of several nodes all have the same. Half as many
-    /// rows are looked at in one step when the table changes.
+    /// Most chunks of a file that one batch deletes; more than that go in several. Of several nodes
+    /// all have the same. Half as many rows are looked at in one step when the table changes.
     pub scan_rows: usize,
-    /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`], for them to claim what they
-    /// had open. If not set, nothing is open at the start.
+    /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`],
+    /// for them to claim what they had open. If not set, nothing is open at the start.
     pub serves: bool,
-    /// Who runs callbacks that waited for the log.
+    /// The threads that run callbacks that waited for the log.
     pub replies: Replies,
 }
 
@@ -124,7 +126,8 @@ pub struct Node {
     reopening: Mutex<()>,
     /// Newest position any batch was committed at.
     committed: AtomicU64,
-    /// A member has let go of all roles, or brought a request: [`Node::drive_due`] is to look at every lane.
+    /// A member has let go of all roles, or brought a request: [`Node::drive_due`] is to look at
+    /// every lane.
     due: AtomicBool,
     courier: Courier,
 }
@@ -139,13 +142,15 @@ impl Node {
         }
     }
 
-    /// Sends a request; `done` gets the reply, on this thread or another. Returns when no request can be served by this thread
-    /// any more, so it throttles whoever sends more than the node can do.
+    /// Sends a request; `done` gets the reply, on this thread or another. Returns when no request
+    /// can be served by this thread any more, so it throttles a sender of more than the node can
+    /// do.
     pub fn submit(&self, request: Request, done: Done) {
         self.drive_one(request, None, done);
     }
 
-    /// Sends many requests: one batch a worker, as far as they fit. Those of one worker keep their order.
+    /// Sends many requests: one batch a worker, as far as they fit. Those of one worker keep their
+    /// order.
     pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
         let (mut pending, now) = (0, Instant::now());
         for (request, done) in requests {
@@ -159,8 +164,9 @@ impl Node {
         self.drive(pending);
     }
 
-    /// Puts a request into its lane, whose bit is returned; one without a lane is served at once. What may have been executed
-    /// before runs with every role held: that is rare, and its answer may concern a file without names.
+    /// Puts a request into its lane, whose bit is returned; one without a lane is served at once.
+    /// What may have been executed before runs with every role held: that is rare, and its answer
+    /// may concern a file without names.
     fn enqueue(&self, request: Request, origin: Option<Origin>, sink: Sink, now: Instant) -> u128 {
         let lane = match ops::lane(&self.core, &request.op, &Route::AsAsked) {
             Lane::Caller => {
@@ -198,8 +204,9 @@ impl Node {
         &self.engine
     }
 
-    /// Records the volume's figures, so that opening it again need not add them up, and makes everything durable. The node still
-    /// answers afterwards; the first batch takes the record back.
+    /// Records the volume's figures, so that opening it again need not add them up, and makes
+    /// everything durable. The node still answers afterwards; the first batch takes the record
+    /// back.
     pub fn close(&self) -> FsResult<()> {
         {
             let _all = self.hold_all();
@@ -213,7 +220,8 @@ impl Node {
         self.engine.sync().map_err(engine_error)
     }
 
-    /// Takes back what [`Node::close`] recorded. Called with a role held, and `close` held them all.
+    /// Takes back what [`Node::close`] recorded. Called with a role held, and `close` held them
+    /// all.
     #[cold]
     fn reopen(&self) {
         let _one_at_a_time = self.reopening.lock();

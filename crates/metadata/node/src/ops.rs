@@ -1,4 +1,5 @@
-//! The operations: each a pure function from what it sees ([`crate::view::View`]) to an answer and changes of rows.
+//! The operations: each a pure function from what it sees ([`crate::view::View`]) to an answer and
+//! changes of rows.
 
 pub mod access;
 pub mod accessed;
@@ -111,8 +112,9 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
     }
 }
 
-/// Whether a request that changes no row may change how files are open. Of that nothing is recorded: who asks again after a restart
-/// is served again, because opens of before are only those that he claims.
+/// Whether a request that changes no row may change how files are open. Of that nothing is
+/// recorded: a client that asks again after a restart is served again, because opens of before are
+/// only those that it claims.
 pub fn counts_opens(op: &Op) -> bool {
     matches!(op, Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_))
 }

@@ -1,6 +1,7 @@
 //! Permission rules of POSIX as Linux applies them.
 //!
-//! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if they decide.
+//! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if
+//! they decide.
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::InodeFlags;
@@ -102,7 +103,8 @@ pub fn owns(creds: &Creds, uid: u32) -> bool {
     creds.uid == 0 || creds.uid == uid
 }
 
-/// Fails with `EPERM` if `dir` is sticky and the caller owns neither it nor the entry to be removed from it.
+/// Fails with `EPERM` if `dir` is sticky and the caller owns neither it nor the entry to be removed
+/// from it.
 pub fn check_sticky(creds: &Creds, dir: Guard, victim_uid: u32) -> Run<()> {
     if dir.mode & STICKY != 0 && !owns(creds, dir.uid) && creds.uid != victim_uid {
         return Err(fail(libc::EPERM, "the directory is sticky and the entry belongs to somebody else"));
@@ -110,8 +112,9 @@ pub fn check_sticky(creds: &Creds, dir: Guard, victim_uid: u32) -> Run<()> {
     Ok(())
 }
 
-/// Group and mode of something to be created in `dir`: a set-group-id directory passes its group on, and to directories also
-/// the bit itself. A file cannot become set-group-id for a group its creator is not in.
+/// Group and mode of something to be created in `dir`: a set-group-id directory passes its group
+/// on, and to directories also the bit itself. A file cannot become set-group-id for a group its
+/// creator is not in.
 pub fn inherit(creds: &Creds, dir: Guard, mode: u16, is_dir: bool) -> Run<(u32, u16)> {
     let mode = mode & 0o7777;
     if dir.mode & SET_GID == 0 {

@@ -1,16 +1,19 @@
 //! The batch pipeline: prefetch, execute in order, commit, and what each request gets to hear.
 //!
-//! 1. **Plan.** Every operation runs dry, which names the rows it needs. A path that many share is walked once ([`crate::walks`]), and
-//!    where it led is kept for when the operation runs ([`crate::view::Planned`]).
+//! 1. **Plan.** Every operation runs dry, which names the rows it needs. A path that many share is
+//!    walked once ([`crate::walks`]), and where it led is kept for when the operation runs
+//!    ([`crate::view::Planned`]).
 //! 2. **Prefetch.** One multi-get for all of them.
-//! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more rows is undone, the rest of
-//!    the batch is planned again, and it goes on after another fetch.
-//! 4. **Commit** all changes as one atomic batch, with the answers to numbered requests ([`crate::txn`]): of those that may have been
-//!    executed before, the answers of then were looked up first.
+//! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more
+//!    rows is undone, the rest of the batch is planned again, and it goes on after another fetch.
+//! 4. **Commit** all changes as one atomic batch, with the answers to numbered requests
+//!    ([`crate::txn`]): of those that may have been executed before, the answers of then were
+//!    looked up first.
 //!
-//! If the commit fails, nothing has happened: session state is put back, and every operation that changed something, or saw a
-//! change of this batch, fails with the engine's error. A batch that did not fit the disk is run again one by one, so that
-//! operations that free space get through and others fail alone.
+//! If the commit fails, nothing has happened: session state is put back, and every operation that
+//! changed something, or saw a change of this batch, fails with the engine's error. A batch that
+//! did not fit the disk is run again one by one, so that operations that free space get through and
+//! others fail alone.
 
 use std::time::Duration;
 
@@ -34,7 +37,8 @@ use crate::walks::Walks;
 use crate::worker::{Elsewhere, Job};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
-/// After so many stops for rows a batch plans only the operation that stopped, not the whole rest again.
+/// After so many stops for rows a batch plans only the operation that stopped, not the whole rest
+/// again.
 const REPLANS_MAX: usize = 4;
 
 /// How an engine's error looks to a client.
@@ -52,7 +56,7 @@ pub struct Means<'a> {
     pub engine: &'a dyn Engine,
     /// What workers share.
     pub core: &'a Core,
-    /// Who owns what, of several nodes.
+    /// The placement table, of several nodes.
     pub table: Option<&'a NodeTable>,
     /// The lease as this batch sees it.
     pub tenure: &'a Tenure<'a>,
@@ -86,7 +90,7 @@ pub enum Verdict {
     Move(Lane, Route),
     /// Rows of this file have to be deleted first, from this chunk on.
     Sweep(InodeId, u64),
-    /// It concerns other nodes too: whoever brought it hears why.
+    /// It concerns other nodes too: its sender hears why.
     Elsewhere(Elsewhere),
 }
 
@@ -94,7 +98,8 @@ pub enum Verdict {
 pub struct Step {
     /// How it ended.
     pub verdict: Verdict,
-    /// Position that must be durable before anybody may see it in mode `commit`; 0 if there is nothing to wait for.
+    /// Position that must be durable before anybody may see it in mode `commit`; 0 if there is
+    /// nothing to wait for.
     pub wait: Position,
     /// It changed rows.
     changed: bool,
@@ -164,7 +169,8 @@ pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec
     usage
 }
 
-/// Whether the store was lost to somebody else, who may be asked in a moment, or does not answer: nothing of the batch has happened.
+/// Whether the store was lost to another process, which may be asked in a moment, or does not
+/// answer: nothing of the batch has happened.
 fn taken_over(means: &Means<'_>, result: &Result<(), EngineError>) -> Option<Elsewhere> {
     let lost = match result {
         Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => means.tenure.is_always_asked(),
@@ -179,8 +185,8 @@ fn takes_nothing(engine: &dyn Engine) -> bool {
     engine.commit(BatchKind::Freeing, Vec::new()).is_err()
 }
 
-/// Whether the store is lost to this process, or has not answered for so long that this node has no lease: then a read in a hurry
-/// ([`kestrel_engine::Hurry`]) has failed by that.
+/// Whether the store is lost to this process, or has not answered for so long that this node has no
+/// lease: then a read in a hurry ([`kestrel_engine::Hurry`]) has failed by that.
 fn is_away(engine: &dyn Engine) -> bool {
     engine.silence() > Duration::from_nanos(PROMISE.unsigned_abs()) || takes_nothing(engine)
 }
@@ -190,7 +196,7 @@ pub fn is_lost(engine: &dyn Engine, reply: &Reply) -> bool {
     matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO) && is_away(engine)
 }
 
-/// Nothing of the batch has happened, and whoever brought it hears why.
+/// Nothing of the batch has happened, and its senders hear why.
 #[cold]
 fn hand_back(count: usize, why: &Elsewhere, first: usize, steps: &mut Vec<Step>) {
     steps.truncate(first);
@@ -228,7 +234,8 @@ fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Ste
     }
 }
 
-/// A batch broke off in the middle: undoes what can be undone, forgets its rows, and fails every operation.
+/// A batch broke off in the middle: undoes what can be undone, forgets its rows, and fails every
+/// operation.
 #[cold]
 pub fn abandon(means: &Means<'_>, desk: &mut Desk<'_>, count: usize, steps: &mut Vec<Step>) {
     desk.effects.back_to(&Mark::default(), &means.core.opens);
@@ -341,8 +348,8 @@ fn execute(
     Ok(())
 }
 
-/// Stops an operation that changed what a batch of one of several nodes must not: rows of others, rows that are lent, and
-/// directories that others may know.
+/// Stops an operation that changed what a batch of one of several nodes must not: rows of others,
+/// rows that are lent, and directories that others may know.
 fn within(scope: Scope<'_>, desk: &mut Desk<'_>) -> Run<()> {
     if !desk.effects.dirs_changed.is_empty() && !scope.table.is_alone() {
         // No operation before it in the batch got through with such a change.

@@ -1,18 +1,22 @@
-//! The namespace replica: a cache of dentries, never authoritative, bounded in memory, filled lazily.
+//! The namespace replica: a cache of dentries, never authoritative, bounded in memory, filled
+//! lazily.
 //!
-//! Two tables: directory id → dentry (with its name), and hash of `(parent, name)` → where the dentry is. A hit in the second counts
-//! only if the first confirms it, so hash collisions and evictions are harmless. A directory takes less than 90 bytes in both if its name
-//! has no more than 21 (`crates/metadata/node/examples/replica_bench`).
+//! Two tables: directory id → dentry (with its name), and hash of `(parent, name)` → where the
+//! dentry is. A hit in the second counts only if the first confirms it, so hash collisions and
+//! evictions are harmless. A directory takes less than 90 bytes in both if its name has no more
+//! than 21 (`crates/metadata/node/examples/replica_bench`).
 //!
-//! Both are split into parts of different sizes, the last one twice the first (`part_of`). Hash tables double, and parts of one size would
-//! all do it at about the same number of directories: right after it half of them would be empty, and everybody would wait at once. So some
-//! have always just doubled and some are nearly full.
+//! Both are split into parts of different sizes, the last one twice the first (`part_of`). Hash
+//! tables double, and parts of one size would all do it at about the same number of directories:
+//! right after it half of them would be empty, and everybody would wait at once. So some have
+//! always just doubled and some are nearly full.
 //!
-//! **Coherence.** A change to a directory that paths depend on (rmdir, chmod, chown, rename) runs with every worker's
-//! role held and takes the dentry out before it lets them go. Whoever fills or reads the replica for an operation holds
-//! a role. So no operation can see a dentry older than the last change, and no lock is held across an operation. One of
-//! several nodes may be left out of a change when it has no lease ([`crate::lease`]): what is here counts only while it has one. Reads
-//! without a role (routing, listings) get an answer that was right a moment ago.
+//! **Coherence.** A change to a directory that paths depend on (rmdir, chmod, chown, rename) runs
+//! with every worker's role held and takes the dentry out before it lets them go. A thread that
+//! fills or reads the replica for an operation holds a role. So no operation can see a dentry older
+//! than the last change, and no lock is held across an operation. One of several nodes may be left
+//! out of a change when it has no lease ([`crate::lease`]): what is here counts only while it has
+//! one. Reads without a role (routing, listings) get an answer that was right a moment ago.
 
 mod guesses;
 mod names;
@@ -37,7 +41,8 @@ const SHARDS: usize = 64;
 /// A hash's highest bits choose its part.
 const CHOOSING_BITS: u32 = 10;
 
-/// Values of the choosing bits below part `part`. Parts grow linearly: the sum of `1 + i / SHARDS` over those before it, of what it is over all.
+/// Values of the choosing bits below part `part`. Parts grow linearly: the sum of `1 + i / SHARDS`
+/// over those before it, of what it is over all.
 const fn share_before(part: usize) -> usize {
     ((part * (2 * SHARDS + part)) << CHOOSING_BITS) / (3 * SHARDS * SHARDS)
 }
@@ -124,23 +129,25 @@ impl Replica {
         self.names[part_of(hash)].read().find(hash, |at| self.at(at, parent, name))
     }
 
-    /// The directory there, if it is the one at this place. Of the two tables that of names is locked first, if both are.
+    /// The directory there, if it is the one at this place. Of the two tables that of names is
+    /// locked first, if both are.
     #[inline]
     fn at(&self, at: Whereabouts, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
         self.dirs[at.shard()].read().at(at.slot(), parent, name)
     }
 
     /// How many directories it was told to forget, cached or not: what was found here for a path
-    /// stays true until there are more. Exact for whoever holds a role, since directories change
-    /// and are forgotten with all of them held. Without a role: what was found here after one look
-    /// at the count was true then, if a look after it finds the same. (A directory is counted when
-    /// it is gone from here.)
+    /// stays true until there are more. Exact for a thread that holds a role, since directories
+    /// change and are forgotten with all of them held. Without a role: what was found here after
+    /// one look at the count was true then, if a look after it finds the same. (A directory is
+    /// counted when it is gone from here.)
     #[inline]
     pub fn forgotten(&self) -> u64 {
         self.forgotten.load(Ordering::Acquire)
     }
 
-    /// The directory in which a place probably lies, as far as is known. For routing; no role is needed.
+    /// The directory in which a place probably lies, as far as is known. For routing; no role is
+    /// needed.
     #[inline]
     pub fn guess(&self, place: &Place) -> InodeId {
         if place.dirs.is_empty() {

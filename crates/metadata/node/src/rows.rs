@@ -1,10 +1,12 @@
 //! The rows of one batch: what was fetched, and what the batch's operations made of it so far.
 //!
-//! Operations never see the engine. They read and write *cells*, found by key; a cell that nobody has fetched yet is
-//! *wanted* and the operation runs again once it is there. Changes stay here until the batch commits, so a later operation of
-//! the batch sees what an earlier one did. Values are decoded at most once a batch and encoded at most once.
+//! Operations never see the engine. They read and write *cells*, found by key; a cell that nobody
+//! has fetched yet is *wanted* and the operation runs again once it is there. Changes stay here
+//! until the batch commits, so a later operation of the batch sees what an earlier one did. Values
+//! are decoded at most once a batch and encoded at most once.
 //!
-//! A journal undoes the changes of an operation that stopped half-way, so an operation happens wholly or not at all.
+//! A journal undoes the changes of an operation that stopped half-way, so an operation happens
+//! wholly or not at all.
 
 mod lent;
 mod scan;
@@ -78,7 +80,8 @@ struct Undo {
 #[derive(Default)]
 pub struct Rows {
     cells: Vec<Cell>,
-    /// Open addressing over `cells`: cell number + 1, or 0 for a free slot. A power of two, at most half full.
+    /// Open addressing over `cells`: cell number + 1, or 0 for a free slot. A power of two, at most
+    /// half full.
     index: Vec<u32>,
     suffixes: Vec<u8>,
     values: Vec<u8>,
@@ -88,7 +91,8 @@ pub struct Rows {
     groups: FxHashMap<(Table, u64), Vec<CellId>>,
     /// First suffix from which on all rows of `(table, id)` are here.
     scanned: FxHashMap<(Table, u64), u64>,
-    /// Of `(table, id)` only a part is here: all rows from the first suffix up to, but without, the second.
+    /// Of `(table, id)` only a part is here: all rows from the first suffix up to, but without, the
+    /// second.
     partial: FxHashMap<(Table, u64), (u64, u64)>,
     /// Of `(table, id)` nothing is to be had here.
     barred: FxHashMap<(Table, u64), Bar>,
@@ -96,7 +100,8 @@ pub struct Rows {
     dirty_cells: usize,
 }
 
-/// Most bytes that one batch may read. A batch above it runs again one by one; an operation that needs more alone fails.
+/// Most bytes that one batch may read. A batch above it runs again one by one; an operation that
+/// needs more alone fails.
 const READ_BYTES_MAX: usize = 1 << 30;
 
 /// Most rows of one file that a scan takes in: what needs more is done in several batches.
@@ -128,7 +133,8 @@ impl Rows {
         if self.cells.len() * 8 < self.index.len() {
             let mask = self.index.len() - 1;
             for cell in &self.cells {
-                // The probe sequence of a cell ends at its own slot; all slots before it belong to other cells.
+                // The probe sequence of a cell ends at its own slot; all slots before it belong to
+                // other cells.
                 let mut at = cell.hash as usize & mask;
                 while self.index[at] != 0 {
                     self.index[at] = 0;
@@ -220,8 +226,8 @@ impl Rows {
         }
     }
 
-    /// Wants the rows of `(table, id)` whose suffix, read as a number, is at least `first`, of table `chunk` as many as one batch
-    /// may take; of the other tables all.
+    /// Wants the rows of `(table, id)` whose suffix, read as a number, is at least `first`, of
+    /// table `chunk` as many as one batch may take; of the other tables all.
     pub fn want_all(&mut self, table: Table, id: u64, first: u64) {
         debug_assert!(is_grouped(table));
         let have = self.scanned.get(&(table, id)).is_some_and(|have| *have <= first);
@@ -230,13 +236,14 @@ impl Rows {
         }
     }
 
-    /// After [`Rows::want_all`] from `first` on: the first row that was one too many, if there were too many.
+    /// After [`Rows::want_all`] from `first` on: the first row that was one too many, if there were
+    /// too many.
     pub fn left_out(&self, table: Table, id: u64, first: u64) -> Option<u64> {
         self.partial.get(&(table, id)).filter(|(from, _)| *from == first).map(|(_, next)| *next)
     }
 
-    /// Cells of `(table, id)` in the order of their suffixes, absent ones among them. Complete only from where
-    /// [`Rows::want_all`] asked for.
+    /// Cells of `(table, id)` in the order of their suffixes, absent ones among them. Complete only
+    /// from where [`Rows::want_all`] asked for.
     pub fn group(&self, table: Table, id: u64) -> Vec<CellId> {
         let mut cells = self.groups.get(&(table, id)).cloned().unwrap_or_default();
         cells.sort_by(|a, b| self.suffix(*a).cmp(self.suffix(*b)));
@@ -253,8 +260,8 @@ impl Rows {
         !self.wanted.is_empty() || !self.wanted_scans.is_empty()
     }
 
-    /// Fetches what is wanted, of the chunks of a file at most `most`. Of several nodes' rows those that are to be had here; the others
-    /// are barred.
+    /// Fetches what is wanted, of the chunks of a file at most `most`. Of several nodes' rows those
+    /// that are to be had here; the others are barred.
     pub fn fetch(
         &mut self,
         engine: &dyn Engine,
@@ -302,8 +309,8 @@ impl Rows {
         Ok(())
     }
 
-    /// Whether an earlier operation of this batch changed the cell, and the position to wait for before anybody may see
-    /// what was read from the engine.
+    /// Whether an earlier operation of this batch changed the cell, and the position to wait for
+    /// before anybody may see what was read from the engine.
     pub fn provenance(&self, cell: CellId) -> (bool, Position) {
         let cell = &self.cells[cell as usize];
         (cell.dirty, cell.changed_at)

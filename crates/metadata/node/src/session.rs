@@ -1,6 +1,6 @@
-//! What clients hold: open files, and where renamed files went. In memory; a crash closes everything, but clients across a
-//! network live on and claim what they had open ([`Reclaiming`]). Beside it what the node itself has begun: objects and rows
-//! on their way out.
+//! What clients hold: open files, and where renamed files went. In memory; a crash closes
+//! everything, but clients across a network live on and claim what they had open ([`Reclaiming`]).
+//! Beside it what the node itself has begun: objects and rows on their way out.
 
 mod condemned;
 
@@ -34,9 +34,10 @@ pub struct OpenState {
 
 /// Open files by inode.
 ///
-/// Counts go up under the role of the worker that owns the name (or the inode, for one without), and down under that of the
-/// inode's; names go away from open files only with every role held. So "is it open?" has a stable answer for whoever holds
-/// every role, and for the owner of a name as far as nought is concerned.
+/// Counts go up under the role of the worker that owns the name (or the inode, for one without),
+/// and down under that of the inode's; names go away from open files only with every role held. So
+/// "is it open?" has a stable answer for a thread that holds every role, and for the owner of a
+/// name as far as nought is concerned.
 #[derive(Default)]
 pub struct OpenTable {
     shards: Vec<Mutex<FxHashMap<InodeId, OpenState>>>,
@@ -117,15 +118,16 @@ pub enum Moved {
         /// Whether there is a row.
         row: bool,
     },
-    /// It has no place that leads to its record any more: it was removed, or its record lies in table `link`.
+    /// It has no place that leads to its record any more: it was removed, or its record lies in
+    /// table `link`.
     Away,
 }
 
-/// Where renamed files went, so that a client that saw one at its old place still finds it. Files that are open stay here
-/// until they are closed; of the others the latest [`MOVED_MAX`].
+/// Where renamed files went, so that a client that saw one at its old place still finds it. Files
+/// that are open stay here until they are closed; of the others the latest [`MOVED_MAX`].
 ///
-/// Of files open across a network table `moved` keeps the place too, so that it outlives a restart of the node. A row
-/// changes under the role of the inode's worker or with every role held.
+/// Of files open across a network table `moved` keeps the place too, so that it outlives a restart
+/// of the node. A row changes under the role of the inode's worker or with every role held.
 #[derive(Default)]
 pub struct MovedTable(RwLock<MovedState>);
 
@@ -185,7 +187,8 @@ impl MovedTable {
                 }
             }
         }
-        // Bounded work: a file that is open goes to the end of the line, and each insertion looks at two.
+        // Bounded work: a file that is open goes to the end of the line, and each insertion looks
+        // at two.
         for _ in 0..2 {
             if moved.order.len() <= MOVED_MAX {
                 break;
@@ -213,14 +216,17 @@ impl MovedTable {
     }
 }
 
-/// The time after a start in which clients of before claim what they had open. Until it ends nobody knows what is open:
+/// The time after a start in which clients of before claim what they had open. Until it ends nobody
+/// knows what is open:
 ///
-/// - a file without a name stays, and one that loses its last name becomes one, whether somebody has it open or not;
+/// - a file without a name stays, and one that loses its last name becomes one, whether somebody
+///   has it open or not;
 /// - the last release deletes nothing, because another client may yet claim the file;
 /// - the place of every file that is renamed is written to table `moved`;
 /// - no object is deleted.
 ///
-/// It begins before the node serves anybody and ends with every role held, so whoever holds a role has a stable answer.
+/// It begins before the node serves any client and ends with every role held, so a thread that
+/// holds a role has a stable answer.
 #[derive(Default)]
 pub struct Reclaiming {
     on: AtomicBool,
@@ -241,8 +247,8 @@ impl Reclaiming {
         self.on.load(Ordering::Acquire)
     }
 
-    /// This file has no name and is not open: to be looked at when the time ends. (If the batch that says so fails, that look
-    /// finds nothing to do.)
+    /// This file has no name and is not open: to be looked at when the time ends. (If the batch
+    /// that says so fails, that look finds nothing to do.)
     pub fn keep(&self, ino: InodeId) {
         self.nameless.lock().insert(ino);
     }
@@ -254,11 +260,12 @@ impl Reclaiming {
     }
 }
 
-/// Files without names whose home this node is, one of several: as table `link` has them. Other nodes may have counted opens of
-/// them, so they have to be asked about before they are deleted (`kestrel_cluster`).
+/// Files without names whose home this node is, one of several: as table `link` has them. Other
+/// nodes may have counted opens of them, so they have to be asked about before they are deleted
+/// (`kestrel_cluster`).
 ///
-/// Changes with the rows, before anybody else runs. A file that got a name and lost it again is another case than before: it
-/// has another number.
+/// Changes with the rows, before anybody else runs. A file that got a name and lost it again is
+/// another case than before: it has another number.
 #[derive(Default)]
 pub struct Nameless(Mutex<NamelessFiles>);
 
@@ -317,7 +324,8 @@ impl Nameless {
     }
 }
 
-/// Files with rows that were cut off and are being deleted, at their home: from which chunk on. As table `sweep` has them.
+/// Files with rows that were cut off and are being deleted, at their home: from which chunk on. As
+/// table `sweep` has them.
 #[derive(Default)]
 pub struct Sweeps {
     /// How many, so that looking costs nothing while there is none.
@@ -345,7 +353,8 @@ impl Sweeps {
         self.count.store(files.len(), Ordering::Release);
     }
 
-    /// The next file with rows to delete after this one, or the first; after 0, which is no file: the first.
+    /// The next file with rows to delete after this one, or the first; after 0, which is no file:
+    /// the first.
     pub fn after(&self, ino: InodeId) -> Option<InodeId> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;

@@ -1,4 +1,5 @@
-//! Changes of the references that metadata holds on objects, gathered by an operation before it books them.
+//! Changes of the references that metadata holds on objects, gathered by an operation before it
+//! books them.
 
 use kestrel_types::extent::Released;
 use kestrel_types::ids::ObjectId;
@@ -19,7 +20,8 @@ impl Tally {
     }
 
     fn change(&mut self, object: ObjectId, bytes: i64) {
-        // Neighbours usually refer to the same object; duplicates further away are merged before use.
+        // Neighbours usually refer to the same object; duplicates further away are merged before
+        // use.
         match self.0.last_mut() {
             Some((last, sum)) if *last == object => *sum += bytes,
             _ => self.0.push((object, bytes)),

@@ -49,7 +49,8 @@ pub fn read(engine: &dyn Engine) -> FsResult<Vec<TokenRecord>> {
 /// Puts some on record and forgets others; returns when that is durable.
 ///
 /// # Errors
-/// `EINVAL` for a record that could not be read again, by this node when it starts or by another one; the engine's.
+/// `EINVAL` for a record that could not be read again, by this node when it starts or by another
+/// one; the engine's.
 pub fn write(engine: &dyn Engine, records: &[TokenRecord], gone: &[TokenId]) -> FsResult<()> {
     for record in records {
         let again = TokenRecord::decode(&record.encode());

@@ -1,17 +1,21 @@
-//! Table `txn`: answers already given, so that a request that is sent twice is executed once, and the clients they were given to.
+//! Table `txn`: answers already given, so that a request that is sent twice is executed once, and
+//! the clients they were given to.
 //!
-//! **Answers.** A request with an [`Origin`] that changes rows has its answer written in the same atomic batch. So whoever lost
-//! the answer, to a broken connection or a crash of the node, sends the request again with `retry` set and hears the first
-//! answer. Requests that fail change nothing and are not recorded: again, they run again. A row belongs to a slot, the
-//! sequence number modulo [`WINDOW`]; the request that comes a window later takes its place, so a client has at most that many
-//! rows and none is ever deleted one by one. Hence the rule for clients: no request is sent before all that are [`WINDOW`]
-//! or more behind it have been answered.
+//! **Answers.** A request with an [`Origin`] that changes rows has its answer written in the same
+//! atomic batch. So a client that lost the answer, to a broken connection or a crash of the node,
+//! sends the request again with `retry` set and hears the first answer. Requests that fail change
+//! nothing and are not recorded: again, they run again. A row belongs to a slot, the sequence
+//! number modulo [`WINDOW`]; the request that comes a window later takes its place, so a client has
+//! at most that many rows and none is ever deleted one by one. Hence the rule for clients: no
+//! request is sent before all that are [`WINDOW`] or more behind it have been answered.
 //!
-//! **Sessions.** A client has a row of its own from before its first request is executed until its answers are deleted, so a
-//! node that restarts knows whom to wait for, and nothing is left over.
+//! **Sessions.** A client has a row of its own from before its first request is executed until its
+//! answers are deleted, so a node that restarts knows which clients to wait for, and nothing is
+//! left over.
 //!
-//! Who writes an answer's row? Whichever worker executes the request. No two write one row at the same time, because the
-//! server never has two requests of the same number, or of two numbers of one slot, at the node at once.
+//! An answer's row is written by the worker that executes the request. No two write one row at the
+//! same time, because the server never has two requests of the same number, or of two numbers of
+//! one slot, at the node at once.
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::{DecodeError, Reader, put_string};
@@ -52,7 +56,7 @@ pub struct SessionRecord {
     pub client: ClientId,
     /// When the session began.
     pub since: Nanos,
-    /// Who it is, for people; at most [`WHO_BYTES_MAX`] bytes.
+    /// The client's name, for people; at most [`WHO_BYTES_MAX`] bytes.
     pub who: String,
     /// When the session ended. The client's answers are kept for a while after that.
     pub ended: Option<Nanos>,
@@ -202,8 +206,8 @@ pub struct Told {
     pub changed_at: Position,
 }
 
-/// Looks up the answers to those of the jobs that may have been executed already: one element a job, or none at all if
-/// nobody asks again.
+/// Looks up the answers to those of the jobs that may have been executed already: one element a
+/// job, or none at all if nobody asks again.
 pub fn recall(engine: &dyn Engine, jobs: &[Job]) -> Result<Vec<Option<Told>>, EngineError> {
     let retries = || {
         let origins = jobs.iter().enumerate().filter_map(|(number, job)| Some((number, job.origin?)));

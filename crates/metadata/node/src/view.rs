@@ -1,19 +1,21 @@
-//! What an operation sees and may do: rows, directories, session state; the end of its reading and its changes.
+//! What an operation sees and may do: rows, directories, session state; the end of its reading and
+//! its changes.
 //!
-//! An operation is a pure function of a [`View`]: it does no I/O, reads no clock and takes no lock that outlives a look-up.
-//! It has two halves, divided by [`View::begin`]:
+//! An operation is a pure function of a [`View`]: it does no I/O, reads no clock and takes no lock
+//! that outlives a look-up. It has two halves, divided by [`View::begin`]:
 //!
-//! 1. **Read and check.** Anything it needs that is not here yet ends the run with [`Stop::Need`]; it runs again from its
-//!    start when the rows are there. Every error is found in this half.
-//! 2. **Change.** Nothing here can fail for a reason other than a damaged row, and then the journal undoes all of it.
+//! 1. **Read and check.** Anything it needs that is not here yet ends the run with [`Stop::Need`];
+//!    it runs again from its start when the rows are there. Every error is found in this half.
+//! 2. **Change.** Nothing here can fail for a reason other than a damaged row, and then the journal
+//!    undoes all of it.
 //!
-//! In a *dry* run `begin` stops the operation: that is how a batch finds out what to fetch, and why the first half must
-//! change nothing.
+//! In a *dry* run `begin` stops the operation: that is how a batch finds out what to fetch, and why
+//! the first half must change nothing.
 //!
-//! **Who may write what.** The entry of a name and its shares belong to the worker that the placement hash of
-//! `(parent, name)` gives; a row of table `link` to that of the inode's number. Records of directories, names of hard-linked
-//! files and of open files change only in *exclusive* batches, which hold every worker's role. So whoever holds any role
-//! may read all of them.
+//! **Who may write what.** The entry of a name and its shares belong to the worker that the
+//! placement hash of `(parent, name)` gives; a row of table `link` to that of the inode's number.
+//! Records of directories, names of hard-linked files and of open files change only in *exclusive*
+//! batches, which hold every worker's role. So a thread that holds any role may read all of them.
 
 mod dirs;
 mod inodes;
@@ -107,7 +109,8 @@ impl Core {
         self.cluster.as_ref().is_none_or(|cluster| home / WORKERS_MAX == cluster.me as usize)
     }
 
-    /// The share that an operation books references of objects to: the worker's of `home`, and of several nodes this one's.
+    /// The share that an operation books references of objects to: the worker's of `home`, and of
+    /// several nodes this one's.
     #[inline]
     pub fn own_share(&self, home: usize) -> usize {
         match &self.cluster {
@@ -117,12 +120,13 @@ impl Core {
     }
 }
 
-/// What a batch makes of rows of table `link`: which files have no name from now on, and which have one or are gone.
+/// What a batch makes of rows of table `link`: which files have no name from now on, and which have
+/// one or are gone.
 pub struct LinkNews(Vec<(InodeId, bool)>);
 
 impl Core {
-    /// What changes of rows say about files without names. Nothing for a node that has the volume alone: it knows who has them
-    /// open.
+    /// What changes of rows say about files without names. Nothing for a node that has the volume
+    /// alone: it knows which clients have them open.
     pub fn link_news(&self, mutations: &[Mutation]) -> LinkNews {
         if self.cluster.is_none() {
             return LinkNews(Vec::new());
@@ -209,7 +213,8 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// How a request ends that asked for no row: the rest of the reasons to stop cannot come up then.
+    /// How a request ends that asked for no row: the rest of the reasons to stop cannot come up
+    /// then.
     pub fn without_rows(self) -> Outcome {
         match self {
             Stop::Fail(error) => Outcome::Failed(error),
@@ -248,7 +253,7 @@ pub struct View<'a> {
     pub rows: &'a mut Rows,
     /// What all workers share.
     pub core: &'a Core,
-    /// Who owns what, of several nodes.
+    /// The placement table, of several nodes.
     pub table: Option<&'a NodeTable>,
     /// The lease of one of several nodes, as its batch sees it.
     pub tenure: &'a Tenure<'a>,
@@ -274,14 +279,15 @@ pub struct View<'a> {
     pub wait: Position,
     /// It saw what an earlier operation of this batch changed.
     pub depends: bool,
-    /// It runs as a transaction of several nodes, on rows that were lent, and these are no directories: their names are looked
-    /// at as rows, under a lock, instead of in the replica.
+    /// It runs as a transaction of several nodes, on rows that were lent, and these are no
+    /// directories: their names are looked at as rows, under a lock, instead of in the replica.
     pub no_dirs: Option<&'a BTreeSet<Want>>,
 }
 
 impl View<'_> {
-    /// Home of an entry: the worker that owns it. Of several nodes also which node's: `node << 6 | worker`. Of another node it may be
-    /// a worker that does not run there, whose share counts all the same.
+    /// Home of an entry: the worker that owns it. Of several nodes also which node's:
+    /// `node << 6 | worker`. Of another node it may be a worker that does not run there, whose
+    /// share counts all the same.
     #[inline]
     pub fn home_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
         self.home_of_hashed(parent, name, hash_entry(parent, name))
@@ -387,8 +393,8 @@ impl View<'_> {
         self.exclusive() || (Core::worker_of(home) == self.worker && self.core.is_own(home))
     }
 
-    /// What looking for a directory comes to if it stopped for a row: if the row is another node's, the dentry is asked for and
-    /// kept in the replica, rather than the row lent.
+    /// What looking for a directory comes to if it stopped for a row: if the row is another node's,
+    /// the dentry is asked for and kept in the replica, rather than the row lent.
     #[cold]
     fn or_dentry(&self, stop: Stop, want: impl FnOnce() -> Want) -> Stop {
         match (&stop, self.no_dirs) {

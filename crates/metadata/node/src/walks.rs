@@ -1,14 +1,15 @@
-//! Paths that a worker has walked lately, and where they led: a path that many requests share is walked once, not once a request
-//! (`metadata.md` §3.2).
+//! Paths that a worker has walked lately, and where they led: a path that many requests share is
+//! walked once, not once a request (`metadata.md` §3.2).
 //!
-//! A table of a fixed number of places, indexed by a hash of the path; the last walk that came to a place stays there. What is
-//! kept is the end of a walk that the namespace replica alone decided, with search permission on every directory of it for
-//! whoever asked.
+//! A table of a fixed number of places, indexed by a hash of the path; the last walk that came to a
+//! place stays there. What is kept is the end of a walk that the namespace replica alone decided,
+//! with search permission on every directory of it for the user that asked.
 //!
-//! **Coherence.** A walk is good as long as the replica has been told to forget no directory ([`Replica::forgotten`]): a
-//! directory's record, place and existence change only in batches that hold every worker's role and have it forgotten before
-//! they let go. Whoever looks here holds a role, so he sees the count of the last such batch. Eviction from the replica
-//! changes nothing. Operations of a batch that has changed directories itself do not look here.
+//! **Coherence.** A walk is good as long as the replica has been told to forget no directory
+//! ([`Replica::forgotten`]): a directory's record, place and existence change only in batches that
+//! hold every worker's role and have it forgotten before they let go. A thread that looks here
+//! holds a role, so it sees the count of the last such batch. Eviction from the replica changes
+//! nothing. Operations of a batch that has changed directories itself do not look here.
 //!
 //! [`Replica::forgotten`]: crate::replica::Replica::forgotten
 
@@ -41,7 +42,8 @@ struct Walk {
     uid: u32,
     gid: u32,
     groups: Option<Arc<[u32]>>,
-    /// Of the directories below `base`, as [`Dirs::as_bytes`](kestrel_types::name::Dirs::as_bytes) gives them.
+    /// Of the directories below `base`, as [`Dirs::as_bytes`](kestrel_types::name::Dirs::as_bytes)
+    /// gives them.
     names: Vec<u8>,
     dir: Dentry,
     changed_at: Position,

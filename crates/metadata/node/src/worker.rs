@@ -1,12 +1,15 @@
 //! Workers are roles, not threads (flat combining: Hendler, Incze, Shavit, Tzafrir, 2010).
 //!
-//! Each worker has a queue and a role, which is a lock around its working memory. Whoever brings a request tries to take the
-//! role; if somebody else has it, the request stays in the queue and the holder serves it. So an idle worker serves a request at
-//! once on the caller's own thread, and load makes batches large by itself.
+//! Each worker has a queue and a role, which is a lock around its working memory. The thread that
+//! brings a request tries to take the role; if another thread has it, the request stays in the
+//! queue and the holder serves it. So an idle worker serves a request at once on the caller's own
+//! thread, and load makes batches large by itself.
 //!
-//! **No request is forgotten.** Who brings one: puts it into the queue, *then* tries the role. Who holds the role: lets it go,
-//! *then* looks at the queue again. The queue's mutex orders the two: if the holder's look came before the request, then its
-//! release of the role came before the other's attempt, which therefore succeeds or meets a new holder, who will look.
+//! **No request is forgotten.** The thread that brings one puts it into the queue, *then* tries the
+//! role. The thread that holds the role lets it go, *then* looks at the queue again. The queue's
+//! mutex orders the two: if the holder's look came before the request, then its release of the role
+//! came before the other's attempt, which therefore succeeds or meets a new holder, which will
+//! look.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,14 +28,15 @@ use crate::txn::Origin;
 use crate::view::{Route, Want};
 use crate::walks::Walks;
 
-/// Takes the replies to many requests, each with the request's number among them; on any thread, and must not block. One object
-/// instead of a callback a request.
+/// Takes the replies to many requests, each with the request's number among them; on any thread,
+/// and must not block. One object instead of a callback a request.
 pub trait Ear: Send + Sync {
     /// Takes a reply.
     fn hear(&self, number: usize, reply: Reply);
 
-    /// One of several nodes cannot serve a request by itself, nothing has happened, and there will be no reply: it hands the request
-    /// back. Only a `kestrel_cluster` sends its node such requests.
+    /// One of several nodes cannot serve a request by itself, nothing has happened, and there will
+    /// be no reply: it hands the request back. Only a `kestrel_cluster` sends its node such
+    /// requests.
     fn elsewhere(&self, number: usize, _stray: Stray) {
         self.hear(number, Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()));
     }
@@ -123,7 +127,7 @@ impl Slot {
     }
 }
 
-/// Who gets the reply.
+/// The receiver of the reply.
 pub enum Sink {
     /// The thread that runs the batch: its own request.
     Caller,
@@ -131,7 +135,7 @@ pub enum Sink {
     Slot(Arc<Slot>),
     /// A callback.
     Callback(Done),
-    /// Who sent many requests, of which this is the one with this number.
+    /// The sender of many requests, of which this is the one with this number.
     Ear(Arc<dyn Ear>, usize),
 }
 
@@ -159,11 +163,12 @@ pub struct Job {
     pub route: Route,
     /// How often it was sent on.
     pub hops: u8,
-    /// Rows of this file, from this chunk on, that it found in its way, and how often in a row they were no fewer.
+    /// Rows of this file, from this chunk on, that it found in its way, and how often in a row they
+    /// were no fewer.
     pub unswept: Option<(InodeId, u64, u8)>,
     /// When it came.
     pub since: Instant,
-    /// Who gets the reply.
+    /// The receiver of the reply.
     pub sink: Sink,
 }
 
@@ -188,7 +193,7 @@ impl Job {
     }
 }
 
-/// A worker's memory. Whoever holds it is the worker.
+/// A worker's memory. The thread that holds it is the worker.
 #[derive(Default)]
 pub struct Role {
     /// Rows of the present batch.
@@ -225,7 +230,8 @@ impl Worker {
         !self.queue.lock().is_empty()
     }
 
-    /// Moves up to `max` waiting requests to `jobs`, which is empty. As a rule there are no more, and they need not be moved one by one.
+    /// Moves up to `max` waiting requests to `jobs`, which is empty. As a rule there are no more,
+    /// and they need not be moved one by one.
     pub fn drain(&self, jobs: &mut VecDeque<Job>, max: usize) {
         debug_assert!(jobs.is_empty());
         let mut queue = self.queue.lock();

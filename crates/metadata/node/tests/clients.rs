@@ -1,4 +1,5 @@
-//! Clients across a network: what they asked for happens once, whatever breaks; what they had open outlives the node.
+//! Clients across a network: what they asked for happens once, whatever breaks; what they had open
+//! outlives the node.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -117,7 +118,8 @@ fn an_answer_is_given_again_until_its_client_is_forgotten() {
     assert_eq!(errno(&ask(&fixture, 4, false, Op::Release(ino))), 0);
     assert_eq!(errno(&ask(&fixture, 5, false, Op::Release(ino))), libc::EBADF);
     fixture.node.end_grace().unwrap();
-    // The slot goes to the request a window later; whoever asks for the old one then has broken the rule.
+    // The slot goes to the request a window later; a client that asks for the old one then has
+    // broken the rule.
     assert_eq!(errno(&ask(&fixture, WINDOW + 1, false, create("b"))), 0);
     assert_eq!(errno(&ask(&fixture, 1, true, create("a"))), libc::EINVAL);
     assert_eq!(rows(&fixture, Table::Txn), 1);
@@ -221,7 +223,8 @@ fn files_without_names_wait_for_their_clients() {
     assert_eq!(ino(&claim(&fixture, InodeRef::by_id(kept), 2)), kept);
     assert_eq!(errno(&claim(&fixture, InodeRef::by_id(kept), 0)), libc::EINVAL);
     assert_eq!(errno(&claim(&fixture, InodeRef::by_id(ROOT), 1)), libc::EISDIR);
-    // Not claimed yet, but it may be: losing its name does not delete it, nor does a release that leaves it closed.
+    // Not claimed yet, but it may be: losing its name does not delete it, nor does a release that
+    // leaves it closed.
     assert_eq!(errno(&ask(&fixture, 6, false, Op::Unlink(at(ROOT, "named")))), 0);
     assert_eq!(ino(&claim(&fixture, InodeRef::by_id(named), 1)), named);
     assert_eq!(errno(&ask(&fixture, 7, false, Op::Release(named))), 0);
@@ -309,7 +312,8 @@ fn a_writer_finds_its_file_after_a_rename_and_a_restart() {
     assert_eq!(errno(&ask(&fixture, 4, false, rename("a", "a2"))), 0);
     assert_eq!(errno(&ask(&fixture, 5, false, rename("b", "b2"))), 0);
     assert_eq!(rows(&fixture, Table::Moved), 1);
-    // Opened by somebody who saw it before the rename: from now on a restart must not lose it either.
+    // Opened by a client that saw it before the rename: from now on a restart must not lose it
+    // either.
     let flags = OpenFlags::default();
     assert_eq!(errno(&ask(&fixture, 6, false, Op::Open(seen(closed, "b"), flags))), 0);
     assert_eq!(rows(&fixture, Table::Moved), 2);

@@ -35,7 +35,8 @@ fn threads_in_mode_commit_leave_a_sound_volume() {
     stress(NodeConfig { durability: Durability::Commit, batch_max: 3, ..config(3) }, 8, 3_000);
 }
 
-/// Callbacks from several threads, each sending the next request: the node runs dry only when all are answered.
+/// Callbacks from several threads, each sending the next request: the node runs dry only when all
+/// are answered.
 #[test]
 fn callbacks_may_send_requests() {
     for durability in [Durability::Fsync, Durability::Commit] {
@@ -125,7 +126,7 @@ fn in_mode_commit_nothing_is_seen_before_it_is_durable() {
     assert!(gone.lock().is_none() && missing.lock().is_none());
     fixture.engine.sync().unwrap();
     assert!(arrives(&gone).is_ok() && arrives(&missing).is_err());
-    // Nor that of a directory, by those who have it open.
+    // Nor that of a directory, by processes that have it open.
     let made = collect(&fixture, Op::MkDir(at(1, "d"), 0o755));
     fixture.engine.sync().unwrap();
     let Ok(Answer::Entry { inode: dir, .. }) = arrives(&made) else { panic!("no directory") };
@@ -137,7 +138,8 @@ fn in_mode_commit_nothing_is_seen_before_it_is_durable() {
     assert!(gone.lock().is_none() && missing.iter().all(|reply| reply.lock().is_none()));
     fixture.engine.sync().unwrap();
     assert!(arrives(&gone).is_ok() && missing.iter().all(|reply| arrives(reply).is_err()));
-    // A sync that fails fails those who waited for it, also with a refusal: what refused them may not be so (seed 1517 of three nodes).
+    // A sync that fails fails the callers that waited for it, also with a refusal: what refused
+    // them may not be so (seed 1517 of three nodes).
     let lost = [create("c"), Op::Unlink(at(1, "b")), Op::Lookup(at(1, "b")), create("c")];
     let lost = lost.map(|op| collect(&fixture, op));
     pause();
@@ -197,7 +199,8 @@ fn a_failed_commit_leaves_no_trace() {
     fixture.check();
 }
 
-/// Found by `model.rs`: a request that learned from an earlier one of its batch that a file is gone must fail with the batch.
+/// Found by `model.rs`: a request that learned from an earlier one of its batch that a file is gone
+/// must fail with the batch.
 #[test]
 fn what_a_failed_batch_did_not_do_nobody_has_seen() {
     let fixture = Fixture::new(config(1));

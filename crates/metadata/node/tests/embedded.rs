@@ -1,4 +1,5 @@
-//! The node on the engine it ships with: many threads, then a clean stop or none, and everything is still there.
+//! The node on the engine it ships with: many threads, then a clean stop or none, and everything is
+//! still there.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

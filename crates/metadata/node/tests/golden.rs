@@ -1,9 +1,10 @@
 //! A small volume whose rows must never change their bytes, and that every later version must read.
 //!
-//! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the first two; `golden/clients-2.txt`
-//! the rows of tables `moved` and `txn` that clients across a network leave, in version 2 of the protocol, and `golden/clients-1.txt`
-//! those that programs of version 1 left. If this test fails after a change of a format (for `clients-2.txt` that includes the
-//! protocol's), the change needs a new version and a new golden volume beside these.
+//! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the
+//! first two; `golden/clients-2.txt` the rows of tables `moved` and `txn` that clients across a
+//! network leave, in version 2 of the protocol, and `golden/clients-1.txt` those that programs of
+//! version 1 left. If this test fails after a change of a format (for `clients-2.txt` that includes
+//! the protocol's), the change needs a new version and a new golden volume beside these.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,6 +1,7 @@
-//! A client that asks for anything that the protocol can carry: every request has an answer that can be sent, and the volume
-//! stays whole. Numbers are those at which arithmetic ends, or of things that exist; names, modes and extents are proper ones,
-//! because decoding refuses others (`crates/types/src/wire`).
+//! A client that asks for anything that the protocol can carry: every request has an answer that
+//! can be sent, and the volume stays whole. Numbers are those at which arithmetic ends, or of
+//! things that exist; names, modes and extents are proper ones, because decoding refuses others
+//! (`crates/types/src/wire`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -236,7 +237,8 @@ fn received(request: Request) -> Option<Request> {
     }
 }
 
-/// Makes a request refer to what there is: each inode by its number, with the place where it was made.
+/// Makes a request refer to what there is: each inode by its number, with the place where it was
+/// made.
 fn fit(op: &mut Op, made: &BTreeMap<InodeId, (InodeId, Name)>, known: &HashMap<InodeId, u64>) {
     let pick = |ino: &mut InodeId| {
         let at = *ino as usize % made.len();
@@ -280,8 +282,8 @@ proptest! {
         requests in vec((request(), prop::bool::weighted(0.8)), 1..60),
     ) {
         let fixture = Fixture::new(config(2));
-        // Where each inode was made, and what the last answer said of its content: most requests fit that, so that more than
-        // conflicts and missing files are met.
+        // Where each inode was made, and what the last answer said of its content: most requests
+        // fit that, so that more than conflicts and missing files are met.
         let mut made: BTreeMap<InodeId, (InodeId, Name)> = BTreeMap::new();
         let mut known: HashMap<InodeId, u64> = HashMap::new();
         for name in ["a", "b", "c"] {

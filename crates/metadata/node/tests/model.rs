@@ -1,5 +1,6 @@
-//! Random requests on a small, hot set of names, compared with a model: alone and in batches, with one and several workers, with
-//! commits that fail, a disk that fills up, and crashes. After each sequence the raw rows are checked.
+//! Random requests on a small, hot set of names, compared with a model: alone and in batches, with
+//! one and several workers, with commits that fail, a disk that fills up, and crashes. After each
+//! sequence the raw rows are checked.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -41,7 +42,8 @@ proptest! {
     }
 }
 
-/// The sequences are worth something only if every kind of request succeeds and fails often in them.
+/// The sequences are worth something only if every kind of request succeeds and fails often in
+/// them.
 #[test]
 fn sequences_reach_every_operation() {
     use proptest::strategy::ValueTree;

@@ -212,7 +212,7 @@ fn chmod_chown_and_utimes_obey_ownership() {
     f.clock.advance(SECOND);
     let set = f.inode_as(&owner, times(past, None));
     assert_eq!((set.atime, set.ctime), (-5, 1_001 * SECOND));
-    // An empty change sets ctime, whoever asks.
+    // An empty change sets ctime, for every user.
     f.clock.advance(SECOND);
     assert_eq!(f.inode_as(&other, times(None, None)).ctime, 1_002 * SECOND);
 }

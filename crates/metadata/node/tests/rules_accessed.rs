@@ -29,7 +29,7 @@ fn after(f: &Fixture, path: &str, at: Nanos, relative: bool) -> Inode {
 }
 
 /// The access time of files, directories and links moves forward to the read, at most to the
-/// present; nothing else that is shown changes. Whoever tells of it needs no permission.
+/// present; nothing else that is shown changes. The client that tells of it needs no permission.
 #[test]
 fn reads_move_the_access_time_forward() {
     let f = fixture();

@@ -1,4 +1,5 @@
-//! Rules of content, one by one: commits, references to objects, extended attributes, figures, numbers.
+//! Rules of content, one by one: commits, references to objects, extended attributes, figures,
+//! numbers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,5 +1,5 @@
-//! Rules of flags (chattr): what stays as it is, for whom, and what may still be done with it. As
-//! ext4 has them.
+//! Rules of flags (chattr): what stays as it is, for which users, and what may still be done with
+//! it. As ext4 has them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -54,7 +54,8 @@ fn allowed(errnos: &[(&'static str, i32)]) -> Vec<&'static str> {
     errnos.iter().filter(|(_, errno)| *errno == 0).map(|(what, _)| *what).collect()
 }
 
-/// An immutable file is read and nothing else, also by who has it open for writing and by root.
+/// An immutable file is read and nothing else, also by a process that has it open for writing and
+/// by root.
 #[test]
 fn immutable_files_stay() {
     let f = fixture();

@@ -1,4 +1,5 @@
-//! Files with more chunks than one batch may take are truncated and removed at once, and their rows go in bounded batches.
+//! Files with more chunks than one batch may take are truncated and removed at once, and their rows
+//! go in bounded batches.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

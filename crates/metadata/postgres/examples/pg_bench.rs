@@ -1,6 +1,8 @@
-//! What a metadata node gets out of PostgreSQL, beside what the same server does with bare batched upserts in the same run, and stats
-//! of what is in memory beside the embedded engine; then how long it takes somebody else to take the rows over, the engine and a node on
-//! it. `pg_bench DIR URL [CREATES]`; DIR is for the embedded engine; URL's schema must not exist. Prints one JSON object (bench/pg.py).
+//! What a metadata node gets out of PostgreSQL, beside what the same server does with bare batched
+//! upserts in the same run, and stats of what is in memory beside the embedded engine; then how
+//! long it takes somebody else to take the rows over, the engine and a node on it.
+//! `pg_bench DIR URL [CREATES]`; DIR is for the embedded engine; URL's schema must not exist.
+//! Prints one JSON object (bench/pg.py).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -97,7 +99,8 @@ fn processor_time() -> Duration {
     of(usage.ru_utime) + of(usage.ru_stime)
 }
 
-/// Stats a second of what is in memory, and processor time of each in microseconds, of these nodes in turns.
+/// Stats a second of what is in memory, and processor time of each in microseconds, of these nodes
+/// in turns.
 fn lookups(nodes: [&Node; 2], creates: usize) -> Result<[(f64, f64); 2], Failure> {
     // Fewer than fit in memory.
     let few = creates.min(20_000);

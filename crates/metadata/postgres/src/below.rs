@@ -19,7 +19,8 @@ const KEYS_MAX: usize = 4096;
 /// Rows of the first page of a range, and of later ones.
 const FIRST_PAGE: i64 = 128;
 const PAGE: i64 = 1024;
-/// Longest that a thread waits that is in a hurry ([`Hurry`]): by then its node has no lease (`kestrel_cluster::lease`).
+/// Longest that a thread waits that is in a hurry ([`Hurry`]): by then its node has no lease
+/// (`kestrel_cluster::lease`).
 const HURRIED_MAX: Duration = Duration::from_secs(3);
 /// Pause before a read that failed is tried again.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -1,5 +1,6 @@
-//! Who has a shard open, by an advisory lock of the session that writes: it ends with the process, or when the server notices that
-//! its machine is gone. It keeps people from opening a volume twice by accident; what keeps rows safe is the epoch.
+//! The process that has a shard open, by an advisory lock of the session that writes: it ends with
+//! the process, or when the server notices that its machine is gone. It keeps people from opening a
+//! volume twice by accident; what keeps rows safe is the epoch.
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ async fn attempt(client: &Client, name: &str) -> Result<bool, EngineError> {
     row.map(|row| row.get(0)).map_err(|why| failed("looking who has the shard", &why))
 }
 
-/// Who has the lock of this name, in words; none if nobody has it.
+/// The process that has the lock of this name, in words; none if no process has it.
 async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError> {
     let text = format!(
         "SELECT coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host') {HOLDERS} LIMIT 1"
@@ -40,7 +41,7 @@ async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError>
     Ok(row.map(|row| format!("{:?} on {}", row.get::<_, String>(0), row.get::<_, String>(1))))
 }
 
-/// Who has a shard open, in words; none if nobody has.
+/// The process that has a shard open, in words; none if no process has.
 ///
 /// # Errors
 /// The database's.
@@ -76,8 +77,8 @@ pub async fn take(client: &Client, schema: &str, shard: i32, take_over: bool) ->
     Ok(())
 }
 
-/// Takes it again after the connection was lost, if nobody has it meanwhile: who has will claim the shard, and be noticed by that. Whether
-/// it is ours.
+/// Takes it again after the connection was lost, unless another process has it meanwhile: that
+/// process will claim the shard, and be noticed by that. Whether the lock is ours.
 pub async fn again(client: &Client, shared: &Shared) -> bool {
     let name = name(&shared.place.schema, shared.shard);
     let ours = tokio::time::timeout(WAIT, attempt(client, &name)).await;

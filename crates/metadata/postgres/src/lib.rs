@@ -1,15 +1,18 @@
-//! The metadata engine in PostgreSQL: one batch, or several that queued up, is one transaction; rows are cached in bounded memory.
+//! The metadata engine in PostgreSQL: one batch, or several that queued up, is one transaction;
+//! rows are cached in bounded memory.
 //!
-//! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from the death of the process. Whoever must
-//!   know waits for its position ([`Engine::on_durable`]), so nodes on this engine run in mode `commit`.
-//! - **Durable** is what a transaction has brought to the database and its standbys, as far as `synchronous_commit` (never off) and
-//!   `synchronous_standby_names` there say ([`sender`]).
-//! - **Read**: memory first, then the database ([`below`]). A row leaves memory only after the database has it.
-//!   Once it is known that somebody else has the shard, nothing is read any more.
-//! - **Claim**: a shard, the rows of one node, has an epoch in the database; a transaction of another one does nothing. Who has a shard
-//!   open holds a lock besides, so that nobody takes it over by accident ([`hold`]).
-//! - **Lost connections** are made again, to whichever host of the URL takes writes. A database that has forgotten what was acknowledged
-//!   is refused for good.
+//! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from
+//!   the death of the process. A caller that must know waits for its position
+//!   ([`Engine::on_durable`]), so nodes on this engine run in mode `commit`.
+//! - **Durable** is what a transaction has brought to the database and its standbys, as far as
+//!   `synchronous_commit` (never off) and `synchronous_standby_names` there say ([`sender`]).
+//! - **Read**: memory first, then the database ([`below`]). A row leaves memory only after the
+//!   database has it. Once it is known that somebody else has the shard, nothing is read any more.
+//! - **Claim**: a shard, the rows of one node, has an epoch in the database; a transaction of
+//!   another one does nothing. The process that has a shard open holds a lock besides, so that no
+//!   process takes it over by accident ([`hold`]).
+//! - **Lost connections** are made again, to whichever host of the URL takes writes. A database
+//!   that has forgotten what was acknowledged is refused for good.
 //!
 //! Threads: a small runtime drives the connections; callers of the engine block.
 
@@ -47,10 +50,11 @@ use shared::Shared;
 
 /// Threads of the runtime. One may run a callback while the other drives connections.
 const THREADS: usize = 2;
-/// Longest wait for the database when a volume is opened: whoever waits for that is a person, or a supervisor that tries again.
+/// Longest wait for the database when a volume is opened: a person waits for that, or a supervisor
+/// that tries again.
 const OPEN_WAIT: Duration = Duration::from_secs(15);
 
-/// Longest wait for the answer to who has a shard.
+/// Longest wait for the answer to which process has a shard.
 const HOLDER_WAIT: Duration = Duration::from_secs(5);
 
 /// Settings of an engine in PostgreSQL.
@@ -88,7 +92,7 @@ fn wait<T: Send + 'static>(
 ) -> Result<T, EngineError> {
     let (sender, receiver) = mpsc::sync_channel(1);
     runtime.spawn(async move {
-        // Nobody has gone away: who waits does so below.
+        // The receiver is there: it waits below.
         let _ = sender.send(work.await);
     });
     receiver.recv().unwrap_or_else(|_| Err(EngineError::Io("metadata engine: closed".into())))
@@ -118,8 +122,8 @@ async fn connect_soon(place: &Place) -> Result<tokio_postgres::Client, EngineErr
     }
 }
 
-/// Who has the shard of a node open, in words; none if no process has: it was never opened, or what had it has ended, or is cut off. Asked by a
-/// connection of its own.
+/// The process that has the shard of a node open, in words; none if no process has: it was never
+/// opened, or the process that had it has ended or is cut off. Asked by a connection of its own.
 ///
 /// # Errors
 /// In words, if the database cannot be asked within 5 s.
@@ -128,7 +132,8 @@ pub fn holder(place: &Place, shard: u32) -> Result<Option<String>, String> {
     briefly(place, async |place| hold::holder(place, shard).await)
 }
 
-/// A row of a node as it stands in the database, without opening the shard. Asked by a connection of its own.
+/// A row of a node as it stands in the database, without opening the shard. Asked by a connection
+/// of its own.
 ///
 /// # Errors
 /// In words, if the database cannot be asked within 5 s.
@@ -164,10 +169,12 @@ fn shard_of(node: u32) -> Result<i32, EngineError> {
 }
 
 impl PgEngine {
-    /// Makes the tables of a volume, if they are not there, and the shard of a node (0: the volume is of one node), if it is not.
+    /// Makes the tables of a volume, if they are not there, and the shard of a node (0: the volume
+    /// is of one node), if it is not.
     ///
     /// # Errors
-    /// `Refused` if the schema has anything in it that is not this volume's, or its format is newer; the database's.
+    /// `Refused` if the schema has anything in it that is not this volume's, or its format is
+    /// newer; the database's.
     pub fn create(place: &Place, uuid: Uuid, node: u32) -> Result<(), EngineError> {
         let (runtime, place, shard) = (runtime()?, place.clone(), shard_of(node)?);
         wait(runtime.handle(), async move {
@@ -190,8 +197,8 @@ impl PgEngine {
         })
     }
 
-    /// Removes the tables of a volume, with the rows of all its nodes, and their schema if nothing else is in it. Nothing happens if the
-    /// schema is not this volume's.
+    /// Removes the tables of a volume, with the rows of all its nodes, and their schema if nothing
+    /// else is in it. Nothing happens if the schema is not this volume's.
     ///
     /// # Errors
     /// The database's, `Refused` if a process has a shard open.
@@ -211,10 +218,12 @@ impl PgEngine {
         })
     }
 
-    /// Opens the shard of a node and claims it. `before_sync` runs before each transaction, to make durable what its rows refer to.
+    /// Opens the shard of a node and claims it. `before_sync` runs before each transaction, to make
+    /// durable what its rows refer to.
     ///
     /// # Errors
-    /// `Refused` for another volume's tables, a newer format, a shard that is not there or that another process has open; the database's.
+    /// `Refused` for another volume's tables, a newer format, a shard that is not there or that
+    /// another process has open; the database's.
     pub fn open(
         place: Place,
         uuid: Uuid,
@@ -233,7 +242,8 @@ impl PgEngine {
             let fence = schema::claim(&client, &place.schema, shard, None).await?;
             let shared = Arc::new(Shared::new((place, shard), fence, (memory, memory / 4), before_sync));
             let (session, fence) = establish(&shared, Use::Settle, until).await?;
-            // The lock goes over to the session that stays; in between another process may take it, and claim.
+            // The lock goes over to the session that stays; in between another process may take it,
+            // and claim.
             drop(client);
             hold::take(&session.client, &shared.place.schema, shard, false).await?;
             let (done, sender) = mpsc::sync_channel(1);
@@ -241,7 +251,7 @@ impl PgEngine {
             let sending = sender::run(shared.clone(), session, fence.position);
             tokio::spawn(async move {
                 sending.await;
-                // Whoever closes the engine waits; nobody else cares.
+                // Only a caller that closes the engine waits for this: there may be no receiver.
                 let _ = done.send(());
             });
             Ok((shared, fence, sender))
@@ -279,7 +289,8 @@ impl PgEngine {
 impl Drop for PgEngine {
     fn drop(&mut self) {
         self.shared.stop();
-        // It ends when what was committed is in the database, or cannot be brought there within the deadline.
+        // It ends when what was committed is in the database, or cannot be brought there within the
+        // deadline.
         let _ = self.sender.get_mut().recv();
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

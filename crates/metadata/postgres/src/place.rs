@@ -1,7 +1,8 @@
 //! Where the rows are: the URL of a database, and the password for it.
 //!
-//! `postgres://USER@HOST[:PORT][,HOST…]/DATABASE?schema=NAME`, with the parameters of libpq that tokio-postgres knows, and ours:
-//! `schema`, `deadline`, `synchronous_commit`, `passfile`, `sslmode` and `sslrootcert`. A password may be in it, but is never shown.
+//! `postgres://USER@HOST[:PORT][,HOST…]/DATABASE?schema=NAME`, with the parameters of libpq that
+//! tokio-postgres knows, and ours: `schema`, `deadline`, `synchronous_commit`, `passfile`,
+//! `sslmode` and `sslrootcert`. A password may be in it, but is never shown.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +18,7 @@ use crate::tls::Tls;
 /// How such URLs begin.
 pub const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 
-/// PostgreSQL schema of a volume whose URL names none.
+/// PostgreSQL schema of a volume if its URL names none.
 const SCHEMA_DEFAULT: &str = "kestrelfs";
 /// PostgreSQL cuts longer names.
 const SCHEMA_BYTES_MAX: usize = 63;
@@ -37,7 +38,7 @@ pub struct Place {
     pub(crate) deadline: Duration,
     /// What a commit waits for.
     pub(crate) synchronous_commit: &'static str,
-    /// Whom to believe that they are the database; none: connections are in clear.
+    /// The authorities that vouch for the database; none: connections are in clear.
     pub(crate) tls: Option<Tls>,
     /// The URL says what sessions call themselves.
     is_named: bool,
@@ -136,7 +137,8 @@ impl Place {
         Ok(Self { config, schema, deadline, synchronous_commit, tls, is_named, shown }.of_node(0))
     }
 
-    /// The same for the sessions of a node (0: the only one), which tell people who they are; unless the URL does.
+    /// The same for the sessions of a node (0: the only one), which tell people their name; unless
+    /// the URL has one.
     pub(crate) fn of_node(mut self, node: u32) -> Self {
         if !self.is_named {
             let number = if node == 0 { String::new() } else { format!("node {node} ") };

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Of one engine. Whoever asks something that must be answered says so; with nothing asked, the shard is looked after every second.
+/// Of one engine. A caller that asks something that must be answered says so; with nothing asked,
+/// the shard is looked after every second.
 pub struct Pulse {
     begun: Instant,
     /// An answer is waited for, or there is no connection to ask on.
@@ -45,7 +46,8 @@ impl Pulse {
         }
     }
 
-    /// What the database says from now on is of no use to the engine, which has failed: all the rest is silence.
+    /// What the database says from now on is of no use to the engine, which has failed: all the
+    /// rest is silence.
     pub fn ends(&self) {
         self.asked();
         self.over.store(true, Ordering::SeqCst);

@@ -19,16 +19,20 @@ const NOT_OURS: [SqlState; 2] = [SqlState::DEPENDENT_OBJECTS_STILL_EXIST, SqlSta
 /// Identity of a volume.
 pub type Uuid = [u8; 16];
 
-/// How a session plans statements. The compiler would start where a table without an index is read, for want of another way.
+/// How a session plans statements. The compiler would start where a table without an index is read,
+/// for want of another way.
 pub const PLANNING: &str =
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off";
 
-/// Text of the statements, for one PostgreSQL schema. Plans must not hang on what the server has counted: a new volume's tables were empty when
-/// the statements were planned, and a shard's share of the rows is never known. So each row is looked for by itself, by its whole key (`LATERAL`
-/// with `OFFSET 0` is not turned into a join), and a plan is made once, without arrays, of index scans ([`PLANNING`]).
+/// Text of the statements, for one PostgreSQL schema. Plans must not hang on what the server has
+/// counted: a new volume's tables were empty when the statements were planned, and a shard's share
+/// of the rows is never known. So each row is looked for by itself, by its whole key (`LATERAL`
+/// with `OFFSET 0` is not turned into a join), and a plan is made once, without arrays, of index
+/// scans ([`PLANNING`]).
 pub struct Texts {
-    /// `$1` end position, `$2` shard, `$3` epoch, `$4` position before, `$5` and `$6` keys and values to write, `$7` keys to delete. Says
-    /// how many shards it found: one, or none if the shard is not as expected, and then nothing is done.
+    /// `$1` end position, `$2` shard, `$3` epoch, `$4` position before, `$5` and `$6` keys and
+    /// values to write, `$7` keys to delete. Says how many shards it found: one, or none if the
+    /// shard is not as expected, and then nothing is done.
     pub write: String,
     /// `$1` shard, `$2` keys.
     pub get: String,
@@ -41,7 +45,7 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// For this schema, whose name needs no quotes.
+    /// For this schema; its name needs no quotes.
     pub fn new(schema: &str) -> Self {
         Self {
             write: format!(
@@ -73,7 +77,7 @@ impl Texts {
 /// How a shard stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fence {
-    /// Of who claimed it last.
+    /// Of the process that claimed the shard last.
     pub epoch: Epoch,
     /// Of the last batch that is in it.
     pub position: Position,
@@ -87,7 +91,8 @@ fn hex(uuid: &Uuid) -> String {
     })
 }
 
-/// What is in a schema beside the tables of a volume, one of it in words: whatever would keep an empty schema from being dropped.
+/// What is in a schema beside the tables of a volume, one of it in words: whatever would keep an
+/// empty schema from being dropped.
 async fn foreign<C: GenericClient>(client: &C, schema: &str) -> Result<Option<String>, EngineError> {
     let rows = client
         .query_opt(
@@ -272,7 +277,8 @@ pub async fn fence(client: &Client, text: &str, shard: i32) -> Result<Fence, Eng
     row.map(|row| fence_of(&row)).ok_or_else(|| no_shard(shard))
 }
 
-/// As [`fence`], by a write: when that is durable, so is all that it found, which lies before it in the database's log.
+/// As [`fence`], by a write: when that is durable, so is all that it found, which lies before it in
+/// the database's log.
 ///
 /// # Errors
 /// The database's, also if the epoch is another one.

@@ -1,17 +1,20 @@
 //! Turns committed batches into transactions, in order.
 //!
-//! A transaction is one statement (`Texts::write`): it moves the shard's position from the last batch before it to its own last one, if
-//! the epoch is ours and the position is that, and only then writes its rows. So whatever is lost, sent twice, or overtakes:
+//! A transaction is one statement (`Texts::write`): it moves the shard's position from the last
+//! batch before it to its own last one, if the epoch is ours and the position is that, and only
+//! then writes its rows. So whatever is lost, sent twice, or overtakes:
 //! - a transaction is in the database only with all those before it, and only once;
-//! - whoever was fenced writes nothing;
-//! - after a connection broke with transactions under way, the position says which of them are in, once a write behind them has waited
-//!   for the standbys ([`Session::confirm`]): a transaction that was waiting when its session or server ended is seen, and may be nowhere
-//!   else yet.
+//! - a process that was fenced writes nothing;
+//! - after a connection broke with transactions under way, the position says which of them are in,
+//!   once a write behind them has waited for the standbys ([`Session::confirm`]): a transaction
+//!   that was waiting when its session or server ended is seen, and may be nowhere else yet.
 //!
-//! With nothing to send, it looks after the shard now and then ([`Line::look`]), so that an engine that only reads hears of being replaced.
+//! With nothing to send, it looks after the shard now and then ([`Line::look`]), so that an engine
+//! that only reads hears of being replaced.
 //!
-//! That allows for several under way on one connection without waiting for the answer of the first: if that fails, the others find
-//! another position and do nothing. What queues up meanwhile goes in one transaction together.
+//! That allows for several under way on one connection without waiting for the answer of the first:
+//! if that fails, the others find another position and do nothing. What queues up meanwhile goes in
+//! one transaction together.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -41,7 +44,8 @@ const BYTES_MAX: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same for a full database.
 const PAUSE_FULL: Duration = Duration::from_millis(500);
-/// A database that has said nothing for so long is asked by another connection, which has so long to answer.
+/// A database that has said nothing for so long is asked by another connection, which has so long
+/// to answer.
 const PROBE_AFTER: Duration = Duration::from_millis(500);
 const PROBE_MAX: Duration = Duration::from_secs(5);
 /// How often the shard is looked after while there is nothing to send.
@@ -103,7 +107,8 @@ async fn carry_out(shared: Arc<Shared>, session: Arc<Session>, transaction: Arc<
     Some(answer.and_then(|row| row.try_get(0)))
 }
 
-/// Makes sure that what the session has written has waited for the standbys, though somebody may have cancelled that.
+/// Makes sure that what the session has written has waited for the standbys, though somebody may
+/// have cancelled that.
 async fn waited_for(shared: &Shared, session: &Session) -> Result<(), EngineError> {
     if session.is_waited_for() {
         return Ok(());
@@ -113,8 +118,8 @@ async fn waited_for(shared: &Shared, session: &Session) -> Result<(), EngineErro
     confirmed.unwrap_or_else(|_| Err(silent())).map(drop)
 }
 
-/// Asks a full database whether the shard is still this process's: by a write that takes no room and waits for the standbys like any other, for
-/// a primary that was replaced may be full as well.
+/// Asks a full database whether the shard is still this process's: by a write that takes no room
+/// and waits for the standbys like any other, for a primary that was replaced may be full as well.
 async fn stands_though_full(shared: &Shared, session: &Session) -> Result<(), EngineError> {
     let limit = STATEMENT_MAX.min(shared.place.deadline);
     match tokio::time::timeout(limit, session.confirm(shared, shared.epoch())).await {
@@ -128,8 +133,8 @@ async fn stands_though_full(shared: &Shared, session: &Session) -> Result<(), En
     }
 }
 
-/// How the shard stands, by the session or by a new one if that is of no use; `None` while the database cannot be reached, which is no harm
-/// as long as there is nothing to send.
+/// How the shard stands, by the session or by a new one if that is of no use; `None` while the
+/// database cannot be reached, which is no harm as long as there is nothing to send.
 async fn look(shared: &Shared, session: &Session) -> Result<Option<(Option<Session>, Fence)>, EngineError> {
     if !session.client.is_closed() {
         let durable = shared.tier.durable();
@@ -151,8 +156,8 @@ async fn look(shared: &Shared, session: &Session) -> Result<Option<(Option<Sessi
     }
 }
 
-/// Asks by another connection while a transaction takes long, as one does that waits for standbys or behind a checkpoint: only a database that
-/// answers nothing is silent.
+/// Asks by another connection while a transaction takes long, as one does that waits for standbys
+/// or behind a checkpoint: only a database that answers nothing is silent.
 pub async fn probe(shared: Arc<Shared>) {
     while !shared.is_stopping() {
         tokio::time::sleep(PROBE_AFTER).await;
@@ -223,7 +228,8 @@ impl Line {
         Ok(true)
     }
 
-    /// Makes sure that the shard is still ours, and has a session and its lock; breaks off when there is something to do.
+    /// Makes sure that the shard is still ours, and has a session and its lock; breaks off when
+    /// there is something to do.
     async fn look(&mut self) -> Result<(), EngineError> {
         let (shared, session) = (self.shared.clone(), self.session.clone());
         shared.pulse.asked();
@@ -287,7 +293,8 @@ impl Line {
         Ok(Some(Arc::new(Transaction { from, to, rows, bytes })))
     }
 
-    /// Sends a transaction: its statement is in the connection's queue when this returns, behind those before it.
+    /// Sends a transaction: its statement is in the connection's queue when this returns, behind
+    /// those before it.
     async fn send(&mut self, transaction: Arc<Transaction>) {
         let answer = carry_out(self.shared.clone(), self.session.clone(), transaction.clone()).boxed();
         let mut answer = Box::pin(maybe_done(answer));
@@ -323,8 +330,9 @@ impl Line {
         }
     }
 
-    /// The database is full: has everything sent again after a while. It answers, so this may go on for as long as it takes; only who
-    /// closes the engine does not wait longer than for one that does not answer.
+    /// The database is full: has everything sent again after a while. It answers, so this may go on
+    /// for as long as it takes; only a caller that closes the engine does not wait longer than for
+    /// one that does not answer.
     async fn full(&mut self) -> Result<(), EngineError> {
         self.shared.set_full();
         self.shared.pulse.answered();
@@ -342,7 +350,8 @@ impl Line {
         Ok(())
     }
 
-    /// What is under way is to be sent again. What of it the server still carries out changes the position, and the rest does nothing.
+    /// What is under way is to be sent again. What of it the server still carries out changes the
+    /// position, and the rest does nothing.
     fn take_back(&mut self) {
         while let Some(flight) = self.under_way.pop_back() {
             self.again.push_front(flight.transaction);

@@ -14,8 +14,9 @@ use crate::place::Place;
 use crate::schema::{Fence, PLANNING, Texts, confirm, fence};
 use crate::shared::Shared;
 
-/// Longest that one statement may take, unless the deadline is shorter: then the connection counts as lost. The server lets no statement
-/// wait longer for a lock, so that those of lost connections do not pile up there.
+/// Longest that one statement may take, unless the deadline is shorter: then the connection counts
+/// as lost. The server lets no statement wait longer for a lock, so that those of lost connections
+/// do not pile up there.
 pub const STATEMENT_MAX: Duration = Duration::from_secs(30);
 /// Pauses between attempts to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
@@ -23,10 +24,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// How often the server looks whether there is still a client for a statement that takes long.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
-/// A session that looks after a shard and says nothing for so long is ended by the server. It has something to say every second.
+/// A session that looks after a shard and says nothing for so long is ended by the server. It has
+/// something to say every second.
 const IDLE_MAX: Duration = Duration::from_secs(8);
 
-/// The server's function that waits for standbys: its warnings say that somebody ended the wait. Their text may be in any language.
+/// The server's function that waits for standbys: its warnings say that somebody ended the wait.
+/// Their text may be in any language.
 const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
 
 /// What a session is for.
@@ -41,7 +44,8 @@ pub enum Use {
 /// A connection and its statements.
 pub struct Session {
     pub client: Client,
-    /// A transaction did not wait for the standbys to its end, and succeeded: it is seen, and may still be lost.
+    /// A transaction did not wait for the standbys to its end, and succeeded: it is seen, and may
+    /// still be lost.
     unwaited: Arc<AtomicBool>,
     pub write: Statement,
     pub get: Statement,
@@ -112,7 +116,7 @@ where
                 }
             }
             Ok(_) => {}
-            // Whoever uses the client hears of it too.
+            // The user of the client hears of it too.
             Err(why) => return log::debug!("PostgreSQL: a connection ended: {why}"),
         }
     }
@@ -143,7 +147,8 @@ pub async fn connect(place: &Place) -> Result<(Client, Arc<AtomicBool>), Trouble
         place.synchronous_commit,
         STATEMENT_MAX.as_millis()
     );
-    // The last ones: the server knows within 10 s that a client's machine is gone, and its locks are free.
+    // The last ones: the server knows within 10 s that a client's machine is gone, and its locks
+    // are free.
     client.batch_execute(&settings).await.map_err(|why| Trouble::of("preparing the session", &why))?;
     set_if_known(&client, "client_connection_check_interval", CHECK_EVERY).await?;
     Ok((client, unwaited))
@@ -163,10 +168,10 @@ async fn set_if_known(client: &Client, name: &str, value: Duration) -> Result<()
     }
 }
 
-/// Has the server end the session when nothing comes from it for a while: that of a process which is stopped or cut off, as any other
-/// looks after its shard.
+/// Has the server end the session when nothing comes from it for a while: that of a process which
+/// is stopped or cut off, as any other looks after its shard.
 pub async fn end_if_idle(client: &Client) {
-    // A connection that is lost is noticed by who uses it next.
+    // The next use of a connection notices that it is lost.
     let _ = set_if_known(client, "idle_session_timeout", IDLE_MAX).await;
 }
 

@@ -55,7 +55,7 @@ struct Queue {
     bytes: usize,
     /// Newest position.
     position: Position,
-    /// Whose commits are taken.
+    /// The epoch that commits must have.
     epoch: Epoch,
     failure: Option<EngineError>,
     /// The database's disk is full.
@@ -125,7 +125,7 @@ impl Shared {
         Epoch(self.epoch.load(Ordering::SeqCst))
     }
 
-    /// Counts databases that were taken for the primary: who reads goes where the sender went.
+    /// Counts databases that were taken for the primary: readers go where the sender went.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
@@ -151,7 +151,8 @@ impl Shared {
         self.news.notify_one();
     }
 
-    /// Whether a shard that stands like this is the one that this engine has written; `durable` was so before it was asked.
+    /// Whether a shard that stands like this is the one that this engine has written; `durable` was
+    /// so before it was asked.
     ///
     /// # Errors
     /// `Fenced` if somebody else has claimed it, `Refused` if it has forgotten something.
@@ -302,7 +303,8 @@ impl Shared {
         self.queue.lock().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Takes no commits until [`Shared::claimed`]: those of earlier holders are refused already, and nobody holds what comes.
+    /// Takes no commits until [`Shared::claimed`]: those of earlier holders are refused already,
+    /// and nobody holds what comes.
     pub fn begin_claim(&self) {
         self.claiming.store(true, Ordering::SeqCst);
         let mut queue = self.queue.lock();

@@ -208,7 +208,8 @@ fn schemas_with_anything_else_are_refused_and_what_is_not_ours_stays() {
     assert_eq!(server.ask("SELECT name FROM public.customers"), "theirs");
 }
 
-/// Commits rows one after another, each durable before the next; ends when told to, and says how many.
+/// Commits rows one after another, each durable before the next; ends when told to, and says how
+/// many.
 fn write_all(engine: &PgEngine, until: &dyn Fn(u32) -> bool) -> u32 {
     let mut number = 0;
     while !until(number) {
@@ -276,7 +277,8 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
             .unwrap();
     let engine = open(&place).unwrap();
     let count = write_all(&engine, &|number| {
-        // What is sent next reaches the server; the answer never comes back, nor anything on that connection.
+        // What is sent next reaches the server; the answer never comes back, nor anything on that
+        // connection.
         if number % 50 == 20 {
             relay.swallow_next_answer();
         }
@@ -521,7 +523,8 @@ fn with_tls_only_the_database_that_proves_its_name_is_believed() {
     assert!(said.contains("TLS"), "{said}");
 }
 
-/// A database that says it is full to whoever adds a row, until the trigger `full` goes.
+/// A database that says it is full to every statement that adds a row, until the trigger `full`
+/// goes.
 fn fill(server: &Server, schema: &str) {
     server.ask(&format!(
         "CREATE FUNCTION {schema}.full() RETURNS trigger LANGUAGE plpgsql AS \

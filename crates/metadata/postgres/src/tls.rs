@@ -1,7 +1,9 @@
-//! TLS to the database (`sslmode=verify-full`): its certificate is to be of an authority that is trusted, and to name the host of the URL.
+//! TLS to the database (`sslmode=verify-full`): its certificate is to be of an authority that is
+//! trusted, and to name the host of the URL.
 //!
-//! The authorities are those of the system, or those in the file that the URL names. There is no mode that encrypts and does not ask who
-//! answers: whoever can listen can mostly answer, too.
+//! The authorities are those of the system, or those in the file that the URL names. There is no
+//! mode that encrypts and does not verify the server: an attacker that can listen can mostly
+//! answer, too.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +20,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
 
-/// Whom to believe. Read when the first connection is made, as a descriptor is read on machines that never make one.
+/// The trusted authorities. Read when the first connection is made, as a descriptor is read on
+/// machines that never make one.
 #[derive(Clone, Default)]
 pub struct Tls {
     /// File with the authorities' certificates (PEM); none: those of the system.

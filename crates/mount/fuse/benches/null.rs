@@ -1,9 +1,10 @@
-//! Rates of the null file system over both transports: `cargo bench -p kestrel-fuse [-- --transports device,uring
-//! --workers 2,16 --threads 1,4 --seconds 2 --kinds fstat,create]`.
+//! Rates of the null file system over both transports: `cargo bench -p kestrel-fuse [--
+//! --transports device,uring --workers 2,16 --threads 1,4 --seconds 2 --kinds fstat,create]`.
 //!
-//! Needs root. The server runs in this process and the load in a child, so that the CPU time of both sides can be told
-//! apart. Each line gives operations per second, CPU microseconds per operation of server and load, and the rate over io_uring
-//! against that over the device, measured just before. io_uring is left out, with the reason, where the kernel does not offer it:
+//! Needs root. The server runs in this process and the load in a child, so that the CPU time of
+//! both sides can be told apart. Each line gives operations per second, CPU microseconds per
+//! operation of server and load, and the rate over io_uring against that over the device, measured
+//! just before. io_uring is left out, with the reason, where the kernel does not offer it:
 //! `echo Y > /sys/module/fuse/parameters/enable_uring` switches it on.
 
 use std::fs;
@@ -135,7 +136,8 @@ fn cpu(whose: i32) -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Runs the operation on `threads` threads for the given time and prints count, seconds and CPU seconds.
+/// Runs the operation on `threads` threads for the given time and prints count, seconds and CPU
+/// seconds.
 fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
     let (stop, total) = (AtomicBool::new(false), AtomicU64::new(0));
     let ready = Barrier::new(threads + 1);
@@ -162,7 +164,8 @@ fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
                         fs::File::open(&file).expect("open");
                     }),
                     "create" => {
-                        // Relative to the open directory: LOOKUP, CREATE and RELEASE, and no lookups on the way.
+                        // Relative to the open directory: LOOKUP, CREATE and RELEASE, and no
+                        // lookups on the way.
                         let dir = fs::File::open(&own).expect("open directory");
                         Box::new(move |n| create_at(dir.as_raw_fd(), &format!("f{n}\0")))
                     }

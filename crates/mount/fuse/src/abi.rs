@@ -1,12 +1,14 @@
-//! The FUSE kernel protocol, 7.31 to 7.45: structures, operation codes and flags as the kernel defines them.
+//! The FUSE kernel protocol, 7.31 to 7.45: structures, operation codes and flags as the kernel
+//! defines them.
 //!
-//! Everything is in host byte order and without hidden padding, so that a structure and its bytes are the same
-//! thing ([`Wire`]). Names follow the kernel's header (`include/uapi/linux/fuse.h`) without its prefix, so that
-//! either can be read beside the other. Nothing outside this crate should need this module.
+//! Everything is in host byte order and without hidden padding, so that a structure and its bytes
+//! are the same thing ([`Wire`]). Names follow the kernel's header (`include/uapi/linux/fuse.h`)
+//! without its prefix, so that either can be read beside the other. Nothing outside this crate
+//! should need this module.
 
 /// Major version spoken here.
 pub const KERNEL_MAJOR: u32 = 7;
-/// Newest minor version whose messages this crate knows (Linux 6.18).
+/// Newest minor version of which this crate knows the messages (Linux 6.18).
 pub const KERNEL_MINOR_MAX: u32 = 45;
 /// Oldest minor version accepted (Linux 5.4).
 pub const KERNEL_MINOR_MIN: u32 = 31;
@@ -17,8 +19,8 @@ pub const ROOT_ID: u64 = 1;
 /// A plain structure of the wire: no padding, every bit pattern valid.
 ///
 /// # Safety
-/// Implement it through the macro `wire!` only, which proves the absence of padding at compile time; every field must
-/// be an integer or another `Wire` type.
+/// Implement it through the macro `wire!` only, which proves the absence of padding at compile
+/// time; every field must be an integer or another `Wire` type.
 pub unsafe trait Wire: Copy + 'static {
     /// The structure's bytes as the kernel wants them.
     #[inline]
@@ -27,13 +29,15 @@ pub unsafe trait Wire: Copy + 'static {
         unsafe { std::slice::from_raw_parts((self as *const Self).cast::<u8>(), size_of::<Self>()) }
     }
 
-    /// Reads the structure from the start of `bytes`; `None` when they are too few. Alignment does not matter.
+    /// Reads the structure from the start of `bytes`; `None` when they are too few. Alignment does
+    /// not matter.
     #[inline]
     fn read(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < size_of::<Self>() {
             return None;
         }
-        // SAFETY: the length was checked, every bit pattern is valid, and the read tolerates any alignment.
+        // SAFETY: the length was checked, every bit pattern is valid, and the read tolerates any
+        // alignment.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
 }
@@ -100,7 +104,8 @@ wire! {
     }
     struct Dirent = 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
 
-    /// First part of the INIT request; `flags2` follows when the kernel sets [`INIT_EXT`](init::INIT_EXT).
+    /// First part of the INIT request; `flags2` follows when the kernel sets
+    /// [`INIT_EXT`](init::INIT_EXT).
     struct InitIn = 16 { major: u32, minor: u32, max_readahead: u32, flags: u32 }
     struct InitOut = 64 {
         major: u32, minor: u32, max_readahead: u32, flags: u32,
@@ -164,7 +169,8 @@ wire! {
     /// Node ids follow.
     struct NotifyPrune = 16 { count: u32, padding: u32, spare: u64 }
 
-    /// Third part of an entry's header over io_uring, after the headers of request or reply and the operation's structure.
+    /// Third part of an entry's header over io_uring, after the headers of request or reply and the
+    /// operation's structure.
     struct UringEntInOut = 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
     /// Arguments of both commands over io_uring.
     struct UringCmdReq = 24 { flags: u64, commit_id: u64, qid: u16, padding0: u16, padding1: u32 }
@@ -245,7 +251,7 @@ opcodes! {
     Syncfs = 50, "syncfs";
     Tmpfile = 51, "tmpfile";
     Statx = 52, "statx";
-    /// COPY_FILE_RANGE whose answer has 64 bits.
+    /// COPY_FILE_RANGE with an answer of 64 bits.
     CopyFileRange64 = 53, "copy_file_range_64";
 }
 
@@ -340,21 +346,23 @@ pub const NOTIFY_PRUNE: i32 = 9;
 /// First minor version with [`NOTIFY_PRUNE`].
 pub const PRUNE_MINOR_MIN: u32 = 45;
 
-/// `ioctl` on `/dev/fuse` that joins a fresh descriptor to an existing connection: `_IOR(229, 0, u32)`.
+/// `ioctl` on `/dev/fuse` that joins a fresh descriptor to an existing connection:
+/// `_IOR(229, 0, u32)`.
 pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
 /// `FUSE_DEV_IOC_BACKING_OPEN`: registers a backing file; the result is its number.
 pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
 /// `FUSE_DEV_IOC_BACKING_CLOSE`: takes it back.
 pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
-/// Deepest stack of file systems with ours on top: backing files lie on file systems that are not stacked themselves, and an
-/// overlay on top of us still works (the kernel allows two).
+/// Deepest stack of file systems with ours on top: backing files lie on file systems that are not
+/// stacked themselves, and an overlay on top of us still works (the kernel allows two).
 pub const BACKING_STACK_DEPTH: u32 = 1;
 
 /// Command over io_uring: here is an entry's memory, fill it with a request.
 pub const URING_REGISTER: u32 = 1;
 /// Command over io_uring: here is the reply, fill the entry with the next request.
 pub const URING_COMMIT_AND_FETCH: u32 = 2;
-/// Where the operation's structure lies in an entry's header; before it is room for the header of request and reply.
+/// Where the operation's structure lies in an entry's header; before it is room for the header of
+/// request and reply.
 pub const URING_OP_AT: usize = 128;
 /// Room for the operation's structure.
 pub const URING_OP_BYTES: usize = 128;

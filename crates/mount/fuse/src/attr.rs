@@ -16,8 +16,8 @@ pub struct Timestamp {
 /// Attributes of an inode, as `stat(2)` shows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attr {
-    /// What `st_ino` shows. It is not the node id: two nodes may show one number (hard links), and a node id never
-    /// reaches the user.
+    /// What `st_ino` shows. It is not the node id: two nodes may show one number (hard links), and
+    /// a node id never reaches the user.
     pub ino: u64,
     /// Bytes.
     pub size: u64,
@@ -37,7 +37,8 @@ pub struct Attr {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number in the kernel's 32-bit form, for device nodes (`rdev` of MKNOD has the same form).
+    /// Device number in the kernel's 32-bit form, for device nodes (`rdev` of MKNOD has the same
+    /// form).
     pub rdev: u32,
     /// Preferred size of an I/O.
     pub blksize: u32,
@@ -70,8 +71,9 @@ impl Attr {
 /// The answer to everything that finds or makes a directory entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Entry {
-    /// The number by which the kernel will speak of this node: the file system's free choice, 1 being the root.
-    /// Each answered entry adds one to the node's lookup count. Zero makes the entry negative.
+    /// The number by which the kernel will speak of this node: the file system's free choice, 1
+    /// being the root. Each answered entry adds one to the node's lookup count. Zero makes the
+    /// entry negative.
     pub nodeid: u64,
     /// Differs when a node id is used again.
     pub generation: u64,
@@ -105,7 +107,8 @@ pub struct Opened {
     pub fh: u64,
     /// How the kernel should treat it.
     pub flags: OpenFlags,
-    /// With [`OpenFlags::PASSTHROUGH`], the number of the [`Backing`](crate::passthrough::Backing); else 0.
+    /// With [`OpenFlags::PASSTHROUGH`], the number of the [`Backing`](crate::passthrough::Backing);
+    /// else 0.
     pub backing_id: i32,
 }
 

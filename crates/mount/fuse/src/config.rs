@@ -7,18 +7,20 @@ use crate::transport::TransportChoice;
 #[derive(Clone, Debug)]
 pub struct Config {
     /// How many threads serve at a time; 0 takes [`workers_default`]. A thread is busy while
-    /// [`handle`](crate::FileSystem::handle) runs. More threads than cores cost CPU time (measured: with four busy
-    /// callers on two cores, 16 threads take half as much again as two). At most [`WORKERS_MAX`].
+    /// [`handle`](crate::FileSystem::handle) runs. More threads than cores cost CPU time (measured:
+    /// with four busy callers on two cores, 16 threads take half as much again as two). At most
+    /// [`WORKERS_MAX`].
     pub workers: usize,
-    /// Further threads that take over from those in [`block_in_place`](crate::block_in_place), so as many calls of it
-    /// can wait while the others go on. They cost nothing until then.
+    /// Further threads that take over from those in [`block_in_place`](crate::block_in_place), so
+    /// as many calls of it can wait while the others go on. They cost nothing until then.
     pub spare_workers: usize,
-    /// Over what requests come. `fusermount3`'s `auto_unmount` does not work with io_uring, so [`TransportChoice::Auto`] takes
-    /// the device for such mounts.
+    /// Over what requests come. `fusermount3`'s `auto_unmount` does not work with io_uring, so
+    /// [`TransportChoice::Auto`] takes the device for such mounts.
     pub transport: TransportChoice,
     /// Over io_uring: entries that each processor's queue begins with, 1 to
-    /// [`RING_ENTRIES_MAX`](crate::transport::uring::RING_ENTRIES_MAX). More are added while the file system keeps
-    /// many requests. See [`transport::uring`](crate::transport::uring) for the memory they take.
+    /// [`RING_ENTRIES_MAX`](crate::transport::uring::RING_ENTRIES_MAX). More are added while the
+    /// file system keeps many requests. See [`transport::uring`](crate::transport::uring) for the
+    /// memory they take.
     pub ring_entries: usize,
     /// Over io_uring: most entries of a session beyond those that it begins with; at most
     /// [`ENTRIES_MORE`](crate::transport::uring::ENTRIES_MORE).
@@ -28,18 +30,19 @@ pub struct Config {
     /// Largest WRITE, and with it largest READ, in bytes. A receive buffer of this size belongs
     /// to each thread, spare ones included; memory is taken as far as it was ever filled.
     pub max_write: u32,
-    /// Largest read-ahead of the kernel, and so the largest READ of a buffered reader. At INIT it can only be lowered from the
-    /// kernel's default, 128 KiB; where this process may (root), it is raised afterwards.
+    /// Largest read-ahead of the kernel, and so the largest READ of a buffered reader. At INIT it
+    /// can only be lowered from the kernel's default, 128 KiB; where this process may (root), it is
+    /// raised afterwards.
     pub max_readahead: u32,
-    /// How many requests that nobody waits for (read-ahead, asynchronous direct I/O, release) may be under way. Further
-    /// ones queue in the kernel.
+    /// How many requests that nobody waits for (read-ahead, asynchronous direct I/O, release) may
+    /// be under way. Further ones queue in the kernel.
     pub max_background: u16,
     /// From this many on the kernel calls the device congested and slows down read-ahead.
     pub congestion_threshold: u16,
     /// Resolution of timestamps in nanoseconds, a power of ten from 1 to 1,000,000,000.
     pub time_gran_ns: u32,
-    /// Lets the kernel abort the whole connection when a request goes unanswered for this many seconds; 0 is never.
-    /// Kernels from 6.15.
+    /// Lets the kernel abort the whole connection when a request goes unanswered for this many
+    /// seconds; 0 is never. Kernels from 6.15.
     pub request_timeout_s: u16,
     /// What the kernel and the file system do for each other.
     pub features: Features,
@@ -93,7 +96,8 @@ impl Config {
     }
 }
 
-/// As many serving threads as cores, and at least two, so that one slow handler does not stop everything.
+/// As many serving threads as cores, and at least two, so that one slow handler does not stop
+/// everything.
 pub fn workers_default() -> usize {
     std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 64))
 }
@@ -101,7 +105,8 @@ pub fn workers_default() -> usize {
 /// Use of READDIRPLUS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReaddirPlus {
-    /// Plain READDIR only. Right when attributes and entries may not be cached: they would be asked for again.
+    /// Plain READDIR only. Right when attributes and entries may not be cached: they would be asked
+    /// for again.
     #[default]
     Never,
     /// As the kernel sees fit: when the first entries are looked up after listing.
@@ -110,11 +115,12 @@ pub enum ReaddirPlus {
     Always,
 }
 
-/// Declares the switches with their flags, so that the struct, the request and the answer cannot drift apart.
+/// Declares the switches with their flags, so that the struct, the request and the answer cannot
+/// drift apart.
 macro_rules! features {
     ($($(#[$doc:meta])* $field:ident = $default:literal, $flag:ident;)+) => {
-        /// Optional behaviour, negotiated at INIT. Defaults are those of a network file system without caching. What
-        /// the kernel does not know stays off: see [`Negotiated::features`].
+        /// Optional behaviour, negotiated at INIT. Defaults are those of a network file system
+        /// without caching. What the kernel does not know stays off: see [`Negotiated::features`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Features {
             $($(#[$doc])* pub $field: bool,)+
@@ -159,8 +165,9 @@ features! {
     parallel_dirops = true, PARALLEL_DIROPS;
     /// Direct I/O is split into parallel requests. Default on.
     async_dio = true, ASYNC_DIO;
-    /// The file system clears set-user-ID, set-group-ID and `security.capability` on write, truncate and change of
-    /// owner, as `kill_suidgid` of the requests tells it. Saves a GETXATTR before every write. Default on.
+    /// The file system clears set-user-ID, set-group-ID and `security.capability` on write,
+    /// truncate and change of owner, as `kill_suidgid` of the requests tells it. Saves a GETXATTR
+    /// before every write. Default on.
     handle_killpriv_v2 = true, HANDLE_KILLPRIV_V2;
     /// SETXATTR says when set-group-ID is to be cleared. Default on.
     setxattr_ext = true, SETXATTR_EXT;
@@ -174,16 +181,19 @@ features! {
     /// so offer none: NFS cannot export such a mount. Default on; off, the kernel serves handles of
     /// nodes that it still has in memory.
     no_export = true, NO_EXPORT_SUPPORT;
-    /// LOOKUP of `.` and `..` by node id works, so handles can be resolved at any time. Default off.
+    /// LOOKUP of `.` and `..` by node id works, so handles can be resolved at any time. Default
+    /// off.
     export = false, EXPORT_SUPPORT;
-    /// The page cache of a file is dropped when its size or modification time is found changed. Costs a GETATTR on
-    /// every cached read when attributes may not be cached. Default off: an open drops the pages.
+    /// The page cache of a file is dropped when its size or modification time is found changed.
+    /// Costs a GETATTR on every cached read when attributes may not be cached. Default off: an open
+    /// drops the pages.
     auto_inval_data = false, AUTO_INVAL_DATA;
     /// Pages are dropped by notification only, not when a change of size is seen. Default off.
     explicit_inval_data = false, EXPLICIT_INVAL_DATA;
     /// Targets of symbolic links are cached. Default off.
     cache_symlinks = false, CACHE_SYMLINKS;
-    /// The kernel collects writes and owns size and times meanwhile. Default off: not for a shared file system.
+    /// The kernel collects writes and owns size and times meanwhile. Default off: not for a shared
+    /// file system.
     writeback_cache = false, WRITEBACK_CACHE;
     /// POSIX locks come as GETLK and SETLK. Default off: the kernel keeps them for this mount.
     posix_locks = false, POSIX_LOCKS;
@@ -193,8 +203,9 @@ features! {
     posix_acl = false, POSIX_ACL;
     /// The umask is left to the file system. Default off.
     dont_mask = false, DONT_MASK;
-    /// Open files may be read from backing files ([`Backings`](crate::Backings)). Default off: with it no overlay can have
-    /// another stacked file system below itself and us. Not together with `writeback_cache`.
+    /// Open files may be read from backing files ([`Backings`](crate::Backings)). Default off: with
+    /// it no overlay can have another stacked file system below itself and us. Not together with
+    /// `writeback_cache`.
     passthrough = false, PASSTHROUGH;
     /// OPEN may answer ENOSYS, and files then need no open at all. Default off.
     no_open = false, NO_OPEN_SUPPORT;
@@ -251,10 +262,11 @@ impl Offer {
         self.flags & init::OVER_IO_URING != 0
     }
 
-    /// Settles on what both sides can and want, io_uring with `uring`: the summary and the wire form of the answer.
+    /// Settles on what both sides can and want, io_uring with `uring`: the summary and the wire
+    /// form of the answer.
     pub(crate) fn settle(&self, config: &Config, uring: bool) -> (Negotiated, abi::InitOut) {
-        // Always wanted: writes of more than a page, requests of more than 32 pages, the second word of flags, and to
-        // learn whether a connection was unmounted or aborted.
+        // Always wanted: writes of more than a page, requests of more than 32 pages, the second
+        // word of flags, and to learn whether a connection was unmounted or aborted.
         let always = init::BIG_WRITES | init::MAX_PAGES | init::INIT_EXT | init::ABORT_ERROR;
         let timeout = if config.request_timeout_s > 0 { init::REQUEST_TIMEOUT } else { 0 };
         let uring = if uring { init::OVER_IO_URING } else { 0 };

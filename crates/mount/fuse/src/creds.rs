@@ -5,9 +5,10 @@ use std::io;
 
 /// Supplementary groups of the thread `pid`, a request's [`pid`](crate::Request::pid).
 ///
-/// Requests carry the caller's user and group only; the rest stands in `/proc`. The caller waits for its answer
-/// meanwhile, so what is read belongs to it. It takes some 10 to 20 µs: look only when user and group do not decide.
-/// Fails with ENOENT for callers of other process name spaces and for `pid` 0.
+/// Requests carry the caller's user and group only; the rest stands in `/proc`. The caller waits
+/// for its answer meanwhile, so what is read belongs to it. It takes some 10 to 20 µs: look only
+/// when user and group do not decide. Fails with ENOENT for callers of other process name spaces
+/// and for `pid` 0.
 pub fn caller_groups(pid: u32) -> io::Result<Vec<u32>> {
     if pid == 0 {
         return Err(io::Error::from_raw_os_error(libc::ENOENT));

@@ -8,8 +8,8 @@ use crate::attr::Entry;
 
 /// Collects directory entries until the room that the kernel offered is used up.
 ///
-/// Every entry carries a cookie: the `offset` with which the kernel asks for what comes after it. Cookies must stay
-/// valid while entries come and go, and 0 is the start.
+/// Every entry carries a cookie: the `offset` with which the kernel asks for what comes after it.
+/// Cookies must stay valid while entries come and go, and 0 is the start.
 ///
 /// ```
 /// # use kestrel_fuse::{Dirents, FileKind};
@@ -98,9 +98,10 @@ impl Dirents {
         self.record(None, name, ino, kind, cookie)
     }
 
-    /// Adds an entry to a READDIRPLUS buffer; `false` (and nothing added) when it does not fit. One that was added
-    /// counts as a lookup of `entry.nodeid`. An entry of node id 0 is listed by `attr.ino` and `attr.mode` only and
-    /// counts for nothing: for `.` and `..`, or where attributes are not at hand.
+    /// Adds an entry to a READDIRPLUS buffer; `false` (and nothing added) when it does not fit. One
+    /// that was added counts as a lookup of `entry.nodeid`. An entry of node id 0 is listed by
+    /// `attr.ino` and `attr.mode` only and counts for nothing: for `.` and `..`, or where
+    /// attributes are not at hand.
     #[must_use]
     pub fn push_plus(&mut self, name: &OsStr, entry: &Entry, cookie: u64) -> bool {
         debug_assert!(self.plus, "READDIR wants push");

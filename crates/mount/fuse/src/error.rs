@@ -23,7 +23,7 @@ impl Error {
         Error { what: what.into(), cause: io::Error::other(why.into()) }
     }
 
-    /// As [`Error::plain`], with an error number for those who look.
+    /// As [`Error::plain`], with an error number for callers that look.
     pub(crate) fn errno(what: impl Into<String>, errno: i32) -> Error {
         Error { what: what.into(), cause: io::Error::from_raw_os_error(errno) }
     }

@@ -2,27 +2,29 @@
 //!
 //! # What FUSE is
 //!
-//! When a program calls `open("/mnt/a/b")`, the kernel walks the path and finds that `/mnt` is a FUSE mount. It then
-//! asks the process that mounted it: it puts a *request* in a queue (LOOKUP of "a" in node 1, LOOKUP of "b" in the node
-//! that was answered, OPEN of that one), the process reads it from the device `/dev/fuse`, and writes a *reply* back.
-//! The program that called `open` sleeps meanwhile. That is all: no code of ours runs in the kernel, and the file
-//! system may do whatever it likes to find its answer.
+//! When a program calls `open("/mnt/a/b")`, the kernel walks the path and finds that `/mnt` is a
+//! FUSE mount. It then asks the process that mounted it: it puts a *request* in a queue (LOOKUP of
+//! "a" in node 1, LOOKUP of "b" in the node that was answered, OPEN of that one), the process reads
+//! it from the device `/dev/fuse`, and writes a *reply* back. The program that called `open` sleeps
+//! meanwhile. That is all: no code of ours runs in the kernel, and the file system may do whatever
+//! it likes to find its answer.
 //!
-//! The kernel speaks of files by *node id*, a number that the file system chooses when it answers a lookup. The root is
-//! node 1. Each such answer counts as one reference, and FORGET gives references back; a node id must mean the same
-//! until all are given back. It is not the inode number that `stat` shows, which is one of the attributes
-//! ([`Attr::ino`]): a file system may have a node id for each path and one inode number for both names of a file.
-//! An *open file* has a second number, the handle `fh`, of its own choice as well.
+//! The kernel speaks of files by *node id*, a number that the file system chooses when it answers a
+//! lookup. The root is node 1. Each such answer counts as one reference, and FORGET gives
+//! references back; a node id must mean the same until all are given back. It is not the inode
+//! number that `stat` shows, which is one of the attributes ([`Attr::ino`]): a file system may have
+//! a node id for each path and one inode number for both names of a file. An *open file* has a
+//! second number, the handle `fh`, of its own choice as well.
 //!
 //! What the kernel may remember, the file system says with each answer: for how long a name is good
-//! ([`Entry::entry_ttl`]), for how long attributes are, and whether pages stay cached from one open to the next
-//! ([`OpenFlags`]). With zero everywhere every call reaches the file system.
+//! ([`Entry::entry_ttl`]), for how long attributes are, and whether pages stay cached from one open
+//! to the next ([`OpenFlags`]). With zero everywhere every call reaches the file system.
 //!
 //! # How to write one
 //!
-//! Implement [`FileSystem`]: a method that gets a [`Request`] and a [`Reply`]. The request borrows the receive buffer;
-//! the reply is a token that may be answered on the spot, or kept and answered by another thread. Then [`Mount`] and
-//! [`Session::start`]:
+//! Implement [`FileSystem`]: a method that gets a [`Request`] and a [`Reply`]. The request borrows
+//! the receive buffer; the reply is a token that may be answered on the spot, or kept and answered
+//! by another thread. Then [`Mount`] and [`Session::start`]:
 //!
 //! ```no_run
 //! use kestrel_fuse::*;
@@ -60,7 +62,8 @@
 //!
 //! - [`abi`]: structures and numbers of the protocol, as in the kernel's header.
 //! - [`Request`], [`Operation`]: parsed in place, nothing copied, nothing trusted.
-//! - [`Reply`], [`Dirents`], [`Attr`], [`Entry`]: answers. A reply that is dropped answers EIO: nobody hangs.
+//! - [`Reply`], [`Dirents`], [`Attr`], [`Entry`]: answers. A reply that is dropped answers EIO:
+//!   nobody hangs.
 //! - [`Config`], [`Features`], [`Negotiated`]: what is settled with the kernel at the start (INIT).
 //! - [`Session`]: the threads that serve a mount.
 //! - [`block_in_place`]: for handlers that have to wait.
@@ -70,15 +73,17 @@
 //! - [`mount`]: mounting, unmounting (also of dead and hung servers), finding mounts.
 //! - [`null`]: a file system that does nothing, to measure what FUSE itself costs.
 //!
-//! # Who protects whom
+//! # Dead callers and dead servers
 //!
-//! A process that waits for a reply cannot be killed by an ordinary signal once the request was read; so every request
-//! must be answered some day. Interrupts ([`Operation::Interrupt`]) tell that a caller would like to leave. When the
-//! serving process dies, its descriptors close, and all waiting callers get ECONNABORTED; the mount point then answers
-//! ENOTCONN until it is unmounted or mounted anew, which [`Mount::new`] does by itself. A server that hangs is cut off
-//! with [`mount::unmount`] and [`mount::How::Force`].
+//! A process that waits for a reply cannot be killed by an ordinary signal once the request was
+//! read; so every request must be answered some day. Interrupts ([`Operation::Interrupt`]) tell
+//! that a caller would like to leave. When the serving process dies, its descriptors close, and all
+//! waiting callers get ECONNABORTED; the mount point then answers ENOTCONN until it is unmounted or
+//! mounted anew, which [`Mount::new`] does by itself. A server that hangs is cut off with
+//! [`mount::unmount`] and [`mount::How::Force`].
 //!
-//! A process should not use its own mount from the threads that answer for it, nor hold memory that only they can free.
+//! A process should not use its own mount from the threads that answer for it, nor hold memory that
+//! only they can free.
 
 pub mod abi;
 mod attr;

@@ -1,11 +1,12 @@
 //! Mounting and unmounting.
 //!
-//! Root mounts with `mount(2)`; everybody else goes through the set-user-ID helper `fusermount3`, which passes the
-//! device descriptor back over a socket. Unmounting is careful to take away only what it was asked to: before it acts
-//! it looks at `/proc/self/mountinfo` for the mount on top of the directory and compares device numbers.
+//! Root mounts with `mount(2)`; everybody else goes through the set-user-ID helper `fusermount3`,
+//! which passes the device descriptor back over a socket. Unmounting is careful to take away only
+//! what it was asked to: before it acts it looks at `/proc/self/mountinfo` for the mount on top of
+//! the directory and compares device numbers.
 //!
-//! Nothing here touches the mounted file system itself (no `stat` of the mount point), since a dead server would hang
-//! it.
+//! Nothing here touches the mounted file system itself (no `stat` of the mount point), since a dead
+//! server would hang it.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
@@ -27,16 +28,16 @@ pub use mountinfo::{MountEntry, mounts};
 pub use options::{Atime, MountOptions};
 pub use remount::remount;
 
-/// A mounted file system that nobody serves yet: hand it to [`Session::start`](crate::Session::start). Dropping it
-/// unmounts.
+/// A mounted file system that nobody serves yet: hand it to
+/// [`Session::start`](crate::Session::start). Dropping it unmounts.
 pub struct Mount {
     device: Option<Arc<OwnedFd>>,
     unmounter: Unmounter,
     armed: bool,
 }
 
-/// Takes one particular mount away, from any thread; clones are cheap. When the mount is gone it does nothing, even if
-/// another one has its place and its device number by then.
+/// Takes one particular mount away, from any thread; clones are cheap. When the mount is gone it
+/// does nothing, even if another one has its place and its device number by then.
 #[derive(Clone, Debug)]
 pub struct Unmounter(Arc<Point>);
 
@@ -56,15 +57,16 @@ struct Point {
 pub enum How {
     /// Only if nobody uses it, else EBUSY.
     Clean,
-    /// Take it out of the tree now; those who use it may go on until they are done.
+    /// Take it out of the tree now; its users may go on until they are done.
     Detach,
-    /// Cut the connection, so that all waiting calls fail with ECONNABORTED, and take it out of the tree. Works on a
-    /// hung or dead server.
+    /// Cut the connection, so that all waiting calls fail with ECONNABORTED, and take it out of the
+    /// tree. Works on a hung or dead server.
     Force,
 }
 
 impl Mount {
-    /// Mounts on the directory `dir`. What was left there by a server that died is taken away first.
+    /// Mounts on the directory `dir`. What was left there by a server that died is taken away
+    /// first.
     pub fn new(dir: &Path, options: &MountOptions) -> Result<Mount> {
         let what = || format!("cannot mount on {}", dir.display());
         let dir = prepare(dir)?;
@@ -142,7 +144,8 @@ impl Unmounter {
         let ours = |entry: &MountEntry| entry.device == self.0.device;
         let on_top = |dir: &Path| mountinfo::top_of(&all, dir).is_some_and(ours);
         if !self.is_connected() {
-            // The device number may be somebody else's; a dead mount with it in our place is our own, or no loss.
+            // The device number may be somebody else's; a dead mount with it in our place is our
+            // own, or no loss.
             return Ok((on_top(&self.0.dir) && is_dead(&self.0.dir)).then(|| self.0.dir.clone()));
         }
         // A directory above may have been renamed.
@@ -177,7 +180,7 @@ impl Unmounter {
 
     fn run(&self, how: How) -> Result<()> {
         if how == How::Force && self.is_connected() {
-            // Also when it has been detached: those who still use it may hang.
+            // Also when it has been detached: its users may hang.
             let _ = abort(self.0.device.1);
         }
         match self.locate()? {
@@ -187,8 +190,9 @@ impl Unmounter {
     }
 }
 
-/// Unmounts the FUSE file system on top of `dir`, whoever serves it; ENOTCONN and hangs of a dead server do not
-/// matter. ENOENT (see [`Error::raw_os_error`]) when there is none, EINVAL when it is not FUSE.
+/// Unmounts the FUSE file system on top of `dir`, whichever process serves it; ENOTCONN and hangs
+/// of a dead server do not matter. ENOENT (see [`Error::raw_os_error`]) when there is none, EINVAL
+/// when it is not FUSE.
 pub fn unmount(dir: &Path, how: How) -> Result<()> {
     let what = || format!("cannot unmount {}", dir.display());
     let Some(entry) = find(dir)? else {
@@ -208,14 +212,16 @@ pub fn find(dir: &Path) -> Result<Option<MountEntry>> {
     mountinfo::top(&resolve(dir)?)
 }
 
-/// Cuts off the connection with minor device number `minor`: every waiting call fails with ECONNABORTED, every further
-/// one with ENOTCONN. Needs `fusectl`, which systemd mounts on `/sys/fs/fuse/connections`, and the mount's owner or root.
+/// Cuts off the connection with minor device number `minor`: every waiting call fails with
+/// ECONNABORTED, every further one with ENOTCONN. Needs `fusectl`, which systemd mounts on
+/// `/sys/fs/fuse/connections`, and the mount's owner or root.
 pub fn abort(minor: u32) -> io::Result<()> {
     fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), b"1")
 }
 
-/// Lets the kernel read ahead up to `bytes` on the mount with this device number, which at INIT can only be lowered from its
-/// default of 128 KiB. Needs root. Large reads come in requests of this size.
+/// Lets the kernel read ahead up to `bytes` on the mount with this device number, which at INIT can
+/// only be lowered from its default of 128 KiB. Needs root. Large reads come in requests of this
+/// size.
 pub(crate) fn raise_readahead(device: (u32, u32), bytes: u32) -> io::Result<()> {
     let (major, minor) = device;
     fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), (bytes >> 10).to_string())
@@ -227,8 +233,8 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// The directory's absolute path without symbolic links. Only the parent is looked at, unless the path is that of a
-/// mount point as it stands.
+/// The directory's absolute path without symbolic links. Only the parent is looked at, unless the
+/// path is that of a mount point as it stands.
 fn resolve(dir: &Path) -> Result<PathBuf> {
     let what = || format!("cannot find {}", dir.display());
     let absolute = std::path::absolute(dir).map_err(|e| Error::new(what(), e))?;
@@ -251,7 +257,8 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
 fn is_dead(dir: &Path) -> bool {
     let Ok(dir) = c_string(dir.as_os_str().as_bytes()) else { return false };
     let mut totals = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: a live C string and room for the result. Unlike stat, statfs is never answered from a cache.
+    // SAFETY: a live C string and room for the result. Unlike stat, statfs is never answered from a
+    // cache.
     let rc = unsafe { libc::statfs(dir.as_ptr(), totals.as_mut_ptr()) };
     rc != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOTCONN)
 }

@@ -14,9 +14,10 @@ const PRUNE_MAX: usize = 512;
 
 /// Sends notifications, from any thread; clones are cheap.
 ///
-/// The kernel takes the locks of the inodes concerned before it returns. A handler that has not answered a request on
-/// the same directory or file must therefore not call these methods, nor wait for a thread that does: the request
-/// holds the lock, and both wait for ever. Send from another thread, or after the answer.
+/// The kernel takes the locks of the inodes concerned before it returns. A handler that has not
+/// answered a request on the same directory or file must therefore not call these methods, nor wait
+/// for a thread that does: the request holds the lock, and both wait for ever. Send from another
+/// thread, or after the answer.
 ///
 /// What the kernel does not have cached is no error: the methods then return `Ok(false)`.
 #[derive(Clone)]
@@ -34,8 +35,8 @@ impl Notifier {
         Backings::new(self.channel.clone())
     }
 
-    /// Drops a node's attributes and its cached pages from `offset` on, `length` bytes or with 0 to the end. A negative
-    /// `offset` drops the attributes only.
+    /// Drops a node's attributes and its cached pages from `offset` on, `length` bytes or with 0 to
+    /// the end. A negative `offset` drops the attributes only.
     pub fn invalidate_inode(&self, nodeid: u64, offset: i64, length: i64) -> io::Result<bool> {
         let body = abi::NotifyInvalInode { ino: nodeid, off: offset, len: length };
         self.send(abi::NOTIFY_INVAL_INODE, body.bytes(), None)
@@ -67,21 +68,23 @@ impl Notifier {
         self.entry(parent, name, 0)
     }
 
-    /// Ends the time for which the entry may be believed, without dropping it: the next use asks again. Kernels before
-    /// 6.2 drop it.
+    /// Ends the time for which the entry may be believed, without dropping it: the next use asks
+    /// again. Kernels before 6.2 drop it.
     pub fn expire_entry(&self, parent: u64, name: &OsStr) -> io::Result<bool> {
         self.entry(parent, name, abi::NOTIFY_EXPIRE_ONLY)
     }
 
-    /// The entry `name`, which was the node `child`, has been removed by somebody else. Unlike
-    /// [`invalidate_entry`](Notifier::invalidate_entry) this also tells those who watch the directory (inotify).
+    /// The entry `name`, which was the node `child`, has been removed by another client. Unlike
+    /// [`invalidate_entry`](Notifier::invalidate_entry) this also tells the watchers of the
+    /// directory (inotify).
     pub fn deleted(&self, parent: u64, child: u64, name: &OsStr) -> io::Result<bool> {
         let body = abi::NotifyDelete { parent, child, namelen: name.len() as u32, padding: 0 };
         self.send(abi::NOTIFY_DELETE, body.bytes(), Some(name))
     }
 
-    /// Asks the kernel to drop those of these nodes that nothing uses, as it does when memory gets short; it forgets them
-    /// then. Kernels from 6.18 ([`Negotiated::prunes`](crate::Negotiated::prunes)).
+    /// Asks the kernel to drop those of these nodes that nothing uses, as it does when memory gets
+    /// short; it forgets them then. Kernels from 6.18
+    /// ([`Negotiated::prunes`](crate::Negotiated::prunes)).
     pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
         for nodes in nodes.chunks(PRUNE_MAX) {
             let count = nodes.len() as u32;

@@ -1,13 +1,14 @@
 //! The null file system: what FUSE itself costs.
 //!
-//! It does as little as a file system can: names live in hash maps, files are a size and nothing more, reads return one
-//! fill byte, writes are forgotten. Everything around it is the real thing: the same transport, parser, replies and
-//! negotiated features as the mount, with nothing cached by the kernel. So its rates are the limit for any file system
-//! on this layer, against which benchmarks compare.
+//! It does as little as a file system can: names live in hash maps, files are a size and nothing
+//! more, reads return one fill byte, writes are forgotten. Everything around it is the real thing:
+//! the same transport, parser, replies and negotiated features as the mount, with nothing cached by
+//! the kernel. So its rates are the limit for any file system on this layer, against which
+//! benchmarks compare.
 //!
-//! Creating, looking up, opening, reading, writing, renaming (also with RENAME_NOREPLACE and RENAME_EXCHANGE), hard
-//! links, unlinking and listing work as POSIX has them; owners, modes and times are made up, symbolic links, device
-//! nodes and extended attributes are refused.
+//! Creating, looking up, opening, reading, writing, renaming (also with RENAME_NOREPLACE and
+//! RENAME_EXCHANGE), hard links, unlinking and listing work as POSIX has them; owners, modes and
+//! times are made up, symbolic links, device nodes and extended attributes are refused.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -43,14 +44,17 @@ pub struct NullOptions {
     pub fill: u8,
     /// No page cache: every read and write is a request.
     pub direct_io: bool,
-    /// Take part in every close. Otherwise the kernel learns at the first one that there is nothing to flush and spares
-    /// the request from then on, which no file system with delayed writes can allow itself.
+    /// Take part in every close. Otherwise the kernel learns at the first one that there is nothing
+    /// to flush and spares the request from then on, which no file system with delayed writes can
+    /// allow itself.
     pub flush: bool,
-    /// The kernel keeps pages from one open to the next, so that a file read again costs what it would with pass-through.
+    /// The kernel keeps pages from one open to the next, so that a file read again costs what it
+    /// would with pass-through.
     pub keep_pages: bool,
 }
 
-/// Mounts the null file system on `dir` and serves it until it is unmounted. `ready` is called once it works.
+/// Mounts the null file system on `dir` and serves it until it is unmounted. `ready` is called once
+/// it works.
 pub fn run(
     dir: &Path,
     options: NullOptions,
@@ -203,7 +207,7 @@ impl NullFs {
         }
         let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
         let (source, target) = (self.nodes.get(from)?, self.nodes.get(to)?);
-        // In the order of ids, as everybody does who takes two.
+        // In the order of ids, as every caller does that takes two.
         let (mut source, mut target) = if from == to {
             (source.children.lock(), None)
         } else if from < to {

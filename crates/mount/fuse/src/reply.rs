@@ -12,14 +12,15 @@ use crate::transport::ReplyChannel;
 
 /// Answers one request, exactly once, from any thread and at any time.
 ///
-/// Every method that answers consumes the token. A token that is dropped unanswered answers EIO, so that no caller
-/// hangs on a forgotten request or a panic. For operations without an answer (forget, interrupt) the token is empty
-/// and dropping it is all there is to do.
+/// Every method that answers consumes the token. A token that is dropped unanswered answers EIO, so
+/// that no caller hangs on a forgotten request or a panic. For operations without an answer
+/// (forget, interrupt) the token is empty and dropping it is all there is to do.
 ///
-/// Success of the wrong kind (an `attr` for a WRITE) is a bug of the file system: debug builds panic, others let the
-/// kernel see it, which turns it into EIO.
+/// Success of the wrong kind (an `attr` for a WRITE) is a bug of the file system: debug builds
+/// panic, others let the kernel see it, which turns it into EIO.
 ///
-/// An answer that comes after its caller has gone (killed, or the connection aborted) is quietly discarded.
+/// An answer that comes after its caller has gone (killed, or the connection aborted) is quietly
+/// discarded.
 #[must_use = "a dropped reply answers EIO"]
 pub struct Reply {
     /// `None` once answered, and for operations without an answer.
@@ -29,7 +30,8 @@ pub struct Reply {
     opcode: Opcode,
 }
 
-/// A header and one structure: one piece of memory, so one page to pin in the kernel rather than two.
+/// A header and one structure: one piece of memory, so one page to pin in the kernel rather than
+/// two.
 #[repr(C)]
 struct Message<T: Wire> {
     header: OutHeader,
@@ -64,11 +66,12 @@ impl Reply {
         self.opcode
     }
 
-    /// The call failed with `errno` (positive, `libc::E*`). Anything that is no error number becomes EIO.
+    /// The call failed with `errno` (positive, `libc::E*`). Anything that is no error number
+    /// becomes EIO.
     ///
-    /// ENOSYS means "never ask again": the kernel then stops sending this operation for the life of the mount (and
-    /// does without it: fsync and flush succeed, access is granted, extended attributes are not supported). To refuse
-    /// once, use EOPNOTSUPP.
+    /// ENOSYS means "never ask again": the kernel then stops sending this operation for the life of
+    /// the mount (and does without it: fsync and flush succeed, access is granted, extended
+    /// attributes are not supported). To refuse once, use EOPNOTSUPP.
     pub fn error(mut self, errno: i32) {
         self.send_error(errno);
     }
@@ -88,7 +91,8 @@ impl Reply {
         self.send_struct(entry.to_wire());
     }
 
-    /// LOOKUP: there is no such entry, and the kernel may remember that for `ttl`. With a `ttl` of zero this is ENOENT.
+    /// LOOKUP: there is no such entry, and the kernel may remember that for `ttl`. With a `ttl` of
+    /// zero this is ENOENT.
     pub fn negative(self, ttl: Duration) {
         if ttl.is_zero() {
             self.error(libc::ENOENT);
@@ -120,7 +124,8 @@ impl Reply {
         self.send_struct(abi::CreateOut { entry: entry.to_wire(), open: opened.to_wire() });
     }
 
-    /// READ, READLINK, GETXATTR and LISTXATTR with a size: the bytes, not copied. No more than were asked for.
+    /// READ, READLINK, GETXATTR and LISTXATTR with a size: the bytes, not copied. No more than were
+    /// asked for.
     pub fn data(mut self, data: &[u8]) {
         self.expect_data();
         let header = self.header(data.len());
@@ -199,8 +204,8 @@ impl Reply {
         self.send_struct(abi::GetxattrOut { size: bytes, padding: 0 });
     }
 
-    /// GETXATTR, LISTXATTR: answers a caller who offered `size` bytes of room with the length (`size` 0), the value,
-    /// or ERANGE.
+    /// GETXATTR, LISTXATTR: answers a caller that offered `size` bytes of room with the length
+    /// (`size` 0), the value, or ERANGE.
     pub fn xattr(self, size: u32, value: &[u8]) {
         match size {
             0 => self.xattr_size(value.len() as u32),

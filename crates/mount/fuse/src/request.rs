@@ -1,8 +1,8 @@
 //! Requests: what the kernel asks, parsed in place.
 //!
-//! Parsing copies the fixed-size arguments and borrows names and payloads from the receive buffer. It trusts
-//! nothing: lengths are checked against the buffer, names must end in NUL, and whatever does not fit is a
-//! [`Malformed`] request, never a panic.
+//! Parsing copies the fixed-size arguments and borrows names and payloads from the receive buffer.
+//! It trusts nothing: lengths are checked against the buffer, names must end in NUL, and whatever
+//! does not fit is a [`Malformed`] request, never a panic.
 
 use crate::abi::{self, Opcode, Wire};
 
@@ -16,19 +16,21 @@ pub use operation::{Forgets, Ioctl, Lock, Operation, SetTime, Setattr, Write};
 pub struct Request<'a> {
     /// Identifies the request on its connection; [`Operation::Interrupt`] refers to it.
     pub unique: u64,
-    /// The node the operation is about: a directory for operations that name an entry. Zero where there is none.
+    /// The node the operation is about: a directory for operations that name an entry. Zero where
+    /// there is none.
     pub nodeid: u64,
     /// File-system user id of the caller.
     pub uid: u32,
     /// File-system group id of the caller.
     pub gid: u32,
-    /// Thread id of the caller; zero for the kernel's own requests (write-back, the last release). Supplementary
-    /// groups are not part of a request: see [`caller_groups`](crate::caller_groups).
+    /// Thread id of the caller; zero for the kernel's own requests (write-back, the last release).
+    /// Supplementary groups are not part of a request: see [`caller_groups`](crate::caller_groups).
     pub pid: u32,
     /// Operation code as it came.
     pub opcode: Opcode,
-    /// For calls that create, the one supplementary group of the caller that matters: the parent's group, when
-    /// the caller is in it. Only with [`Features::create_supp_group`](crate::Features::create_supp_group).
+    /// For calls that create, the one supplementary group of the caller that matters: the parent's
+    /// group, when the caller is in it. Only with
+    /// [`Features::create_supp_group`](crate::Features::create_supp_group).
     pub supp_group: Option<u32>,
     /// What to do.
     pub op: Operation<'a>,
@@ -44,7 +46,8 @@ pub struct Dialect {
 /// A request that cannot be understood.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// There is not even a whole header, or its length is not that of the message: no answer possible.
+    /// There is not even a whole header, or its length is not that of the message: no answer
+    /// possible.
     Header,
     /// An operation that this crate does not know: to be answered ENOSYS.
     UnknownOpcode {
@@ -73,8 +76,8 @@ impl<'a> Request<'a> {
         Self::parse_split(&header, &message[size_of::<abi::InHeader>()..], None, dialect)
     }
 
-    /// Parses a message whose parts lie apart (io_uring): the header, the operation's own structure, and names and
-    /// payload. With `payload` `None`, `args` holds both.
+    /// Parses a message in parts that lie apart (io_uring): the header, the operation's own
+    /// structure, and names and payload. With `payload` `None`, `args` holds both.
     #[inline]
     pub fn parse_split(
         header: &abi::InHeader,

@@ -27,15 +27,17 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Answers one request, now or later: `reply` may go to another thread, `request` borrows the receive buffer and may
-    /// not. The serving thread takes no further request before this returns, so long waits belong elsewhere, or into
-    /// [`block_in_place`](crate::block_in_place). Over io_uring an answer that the serving thread gives leaves when it returns from
-    /// here, or waits in `block_in_place`; answers of other threads leave at once. A panic is caught, and answers EIO.
+    /// Answers one request, now or later: `reply` may go to another thread, `request` borrows the
+    /// receive buffer and may not. The serving thread takes no further request before this returns,
+    /// so long waits belong elsewhere, or into [`block_in_place`](crate::block_in_place). Over
+    /// io_uring an answer that the serving thread gives leaves when it returns from here, or waits
+    /// in `block_in_place`; answers of other threads leave at once. A panic is caught, and answers
+    /// EIO.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
-    /// The connection has ended and no further request will come; replies still out are of no use to anybody. Called
-    /// once, from one of the serving threads. Files that were open need not have been released: the kernel does not
-    /// wait for that when it unmounts.
+    /// The connection has ended and no further request will come; replies still out are of no use
+    /// to anybody. Called once, from one of the serving threads. Files that were open need not have
+    /// been released: the kernel does not wait for that when it unmounts.
     fn destroy(&self) {}
 }
 
@@ -53,8 +55,8 @@ impl<F: FileSystem> FileSystem for Arc<F> {
 
 /// A mounted file system and the threads that serve it.
 ///
-/// It ends when the file system is unmounted, by whomever; [`join`](Session::join) waits for that. Dropping a session
-/// that has not ended unmounts by force.
+/// It ends when the file system is unmounted, by any process; [`join`](Session::join) waits for
+/// that. Dropping a session that has not ended unmounts by force.
 pub struct Session {
     threads: Vec<JoinHandle<io::Result<End>>>,
     workers: usize,
@@ -88,8 +90,9 @@ struct Counters {
 }
 
 impl Session {
-    /// Agrees with the kernel on how to talk, and starts serving. When this returns, the mount works. On an error the
-    /// mount is gone. Threads do not survive a fork: go to the background before.
+    /// Agrees with the kernel on how to talk, and starts serving. When this returns, the mount
+    /// works. On an error the mount is gone. Threads do not survive a fork: go to the background
+    /// before.
     pub fn start<F: FileSystem>(mount: Mount, fs: F, config: &Config) -> Result<Session> {
         start::start(mount, fs, config)
     }

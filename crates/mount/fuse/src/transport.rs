@@ -1,8 +1,9 @@
 //! Transports: how requests arrive and replies leave.
 //!
-//! There are two: the `/dev/fuse` device ([`device`]), and io_uring ([`uring`]) for kernels that offer it. A transport owns its
-//! serving threads' loops, hands over messages in one piece or in parts, and gives every request a `slot` that finds its
-//! way back with the reply (the ring entry to commit).
+//! There are two: the `/dev/fuse` device ([`device`]), and io_uring ([`uring`]) for kernels that
+//! offer it. A transport owns its serving threads' loops, hands over messages in one piece or in
+//! parts, and gives every request a `slot` that finds its way back with the reply (the ring entry
+//! to commit).
 
 use std::io;
 use std::io::IoSlice;
@@ -26,11 +27,12 @@ pub trait Transport: Send + Sync + 'static {
     /// How many threads shall call [`serve`](Transport::serve).
     fn threads(&self) -> usize;
 
-    /// Receives requests on the calling thread, number `thread` of [`threads`](Transport::threads), and passes them
-    /// to `sink` until the connection ends.
+    /// Receives requests on the calling thread, number `thread` of [`threads`](Transport::threads),
+    /// and passes them to `sink` until the connection ends.
     fn serve(&self, thread: usize, sink: &dyn RequestSink) -> io::Result<End>;
 
-    /// The session could not start all threads: lets those go that the end of the connection alone does not.
+    /// The session could not start all threads: lets those go that the end of the connection alone
+    /// does not.
     fn give_up(&self) {}
 }
 
@@ -52,8 +54,9 @@ pub trait RequestSink: Send + Sync {
 
 /// Where replies go: the same descriptor or ring on which the request came.
 pub trait ReplyChannel: Send + Sync + 'static {
-    /// Sends one message, given in pieces of which the first begins with the whole header. Must not block on other
-    /// requests. Failures concern nobody but the kernel, which has then ended the request itself; they are counted.
+    /// Sends one message, given in pieces of which the first begins with the whole header. Must not
+    /// block on other requests. Failures concern nobody but the kernel, which has then ended the
+    /// request itself; they are counted.
     fn send(&self, slot: u64, parts: &[IoSlice<'_>]);
 }
 

@@ -1,5 +1,6 @@
-//! Which transport a mount gets, and what it says about it. These tests set the fuse module's switch for io_uring, so they need
-//! it for themselves; they wait a while for other tests of the machine to let go of it.
+//! Which transport a mount gets, and what it says about it. These tests set the fuse module's
+//! switch for io_uring, so they need it for themselves; they wait a while for other tests of the
+//! machine to let go of it.
 
 #![allow(clippy::unwrap_used)] // What a test helper cannot do is a failed test.
 

@@ -26,8 +26,8 @@ fn timestamp(time: Nanos) -> fuse::Timestamp {
     fuse::Timestamp { sec: time.div_euclid(SECOND), nsec: time.rem_euclid(SECOND) as u32 }
 }
 
-/// Times beyond what 64 bits of nanoseconds hold (the years 1677 to 2262) become the nearest that they hold, as local
-/// file systems do with theirs.
+/// Times beyond what 64 bits of nanoseconds hold (the years 1677 to 2262) become the nearest that
+/// they hold, as local file systems do with theirs.
 fn nanos(time: fuse::Timestamp) -> Nanos {
     time.sec.saturating_mul(SECOND).saturating_add(i64::from(time.nsec))
 }

@@ -38,7 +38,8 @@ pub struct Core {
     pub naming: Naming,
     /// How long the kernel may trust what it is told.
     pub trust: Trust,
-    /// Looks after callers that may have to wait long: with a block store or metadata across a network.
+    /// Looks after callers that may have to wait long: with a block store or metadata across a
+    /// network.
     patience: Option<Arc<Patience>>,
     /// All callers may, because the metadata is across a network.
     all_wait: bool,
@@ -130,7 +131,8 @@ impl Core {
         });
     }
 
-    /// Acts on a name of a directory's, if it can be one. If the directory is not there, that comes first.
+    /// Acts on a name of a directory's, if it can be one. If the directory is not there, that comes
+    /// first.
     pub fn named(
         self: &Arc<Self>,
         caller: Caller,
@@ -171,7 +173,8 @@ impl Core {
         self.fs.find_directory(caller, place, Box::new(found));
     }
 
-    /// Notes the attributes of a path node's directory; its number. `ESTALE` if the kernel took the node for another one.
+    /// Notes the attributes of a path node's directory; its number. `ESTALE` if the kernel took the
+    /// node for another one.
     pub fn saw(&self, node: u64, inode: &Inode) -> FsResult<InodeId> {
         match self.naming.paths() {
             Some(paths) if !paths.seen(node, inode) => {
@@ -181,7 +184,8 @@ impl Core {
         }
     }
 
-    /// Answers as [`with`] does, for what may have to wait for the block store: a caller that is killed meanwhile is let go.
+    /// Answers as [`with`] does, for what may have to wait for the block store: a caller that is
+    /// killed meanwhile is let go.
     pub fn patient<T: 'static>(
         &self,
         pid: u32,
@@ -209,7 +213,8 @@ impl Core {
         })
     }
 
-    /// Answers what only has to wait for metadata, whatever comes of it; `undo` as for [`Core::patient_or_undo`].
+    /// Answers what only has to wait for metadata, whatever comes of it; `undo` as for
+    /// [`Core::patient_or_undo`].
     pub fn told<T: 'static>(
         &self,
         pid: u32,
@@ -316,7 +321,8 @@ impl Core {
         let core = self.clone();
         let answer = move |reply: Reply, opened: Opened| {
             if opened.inode.kind != Kind::File {
-                // It was there and is a device or the like, which the kernel opens itself, once it knows.
+                // It was there and is a device or the like, which the kernel opens itself, once it
+                // knows.
                 core.undo_created(opened);
                 return reply.error(libc::ESTALE);
             }
@@ -362,7 +368,8 @@ impl Core {
         self.patient_or_undo(pid, reply, answer, move |opened| fs.release(opened.handle, Box::new(drop)))
     }
 
-    /// Numbers a handle. Where nothing has to be done when a descriptor is closed, the kernel need not tell.
+    /// Numbers a handle. Where nothing has to be done when a descriptor is closed, the kernel need
+    /// not tell.
     pub fn give_number(&self, opened: Opened) -> fuse::Opened {
         let mut flags = fuse::OpenFlags::default();
         if opened.keep_cache {

@@ -189,7 +189,8 @@ impl FileSystem for Mounted {
                     WriteAt::End { .. } => false,
                 };
                 let write = || fs.write_unless(&file, at, data, writer, &gone);
-                // A writer that is faster than the store waits; it must not keep a thread from serving others meanwhile.
+                // A writer that is faster than the store waits; it must not keep a thread from
+                // serving others meanwhile.
                 let written = match core.live(file.ino()) {
                     Some(live) => fuse::block_in_place(|| live.write(offset, data, write)),
                     None if fs.has_room(len) && !waits => write(),
@@ -325,7 +326,8 @@ impl FileSystem for Mounted {
             Operation::Setlk { lock, wait } => core.file(lock.fh, reply, |file, reply| {
                 core.set_lock(&file, lock, wait, (pid, request.unique), reply);
             }),
-            // Only waits for locks end with a signal: every other operation has a deadline of its own.
+            // Only waits for locks end with a signal: every other operation has a deadline of its
+            // own.
             Operation::Interrupt { unique } => {
                 if let Some(locking) = &core.locking {
                     locking.interrupted(fs, unique);

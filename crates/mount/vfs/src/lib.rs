@@ -1,7 +1,8 @@
 //! The mount: turns requests of the kernel into calls of the client, and its answers into replies.
 //!
-//! No decision about semantics is made here; its state is the numbers of open handles and, with the shortcut ([`paths`]), the
-//! names of the directories that the kernel knows. Without the shortcut node ids are inode numbers.
+//! No decision about semantics is made here; its state is the numbers of open handles and, with the
+//! shortcut ([`paths`]), the names of the directories that the kernel knows. Without the shortcut
+//! node ids are inode numbers.
 
 mod convert;
 mod core;
@@ -35,11 +36,13 @@ use crate::paths::Paths;
 pub use crate::passthrough::{PassthroughConfig, PassthroughFigures, PassthroughState};
 pub use crate::paths::{Figures, NodesMax};
 
-/// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has nothing to offer.
+/// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has
+/// nothing to offer.
 const PRETENDED: &str = "KESTREL_WALK_HINTS";
 
-/// How long the kernel may trust attributes of files that it alone changes: it forgets them itself when it does. Long enough for a
-/// program that opens, looks at and reads a file while many others do, short enough that a mistake in this heals.
+/// How long the kernel may trust attributes of files that it alone changes: it forgets them itself
+/// when it does. Long enough for a program that opens, looks at and reads a file while many others
+/// do, short enough that a mistake in this heals.
 pub const OWN_FILES_TTL: Duration = Duration::from_secs(1);
 
 /// How long attributes that came with a listing are used by default.
@@ -52,9 +55,10 @@ pub struct MountConfig {
     pub options: fuse::MountOptions,
     /// Options of the FUSE session: workers, sizes, features.
     pub session: fuse::Config,
-    /// How long the kernel may trust attributes. Zero: then every stat sees what any client did before it (with the shortcut:
-    /// before it, or in the tick of the kernel's clock in which it came). `None`: zero, but for files of a volume that only this
-    /// mount changes, which the kernel knows all about; those [`OWN_FILES_TTL`].
+    /// How long the kernel may trust attributes. Zero: then every stat sees what any client did
+    /// before it (with the shortcut: before it, or in the tick of the kernel's clock in which it
+    /// came). `None`: zero, but for files of a volume that only this mount changes, which the
+    /// kernel knows all about; those [`OWN_FILES_TTL`].
     pub attr_ttl: Option<Duration>,
     /// How long the kernel may trust names; with the shortcut, names of files. Zero by default.
     pub entry_ttl: Duration,
@@ -79,13 +83,15 @@ pub enum ShortcutConfig {
     Off,
     /// One request an operation where this kernel and our rights permit it.
     Auto {
-        /// How long the kernel may trust the name of a directory after an operation has proved it, at most [`NAMES_MAX`]. `None`:
-        /// not at all, but [`NAMES_ALONE`] where nobody else changes the volume.
+        /// How long the kernel may trust the name of a directory after an operation has proved it,
+        /// at most [`NAMES_MAX`]. `None`: not at all, but [`NAMES_ALONE`] where nobody else changes
+        /// the volume.
         names: Option<Duration>,
     },
 }
 
-/// Longest time for which the kernel may trust the name of a directory: who takes the permission to search away waits as long.
+/// Longest time for which the kernel may trust the name of a directory: a caller that takes the
+/// permission to search away waits as long.
 pub const NAMES_MAX: Duration = Duration::from_secs(1);
 
 /// How long it trusts them on a volume that only this mount changes.
@@ -129,7 +135,8 @@ impl Shortcut {
 /// If the kernel or `fusermount3` refuses; the text says why and what to do.
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Mount> {
     let mut session = config.session.clone();
-    // Other clients see the locks of a volume that a server serves; those of an embedded one are the kernel's own.
+    // Other clients see the locks of a volume that a server serves; those of an embedded one are
+    // the kernel's own.
     (session.features.export, session.features.no_export) = (true, false);
     (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
     let (hints, mut mode) = load_hints(config.shortcut);

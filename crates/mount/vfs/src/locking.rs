@@ -1,18 +1,20 @@
-//! Locks that other clients see: GETLK, SETLK and SETLKW of the kernel, and the signals that end a wait.
+//! Locks that other clients see: GETLK, SETLK and SETLKW of the kernel, and the signals that end a
+//! wait.
 //!
-//! **Signals.** The kernel tells of a signal once (INTERRUPT), maybe before the thread that has the request came to ask for
-//! the lock, maybe after it was answered. So what could not be matched is kept for a while: a request that comes to wait looks
-//! there first. A wait that is cancelled is answered by the server, with the lock if that was faster, else `EINTR`, which the
-//! kernel turns into a restart or an error as the signal's handler wants it.
+//! **Signals.** The kernel tells of a signal once (INTERRUPT), maybe before the thread that has the
+//! request came to ask for the lock, maybe after it was answered. So what could not be matched is
+//! kept for a while: a request that comes to wait looks there first. A wait that is cancelled is
+//! answered by the server, with the lock if that was faster, else `EINTR`, which the kernel turns
+//! into a restart or an error as the signal's handler wants it.
 //!
 //! **Pages and size.** The holder of a lock relies on what others wrote before they gave it up. If
 //! the content has changed, the kernel's pages of the file are dropped first, and the kernel is
 //! told the present size, which it neither asks for before it decides where a write with `O_APPEND`
 //! goes nor before it serves a map. If it takes the file for longer than that, it is made to ask
 //! ([`kernel_size`]). All of this may have to wait for requests that only other threads answer, so
-//! a thread of its own does it; a lock that is granted meanwhile waits for that. The
-//! same goes for files whose locks are lost with a session: their handles fail from then on, which
-//! programs would not notice for as long as the kernel answers from its pages.
+//! a thread of its own does it; a lock that is granted meanwhile waits for that. The same goes for
+//! files that lose their locks with a session: their handles fail from then on, which programs
+//! would not notice for as long as the kernel answers from its pages.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -31,7 +33,8 @@ use rustc_hash::FxHashMap;
 use crate::core::Core;
 use crate::kernel_size;
 
-/// Signals kept that belong to no known wait. Nearly all are for requests that were answered at that moment.
+/// Signals kept that belong to no known wait. Nearly all are for requests that were answered at
+/// that moment.
 const EARLY_MAX: usize = 1024;
 
 /// A file of which the kernel's pages and size are outdated, and what goes on when that is mended.
@@ -126,7 +129,7 @@ impl Locking {
             return go_on();
         }
         *mending.entry(ino).or_default() += 1;
-        // Under the lock, so that nobody believes in a count whose message is not in the queue.
+        // Under the lock, so that no thread believes in a count before its message is in the queue.
         let unsent = send.lock().send(Mending { ino, outdated, go_on }).err();
         drop(mending);
         if let Some(unsent) = unsent {

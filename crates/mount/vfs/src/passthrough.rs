@@ -1,25 +1,30 @@
 //! Pass-through: the kernel reads a file by itself from its whole copy in the disk cache.
 //!
-//! **The mode belongs to the inode** ([`kestrel_fuse::passthrough`] has the kernel's rules). The first open of an inode that
-//! nobody has open decides: a reader of a file of which there is a good whole copy makes it *live*, and from then on every open
-//! names the copy, until nobody has the file open or mapped; anybody else opens it in the ordinary way, and so does everybody
-//! until all of those are closed.
+//! **The mode belongs to the inode** ([`kestrel_fuse::passthrough`] has the kernel's rules). The
+//! first open of an inode that nobody has open decides: a reader of a file of which there is a good
+//! whole copy makes it *live*, and from then on every open names the copy, until nobody has the
+//! file open or mapped; anybody else opens it in the ordinary way, and so does everybody until all
+//! of those are closed.
 //!
-//! **While an inode is live its copy is the file**, for every process of this machine, as on a local file system:
+//! **While an inode is live its copy is the file**, for every process of this machine, as on a
+//! local file system:
 //! - readers and maps use it directly;
-//! - who may write opens with direct I/O beside: his reads are answered from the copy, his writes change the copy and the
-//!   volume, in this order and one at a time ([`node`]); truncations, holes and clones change the volume, then the copy,
-//!   before they are answered ([`service`]);
-//! - stores through writable shared maps reach the copy only. They are brought to the volume with fsync, msync and close, and
-//!   when the last map has gone ([`collect`]).
-//! - before the first change the copy loses its name: it is no cache any more, and nobody else gets it.
+//! - an open that may write gets direct I/O beside: its reads are answered from the copy, its
+//!   writes change the copy and the volume, in this order and one at a time ([`node`]);
+//!   truncations, holes and clones change the volume, then the copy, before they are answered
+//!   ([`service`]);
+//! - stores through writable shared maps reach the copy only. They are brought to the volume with
+//!   fsync, msync and close, and when the last map has gone ([`collect`]).
+//! - before the first change the copy loses its name: it is no cache any more, and nobody else gets
+//!   it.
 //!
-//! **Other clients.** Close-to-open, as ever: an open that finds that the volume's content is not what the copy followed
-//! ([`Fs::is_whole_of`]) waits until the copy has been brought up to date, in place. Those who had the file open may see the
-//! new content early.
+//! **Other clients.** Close-to-open, as ever: an open that finds that the volume's content is not
+//! what the copy followed ([`Fs::is_whole_of`]) waits until the copy has been brought up to date,
+//! in place. Programs that had the file open may see the new content early.
 //!
-//! **Ends.** A map outlives the descriptor and the kernel does not tell, so a copy that nobody has open stays live until a
-//! write lease shows that nobody maps it either; the service looks twice a second.
+//! **Ends.** A map outlives the descriptor and the kernel does not tell, so a copy that nobody has
+//! open stays live until a write lease shows that nobody maps it either; the service looks twice a
+//! second.
 
 mod answers;
 mod collect;
@@ -178,7 +183,8 @@ impl Passthrough {
         Some((node, live))
     }
 
-    /// Decides how the kernel shall treat an open file; `answer` is called exactly once, perhaps later.
+    /// Decides how the kernel shall treat an open file; `answer` is called exactly once, perhaps
+    /// later.
     pub fn open(self: &Arc<Self>, opening: Opening, answer: Answer) {
         let ino = opening.inode.ino;
         loop {
@@ -235,8 +241,9 @@ impl Passthrough {
         Some(Arc::new(Live::new(copy, backing)))
     }
 
-    /// An inode has just become live. A truncation may have come between the answer to the open and that, which nobody told
-    /// the copy of: so the content is looked at again. What comes from here on finds the inode live.
+    /// An inode has just become live. A truncation may have come between the answer to the open and
+    /// that, which nobody told the copy of: so the content is looked at again. What comes from here
+    /// on finds the inode live.
     fn confirm(self: &Arc<Self>, node: Arc<Node>, live: Arc<Live>, opening: Opening, answer: Answer) {
         let (passthrough, ino) = (self.clone(), opening.inode.ino);
         let done = move |now: FsResult<Inode>| match now {
@@ -292,12 +299,14 @@ impl Passthrough {
         self.shard(node.ino).lock().remove(&node.ino);
     }
 
-    /// Announces a change of the volume that [`Passthrough::changed`] will tell of; keep it until then.
+    /// Announces a change of the volume that [`Passthrough::changed`] will tell of; keep it until
+    /// then.
     pub fn pending(&self, ino: InodeId) -> Option<Pending> {
         self.live(ino).map(|(node, _)| Pending::new(node))
     }
 
-    /// Runs `then` when the volume has what was stored through maps of an inode; at once if there is nothing of the kind.
+    /// Runs `then` when the volume has what was stored through maps of an inode; at once if there
+    /// is nothing of the kind.
     pub fn collected(self: &Arc<Self>, ino: InodeId, then: Box<dyn FnOnce(FsResult<()>) + Send>) {
         match self.live(ino) {
             Some((node, live)) if live.has_writers() => {
@@ -365,6 +374,6 @@ pub(crate) enum Change {
     Size(u64),
     /// This part.
     Part { offset: u64, len: u64 },
-    /// Who knows.
+    /// Something, it is not known what.
     Unknown,
 }

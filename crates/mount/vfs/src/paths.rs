@@ -1,18 +1,21 @@
 //! The VFS shortcut: directories are path nodes, and a walk through them costs no request.
 //!
-//! - A LOOKUP in mid-path, where the walk hint says so, is answered "a directory" without asking ([`Plan::Fake`]). The operation
-//!   at the end of the walk carries the whole path, and its answer has the errno that the walk should have had.
-//! - A name is only believed for a time if an operation has proved it. A fake that nothing has proved is for this walk alone:
-//!   otherwise `..` could climb out of what was never there. So no name that the kernel goes by without asking is older than
-//!   `--shortcut-names`; where nobody else changes the volume, what was proved once stays true, and is believed anew each time
-//!   that the kernel asks.
-//! - A name is only believed where everybody may search every directory on the way to it; see [`seen`].
+//! - A LOOKUP in mid-path, where the walk hint says so, is answered "a directory" without asking
+//!   ([`Plan::Fake`]). The operation at the end of the walk carries the whole path, and its answer
+//!   has the errno that the walk should have had.
+//! - A name is only believed for a time if an operation has proved it. A fake that nothing has
+//!   proved is for this walk alone: otherwise `..` could climb out of what was never there. So no
+//!   name that the kernel goes by without asking is older than `--shortcut-names`; where nobody
+//!   else changes the volume, what was proved once stays true, and is believed anew each time that
+//!   the kernel asks.
+//! - A name is only believed where everybody may search every directory on the way to it; see
+//!   [`seen`].
 //! - Directories that are open or may be worked in are their identity; see [`table`].
-//! - What turns out to be no directory is answered `ESTALE`: the kernel walks again, with a flag, and is told the truth at every
-//!   step. Symbolic links are remembered, so that this happens once.
+//! - What turns out to be no directory is answered `ESTALE`: the kernel walks again, with a flag,
+//!   and is told the truth at every step. Symbolic links are remembered, so that this happens once.
 //!
-//! A hint decides only which of several right ways is taken; without one every LOOKUP is a real one. `docs/shortcut.md`
-//! explains it all.
+//! A hint decides only which of several right ways is taken; without one every LOOKUP is a real
+//! one. `docs/shortcut.md` explains it all.
 
 mod counters;
 mod filter;
@@ -63,8 +66,8 @@ impl Default for NodesMax {
     }
 }
 
-/// By how much the kernel may believe longer than it was told: it rounds up to the tick of its clock (at most 10 ms), and begins
-/// when its thread takes the answer.
+/// By how much the kernel may believe longer than it was told: it rounds up to the tick of its
+/// clock (at most 10 ms), and begins when its thread takes the answer.
 const TICKS: Duration = Duration::from_millis(20);
 
 /// Names of directories, and what is known about them.
@@ -185,7 +188,8 @@ impl Paths {
         }
     }
 
-    /// How long the kernel may believe the name of a node; a node whose attributes would have to be known for that.
+    /// How long the kernel may believe the name of a node; a node of which the attributes would
+    /// have to be known for that.
     fn names_ttl(&self, table: &Table, node: u64) -> (Duration, Option<u64>) {
         let (verified, names) = (table.verified_ms(node), self.trust.names.as_millis() as u64);
         if verified == 0 || names == 0 || !self.hinted.load(Ordering::Acquire) {
@@ -203,7 +207,8 @@ impl Paths {
         }
     }
 
-    /// Finds out the attributes of a directory, for [`Paths::seen`]. Once for a directory that walks go through again and again.
+    /// Finds out the attributes of a directory, for [`Paths::seen`]. Once for a directory that
+    /// walks go through again and again.
     fn find_out(self: &Arc<Self>, node: u64) {
         let paths = self.clone();
         let found = Box::new(move |found: FsResult<Inode>| {
@@ -216,8 +221,8 @@ impl Paths {
         self.target(node).attributes(&self.fs, Caller::ROOT, found);
     }
 
-    /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told that the kernel will know it
-    /// by number. It counts as a lookup.
+    /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told
+    /// that the kernel will know it by number. It counts as a lookup.
     pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode) -> Entry {
         let attr_ttl = self.trust.files.max(MOMENT);
         let Some((dir, name)) = at else { return convert::entry(inode, attr_ttl, self.trust.entry) };
@@ -258,12 +263,14 @@ impl Paths {
         nodeid.map(|nodeid| Entry { nodeid, ..entry })
     }
 
-    /// The entry of a directory that was found at a name, of which the kernel knows nothing by number.
+    /// The entry of a directory that was found at a name, of which the kernel knows nothing by
+    /// number.
     pub fn directory(&self, dir: u64, name: &Name, inode: &Inode) -> Entry {
         self.passed(dir);
         self.links.remove(dir, name);
         self.files.remove(dir, name);
-        // Attributes may only be kept where the next walk asks for the name again: there may be another directory then.
+        // Attributes may only be kept where the next walk asks for the name again: there may be
+        // another directory then.
         let mut entry = convert::entry(inode, self.trust.dirs.max(MOMENT), Duration::ZERO);
         let long = {
             let mut table = self.table.write();
@@ -330,8 +337,8 @@ impl Paths {
         Counters::count(&self.counters.stale);
     }
 
-    /// Attributes of a path node, as just seen. False if the kernel may not be told them, because its name means another directory
-    /// than before: it has to walk again.
+    /// Attributes of a path node, as just seen. False if the kernel may not be told them, because
+    /// its name means another directory than before: it has to walk again.
     pub fn seen(&self, node: u64, inode: &Inode) -> bool {
         let is = {
             let table = self.table.read();
@@ -344,8 +351,9 @@ impl Paths {
         is
     }
 
-    /// Before `then` takes the right to search directories below these nodes away: binds what the kernel may have let somebody take hold
-    /// of there to its identity. Ends with [`Paths::recalled`].
+    /// Before `then` takes the right to search directories below these nodes away: binds what the
+    /// kernel may have let somebody take hold of there to its identity. Ends with
+    /// [`Paths::recalled`].
     pub fn recall(self: &Arc<Self>, nodes: &[u64], then: impl FnOnce() + Send + 'static) {
         if nodes.is_empty() {
             return then();
@@ -411,12 +419,13 @@ impl Paths {
         self.bury(gone, |was| self.table.write().detach(dir, name, was, &*self.fs));
     }
 
-    /// Keeps the last attributes of a directory that was removed, if a node is bound to it after `detach`.
+    /// Keeps the last attributes of a directory that was removed, if a node is bound to it after
+    /// `detach`.
     fn bury(&self, gone: Option<Box<Inode>>, detach: impl FnOnce(Option<InodeId>)) {
         match gone.filter(|inode| inode.kind == Kind::Dir) {
             Some(inode) => {
                 let ino = inode.ino;
-                // First, so that whoever asks at this moment finds them.
+                // First, so that a request of this moment finds them.
                 self.fs.remember_removed(inode);
                 detach(Some(ino));
                 self.fs.forget(ino, 1);
@@ -431,7 +440,8 @@ impl Paths {
         self.links.remove(dir, name);
     }
 
-    /// An entry was renamed or exchanged here; `gone` is what was replaced. When that may be told, if not now.
+    /// An entry was renamed or exchanged here; `gone` is what was replaced. When that may be told,
+    /// if not now.
     pub fn renamed(
         &self,
         from: (u64, &Name),
@@ -454,10 +464,11 @@ impl Paths {
         lent.max().map(|until| self.when_believed_no_more(until))
     }
 
-    /// Binds a path node to its directory, because it was opened or, with `works`, may be worked in. False if it is another one or
-    /// gone: the kernel has to walk again.
+    /// Binds a path node to its directory, because it was opened or, with `works`, may be worked
+    /// in. False if it is another one or gone: the kernel has to walk again.
     pub fn hold(&self, node: u64, ino: InodeId, works: bool) -> bool {
-        // Walks through it ask from now on, as soon as the kernel no longer believes its name (`--shortcut-names`).
+        // Walks through it ask from now on, as soon as the kernel no longer believes its name
+        // (`--shortcut-names`).
         !is_path(node) || self.table.write().hold(node, ino, works, &*self.fs)
     }
 

@@ -1,10 +1,12 @@
 //! Callers that are killed while they wait for the block store are let go.
 //!
-//! The kernel waits for the answer to a request that a daemon has taken, whatever happens to the caller: a process that is
-//! killed while a read or a close waits for a store that does not answer would stay until the store's deadline. FUSE tells
-//! that a signal came (INTERRUPT), once, for any signal, and not at all for the close of a dying process. So requests that
-//! take long are looked at here: if their caller is dying, they are answered with `EINTR`, which nobody sees any more. What
-//! was written goes on to be stored. Callers that merely got a signal wait on: programs do not expect `EINTR` of files.
+//! The kernel waits for the answer to a request that a daemon has taken, whatever happens to the
+//! caller: a process that is killed while a read or a close waits for a store that does not answer
+//! would stay until the store's deadline. FUSE tells that a signal came (INTERRUPT), once, for any
+//! signal, and not at all for the close of a dying process. So requests that take long are looked
+//! at here: if their caller is dying, they are answered with `EINTR`, which nobody sees any more.
+//! What was written goes on to be stored. Callers that merely got a signal wait on: programs do not
+//! expect `EINTR` of files.
 
 use std::fs;
 use std::sync::{Arc, Weak};
@@ -20,14 +22,14 @@ const LONG: Duration = Duration::from_millis(500);
 /// How often.
 const TICK: Duration = Duration::from_millis(250);
 
-/// After so many looks at nothing the looking rests until a request comes. Not at once: waking a thread for every request
-/// costs more than the request.
+/// After so many looks at nothing the looking rests until a request comes. Not at once: waking a
+/// thread for every request costs more than the request.
 const VAIN_TICKS_MAX: u32 = 8;
 
 /// `PF_EXITING` of the kernel's `sched.h`: the thread is on its way out.
 const PF_EXITING: u64 = 0x4;
 
-/// A reply that whoever comes first sends.
+/// A reply that the first of several threads sends.
 type Shared = Arc<Mutex<Option<Reply>>>;
 
 struct Waiting {
@@ -150,7 +152,8 @@ pub fn is_dying(pid: u32) -> bool {
 
 /// Reads `/proc/PID/stat` (proc_pid_stat(5)): field 9 has the flags, field 31 the pending signals.
 fn says_dying(stat: &str) -> bool {
-    // Field 2 is the name in parentheses; it may hold anything, so everything is counted from its end.
+    // Field 2 is the name in parentheses; it may hold anything, so everything is counted from its
+    // end.
     let Some((_, after)) = stat.rsplit_once(')') else { return false };
     let mut fields = after.split_ascii_whitespace().map(|field| field.parse::<u64>().unwrap_or(0));
     let flags = fields.nth(6).unwrap_or(0);
@@ -183,7 +186,8 @@ mod tests {
 
     #[test]
     fn the_kernel_shows_a_pending_kill() {
-        // A stopped child with SIGKILL blocked cannot be made: SIGKILL acts at once. A zombie has the flag of the exiting.
+        // A stopped child with SIGKILL blocked cannot be made: SIGKILL acts at once. A zombie has
+        // the flag of the exiting.
         let mut child = std::process::Command::new("true").spawn().expect("a child");
         let until = Instant::now() + Duration::from_secs(10);
         while !is_dying(child.id()) && Instant::now() < until {

@@ -1,4 +1,5 @@
-//! The operations in which the shortcut goes a way of its own: LOOKUP, the opens that follow it, ACCESS.
+//! The operations in which the shortcut goes a way of its own: LOOKUP, the opens that follow it,
+//! ACCESS.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +26,8 @@ impl Core {
     pub fn notice(&self, request: &Request<'_>) {
         let Some(paths) = self.naming.paths() else { return };
         match request.op {
-            // These two come when they will; a program to be executed has its attributes looked at before it is opened.
+            // These two come when they will; a program to be executed has its attributes looked at
+            // before it is opened.
             Operation::Forget(_) | Operation::Interrupt { .. } | Operation::Getattr { .. } => {}
             Operation::Open { .. } | Operation::Opendir { .. } => {}
             _ => paths.asks_for_something_else(request.pid),
@@ -68,7 +70,8 @@ impl Core {
             Plan::Open { place, flags, directory, then } => {
                 let (core, again) = (self.clone(), place.clone());
                 let answer = move |reply: Reply, found: FsResult<fs::Found>| match found {
-                    // A link, which the kernel follows, or what is no directory where one is wanted.
+                    // A link, which the kernel follows, or what is no directory where one is
+                    // wanted.
                     Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
                         core.ask(caller, again, at, (Purpose::Fresh, then), reply);
                     }
@@ -99,7 +102,8 @@ impl Core {
         }
     }
 
-    /// Looks a name up for real. What should be `ESTALE` is left to the call that makes the name, if one does.
+    /// Looks a name up for real. What should be `ESTALE` is left to the call that makes the name,
+    /// if one does.
     fn ask(
         self: &Arc<Self>,
         caller: Caller,
@@ -247,7 +251,8 @@ impl Core {
         }
     }
 
-    /// Opens the directory at a path node's place, that is, checks what `flags` say and learns its number.
+    /// Opens the directory at a path node's place, that is, checks what `flags` say and learns its
+    /// number.
     fn reach(
         self: &Arc<Self>,
         caller: Caller,
@@ -292,7 +297,8 @@ impl Core {
         reply.opened(self.give_directory_number(handle));
     }
 
-    /// ACCESS, which is also chdir(2): whoever may search a directory may work in it from now on.
+    /// ACCESS, which is also chdir(2): a process that may search a directory may work in it from
+    /// now on.
     pub fn access(self: &Arc<Self>, caller: Caller, node: u64, mask: u32, reply: Reply) {
         let paths = self.naming.paths().filter(|_| is_path(node) && mask & libc::X_OK as u32 != 0).cloned();
         let done = self.asked(caller.pid, reply, move |reply: Reply, ino| match paths {
@@ -399,7 +405,8 @@ impl Core {
         paths.recall(&closing, move || act(&core, Box::new(done)));
     }
 
-    /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it: the kernel walks again.
+    /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it:
+    /// the kernel walks again.
     pub fn creating(self: &Arc<Self>, pid: u32, at: (u64, Name), how: How, reply: Reply) -> Done<Opened> {
         let done = self.created(pid, Some(at), how, reply);
         if self.naming.paths().is_none() {

@@ -1,17 +1,19 @@
 //! What threads were told last, to be held against what they ask next.
 //!
-//! For `rmdir` and for a `rename` onto a directory the kernel looks the name up, and when it hears that the name is gone it takes
-//! the directory it was told of for dead: every name in it is `ENOENT` from then on. If another client has given the name to another
-//! directory in the meantime, that would be the wrong one. So the operation says which directory the thread was told of, and
-//! the metadata refuses to remove another (`ESTALE`): the kernel looks again.
+//! For `rmdir` and for a `rename` onto a directory the kernel looks the name up, and when it hears
+//! that the name is gone it takes the directory it was told of for dead: every name in it is
+//! `ENOENT` from then on. If another client has given the name to another directory in the
+//! meantime, that would be the wrong one. So the operation says which directory the thread was told
+//! of, and the metadata refuses to remove another (`ESTALE`): the kernel looks again.
 //!
-//! Who is not in here any more, or never was, asks for whatever is there, as without all this.
+//! A thread that is not in here any more, or never was, asks for whatever is there, as without this
+//! table.
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::Name;
 use parking_lot::Mutex;
 
-/// Threads whose last lookups are known, at most.
+/// Threads with known last lookups, at most.
 const SLOTS: usize = 256;
 
 struct Lookup {
@@ -37,7 +39,8 @@ impl Told {
         &self.slots[thread as usize % SLOTS]
     }
 
-    /// A thread is about to be told that a directory is at this name. Threads of other PID namespaces are all number 0.
+    /// A thread is about to be told that a directory is at this name. Threads of other PID
+    /// namespaces are all number 0.
     pub fn note(&self, thread: u32, dir: u64, name: &Name, found: InodeId) {
         if thread != 0 {
             *self.slot(thread).lock() = Some(Lookup { thread, dir, name: name.clone(), found });

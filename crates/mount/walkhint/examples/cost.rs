@@ -1,9 +1,9 @@
 //! What hints cost: `cargo run --release -p kestrel-walkhint --example cost` (as root).
 //!
-//! Mounts a null file system, looks names up on it, and reports: the time to load and to calibrate; what the kernel
-//! measures of the program's runs (`kernel.bpf_stats_enabled`, switched on for the duration) for requests of our mount that
-//! are not LOOKUPs, for LOOKUPs of short and of long paths, and for LOOKUPs of another mount; and the time that
-//! `WalkHints::take` needs.
+//! Mounts a null file system, looks names up on it, and reports: the time to load and to calibrate;
+//! what the kernel measures of the program's runs (`kernel.bpf_stats_enabled`, switched on for the
+//! duration) for requests of our mount that are not LOOKUPs, for LOOKUPs of short and of long
+//! paths, and for LOOKUPs of another mount; and the time that `WalkHints::take` needs.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -72,7 +72,8 @@ impl Drop for Mounted {
     }
 }
 
-/// The kernel's statistics of BPF programs, as long as this lives. They cost time themselves, about 20 ns a run.
+/// The kernel's statistics of BPF programs, as long as this lives. They cost time themselves, about
+/// 20 ns a run.
 struct Statistics(String);
 
 const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
@@ -123,7 +124,8 @@ fn measure(what: &str, mut call: impl FnMut()) -> Result<(), AnyError> {
     Ok(())
 }
 
-/// Nanoseconds of processor time that this thread has had: other work on the machine does not count.
+/// Nanoseconds of processor time that this thread has had: other work on the machine does not
+/// count.
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` takes what is written.

@@ -1,14 +1,17 @@
 //! An assembler for BPF: just the instructions that the program of this crate uses.
 //!
-//! BPF is the instruction set of a small virtual machine inside the kernel. It has eleven 64-bit registers: R0 holds
-//! results, R1 to R5 the arguments of calls (which destroy them), R6 to R9 survive calls, R10 points to the top of a
-//! stack of 512 bytes and cannot be changed. Every instruction is one 64-bit word: an operation, two registers, a 16-bit
-//! offset (of a jump, in instructions, or of a memory access, in bytes) and a 32-bit constant. Before a program may run,
-//! the kernel's verifier follows every path through it and refuses it unless it provably ends and touches no memory but
-//! its own. Encoding: Documentation/bpf/standardization/instruction-set.rst of the kernel.
+//! BPF is the instruction set of a small virtual machine inside the kernel. It has eleven 64-bit
+//! registers: R0 holds results, R1 to R5 the arguments of calls (which destroy them), R6 to R9
+//! survive calls, R10 points to the top of a stack of 512 bytes and cannot be changed. Every
+//! instruction is one 64-bit word: an operation, two registers, a 16-bit offset (of a jump, in
+//! instructions, or of a memory access, in bytes) and a 32-bit constant. Before a program may run,
+//! the kernel's verifier follows every path through it and refuses it unless it provably ends and
+//! touches no memory but its own. Encoding: Documentation/bpf/standardization/instruction-set.rst
+//! of the kernel.
 //!
-//! Jumps go to [`Label`]s, forward or backward; [`Assembler::finish`] fills in the distances and fails if one is not
-//! placed or too far away. Backward jumps would be loops, which this crate does not need.
+//! Jumps go to [`Label`]s, forward or backward; [`Assembler::finish`] fills in the distances and
+//! fails if one is not placed or too far away. Backward jumps would be loops, which this crate does
+//! not need.
 
 use std::fmt;
 
@@ -59,13 +62,16 @@ pub enum Width {
 pub enum Helper {
     /// `map_lookup_elem(map, &key)`: address of the value, or 0.
     MapLookup = 1,
-    /// `get_current_pid_tgid()`: process id in the upper, thread id in the lower half; initial pid namespace.
+    /// `get_current_pid_tgid()`: process id in the upper, thread id in the lower half; initial pid
+    /// namespace.
     CurrentPidTgid = 14,
     /// `probe_read_user(dst, size, src)`: copies from the calling process.
     ReadUser = 112,
-    /// `probe_read_kernel(dst, size, src)`: copies from kernel memory; fails (and zeroes `dst`) on a bad address.
+    /// `probe_read_kernel(dst, size, src)`: copies from kernel memory; fails (and zeroes `dst`) on
+    /// a bad address.
     ReadKernel = 113,
-    /// `probe_read_kernel_str(dst, size, src)`: copies to the first NUL; bytes copied with it, or negative.
+    /// `probe_read_kernel_str(dst, size, src)`: copies to the first NUL; bytes copied with it, or
+    /// negative.
     ReadKernelStr = 115,
     /// `get_current_task_btf()`: the calling thread's `struct task_struct`.
     CurrentTask = 158,
@@ -99,7 +105,7 @@ pub struct Assembler {
     words: Vec<u64>,
     /// Where each label is.
     labels: Vec<Option<usize>>,
-    /// Jumps whose distance is to be filled in.
+    /// Jumps that still need their distance.
     jumps: Vec<(usize, Label)>,
 }
 
@@ -208,8 +214,8 @@ impl Assembler {
         self.emit(width.code(STORE_IMM), base, 0, offset, constant);
     }
 
-    /// At once: if `*(base + offset)` (8 bytes) equals R0, it becomes `src`. R0 becomes what it was before. A full memory
-    /// barrier.
+    /// At once: if `*(base + offset)` (8 bytes) equals R0, it becomes `src`. R0 becomes what it was
+    /// before. A full memory barrier.
     pub fn compare_exchange(&mut self, base: Reg, offset: i16, src: Reg) {
         self.emit(ATOMIC, base, src as u8, offset, 0xf1);
     }

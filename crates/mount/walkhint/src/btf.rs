@@ -1,17 +1,20 @@
 //! BTF: the kernel's own description of its types.
 //!
-//! A kernel built with CONFIG_DEBUG_INFO_BTF (all distributions do) carries a compact description of every structure it
-//! uses, readable at `/sys/kernel/btf/vmlinux`: names, members, offsets. Loadable modules have theirs beside it
-//! ("split" BTF): their type numbers and string offsets continue where the kernel's end. The program of this crate reads
-//! kernel structures, whose layout differs from kernel to kernel; this reader tells where a member lies on the one that
-//! runs. Format: Documentation/bpf/btf.rst of the kernel.
+//! A kernel built with CONFIG_DEBUG_INFO_BTF (all distributions do) carries a compact description
+//! of every structure it uses, readable at `/sys/kernel/btf/vmlinux`: names, members, offsets.
+//! Loadable modules have theirs beside it ("split" BTF): their type numbers and string offsets
+//! continue where the kernel's end. The program of this crate reads kernel structures; their layout
+//! differs from kernel to kernel, and this reader tells where a member lies on the one that runs.
+//! Format: Documentation/bpf/btf.rst of the kernel.
 //!
-//! The reader is pure: bytes in, offsets out. It trusts nothing. Every length is checked, every chain of references is
-//! bounded by [`STEPS_MAX`] steps and [`DEPTH_MAX`] levels, so truncated, cyclic or absurd input is an [`Error`], never a
-//! panic and never an endless loop. All numbers are little-endian; BTF of the other order is refused.
+//! The reader is pure: bytes in, offsets out. It trusts nothing. Every length is checked, every
+//! chain of references is bounded by [`STEPS_MAX`] steps and [`DEPTH_MAX`] levels, so truncated,
+//! cyclic or absurd input is an [`Error`], never a panic and never an endless loop. All numbers are
+//! little-endian; BTF of the other order is refused.
 //!
-//! A name may have several definitions (two source files of the kernel may each have a `struct saved`). When they
-//! disagree about a member that is asked for, that is [`Error::Ambiguous`]: nothing is guessed.
+//! A name may have several definitions (two source files of the kernel may each have a
+//! `struct saved`). When they disagree about a member that is asked for, that
+//! is [`Error::Ambiguous`]: nothing is guessed.
 
 use std::fmt;
 
@@ -21,7 +24,8 @@ const TYPES_MAX: usize = 1 << 24;
 /// Bytes of one part. Linux 6.18 has 5.5 MB.
 const PART_BYTES_MAX: usize = 1 << 28;
 
-/// Members looked at in one search, so that structures that contain themselves do not keep it busy for ever.
+/// Members looked at in one search, so that structures that contain themselves do not keep it busy
+/// for ever.
 const STEPS_MAX: u32 = 1 << 20;
 
 /// Nested anonymous members, and typedefs of typedefs.
@@ -241,7 +245,8 @@ impl<'a> Btf<'a> {
         Ok(Type { name: word(0)?, info, size_or_type: word(8)?, tail })
     }
 
-    /// The text from string offset `at` to the end of its section; offsets beyond the kernel's strings are the module's.
+    /// The text from string offset `at` to the end of its section; offsets beyond the kernel's
+    /// strings are the module's.
     fn text(&self, at: u32) -> Result<&'a [u8]> {
         const WILD: Error = Error::Malformed("a name outside the strings");
         let at = at as usize;
@@ -316,7 +321,8 @@ impl<'a> Btf<'a> {
             *steps = steps.checked_sub(1).ok_or(Error::Malformed("structures nested without end"))?;
             let [name, id, at] = [0, 4, 8].map(|at| u32_at(entry, at));
             let (name, id, at) = (name.ok_or(BROKEN)?, id.ok_or(BROKEN)?, at.ok_or(BROKEN)?);
-            // With bit fields in the structure, the upper 8 bits of a member's offset are its width.
+            // With bit fields in the structure, the upper 8 bits of a member's offset are its
+            // width.
             let (bits, width) = if ty.info >> 31 == 1 { (at & 0xff_ffff, at >> 24) } else { (at, 0) };
             if self.is_named(name, want)? {
                 if width != 0 || bits % 8 != 0 {

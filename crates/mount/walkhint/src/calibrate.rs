@@ -1,17 +1,19 @@
 //! Measuring the flag bits.
 //!
-//! The flags of a path walk (LOOKUP_PARENT, LOOKUP_OPEN, ...) are preprocessor macros: BTF does not have them, and they
-//! have been renumbered between kernels. So they are measured. Right after the mount, we walk some paths on it ourselves,
-//! of names that cannot exist, in ways that differ by one flag each; the program records each, and the difference of two
-//! records is the bit.
+//! The flags of a path walk (LOOKUP_PARENT, LOOKUP_OPEN, ...) are preprocessor macros: BTF does not
+//! have them, and they have been renumbered between kernels. So they are measured. Right after the
+//! mount, we walk some paths on it ourselves, of names that cannot exist, in ways that differ by
+//! one flag each; the program records each, and the difference of two records is the bit.
 //!
-//! The walks ([`WALKS`]) lead to LOOKUPs in the root directory, which the mount recognises by their names and answers as
-//! [`Probes::answer`] says, almost always with ENOENT. Each difference must be exactly one bit, no two may be the same,
-//! and the open flags read from the registers must be those that were passed. Anything else means that this kernel is
-//! not as we think, and there will be no hints.
+//! The walks ([`WALKS`]) lead to LOOKUPs in the root directory, which the mount recognises by their
+//! names and answers as [`Probes::answer`] says, almost always with ENOENT. Each difference must be
+//! exactly one bit, no two may be the same, and the open flags read from the registers must be
+//! those that were passed. Anything else means that this kernel is not as we think, and there will
+//! be no hints.
 //!
-//! The walks run in a thread of their own that gives up its share of the process's descriptors first: a process that waits
-//! for its own mount and is killed holds /dev/fuse open through the very thread that waits for it, and would never end.
+//! The walks run in a thread of their own that gives up its share of the process's descriptors
+//! first: a process that waits for its own mount and is killed holds /dev/fuse open through the
+//! very thread that waits for it, and would never end.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -116,7 +118,8 @@ impl Probes {
         }
     }
 
-    /// The errno that answers the LOOKUP of a probe; `None` for any other name. Remembers what was recorded of it.
+    /// The errno that answers the LOOKUP of a probe; `None` for any other name. Remembers what was
+    /// recorded of it.
     pub fn answer(&self, name: &[u8], walk: Option<Walk<'_>>) -> Option<i32> {
         let mut index = self.index(name)?;
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,9 @@
 //! What a hint says, and how it is read out of a recorded walk.
 //!
-//! The kernel walks a path component by component and keeps the state of the walk in a `struct nameidata`: the directory
-//! it has reached, the component it is at, as a pointer into the path text, and flags. A [`Walk`] is a copy of those.
-//! [`Walk::hint`] turns it into a statement about one LOOKUP, or into nothing when the two do not belong together.
+//! The kernel walks a path component by component and keeps the state of the walk in a
+//! `struct nameidata`: the directory it has reached, the component it is at, as a pointer into the
+//! path text, and flags. A [`Walk`] is a copy of those. [`Walk::hint`] turns it into a statement
+//! about one LOOKUP, or into nothing when the two do not belong together.
 
 use crate::calibrate::Flags;
 
@@ -37,8 +38,9 @@ pub struct Intent {
 pub enum Told {
     /// It is part of this walk.
     Walk(Hint),
-    /// It is no part of a walk: a call that makes a name (mkdir, mknod, symlink, link) looks for that name. Such a call does not
-    /// walk again when this LOOKUP is answered `ESTALE`, but does if what it sends next is.
+    /// It is no part of a walk: a call that makes a name (mkdir, mknod, symlink, link) looks for
+    /// that name. Such a call does not walk again when this LOOKUP is answered `ESTALE`, but does
+    /// if what it sends next is.
     Creation,
     /// Nothing certain; the name has to be looked up for real.
     Nothing,
@@ -59,34 +61,40 @@ impl Told {
 pub struct Hint {
     /// More components come after this one, so this is (or leads to) a directory for the caller.
     pub follows: bool,
-    /// The text after this component and the slashes behind it: `b//c/` at the `a` of `a/b//c/`. Empty for the last.
+    /// The text after this component and the slashes behind it: `b//c/` at the `a` of `a/b//c/`.
+    /// Empty for the last.
     pub rest: Box<[u8]>,
-    /// `rest` is everything that follows. It is not within the text of a symbolic link: the kernel then walks the link's
-    /// text, and what comes after the link is not seen.
+    /// `rest` is everything that follows. It is not within the text of a symbolic link: the kernel
+    /// then walks the link's text, and what comes after the link is not seen.
     pub complete: bool,
     /// A component of `rest` is `..`.
     pub dotdot: bool,
     /// The text ends in a slash.
     pub trailing_slash: bool,
-    /// What happens to the last component. The kernel decides that when it gets there: all `false` while
-    /// [`follows`](Hint::follows).
+    /// What happens to the last component. The kernel decides that when it gets there: all `false`
+    /// while [`follows`](Hint::follows).
     pub intent: Intent,
-    /// The kernel walks the path again because an answer was ESTALE: nothing cached or guessed may be answered now.
+    /// The kernel walks the path again because an answer was ESTALE: nothing cached or guessed may
+    /// be answered now.
     pub revalidate: bool,
-    /// Flags as `fuse_open_in.flags` of the OPEN or CREATE that will follow, and besides O_CREAT, O_EXCL, O_NOCTTY and
-    /// O_TRUNC as the caller gave them, which the kernel removes from some requests. A forecast from the registers of the system call, never a promise:
-    /// what is done because of it must be undone when the OPEN that comes says otherwise, or none comes. `None` without
-    /// the open intent, for io_uring, 32-bit programs and whatever else is not plainly a system call that opens.
+    /// Flags as `fuse_open_in.flags` of the OPEN or CREATE that will follow, and besides O_CREAT,
+    /// O_EXCL, O_NOCTTY and O_TRUNC as the caller gave them, which the kernel removes from some
+    /// requests. A forecast from the registers of the system call, never a promise: what is done
+    /// because of it must be undone when the OPEN that comes says otherwise, or none comes. `None`
+    /// without the open intent, for io_uring, 32-bit programs and whatever else is not plainly a
+    /// system call that opens.
     pub open_flags: Option<u32>,
-    /// The call keeps what the path leads to without opening it: O_PATH, a bind mount, a watch. A forecast too.
+    /// The call keeps what the path leads to without opening it: O_PATH, a bind mount, a watch. A
+    /// forecast too.
     pub keeps: bool,
-    /// The calling thread in the initial pid namespace, known also where `fuse_in_header.pid` is 0. To compare only.
+    /// The calling thread in the initial pid namespace, known also where `fuse_in_header.pid` is 0.
+    /// To compare only.
     pub caller: u32,
 }
 
 impl Hint {
-    /// It does not matter for this walk what the component is, as long as it turns out to be the directory that the walk
-    /// takes it for: it may be answered without asking.
+    /// It does not matter for this walk what the component is, as long as it turns out to be the
+    /// directory that the walk takes it for: it may be answered without asking.
     pub fn may_fake(&self) -> bool {
         self.follows && self.complete && !self.dotdot && !self.revalidate
     }
@@ -144,10 +152,12 @@ impl Call {
 
     /// What `file->f_flags` will be, when this is a call that opens.
     ///
-    /// 32-bit programs have numbers of their own; none of theirs that collides with one of these opens a file, apart from
-    /// openat2, which has the same number and the same meaning of its third argument. They get `None` or the truth.
+    /// 32-bit programs have numbers of their own; none of theirs that collides with one of these
+    /// opens a file, apart from openat2, which has the same number and the same meaning of its
+    /// third argument. They get `None` or the truth.
     pub fn open_flags(self) -> Option<u32> {
-        // The kernel adds it for 64-bit programs, and it reaches the FUSE request (the libc crate has 0 for it there).
+        // The kernel adds it for 64-bit programs, and it reaches the FUSE request (the libc crate
+        // has 0 for it there).
         const LARGEFILE: u32 = if cfg!(target_arch = "aarch64") { 0o400_000 } else { 0o100_000 };
         // FMODE_EXEC: "opened for execution", the one internal flag that FUSE passes on.
         const EXEC: u32 = 0x20;
@@ -159,8 +169,8 @@ impl Call {
         Some(flags & !(libc::O_CLOEXEC as u32) | LARGEFILE)
     }
 
-    /// The flags of a call of the open family, as given. open() ignores what does not fit its int argument, openat2() refuses
-    /// it.
+    /// The flags of a call of the open family, as given. open() ignores what does not fit its int
+    /// argument, openat2() refuses it.
     fn flags(self) -> Option<u32> {
         let flags = match self.number {
             #[cfg(target_arch = "x86_64")]
@@ -176,7 +186,8 @@ impl Call {
 }
 
 impl Walk<'_> {
-    /// What the walk says about a LOOKUP of `name`; `None` when it is not at that name, or contradicts itself.
+    /// What the walk says about a LOOKUP of `name`; `None` when it is not at that name, or
+    /// contradicts itself.
     pub fn hint(&self, name: &[u8], flags: &Flags) -> Option<Hint> {
         let behind = self.text.strip_prefix(name)?;
         if name.is_empty() || self.component_bytes as usize != name.len() {
@@ -191,8 +202,9 @@ impl Walk<'_> {
         if !rest.is_empty() && !within {
             return None;
         }
-        // Within the walk, but the text ends here: the last component of a symbolic link's text, of which the kernel has
-        // counted down `depth` already. What follows is behind the link, where we do not see.
+        // Within the walk, but the text ends here: the last component of a symbolic link's text, of
+        // which the kernel has counted down `depth` already. What follows is behind the link, where
+        // we do not see.
         let link_ends = within && rest.is_empty();
         let has = |bit: u32| !within && self.flags & bit != 0;
         let intent = Intent {

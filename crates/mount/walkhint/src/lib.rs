@@ -2,24 +2,28 @@
 //!
 //! # The problem
 //!
-//! A program opens `/mnt/a/b/c/file`. The kernel walks that path component by component, and for each one it does not know it
-//! asks the FUSE server: LOOKUP of `a` in the root, LOOKUP of `b` in that, and so on, and at last OPEN. The server sees
-//! neither where the walk leads nor what for. If it has to ask other machines, that is a round trip per component.
+//! A program opens `/mnt/a/b/c/file`. The kernel walks that path component by component, and for
+//! each one it does not know it asks the FUSE server: LOOKUP of `a` in the root, LOOKUP of `b` in
+//! that, and so on, and at last OPEN. The server sees neither where the walk leads nor what for. If
+//! it has to ask other machines, that is a round trip per component.
 //!
-//! The kernel knows all of it at that moment. It keeps the state of the walk in a structure on the stack of the calling
-//! thread, `struct nameidata`: the directory it has reached, a pointer to the rest of the path text, and flags such as "not
-//! at the last component yet" and "to be opened". But the FUSE protocol does not carry it.
+//! The kernel knows all of it at that moment. It keeps the state of the walk in a structure on the
+//! stack of the calling thread, `struct nameidata`: the directory it has reached, a pointer to the
+//! rest of the path text, and flags such as "not at the last component yet" and "to be opened". But
+//! the FUSE protocol does not carry it.
 //!
 //! # The mechanism
 //!
-//! Linux lets privileged processes load small programs into the kernel that run at certain points: BPF. They are checked
-//! before they may run (by the *verifier*, which refuses a program unless it provably ends and touches no memory but
-//! its own), and compiled to machine code. One of those points is the *tracepoint* `fuse_request_send`, which a thread passes
-//! on its way to waiting for a FUSE answer.
+//! Linux lets privileged processes load small programs into the kernel that run at certain points:
+//! BPF. They are checked before they may run (by the *verifier*, which refuses a program unless it
+//! provably ends and touches no memory but its own), and compiled to machine code. One of those
+//! points is the *tracepoint* `fuse_request_send`, which a thread passes on its way to waiting for
+//! a FUSE answer.
 //!
-//! The program of this crate runs there. It sees the request, and the thread's `nameidata`, and copies the rest of the path,
-//! the flags and a little more into a *slot*: memory that kernel and server share (`slots.rs`). When the server gets
-//! the LOOKUP, the slot has been written; [`WalkHints::take`] reads it with plain loads and makes a [`Hint`] of it.
+//! The program of this crate runs there. It sees the request, and the thread's `nameidata`, and
+//! copies the rest of the path, the flags and a little more into a *slot*: memory that kernel and
+//! server share (`slots.rs`). When the server gets the LOOKUP, the slot has been written;
+//! [`WalkHints::take`] reads it with plain loads and makes a [`Hint`] of it.
 //!
 //! ```text
 //!   calling thread, in the kernel                            server
@@ -31,66 +35,77 @@
 //!                 slots[42 / 2 % 1024] ═══ shared memory ═══▶ Hint { follows, rest: "b/c/file", .. }
 //! ```
 //!
-//! There is no C compiler and no binary blob involved: the program is put together here, for the kernel that runs
-//! (`program.rs`, with `asm.rs`; `load.rs` gets it into the kernel), since structures differ from kernel to kernel. Where
-//! their members lie, the kernel tells itself (`btf.rs`). What the flag bits mean it does not tell, so that is measured
-//! (`calibrate.rs`).
+//! There is no C compiler and no binary blob involved: the program is put together here, for the
+//! kernel that runs (`program.rs`, with `asm.rs`; `load.rs` gets it into the kernel), since
+//! structures differ from kernel to kernel. Where their members lie, the kernel tells itself
+//! (`btf.rs`). What the flag bits mean it does not tell, so that is measured (`calibrate.rs`).
 //!
 //! # How to use it
 //!
-//! 1. [`WalkHints::load`] before the mount. An error ([`Unavailable`]) says why there will be no hints and what would help.
-//! 2. Mount and serve. For each LOOKUP ask [`WalkHints::probe`] first: while calibration runs, some names are its own.
+//! 1. [`WalkHints::load`] before the mount. An error ([`Unavailable`]) says why there will be no
+//!    hints and what would help.
+//! 2. Mount and serve. For each LOOKUP ask [`WalkHints::probe`] first: while calibration runs, some
+//!    names are its own.
 //! 3. [`WalkHints::calibrate`], from a thread that does not serve. From now on there are hints.
 //! 4. [`WalkHints::take`] once for every LOOKUP.
 //!
-//! The program belongs to the process: when the last [`WalkHints`] is dropped, or the process ends in whatever way, it is
-//! gone.
+//! The program belongs to the process: when the last [`WalkHints`] is dropped, or the process ends
+//! in whatever way, it is gone.
 //!
 //! # What a hint is worth
 //!
 //! A hint is certain or it is not there; nothing is guessed. It is `None` whenever
 //!
-//! - the LOOKUP is not part of a path walk: the last component of mkdir, mknod, symlink, unlink, rmdir, rename and of link's
-//!   new name, READDIRPLUS, NFS export, lookups by the kernel itself;
-//! - the walk is on another file system, as when an overlay lies on top of ours: the super block of the directory that the
-//!   walk has reached must be the mount's, that directory must have the node id of the request, and the walk must be at
-//!   the name of the request;
-//! - the slot holds another request: there are 1024, and a request that waits while others come may lose its slot. Request
-//!   number, opcode and node id are compared, and a slot that is being written is noticed;
+//! - the LOOKUP is not part of a path walk: the last component of mkdir, mknod, symlink, unlink,
+//!   rmdir, rename and of link's new name, READDIRPLUS, NFS export, lookups by the kernel itself;
+//! - the walk is on another file system, as when an overlay lies on top of ours: the super block of
+//!   the directory that the walk has reached must be the mount's, that directory must have the node
+//!   id of the request, and the walk must be at the name of the request;
+//! - the slot holds another request: there are 1024, and a request that waits while others come may
+//!   lose its slot. Request number, opcode and node id are compared, and a slot that is being
+//!   written is noticed;
 //! - the path is longer than PATH_MAX (only the kernel itself can make such);
-//! - the requests have no number yet when the program runs (before Linux 6.18), so that the slot is chosen by thread, and
-//!   the calling thread is not visible in the server's pid namespace (`fuse_in_header.pid` is 0).
+//! - the requests have no number yet when the program runs (before Linux 6.18), so that the slot is
+//!   chosen by thread, and the calling thread is not visible in the server's pid namespace
+//!   (`fuse_in_header.pid` is 0).
 //!
-//! Within the text of a symbolic link the kernel keeps what comes behind the link elsewhere; there [`Hint::complete`] is
-//! false. Intents are known at the last component only: that is when the kernel decides about them.
+//! Within the text of a symbolic link the kernel keeps what comes behind the link elsewhere; there
+//! [`Hint::complete`] is false. Intents are known at the last component only: that is when the
+//! kernel decides about them.
 //!
-//! Whoever calls is hinted alike: threads, containers (with the exception above), io_uring workers, which walk with a
-//! `nameidata` of their own. Only [`Hint::open_flags`] is special: the kernel has the flags of an open in a place that cannot
-//! be reached from outside, so they are read from the registers with which the thread entered the kernel, if that was a
-//! system call that opens; a worker thread's registers are not.
+//! Every caller gets hints alike: threads, containers (with the exception above), io_uring workers,
+//! which walk with a `nameidata` of their own. Only [`Hint::open_flags`] is special: the kernel has
+//! the flags of an open in a place that cannot be reached from outside, so they are read from the
+//! registers with which the thread entered the kernel, if that was a system call that opens; a
+//! worker thread's registers are not.
 //!
-//! Several mounts on a machine each have their program, and each records requests of its own connection only.
+//! Several mounts on a machine each have their program, and each records requests of its own
+//! connection only.
 //!
 //! # What it needs
 //!
-//! Linux 5.15 or later with BTF (`CONFIG_DEBUG_INFO_BTF`; distributions have it), x86-64 or arm64, and CAP_BPF with
-//! CAP_PERFMON, or CAP_SYS_ADMIN. The tracepoint is there since Linux 6.12; before, the program is attached to the entry of
-//! the function `fuse_simple_request`, which lockdown policies may forbid where they allow tracepoints. Lockdown in
-//! *confidentiality* mode forbids both. Memory: 4.3 MB for the slots.
+//! Linux 5.15 or later with BTF (`CONFIG_DEBUG_INFO_BTF`; distributions have it), x86-64 or arm64,
+//! and CAP_BPF with CAP_PERFMON, or CAP_SYS_ADMIN. The tracepoint is there since Linux 6.12;
+//! before, the program is attached to the entry of the function `fuse_simple_request`, which
+//! lockdown policies may forbid where they allow tracepoints. Lockdown in *confidentiality* mode
+//! forbids both. Memory: 4.3 MB for the slots.
 //!
 //! # Safety
 //!
-//! The program cannot crash or hang the kernel; that is the verifier's promise. Since Linux 6.18 it runs while the thread
-//! holds the spin lock of the mount's request queue, so its time there is bounded by the copy of one path. It changes nothing in the kernel but its
-//! slots. It reads memory of the calling thread's kernel stack and the path text, and puts parts of paths on our own
-//! mount where this process alone can read them; the server is told these names anyway.
+//! The program cannot crash or hang the kernel; that is the verifier's promise. Since Linux 6.18 it
+//! runs while the thread holds the spin lock of the mount's request queue, so its time there is
+//! bounded by the copy of one path. It changes nothing in the kernel but its slots. It reads memory
+//! of the calling thread's kernel stack and the path text, and puts parts of paths on our own mount
+//! where this process alone can read them; the server is told these names anyway.
 //!
-//! What the slots hold is not trusted: lengths are checked, text need not be UTF-8, and contradictions mean no hint.
+//! What the slots hold is not trusted: lengths are checked, text need not be UTF-8, and
+//! contradictions mean no hint.
 //!
 //! # What it costs
 //!
-//! `cargo run --release -p kestrel-walkhint --example cost` measures it. On Linux 6.18, 2 virtual processors, busy with other
-//! work, the kernel's own count of the program's time (which adds some 50 ns to each run):
+//! `cargo run --release -p kestrel-walkhint --example cost` measures it. On Linux 6.18, 2 virtual
+//! processors, busy with other work, the kernel's own count of the program's time (which adds some
+//! 50 ns to each run):
 //!
 //! | | |
 //! | --- | --- |
@@ -145,8 +160,9 @@ pub struct Figures {
 }
 
 impl WalkHints {
-    /// Loads the program, at the tracepoint or else at the function. To be called before the mount, so that it is known
-    /// early whether there will be hints; takes 10 to 25 ms, most of it for reading BTF.
+    /// Loads the program, at the tracepoint or else at the function. To be called before the mount,
+    /// so that it is known early whether there will be hints; takes 10 to 25 ms, most of it for
+    /// reading BTF.
     pub fn load() -> Result<Arc<WalkHints>, Unavailable> {
         WalkHints::load_by(Attach::Tracepoint).or_else(|first| {
             // Not permitted here is not permitted there, and the first answer is the better one.
@@ -164,7 +180,8 @@ impl WalkHints {
         WalkHints::with(Program::load(attach, true)?)
     }
 
-    /// As at the tracepoint of kernels before 6.18, where requests have no number yet: for tests of that.
+    /// As at the tracepoint of kernels before 6.18, where requests have no number yet: for tests of
+    /// that.
     #[doc(hidden)]
     pub fn load_unnumbered() -> Result<Arc<WalkHints>, Unavailable> {
         WalkHints::with(Program::load(Attach::Tracepoint, false)?)
@@ -175,10 +192,11 @@ impl WalkHints {
         Ok(Arc::new(WalkHints { program, probes: Probes::new(random), flags: OnceLock::new() }))
     }
 
-    /// Starts recording for the mount whose root directory `root` is, and measures what the flags of a walk mean, by some
-    /// walks on it. The mount must be serving, with [`probe`](WalkHints::probe) asked for each LOOKUP and
-    /// [`is_probe`](WalkHints::is_probe) for other requests by name; the calling thread must not be one that serves.
-    /// Takes about a millisecond, 5 s at most. After an error there will be no hints.
+    /// Starts recording for the mount that has `root` as root directory, and measures what the
+    /// flags of a walk mean, by some walks on it. The mount must be serving, with
+    /// [`probe`](WalkHints::probe) asked for each LOOKUP and [`is_probe`](WalkHints::is_probe) for
+    /// other requests by name; the calling thread must not be one that serves. Takes about a
+    /// millisecond, 5 s at most. After an error there will be no hints.
     pub fn calibrate(&self, root: &Path) -> Result<(), Unavailable> {
         let failed = |e| Unavailable::call(format!("cannot measure walk flags in {}", root.display()), e);
         let directory: OwnedFd = OpenOptions::new()
@@ -204,7 +222,8 @@ impl WalkHints {
         }
     }
 
-    /// The errno with which to answer the LOOKUP of a name that is a calibration's; `None` for all others.
+    /// The errno with which to answer the LOOKUP of a name that is a calibration's; `None` for all
+    /// others.
     pub fn probe(&self, lookup: &Lookup, name: &[u8]) -> Option<i32> {
         if !self.is_probe(name) {
             return None;
@@ -217,7 +236,8 @@ impl WalkHints {
         answer.or_else(|| self.probes.answer(name, None))
     }
 
-    /// The name is a calibration's: requests other than LOOKUP that create it are to be answered EPERM.
+    /// The name is a calibration's: requests other than LOOKUP that create it are to be answered
+    /// EPERM.
     pub fn is_probe(&self, name: &[u8]) -> bool {
         self.flags.get().is_none() && self.probes.is_name(name)
     }

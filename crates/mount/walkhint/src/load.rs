@@ -49,8 +49,9 @@ pub struct Program {
     control: Mapping,
     /// Keeps the memory of `slots`.
     _slots: Mapping,
-    /// The attachment would do, since it holds the program, and the program its maps. But what the kernel counts of a
-    /// program's runs can be read only where there is a descriptor of it (`/proc/self/fdinfo`).
+    /// The attachment would do, since it holds the program, and the program its maps. But what the
+    /// kernel counts of a program's runs can be read only where there is a descriptor of it
+    /// (`/proc/self/fdinfo`).
     _program: OwnedFd,
     _link: OwnedFd,
 }
@@ -58,7 +59,8 @@ pub struct Program {
 impl Program {
     /// Loads and attaches it. `numbered` as for [`Entry::Tracepoint`].
     pub fn load(attach: Attach, numbered: bool) -> Result<Program, Unavailable> {
-        // Where FUSE is a module, this loads it: before, there is neither its BTF nor its tracepoint.
+        // Where FUSE is a module, this loads it: before, there is neither its BTF nor its
+        // tracepoint.
         drop(fs::File::open("/dev/fuse"));
         let kernel = fs::read(KERNEL_BTF).map_err(|e| {
             Unavailable::call(format!("cannot read {KERNEL_BTF}"), e)
@@ -105,7 +107,8 @@ impl Program {
             Mapping::new(slots_map.as_raw_fd(), SLOTS as usize * RECORD_BYTES, false).map_err(cannot_map)?;
         let control =
             Mapping::new(control_map.as_raw_fd(), size_of::<Control>(), true).map_err(cannot_map)?;
-        // SAFETY: a mapping starts at a page and is as long as asked for; `Program` keeps it as long as the slots.
+        // SAFETY: a mapping starts at a page and is as long as asked for; `Program` keeps it as
+        // long as the slots.
         let slots = unsafe { Slots::new(memory.base()) };
         Ok(Program { attach, slots, control, _slots: memory, _program: program, _link: link })
     }
@@ -133,8 +136,8 @@ impl Program {
     }
 
     fn control_word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `offset` is that of a u64 in `Control`, which lies at the start of the page that `control` maps; the
-        // kernel accesses it atomically too.
+        // SAFETY: `offset` is that of a u64 in `Control`, which lies at the start of the page that
+        // `control` maps; the kernel accesses it atomically too.
         unsafe { &*self.control.base().add(offset).cast::<AtomicU64>() }
     }
 }

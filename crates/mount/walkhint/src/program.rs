@@ -1,7 +1,8 @@
 //! The program that runs in the kernel, instruction by instruction.
 //!
-//! It runs whenever a FUSE request is sent, by whatever mount of the machine, in the thread that waits for the answer, and
-//! before the server can see the request. What it does, as C would put it:
+//! It runs whenever a FUSE request is sent, by whatever mount of the machine, in the thread that
+//! waits for the answer, and before the server can see the request. What it does, as C would put
+//! it:
 //!
 //! ```c
 //! if (req->in.h.opcode != FUSE_LOOKUP)             return;   // most requests end here
@@ -23,26 +24,30 @@
 //! slot->sequence++;                                          // even: at rest
 //! ```
 //!
-//! The walk's *name* is compared by the reader, who has the request's.
+//! The walk's *name* is compared by the reader, which has the request's name.
 //!
-//! `current->nameidata` is the innermost walk of the thread: a walk that begins within another one (an overlay that looks
-//! into its layers) takes its place and puts it back at the end, and when the last one has ended it is null. So it never
-//! points to a walk that is over; whether the one it points to is at the name of this request is what the comparisons say.
+//! `current->nameidata` is the innermost walk of the thread: a walk that begins within another one
+//! (an overlay that looks into its layers) takes its place and puts it back at the end, and when
+//! the last one has ended it is null. So it never points to a walk that is over; whether the one it
+//! points to is at the name of this request is what the comparisons say.
 //!
 //! # Why it can do no harm
 //!
-//! It only reads the kernel's memory, through a helper that survives bad addresses, and writes only its two maps. The
-//! verifier proves that and that it ends; it has no loop. It runs half a microsecond in a LOOKUP of our mount and less than
-//! 0.1 µs in other FUSE requests. It goes away when the process that loaded it does, however that ends.
+//! It only reads the kernel's memory, through a helper that survives bad addresses, and writes only
+//! its two maps. The verifier proves that and that it ends; it has no loop. It runs half a
+//! microsecond in a LOOKUP of our mount and less than 0.1 µs in other FUSE requests. It goes away
+//! when the process that loaded it does, however that ends.
 //!
 //! # Two places to run at
 //!
-//! The tracepoint `fuse_request_send` (Linux 6.12) hands over the `struct fuse_req`. Before Linux 6.18 it fires before the
-//! request has its number (`unique` is 0): then the slot is chosen by the thread id that the header carries.
+//! The tracepoint `fuse_request_send` (Linux 6.12) hands over the `struct fuse_req`. Before Linux
+//! 6.18 it fires before the request has its number (`unique` is 0): then the slot is chosen by the
+//! thread id that the header carries.
 //!
-//! Kernels without the tracepoint call `fuse_simple_request(fuse_mount, fuse_args)` for every LOOKUP, and a program can be
-//! attached to the entry of a function (fentry). There is no header yet; the thread id that it will carry, which is that
-//! of the connection's pid namespace, is worked out as the kernel does it.
+//! Kernels without the tracepoint call `fuse_simple_request(fuse_mount, fuse_args)` for every
+//! LOOKUP, and a program can be attached to the entry of a function (fentry). There is no header
+//! yet; the thread id that it will carry, which is that of the connection's pid namespace, is
+//! worked out as the kernel does it.
 
 use crate::asm::{Assembler, Error, Helper, If, Label, Reg, Width};
 use crate::slots::{OPCODE_LOOKUP, Record, SLOTS, STATE_OTHER, STATE_WALK, TEXT_BYTES};
@@ -57,10 +62,12 @@ pub use layout::{Layout, Span};
 pub enum Entry {
     /// Raw tracepoint `fuse_request_send(fuse_req)`.
     Tracepoint {
-        /// Use the request's number where there is one. Without, it is as on kernels that have none here: for tests.
+        /// Use the request's number where there is one. Without, it is as on kernels that have none
+        /// here: for tests.
         numbered: bool,
     },
-    /// Entry of a function whose argument number `mount` is the `fuse_mount`, and the next one the `fuse_args`.
+    /// Entry of a function: its argument number `mount` is the `fuse_mount`, and the next one the
+    /// `fuse_args`.
     Function {
         /// Counted from 0.
         mount: u8,
@@ -83,7 +90,8 @@ macro_rules! slot {
     };
 }
 
-// The stack, downwards from its top. `struct fuse_in_header` is part of the FUSE protocol and so the same everywhere.
+// The stack, downwards from its top. `struct fuse_in_header` is part of the FUSE protocol and so
+// the same everywhere.
 const HEADER: i16 = -40;
 const HEADER_OPCODE: i16 = HEADER + 4;
 const HEADER_UNIQUE: i16 = HEADER + 8;
@@ -99,7 +107,8 @@ const SEQUENCE: i16 = -64;
 /// Copy of a part of a structure.
 const COPY: i16 = SEQUENCE - SPAN_BYTES_MAX as i16;
 
-/// Registers that survive calls, by what they hold: first the mount, later its super block; the walk, later its text.
+/// Registers that survive calls, by what they hold: first the mount, later its super block; the
+/// walk, later its text.
 const WALK: Reg = Reg::R6;
 const TEXT: Reg = Reg::R6;
 const MOUNT: Reg = Reg::R7;
@@ -172,7 +181,8 @@ impl Writer<'_> {
         self.asm.load(Width::Word, dst, Reg::Stack, SCRATCH);
     }
 
-    /// Copies a part of the structure at `base` to the stack, where [`Writer::copied`] finds its members.
+    /// Copies a part of the structure at `base` to the stack, where [`Writer::copied`] finds its
+    /// members.
     fn copy(&mut self, base: Reg, span: Span) {
         self.read(Reg::Stack, COPY, span.bytes, base, span.start);
     }
@@ -208,7 +218,8 @@ impl Writer<'_> {
         self.asm.jump_if(Reg::R1, If::NotEqual, OPCODE_LOOKUP as i32, self.end);
     }
 
-    /// Goes on for our connection only. Leaves the `fuse_conn` in OBJECT, and the super block where the mount was.
+    /// Goes on for our connection only. Leaves the `fuse_conn` in OBJECT, and the super block where
+    /// the mount was.
     fn only_our_mount(&mut self) {
         let mount = self.layout.mount;
         self.copy(MOUNT, mount);
@@ -221,8 +232,9 @@ impl Writer<'_> {
         self.asm.jump_if_reg(Reg::R1, If::NotEqual, Reg::R2, self.end);
     }
 
-    /// The header's thread id as `pid_nr_ns(task_pid(current), fc->pid_ns)` works it out: a thread has a number in each
-    /// pid namespace from the initial one (level 0) down to its own. None in ours: no way to find the slot again.
+    /// The header's thread id as `pid_nr_ns(task_pid(current), fc->pid_ns)` works it out: a thread
+    /// has a number in each pid namespace from the initial one (level 0) down to its own. None in
+    /// ours: no way to find the slot again.
     fn thread_id(&mut self) {
         let Layout { pid_numbers, upid_ns, upid_nr, upid_bytes, .. } = *self.layout;
         let (namespace, level) = (Reg::R6, Reg::R8);
@@ -239,8 +251,8 @@ impl Writer<'_> {
         self.read(Reg::Stack, HEADER_TID, 4, OBJECT, pid_numbers + upid_nr);
     }
 
-    /// Finds the slot and makes its sequence number odd; the label that is returned is where to go when somebody else
-    /// has it.
+    /// Finds the slot and makes its sequence number odd; the label that is returned is where to go
+    /// when somebody else has it.
     fn take_slot(&mut self) -> Label {
         let (by_thread, chosen, busy) = (self.asm.label(), self.asm.label(), self.asm.label());
         let asm = &mut self.asm;
@@ -274,7 +286,8 @@ impl Writer<'_> {
         busy
     }
 
-    /// Makes the sequence number even again; everything written before is visible to whoever sees it.
+    /// Makes the sequence number even again; everything written before is visible to a reader that
+    /// sees it.
     fn release_slot(&mut self) {
         self.asm.load(Width::Double, Reg::R1, Reg::Stack, SEQUENCE);
         self.asm.add(Reg::R1, 2);
@@ -328,7 +341,8 @@ impl Writer<'_> {
             self.asm.load(Width::Double, Reg::R1, registers, from);
             self.asm.store(Width::Double, SLOT, slot!(args) + number * 8, Reg::R1);
         }
-        // openat2 has its flags in memory of the caller: the first word of what the third argument points to.
+        // openat2 has its flags in memory of the caller: the first word of what the third argument
+        // points to.
         let number = self.asm.label();
         self.asm.jump_if(OBJECT, If::NotEqual, libc::SYS_openat2 as i32, number);
         self.asm.mov(Reg::R3, Reg::R1);
@@ -343,11 +357,13 @@ impl Writer<'_> {
         self.asm.place(done);
     }
 
-    /// The walk that this thread is in, if it is on our mount and in the directory of the request; else goes to `other`.
+    /// The walk that this thread is in, if it is on our mount and in the directory of the request;
+    /// else goes to `other`.
     fn record_walk(&mut self, other: Label) {
         let layout = self.layout;
         self.asm.call(Helper::CurrentTask);
-        // The one pointer that the verifier knows the type of, so that members can be loaded directly.
+        // The one pointer that the verifier knows the type of, so that members can be loaded
+        // directly.
         self.asm.load(Width::Double, WALK, Reg::R0, layout.task_nameidata);
         self.asm.jump_if(WALK, If::Equal, 0, other);
 

@@ -1,33 +1,37 @@
 //! Hint slots: memory that the program in the kernel writes and the server reads.
 //!
-//! A BPF array map can be mapped into the process that made it, so reading a hint costs loads, no system call. The array
-//! has [`SLOTS`] slots of one [`Record`] each; a request's number chooses the slot (`index`). Two requests may share one,
-//! so a slot says which request it is about, and whoever reads compares.
+//! A BPF array map can be mapped into the process that made it, so reading a hint costs loads, no
+//! system call. The array has [`SLOTS`] slots of one [`Record`] each; a request's number chooses
+//! the slot (`index`). Two requests may share one, so a slot says which request it is about, and
+//! the reader compares.
 //!
-//! # Who may touch a slot when
+//! # Access to a slot
 //!
-//! Each slot has a sequence number, even at rest. A writer makes it odd with a compare-and-exchange, so there is one at a
-//! time: a second one goes away without writing. When it has written everything it makes the number even again with an
-//! exchange, which is a full barrier. A reader copies the record between two loads of the number and throws the copy away
-//! unless both are the same and even. So it sees one write as a whole, or nothing; never waits; and the writer never
-//! waits for it. The number has 64 bits and does not come round.
+//! Each slot has a sequence number, even at rest. A writer makes it odd with a
+//! compare-and-exchange, so there is one at a time: a second one goes away without writing. When it
+//! has written everything it makes the number even again with an exchange, which is a full barrier.
+//! A reader copies the record between two loads of the number and throws the copy away unless both
+//! are the same and even. So it sees one write as a whole, or nothing; never waits; and the writer
+//! never waits for it. The number has 64 bits and does not come round.
 //!
-//! Where the kernel does not yet tell a request's number, the slot is chosen by the thread's, and a record can be read
-//! once. Therefore every LOOKUP has to be looked up here, whether its hint is wanted or not.
+//! Where the kernel does not yet tell a request's number, the slot is chosen by the thread's, and a
+//! record can be read once. Therefore every LOOKUP has to be looked up here, whether its hint is
+//! wanted or not.
 //!
-//! The kernel writes a slot before it hands the request to the server, so a record that is there is complete when the
-//! request arrives; a slot that is being written then is being written for another request.
+//! The kernel writes a slot before it hands the request to the server, so a record that is there is
+//! complete when the request arrives; a slot that is being written then is being written for
+//! another request.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::hint::{Call, Lookup, Walk};
 
-/// Slots; a power of two. Request numbers go up by 2, so slots are shared by lookups that are 1024 requests apart and
-/// both waiting.
+/// Slots; a power of two. Request numbers go up by 2, so slots are shared by lookups that are 1024
+/// requests apart and both waiting.
 pub const SLOTS: u32 = 1024;
 
-/// Bytes of path text in a slot. PATH_MAX (4096, the NUL included) always fits, and a text that fills the slot is known to
-/// be cut off.
+/// Bytes of path text in a slot. PATH_MAX (4096, the NUL included) always fits, and a text that
+/// fills the slot is known to be cut off.
 pub const TEXT_BYTES: usize = 4096 + 8;
 
 /// `Record::state`: the walk is recorded.
@@ -40,7 +44,8 @@ pub const STATE_OTHER: u32 = 2;
 pub struct Record {
     /// Even: at rest. Odd: being written.
     pub sequence: AtomicU64,
-    /// Header of the request: `unique` (0 where the kernel assigns it too late), `nodeid`, `pid`, `opcode`.
+    /// Header of the request: `unique` (0 where the kernel assigns it too late), `nodeid`, `pid`,
+    /// `opcode`.
     pub unique: u64,
     #[allow(missing_docs)]
     pub nodeid: u64,
@@ -48,7 +53,8 @@ pub struct Record {
     pub tid: u32,
     #[allow(missing_docs)]
     pub opcode: u32,
-    /// [`STATE_WALK`] or [`STATE_OTHER`]; with the latter only the system call below means something.
+    /// [`STATE_WALK`] or [`STATE_OTHER`]; with the latter only the system call below means
+    /// something.
     pub state: u32,
     /// `nameidata.flags`.
     pub flags: u32,
@@ -56,7 +62,8 @@ pub struct Record {
     pub depth: u32,
     /// `nameidata.last.len`.
     pub component_bytes: u32,
-    /// Bytes of `text` with its NUL; as the kernel's copy function returned it, so 0 or less for an error.
+    /// Bytes of `text` with its NUL; as the kernel's copy function returned it, so 0 or less for an
+    /// error.
     pub text_bytes: i32,
     /// Thread id in the initial pid namespace.
     pub caller: u32,
@@ -74,7 +81,8 @@ pub const RECORD_BYTES: usize = size_of::<Record>();
 /// Bytes of a record without the text.
 const HEAD_BYTES: usize = std::mem::offset_of!(Record, text);
 
-// The kernel rounds values up to 8 bytes; ours is a multiple, so that slots lie one behind the other.
+// The kernel rounds values up to 8 bytes; ours is a multiple, so that slots lie one behind the
+// other.
 const _: () = assert!(RECORD_BYTES.is_multiple_of(8) && SLOTS.is_power_of_two());
 
 /// The slot of a request.
@@ -110,7 +118,8 @@ pub struct Copy {
 pub const OPCODE_LOOKUP: u32 = 1;
 
 impl Head {
-    /// It is about that request. Without the request's number the thread must do: it waits for one request at a time.
+    /// It is about that request. Without the request's number the thread must do: it waits for one
+    /// request at a time.
     fn is_about(&self, lookup: &Lookup) -> bool {
         let same = if self.unique != 0 {
             self.unique == lookup.unique
@@ -151,12 +160,13 @@ impl Copy {
 /// The slots, wherever they lie.
 pub struct Slots {
     base: *const u8,
-    /// For each slot the sequence number of the record that was read last, if that had no request number.
+    /// For each slot the sequence number of the record that was read last, if that had no request
+    /// number.
     taken: Box<[AtomicU64]>,
 }
 
-// SAFETY: the memory is read with volatile and atomic loads only; what other threads or the kernel write meanwhile is
-// detected by the sequence number.
+// SAFETY: the memory is read with volatile and atomic loads only; what other threads or the kernel
+// write meanwhile is detected by the sequence number.
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
@@ -166,7 +176,8 @@ impl Slots {
     ///
     /// # Safety
     ///
-    /// `base` must be aligned to 8 bytes and readable for [`SLOTS`] × [`RECORD_BYTES`] bytes as long as the value lives.
+    /// `base` must be aligned to 8 bytes and readable for [`SLOTS`] × [`RECORD_BYTES`] bytes as
+    /// long as the value lives.
     pub unsafe fn new(base: *const u8) -> Slots {
         Slots { base, taken: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -183,8 +194,8 @@ impl Slots {
     fn copy(&self, index: usize, lookup: &Lookup) -> Option<Copy> {
         // SAFETY: `index` is less than SLOTS.
         let slot = unsafe { self.base.add(index * RECORD_BYTES) };
-        // SAFETY: the slot starts with its sequence number, aligned to 8 as the slot is, and readable; the kernel writes
-        // it with atomic instructions only.
+        // SAFETY: the slot starts with its sequence number, aligned to 8 as the slot is, and
+        // readable; the kernel writes it with atomic instructions only.
         let sequence = unsafe { &*slot.cast::<AtomicU64>() };
         let before = sequence.load(Ordering::Acquire);
         if before % 2 != 0 {
@@ -202,8 +213,8 @@ impl Slots {
         if sequence.load(Ordering::Relaxed) != before {
             return None;
         }
-        // Without a request number, what a thread left behind looks like what it leaves now, if the program did not get
-        // to record that. So a record is good for one lookup.
+        // Without a request number, what a thread left behind looks like what it leaves now, if the
+        // program did not get to record that. So a record is good for one lookup.
         if copy.head.unique == 0 && self.taken[index].swap(before, Ordering::Relaxed) == before {
             return None;
         }
@@ -220,7 +231,8 @@ unsafe fn copy_head(slot: *const u8) -> Head {
     let record = slot.cast::<Record>();
     macro_rules! get {
         ($field:ident) => {
-            // SAFETY: within the slot and aligned, as the caller promises; volatile, since the kernel may write it now.
+            // SAFETY: within the slot and aligned, as the caller promises; volatile, since the
+            // kernel may write it now.
             unsafe { (&raw const (*record).$field).read_volatile() }
         };
     }

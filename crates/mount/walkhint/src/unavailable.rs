@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io;
 
-/// There can be no walk hints here; the mount does without them. [`Display`](fmt::Display) says what failed, why, and
-/// what would help, in one line for a log or a status.
+/// There can be no walk hints here; the mount does without them. [`Display`](fmt::Display) says
+/// what failed, why, and what would help, in one line for a log or a status.
 #[derive(Debug)]
 pub struct Unavailable {
     what: String,

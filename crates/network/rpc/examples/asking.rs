@@ -1,8 +1,10 @@
-//! What a look-up on a deep path costs a client's threads, without sockets and without a node: calls are put into a link and encoded,
-//! their answers cut out of a stream, decoded and given to whoever asked, 256 at a time. One thread, so instructions repeat:
+//! What a look-up on a deep path costs a client's threads, without sockets and without a node:
+//! calls are put into a link and encoded, their answers cut out of a stream, decoded and given to
+//! the callers, 256 at a time. One thread, so instructions repeat:
 //!
-//! `valgrind --tool=callgrind target/release/examples/asking [ROUNDS]` answers so many rounds of 256 calls; with 0 rounds nothing is asked,
-//! whose share is to be subtracted, and so is `Node::hear`, the other side. Prints nanoseconds a call.
+//! `valgrind --tool=callgrind target/release/examples/asking [ROUNDS]` answers so many rounds of
+//! 256 calls; with 0 rounds nothing is asked; that share is to be subtracted, and so is
+//! `Node::hear`, the other side. Prints nanoseconds a call.
 
 use std::time::{Duration, Instant};
 

@@ -1,13 +1,14 @@
-//! The physical limit of what a client and a metadata node on this machine can say to each other: the frames of a stat, answered by
-//! a server that does nothing.
+//! The physical limit of what a client and a metadata node on this machine can say to each other:
+//! the frames of a stat, answered by a server that does nothing.
 //!
 //! - `raw`: both sides by hand, blocking sockets, prepared bytes, no decoding: what the sockets alone can do;
 //! - `link`: [`kestrel_rpc::client::Remote`] and [`kestrel_rpc::server`], everything but a node: encoding, numbering, decoding,
 //!   completions;
 //! - `threads`: the same, with blocking callers instead of callbacks.
 //!
-//! `cargo run --release -p kestrel-rpc --example echo -- [SECONDS]` prints one JSON object a line: way, requests in flight, requests
-//! per second, CPU microseconds per request (both sides together), writes per request of both sides.
+//! `cargo run --release -p kestrel-rpc --example echo -- [SECONDS]` prints one JSON object a line:
+//! way, requests in flight, requests per second, CPU microseconds per request (both sides
+//! together), writes per request of both sides.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,17 +1,21 @@
-//! Load on a real server, or the metadata nodes of a cluster, by a native client: what one connection to each with whole paths gets
-//! out of them. Requests go to the node that leads them.
+//! Load on a real server, or the metadata nodes of a cluster, by a native client: what one
+//! connection to each with whole paths gets out of them. Requests go to the node that leads them.
 //!
-//! Each way keeps a number of calls in flight, each asked by the completion of the one before. Requests that went over the wire are
-//! counted, so that "one request an operation, however deep the path" is a measured figure. Directories lie five levels deep;
-//! each has as many files as were created in it. Calls for existing files take them in turn, so all of them are touched.
+//! Each way keeps a number of calls in flight, each asked by the completion of the one before.
+//! Requests that went over the wire are counted, so that "one request an operation, however deep
+//! the path" is a measured figure. Directories lie five levels deep; each has as many files as were
+//! created in it. Calls for existing files take them in turn, so all of them are touched.
 //!
-//! `cargo run --release -p kestrel-rpc --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [WHAT] [BURST]`
-//! prints one JSON object a line: operation, calls in flight, operations per second, requests per operation, messages between nodes per
-//! operation and the writes they left with, failures, CPU microseconds of the client per operation, latency. With one directory all creates go into the same; the
-//! default is 64. WHAT: `files` (default), what concerns one node; `changes`, what may concern several: directories stat'ed, changed,
-//! renamed and removed, files renamed and linked; or `threads`, files created and stat'ed by as many blocking threads. BURST calls one
-//! after the other are for the same directory (1 by default; stats are in the order of the creates if it is given). A VOLUME that ends in
-//! `?ca=sha256:…` is asked over TLS.
+//! `cargo run --release -p kestrel-rpc --example netload -- HOST:PORT VOLUME [SECONDS]
+//! [DIRECTORIES] [IN-FLIGHT,…] [WHAT] [BURST]` prints one JSON object a line: operation, calls in
+//! flight, operations per second, requests per operation, messages between nodes per operation and
+//! the writes they left with, failures, CPU microseconds of the client per operation, latency. With
+//! one directory all creates go into the same; the default is 64. WHAT: `files` (default), what
+//! concerns one node; `changes`, what may concern several: directories stat'ed, changed, renamed
+//! and removed, files renamed and linked; or `threads`, files created and stat'ed by as many
+//! blocking threads. BURST calls one after the other are for the same directory (1 by default;
+//! stats are in the order of the creates if it is given). A VOLUME that ends in `?ca=sha256:…` is
+//! asked over TLS.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -99,7 +103,8 @@ impl Nodes {
         Ok(Self { placement: Some(placement), remotes })
     }
 
-    /// The connection for a request: to whoever leads it, or, for what is open, where it was opened.
+    /// The connection for a request: to the node that leads it, or, for what is open, where it was
+    /// opened.
     fn of(&self, op: &Op, opened_at: usize) -> usize {
         let leader = self.placement.as_ref().and_then(|placement| Some((placement, placement.leader(op)?)));
         leader.map_or(opened_at, |(placement, leader)| {
@@ -112,7 +117,8 @@ impl Nodes {
         self.remotes.iter().map(|remote| remote.stats().sent).sum()
     }
 
-    /// What nodes have said to each other so far. (The question makes them say a few things themselves.)
+    /// What nodes have said to each other so far. (The question makes them say a few things
+    /// themselves.)
     fn said(&self) -> Said {
         let mut said = Said::default();
         for remote in &self.remotes {
@@ -308,7 +314,7 @@ struct Run {
     latencies: Mutex<Vec<u32>>,
 }
 
-/// Who asks.
+/// The caller.
 #[derive(PartialEq)]
 enum Callers {
     /// The completion of the call before.

@@ -10,8 +10,8 @@ pub const PAUSE_MAX: Nanos = 5 * SECOND;
 
 /// Decides how long to wait after failures in a row.
 ///
-/// A pause is drawn evenly from the upper half of its range ("equal jitter"): clients that lost the same node do not come back
-/// all at once, and none comes back at once.
+/// A pause is drawn evenly from the upper half of its range ("equal jitter"): clients that lost the
+/// same node do not come back all at once, and none comes back at once.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     state: u64,

@@ -1,18 +1,22 @@
 //! A client's connection to a metadata node, shared by all its threads: a [`Link`] on real sockets.
 //!
-//! **Sending.** The thread that asks also writes: it puts the call into the link's output and, if no other thread is writing,
-//! writes what is there until nothing is left (combining). What is asked from within completions leaves with one write for every
-//! few of them, so that the node works on it while the rest of what a read brought is completed here.
+//! **Sending.** The thread that asks also writes: it puts the call into the link's output and, if
+//! no other thread is writing, writes what is there until nothing is left (combining). What is
+//! asked from within completions leaves with one write for every few of them, so that the node
+//! works on it while the rest of what a read brought is completed here.
 //!
-//! **Receiving.** One thread reads, decodes, and runs the completions of everything that one read brought; another one looks at
-//! deadlines and sends pings. Completions run on either, one at a time on each; they may ask for more, but must not wait.
+//! **Receiving.** One thread reads, decodes, and runs the completions of everything that one read
+//! brought; another one looks at deadlines and sends pings. Completions run on either, one at a
+//! time on each; they may ask for more, but must not wait.
 //!
-//! **Outages.** The reading thread reconnects, with exponential backoff and jitter, to the addresses in turn, for ever. Calls wait
-//! meanwhile, each until its own deadline. The [`Holder`] is told at the beginning and the end.
+//! **Outages.** The reading thread reconnects, with exponential backoff and jitter, to the
+//! addresses in turn, for ever. Calls wait meanwhile, each until its own deadline. The [`Holder`]
+//! is told at the beginning and the end.
 //!
-//! **The reader never blocks in a write.** A node that has answers we did not take stops reading us, so a reader that waits for
-//! room to write would wait for itself; nor may a reader wait for room on another connection, whose reader may wait for room on
-//! its own. What it cannot write there is left to the other connection's ticker.
+//! **The reader never blocks in a write.** A node that has answers we did not take stops reading
+//! us, so a reader that waits for room to write would wait for itself; nor may a reader wait for
+//! room on another connection: the reader there may wait for room on its own. What it cannot write
+//! there is left to the other connection's ticker.
 
 mod admin;
 mod deferred;
@@ -57,8 +61,9 @@ pub use duty::ask_for_others;
 pub use sink::{Done, DoneOrBack, LockDone};
 pub use stats::RemoteStats;
 
-/// After so many completions what they have asked is written. With all of a read at once, a client whose completions ask and its node
-/// take turns, and one of them always waits; with a few at a time writing costs more than is won.
+/// After so many completions what they have asked is written. With all of a read at once, a client
+/// with completions that ask and its node take turns, and one of them always waits; with a few at a
+/// time writing costs more than is won.
 const WRITE_EVERY: usize = 32;
 
 /// Time between two questions where a node is that does not answer.
@@ -75,30 +80,33 @@ pub struct RemoteConfig {
     pub who: String,
     /// How long a call waits for its answer, whatever happens; at most [`DEADLINE_MAX`].
     pub deadline: Duration,
-    /// Which connections are encrypted, and whom to take for the node.
+    /// Which connections are encrypted, and how the node is recognized.
     pub tls: ClientTls,
     /// What is shown to a node that asks for it.
     pub token: Option<Arc<Token>>,
 }
 
-/// What holds the state that the session stands for: open files, locks, objects. Called on the reading thread, but for
-/// [`Holder::oldest_open_object`] and [`Holder::overdue`]; must not wait for the node.
+/// What holds the state that the session stands for: open files, locks, objects. Called on the
+/// reading thread, but for [`Holder::oldest_open_object`] and [`Holder::overdue`]; must not wait
+/// for the node.
 pub trait Holder: Send + Sync {
-    /// The node answers, before anything else is sent to it. An error (it is not the volume that was mounted) closes the connection;
-    /// it is tried again.
+    /// The node answers, before anything else is sent to it. An error (it is not the volume that
+    /// was mounted) closes the connection; it is tried again.
     fn welcomed(&self, welcome: &Welcome) -> Result<(), String>;
 
-    /// The node has lost the session: what is held of it, in parts. All answers of earlier connections have been delivered.
+    /// The node has lost the session: what is held of it, in parts. All answers of earlier
+    /// connections have been delivered.
     fn reclaim(&self, lost: SessionState) -> Vec<Reclaim>;
 
     /// What the node says to that, part by part; the session goes on.
     fn reclaimed(&self, replies: Vec<ReclaimReply>, lost: SessionState);
 
-    /// Objects below this number that this client allocated are referenced or abandoned; `u64::MAX` if it has none open.
+    /// Objects below this number that this client allocated are referenced or abandoned; `u64::MAX`
+    /// if it has none open.
     fn oldest_open_object(&self) -> u64;
 
-    /// The node may have ended the session by now: nothing that was sent within the last lease has been answered. Called again and
-    /// again while that is so, on the thread that knows the time.
+    /// The node may have ended the session by now: nothing that was sent within the last lease has
+    /// been answered. Called again and again while that is so, on the thread that knows the time.
     fn overdue(&self) {}
 
     /// The node does not answer: once an outage, when the first attempt to come back has failed.
@@ -107,7 +115,8 @@ pub trait Holder: Send + Sync {
     /// The outage is over.
     fn restored(&self, after: Duration);
 
-    /// The node has mentioned a version of the table of placement that is newer than all it mentioned before.
+    /// The node has mentioned a version of the table of placement that is newer than all it
+    /// mentioned before.
     fn newer_table(&self, _version: u64) {}
 }
 
@@ -151,7 +160,8 @@ fn count(counter: &AtomicU64, by: usize) {
 /// What came of the first attempts to connect.
 enum Start {
     Waiting {
-        /// What came of the last attempts: by address, and under none where nobody could be connected to.
+        /// What came of the last attempts: by address, and under none where nobody could be
+        /// connected to.
         tried: BTreeMap<Option<String>, String>,
         /// Somebody has been there, at one address or another.
         reached: bool,
@@ -175,7 +185,7 @@ fn for_so_long(waited: Duration) -> String {
 }
 
 /// Longest time, beyond that for the first contact, in which a first attempt is let come to its
-/// end: whoever does not refuse a connection may be slow to take it.
+/// end: a server that does not refuse a connection may be slow to take it.
 const FIRST_ATTEMPT_MAX: Duration = dial::CONNECT_MAX;
 
 /// From the first connection to the last.
@@ -263,7 +273,7 @@ impl Remote {
                     return failed(why.clone(), why);
                 }
                 Start::Waiting { tried, reached } => {
-                    // Whoever says how long to wait may mean longer than a call does.
+                    // A caller that says how long to wait may mean longer than a call does.
                     let most = shared.config.deadline.max(contact);
                     let wait = match (reached, tried.is_empty()) {
                         (true, _) => most,
@@ -308,7 +318,8 @@ impl Remote {
         }
     }
 
-    /// Begins to connect, for ever, and does not wait: until the node serves us, calls wait as in any outage.
+    /// Begins to connect, for ever, and does not wait: until the node serves us, calls wait as in
+    /// any outage.
     ///
     /// # Errors
     /// If the settings make no sense, or a thread does not start.
@@ -366,15 +377,15 @@ impl Remote {
 
     /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node.
     /// Releases have no deadline: nobody waits for them, but the node's count has to be right in
-    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX); so
-    /// do reads for access times.
+    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX);
+    /// so do reads for access times.
     pub fn submit(&self, request: Request, done: Done) {
         let patience = self.shared.patience(&request.op);
         self.shared.submit(request, patience, Sink::Op(done));
     }
 
-    /// As [`Remote::submit`], for who asks another node if this one does not lead the request. `left` is how long the reply may take,
-    /// if that is not the usual time.
+    /// As [`Remote::submit`], for callers that ask another node if this one does not lead the
+    /// request. `left` is how long the reply may take, if that is not the usual time.
     pub fn submit_or_back(&self, request: Request, left: Option<Duration>, done: DoneOrBack) {
         let patience = match left {
             Some(left) if !matches!(request.op, Op::Release(_)) => self.shared.patience_of(left),
@@ -413,26 +424,30 @@ impl Remote {
         self.shared.ask(|link| link.cancel(id));
     }
 
-    /// Ends with `EIO` the requests that `wanted` picks and that wait for a connection, be it that they were sent on an earlier one.
+    /// Ends with `EIO` the requests that `wanted` picks and that wait for a connection, be it that
+    /// they were sent on an earlier one.
     pub fn fail_waiting(&self, wanted: impl Fn(&Op) -> bool, reason: &'static str) {
         let wanted = |body: &Body| matches!(body, Body::Op(request) if wanted(&request.op));
         self.shared.ask(|link| link.fail_waiting(wanted, reason));
     }
 
-    /// The address of the present connection, or of the last one or the next attempt if there is none.
+    /// The address of the present connection, or of the last one or the next attempt if there is
+    /// none.
     pub fn address(&self) -> String {
         self.shared.route.lock().present().to_string()
     }
 
-    /// From the next connection on the node is looked for at the present address and, if there is nothing, at this one.
+    /// From the next connection on the node is looked for at the present address and, if there is
+    /// nothing, at this one.
     pub fn settle(&self, other: &str) {
         self.shared.route.lock().settle(other);
     }
 
-    /// The node is at this address by now, and nowhere else: it is connected to there at once. A connection to another address is given up.
+    /// The node is at this address by now, and nowhere else: it is connected to there at once. A
+    /// connection to another address is given up.
     pub fn redirect(&self, address: &str) {
         let is_other = self.shared.route.lock().redirect(address);
-        // Who is about to wait has looked with this held.
+        // A thread that is about to wait has looked with this held.
         drop(self.shared.life.lock());
         self.shared.changed.notify_all();
         if is_other {
@@ -440,7 +455,8 @@ impl Remote {
         }
     }
 
-    /// How long nothing was heard of the node, unless it seems well: it is not connected, or does not say that it is there.
+    /// How long nothing was heard of the node, unless it seems well: it is not connected, or does
+    /// not say that it is there.
     pub fn missing(&self) -> Option<Duration> {
         let now = self.shared.now();
         let since = self.shared.link.lock().missing_since(now)?;
@@ -490,14 +506,14 @@ impl Remote {
         }
     }
 
-    /// Ends the session: waits up to two seconds for what was asked, says Bye, fails what is left. Further calls fail. Not from
-    /// within completions.
+    /// Ends the session: waits up to two seconds for what was asked, says Bye, fails what is left.
+    /// Further calls fail. Not from within completions.
     pub fn close(&self) {
         self.shared.close(Duration::from_secs(2));
         let mut life = self.shared.life.lock();
         if *life == Life::Closing {
-            // Longer than the node is waited for; only a thread that is connecting at this moment takes longer, and ends by
-            // itself.
+            // Longer than the node is waited for; only a thread that is connecting at this moment
+            // takes longer, and ends by itself.
             self.shared.changed.wait_for(&mut life, Duration::from_secs(3));
         }
     }
@@ -515,7 +531,8 @@ impl Shared {
         Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
 
-    /// The time, also for what is asked within the completions that follow: calls may come by the thousand.
+    /// The time, also for what is asked within the completions that follow: calls may come by the
+    /// thousand.
     fn note_time(&self) -> Nanos {
         let now = self.now();
         self.noted.store(now, Ordering::Relaxed);

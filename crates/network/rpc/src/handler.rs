@@ -1,10 +1,12 @@
-//! What stands between sockets and the server: the transport knows nothing of sessions, the server nothing of sockets.
+//! What stands between sockets and the server: the transport knows nothing of sessions, the server
+//! nothing of sockets.
 //!
-//! **Batches.** Everything that one read brought goes to [`Connection::receive`] as one batch, and what is sent meanwhile leaves
-//! with one write: that is where the throughput comes from, far more than from the runtime (`engine.md`, "The wire").
+//! **Batches.** Everything that one read brought goes to [`Connection::receive`] as one batch, and
+//! what is sent meanwhile leaves with one write: that is where the throughput comes from, far more
+//! than from the runtime (`engine.md`, "The wire").
 //!
-//! **Order.** Messages of a connection are received in the order in which they were sent, by one thread at a time. Frames leave
-//! in the order of the calls of [`Outbox::send`].
+//! **Order.** Messages of a connection are received in the order in which they were sent, by one
+//! thread at a time. Frames leave in the order of the calls of [`Outbox::send`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,12 +28,12 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The handler's side of one connection.
 pub trait Connection: Send {
-    /// Takes all whole messages of one read, in order. What is left in `batch` is dropped; its memory is used again. Must not
-    /// wait for this client.
+    /// Takes all whole messages of one read, in order. What is left in `batch` is dropped; its
+    /// memory is used again. Must not wait for this client.
     fn receive(&mut self, batch: &mut Vec<ToServer>);
 
-    /// Bytes came that are no message; what preceded them was received. The connection is closed when this has returned, after
-    /// what it sends ([`kestrel_types::wire::Refused`]).
+    /// Bytes came that are no message; what preceded them was received. The connection is closed
+    /// when this has returned, after what it sends ([`kestrel_types::wire::Refused`]).
     fn refuse(&mut self, error: &WireError);
 
     /// Nothing more comes, and nothing more is sent. The last call, made exactly once.
@@ -40,10 +42,11 @@ pub trait Connection: Send {
 
 /// The transport's side of one connection: where frames are put.
 pub trait Outbox: Send + Sync {
-    /// Queues one or more whole frames; those of one call stay together. Any thread may call; it never blocks. Dropped without a
-    /// word when the connection is closed.
+    /// Queues one or more whole frames; those of one call stay together. Any thread may call; it
+    /// never blocks. Dropped without a word when the connection is closed.
     fn send(&self, frames: &[u8]);
 
-    /// Closes the connection when what is queued has left, or could not for a bounded time. `why` goes to the log.
+    /// Closes the connection when what is queued has left, or could not for a bounded time. `why`
+    /// goes to the log.
     fn close(&self, why: &str);
 }

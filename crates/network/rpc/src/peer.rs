@@ -1,16 +1,19 @@
 //! A connection to another node of the cluster, for envelopes, one way: each node dials each other.
 //!
-//! **Loss.** What is sent while there is no connection, or more than the queue holds, is dropped, and so is what a broken connection has
-//! not delivered: members send again what they have no answer to. So nothing here waits or is kept.
+//! **Loss.** What is sent while there is no connection, or more than the queue holds, is dropped,
+//! and so is what a broken connection has not delivered: members send again what they have no
+//! answer to. So nothing here waits or is kept.
 //!
-//! **Writing.** Who has sent something tries to become the writer ([`PeerLink::flush`]) and writes for all; who finds another one
-//! writing leaves. The writer lets go, *then* looks at the queue again, so nothing stays there. What the socket has no room for, and
-//! what a writer who has written enough leaves over, is for the link's thread.
+//! **Writing.** A thread that has sent something tries to become the writer ([`PeerLink::flush`])
+//! and writes for all; a thread that finds another one writing leaves. The writer lets go, *then*
+//! looks at the queue again, so nothing stays there. What the socket has no room for, and what a
+//! writer that has written enough leaves over, is for the link's thread.
 //!
-//! **The thread** dials, says who is there, and watches: another thread reads, because the node on the other side says why it refuses,
-//! or closes. A node that takes nothing more is given up after [`PeerConfig::dead_after`] (`TCP_USER_TIMEOUT`; there is a Ping
-//! every second, so silence does not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`]; at once when the node
-//! was heard of ([`PeerLink::hurry`]).
+//! **The thread** dials, names its node, and watches: another thread reads, because the node on the
+//! other side says why it refuses, or closes. A node that takes nothing more is given up after
+//! [`PeerConfig::dead_after`] (`TCP_USER_TIMEOUT`; there is a Ping every second, so silence does
+//! not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`]; at once when the
+//! node was heard of ([`PeerLink::hurry`]).
 
 mod keeper;
 pub mod proof;
@@ -55,7 +58,7 @@ impl fmt::Debug for Greeting {
 pub struct PeerConfig {
     /// Where it listens, `host:port`.
     pub address: String,
-    /// Who dials whom. The nonce is drawn for each connection.
+    /// The two nodes of the connection. The nonce is drawn for each connection.
     pub hello: PeerHello,
     /// What both sides know.
     pub secret: PeerSecret,
@@ -180,7 +183,8 @@ impl PeerLink {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Queues an envelope. It leaves at the next [`PeerLink::flush`], of whichever thread. Never blocks.
+    /// Queues an envelope. It leaves at the next [`PeerLink::flush`], of whichever thread. Never
+    /// blocks.
     ///
     /// # Errors
     /// If it is too large for a frame.
@@ -193,7 +197,8 @@ impl PeerLink {
         &self.shared.config.address
     }
 
-    /// The node is there: if there is no connection to it, the next attempt to make one is not waited for.
+    /// The node is there: if there is no connection to it, the next attempt to make one is not
+    /// waited for.
     pub fn hurry(&self) {
         if self.shared.queue.lock().checksum.is_none() {
             self.shared.notice.lock().hurry = true;
@@ -211,7 +216,8 @@ impl PeerLink {
         self.shared.why_down.lock().clone()
     }
 
-    /// The node has refused this one for good ([`wire::is_refused_for_good`]): what it said. This node must not go on.
+    /// The node has refused this one for good ([`wire::is_refused_for_good`]): what it said. This
+    /// node must not go on.
     pub fn expelled(&self) -> Option<String> {
         self.shared.expelled.lock().clone()
     }
@@ -289,7 +295,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The node has refused this one with this error; answers that in words. What it says for good is logged once, as an error.
+    /// The node has refused this one with this error; answers that in words. What it says for good
+    /// is logged once, as an error.
     fn refused(&self, errno: i32, reason: &str) -> String {
         let said = format!("it refuses: {reason}");
         if !wire::is_refused_for_good(errno) {
@@ -347,7 +354,8 @@ impl Shared {
                     count(&self.counters.bytes_out, written);
                     count(&self.counters.writes, 1);
                     if desk.written == desk.bytes.len() {
-                        // What others have queued meanwhile is the caller's next round, of which there are not many.
+                        // What others have queued meanwhile is the caller's next round, of which
+                        // there are not many.
                         return true;
                     }
                 }

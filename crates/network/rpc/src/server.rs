@@ -1,19 +1,21 @@
 //! The listening side: connections on tokio, served by a [`Handler`].
 //!
-//! **One task a connection**, which reads, decodes, hands over whole batches, and writes what was queued meanwhile with one
-//! write. Nothing is copied but once into the queue of the connection; no lock is held while the handler runs.
+//! **One task a connection**, which reads, decodes, hands over whole batches, and writes what was
+//! queued meanwhile with one write. Nothing is copied but once into the queue of the connection; no
+//! lock is held while the handler runs.
 //!
-//! **Backpressure.** A connection is not read while more than [`ServerConfig::calls_max`] of its calls have no reply, or more
-//! than [`ServerConfig::unsent_bytes_max`] of replies have not been taken by the peer; what the peer sends then stays in its
-//! own buffers.
+//! **Backpressure.** A connection is not read while more than [`ServerConfig::calls_max`] of its
+//! calls have no reply, or more than [`ServerConfig::unsent_bytes_max`] of replies have not been
+//! taken by the peer; what the peer sends then stays in its own buffers.
 //!
 //! **Bad peers** are cut off: those that say no Hello, or are silent (a frame that trickles in
 //! counts when it is complete), or take nothing of what is sent to them, each for a bounded time;
-//! and those whose bytes are no messages, with a reason. A handshake of TLS is part of the time for
-//! a Hello, and who is in one counts as a stranger. Strangers are always taken, and make room for
-//! each other ([`strangers`]).
+//! and those that send bytes that are no messages, with a reason. A handshake of TLS is part of the
+//! time for a Hello, and a connection in one counts as a stranger. Strangers are always taken, and
+//! make room for each other ([`strangers`]).
 //!
-//! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new ones.
+//! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new
+//! ones.
 
 mod accept;
 mod channel;
@@ -73,7 +75,8 @@ pub struct ServerConfig {
     pub tls: Option<Arc<ServerTls>>,
 }
 
-/// Unsent bytes of one connection at which it is closed: a batch of the largest replies stays below.
+/// Unsent bytes of one connection at which it is closed: a batch of the largest replies stays
+/// below.
 pub const UNSENT_BYTES_FATAL: usize = 256 << 20;
 
 /// Most messages that a handler is given at once.
@@ -242,8 +245,9 @@ impl Serving {
         }
     }
 
-    /// Accepts and reads nothing more, waits up to `grace` until all calls received are answered and the answers have left, then
-    /// closes. Every connection's handler has been told when this returns.
+    /// Accepts and reads nothing more, waits up to `grace` until all calls received are answered
+    /// and the answers have left, then closes. Every connection's handler has been told when this
+    /// returns.
     pub fn stop(mut self, grace: Duration) {
         self.shut(grace);
     }
@@ -254,7 +258,8 @@ impl Serving {
         shared.stopping.store(true, Ordering::SeqCst);
         shared.wake_all();
         runtime.block_on(async {
-            // Whoever is still there after the grace is cut off; that takes no time but the handler's.
+            // A connection that is still there after the grace is cut off; that takes no time but
+            // the handler's.
             let _ =
                 tokio::time::timeout(grace, shared.left_by(|channel| !channel.node.load(Ordering::Relaxed)))
                     .await;

@@ -1,25 +1,28 @@
 //! A client's session with a metadata node, without sockets, threads, clocks and randomness: messages and the time go in,
 //! bytes, completions and events come out. [`crate::client`] drives it with a real connection, the simulator with a virtual one.
 //!
-//! **Exactly once.** Calls that change something carry numbers 1, 2, 3 and so on, given when they are first sent, at most [`WINDOW`]
-//! of them unanswered. After a reconnect everything unanswered is sent again, marked as a retry, in its old order; the
-//! node knows from the number whether it was carried out. Each call tells up to which number the client needs no
-//! answers any more.
+//! **Exactly once.** Calls that change something carry numbers 1, 2, 3 and so on, given when they
+//! are first sent, at most [`WINDOW`] of them unanswered. After a reconnect everything unanswered
+//! is sent again, marked as a retry, in its old order; the node knows from the number whether it
+//! was carried out. Each call tells up to which number the client needs no answers any more.
 //!
-//! **Every call ends.** Within its [`Patience`] each call gets its answer or a failure. A failure says whether the call was sent:
-//! if it was, it may or may not have been carried out. It is not sent again then, so numbers have gaps, with one exception:
-//! what adds an open or a lock to the session, or takes a lock away, is pursued until the answer is known, and what was added is
-//! taken back, as long as the session lives.
+//! **Every call ends.** Within its [`Patience`] each call gets its answer or a failure. A failure
+//! says whether the call was sent: if it was, it may or may not have been carried out. It is not
+//! sent again then, so numbers have gaps, with one exception: what adds an open or a lock to the
+//! session, or takes a lock away, is pursued until the answer is known, and what was added is taken
+//! back, as long as the session lives.
 //!
-//! **After an outage** the node says what became of the session. If it has lost it, the driver is asked what it holds
-//! ([`Event::ReclaimWanted`]), and nothing else is sent before that has been answered. A reclaim whose answer was lost is
-//! repeated.
+//! **After an outage** the node says what became of the session. If it has lost it, the driver is
+//! asked what it holds ([`Event::ReclaimWanted`]), and nothing else is sent before that has been
+//! answered. A reclaim is repeated if its answer was lost.
 //!
-//! **Order.** Calls are sent in the order they were asked. Completions come in the order of the answers; nothing is to be
-//! concluded from it. Who wants B after A asks for B when A has been answered.
+//! **Order.** Calls are sent in the order they were asked. Completions come in the order of the
+//! answers; nothing is to be concluded from it. A caller that wants B after A asks for B when A has
+//! been answered.
 //!
-//! **Bounds.** [`CALLS_MAX`] calls without answer, [`IN_FLIGHT_MAX`] of them sent and [`LOCK_WAITS_MAX`] more that wait for
-//! locks; encoding stops while [`OUTPUT_BYTES_MAX`] wait to be written.
+//! **Bounds.** [`CALLS_MAX`] calls without answer, [`IN_FLIGHT_MAX`] of them sent and
+//! [`LOCK_WAITS_MAX`] more that wait for locks; encoding stops while [`OUTPUT_BYTES_MAX`] wait to
+//! be written.
 
 mod calls;
 mod connection;
@@ -55,8 +58,9 @@ use crate::token::Token;
 /// Most calls without answer, sent or not; further ones fail with `EAGAIN`. A power of two.
 pub const CALLS_MAX: usize = 65_536;
 
-/// Most calls sent and not answered, but for those that wait for locks. Below what a node takes from one connection
-/// ([`crate::server::ServerConfig::calls_max`]), so that it never stops reading what would end the waits.
+/// Most calls sent and not answered, but for those that wait for locks. Below what a node takes
+/// from one connection ([`crate::server::ServerConfig::calls_max`]), so that it never stops reading
+/// what would end the waits.
 pub const IN_FLIGHT_MAX: usize = 8192;
 
 /// Most calls that wait for locks; further ones fail with `ENOLCK`.
@@ -68,11 +72,11 @@ pub const OUTPUT_BYTES_MAX: usize = 1 << 20;
 /// Longest time to wait for the answer to a Hello, nanoseconds.
 pub const GREETING_MAX: Nanos = 5 * SECOND;
 
-/// Longest deadline that a call should have, nanoseconds: well below the 30 minutes for which nodes keep the answers of a
-/// client that has vanished.
+/// Longest deadline that a call should have, nanoseconds: well below the 30 minutes for which nodes
+/// keep the answers of a client that has vanished.
 pub const DEADLINE_MAX: Nanos = 15 * 60 * SECOND;
 
-/// Whose session.
+/// The client and its limits.
 #[derive(Debug, Clone)]
 pub struct LinkConfig {
     /// Name of the volume, 1 to 255 bytes.
@@ -83,7 +87,7 @@ pub struct LinkConfig {
     pub who: String,
     /// What messages call the node: its address.
     pub server: String,
-    /// What the client shows who asks for it.
+    /// What the client shows to a server that asks for it.
     pub token: Option<Arc<Token>>,
 }
 
@@ -92,11 +96,13 @@ pub struct LinkConfig {
 pub enum Patience {
     /// Until this time; then it fails with `EIO`.
     Until(Nanos),
-    /// As long as the node is heard of; it fails with `EIO` when there was no session for this long. For waiting locks.
+    /// As long as the node is heard of; it fails with `EIO` when there was no session for this
+    /// long. For waiting locks.
     Outage(Nanos),
     /// Until it is answered. For what nobody waits for, but has to be right in the end (releases).
     Always,
-    /// Until this time, and not beyond the end of the connection: it is never sent twice. For administration.
+    /// Until this time, and not beyond the end of the connection: it is never sent twice. For
+    /// administration.
     Connection(Nanos),
 }
 
@@ -116,13 +122,16 @@ pub struct Completion<D> {
 /// What the driver should know.
 #[derive(Debug)]
 pub enum Event {
-    /// The node answered the Hello: call [`Link::accept`] if it is the one that is meant, else close the connection.
+    /// The node answered the Hello: call [`Link::accept`] if it is the one that is meant, else
+    /// close the connection.
     Welcomed(Welcome),
     /// The node does not serve us; the connection is of no use any more.
     Refused(Refused),
-    /// The session is lost at the node: call [`Link::reclaim`]. All answers of earlier connections are among the completions.
+    /// The session is lost at the node: call [`Link::reclaim`]. All answers of earlier connections
+    /// are among the completions.
     ReclaimWanted {
-        /// How: the worst that happened since the last reclaim that was answered. Locks can be reclaimed only after Restarted.
+        /// How: the worst that happened since the last reclaim that was answered. Locks can be
+        /// reclaimed only after Restarted.
         lost: SessionState,
     },
     /// The node has answered the reclaim; the session goes on.
@@ -221,8 +230,9 @@ pub struct Link<D> {
     calls: Calls<D>,
     /// Calls to send, in order; those that have ended meanwhile are skipped.
     queue: VecDeque<CallId>,
-    /// How many calls at the front of the queue are retries. Nothing else is said to a node that has lost the session before
-    /// these are sent, so that it knows when it has them all: a Ping follows.
+    /// How many calls at the front of the queue are retries. Nothing else is said to a node that
+    /// has lost the session before these are sent, so that it knows when it has them all: a Ping
+    /// follows.
     retrying: usize,
     /// That Ping is due.
     announce: bool,
@@ -242,9 +252,11 @@ pub struct Link<D> {
     silent_since: Option<Nanos>,
     heard: Nanos,
     pinged: Nanos,
-    /// When the Pings of the present connection were sent that have no answer, oldest first: one in a third of the lease.
+    /// When the Pings of the present connection were sent that have no answer, oldest first: one in
+    /// a third of the lease.
     pings: VecDeque<Nanos>,
-    /// When the last thing was sent that the node is known to have heard, for it has answered it: a Hello or a Ping.
+    /// When the last thing was sent that the node is known to have heard, for it has answered it: a
+    /// Hello or a Ping.
     proven: Nanos,
     /// The last tick.
     looked: Nanos,
@@ -295,7 +307,8 @@ impl<D> Link<D> {
         }
     }
 
-    /// Asks for something. The call is sent as soon as there is a session and room, or ends with its patience.
+    /// Asks for something. The call is sent as soon as there is a session and room, or ends with
+    /// its patience.
     pub fn submit(&mut self, body: Body, patience: Patience, done: D) -> CallId {
         self.figures.calls += 1;
         let id = self.enqueue(body, patience, Owner::Asker(done));
@@ -313,7 +326,8 @@ impl<D> Link<D> {
         pending.cancelled = true;
         match pending.sent {
             Sent::Never => self.end(id, Err(FsError::new(libc::EINTR, "interrupted before it was sent"))),
-            // After a reconnect the call is repeated, for its answer may be that it was granted; then comes the Cancel.
+            // After a reconnect the call is repeated, for its answer may be that it was granted;
+            // then comes the Cancel.
             Sent::Before => {}
             Sent::Now => self.say_cancel(id),
         }
@@ -389,7 +403,8 @@ impl<D> Link<D> {
         matches!(self.stage, Stage::Up)
     }
 
-    /// Whether the node may have ended the session by now: what it is known to have heard last was said a lease ago, or longer.
+    /// Whether the node may have ended the session by now: what it is known to have heard last was
+    /// said a lease ago, or longer.
     pub fn is_overdue(&self, now: Nanos) -> bool {
         self.established && !matches!(self.stage, Stage::Ended) && now >= self.overdue_from()
     }
@@ -398,8 +413,8 @@ impl<D> Link<D> {
         self.proven.saturating_add(self.lease)
     }
 
-    /// Ends the calls that are not sent on the present connection and that `wanted` picks: they fail with `EIO`. What becomes of
-    /// those that were sent on an earlier one is unknown.
+    /// Ends the calls that are not sent on the present connection and that `wanted` picks: they
+    /// fail with `EIO`. What becomes of those that were sent on an earlier one is unknown.
     pub fn fail_waiting(&mut self, wanted: impl Fn(&Body) -> bool, reason: &'static str) {
         self.fail_all(|pending| pending.sent != Sent::Now && wanted(&pending.call.body), libc::EIO, reason);
     }

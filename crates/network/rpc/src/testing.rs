@@ -72,7 +72,7 @@ pub fn request(op: Op) -> Request {
     Request { creds: Creds::root(), op }
 }
 
-/// A handler whose connections do what a function says, message by message.
+/// A handler with connections that do what a function says, message by message.
 pub struct Script<F> {
     act: Arc<F>,
     /// How often connections ended.

@@ -1,13 +1,16 @@
-//! Connections that nobody else can read or change: TLS 1.3, and who trusts whom.
+//! Connections that nobody else can read or change: TLS 1.3, and which side trusts which.
 //!
-//! **Whom a node trusts.** Every volume has an [`Authority`] of its own, made from a secret that its nodes have: nothing has to be
-//! handed out, renewed or revoked. Each process makes its own certificate in memory when it starts. Nodes verify each other by it.
+//! **Trust of nodes.** Every volume has an [`Authority`] of its own, made from a secret that its
+//! nodes have: nothing has to be handed out, renewed or revoked. Each process makes its own
+//! certificate in memory when it starts. Nodes verify each other by it.
 //!
-//! **Whom a client trusts.** Who has the authority's [`Fingerprint`], or one of whose authorities an operator has signed the server's own
-//! certificate. With neither, a client does not connect to another machine: encryption with nobody in particular keeps nobody out.
+//! **Trust of clients.** A client trusts the authority with the [`Fingerprint`] that it has, or the
+//! authorities by which an operator has signed the server's own certificate. With neither, a client
+//! does not connect to another machine: encryption with an unknown peer keeps no attacker out.
 //!
-//! **Nothing falls back.** Which connections are encrypted is decided by addresses and settings alone ([`Mode`]), never by what the other
-//! side says: whoever sits between the two cannot talk them out of it.
+//! **Nothing falls back.** Which connections are encrypted is decided by addresses and settings
+//! alone ([`Mode`]), never by what the other side says: an attacker between the two cannot talk
+//! them out of it.
 
 mod authority;
 mod client;
@@ -34,7 +37,8 @@ pub use own::OwnFiles;
 pub use server::ServerTls;
 pub(crate) use verify::name_of_server;
 
-/// What both sides say they speak over TLS, so that no other protocol's server or client is taken for ours.
+/// What both sides say they speak over TLS, so that no other protocol's server or client is taken
+/// for ours.
 const PROTOCOL: &[u8] = b"kestrel";
 
 /// Which connections are encrypted.

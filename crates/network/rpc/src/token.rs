@@ -6,10 +6,12 @@
 //! proof    = key ⊕ HMAC-SHA-256(verifier, nonce ‖ context)  what is sent, once
 //! ```
 //!
-//! That is the scheme of SCRAM (RFC 5802) without its iterations, which make guessing passwords slow: the secret is 32 random bytes.
-//! Who reads the records of a node cannot make a proof; who hears a proof cannot make another one; only who has done both could.
-//! The context is the Hello that the proof is for, and what each side takes the connection to run over: whoever stands in between, a client within
-//! this machine at one end and over TLS at the other, cannot hand a proof on.
+//! That is the scheme of SCRAM (RFC 5802) without its iterations, which make guessing passwords
+//! slow: the secret is 32 random bytes. An attacker that reads the records of a node cannot make a
+//! proof; one that hears a proof cannot make another one; only one that has done both could. The
+//! context is the Hello that the proof is for, and what each side takes the connection to run over:
+//! an attacker in between, a client within this machine at one end and over TLS at the other,
+//! cannot hand a proof on.
 
 use std::fmt;
 
@@ -28,7 +30,7 @@ const LABEL: &[u8] = b"kestrel token 1";
 /// The number of the token of nodes.
 pub const OF_NODES: TokenId = TokenId(*b"of nodes");
 
-/// Longest text of a token, bytes: for who reads it from a file.
+/// Longest text of a token, bytes: for reading it from a file.
 pub const TEXT_MAX: usize = 256;
 
 /// A token as a client has it.
@@ -37,7 +39,8 @@ pub struct Token {
     /// Its number.
     pub id: TokenId,
     secret: [u8; 32],
-    /// What the certificates of the volume's nodes are verified by, as the volume's authority calls it; none if it has none.
+    /// What the certificates of the volume's nodes are verified by, as the volume's authority calls
+    /// it; none if it has none.
     pub authority: Option<String>,
 }
 
@@ -63,7 +66,8 @@ impl Token {
         Ok(Self { id, secret, authority })
     }
 
-    /// The one that the nodes of a cluster with this secret show each other where they are clients of each other. On no record: nodes know it.
+    /// The one that the nodes of a cluster with this secret show each other where they are clients
+    /// of each other. On no record: nodes know it.
     pub fn of_nodes(secret: &[u8], authority: Option<String>) -> Self {
         Self { id: OF_NODES, secret: sign(&hash(secret), &[b"kestrel token of nodes 1"]), authority }
     }
@@ -102,7 +106,8 @@ impl Token {
         hash(&self.key())
     }
 
-    /// Proves that this client has it, to who has sent this nonce in answer to this Hello over such a connection.
+    /// Proves that this client has it, to the server that has sent this nonce in answer to this
+    /// Hello over such a connection.
     pub fn prove(&self, nonce: &[u8; 32], hello: &Hello, over: &Security) -> [u8; 32] {
         let key = self.key();
         let mut proof = mask(&hash(&key), nonce, hello, over);
@@ -121,7 +126,8 @@ pub fn is_proof(
 ) -> bool {
     let mut key = mask(verifier, nonce, hello, over);
     key.iter_mut().zip(proof).for_each(|(byte, proof)| *byte ^= proof);
-    // What is compared is a hash of what was sent: how long that takes says nothing about the verifier.
+    // What is compared is a hash of what was sent: how long that takes says nothing about the
+    // verifier.
     hash(&key) == *verifier
 }
 

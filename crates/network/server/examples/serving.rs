@@ -1,10 +1,13 @@
-//! What a look-up on a deep path costs a node's thread, without sockets and without a client: frames are cut out of a stream,
-//! decoded, admitted, executed, answered and encoded as in a server, 256 at a time. One thread, so instructions repeat:
+//! What a look-up on a deep path costs a node's thread, without sockets and without a client:
+//! frames are cut out of a stream, decoded, admitted, executed, answered and encoded as in a
+//! server, 256 at a time. One thread, so instructions repeat:
 //!
-//! `perf stat -e instructions:u target/release/examples/serving DIR [ROUNDS] [NODES]` makes a volume in `DIR`, which it removes again: 64
-//! directories five levels deep with 256 files each. One round looks every file up; with 0 rounds only the volume is made,
-//! whose share is to be subtracted. Prints nanoseconds a request. With NODES above 1 the node is one of so many that share the
-//! volume, and all names are such that it leads what concerns them: the others are never asked.
+//! `perf stat -e instructions:u target/release/examples/serving DIR [ROUNDS]
+//! [NODES]` makes a volume in `DIR `, which it removes again: 64 directories five levels deep with
+//! 256 files each. One round looks every file up; with 0 rounds only the volume is made; that share
+//! is to be subtracted. Prints nanoseconds a request. With NODES above 1 the node is one of so many
+//! that share the volume, and all names are such that it leads what concerns them: the others are
+//! never asked.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

@@ -12,12 +12,12 @@ use crate::session::Session;
 
 /// Answers questions.
 pub trait Admin: Send + Sync {
-    /// Takes a question, JSON text of at most [`JSON_BYTES_MAX`] bytes that is not checked further. Must not block: what takes
-    /// long is done on a thread of its own.
+    /// Takes a question, JSON text of at most [`JSON_BYTES_MAX`] bytes that is not checked further.
+    /// Must not block: what takes long is done on a thread of its own.
     fn submit(&self, question: Box<[u8]>, asker: Asker);
 }
 
-/// Who asked, and the way back. Dropping it unanswered leaves the asker waiting until its deadline.
+/// The asker, and the way back. Dropping it unanswered leaves the asker waiting until its deadline.
 pub struct Asker {
     pub(crate) outbox: Arc<dyn Outbox>,
     pub(crate) checksum: Checksum,
@@ -30,7 +30,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Who asked, for people.
+    /// The asker's name, for people.
     pub fn who(&self) -> String {
         self.session.state.lock().who.clone()
     }
@@ -45,13 +45,15 @@ impl Asker {
         self.grant.as_ref().map(|grant| &grant.record)
     }
 
-    /// What whoever asks is told if the token has ended since: until its session is given up, which is soon.
+    /// What the asker is told if the token has ended since: until its session is given up, which is
+    /// soon.
     pub fn ended(&self) -> Option<FsError> {
         let grant = self.grant.as_ref()?;
         Some(grant.why_ended(grant.ended()?))
     }
 
-    /// Tells something before the answer is ready. False if nobody listens any more: then nobody waits for the answer either.
+    /// Tells something before the answer is ready. False if nobody listens any more: then nobody
+    /// waits for the answer either.
     pub fn event(&self, json: &[u8]) -> bool {
         let listens = self.session.state.lock().is_current(self.incarnation);
         if listens && json.len() <= JSON_BYTES_MAX {

@@ -1,8 +1,9 @@
-//! What a client may ask for: the checks that need its session. The node itself checks names, numbers, sizes and permissions.
+//! What a client may ask for: the checks that need its session. The node itself checks names,
+//! numbers, sizes and permissions.
 //!
-//! A handle is a claim: "I have this file open". Operations whose permission was checked at open, and not again, are refused
-//! to sessions that do not have it open, so a forged inode number gives nobody more than a name would. What only the node may
-//! do is refused to everybody.
+//! A handle is a claim: "I have this file open". Operations that had their permission checked at
+//! open, and not again, are refused to sessions that do not have it open, so a forged inode number
+//! gives a client no more than a name would. What only the node may do is refused to every client.
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
@@ -41,10 +42,12 @@ fn writable(opens: &Opens, ino: InodeId) -> Result<(), FsError> {
     if opens.get(ino).write { Ok(()) } else { Err(NOT_WRITABLE) }
 }
 
-/// Whether a session may ask for this, and what its answer will mean. A release is counted here already.
+/// Whether a session may ask for this, and what its answer will mean. A release is counted here
+/// already.
 ///
 /// # Errors
-/// `EBADF` for a file that is not open, or not for writing; `EPERM` for what only the node does; `ENFILE` above `opens_max`.
+/// `EBADF` for a file that is not open, or not for writing; `EPERM` for what only the node does;
+/// `ENFILE` above `opens_max`.
 pub fn admit(request: &Request, opens: &mut Opens, opens_max: usize) -> Result<Effect, FsError> {
     let room = |effect| if opens.total() < opens_max { Ok(effect) } else { Err(TOO_MANY) };
     match &request.op {
@@ -58,7 +61,8 @@ pub fn admit(request: &Request, opens: &mut Opens, opens_max: usize) -> Result<E
         Op::Commit(commit) => writable(opens, commit.inode.ino).map(|()| Effect::None),
         Op::Clone { to, .. } => writable(opens, to.ino).map(|()| Effect::None),
         Op::SetAttr(inode, set) if set.through_handle => writable(opens, inode.ino).map(|()| Effect::None),
-        // It changes no byte that readers see, but only who reads the old bytes can know the new ones.
+        // It changes no byte that readers see, but only a session that reads the old bytes can know
+        // the new ones.
         Op::Compact { inode, .. } if opens.get(inode.ino).count == 0 && request.creds.uid != 0 => {
             Err(NOT_OPEN)
         }

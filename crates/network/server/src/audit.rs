@@ -1,4 +1,4 @@
-//! The audit log: who was refused, and who administered what. One JSON object a line, oldest first.
+//! The audit log: refusals, and acts of administration. One JSON object a line, oldest first.
 //!
 //! Every administrative operation is in it. Refusals, which anybody can cause, are in a file of
 //! their own, so that they push nothing else out: as many as can be read, above [`REFUSALS_MAX`] a
@@ -36,7 +36,7 @@ const TEXT_MAX: usize = 1024;
 pub struct Entry<'a> {
     /// What kind of thing.
     pub event: Event,
-    /// Who it was: what the client says of itself.
+    /// The client: what it says of itself.
     pub who: &'a str,
     /// Where from: its address, or `local`.
     pub from: &'a str,
@@ -55,7 +55,7 @@ pub enum Event {
     Handshake,
     /// An operation was refused.
     Operation,
-    /// An administrative operation of somebody who may administer, failed or not.
+    /// An administrative operation of a client that may administer, failed or not.
     Admin,
 }
 
@@ -97,7 +97,8 @@ impl std::fmt::Debug for Audit {
 }
 
 impl Audit {
-    /// Goes on with the file and that of refusals, or begins them; nobody but their owner may read them.
+    /// Goes on with the file and that of refusals, or begins them; nobody but their owner may read
+    /// them.
     ///
     /// # Errors
     /// If one cannot be opened.

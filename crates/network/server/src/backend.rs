@@ -56,13 +56,13 @@ impl Backend {
         self.node().cluster().is_some_and(|cluster| cluster.table().has_left())
     }
 
-    /// Whether it may say anything at this moment that clients rely on: it does not if another process may serve in its place by now
-    /// ([`MemberHost::may_answer`]).
+    /// Whether it may say anything at this moment that clients rely on: it does not if another
+    /// process may serve in its place by now ([`MemberHost::may_answer`]).
     pub fn may_answer(&self) -> bool {
         may_answer(self.node())
     }
 
-    /// What the table says, for who must not keep the node open.
+    /// What the table says, for callers that must not keep the node open.
     pub(crate) fn tables(&self) -> Tables {
         Tables(Arc::downgrade(self.node()))
     }
@@ -131,7 +131,8 @@ impl Tables {
         self.0.upgrade().is_some_and(|node| may_answer(&node))
     }
 
-    /// Whether the node keeps the locks of a file: it is its home, and no other one becomes that just now.
+    /// Whether the node keeps the locks of a file: it is its home, and no other one becomes that
+    /// just now.
     pub fn keeps_locks_of(&self, ino: InodeId) -> bool {
         let Some(node) = self.0.upgrade() else { return true };
         node.cluster().is_none_or(|cluster| {

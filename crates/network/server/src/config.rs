@@ -7,7 +7,8 @@ use kestrel_types::clock::{Nanos, SECOND};
 use crate::audit::Audit;
 use crate::peers::Identity;
 
-/// How long the answers of a client that vanished are kept, so that it can still learn what became of its calls.
+/// How long the answers of a client that vanished are kept, so that it can still learn what became
+/// of its calls.
 pub const KEEP_EXPIRED: Nanos = 30 * 60 * SECOND;
 
 /// Most clients at a time, those that vanished and are still remembered included.
@@ -25,10 +26,11 @@ pub const LEASE_MIN: Nanos = SECOND;
 /// Longest lease: what a client leaves behind blocks others for so long.
 pub const LEASE_MAX: Nanos = 600 * SECOND;
 
-/// Who must show a token.
+/// The clients that must show a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Access {
-    /// Whoever is not on this machine: who is could do by other means all that a token allows.
+    /// Clients on other machines: one on this machine could do by other means all that a token
+    /// allows.
     #[default]
     Auto,
     /// Everybody.
@@ -50,16 +52,16 @@ pub struct ServerConfig {
     pub epoch: u64,
     /// A client not heard of for this long has lost its session; [`LEASE_MIN`] to [`LEASE_MAX`].
     pub lease: Nanos,
-    /// How long after a start clients of before may claim what they held; longer if the lease was longer before, unless it is shorter than
-    /// [`ServerConfig::lease`].
+    /// How long after a start clients of before may claim what they held; longer if the lease was
+    /// longer before, unless it is shorter than [`ServerConfig::lease`].
     pub grace: Nanos,
     /// How long the answers of a client that vanished are kept.
     pub keep_expired: Nanos,
     /// What other nodes of the cluster are known by, if it is a member's server.
     pub peers: Option<Identity>,
-    /// Who must show a token.
+    /// The clients that must show a token.
     pub access: Access,
-    /// Where it is told who was refused.
+    /// Where refusals are recorded.
     pub audit: Arc<Audit>,
     /// Most clients at a time.
     pub sessions_max: usize,

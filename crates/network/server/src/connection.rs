@@ -1,11 +1,13 @@
 //! One connection of a client, and the way of a batch through it.
 //!
-//! 1. With the session's lock held every message is looked at: does it belong to the session, has its call been executed, may
-//!    the client ask for it. What is decided then is noted in the session at once.
-//! 2. Without it the node gets what is to be executed, as one batch, and what was gathered meanwhile is sent.
+//! 1. With the session's lock held every message is looked at: does it belong to the session, has
+//!    its call been executed, may the client ask for it. What is decided then is noted in the
+//!    session at once.
+//! 2. Without it the node gets what is to be executed, as one batch, and what was gathered
+//!    meanwhile is sent.
 //!
-//! A client that breaks the protocol is told so and loses the connection, not its session. Another node's connection has no
-//! session: what it brings goes to the member.
+//! A client that breaks the protocol is told so and loses the connection, not its session. Another
+//! node's connection has no session: what it brings goes to the member.
 
 use std::sync::Arc;
 
@@ -51,7 +53,8 @@ enum Stage {
     Proving(Box<Hello>, [u8; 32]),
     /// It serves this session, as its connection with this number.
     Serving(Arc<Session>, u64),
-    /// A node says that it is there, and is to prove that it is of the cluster, by this random number.
+    /// A node says that it is there, and is to prove that it is of the cluster, by this random
+    /// number.
     Challenged(Box<PeerHello>, [u8; 16]),
     /// It is another node's.
     Peer(Guest),
@@ -67,7 +70,7 @@ pub struct Connection {
     /// What that asks for.
     checksum: Checksum,
     peer: Arc<str>,
-    /// Who the client says it is, and the token that it names.
+    /// What the client says of itself, and the token that it names.
     who: Arc<str>,
     token: Option<TokenId>,
     stage: Stage,
@@ -303,7 +306,8 @@ impl Connection {
     }
 
     /// Looks at one message, with the session's lock held.
-    // This and the next two are called from one place: a request ends up in the work without being moved from one to the other.
+    // This and the next two are called from one place: a request ends up in the work without being
+    // moved from one to the other.
     #[inline(always)]
     fn take(
         &self,
@@ -320,8 +324,8 @@ impl Connection {
             ToServer::Ping { oldest_open_object } => {
                 settle(state);
                 self.server.shared.objects.lock().raise(state.holder, oldest_open_object);
-                // By the answer the client knows that it still has its locks. Each answers the oldest Ping that has none, so without one
-                // the connection has to end.
+                // By the answer the client knows that it still has its locks. Each answers the
+                // oldest Ping that has none, so without one the connection has to end.
                 if !self.server.backend.may_answer() {
                     return Err(self.server.why_mute());
                 }
@@ -445,7 +449,8 @@ impl Connection {
         });
         let (judged, effect) = match admitted {
             Ok(admitted) => admitted,
-            // It may have been carried out when the session still allowed it: then that answer is the answer.
+            // It may have been carried out when the session still allowed it: then that answer is
+            // the answer.
             Err(_) if retry && seq != 0 => {
                 request = RECALL;
                 (Judged::default(), Effect::None)
@@ -517,7 +522,8 @@ impl Connection {
             server.admin.submit(question, asker);
         }
         if work.bye {
-            // What it gives up somebody else would get. Who may answer lets its session expire.
+            // What it gives up another client would get. A node that may answer lets its session
+            // expire.
             if server.backend.may_answer() {
                 server.end(session, now);
                 self.stage = Stage::Over;
@@ -561,7 +567,8 @@ impl Connection {
     }
 }
 
-/// Something came that is neither claim nor retry: if everything has been reclaimed, all retries have come before it.
+/// Something came that is neither claim nor retry: if everything has been reclaimed, all retries
+/// have come before it.
 fn settle(state: &mut State) {
     if state.phase == Phase::Live && !state.settled {
         state.settled = true;

@@ -51,9 +51,9 @@ counts! {
     superseded,
     /// Sessions that began.
     sessions_begun,
-    /// Sessions whose clients said farewell.
+    /// Sessions that ended with a farewell.
     sessions_ended,
-    /// Sessions whose clients were not heard of within the lease.
+    /// Sessions of clients that were not heard of within the lease.
     sessions_expired,
     /// Sessions that reclaimed what they held.
     sessions_reclaimed,
@@ -98,7 +98,7 @@ pub struct Figures {
     pub sessions: u64,
     /// Of these, those connected now.
     pub connected: u64,
-    /// Clients whose session was given up and whose answers are kept.
+    /// Clients without a session, of which answers are kept.
     pub expired: u64,
     /// Opens held by sessions.
     pub opens: u64,
@@ -115,7 +115,7 @@ pub struct Figures {
 pub struct SessionInfo {
     /// The client.
     pub client: ClientId,
-    /// Who it says it is.
+    /// What the client says of itself.
     pub who: String,
     /// Where it is connected from, if it is.
     pub peer: Option<String>,

@@ -1,8 +1,10 @@
-//! What a session may do: what the token allows that it was begun with. Looked at for every call, before the node hears of it.
+//! What a session may do: what the token allows that it was begun with. Looked at for every call,
+//! before the node hears of it.
 //!
-//! A request that may be carried out is changed to what it may mean: users are squashed and mapped, and an operation for which it does
-//! not matter who asks is asked for by nobody. Node ids are judged by what the session was given ([`crate::session::given`]); what is
-//! not known there is a [`Doubt`], which the node's rows decide ([`crate::server`]'s confinement).
+//! A request that may be carried out is changed to what it may mean: users are squashed and mapped,
+//! and an operation that does not depend on its user is asked for without one. Node ids are judged
+//! by what the session was given ([`crate::session::given`]); what is not known there is a
+//! [`Doubt`], which the node's rows decide ([`crate::server`]'s confinement).
 
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
@@ -20,7 +22,7 @@ use crate::server::confine::OUTSIDE;
 use crate::session::given::{Given, Tree};
 use crate::session::opens::Opens;
 
-/// Who asks where that does not matter, and who has no user to be.
+/// The credentials where they do not matter, and of sessions without a user.
 const NOBODY: u32 = 65_534;
 
 const NOT_COVERED: FsError =
@@ -66,7 +68,7 @@ pub enum Doubt {
     Given(InodeId, InodeId),
 }
 
-/// A directory that may be listed by whoever is allowed what he asks for.
+/// A directory that a session may list that is allowed what it asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listable {
     /// This one.
@@ -126,7 +128,7 @@ impl Grant {
         }
     }
 
-    /// What a client is told whose token has ended.
+    /// What a client is told when its token has ended.
     pub fn why_ended(&self, ended: Ended) -> FsError {
         let why = format!(
             "token {} ({}) has {}: ask who administers the volume for a new one",
@@ -148,7 +150,8 @@ impl Grant {
     /// Whether a session may ask for this, which is changed to what it may mean.
     ///
     /// # Errors
-    /// `EACCES` for a user or group that the token does not cover; `EROFS` for changes if it is read-only; `EACCES` once it has ended.
+    /// `EACCES` for a user or group that the token does not cover; `EROFS` for changes if it is
+    /// read-only; `EACCES` once it has ended.
     pub fn judge(
         &self,
         request: &mut Request,
@@ -207,15 +210,17 @@ impl Grant {
         (!within.has(ino)).then(|| within.doubt(&InodeRef::by_id(ino)))
     }
 
-    /// How a session that is to have a file open, by what it says itself, has it: for writing or not; not at all if none of the users that the
-    /// token covers could open it. More than an open would give it such a claim does not.
+    /// How a session that is to have a file open, by what it says itself, has it: for writing or
+    /// not; not at all if none of the users that the token covers could open it. More than an open
+    /// would give it such a claim does not.
     pub fn claimed(&self, inode: &Inode) -> Option<bool> {
         let may = |bits| !self.limits_users() || self.some_user_may(inode, bits);
         may(0o7).then(|| may(0o2))
     }
 
-    /// Takes the content of a small file out of an answer, unless the session has it open or could read it by opening it. What it has
-    /// instead is no content anywhere, and cannot be taken for some: who reads it fails, and asks again.
+    /// Takes the content of a small file out of an answer, unless the session has it open or could
+    /// read it by opening it. What it has instead is no content anywhere, and cannot be taken for
+    /// some: a client that reads it fails, and asks again.
     pub fn withhold(&self, inode: &mut Inode, opens: &Opens) {
         let Inode { kind: Kind::File, data: Data::Inline(content), .. } = inode else { return };
         let len = content.len() as u32;
@@ -229,7 +234,8 @@ impl Grant {
         inode.data = Data::Packed { range: Range { object: WITHHELD, offset: 0, len }, visible: len };
     }
 
-    /// Whether some user that the token covers has one of these permissions (of the three bits of a class), or may give them to himself.
+    /// Whether some user that the token covers has one of these permissions (of the three bits of a
+    /// class), or may give them to himself.
     fn some_user_may(&self, inode: &Inode, bits: u16) -> bool {
         let TokenRecord { gids, .. } = &self.record;
         self.covers(0)
@@ -249,7 +255,7 @@ impl Grant {
                 || map.iter().any(|(from, to)| *to == uid && !is_squashed(*from)))
     }
 
-    /// Whether it makes a difference who asks.
+    /// Whether the credentials make a difference.
     fn limits_users(&self) -> bool {
         let TokenRecord { uids, gids, squash, map, .. } = &self.record;
         squash.is_some()
@@ -265,7 +271,8 @@ impl Grant {
         judged: &mut Judged,
     ) -> Result<(), FsError> {
         let covered = self.map_user(&mut request.creds);
-        // An honest client goes on with a listing, and ends what it does through handles, as nobody in particular.
+        // An honest client goes on with a listing, and ends what it does through handles, as nobody
+        // in particular.
         if let Op::ReadDir { dir, check, .. } = &mut request.op {
             if !*check && given.listed.get(*dir).is_none() {
                 *check = true;
@@ -292,7 +299,7 @@ impl Grant {
         }
     }
 
-    /// Changes who asks to who that stands for.
+    /// Maps the credentials to those that they stand for.
     fn map_user(&self, creds: &mut Creds) -> Result<(), FsError> {
         let TokenRecord { uids, gids, squash, map, .. } = &self.record;
         match squash {
@@ -308,7 +315,7 @@ impl Grant {
         if !uids.has(creds.uid) || !gids.has(creds.gid) {
             return Err(NOT_COVERED);
         }
-        // Who leaves groups out has fewer rights, which a client may do by itself.
+        // A client that leaves groups out has fewer rights, which it may choose by itself.
         if let Some(groups) = &creds.groups
             && !groups.iter().all(|group| gids.has(*group))
         {
@@ -318,7 +325,8 @@ impl Grant {
     }
 }
 
-/// What a mount asks for as nobody, or without a permission's being looked at, because it has the file open: it has to.
+/// What a mount asks for as nobody, or without a permission's being looked at, because it has the
+/// file open: it has to.
 fn judge_handles(op: &mut Op, opens: &Opens) -> Result<(), FsError> {
     match op {
         Op::Compact { inode, .. } if !opens.get(inode.ino).write => Err(NOT_OPEN_FOR_WRITING),
@@ -345,7 +353,8 @@ fn changes(op: &Op) -> bool {
     }
 }
 
-/// Whether the node does not look at who asks, or only at what he may leave as it was. The latter is taken from him.
+/// Whether the node does not look at the credentials, or only at what their user may leave as it
+/// was. The latter is taken away.
 fn asks_for_nobody(op: &mut Op) -> bool {
     match op {
         Op::Parent(_)
@@ -371,7 +380,8 @@ fn asks_for_nobody(op: &mut Op) -> bool {
     }
 }
 
-/// The directory, if it is one, that whoever is allowed this may list: a mount asks so when it opens one.
+/// The directory, if it is one, that a session may list that is allowed this: a mount asks so when
+/// it opens one.
 fn allows_listing(op: &Op) -> Option<Listable> {
     match op {
         Op::Access(inode, mask) => (mask & libc::R_OK as u32 != 0).then_some(Listable::Dir(inode.ino)),
@@ -408,8 +418,8 @@ impl Within<'_> {
     }
 }
 
-/// Finds the node ids in a request that nobody knows to be within the subtree. A path never leaves it: names are names, and links are
-/// the client's to follow.
+/// Finds the node ids in a request that nobody knows to be within the subtree. A path never leaves
+/// it: names are names, and links are the client's to follow.
 fn confine(op: &mut Op, within: &mut Within<'_>, doubts: &mut Vec<Doubt>) {
     // What is above it is itself, as above the root.
     if *op == Op::Parent(within.root) {

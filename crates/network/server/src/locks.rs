@@ -1,26 +1,35 @@
-//! The lock manager: who holds which byte-range and BSD locks of a volume's files, and who waits for one.
+//! The lock manager: the byte-range and BSD locks of a volume's files, their holders, and the calls
+//! that wait for one.
 //!
-//! Pure: no threads, no clock, no I/O, and the same calls give the same answers in the same order. Its owner calls it under
-//! one mutex and answers the calls whose waits it says have ended.
+//! Pure: no threads, no clock, no I/O, and the same calls give the same answers in the same order.
+//! Its owner calls it under one mutex and answers the calls that it says have waited long enough.
 //!
-//! **Semantics** are those of Linux on one machine, with an owner being (session, what the client's kernel calls the owner).
-//! Byte ranges: `fcntl(2)`; BSD locks: `flock(2)`. The two do not see each other.
+//! **Semantics** are those of Linux on one machine, with an owner being (session, what the client's
+//! kernel calls the owner). Byte ranges: `fcntl(2)`; BSD locks: `flock(2)`. The two do not see each
+//! other.
 //!
-//! - A request that no *held* lock of another owner excludes is granted at once. When locks go, those who wait are looked at
-//!   in the order in which they came, and each whom nothing held excludes any more gets its lock. Somebody who waits for an
-//!   exclusive lock does not keep readers out, as in Linux: related processes take shared locks one inside the other
-//!   (`flock -s f make`, which runs `flock -s f …`), and would wait for ever if somebody else's wish could come between.
-//! - `EDEADLK`: a wait for a byte range is refused if it would close a circle of owners that wait for each other, over all
-//!   files and sessions. Locks of an open file description are byte ranges like others here: FUSE does not tell them apart.
-//!   (Linux has no such check for them. Circles through several threads of one owner may go unnoticed, as there.)
-//! - A BSD lock that is converted and cannot be at once is lost first, then waited for, or lost: `flock(2)`.
-//! - Everything is idempotent: a request that is repeated because its answer was lost changes nothing.
+//! - A request that no *held* lock of another owner excludes is granted at once. When locks go,
+//!   waiting calls are looked at in the order in which they came, and each that nothing held
+//!   excludes any more gets its lock. A call that waits for an exclusive lock does not keep readers
+//!   out, as in Linux: related processes take shared locks one inside the other (`flock -s f make`,
+//!   which runs `flock -s f …`), and would wait for ever if somebody else's wish could come
+//!   between.
+//! - `EDEADLK`: a wait for a byte range is refused if it would close a circle of owners that wait
+//!   for each other, over all files and sessions. Locks of an open file description are byte ranges
+//!   like others here: FUSE does not tell them apart. (Linux has no such check for them. Circles
+//!   through several threads of one owner may go unnoticed, as there.)
+//! - A BSD lock that is converted and cannot be at once is lost first, then waited for, or lost:
+//!   `flock(2)`.
+//! - Everything is idempotent: a request that is repeated because its answer was lost changes
+//!   nothing.
 //!
-//! **Sessions.** When a connection breaks, the session's waits stay where they are in line without anybody to answer
-//! ([`Locks::orphan_waits`]), until the same request comes again over the next connection. When a session ends, all it
-//! holds and waits for goes. What the node knew of locks before a restart, clients tell it ([`Locks::reclaim`]).
+//! **Sessions.** When a connection breaks, the session's waits stay where they are in line without
+//! anybody to answer ([`Locks::orphan_waits`]), until the same request comes again over the next
+//! connection. When a session ends, all it holds and waits for goes. What the node knew of locks
+//! before a restart, clients tell it ([`Locks::reclaim`]).
 //!
-//! **Bounds** are in [`LockLimits`]; beyond them requests get `ENOLCK`. Giving up what an owner has as a whole always works.
+//! **Bounds** are in [`LockLimits`]; beyond them requests get `ENOLCK`. Giving up what an owner has
+//! as a whole always works.
 
 mod deadlock;
 mod file;
@@ -61,7 +70,7 @@ impl Default for LockLimits {
     }
 }
 
-/// Who holds or wants a lock. Locks of one owner never conflict.
+/// The owner that holds or wants a lock. Locks of one owner never conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     /// The session.
@@ -70,7 +79,7 @@ pub struct Owner {
     pub id: u64,
 }
 
-/// A call whose wait ended with its lock: it is to be answered.
+/// A call that waited and has got its lock: it is to be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket {
     /// The session.
@@ -108,7 +117,7 @@ struct SessionLocks {
     ranges: usize,
     /// Waits by call.
     calls: BTreeMap<u64, (FileKey, u64)>,
-    /// Waits whose connection broke.
+    /// Waits that have lost their connection.
     orphans: BTreeSet<(FileKey, u64)>,
 }
 
@@ -131,7 +140,7 @@ pub struct Locks {
     /// Waits for byte ranges, by owner: the edges of the graph in which circles are looked for.
     waiting: FxHashMap<Owner, Vec<(InodeId, u64)>>,
     counts: LockCounts,
-    /// Number of the next wait; they order those who wait.
+    /// Number of the next wait; they order the waiting calls.
     next_wait: u64,
 }
 
@@ -146,7 +155,8 @@ impl Locks {
         self.counts
     }
 
-    /// The files of which there are locks, or calls that wait for some; one twice if there are locks of both kinds.
+    /// The files of which there are locks, or calls that wait for some; one twice if there are
+    /// locks of both kinds.
     pub fn files(&self) -> impl Iterator<Item = InodeId> + '_ {
         self.files.keys().map(|(ino, _)| *ino)
     }
@@ -158,7 +168,8 @@ impl Locks {
             .map_or(LockCounts::default(), |held| LockCounts { ranges: held.ranges, waits: held.waits() })
     }
 
-    /// A lock that is in the way of this one (`F_GETLK`), the first by offset. Its `pid` is 0 if another session holds it.
+    /// A lock that is in the way of this one (`F_GETLK`), the first by offset. Its `pid` is 0 if
+    /// another session holds it.
     pub fn test(&self, session: u64, span: &LockSpan) -> Option<LockSpan> {
         let owner = Owner { session, id: span.owner };
         let held = self.files.get(&(span.ino, span.kind))?.first_in_the_way(owner, span)?;
@@ -172,11 +183,12 @@ impl Locks {
         })
     }
 
-    /// Takes a lock, now or, with a call to answer then, when it is free. Calls that this wakes are added to `woken`.
+    /// Takes a lock, now or, with a call to answer then, when it is free. Calls that this wakes are
+    /// added to `woken`.
     ///
     /// # Errors
-    /// `EAGAIN`: another holds it and this was not to wait. `EDEADLK`. `ENOLCK`: a bound. `EINVAL`: no range, or the call
-    /// waits for something else.
+    /// `EAGAIN`: another holds it and this was not to wait. `EDEADLK`. `ENOLCK`: a bound. `EINVAL`:
+    /// no range, or the call waits for something else.
     pub fn set(
         &mut self,
         session: u64,
@@ -222,7 +234,8 @@ impl Locks {
     /// Takes a lock that a client held before the node was restarted.
     ///
     /// # Errors
-    /// `EAGAIN` if another has claimed it: the client has lost it. `ENOLCK`, `EINVAL` as [`Locks::set`].
+    /// `EAGAIN` if another has claimed it: the client has lost it. `ENOLCK`, `EINVAL` as
+    /// [`Locks::set`].
     pub fn reclaim(&mut self, session: u64, span: &LockSpan) -> FsResult<()> {
         // Nobody waits before everybody has reclaimed, so nobody is woken.
         self.set(session, span, None, &mut Vec::new()).map(|_| ())
@@ -247,13 +260,14 @@ impl Locks {
         Ok(())
     }
 
-    /// Gives up all that an owner holds of a file: the owner closed it. Its waits go on, as a thread of it may wait while
-    /// another closes.
+    /// Gives up all that an owner holds of a file: the owner closed it. Its waits go on, as a
+    /// thread of it may wait while another closes.
     pub fn release_owner(&mut self, owner: Owner, ino: InodeId, kind: LockKind, woken: &mut Vec<Ticket>) {
         self.give_up(owner, (ino, kind), 0, LOCK_END, woken);
     }
 
-    /// Ends the wait of a call. True if it waited: it is to be answered `EINTR`. False if it has been answered.
+    /// Ends the wait of a call. True if it waited: it is to be answered `EINTR`. False if it has
+    /// been answered.
     pub fn cancel(&mut self, session: u64, call: u64) -> bool {
         let waits = self.sessions.get(&session).and_then(|held| held.calls.get(&call));
         let Some((key, number)) = waits.copied() else { return false };
@@ -261,8 +275,9 @@ impl Locks {
         true
     }
 
-    /// The session's connection is gone: nobody can be answered. Its waits keep their places until the same requests come
-    /// again; one that gets its lock meanwhile holds it, as the request will then find.
+    /// The session's connection is gone: nobody can be answered. Its waits keep their places until
+    /// the same requests come again; one that gets its lock meanwhile holds it, as the request will
+    /// then find.
     pub fn orphan_waits(&mut self, session: u64) {
         let Some(held) = self.sessions.get_mut(&session) else { return };
         for (key, number) in std::mem::take(&mut held.calls).into_values() {
@@ -273,8 +288,8 @@ impl Locks {
         }
     }
 
-    /// Ends a session: all it holds and waits for goes. Calls of others that this wakes are added to `woken`; its own get no
-    /// answer.
+    /// Ends a session: all it holds and waits for goes. Calls of others that this wakes are added
+    /// to `woken`; its own get no answer.
     pub fn end_session(&mut self, session: u64, woken: &mut Vec<Ticket>) {
         let Some(held) = self.sessions.get(&session) else { return };
         let waits: Vec<_> = held.calls.values().chain(&held.orphans).copied().collect();
@@ -282,7 +297,8 @@ impl Locks {
         for (key, number) in waits {
             self.remove_wait(key, number);
         }
-        // All goes before anybody is woken: else a later request could pass one that all of it kept out.
+        // All goes before anybody is woken: else a later request could pass one that all of it kept
+        // out.
         for (key, id) in &owners {
             self.let_go(Owner { session, id: *id }, *key, 0, LOCK_END);
         }
@@ -295,14 +311,15 @@ impl Locks {
         debug_assert!(!self.sessions.contains_key(&session));
     }
 
-    /// Holds a range that nothing excludes, and wakes those whom a downgrade lets in.
+    /// Holds a range that nothing excludes, and wakes the calls that a downgrade lets in.
     fn hold(&mut self, owner: Owner, key: FileKey, span: &LockSpan, woken: &mut Vec<Ticket>) {
         if self.hold_one(owner, key, span) {
             self.wake(key, woken);
         }
     }
 
-    /// Holds a range that nothing excludes. True if others may get more than before: an exclusive lock became a shared one.
+    /// Holds a range that nothing excludes. True if others may get more than before: an exclusive
+    /// lock became a shared one.
     fn hold_one(&mut self, owner: Owner, key: FileKey, span: &LockSpan) -> bool {
         let file = self.files.entry(key).or_default();
         let weakened = span.mode == LockMode::Read
@@ -314,7 +331,7 @@ impl Locks {
         weakened
     }
 
-    /// Gives up a range, and wakes whom that lets in.
+    /// Gives up a range, and wakes the calls that this lets in.
     fn give_up(&mut self, owner: Owner, key: FileKey, start: u64, end: u64, woken: &mut Vec<Ticket>) {
         if self.let_go(owner, key, start, end) {
             self.wake(key, woken);
@@ -333,13 +350,15 @@ impl Locks {
         true
     }
 
-    /// Looks at those who wait for locks of a file, in the order in which they came, and grants what is free.
+    /// Looks at the calls that wait for locks of a file, in the order in which they came, and
+    /// grants what is free.
     fn wake(&mut self, key: FileKey, woken: &mut Vec<Ticket>) {
         let mut after = None;
         while let Some(number) = self.files.get(&key).and_then(|file| file.next_ready(after)) {
             let Some(wait) = self.remove_wait(key, number) else { return };
             woken.extend(wait.ticket());
-            // Somebody who gave up an exclusive lock with this may let in those who were passed over.
+            // An owner that gave up an exclusive lock with this may let in calls that were passed
+            // over.
             after = if self.hold_one(wait.owner, key, &wait.span) { None } else { Some(number) };
         }
     }

@@ -1,10 +1,12 @@
-//! The other nodes of the cluster: connections to them, over which envelopes of this node's member leave.
+//! The other nodes of the cluster: connections to them, over which envelopes of this node's member
+//! leave.
 //!
-//! What comes from them comes over connections that they have dialed, to the same port that clients use
-//! ([`crate::server`]'s gate).
+//! What comes from them comes over connections that they have dialed, to the same port that clients
+//! use ([`crate::server`]'s gate).
 //!
-//! A node is dialed where it was last heard of ([`kestrel_cluster::whereabouts`]): at once when it, or somebody else, says where that is. The
-//! connection to where it was is given up then: that start of it has ended, or must not be talked to any more. Whoever is connected to is told
+//! A node is dialed where it was last heard of ([`kestrel_cluster::whereabouts`]): at once when it,
+//! or somebody else, says where that is. The connection to where it was is given up then: that
+//! start of it has ended, or must not be talked to any more. A node that is connected to is told
 //! first where the others are.
 
 use std::collections::BTreeMap;
@@ -35,7 +37,7 @@ pub struct Identity {
     pub address: String,
 }
 
-/// Who this node is to the others.
+/// The identity of this node for the others.
 struct Introduction {
     identity: Identity,
     me: NodeId,
@@ -63,7 +65,7 @@ impl Introduction {
         let mut config = PeerConfig::new(address, hello, identity.secret, &self.tls);
         let (me, whereabouts) = (self.me, self.whereabouts.clone());
         config.greeting = Some(Greeting(Arc::new(move || {
-            // Who hears it knows where he is himself, and has just been told where this node is.
+            // The receiver knows where it is itself, and has just been told where this node is.
             let others = whereabouts.all().into_iter().filter(|at| at.node != me && at.node != node);
             envelope(me, others.collect())
         })));
@@ -87,8 +89,8 @@ fn envelope(from: NodeId, nodes: Vec<Whereabout>) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// See the module's header. Dropping it closes the connections. What is to be carried before they are begun is lost, which a
-/// carrier may do.
+/// See the module's header. Dropping it closes the connections. What is to be carried before they
+/// are begun is lost, which a carrier may do.
 #[derive(Default)]
 pub struct Peers {
     introduction: OnceLock<Introduction>,
@@ -96,7 +98,8 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Tells who this node is to the others, and how it proves that ([`ClientTls::of_node`]): once, when its member has counted its start.
+    /// Sets the identity of this node for the others, and how it proves that
+    /// ([`ClientTls::of_node`]): once, when its member has counted its start.
     pub fn introduce(self: &Arc<Self>, identity: &Identity, host: &MemberHost, tls: ClientTls) {
         let (me, epoch, whereabouts) = (host.me(), host.epoch(), host.whereabouts_kept().clone());
         whereabouts.met(&Whereabout { node: me, epoch, address: identity.address.clone() });
@@ -110,7 +113,8 @@ impl Peers {
             self.introduction.set(Introduction { identity: identity.clone(), me, epoch, tls, whereabouts });
     }
 
-    /// Begins to connect to those nodes of a table that there are no connections to, each where it was last heard of. Does not wait for them.
+    /// Begins to connect to those nodes of a table that there are no connections to, each where it
+    /// was last heard of. Does not wait for them.
     ///
     /// # Errors
     /// If a thread does not start; the rest is tried again when this is called again.
@@ -165,7 +169,8 @@ impl Peers {
                 );
                 let before = links.insert(node, link);
                 drop(links);
-                // What ends a connection waits for its thread, which may be dialing; whoever brings news must not. Without a thread it waits.
+                // What ends a connection waits for its thread, which may be dialing; a thread that
+                // brings news must not. Without a thread it waits.
                 let _ =
                     std::thread::Builder::new().name("kestrel-peer-end".into()).spawn(move || drop(before));
             }
@@ -173,7 +178,8 @@ impl Peers {
         }
     }
 
-    /// Tells all other nodes that one is elsewhere. Whoever does not hear it is told when he is connected to.
+    /// Tells all other nodes that one is elsewhere. A node that does not hear it is told when it is
+    /// connected to.
     fn pass_on(&self, introduction: &Introduction, at: &Whereabout) {
         let links = self.links.read();
         let Some(envelope) = introduction.envelope(vec![at.clone()]) else { return };
@@ -184,7 +190,8 @@ impl Peers {
         }
     }
 
-    /// Lets go of nodes that are not in the table any more, when they have gone. Until then they may have to hear that.
+    /// Lets go of nodes that are not in the table any more, when they have gone. Until then they
+    /// may have to hear that.
     pub fn forget_former(&self, placement: &Placement) {
         if let Some(introduction) = self.introduction.get() {
             introduction.whereabouts.forget(|node| placement.heir_of(node).is_some());

@@ -1,10 +1,11 @@
 //! The server: sessions, leases, and what has to happen when time passes.
 //!
-//! **Locks of this crate, in the order in which they may be taken:** the directory of sessions; one session; then one of lock
-//! desk, objects, grace, releases. The node is called with none of them held, and so are outboxes except where noted.
+//! **Locks of this crate, in the order in which they may be taken:** the directory of sessions; one
+//! session; then one of lock desk, objects, grace, releases. The node is called with none of them
+//! held, and so are outboxes except where noted.
 //!
-//! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that outlive the process carry wall
-//! time, which comes from the volume's clock.
+//! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that
+//! outlive the process carry wall time, which comes from the volume's clock.
 
 mod admission;
 pub(crate) mod confine;
@@ -66,7 +67,8 @@ pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
 /// By which table it was made, and after how many changes of nodes' addresses.
 type Description = ((u64, u64), Box<[u8]>);
 
-/// What answers need. It does not refer to the node, so answers that never come do not keep it open.
+/// What answers need. It does not refer to the node, so answers that never come do not keep it
+/// open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
     /// The table of placement.
@@ -102,8 +104,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves a node, or a member, that was opened for it (`NodeConfig::serves`): reads which clients had sessions and begins the grace
-    /// period, or ends it at once if there were none. `clock` is the volume's wall clock, `now` the monotonic one.
+    /// Serves a node, or a member, that was opened for it (`NodeConfig::serves`): reads which
+    /// clients had sessions and begins the grace period, or ends it at once if there were none.
+    /// `clock` is the volume's wall clock, `now` the monotonic one.
     ///
     /// # Errors
     /// `EINVAL` for settings that make no sense; the engine's.
@@ -166,7 +169,8 @@ impl Server {
         let shared = node.cluster().is_some_and(|cluster| cluster.is_shared());
         let before = node.lease_on_record()?;
         let longest = before.unwrap_or(0).clamp(config.lease, LEASE_MAX);
-        // Whoever asks for less than its lease has that, where nobody else may have been the node.
+        // A client that asks for less than its lease has that, where no other process may have been
+        // the node.
         let covers = shared || config.grace >= config.lease;
         let mut grace = Grace::of(if covers { config.grace.max(longest) } else { config.grace });
         if before != Some(longest) {
@@ -216,13 +220,15 @@ impl Server {
         Connection::new(self.clone(), outbox, security, peer.into())
     }
 
-    /// Whether a living client may still come to refer to an object: then it must not be deleted though nothing refers to it.
+    /// Whether a living client may still come to refer to an object: then it must not be deleted
+    /// though nothing refers to it.
     pub fn in_use(&self, object: ObjectId) -> bool {
         self.shared.in_use(object)
     }
 
-    /// Has clients told what `describe` makes of the present table of placement, with nodes where they are, in the place of [`ServerConfig::descriptor`]. Once; of use
-    /// to a member's server only. It must not wait.
+    /// Has clients told what `describe` makes of the present table of placement, with nodes where
+    /// they are, in the place of [`ServerConfig::descriptor`]. Once; of use to a member's server
+    /// only. It must not wait.
     pub fn describe_by(&self, describe: Box<Describe>) {
         let _ = self.shared.describe.set(describe);
     }
@@ -244,7 +250,7 @@ impl Server {
     /// Writes to the log that a connection was refused, or counts it where there were many.
     pub(crate) fn log_refused(&self, peer: &str, why: &FsError) {
         let admitted = self.shared.refused_lines.lock().admits(self.clock.now(), peer);
-        // All of them for somebody who looks for them.
+        // All of them for a caller that looks for them.
         let level = if admitted { log::Level::Warn } else { log::Level::Debug };
         log::log!(level, "{peer}: connection refused: {why}");
     }
@@ -262,7 +268,7 @@ impl Server {
         &self.tokens
     }
 
-    /// Where it is told who was refused, and who administered what.
+    /// Where refusals and administration are recorded.
     pub fn audit(&self) -> &Audit {
         &self.shared.config.audit
     }
@@ -322,7 +328,8 @@ impl Server {
         self.all_sessions().into_iter().map(info).collect()
     }
 
-    /// Closes every connection. Sessions stay recorded, so that clients find them again at the next start.
+    /// Closes every connection. Sessions stay recorded, so that clients find them again at the next
+    /// start.
     pub fn close(&self) {
         self.close_peers();
         for session in self.all_sessions() {
@@ -337,7 +344,7 @@ impl Server {
         self.shared.directory.lock().values().cloned().collect()
     }
 
-    /// Gives opens back to the node whose sessions are gone.
+    /// Gives opens of sessions that are gone back to the node.
     pub(crate) fn release_abandoned(&self) {
         let releases = std::mem::take(&mut *self.shared.releases.lock());
         let mut requests: Vec<Submission> = Vec::new();
@@ -363,7 +370,7 @@ impl Server {
 }
 
 impl Shared {
-    /// Who has a session that is alive, if anybody has.
+    /// The clients that have a session that is alive.
     fn who_is_here(&self) -> Option<String> {
         let sessions: Vec<_> = self.directory.lock().values().cloned().collect();
         let alive = sessions.iter().filter_map(|session| {

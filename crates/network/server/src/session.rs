@@ -10,14 +10,16 @@
 //! ```
 //!
 //! - **Live**: calls are served, as soon as the record of the session is durable.
-//! - **Reclaiming**: the node does not know what the client holds, because it restarted, had given the session up, or never
-//!   heard of a client that says it was here. Nothing but Reclaim is served.
-//! - **Expired**: the client was not heard of for the lease. Its opens and locks are gone; what became of its calls is still
-//!   known, so one that comes back executes nothing twice.
+//! - **Reclaiming**: the node does not know what the client holds, because it restarted, had given
+//!   the session up, or never heard of a client that says it was here. Nothing but Reclaim is
+//!   served.
+//! - **Expired**: the client was not heard of for the lease. Its opens and locks are gone; what
+//!   became of its calls is still known, so one that comes back executes nothing twice.
 //!
-//! A session has one connection at most, that with the highest incarnation. Under the session's lock it is decided whether a
-//! frame belongs to it; what is found to do then is marked there (a numbered call as running, a lock as taken) before the
-//! lock is let go, so that nothing an older connection brought can take effect after a newer one was welcomed.
+//! A session has one connection at most, that with the highest incarnation. Under the session's
+//! lock it is decided whether a frame belongs to it; what is found to do then is marked there (a
+//! numbered call as running, a lock as taken) before the lock is let go, so that nothing an older
+//! connection brought can take effect after a newer one was welcomed.
 
 pub mod given;
 pub mod opens;
@@ -60,7 +62,7 @@ pub struct Line {
     pub outbox: Arc<dyn Outbox>,
     /// Whether they carry checksums.
     pub checksum: Checksum,
-    /// What it runs over, and whom the client has proved to be.
+    /// What it runs over, and the identity that the client has proved.
     pub security: Security,
     /// Where from, for people.
     pub peer: Arc<str>,
@@ -90,10 +92,11 @@ pub struct Claims {
     pub parked: VecDeque<(u64, Reclaim)>,
     /// How often each file is said to be open, in this attempt.
     pub opens: BTreeMap<InodeId, u32>,
-    /// Locks claimed so far, over all attempts, and whether they were had: the client may not have heard of it, and what was
-    /// lost once stays lost even if it is free by now.
+    /// Locks claimed so far, over all attempts, and whether they were had: the client may not have
+    /// heard of it, and what was lost once stays lost even if it is free by now.
     pub locks: FxHashMap<LockSpan, bool>,
-    /// Whether what the next message names is within the subtree is being looked at: the number of that look.
+    /// Whether what the next message names is within the subtree is being looked at: the number of
+    /// that look.
     pub vetting: Option<u64>,
     /// What of the next message is not, once that is known.
     pub outside: Option<Vec<InodeId>>,
@@ -119,14 +122,17 @@ pub struct State {
     pub opens: Opens,
     /// What is being reclaimed.
     pub claims: Claims,
-    /// The session's locks may be reclaimed: it was interrupted by a restart, and the grace period has not ended.
+    /// The session's locks may be reclaimed: it was interrupted by a restart, and the grace period
+    /// has not ended.
     pub may_claim_locks: bool,
-    /// Something came that is neither claim nor retry since everything was reclaimed: all retries are in.
+    /// Something came that is neither claim nor retry since everything was reclaimed: all retries
+    /// are in.
     pub settled: bool,
     /// The session's record is durable.
     pub recorded: bool,
-    /// The session was lost, but its client says in its newest Hello that it holds nothing, and nothing has confirmed that
-    /// yet: what it would have been told. (That Hello may be an old one that was long under way.)
+    /// The session was lost, but its client says in its newest Hello that it holds nothing, and
+    /// nothing has confirmed that yet: what it would have been told. (That Hello may be an old one
+    /// that was long under way.)
     pub denied: Option<SessionState>,
     /// When it was given up.
     pub expired_at: Nanos,
@@ -136,7 +142,7 @@ pub struct State {
     pub given: Given,
     /// How often it was looked at whether what a message claims is within the subtree.
     pub looks: u64,
-    /// It is known whose it is: another token than that of its grant does not take it over.
+    /// Its token is known: another token than that of its grant does not take it over.
     pub bound: bool,
 }
 
@@ -208,7 +214,8 @@ impl State {
         self.claims = Claims::default();
     }
 
-    /// The client says it again from the beginning, over a new connection. What the node is still working on goes on.
+    /// The client says it again from the beginning, over a new connection. What the node is still
+    /// working on goes on.
     pub fn restart_reclaim(&mut self) {
         self.claims.parked.clear();
         self.claims.opens.clear();

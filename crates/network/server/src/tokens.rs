@@ -1,11 +1,13 @@
-//! The tokens of a volume: which there are, who shows one, and that all nodes know the same of them.
+//! The tokens of a volume: which there are, which one a client shows, and that all nodes know the
+//! same of them.
 //!
-//! **No coordinator.** Every node has all records ([`kestrel_types::token`]: they only ever allow less). Once a second it tells each other
-//! node a hash of what it has; who has something else answers with all of its own, and takes over what it lacks. So a token that was
-//! revoked anywhere is of no use anywhere within two seconds of the nodes reaching each other.
+//! **No coordinator.** Every node has all records ([`kestrel_types::token`]: they only ever allow
+//! less). Once a second it tells each other node a hash of what it has; a node that has something
+//! else answers with all of its own, and takes over what it lacks. So a token that was revoked
+//! anywhere is of no use anywhere within two seconds of the nodes reaching each other.
 //!
-//! **A node that starts** may have missed that a token was revoked. It takes nobody's until it knows the same as most nodes, itself
-//! included; most of them are needed to serve at all.
+//! **A node that starts** may have missed that a token was revoked. It takes nobody's until it
+//! knows the same as most nodes, itself included; most of them are needed to serve at all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -75,7 +77,8 @@ impl Tokens {
         Ok(Self { engine, state: Mutex::new(state), others: OnceLock::new(), of_nodes: OnceLock::new() })
     }
 
-    /// There are other nodes: `nodes` says which, this one, `me`, among them. Once, before anybody is served.
+    /// There are other nodes: `nodes` says which, this one, `me`, among them. Once, before anybody
+    /// is served.
     pub fn are_shared(
         &self,
         me: NodeId,
@@ -85,7 +88,8 @@ impl Tokens {
         let _ = self.others.set(Others { me, carrier, nodes });
     }
 
-    /// Nodes of the cluster with this secret are let in as clients, to administer. Once, before anybody is served.
+    /// Nodes of the cluster with this secret are let in as clients, to administer. Once, before
+    /// anybody is served.
     pub fn let_nodes_in(&self, secret: &[u8]) {
         let token = Token::of_nodes(secret, None);
         let all = TokenRecord::new(token.id, "nodes of the cluster", token.verifier(), 0);
@@ -106,10 +110,12 @@ impl Tokens {
         self.state.lock().records.get(&id).cloned()
     }
 
-    /// Puts what has become known of some tokens on record and tells the other nodes; returns when it is durable here.
+    /// Puts what has become known of some tokens on record and tells the other nodes; returns when
+    /// it is durable here.
     ///
     /// # Errors
-    /// `ENOSPC` if there would be too many; `EPERM` for that of nodes; `EINVAL` for what is no record; the engine's: what is on record did not change.
+    /// `ENOSPC` if there would be too many; `EPERM` for that of nodes; `EINVAL` for what is no
+    /// record; the engine's: what is on record did not change.
     pub fn learn(&self, records: Vec<TokenRecord>, now: Nanos) -> FsResult<()> {
         if self.take_over(records, now)? {
             self.tell(None);
@@ -117,8 +123,9 @@ impl Tokens {
         Ok(())
     }
 
-    /// Forgets tokens that are of no use any more, here and at the other nodes; how many that were. Only once all nodes have the same: one
-    /// that has not heard that a token was revoked would bring it back, as good as new. Who knows it brings it back revoked.
+    /// Forgets tokens that are of no use any more, here and at the other nodes; how many that were.
+    /// Only once all nodes have the same: one that has not heard that a token was revoked would
+    /// bring it back, as good as new. A node that knows it brings it back revoked.
     ///
     /// # Errors
     /// `EAGAIN` while a node is not known to have what this one has; the engine's.
@@ -196,7 +203,8 @@ impl Tokens {
     /// What a token allows. The same for all of its sessions.
     ///
     /// # Errors
-    /// `EACCES` if there is no such token, or it has ended; `EAGAIN` while this node may not know that.
+    /// `EACCES` if there is no such token, or it has ended; `EAGAIN` while this node may not know
+    /// that.
     pub fn grant(&self, id: TokenId, now: Nanos) -> FsResult<Arc<Grant>> {
         if let Some(record) = self.of_nodes.get().filter(|record| record.id == id) {
             return Ok(Arc::new(Grant::new(record.clone())));
@@ -234,7 +242,8 @@ impl Tokens {
         state.settled
     }
 
-    /// Time has passed, by the wall and by the server's clock: tokens end, and the others are told what there is.
+    /// Time has passed, by the wall and by the server's clock: tokens end, and the others are told
+    /// what there is.
     pub fn tick(&self, wall: Nanos, now: Nanos) {
         let due = {
             let mut state = self.state.lock();

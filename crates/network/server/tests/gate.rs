@@ -1,4 +1,5 @@
-//! Who is let in as another node of the cluster, and what happens to one that does not talk like one.
+//! The peers that are let in as nodes of the cluster, and what happens to one that does not talk
+//! like one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod cluster;
@@ -149,7 +150,7 @@ fn a_directory_that_was_made_anew_an_old_copy_and_a_second_process_are_refused()
     is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
     let before = || PeerHello { epoch: 0, ..hello(2, 1) };
     is_refused(&cluster, before(), REFUSED_OLD, "(start 0, node 1 has seen start 1)");
-    // Who refuses is started again, and still knows.
+    // The node that refuses is started again, and still knows.
     cluster.sites[0].kill();
     cluster.sites[0].run();
     is_refused(&cluster, anew(), REFUSED_BIRTH, "its directory was made anew");

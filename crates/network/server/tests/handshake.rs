@@ -1,4 +1,5 @@
-//! The corpus of the fuzz target `handshake`, and its check over mutations of it, the same ones in each run.
+//! The corpus of the fuzz target `handshake`, and its check over mutations of it, the same ones in
+//! each run.
 //!
 //! `cargo test -p kestrel-server --test handshake -- --ignored` writes the files of new samples.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]

@@ -1,4 +1,4 @@
-//! A node that leaves: who keeps it, and what it and the others say afterwards.
+//! A node that leaves: what keeps it, and what it and the others say afterwards.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod cluster;

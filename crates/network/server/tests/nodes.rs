@@ -1,5 +1,5 @@
-//! Three nodes of a cluster as they are in earnest: engines on disk, members with threads, servers on loopback, connections between
-//! them, and clients that send each request to its leader.
+//! Three nodes of a cluster as they are in earnest: engines on disk, members with threads, servers
+//! on loopback, connections between them, and clients that send each request to its leader.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod cluster;

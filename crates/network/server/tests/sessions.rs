@@ -180,7 +180,7 @@ fn after_a_restart_what_clients_hold_is_theirs_again() {
             client.send(&fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
         }
     }
-    // Who did not come back has lost what it had; who did has not.
+    // A client that did not come back has lost what it had; one that did has not.
     assert_eq!(locks_heard(&third), [(others, Ok(LockAnswer::Done))]);
     assert_eq!(errno(&holder.ask(&fixture, Op::GetAttr(seen(&inode, "a")))), 0);
     assert_eq!(errno(&third.ask(&fixture, Op::GetAttr(seen(&other, "b")))), libc::ESTALE);
@@ -230,7 +230,8 @@ fn the_grace_period_ends_when_everybody_is_back_and_has_retried() {
     let mut fixture = fixture.crash(&mut [&mut client]);
     let mut other = Client::connected(2, &fixture);
     client.connect(&fixture);
-    // It did not hear the answer, so it does not claim the file; and the file is to be there for the retry.
+    // It did not hear the answer, so it does not claim the file; and the file is to be there for
+    // the retry.
     client.reclaim(&fixture, Reclaim { last: true, ..Reclaim::default() });
     fixture.pass(SECOND / 2);
     assert_eq!(errno(&other.ask(&fixture, Op::Unlink(at("a")))), 0);

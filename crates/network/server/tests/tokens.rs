@@ -1,4 +1,4 @@
-//! Who shows a token does what it allows, and nothing else.
+//! A client that shows a token does what it allows, and nothing else.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
@@ -256,7 +256,7 @@ fn users_are_those_that_the_token_covers() {
     }
     let (inode, _) = opened(&ask_as(&mut client, &fixture, (500, 100), own));
     assert_eq!((inode.uid, inode.gid), (1500, 100));
-    // What says nothing of who asks may be asked by root, as mounts do.
+    // What does not depend on the user may be asked by root, as mounts do.
     let seen = || InodeRef { ino: inode.ino, seen: Some((1, Name::new(b"own").unwrap())) };
     let (data, size) = (NewData::Inline((*b"x").into()), Some(1));
     let commit = Commit { inode: seen(), base: inode.data_change, data, size, mtime: 5, kill_suid: false };

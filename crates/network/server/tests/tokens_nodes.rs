@@ -1,4 +1,5 @@
-//! All nodes know the same tokens, whichever was told, and whoever was away hears of it before it lets anybody in.
+//! All nodes know the same tokens, whichever was told, and a node that was away hears of it before
+//! it lets a client in.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod cluster;
@@ -58,7 +59,8 @@ fn every_node_learns_what_any_node_was_told() {
         known.contains(&2) && (missing.is_empty() || missing == [3])
     });
     let three = issue(&cluster.sites[1], "three");
-    // While one may still take it for good, what is revoked is not forgotten: that one would bring it back.
+    // While one may still take it for good, what is revoked is not forgotten: that one would bring
+    // it back.
     let early = cluster.sites[0].running().server.tokens().prune(9).expect_err("node 3 does not know");
     assert_eq!(early.errno, libc::EAGAIN);
     assert!(early.reason.contains("nodes [") && early.reason.contains('3'), "{early}");

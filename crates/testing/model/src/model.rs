@@ -148,7 +148,8 @@ impl Model {
         model
     }
 
-    /// An empty file system that keeps no times, for histories that do not tell when a request was executed.
+    /// An empty file system that keeps no times, for histories that do not tell when a request was
+    /// executed.
     pub fn without_times() -> Self {
         Self { times: false, ..Self::new(0) }
     }

@@ -1,6 +1,7 @@
 //! The virtual clock and what is planned to happen on it: what every kind of run has in common.
 //!
-//! Events happen one at a time, in the order of their times; equal times in the order in which they were planned.
+//! Events happen one at a time, in the order of their times; equal times in the order in which they
+//! were planned.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -115,7 +116,8 @@ pub(crate) trait Scene: Sized {
         }
     }
 
-    /// Sums a run up: what was asked, and whether there is an order of it in which the model answers the same.
+    /// Sums a run up: what was asked, and whether there is an order of it in which the model
+    /// answers the same.
     fn judge(&mut self, history: &History, tally: Tally) -> Tally {
         let records = &history.records;
         let unheard = records.iter().filter(|record| record.heard.is_none()).count();

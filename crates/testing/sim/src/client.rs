@@ -96,7 +96,8 @@ pub struct Client {
     asking: BTreeMap<(InodeId, u64), usize>,
     /// Its session was given up, and it has not reclaimed since.
     pub broken: bool,
-    /// Calls asked before this one may have been answered by a session that was given up: what they opened may be gone.
+    /// Calls asked before this one may have been answered by a session that was given up: what they
+    /// opened may be gone.
     pub doubtful: usize,
     /// Objects it may refer to.
     pub objects: Vec<u64>,

@@ -61,7 +61,8 @@ impl Dice {
         self.between(MS, longest)
     }
 
-    /// What a crash leaves of what was not synced, percent; none: only the process dies, and all of it stays.
+    /// What a crash leaves of what was not synced, percent; none: only the process dies, and all of
+    /// it stays.
     pub fn crash(&mut self) -> Option<u64> {
         let power = self.chance(70);
         power.then(|| if self.chance(50) { 0 } else { self.below(101) })

@@ -17,7 +17,8 @@ pub struct Record {
     pub heard: Option<(u64, Reply)>,
     /// All the while the client had this file open, and its session was not lost.
     pub held: Option<InodeId>,
-    /// The client's token had ended when it was asked; how often the wall clock had gone back before.
+    /// The client's token had ended when it was asked; how often the wall clock had gone back
+    /// before.
     pub late: Option<u64>,
     /// It was refused before anything was done.
     pub refused: bool,

@@ -166,8 +166,8 @@ impl Host {
         });
     }
 
-    /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
-    /// stays, in percent.
+    /// The process is gone at once. If the power is, so is what was not synced, or the end of it:
+    /// `keep` says how much of it stays, in percent.
     pub fn kill(&mut self, keep: Option<u64>) {
         if let Some(Process { server, node, connections, alive }) = self.process.take() {
             alive.store(false, Ordering::Relaxed);
@@ -181,7 +181,8 @@ impl Host {
             let unsynced = engine.appended() - engine.durable();
             engine.crash_to(engine.durable() + unsynced * keep / 100);
         } else {
-            // The log is in the system's cache; what waited for it to be synced is gone with the process.
+            // The log is in the system's cache; what waited for it to be synced is gone with the
+            // process.
             engine.sync().expect("no fault was injected");
         }
         self.engine = Some(Arc::new(engine));

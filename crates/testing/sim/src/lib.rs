@@ -1,9 +1,10 @@
 //! Deterministic simulation of a metadata node and its clients: one process, one thread, one seed.
 //!
-//! Clients (the session of `kestrel-rpc`, a generator of calls) and a server (`kestrel-server` over `kestrel-meta` over an engine
-//! in memory that loses what was not synced) talk over a virtual network on a virtual clock, while both sides crash, stop, and
-//! lose each other ([`world`]). What clients asked and heard must have an order in which a model file system would have
-//! answered the same ([`linear`]), and what is left in the end must be sound.
+//! Clients (the session of `kestrel-rpc`, a generator of calls) and a server (`kestrel-server` over
+//! `kestrel-meta` over an engine in memory that loses what was not synced) talk over a virtual
+//! network on a virtual clock, while both sides crash, stop, and lose each other ([`world`]). What
+//! clients asked and heard must have an order in which a model file system would have answered the
+//! same ([`linear`]), and what is left in the end must be sound.
 
 #![allow(
     clippy::expect_used,

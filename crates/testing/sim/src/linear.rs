@@ -1,8 +1,10 @@
-//! Is there an order of all calls, each at one instant between its asking and its answer, in which the model answers the same?
+//! Is there an order of all calls, each at one instant between its asking and its answer, in which
+//! the model answers the same?
 //!
-//! The search of Wing and Gong (1993) with Lowe's memory (2017) of what was tried: a set of calls done and the state they led
-//! to need not be looked at twice. Calls without an answer may have happened at any time after they were asked, or not at all;
-//! they are tried only where the others cannot go on, which keeps the search short.
+//! The search of Wing and Gong (1993) with Lowe's memory (2017) of what was tried: a set of calls
+//! done and the state they led to need not be looked at twice. Calls without an answer may have
+//! happened at any time after they were asked, or not at all; they are tried only where the others
+//! cannot go on, which keeps the search short.
 
 use std::hash::{Hash, Hasher};
 
@@ -15,7 +17,8 @@ use rustc_hash::{FxHashSet, FxHasher};
 use crate::dice::mix;
 use crate::history::Record;
 
-/// Opens that every file has in the model, so that it never goes: when files without names go is checked by other means.
+/// Opens that every file has in the model, so that it never goes: when files without names go is
+/// checked by other means.
 const OPENS: u32 = 1 << 20;
 
 /// Most states looked at; a search beyond is given up.
@@ -103,7 +106,8 @@ impl Search<'_> {
             if step(&mut model, &self.records[call]).is_err() {
                 continue;
             }
-            // A call that nobody heard of and that changes nothing here need not have happened here.
+            // A call that nobody heard of and that changes nothing here need not have happened
+            // here.
             if self.records[call].heard.is_none() && model == frame.model {
                 continue;
             }
@@ -140,8 +144,8 @@ impl Search<'_> {
         self.first = self.first.min(place);
     }
 
-    /// Calls of which one must be next: those asked before the first answer among those left. The best is last: heard ones
-    /// before unheard, and early answers first.
+    /// Calls of which one must be next: those asked before the first answer among those left. The
+    /// best is last: heard ones before unheard, and early answers first.
     fn candidates(&self) -> Vec<usize> {
         let mut deadline = u64::MAX;
         let (mut heard, mut unheard) = (Vec::new(), Vec::new());
@@ -204,8 +208,9 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
     Ok(())
 }
 
-/// What a client may be told of a file that it does not have open: that it does not exist, if it has no name (it may be gone, or
-/// not yet) or not the place where the client saw it (after a restart nobody knows where it went).
+/// What a client may be told of a file that it does not have open: that it does not exist, if it
+/// has no name (it may be gone, or not yet) or not the place where the client saw it (after a
+/// restart nobody knows where it went).
 fn is_excused(model: &Model, record: &Record, reply: &Reply) -> bool {
     match &record.request.op {
         Op::Clone { from, to, .. } => {

@@ -1,4 +1,5 @@
-//! `kestrel-sim`: runs seeds. `kestrel-sim --seeds 1..1000`, `kestrel-sim --seed 17 --trace`, `kestrel-sim --seconds 60`.
+//! `kestrel-sim`: runs seeds. `kestrel-sim --seeds 1..1000`, `kestrel-sim --seed 17 --trace`,
+//! `kestrel-sim --seconds 60`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -1,8 +1,10 @@
-//! The network between clients and the node: connections whose bytes arrive in order, late, or never.
+//! The network between clients and the node: connections whose bytes arrive in order, late, or
+//! never.
 //!
-//! As TCP: within a direction of a connection bytes keep their order; between connections nothing does. A cut of a direction
-//! delays bytes until it is mended. When one side gives a connection up, what is under way in either direction may still
-//! arrive at the other, which hears of the end later.
+//! As TCP: within a direction of a connection bytes keep their order; between connections nothing
+//! does. A cut of a direction delays bytes until it is mended. When one side gives a connection up,
+//! what is under way in either direction may still arrive at the other, which hears of the end
+//! later.
 
 use std::collections::BTreeMap;
 

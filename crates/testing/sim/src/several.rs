@@ -1,10 +1,10 @@
-//! One run of several metadata nodes that share a volume: members, clients that ask whoever leads what they want, a network that loses,
-//! repeats and reorders, and the faults that befall them.
+//! One run of several metadata nodes that share a volume: members, clients that ask the leader of
+//! each request, a network that loses, repeats and reorders, and the faults that befall them.
 //!
-//! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines a run. A client has one
-//! call under way; if it hears nothing it sends the call again. What clients asked and heard must have
-//! an order in which the model answers the same, and when the faults have stopped everything must come to rest with a sound
-//! volume ([`finish`]).
+//! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines
+//! a run. A client has one call under way; if it hears nothing it sends the call again. What
+//! clients asked and heard must have an order in which the model answers the same, and when the
+//! faults have stopped everything must come to rest with a sound volume ([`finish`]).
 
 mod away;
 mod call;
@@ -55,7 +55,8 @@ pub(crate) enum Event {
     Zombie(NodeId, u64, Moan),
     /// A process that has given up its lease ends.
     End(NodeId, u64),
-    /// A call that is not numbered reaches a member: of this client, under this number all the same.
+    /// A call that is not numbered reaches a member: of this client, under this number all the
+    /// same.
     Call(NodeId, usize, u64, Request),
     /// One that is does, in a session with this start of the member.
     SessionCall(NodeId, u64, usize, Request, Origin),
@@ -132,7 +133,8 @@ pub struct Several {
     delay: Nanos,
     /// Typical time of a sync.
     disk: Nanos,
-    /// For so long at most members take what comes before they say anything, as their threads do under load; 0: not at all.
+    /// For so long at most members take what comes before they say anything, as their threads do
+    /// under load; 0: not at all.
     gathering: Nanos,
     /// What clients do more than anything else.
     bias: Bias,
@@ -188,7 +190,8 @@ impl Scene for Several {
         match event {
             Event::Message(node, epoch, envelope) => {
                 self.note_needed();
-                // Whom it reaches the sender does not choose: perhaps both, one after the other.
+                // The sender does not choose which process it reaches: perhaps both, one after the
+                // other.
                 if let Some(zombie) = self.hosts[&node].zombie.as_ref().map(|zombie| zombie.start) {
                     let moan = Moan::Message(epoch, envelope.clone());
                     self.plan_at(now, Event::Zombie(node, zombie, moan));
@@ -353,7 +356,8 @@ impl Several {
         self.hosts.get_mut(&node).expect("one of the nodes")
     }
 
-    /// What a member has said goes on its way, at once or with what it says in the next moments; what it has written waits for the disk.
+    /// What a member has said goes on its way, at once or with what it says in the next moments;
+    /// what it has written waits for the disk.
     fn after(&mut self, node: NodeId) {
         if self.gathering == 0 {
             self.leave(node);

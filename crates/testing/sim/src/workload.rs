@@ -274,7 +274,8 @@ pub fn wish(client: &mut Client) -> Wish {
     Wish::Op(Request { creds: creds(client), op })
 }
 
-/// A directory moves into another one, or out of it: of two such moves at a time each may be fine, and both together a cycle.
+/// A directory moves into another one, or out of it: of two such moves at a time each may be fine,
+/// and both together a cycle.
 fn move_dir(client: &mut Client) -> Op {
     let (outer, inner, other) = (name(client), name(client), name(client));
     let mut deep = Place::new(1, inner);

@@ -1,7 +1,7 @@
 //! One run: clients, a network and a node on one virtual clock, and the faults that befall them.
 //!
-//! Everything happens in events, one at a time, in the order of their times; equal times in the order in which the events were
-//! planned. So a seed determines a run completely.
+//! Everything happens in events, one at a time, in the order of their times; equal times in the
+//! order in which the events were planned. So a seed determines a run completely.
 
 mod clients;
 mod event;
@@ -60,7 +60,7 @@ pub struct Tally {
     pub left: usize,
     /// Times that the role of the coordinator moved.
     pub handed: usize,
-    /// Calls that whoever was asked did not lead.
+    /// Calls that the member that was asked did not lead.
     pub misdirected: usize,
     /// Leases that nodes have lost.
     pub lapses: u64,

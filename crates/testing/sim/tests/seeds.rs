@@ -1,4 +1,5 @@
-//! A few seeds of each kind of run, so that `cargo test` notices what breaks them. `tests/run.sh` runs very many.
+//! A few seeds of each kind of run, so that `cargo test` notices what breaks them. `tests/run.sh`
+//! runs very many.
 
 use kestrel_sim::several::Several;
 use kestrel_sim::world::{Plan, World};

@@ -1,7 +1,9 @@
-//! `kestrel-crashload`: a workload that keeps a log outside the file system, and what must be left after a crash.
+//! `kestrel-crashload`: a workload that keeps a log outside the file system, and what must be left
+//! after a crash.
 //!
-//! Every thread works on names of its own (a subtree, and names with its prefix in one shared directory), so its log
-//! alone says what it did, in order. All content is a function of a key in the log, so every byte can be checked.
+//! Every thread works on names of its own (a subtree, and names with its prefix in one shared
+//! directory), so its log alone says what it did, in order. All content is a function of a key in
+//! the log, so every byte can be checked.
 
 pub mod log;
 pub mod model;

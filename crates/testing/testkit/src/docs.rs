@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-/// Fails unless the document, a path from the repository's root, is `expected`. With `KESTREL_BLESS=1` it is written instead.
+/// Fails unless the document, a path from the repository's root, is `expected`. With
+/// `KESTREL_BLESS=1` it is written instead.
 ///
 /// # Panics
 /// That is how it fails.

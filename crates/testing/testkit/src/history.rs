@@ -9,13 +9,14 @@
 //! ([`counter`]).
 //!
 //! What Linux does around a file system is allowed for, and only that:
-//! - A path is walked one name at a time, so "create a/x" is no atomic call anywhere. Here directories are opened first, as a
-//!   call of its own, and names are used relative to what was opened: a call that a file system can make atomic.
+//! - A path is walked one name at a time, so "create a/x" is no atomic call anywhere. Here
+//!   directories are opened first, as a call of its own, and names are used relative to what was
+//!   opened: a call that a file system can make atomic.
 //! - `rename` that fails has looked at its two names one after the other: see [`tree`].
-//! - `ESTALE` for a name that changed while the kernel walked it means "again", as it does for NFS: the call is repeated within
-//!   the same interval (and counted).
-//! - `EIO`, `ETIMEDOUT`, `ENOTCONN` and the like say that nobody knows whether the call happened: it may have, at any time after
-//!   it began, or never.
+//! - `ESTALE` for a name that changed while the kernel walked it means "again", as it does for NFS:
+//!   the call is repeated within the same interval (and counted).
+//! - `EIO`, `ETIMEDOUT`, `ENOTCONN` and the like say that nobody knows whether the call happened:
+//!   it may have, at any time after it began, or never.
 
 pub mod appends;
 pub mod counter;

@@ -1,5 +1,6 @@
-//! Judges of KestrelFS: tools that decide whether a file system does what it should. They know nothing of KestrelFS and
-//! work on any directory, so they are themselves tested against local file systems.
+//! Judges of KestrelFS: tools that decide whether a file system does what it should. They know
+//! nothing of KestrelFS and work on any directory, so they are themselves tested against local file
+//! systems.
 //!
 //! - [`compare`]: random system calls on two file systems, compared call by call.
 //! - [`crash`]: a workload with an outside log, and what must be left of it after a crash.

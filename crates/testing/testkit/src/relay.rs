@@ -1,7 +1,8 @@
-//! A TCP relay that holds every byte back for a fixed time: latency between two programs of one machine, where the kernel has no
-//! `netem`. It delays, it does not limit: bytes that come while others wait wait beside them, so bandwidth stays what it is (up to
-//! [`HELD_MAX`] chunks each way). What the relay itself takes (two wake-ups a chunk and direction) comes on top of the delay;
-//! measure with a delay of 0 to know it.
+//! A TCP relay that holds every byte back for a fixed time: latency between two programs of one
+//! machine, where the kernel has no `netem`. It delays, it does not limit: bytes that come while
+//! others wait wait beside them, so bandwidth stays what it is (up to [`HELD_MAX`] chunks each
+//! way). What the relay itself takes (two wake-ups a chunk and direction) comes on top of the
+//! delay; measure with a delay of 0 to know it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -15,7 +16,8 @@ const HELD_MAX: usize = 4096;
 /// Bytes and when they go on.
 type Chunk = (Instant, Vec<u8>);
 
-/// Serves for ever: every connection to `listener` is relayed to `target`, each direction `delay` late.
+/// Serves for ever: every connection to `listener` is relayed to `target`, each direction `delay`
+/// late.
 ///
 /// # Errors
 /// If the listener fails. A connection that fails ends alone.
@@ -56,7 +58,8 @@ fn read_all(mut from: TcpStream, put: &SyncSender<Chunk>, delay: Duration) {
 }
 
 fn write_all(mut to: TcpStream, take: &Receiver<Chunk>) {
-    // The kernel would otherwise put wake-ups off by 50 µs to join them with others. Only precision is lost if it refuses.
+    // The kernel would otherwise put wake-ups off by 50 µs to join them with others. Only precision
+    // is lost if it refuses.
     let _ = crate::sys::timer_slack(1);
     for (due, bytes) in take {
         thread::sleep(due.saturating_duration_since(Instant::now()));

@@ -48,8 +48,8 @@ impl Rng {
     }
 }
 
-/// Fills `out` with bytes that depend on `seed` and the position only. No byte is zero, so that a hole or a lost
-/// write can never look like data.
+/// Fills `out` with bytes that depend on `seed` and the position only. No byte is zero, so that a
+/// hole or a lost write can never look like data.
 pub fn fill(seed: u64, out: &mut [u8]) {
     fill_at(seed, 0, out);
 }

@@ -1,14 +1,18 @@
-//! `kestrel-s3proxy`: a reverse proxy in front of an S3 store that fails on purpose, by rule and seed.
+//! `kestrel-s3proxy`: a reverse proxy in front of an S3 store that fails on purpose, by rule and
+//! seed.
 //!
-//! It forwards HTTP/1.1 byte by byte (no header is changed, so signatures still verify) and disturbs the requests that its
-//! rules choose: delays, errors, resets, answers lost after the store did the work, bodies cut, lengthened or with wrong
-//! bytes, listings with pieces missing. Which request is hit follows from the seed, the rule, the request's target and how
-//! often that target was asked for: not from the order in which threads happen to run. It counts requests by kind, which is
-//! how tests and benchmarks know what a workload really costs. Rules change and counts are read over a control port.
+//! It forwards HTTP/1.1 byte by byte (no header is changed, so signatures still verify) and
+//! disturbs the requests that its rules choose: delays, errors, resets, answers lost after the
+//! store did the work, bodies cut, lengthened or with wrong bytes, listings with pieces missing.
+//! Which request is hit follows from the seed, the rule, the request's target and how often that
+//! target was asked for: not from the order in which threads happen to run. It counts requests by
+//! kind, which is how tests and benchmarks know what a workload really costs. Rules change and
+//! counts are read over a control port.
 //!
-//! **Contract.** One thread per connection, at most [`server::CONNECTIONS_MAX`]; loopback only in spirit: no TLS, no
-//! authentication of its own. Without rules it changes nothing of what is sent, and adds no failure of its own beyond those
-//! of the store: a connection that the store has closed is replaced before it is used again.
+//! **Contract.** One thread per connection, at most [`server::CONNECTIONS_MAX`]; loopback only in
+//! spirit: no TLS, no authentication of its own. Without rules it changes nothing of what is sent,
+//! and adds no failure of its own beyond those of the store: a connection that the store has closed
+//! is replaced before it is used again.
 
 pub mod control;
 pub mod counts;

@@ -1,6 +1,8 @@
-//! System calls with their raw results: `Ok(value)` or `Err(errno)`. All unsafe code of this crate is here.
+//! System calls with their raw results: `Ok(value)` or `Err(errno)`. All unsafe code of this crate
+//! is here.
 //!
-//! std hides what the judges must see (which errno, which flag), so these wrappers add nothing but types.
+//! std hides what the judges must see (which errno, which flag), so these wrappers add nothing but
+//! types.
 
 use std::ffi::{CStr, CString};
 
@@ -11,7 +13,8 @@ pub type Sys<T> = Result<T, i32>;
 
 /// The calling thread's errno.
 pub fn errno() -> i32 {
-    // SAFETY: __errno_location returns the address of this thread's errno, valid while the thread lives.
+    // SAFETY: __errno_location returns the address of this thread's errno, valid while the thread
+    // lives.
     unsafe { *libc::__errno_location() }
 }
 
@@ -30,8 +33,8 @@ macro_rules! call {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         pub fn $name($($arg: $ty),*) -> Sys<i64> {
-            // SAFETY: every pointer passed comes from a live reference of this frame, with its true length;
-            // descriptors are plain numbers that the kernel checks.
+            // SAFETY: every pointer passed comes from a live reference of this frame, with its true
+            // length; descriptors are plain numbers that the kernel checks.
             check(unsafe { $body } as i64)
         }
     };
@@ -235,7 +238,8 @@ pub fn pipe() -> Sys<(c_int, c_int)> {
     Ok((ends[0], ends[1]))
 }
 
-/// fork(2): 0 in the child. The caller must have one thread only, and the child must end with [`exit_now`].
+/// fork(2): 0 in the child. The caller must have one thread only, and the child must end with
+/// [`exit_now`].
 pub fn fork() -> Sys<i32> {
     // SAFETY: callers keep the rule above, so no lock is held by a thread that the child lacks.
     check(i64::from(unsafe { libc::fork() })).map(|pid| pid as i32)
@@ -275,8 +279,8 @@ pub fn monotonic_ms() -> u64 {
     ts.tv_sec as u64 * 1000 + ts.tv_nsec as u64 / 1_000_000
 }
 
-/// Sends this process SIGALRM in `ms` milliseconds, whose handler does nothing: a blocked call returns EINTR.
-/// 0 switches it off.
+/// Sends this process SIGALRM in `ms` milliseconds, whose handler does nothing: a blocked call
+/// returns EINTR. 0 switches it off.
 pub fn alarm_ms(ms: u64) {
     extern "C" fn nothing(_: c_int) {}
     let timer = libc::itimerval {
@@ -308,10 +312,12 @@ impl Mapping {
         if address == libc::MAP_FAILED { Err(errno()) } else { Ok(Self { address, len }) }
     }
 
-    /// Copies `out.len()` bytes from position `at`. Beyond the end of the file this raises SIGBUS, as it should.
+    /// Copies `out.len()` bytes from position `at`. Beyond the end of the file this raises SIGBUS,
+    /// as it should.
     pub fn load(&self, at: usize, out: &mut [u8]) {
         assert!(at + out.len() <= self.len);
-        // SAFETY: within the mapping, checked above; another process may change the bytes, which a raw copy allows.
+        // SAFETY: within the mapping, checked above; another process may change the bytes, which a
+        // raw copy allows.
         unsafe {
             std::ptr::copy_nonoverlapping(self.address.cast::<u8>().add(at), out.as_mut_ptr(), out.len())
         }

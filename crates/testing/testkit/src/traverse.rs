@@ -1,5 +1,6 @@
-//! A tree of a known shape and random walks in it: the experiment of FalconFS §6.4. The shape gives every path, so that the load
-//! keeps nothing in memory but its threads' stacks, and what a memory limit leaves goes to the kernel's caches.
+//! A tree of a known shape and random walks in it: the experiment of FalconFS §6.4. The shape gives
+//! every path, so that the load keeps nothing in memory but its threads' stacks, and what a memory
+//! limit leaves goes to the kernel's caches.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -107,7 +108,8 @@ pub fn make(root: &Path, shape: Shape, threads: u64) -> Result<Done, String> {
     Ok(Done { files: shape.leaves() * shape.files, failed: 0, seconds: begun.elapsed().as_secs_f64() })
 }
 
-/// Walks to random files with `threads` threads for `time`, each thread by an order of its own from `seed`.
+/// Walks to random files with `threads` threads for `time`, each thread by an order of its own from
+/// `seed`.
 ///
 /// # Errors
 /// If a thread cannot be started. Calls that fail are counted.

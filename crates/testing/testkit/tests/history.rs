@@ -1,5 +1,5 @@
-//! `kestrel-history` on a local file system, which is linearizable, seen through one path, two, and two bind mounts; and on one
-//! that is not one tree at all.
+//! `kestrel-history` on a local file system, which is linearizable, seen through one path, two, and
+//! two bind mounts; and on one that is not one tree at all.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

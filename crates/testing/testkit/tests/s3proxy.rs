@@ -1,4 +1,5 @@
-//! The proxy between a client and a store that are both parts of this test. `tests/s3/proxy.sh` tests it on a real store.
+//! The proxy between a client and a store that are both parts of this test. `tests/s3/proxy.sh`
+//! tests it on a real store.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +18,8 @@ const BODY: &[u8] = b"what the store holds, long enough to be cut somewhere";
 /// A request as the store got it: its head, and its body without framing.
 type Request = (Vec<u8>, Vec<u8>);
 
-/// A store that sends every request that it gets to a channel, and answers a GET with `BODY`, everything else with nothing.
+/// A store that sends every request that it gets to a channel, and answers a GET with `BODY`,
+/// everything else with nothing.
 fn store() -> (SocketAddr, mpsc::Receiver<Request>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -50,7 +52,8 @@ fn rules(server: &Server, rules: &str) {
     ask(&server.control.to_string(), "PUT", "/rules", rules).unwrap();
 }
 
-/// Sends bytes on a new connection; the head of the answer and what of its body came before the end.
+/// Sends bytes on a new connection; the head of the answer and what of its body came before the
+/// end.
 fn send(server: &Server, request: &[u8]) -> Option<(Head, Vec<u8>)> {
     let mut client = BufReader::new(TcpStream::connect(server.address).unwrap());
     client.get_ref().set_read_timeout(Some(Duration::from_secs(30))).unwrap();

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Bytes of a scaled-down chunk that the model covers; positions above it never occur in generated steps.
+/// Bytes of a scaled-down chunk that the model covers; positions above it never occur in generated
+/// steps.
 const SPACE: u32 = 400;
 
 #[derive(Debug, Clone)]
@@ -33,7 +34,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// The byte-level model: where each byte is stored, as (object, offset of the range, byte within the range).
+/// The byte-level model: where each byte is stored, as (object, offset of the range, byte within
+/// the range).
 type Model = Vec<Option<(u64, u32, u32)>>;
 
 fn expand(list: &ExtentList) -> Model {

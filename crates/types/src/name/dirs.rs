@@ -1,5 +1,5 @@
-//! The directories of a place, in one piece of memory: a path that comes from a network is checked and copied once, and is hashed and
-//! compared as a whole.
+//! The directories of a place, in one piece of memory: a path that comes from a network is checked
+//! and copied once, and is hashed and compared as a whole.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -35,7 +35,8 @@ impl Dirs {
         Iter(&self.bytes)
     }
 
-    /// Adds the innermost one. Takes time in proportion to the names there are: what has all of them collects them.
+    /// Adds the innermost one. Takes time in proportion to the names there are: what has all of
+    /// them collects them.
     pub fn push(&mut self, name: &Name) {
         let bytes = std::mem::take(&mut self.bytes).into_vec();
         let mut dirs = Builder { bytes, count: self.count };
@@ -64,7 +65,8 @@ impl Dirs {
             }
         }
         let bytes = reader.bytes(reader.remaining() - ahead.remaining())?;
-        // All names are searched at once. A length may look like a byte that no name has: then they are looked at one by one.
+        // All names are searched at once. A length may look like a byte that no name has: then they
+        // are looked at one by one.
         if has_reserved_byte(bytes) && Iter(bytes).any(has_reserved_byte) {
             return Err(NO_NAME);
         }

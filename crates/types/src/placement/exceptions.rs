@@ -1,16 +1,17 @@
 //! The exception table: the names that hashing alone would place badly, and where they go instead.
 //!
-//! Two kinds of names need it (FalconFS §4.2): *hot* ones, which so many directories hold that their slot would overflow
-//! (`Makefile`), are spread by directory and name; and where few names meet many nodes, some names are moved to another
-//! slot one by one. A balanced cluster of n nodes needs O(n log n) exceptions, whatever it holds.
+//! Two kinds of names need it (FalconFS §4.2): *hot* ones, which so many directories hold that
+//! their slot would overflow (`Makefile`), are spread by directory and name; and where few names
+//! meet many nodes, some names are moved to another slot one by one. A balanced cluster of n nodes
+//! needs O(n log n) exceptions, whatever it holds.
 
 use super::{SLOTS, Slot, hash_name, hash_spread, slot_of_hash};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::ids::InodeId;
 use crate::name::{NAME_MAX, Name};
 
-/// Most exceptions of a table: n log₂ n for the largest cluster ([`super::map::MEMBERS_MAX`]) and some room. An encoded
-/// table stays below 3.2 MB, so it fits one frame.
+/// Most exceptions of a table: n log₂ n for the largest cluster ([`super::map::MEMBERS_MAX`]) and
+/// some room. An encoded table stays below 3.2 MB, so it fits one frame.
 pub const EXCEPTIONS_MAX: usize = 12_288;
 
 /// What is done with a name.
@@ -18,8 +19,8 @@ pub const EXCEPTIONS_MAX: usize = 12_288;
 pub enum Rule {
     /// Every entry of this name lives in this slot.
     Override(Slot),
-    /// Entries of this name are spread over all slots by directory and name. Clients do not know the directory's number, so
-    /// they ask any node, which resolves the path and forwards.
+    /// Entries of this name are spread over all slots by directory and name. Clients do not know
+    /// the directory's number, so they ask any node, which resolves the path and forwards.
     PathWalk,
 }
 
@@ -33,8 +34,8 @@ struct Exception {
     rule: Rule,
 }
 
-/// Names with a rule of their own. Looked up with the name's hash, which placement computes anyway: without exceptions a
-/// look-up costs nothing but that.
+/// Names with a rule of their own. Looked up with the name's hash, which placement computes anyway:
+/// without exceptions a look-up costs nothing but that.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExceptionTable {
     /// Ascending by hash, then name; no name twice.
@@ -81,8 +82,8 @@ impl ExceptionTable {
         }
     }
 
-    /// Gives a name a rule, or takes it away. Whoever changes a table that is in use gives it a new version and moves the
-    /// entries; see [`super::Placement`].
+    /// Gives a name a rule, or takes it away. The coordinator, which changes a table that is in
+    /// use, gives it a new version and has the entries moved; see [`super::Placement`].
     ///
     /// # Errors
     /// If the table is full; it is unchanged then.
@@ -119,7 +120,8 @@ impl ExceptionTable {
         self.sorted.iter().map(|one| (&one.name, one.rule))
     }
 
-    /// Appends the table: count, then of each exception its name, its kind and, for an override, its slot.
+    /// Appends the table: count, then of each exception its name, its kind and, for an override,
+    /// its slot.
     pub(super) fn encode_into(&self, out: &mut Vec<u8>) {
         put_varint(out, self.sorted.len() as u64);
         for one in &self.sorted {

@@ -23,7 +23,8 @@ pub struct Member {
     pub address: String,
 }
 
-/// Who owns which slots. Every slot has exactly one owner, a member; members may own none (they join or leave).
+/// Which node owns which slots. Every slot has exactly one owner, a member; members may own none
+/// (they join or leave).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterMap {
     /// Ascending by number, 1 to [`MEMBERS_MAX`].
@@ -48,8 +49,8 @@ impl ClusterMap {
     /// A map with these members; `owner` tells the node of each slot.
     ///
     /// # Errors
-    /// If there are no members or too many, two have one number, an address is too long or empty, or a slot's owner is not
-    /// a member.
+    /// If there are no members or too many, two have one number, an address is too long or empty,
+    /// or a slot's owner is not a member.
     pub fn new(mut members: Vec<Member>, owner: impl Fn(Slot) -> NodeId) -> Result<Self, MapError> {
         members.sort_by_key(|member| member.id);
         check(&members)?;
@@ -111,7 +112,8 @@ impl ClusterMap {
         counts
     }
 
-    /// The same with other addresses for these members. What is no address (1 to [`ADDRESS_MAX`] bytes) is left out.
+    /// The same with other addresses for these members. What is no address (1 to [`ADDRESS_MAX`]
+    /// bytes) is left out.
     pub(super) fn at(&self, addresses: &BTreeMap<NodeId, String>) -> Self {
         let mut map = self.clone();
         for member in &mut map.members {

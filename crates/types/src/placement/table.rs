@@ -1,15 +1,18 @@
 //! The placement table: exceptions and cluster map under one version.
 //!
-//! The coordinator makes tables, each with a version of one more than the last. Nodes get a new one at once; every reply
-//! carries the version of the node that gave it, and a client that sees a newer one than its own fetches it. One number for
-//! both parts, so that whoever compares versions compares everything that decides about an owner.
+//! The coordinator makes tables, each with a version of one more than the last. Nodes get a new one
+//! at once; every reply carries the version of the node that gave it, and a client that sees a
+//! newer one than its own fetches it. One number for both parts, so that comparing versions
+//! compares everything that decides about an owner.
 //!
-//! A node leaves in two tables. The first marks it as *leaving*: it owns no slots any more, and clients move out of it. The next one has it
-//! no longer among the members but among the *former* nodes, each with its *heir*: the member that has the shares which bear the former
-//! one's number. Former nodes stay in the table for ever, so a number is never used again.
+//! A node leaves in two tables. The first marks it as *leaving*: it owns no slots any more, and
+//! clients move out of it. The next one has it no longer among the members but among the *former*
+//! nodes, each with its *heir*: the member that has the shares which bear the former one's number.
+//! Former nodes stay in the table for ever, so a number is never used again.
 //!
-//! One member is the *coordinator*, and the next table may say that it is another one. Members that are *idle* serve no clients: they coordinate, or
-//! wait to. A member is idle from the table with which it came to the one with which it goes, so nothing of the volume ever was at one.
+//! One member is the *coordinator*, and the next table may say that it is another one. Members that
+//! are *idle* serve no clients: they coordinate, or wait to. A member is idle from the table with
+//! which it came to the one with which it goes, so nothing of the volume ever was at one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,8 +26,8 @@ use crate::request::{Op, Subject};
 /// Newest version of the encoding (`docs/format/placement.md`).
 const FORMAT: u8 = 3;
 
-/// Version of the encoding of tables whose coordinator is the member with the lowest number, and no member idle: programs that know no
-/// newer one go on reading these.
+/// Version of the encoding of tables in which the coordinator is the member with the lowest number,
+/// and no member idle: programs that know no newer one go on reading these.
 const FORMAT_ALL_SERVE: u8 = 2;
 
 /// As [`FORMAT_ALL_SERVE`], of tables that no node leaves or has left.
@@ -33,8 +36,8 @@ const FORMAT_ALL_STAY: u8 = 1;
 /// Longest encoded table, bytes. A frame holds 4 MiB.
 pub const PLACEMENT_BYTES_MAX: usize = 4_000_000;
 
-// Exceptions (name with its length, kind, slot), members (number, address with its length), leaving, former and idle ones, a run for
-// each slot, the rest.
+// Exceptions (name with its length, kind, slot), members (number, address with its length),
+// leaving, former and idle ones, a run for each slot, the rest.
 const _: () = assert!(
     super::exceptions::EXCEPTIONS_MAX * (2 + 255 + 1 + 2)
         + MEMBERS_MAX * (4 + 2 + 255)
@@ -137,8 +140,9 @@ impl Placement {
         Ok(next)
     }
 
-    /// The same, of the same version, with members where they are at present: a node may have gone elsewhere since the table was made. What
-    /// tables are told apart by does not change; one that is to follow another keeps that one's addresses.
+    /// The same, of the same version, with members where they are at present: a node may have gone
+    /// elsewhere since the table was made. What tables are told apart by does not change; one that
+    /// is to follow another keeps that one's addresses.
     #[must_use]
     pub fn at(&self, whereabouts: &BTreeMap<NodeId, String>) -> Self {
         Self { map: self.map.at(whereabouts), ..self.clone() }
@@ -188,10 +192,12 @@ impl Placement {
         Ok(next)
     }
 
-    /// The next table, in which a member has left: `heir` has its shares, and those of former nodes that it had.
+    /// The next table, in which a member has left: `heir` has its shares, and those of former nodes
+    /// that it had.
     ///
     /// # Errors
-    /// If it is no member, owns slots or coordinates, or the heir is no other member, is leaving, or idle.
+    /// If it is no member, owns slots or coordinates, or the heir is no other member, is leaving,
+    /// or idle.
     pub fn without(&self, node: NodeId, heir: NodeId) -> Result<Self, MapError> {
         if self.map.member(node).is_none() {
             return Err(MapError("the node is no member"));
@@ -264,7 +270,8 @@ impl Placement {
         self.map.owner(self.slot_of(parent, name))
     }
 
-    /// Where a client sends a request for a name in a directory whose number it does not know.
+    /// Where a client sends a request for a name in a directory if it does not know the directory's
+    /// number.
     #[inline]
     pub fn owner_of_name(&self, name: &[u8]) -> Owner<'_> {
         match self.exceptions.slot_of_name(name) {
@@ -273,10 +280,11 @@ impl Placement {
         }
     }
 
-    /// The node that leads an operation: a function of the request alone, so that a request that is sent again comes to the node
-    /// that knows whether it was executed. It owns the (first) entry in question, unless that is one whose placement depends on a
-    /// directory that the request does not name. `None`: what the client has open concerns the node where it opened it,
-    /// and figures of the volume any node tells.
+    /// The node that leads an operation: a function of the request alone, so that a request that is
+    /// sent again comes to the node that knows whether it was executed. It owns the (first) entry
+    /// in question, unless its placement depends on a directory that the request does not name.
+    /// `None`: what the client has open concerns the node where it opened it, and figures of the
+    /// volume any node tells.
     pub fn leader(&self, op: &Op) -> Option<&Member> {
         match op.subject() {
             Subject::Place(place) => Some(self.owner_of(place.base, place.name.as_bytes())),

@@ -1,4 +1,5 @@
-//! How the parts of messages are written and read: integers, strings, lists, and the types that occur everywhere.
+//! How the parts of messages are written and read: integers, strings, lists, and the types that
+//! occur everywhere.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ pub(super) const DIRS_MAX: usize = PATH_MAX / 2;
 /// Largest errno value that Linux knows.
 const ERRNO_MAX: i32 = 4095;
 
-/// What a message is written into. A limit that is exceeded is remembered; the frame is then not sent.
+/// What a message is written into. A limit that is exceeded is remembered; the frame is then not
+/// sent.
 pub(super) struct Writer<'a> {
     out: &'a mut Vec<u8>,
     excess: Option<&'static str>,
@@ -49,7 +51,7 @@ impl<'a> Writer<'a> {
         self.out.extend_from_slice(&bytes);
     }
 
-    /// Bytes whose end is that of the frame.
+    /// Bytes up to the end of the frame.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
     }
@@ -155,8 +157,8 @@ impl<'a> Writer<'a> {
 /// Reads one element of a list.
 type Take<'a, T> = fn(&mut Reader<'a>) -> Result<T, DecodeError>;
 
-/// A list of at most `count_max` elements of at least `bytes_min` bytes each; memory is taken only for as many as the bytes
-/// that are left can hold.
+/// A list of at most `count_max` elements of at least `bytes_min` bytes each; memory is taken only
+/// for as many as the bytes that are left can hold.
 pub(super) fn list<'a, T>(
     reader: &mut Reader<'a>,
     count_max: usize,

@@ -1,7 +1,8 @@
 //! Frames: how messages are cut out of a stream of bytes.
 //!
-//! Header, big-endian: payload length u32, kind u8, flags u8 (bit 0: checksum present), reserved u16 = 0, checksum u32,
-//! reserved u32 = 0. The checksum is the CRC-32C of the header's first eight bytes and the payload; 0 if the flag is off.
+//! Header, big-endian: payload length u32, kind u8, flags u8 (bit 0: checksum present), reserved
+//! u16 = 0, checksum u32, reserved u32 = 0. The checksum is the CRC-32C of the header's first eight
+//! bytes and the payload; 0 if the flag is off.
 
 use super::basic::Writer;
 use super::{FRAME_BYTES_MAX, HEADER_BYTES, TooLarge, WireError};
@@ -32,8 +33,9 @@ pub struct Frame<'a> {
 
 /// Cuts frames out of a stream that comes in pieces.
 ///
-/// Read into [`Frames::space`], tell [`Frames::filled`] how much came, then take frames with [`Frames::next_frame`] until there is
-/// none. The buffer grows as bytes arrive, not as a header announces them.
+/// Read into [`Frames::space`], tell [`Frames::filled`] how much came, then take frames with
+/// [`Frames::next_frame`] until there is none. The buffer grows as bytes arrive, not as a header
+/// announces them.
 #[derive(Debug)]
 pub struct Frames {
     /// Bytes `start .. end` wait to be taken; the rest is room.
@@ -55,12 +57,14 @@ impl Frames {
         Self { buffer: Vec::new(), start: 0, end: 0, payload_max }
     }
 
-    /// Changes the limit of payloads: a node takes only [`super::HELLO_BYTES_MAX`] before it knows the client.
+    /// Changes the limit of payloads: a node takes only [`super::HELLO_BYTES_MAX`] before it knows
+    /// the client.
     pub fn set_payload_max(&mut self, payload_max: usize) {
         self.payload_max = payload_max;
     }
 
-    /// Room to read into, never empty. Frames not yet taken keep theirs, so take them before reading on.
+    /// Room to read into, never empty. Frames not yet taken keep theirs, so take them before
+    /// reading on.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -77,12 +81,14 @@ impl Frames {
         &mut self.buffer[self.end..]
     }
 
-    /// Says that `len` bytes were read into the space. More than there was room for counts as all of it.
+    /// Says that `len` bytes were read into the space. More than there was room for counts as all
+    /// of it.
     pub fn filled(&mut self, len: usize) {
         self.end = self.buffer.len().min(self.end + len);
     }
 
-    /// Appends bytes: [`Frames::space`] and [`Frames::filled`] for callers that have a buffer of their own.
+    /// Appends bytes: [`Frames::space`] and [`Frames::filled`] for callers that have a buffer of
+    /// their own.
     pub fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let space = self.space();
@@ -128,7 +134,7 @@ fn checksum_of(head: &[u8], payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(head), payload)
 }
 
-/// Appends a frame whose payload `put` writes; if that exceeds a limit, nothing.
+/// Appends a frame; `put` writes its payload; if that exceeds a limit, nothing.
 pub(super) fn put(
     out: &mut Vec<u8>,
     kind: u8,

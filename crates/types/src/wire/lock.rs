@@ -1,21 +1,23 @@
 //! Locks as clients ask for them: POSIX byte ranges and BSD locks.
 //!
-//! A lock belongs to (session, `owner`); the session is the connection's. Locks of the two kinds do not see each other.
-//! All requests are idempotent, so they need no sequence number.
+//! A lock belongs to (session, `owner`); the session is the connection's. Locks of the two kinds do
+//! not see each other. All requests are idempotent, so they need no sequence number.
 
 use super::basic::{self, Writer};
 use crate::codec::{DecodeError, Reader};
 use crate::error::{FsError, FsResult};
 use crate::ids::InodeId;
 
-/// Last byte of a lock that reaches to the end of the file, however long it grows (Linux `OFFSET_MAX`).
+/// Last byte of a lock that reaches to the end of the file, however long it grows (Linux
+/// `OFFSET_MAX`).
 pub const LOCK_END: u64 = i64::MAX as u64;
 
 /// The family a lock belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LockKind {
-    /// `fcntl` record locks: byte ranges, released when the owner closes any descriptor of the file.
+    /// `fcntl` record locks: byte ranges, released when the owner closes any descriptor of the
+    /// file.
     Posix = 1,
     /// `flock`: whole files (`0 ..=` [`LOCK_END`]), belongs to the open file.
     Flock = 2,
@@ -38,7 +40,7 @@ pub struct LockSpan {
     pub ino: InodeId,
     /// The kernel's lock owner, unique within the client.
     pub owner: u64,
-    /// Process, told to who asks what is in the way; 0 if unknown.
+    /// Process, for a caller that asks what is in the way; 0 if unknown.
     pub pid: u32,
     /// Family.
     pub kind: LockKind,
@@ -53,19 +55,21 @@ pub struct LockSpan {
 /// A request about locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockRequest {
-    /// Takes a lock, replacing what the owner holds of the range. Answer: [`LockAnswer::Done`]. Failures: `EAGAIN` if another
-    /// owner is in the way and `wait` is off, `EDEADLK`, `EINTR` after a Cancel, `ENOLCK` above the limits of the node.
+    /// Takes a lock, replacing what the owner holds of the range. Answer: [`LockAnswer::Done`].
+    /// Failures: `EAGAIN` if another owner is in the way and `wait` is off, `EDEADLK`, `EINTR`
+    /// after a Cancel, `ENOLCK` above the limits of the node.
     Set {
         /// The lock.
         lock: LockSpan,
         /// Wait until it can be had (`F_SETLKW`).
         wait: bool,
     },
-    /// Gives back what the owner holds of a range. Answer: [`LockAnswer::Done`], also if it held nothing.
+    /// Gives back what the owner holds of a range. Answer: [`LockAnswer::Done`], also if it held
+    /// nothing.
     Unlock {
         /// The file.
         ino: InodeId,
-        /// Whose.
+        /// The owner.
         owner: u64,
         /// Family.
         kind: LockKind,
@@ -74,14 +78,15 @@ pub enum LockRequest {
         /// Last byte, `start ..=` [`LOCK_END`].
         end: u64,
     },
-    /// Tells what is in the way of a lock (`F_GETLK`). Answer: [`LockAnswer::Free`] or [`LockAnswer::Held`].
+    /// Tells what is in the way of a lock (`F_GETLK`). Answer: [`LockAnswer::Free`] or
+    /// [`LockAnswer::Held`].
     Get(LockSpan),
-    /// A descriptor of the owner is closed (FLUSH, RELEASE): gives back all its locks of this family on a file. What waits
-    /// goes on waiting: another thread of the owner may. Answer: Done.
+    /// A descriptor of the owner is closed (FLUSH, RELEASE): gives back all its locks of this
+    /// family on a file. What waits goes on waiting: another thread of the owner may. Answer: Done.
     ReleaseOwner {
         /// The file.
         ino: InodeId,
-        /// Whose.
+        /// The owner.
         owner: u64,
         /// Family.
         kind: LockKind,
@@ -95,7 +100,8 @@ pub enum LockAnswer {
     Done,
     /// The lock could be had.
     Free,
-    /// This one is in the way. `owner` means nothing outside its client; `pid` is 0 if it belongs to another client.
+    /// This one is in the way. `owner` means nothing outside its client; `pid` is 0 if it belongs
+    /// to another client.
     Held(LockSpan),
 }
 

@@ -48,11 +48,13 @@ pub struct Hello {
     pub versions: Versions,
     /// Name of the volume, 1 to [`super::VOLUME_BYTES_MAX`] bytes.
     pub volume: String,
-    /// Who connects.
+    /// The client that connects.
     pub client: ClientId,
-    /// Counts the connections of this client, from 1. A connection supersedes those with lower numbers.
+    /// Counts the connections of this client, from 1. A connection supersedes those with lower
+    /// numbers.
     pub incarnation: u64,
-    /// For people who read logs: host, process, mount point; at most [`super::WHO_BYTES_MAX`] bytes.
+    /// For people who read logs: host, process, mount point; at most [`super::WHO_BYTES_MAX`]
+    /// bytes.
     pub who: String,
     /// A node has welcomed this client before: it may have opens and locks to lose.
     pub established: bool,
@@ -69,35 +71,38 @@ pub enum ToServer {
     Call(Call),
     /// The client lives. Answer: Pong.
     Ping {
-        /// Objects below this number that this client allocated are referenced or abandoned; `u64::MAX` if it has none
-        /// open. What it is still uploading is at or above.
+        /// Objects below this number that this client allocated are referenced or abandoned;
+        /// `u64::MAX` if it has none open. What it is still uploading is at or above.
         oldest_open_object: ObjectId,
     },
-    /// Gives up waiting in the call with this id: its Reply says `EINTR`, unless it was finished before. A call that does
-    /// not wait is not affected. No answer of its own.
+    /// Gives up waiting in the call with this id: its Reply says `EINTR`, unless it was finished
+    /// before. A call that does not wait is not affected. No answer of its own.
     Cancel {
         /// The call.
         id: u64,
     },
     /// The session ends: opens and locks are released. No answer; the client closes.
     Bye,
-    /// First message of a connection of another node, and only that. Answer: PeerChallenge, or Refused.
+    /// First message of a connection of another node, and only that. Answer: PeerChallenge, or
+    /// Refused.
     PeerHello(PeerHello),
-    /// Second message of a connection of another node: that it knows the cluster's secret. No answer, or Refused.
+    /// Second message of a connection of another node: that it knows the cluster's secret. No
+    /// answer, or Refused.
     PeerProof([u8; PROOF_BYTES]),
     /// From another node: one envelope of its member. No answer; and none to a Ping from there.
     Peer(Box<[u8]>),
-    /// The answer to a [`ToClient::Challenge`], which only who has the token can give.
+    /// The answer to a [`ToClient::Challenge`], which only a client that has the token can give.
     Proof([u8; 32]),
 }
 
 /// A call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
-    /// Chosen by the client, unique among its calls that wait for their replies, on this connection.
+    /// Chosen by the client, unique among its calls that wait for their replies, on this
+    /// connection.
     pub id: u64,
-    /// Number for exactly-once execution, ascending from 1, perhaps with gaps; 0 for calls that may be executed twice, see
-    /// [`Body::is_numbered`].
+    /// Number for exactly-once execution, ascending from 1, perhaps with gaps; 0 for calls that may
+    /// be executed twice, see [`Body::is_numbered`].
     pub seq: u64,
     /// Every numbered call up to this one has its answer: the node may forget them.
     pub acked: u64,
@@ -116,13 +121,14 @@ pub enum Body {
     Lock(LockRequest),
     /// What a client holds of a session that the node has lost. Answer: [`Answered::Reclaim`].
     Reclaim(Reclaim),
-    /// A question of the control protocol in JSON, at most [`super::JSON_BYTES_MAX`] bytes. Answer: [`Answered::Admin`].
+    /// A question of the control protocol in JSON, at most [`super::JSON_BYTES_MAX`] bytes. Answer:
+    /// [`Answered::Admin`].
     Admin(Box<[u8]>),
 }
 
 impl Body {
-    /// Whether the call must be executed exactly once and so carries a number ([`Op::is_numbered`]). Locks and reclaims are
-    /// idempotent, admin calls are never sent twice.
+    /// Whether the call must be executed exactly once and so carries a number
+    /// ([`Op::is_numbered`]). Locks and reclaims are idempotent, admin calls are never sent twice.
     pub fn is_numbered(&self) -> bool {
         matches!(self, Body::Op(request) if request.op.is_numbered())
     }
@@ -138,8 +144,8 @@ pub enum SessionState {
     Known = 2,
     /// The node has restarted: opens and locks must be reclaimed before anything else.
     Restarted = 3,
-    /// The node had given it up: locks are lost, opens may be reclaimed, what became of unanswered calls is known only
-    /// if their answers are still recorded.
+    /// The node had given it up: locks are lost, opens may be reclaimed, what became of unanswered
+    /// calls is known only if their answers are still recorded.
     Expired = 4,
 }
 
@@ -160,7 +166,8 @@ pub struct Welcome {
     pub lease_ms: u32,
     /// Version of the table of placement.
     pub table: u64,
-    /// The directory that this client takes for the root: another one than that if it is confined to a subtree.
+    /// The directory that this client takes for the root: another one than that if it is confined
+    /// to a subtree.
     pub root: InodeId,
 }
 
@@ -191,12 +198,14 @@ pub enum ToClient {
     },
     /// The answer to a Ping.
     Pong {
-        /// Version of the table of placement that the node has, as in a [`ReplyTo`]: a client that asks for nothing hears of a newer one, too.
+        /// Version of the table of placement that the node has, as in a [`ReplyTo`]: a client that
+        /// asks for nothing hears of a newer one, too.
         table: u64,
     },
     /// The answer to another node's PeerHello.
     PeerChallenge(PeerChallenge),
-    /// The answer to a Hello that names a token: random bytes. Answer: [`ToServer::Proof`], and to that Welcome or Refused.
+    /// The answer to a Hello that names a token: random bytes. Answer: [`ToServer::Proof`], and to
+    /// that Welcome or Refused.
     Challenge([u8; 32]),
 }
 

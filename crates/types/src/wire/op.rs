@@ -1,4 +1,4 @@
-//! Requests: who asks, and the operation with its operands.
+//! Requests: the credentials, and the operation with its operands.
 
 use super::TooLarge;
 use super::basic::{self, Writer, flags, inode_ref, list, mode, place};

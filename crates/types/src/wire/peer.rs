@@ -1,5 +1,5 @@
-//! What metadata nodes say to each other: who a connection comes from, and then envelopes, whose bytes are the members' own matter
-//! (`kestrel_cluster`).
+//! What metadata nodes say to each other: which node a connection comes from, and then envelopes;
+//! their bytes are the members' own matter (`kestrel_cluster`).
 
 use std::fmt;
 
@@ -22,7 +22,8 @@ pub const REFUSED_TWICE: i32 = libc::ENOTUNIQ;
 /// Errno of a refusal: the node has left the cluster.
 pub const REFUSED_LEFT: i32 = libc::EKEYREVOKED;
 
-/// Whether a node that is refused with this must not go on: what it would serve is not what its cluster has.
+/// Whether a node that is refused with this must not go on: what it would serve is not what its
+/// cluster has.
 pub fn is_refused_for_good(errno: i32) -> bool {
     [REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, REFUSED_LEFT].contains(&errno)
 }
@@ -47,16 +48,17 @@ impl fmt::Debug for PeerSecret {
     }
 }
 
-/// First message of a connection that another node of the cluster has dialed. Answer: [`PeerChallenge`], or Refused.
+/// First message of a connection that another node of the cluster has dialed. Answer:
+/// [`PeerChallenge`], or Refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerHello {
     /// Versions offered.
     pub versions: Versions,
     /// The volume.
     pub volume: [u8; 16],
-    /// Who dials.
+    /// The node that dials.
     pub from: NodeId,
-    /// Whom it means to have reached.
+    /// The node that it means to have reached.
     pub to: NodeId,
     /// Version of its table of placement.
     pub table: u64,
@@ -104,7 +106,8 @@ pub(super) fn hello(r: &mut Reader<'_>) -> Result<PeerHello, WireError> {
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
 
-/// The answer to a [`PeerHello`]: the node that was dialed knows the cluster's secret, and wants to know the same of who has dialed.
+/// The answer to a [`PeerHello`]: the node that was dialed knows the cluster's secret, and wants
+/// the same proof from the node that has dialed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerChallenge {
     /// Random, of this connection.
@@ -113,7 +116,8 @@ pub struct PeerChallenge {
     pub proof: [u8; PROOF_BYTES],
 }
 
-/// Which side of a connection between nodes proves that it knows the secret. What one has said is of no use to the other.
+/// Which side of a connection between nodes proves that it knows the secret. What one has said is
+/// of no use to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Prover {
@@ -124,8 +128,8 @@ pub enum Prover {
 }
 
 impl PeerHello {
-    /// What a proof is an HMAC-SHA256 of, with the cluster's secret as its key: who proves, everything that the Hello says, and the nonce of
-    /// the node that was reached.
+    /// What a proof is an HMAC-SHA256 of, with the cluster's secret as its key: which side proves,
+    /// everything that the Hello says, and the nonce of the node that was reached.
     pub fn transcript(&self, prover: Prover, nonce: &[u8; 16]) -> Vec<u8> {
         let mut bytes = b"kestrelfs peer proof 1".to_vec();
         bytes.push(prover as u8);

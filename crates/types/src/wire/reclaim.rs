@@ -7,7 +7,8 @@ use crate::error::{FsError, FsResult};
 use crate::ids::{InodeId, ObjectId};
 use crate::name::InodeRef;
 
-/// Most opens, most locks and most object ranges in one [`Reclaim`]; a client with more sends several.
+/// Most opens, most locks and most object ranges in one [`Reclaim`]; a client with more sends
+/// several.
 pub const RECLAIM_ITEMS_MAX: usize = 8192;
 
 /// A file that the client has open.
@@ -41,8 +42,8 @@ pub struct Reclaim {
 pub struct Reclaimed {
     /// Files that no longer exist: `ESTALE` on use. At most [`RECLAIM_ITEMS_MAX`].
     pub lost_opens: Vec<InodeId>,
-    /// Positions, in the [`Reclaim::locks`] that this answers, of locks that could not be had back. At most
-    /// [`RECLAIM_ITEMS_MAX`].
+    /// Positions, in the [`Reclaim::locks`] that this answers, of locks that could not be had back.
+    /// At most [`RECLAIM_ITEMS_MAX`].
     pub lost_locks: Vec<u32>,
 }
 

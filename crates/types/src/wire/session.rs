@@ -1,7 +1,7 @@
 //! The bytes of messages: which frame carries what, and the messages that are about the session.
 //!
-//! The beginning of a Hello (magic, versions) and all of a Refused never change, whatever the version: old and new builds can
-//! at least tell each other why they do not work together.
+//! The beginning of a Hello (magic, versions) and all of a Refused never change, whatever the
+//! version: old and new builds can at least tell each other why they do not work together.
 
 use super::basic::{self, Writer};
 use super::{

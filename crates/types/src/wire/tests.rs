@@ -1,4 +1,5 @@
-//! Messages round trip; whatever comes in their place is an error or another message, never a panic, never much memory.
+//! Messages round trip; whatever comes in their place is an error or another message, never a
+//! panic, never much memory.
 
 mod any;
 mod hostile;
@@ -117,7 +118,8 @@ proptest! {
         prop_assert!(!matches!(read_server(&bytes), Ok(Some(_))), "byte {at}");
     }
 
-    /// Without one the result is an error, or a message like others: it can be written and read again.
+    /// Without one the result is an error, or a message like others: it can be written and read
+    /// again.
     #[test]
     fn a_changed_byte_does_no_harm(
         to_server in any::to_server(), to_client in any::to_client(), change in 1u8..,

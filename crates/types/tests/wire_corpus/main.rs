@@ -1,7 +1,9 @@
-//! The corpus of the fuzz targets: one payload of each message, which pins the protocol's bytes, and payloads that are none.
-//! Also a plain fuzzer for everybody: the checks of the fuzz targets over mutations of the corpus, the same ones in each run.
+//! The corpus of the fuzz targets: one payload of each message, which pins the protocol's bytes,
+//! and payloads that are none. Also a plain fuzzer for everybody: the checks of the fuzz targets
+//! over mutations of the corpus, the same ones in each run.
 //!
-//! A new message goes into `samples.rs`; `cargo test -p kestrel-types --test wire_corpus -- --ignored` then writes its file.
+//! A new message goes into `samples.rs`;
+//! `cargo test -p kestrel-types --test wire_corpus -- --ignored` then writes its file.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

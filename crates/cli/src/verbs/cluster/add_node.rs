@@ -21,7 +21,8 @@ use crate::verbs::print_json;
 /// Time between two looks whether all nodes are there.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Announce a node that is to join a running cluster, and print the token it joins with. It is secret.
+/// Announce a node that is to join a running cluster, and print the token it joins with. It is
+/// secret.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   (umask 077; kestrel cluster add-node /data/node1 --node 10.0.0.4:9440 > token)

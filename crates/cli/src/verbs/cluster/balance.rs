@@ -1,4 +1,5 @@
-//! `kestrel cluster balance`: the same number of slots for every node, and exceptions for names that would overflow one.
+//! `kestrel cluster balance`: the same number of slots for every node, and exceptions for names
+//! that would overflow one.
 
 use clap::Args;
 use kestrel_balancer::balance::Change;
@@ -27,7 +28,8 @@ locked do not move: the verb says so, and can be run again. Returns when all nod
 pub struct BalanceArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,
-    /// What a node may hold above its n-th part, as a part of all entries; by default a quarter of the n-th part, at most 0.01
+    /// What a node may hold above its n-th part, as a part of all entries; by default a quarter of
+    /// the n-th part, at most 0.01
     #[arg(long, value_name = "E", allow_negative_numbers = true)]
     pub epsilon: Option<f64>,
     /// A node that is to own no slots, as one that was drained; may be given several times

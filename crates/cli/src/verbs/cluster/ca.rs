@@ -33,7 +33,7 @@ pub fn run(args: &CaArgs) -> Result<Verdict, Failure> {
     if args.json {
         print_json(&json!({ "fingerprint": fingerprint, "certificate": certificate }));
     } else {
-        // Whoever reads certificates from a file takes no notice of what is outside of them.
+        // Programs that read certificates from a file take no notice of what is outside of them.
         print!("{fingerprint}\n{certificate}");
     }
     Ok(Verdict::Good)

@@ -101,7 +101,8 @@ impl Target {
         })
     }
 
-    /// Makes `next` the table, with the version after the present one; returns when all nodes have it.
+    /// Makes `next` the table, with the version after the present one; returns when all nodes have
+    /// it.
     pub fn change(&self, next: &Placement, progress: &mut Progress) -> Result<(), Failure> {
         let question = json!({ "verb": "change", "table": to_hex(&next.encode()) });
         let mut show = |event: Value| {
@@ -153,7 +154,7 @@ fn without_slots(placement: &Placement) -> Vec<NodeId> {
 
 /// The table in which a member owns no slots, and how many move.
 pub fn drained(present: &Placement, node: NodeId) -> Result<(Placement, usize), Failure> {
-    // Who owns nothing now is not to get anything by this, unless nobody else is there.
+    // A node that owns nothing now is not to get anything by this, unless no other is there.
     let mut without = without_slots(present);
     if !without.contains(&node) {
         without.push(node);

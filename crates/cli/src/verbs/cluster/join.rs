@@ -34,11 +34,13 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was lost cannot be made anew:
 what it held is lost, and the other nodes refuse one that is not the one they know. Restore all nodes from backups of one moment.")]
 pub struct JoinArgs {
-    /// The token that `kestrel cluster init`, `token` or `add-node` printed, a file with it, or - for standard input
+    /// The token that `kestrel cluster init`, `token` or `add-node` printed, a file with it, or -
+    /// for standard input
     pub token: String,
     /// Where: a path or file:///path; missing or empty
     pub directory: String,
-    /// Number of the node; by default the one that was added, or whose address is this machine's, if there is just one
+    /// Number of the node; by default the one that was added, or whose address is this machine's,
+    /// if there is just one
     #[arg(long, value_name = "N")]
     pub node: Option<NodeId>,
     /// Print JSON

@@ -14,13 +14,15 @@ use serde_json::{Value, json};
 
 use crate::verbs::print_json;
 
-/// Longest line that is read: a path of 4,095 bytes with something around it is told from a file that is no list of paths.
+/// Longest line that is read: a path of 4,095 bytes with something around it is told from a file
+/// that is no list of paths.
 const LINE_BYTES_MAX: u64 = 16 * 1024;
 
 /// Names with exceptions that are shown; JSON has them all.
 const SHOWN_MAX: usize = 20;
 
-/// Count how evenly a tree would lie on the nodes of a cluster, and what balancing makes of it. Needs no cluster.
+/// Count how evenly a tree would lie on the nodes of a cluster, and what balancing makes of it.
+/// Needs no cluster.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
@@ -38,7 +40,8 @@ pub struct PlanArgs {
     /// File with one path a line, as find prints them; - is standard input
     #[arg(long, value_name = "FILE", default_value = "-")]
     pub paths: String,
-    /// What a node may hold above its n-th part, as a part of all entries; by default a quarter of the n-th part, at most 0.01
+    /// What a node may hold above its n-th part, as a part of all entries; by default a quarter of
+    /// the n-th part, at most 0.01
     #[arg(long, value_name = "E", allow_negative_numbers = true)]
     pub epsilon: Option<f64>,
     /// Print JSON

@@ -16,7 +16,7 @@ use crate::verbs::print_json;
 /// Time between two looks at what is waited for.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long the node may take to say who has a session there.
+/// How long the node may take to say which clients have a session there.
 const QUICK: Duration = Duration::from_secs(10);
 
 /// Clients that are named while they are waited for.
@@ -48,7 +48,8 @@ pub struct RemoveNodeArgs {
     /// How long to wait for clients that have files open there, and for nodes that are not up
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "10m")]
     pub timeout: Duration,
-    /// It stays after all: take back that it is leaving. `kestrel cluster balance` gives it a part again
+    /// It stays after all: take back that it is leaving. `kestrel cluster balance` gives it a part
+    /// again
     #[arg(long)]
     pub undo: bool,
     /// Print JSON
@@ -175,7 +176,8 @@ impl Leave<'_> {
         self.begun.elapsed() >= self.args.timeout
     }
 
-    /// Makes the table what `next` says of the present one, until that is done; nothing if it says so. The table that is in force then.
+    /// Makes the table what `next` says of the present one, until that is done; nothing if it says
+    /// so. The table that is in force then.
     fn change(
         &self,
         step: &str,
@@ -222,7 +224,8 @@ impl Leave<'_> {
         }
     }
 
-    /// Who has a session with the node, but for who asks this. No connection stays, since that would be one more.
+    /// The clients that have a session with the node, but for the asker. No connection stays, since
+    /// that would be one more.
     fn clients(&self) -> Result<Vec<String>, String> {
         let (node, who) = (self.args.node, kestrel_daemon::who(VERB));
         let panel = Panel::connect_to(&self.args.url, &who, |_, other| other == node);
@@ -247,7 +250,8 @@ fn named(clients: &[String]) -> String {
     if more > 0 { format!("{first}, and {more} more") } else { first }
 }
 
-/// Who gets the part of a node that leaves: of those who stay the one that has inherited least.
+/// The node that gets the part of a node that leaves: of those that stay the one that has inherited
+/// least.
 fn heir(present: &Placement) -> Option<NodeId> {
     let inherited = |node: NodeId| present.former.iter().filter(|(_, heir)| *heir == node).count();
     let staying = present.serving().map(|member| member.id).filter(|node| !present.is_leaving(*node));

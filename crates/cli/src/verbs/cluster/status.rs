@@ -129,7 +129,8 @@ fn is_well(node: &Value) -> bool {
     node["up"] == true && has_lease(node) && peers(node).iter().all(|peer| peer["up"] == true)
 }
 
-/// Whether it has the lease that it needs. Who serves no clients needs none, and who is down is told of as such.
+/// Whether it has the lease that it needs. A node that serves no clients needs none, and a node
+/// that is down is told of as such.
 fn has_lease(node: &Value) -> bool {
     node["role"] == Role::Coordinator.word() || node["lease"]["held"] != false
 }

@@ -1,5 +1,5 @@
-//! The check of a volume that several nodes serve: their rows are fetched as they are at one moment ([`kestrel_daemon::nodes::cut`]) and checked
-//! here.
+//! The check of a volume that several nodes serve: their rows are fetched as they are at one moment
+//! ([`kestrel_daemon::nodes::cut`]) and checked here.
 
 use kestrel_admin::check::Live;
 use kestrel_client::remote::Panel;

@@ -1,8 +1,9 @@
 //! The collection of a volume that several nodes share.
 //!
-//! What refers to an object may lie at any node, so the rows of all are gathered, of one moment; if one does not answer, nothing is
-//! looked at. Of nodes in use no object is deleted here: it is scheduled with them, and they ask each other whether anybody refers to it or a
-//! client may come to, as they do for what files gave up.
+//! What refers to an object may lie at any node, so the rows of all are gathered, of one moment; if
+//! one does not answer, nothing is looked at. Of nodes in use no object is deleted here: it is
+//! scheduled with them, and they ask each other whether anybody refers to it or a client may come
+//! to, as they do for what files gave up.
 
 use kestrel_client::remote::Panel;
 use kestrel_daemon::failure::Failure;

@@ -19,7 +19,7 @@ const MOST: [&str; 5] = [
 /// The same, the least.
 const LEAST: &str = "cluster_nodes_up";
 
-/// Asks whoever serves the volume: one node, or all.
+/// Asks the servers of the volume: one node, or all.
 ///
 /// # Errors
 /// If nobody answers.

@@ -1,4 +1,5 @@
-//! The status of a volume that several nodes share: each tells its part, and whoever asks adds them up.
+//! The status of a volume that several nodes share: each tells its part, and the asker adds them
+//! up.
 
 use kestrel_client::remote::MOVED_OUT;
 use kestrel_daemon::units::{bytes, count};

@@ -1,4 +1,5 @@
-//! Which paths to warm up: arguments, lines of a list, names with `*` and `?` expanded; gathered into requests by volume.
+//! Which paths to warm up: arguments, lines of a list, names with `*` and `?` expanded; gathered
+//! into requests by volume.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -36,7 +37,8 @@ pub struct Requests {
     wishes: Wishes,
     /// Belongs to another volume than the request before it.
     held: Option<(PathBuf, Vec<u8>)>,
-    /// Where the paths of a directory belong: lists mostly name the files of one directory after the other.
+    /// Where the paths of a directory belong: lists mostly name the files of one directory after
+    /// the other.
     known: Option<(PathBuf, Place)>,
 }
 
@@ -209,7 +211,8 @@ fn matching(dir: &Path, pattern: &OsStr) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a name matches a pattern of `*` (any bytes) and `?` (any byte). Linear but for the last `*`, to which it goes back.
+/// Whether a name matches a pattern of `*` (any bytes) and `?` (any byte). Linear but for the last
+/// `*`, to which it goes back.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut back: Option<(usize, usize)> = None;

@@ -1,7 +1,8 @@
-//! `kestrel warmup --whole`: copies of whole files in the cache, which the kernel reads by itself (docs/cache.md).
+//! `kestrel warmup --whole`: copies of whole files in the cache, which the kernel reads by itself
+//! (docs/cache.md).
 //!
-//! The asking process walks the paths and names inodes; it holds each file while the serving process works on it, so that
-//! this one knows where the inode is.
+//! The asking process walks the paths and names inodes; it holds each file while the serving
+//! process works on it, so that this one knows where the inode is.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

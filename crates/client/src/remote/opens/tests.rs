@@ -192,8 +192,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// However messages to several nodes overtake each other: no node is asked to release what it does not count, and what
-    /// is written comes to a node that has the file open for writing.
+    /// However messages to several nodes overtake each other: no node is asked to release what it
+    /// does not count, and what is written comes to a node that has the file open for writing.
     #[test]
     fn nodes_have_open_what_they_are_asked_about(steps in prop::collection::vec(step(), 0..200)) {
         let (opens, mut handles) = (Opens::default(), Vec::new());
@@ -315,8 +315,9 @@ fn what_a_node_loses_that_was_opened_elsewhere_is_not_lost() {
 }
 
 proptest! {
-    /// Opens, closes, moves in any order: whoever has the file open for writing always finds a node that lets it be written, no node is
-    /// asked to release what it does not count or what is in use there, and in the end the node that leaves counts nothing.
+    /// Opens, closes, moves in any order: a client that has the file open for writing always finds
+    /// a node that lets it be written, no node is asked to release what it does not count or what
+    /// is in use there, and in the end the node that leaves counts nothing.
     #[test]
     fn handles_survive_a_move(steps in prop::collection::vec((0u8..9, any::<u8>()), 1..80)) {
         let opens = Opens::default();

@@ -153,8 +153,8 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
     std::array::from_fn(|_| all.next().expect("four names, four figures"))
 }
 
-/// Each variant runs three times, interleaved with the others; the median run counts. CPU is that of the whole process,
-/// user and system, per operation.
+/// Each variant runs three times, interleaved with the others; the median run counts. CPU is that
+/// of the whole process, user and system, per operation.
 pub fn run(dir: PathBuf, seconds: f64) {
     let (time, bytes) = (Duration::from_secs_f64(seconds), data(FILE_BYTES));
     std::fs::create_dir_all(&dir).expect("bench directory");

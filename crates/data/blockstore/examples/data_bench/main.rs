@@ -1,7 +1,8 @@
 //! Measures the data plane and prints one JSON object.
 //!
 //! `data_bench DIR [SECONDS]`: against raw files in the same directory, in one run.
-//! `data_bench --remote MILLISECONDS [FILES]`: over a store in memory whose every request takes so long.
+//! `data_bench --remote MILLISECONDS [FILES]`: over a store in memory in which every request takes
+//! so long.
 
 mod local;
 mod remote;

@@ -1,4 +1,5 @@
-//! The packer and the reader over a store across a network: every request takes a while, and is counted.
+//! The packer and the reader over a store across a network: every request takes a while, and is
+//! counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ const BLOCK_BYTES: usize = 4 << 20;
 const LARGE_BLOCKS: usize = 128;
 const READ_BYTES: usize = 1 << 20;
 
-/// A store whose every request takes `latency`.
+/// A store in which every request takes `latency`.
 fn slow_store(latency: Duration) -> Arc<FailingStore> {
     let store = FailingStore::new(Arc::new(MemoryStore::put_only()), 1);
     for call in [Call::Put, Call::Read] {

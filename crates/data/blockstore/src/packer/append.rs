@@ -34,8 +34,9 @@ impl Lanes {
         }
     }
 
-    /// Queues, then serves the queue as long as a lane is free and there is something in it. Whoever fails to get a lane
-    /// queued before its holder's last look at the queue, which comes after the holder let the lane go: nothing is left.
+    /// Queues, then serves the queue as long as a lane is free and there is something in it. A
+    /// thread that fails to get a lane queued before its holder's last look at the queue, which
+    /// comes after the holder let the lane go: nothing is left.
     pub fn combine(&self, writer: &Writer, pack_bytes: u64, submission: Submission) {
         self.queue.lock().push(submission);
         while let Some(mut lane) = self.lanes.iter().find_map(Mutex::try_lock) {

@@ -1,7 +1,7 @@
 //! Writing rounds: into the open pack of a lane, or as an object of their own.
 //!
-//! Every round that is begun ends with places or an error, also if the store panics: others wait for its members, and the
-//! thread that writes it goes on to the next one.
+//! Every round that is begun ends with places or an error, also if the store panics: others wait
+//! for its members, and the thread that writes it goes on to the next one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::frame::Gather;
 use crate::object::{MEMBER_BYTES, MemberHeader, ObjectHeader, ObjectKind, VolumeId};
 use crate::store::{Appender, BlockStore};
 
-/// Numbers tried when the store already holds objects of those handed out (as after a power loss that took back the
-/// allocation of numbers, but not the objects).
+/// Numbers tried when the store already holds objects of those handed out (as after a power loss
+/// that took back the allocation of numbers, but not the objects).
 const NUMBERS_TRIED_MAX: usize = 100_000;
 
 /// An object that still grows.
@@ -28,7 +28,7 @@ struct OpenPack {
     pin: Pin,
 }
 
-/// Who holds its lock may append to its pack.
+/// The thread that holds its lock may append to its pack.
 #[derive(Default)]
 pub(super) struct Lane {
     open: Option<OpenPack>,
@@ -127,9 +127,11 @@ impl Writer {
         Err(taken)
     }
 
-    /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or none.
+    /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or
+    /// none.
     pub fn write_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
-        // A lane gives its pack away while it appends: after a panic it is sealed, as after any failure.
+        // A lane gives its pack away while it appends: after a panic it is sealed, as after any
+        // failure.
         match unpanicked(|| self.append_round(lane, round)) {
             Err(Error::Io { .. } | Error::NotFound { .. }) => unpanicked(|| self.append_round(lane, round)),
             other => other,
@@ -210,8 +212,8 @@ impl Writer {
     }
 }
 
-/// Turns a panic of the store (the hook prints it) into a failure of the round. What it left behind is an object that nobody
-/// refers to, which the collector finds.
+/// Turns a panic of the store (the hook prints it) into a failure of the round. What it left behind
+/// is an object that nobody refers to, which the collector finds.
 fn unpanicked<T>(write: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
         Err(Error::Remote {

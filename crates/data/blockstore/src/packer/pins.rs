@@ -14,7 +14,7 @@ pub(super) struct Pins(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     pinned: FxHashMap<ObjectId, usize>,
-    /// By turn of those who are about to pin an object that was taken in this turn or later.
+    /// By turn: threads that are about to pin an object that was taken in this turn or later.
     beginning: BTreeMap<u64, usize>,
 }
 
@@ -29,7 +29,8 @@ impl Pins {
         self.0.lock().pinned.contains_key(&object)
     }
 
-    /// Announces that an object taken in turn `floor` or later will be pinned, until what is returned is dropped.
+    /// Announces that an object taken in turn `floor` or later will be pinned, until what is
+    /// returned is dropped.
     pub fn begin(&self, floor: u64) -> Beginning<'_> {
         *self.0.lock().beginning.entry(floor).or_default() += 1;
         Beginning { floor, pins: self }

@@ -42,7 +42,8 @@ impl Queue {
         self.bytes
     }
 
-    /// The next round: at least one submission if there is any, then as many as stay within `bytes_max`.
+    /// The next round: at least one submission if there is any, then as many as stay within
+    /// `bytes_max`.
     pub fn take(&mut self, bytes_max: u64) -> Vec<Submission> {
         let (mut bytes, mut count) = (0, 0);
         for submission in &self.waiting {

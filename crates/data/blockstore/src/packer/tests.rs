@@ -97,7 +97,8 @@ fn many_threads_and_sizes() {
     }
 }
 
-/// How many objects 64 threads with ten files each need, in a store whose uploads take `ms` milliseconds.
+/// How many objects 64 threads with ten files each need, in a store with uploads of `ms`
+/// milliseconds.
 fn objects_of_64_threads(ms: u64, len: usize) -> u64 {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
     store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_millis(ms))));
@@ -344,8 +345,8 @@ fn callbacks_may_store_more_and_may_panic() {
     assert!(store_wait(&packer, vec![4], 1).is_ok());
 }
 
-/// A defect of the store must fail those who wait for it, and nobody else: neither hang them nor end the thread that others
-/// need.
+/// A defect of the store must fail the callers that wait for it, and no others: neither hang them
+/// nor end the thread that others need.
 #[test]
 fn a_panic_of_the_store_fails_the_round_and_nothing_else() {
     let made: [(fn() -> MemoryStore, Call); 2] =
@@ -370,7 +371,8 @@ fn a_panic_of_the_store_fails_the_round_and_nothing_else() {
     }
 }
 
-/// Getting a number may run other callbacks on the same thread (a metadata node inside the process does), and those store.
+/// Getting a number may run other callbacks on the same thread (a metadata node inside the process
+/// does), and those store.
 #[test]
 fn storing_while_a_number_is_being_got_does_not_hang() {
     type Weak = std::sync::Weak<Packer>;

@@ -1,7 +1,8 @@
 //! Rounds of a store that does not append: uploader threads, one object a round.
 //!
-//! Large payloads go up alone as soon as a thread is free. Small ones share objects ([`super::gather`] says when), come first,
-//! and always find a thread: large ones leave one to them.
+//! Large payloads go up alone as soon as a thread is free. Small ones share objects
+//! ([`super::gather`] says when), come first, and always find a thread: large ones leave one to
+//! them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -94,7 +95,8 @@ impl Uploads {
             state.gather.end(Instant::now(), round.members.len(), took, waiting);
         }
         drop(state);
-        // This thread is about to call back, which may take a while: another one looks for what comes next.
+        // This thread is about to call back, which may take a while: another one looks for what
+        // comes next.
         self.work.notify_one();
     }
 
@@ -123,7 +125,8 @@ impl Uploads {
             {
                 state.large_under_way += 1;
                 drop(state);
-                // Also passes on a signal that was meant for small ones, which may be due at a later moment.
+                // Also passes on a signal that was meant for small ones, which may be due at a
+                // later moment.
                 self.work.notify_one();
                 return Some(Round { members: vec![member], is_large: true });
             }

@@ -1,13 +1,15 @@
 //! Verified frames in memory: bounded, sharded, resistant to scans.
 //!
-//! 2Q (Johnson, Shasha, 1994): a new frame enters a FIFO of a quarter of the space. Hits there do not move it, because
-//! small sequential reads hit a frame many times within a moment. A frame that is wanted again after it fell out of the
-//! FIFO (its id is remembered for a while) enters the main part, which evicts by CLOCK. So a scan passes through the FIFO
-//! and leaves what is used again and again alone. Frames read ahead pass through it too; how much of them nobody has read
-//! yet is known, so that read-ahead can stop before it pushes its own frames out.
+//! 2Q (Johnson, Shasha, 1994): a new frame enters a FIFO of a quarter of the space. Hits there do
+//! not move it, because small sequential reads hit a frame many times within a moment. A frame that
+//! is wanted again after it fell out of the FIFO (its id is remembered for a while) enters the main
+//! part, which evicts by CLOCK. So a scan passes through the FIFO and leaves what is used again and
+//! again alone. Frames read ahead pass through it too; how much of them nobody has read yet is
+//! known, so that read-ahead can stop before it pushes its own frames out.
 //!
-//! Memory of frames that were pushed out serves those that come, a sixteenth of the bound at most: a scan through a full
-//! cache takes no new memory, which would have to be cleared and mapped for every frame.
+//! Memory of frames that were pushed out serves those that come, a sixteenth of the bound at most:
+//! a scan through a full cache takes no new memory, which would have to be cleared and mapped for
+//! every frame.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -188,7 +190,8 @@ impl Shard {
         self.slots.insert(id, slot);
         let mut evicted = Vec::new();
         while self.fresh_bytes + self.main_bytes > bytes_max {
-            // The FIFO yields first while it has more than its share, or when there is nothing else.
+            // The FIFO yields first while it has more than its share, or when there is nothing
+            // else.
             let gone = if self.fresh_bytes > bytes_max / FRESH_SHARE || self.main.is_empty() {
                 self.evict_fresh(bytes_max)
             } else {

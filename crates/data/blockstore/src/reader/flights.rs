@@ -1,8 +1,9 @@
 //! Frames on their way from the store, so that nobody fetches them a second time meanwhile.
 //!
-//! Whoever wants frames that others are fetching waits until those have landed, then finds them in the cache. If they could
-//! not be fetched because the store failed, those who waited fail with them: trying again one after the other would make the
-//! last one wait for as many deadlines as there are readers. Damage is not shared; everybody judges it for himself.
+//! A reader of frames that other readers are fetching waits until the frames have landed, then
+//! finds them in the cache. If the store failed, all waiting readers fail with it: trying again one
+//! after the other would make the last one wait for as many deadlines as there are readers. Damage
+//! is not shared: each reader verifies for itself.
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ struct Fetch {
 #[derive(Default)]
 pub(super) struct Flights(Mutex<FxHashMap<Place, Vec<Arc<Fetch>>>>);
 
-/// The right to fetch some frames. Dropped without [`Flight::land`], it lands as if nothing had happened.
+/// The right to fetch some frames. Dropped without [`Flight::land`], it lands as if nothing had
+/// happened.
 pub(super) struct Flight<'a> {
     flights: &'a Flights,
     place: Place,
@@ -66,7 +68,7 @@ impl Flights {
 }
 
 impl Flight<'_> {
-    /// Ends it; those who wait fail too if the store did.
+    /// Ends it; waiting readers fail too if the store did.
     pub fn land<T>(mut self, result: &Result<T>) {
         self.outcome = match result {
             Err(error) if !matches!(error, Error::Corrupt { .. }) => Err(error.clone()),

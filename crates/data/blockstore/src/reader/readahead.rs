@@ -1,9 +1,10 @@
 //! When to read ahead, and how much: a state machine for each open file, without I/O.
 //!
-//! Up to [`ReadAheadConfig::streams`] interleaved sequential streams are followed at once. A stream is sequential from its
-//! second read on. Its window then doubles, from 256 KiB to 8 MiB unless told otherwise: whenever the reader has consumed
-//! most of what is ahead of him, the next window is asked for. Bytes that were read ahead and never consumed halve the window that later
-//! streams of the handle begin with, down to nothing; streams that consume theirs restore it.
+//! Up to [`ReadAheadConfig::streams`] interleaved sequential streams are followed at once. A stream
+//! is sequential from its second read on. Its window then doubles, from 256 KiB to 8 MiB unless
+//! told otherwise: whenever the reader has consumed most of what is ahead of him, the next window
+//! is asked for. Bytes that were read ahead and never consumed halve the window that later streams
+//! of the handle begin with, down to nothing; streams that consume theirs restore it.
 
 /// Settings of a [`ReadAhead`].
 #[derive(Debug, Clone, Copy)]
@@ -14,10 +15,12 @@ pub struct ReadAheadConfig {
     pub window_max: u64,
     /// Streams followed at once.
     pub streams: usize,
-    /// A read counts for a stream if it begins at most this many bytes before or behind its position, or within what was
-    /// read ahead of it: the kernel sends neighbouring reads of one reader in parallel, and they arrive in any order.
+    /// A read counts for a stream if it begins at most this many bytes before or behind its
+    /// position, or within what was read ahead of it: the kernel sends neighbouring reads of one
+    /// reader in parallel, and they arrive in any order.
     pub tolerance: u64,
-    /// The next window is asked for when no more than so many quarters of it are left ahead of the reader.
+    /// The next window is asked for when no more than so many quarters of it are left ahead of the
+    /// reader.
     pub lead_quarters: u64,
 }
 
@@ -34,8 +37,9 @@ impl Default for ReadAheadConfig {
 }
 
 impl ReadAheadConfig {
-    /// For a store across a network: what is under way has to cover its latency times its bandwidth, and the next window
-    /// is asked for early, so that there is always a good deal of it.
+    /// For a store across a network: what is under way has to cover its latency times its
+    /// bandwidth, and the next window is asked for early, so that there is always a good deal of
+    /// it.
     pub fn remote(window_max: u64) -> Self {
         let tolerance = 1024 * 1024;
         Self { window_min: 512 * 1024, window_max, tolerance, lead_quarters: 3, ..Self::default() }
@@ -81,7 +85,8 @@ impl ReadAhead {
         Self { config, streams: Vec::new(), reads: 0, first_window: config.window_min.min(config.window_max) }
     }
 
-    /// Notes a read of `len` bytes at `pos` of a file of `file_len` bytes, and says what to read ahead now, if anything.
+    /// Notes a read of `len` bytes at `pos` of a file of `file_len` bytes, and says what to read
+    /// ahead now, if anything.
     pub fn on_read(&mut self, pos: u64, len: u64, file_len: u64) -> Option<Window> {
         if self.config.window_max == 0 || len == 0 {
             return None;
@@ -141,7 +146,8 @@ impl ReadAhead {
         self.streams.push(Stream { next, ahead: 0, window, run: 1, used: self.reads });
     }
 
-    /// Read-ahead bytes were not consumed: streams give up, or the cache dropped them before they were read.
+    /// Read-ahead bytes were not consumed: streams give up, or the cache dropped them before they
+    /// were read.
     pub fn wasted(&mut self) {
         self.first_window /= 2;
         if self.first_window < 64 * 1024 {
@@ -227,7 +233,8 @@ mod tests {
         assert_eq!(state.streams.len(), 1);
     }
 
-    /// What the kernel makes of one reader with a large window: some requests under way, answered in any order.
+    /// What the kernel makes of one reader with a large window: some requests under way, answered
+    /// in any order.
     #[test]
     fn a_shuffled_stream_of_a_remote_store_is_read_ahead_as_a_whole() {
         let mut state = ReadAhead::new(ReadAheadConfig::remote(32 * MIB));

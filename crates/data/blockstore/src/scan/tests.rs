@@ -1,4 +1,5 @@
-//! Objects cut off or damaged anywhere: what is whole is found, what is not is never taken for whole.
+//! Objects cut off or damaged anywhere: what is whole is found, what is not is never taken for
+//! whole.
 
 use std::io::IoSlice;
 use std::sync::Arc;

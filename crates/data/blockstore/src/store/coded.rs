@@ -1,18 +1,20 @@
 //! Compression and encryption of objects, above any block store.
 //!
-//! **Contract.** Above it objects look as they always do: offsets, lengths and [`BlockStore::size`] are those of the object
-//! before it was coded ("plain"). Below it lies what [`head`] describes: a head and chunks that are compressed, encrypted or
-//! both, each by itself, so that a read decodes the chunks it touches and no others. Each object tells how it was coded, so
-//! settings may change at any time: what is coded, what is not, and what was coded otherwise lie side by side in one store.
-//! Listings tell stored sizes.
+//! **Contract.** Above it objects look as they always do: offsets, lengths and [`BlockStore::size`]
+//! are those of the object before it was coded ("plain"). Below it lies what [`head`] describes: a
+//! head and chunks that are compressed, encrypted or both, each by itself, so that a read decodes
+//! the chunks it touches and no others. Each object tells how it was coded, so settings may change
+//! at any time: what is coded, what is not, and what was coded otherwise lie side by side in one
+//! store. Listings tell stored sizes.
 //!
-//! What the store returns is judged before anything is made of it: a chunk that is not what was stored, in its place in its
-//! object in its volume, is `Corrupt`. What cannot be judged (no key for it, a newer format, not encrypted where everything
-//! must be) is `Coding`, which is never a reason to call data damaged.
+//! What the store returns is judged before anything is made of it: a chunk that is not what was
+//! stored, in its place in its object in its volume, is `Corrupt`. What cannot be judged (no key
+//! for it, a newer format, not encrypted where everything must be) is `Coding`, which is never a
+//! reason to call data damaged.
 //!
-//! Objects that are to be coded are put whole: a store that codes what is written cannot append. Heads are read once and
-//! kept in bounded memory. On remote stores the first read of an object's beginning takes one request, the first read
-//! elsewhere in it two, every other one.
+//! Objects that are to be coded are put whole: a store that codes what is written cannot append.
+//! Heads are read once and kept in bounded memory. On remote stores the first read of an object's
+//! beginning takes one request, the first read elsewhere in it two, every other one.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -50,11 +52,12 @@ use read::Read;
 /// Bytes read for an object's head: enough for objects of up to 31 MiB.
 const START_BYTES: u64 = 4096;
 
-/// Reads that end before this many plain bytes come with the head, in one request, if a request is what costs.
+/// Reads that end before this many plain bytes come with the head, in one request, if a request is
+/// what costs.
 const FIRST_READ_BYTES_MAX: u64 = 384 << 10;
 
-/// Bytes of the magic that must be right for an object to be taken for a damaged coded one. The magic of plain objects has
-/// four in common with it.
+/// Bytes of the magic that must be right for an object to be taken for a damaged coded one. The
+/// magic of plain objects has four in common with it.
 const MAGIC_LIKENESS: usize = 6;
 
 /// How objects of a volume are coded.
@@ -99,7 +102,7 @@ impl Default for CodingMemory {
     }
 }
 
-/// A block store whose objects are coded in the store below it.
+/// A block store that codes its objects in the store below it.
 pub struct CodedStore {
     inner: Arc<dyn BlockStore>,
     volume: VolumeId,
@@ -141,7 +144,8 @@ impl CodedStore {
         Self { heads: Heads::new(memory.head_bytes), buffers: Buffers::new(memory.kept_bytes), ..self }
     }
 
-    /// What an object is, from memory or from the store; `until` is the plain byte that the caller will read up to.
+    /// What an object is, from memory or from the store; `until` is the plain byte that the caller
+    /// will read up to.
     fn known(&self, object: ObjectId, until: Option<u64>, how: How) -> Result<Found> {
         if how == How::Fresh {
             return self.load(object, until, how);
@@ -343,8 +347,8 @@ impl BlockStore for CodedStore {
         }
     }
 
-    /// Only what is known to be stored as it is can be left to the store's own cache: what has to be decoded is better read
-    /// ahead into memory, by the threads that read ahead.
+    /// Only what is known to be stored as it is can be left to the store's own cache: what has to
+    /// be decoded is better read ahead into memory, by the threads that read ahead.
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
         matches!(self.heads.get(object), Some(Known::Plain)) && self.inner.prefetch(object, offset, len)
     }

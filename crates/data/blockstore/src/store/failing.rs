@@ -1,6 +1,7 @@
 //! A store that fails on purpose: every implementation's companion in tests.
 //!
-//! Rules say which calls fail, how often and how. What is random comes from one seed, so a failing run repeats.
+//! Rules say which calls fail, how often and how. What is random comes from one seed, so a failing
+//! run repeats.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -95,7 +96,8 @@ struct Faults {
 }
 
 impl Faults {
-    /// The fault for this call, if it is its turn. Sleeps out slow ones, and panics where that is the fault.
+    /// The fault for this call, if it is its turn. Sleeps out slow ones, and panics where that is
+    /// the fault.
     fn draw(&self, call: Call, object: Option<ObjectId>) -> Option<Fault> {
         let mut plan = self.plan.lock();
         let mut drawn = None;

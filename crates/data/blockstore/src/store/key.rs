@@ -1,26 +1,28 @@
 //! Names of objects in a store (`docs/format/objects.md`, "Keys").
 //!
-//! `objects/<pp>/<oooooooooooooooo>`: the object's number in 16 lower-case hex digits below a prefix of two, the top byte
-//! of a hash of the number. The prefix spreads consecutive numbers over the partitions of an object store and over 256
-//! directories of a local one. No key is a directory prefix of another.
+//! `objects/<pp>/<oooooooooooooooo>`: the object's number in 16 lower-case hex digits below a
+//! prefix of two, the top byte of a hash of the number. The prefix spreads consecutive numbers over
+//! the partitions of an object store and over 256 directories of a local one. No key is a directory
+//! prefix of another.
 
 use kestrel_types::ids::ObjectId;
 
 /// What every key begins with.
 pub const ROOT: &str = "objects";
 
-/// A file at the root of a store in a directory that is no object: whoever serves the volume to clients that reach the same
-/// directory leaves a word there by which they recognize it.
+/// A file at the root of a store in a directory that is no object: a server that serves the volume
+/// to clients that reach the same directory leaves a word there by which they recognize it.
 pub const MARKER: &str = ".kestrel-served";
 
-/// What lies below the place of a volume's objects and is no object: the store of its dumps, laid out like one of objects.
+/// What lies below the place of a volume's objects and is no object: the store of its dumps, laid
+/// out like one of objects.
 pub const DUMPS: &str = "dumps";
 
 /// Number of prefixes.
 pub const PREFIXES: usize = 256;
 
-/// The prefix of an object: the top byte of the finalizer of SplitMix64 (Steele, Lea, Flood, 2014), which is part of the
-/// format and pinned by the test vectors below.
+/// The prefix of an object: the top byte of the finalizer of SplitMix64 (Steele, Lea, Flood, 2014),
+/// which is part of the format and pinned by the test vectors below.
 pub fn prefix(object: ObjectId) -> u8 {
     let mut x = object;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,9 +1,10 @@
 //! Objects as files below a directory.
 //!
-//! `DIR/<pp>/<oooooooooooooooo>` (see [`super::key`]; `DIR` stands for `objects`). Files are created under their final
-//! name (`O_EXCL`) and written in place: there is no temporary name and no rename, because nothing refers to an object
-//! before it was written, so a partial file after a crash is unreferenced garbage that listing finds. A sealed file never
-//! changes, so descriptors are shared freely; they are kept in a bounded cache.
+//! `DIR/<pp>/<oooooooooooooooo>` (see [`super::key`]; `DIR` stands for `objects`). Files are
+//! created under their final name (`O_EXCL`) and written in place: there is no temporary name and
+//! no rename, because nothing refers to an object before it was written, so a partial file after a
+//! crash is unreferenced garbage that listing finds. A sealed file never changes, so descriptors
+//! are shared freely; they are kept in a bounded cache.
 //!
 //! Why not a library's local store: `docs/decisions/0002-local-block-store.md`.
 
@@ -76,8 +77,8 @@ impl LocalStore {
         Self::open(path, config)
     }
 
-    /// Opens the store in an existing directory. Bytes that a process wrote before it was killed may be unsynced: the
-    /// first [`BlockStore::sync`] makes them durable too.
+    /// Opens the store in an existing directory. Bytes that a process wrote before it was killed
+    /// may be unsynced: the first [`BlockStore::sync`] makes them durable too.
     pub fn open(path: &Path, config: LocalConfig) -> Result<Self> {
         let root =
             sys::open_dir(path).map_err(|source| Error::from_io("opening the block store", None, source))?;
@@ -376,7 +377,8 @@ impl Appender for LocalAppender {
             .admit(total_len(parts))
             .and_then(|()| sys::write_all_at(&self.file.file, parts, at))
             .map_err(|source| {
-                // Best effort: gives the space of a half-written round back. What was there before stays.
+                // Best effort: gives the space of a half-written round back. What was there before
+                // stays.
                 let _ = self.file.file.set_len(at);
                 Error::from_io("appending", Some(self.file.object), source)
             })?;

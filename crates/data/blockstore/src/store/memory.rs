@@ -1,4 +1,5 @@
-//! Objects in memory: for tests. It can append or not (then it counts as remote, as an object store), and forget on purpose what was not synced.
+//! Objects in memory: for tests. It can append or not (then it counts as remote, as an object
+//! store), and forget on purpose what was not synced.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -39,7 +40,8 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// An empty store that takes whole objects only and makes them durable at once, like an object store.
+    /// An empty store that takes whole objects only and makes them durable at once, like an object
+    /// store.
     pub fn put_only() -> Self {
         Self { put_only: true, ..Self::default() }
     }

@@ -1,5 +1,5 @@
-//! The thread of each cache directory that makes room and tries a failed disk out. It waits for the disk as long as that
-//! takes, and nobody waits for it.
+//! The thread of each cache directory that makes room and tries a failed disk out. It waits for the
+//! disk as long as that takes, and nobody waits for it.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -22,7 +22,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(600);
 /// Bytes written to try a disk out.
 const TRIAL_BYTES: usize = 4096;
 
-/// Starts the keeper of a disk, and who watches over its promises.
+/// Starts the keeper of a disk, and the thread that watches over its promises.
 pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<Table>) -> io::Result<()> {
     let of = Arc::clone(disk);
     disk.promises.start(format!("kestrel-cache-p{}", disk.index), move || of.note_unanswered(Side::Read))?;
@@ -92,8 +92,8 @@ fn sweep(disk: &Disk, table: &Weak<Table>) {
     }
 }
 
-/// Tries a disk out that is out of service. The directory may have been replaced meanwhile (mounted anew): it is opened
-/// again, but never made.
+/// Tries a disk out that is out of service. The directory may have been replaced meanwhile (mounted
+/// anew): it is opened again, but never made.
 fn trial(disk: &Disk, side: Side) -> io::Result<()> {
     disk.before(if side == Side::Read { DiskOp::ProbeRead } else { DiskOp::ProbeWrite })?;
     let root = sys::open_dir(&disk.path)?;

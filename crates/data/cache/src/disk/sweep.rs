@@ -1,8 +1,9 @@
 //! Looking through a cache directory, and making room in it.
 //!
-//! One process at a time sweeps a directory (`flock` on `evict.lock`); what it decides by is in the directory itself, so it
-//! does not matter which one it is. A file is cut to nothing before it is unlinked: other processes may have it open, and
-//! the disk's room must come back all the same. They find the page gone and look again.
+//! One process at a time sweeps a directory (`flock` on `evict.lock`); what it decides by is in the
+//! directory itself, so it does not matter which one it is. A file is cut to nothing before it is
+//! unlinked: other processes may have it open, and the disk's room must come back all the same.
+//! They find the page gone and look again.
 
 use std::fs::Metadata;
 use std::io;
@@ -23,7 +24,7 @@ use crate::object::REUSED_BIT;
 use crate::sys;
 use crate::whole::{DIR, label};
 
-/// Whoever sweeps holds a lock on this file.
+/// A thread that sweeps holds a lock on this file.
 const LOCK: &str = "evict.lock";
 
 /// When the bound is reached, this share of it is freed, so that sweeps are few: one in so many.
@@ -41,7 +42,8 @@ enum Content {
     Whole(String),
 }
 
-/// What was found in a directory: 40 bytes a file, so 100 MiB for 10 TiB of blocks, while a sweep lasts.
+/// What was found in a directory: 40 bytes a file, so 100 MiB for 10 TiB of blocks, while a sweep
+/// lasts.
 #[derive(Default)]
 struct Found {
     files: Vec<CacheFile>,
@@ -53,14 +55,15 @@ struct Found {
 /// What a sweep did.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Swept {
-    /// Objects of this mount's volume whose files were removed.
+    /// Objects of this mount's volume that lost their files.
     pub removed: Vec<ObjectId>,
     /// Bytes of disk freed.
     pub bytes: u64,
 }
 
 impl Disk {
-    /// Looks through the directory and makes room if there is too little. None: another process is at it.
+    /// Looks through the directory and makes room if there is too little. None: another process is
+    /// at it.
     pub(crate) fn sweep(&self) -> io::Result<Option<Swept>> {
         self.before(DiskOp::Evict)?;
         // If the disk was unmounted, this is somebody else's directory now.
@@ -97,7 +100,8 @@ impl Disk {
                 swept.removed.push(*object);
             }
         }
-        // What was written meanwhile may have been found or not: counted twice until the next look is better than not at all.
+        // What was written meanwhile may have been found or not: counted twice until the next look
+        // is better than not at all.
         let meanwhile = self.written.fetch_sub(written, Ordering::Relaxed) - written;
         self.used.store(used + meanwhile, Ordering::Relaxed);
         Ok(Some(swept))

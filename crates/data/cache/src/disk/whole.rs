@@ -37,7 +37,8 @@ impl Disk {
         sys::create_nameless_at(root.as_fd(), &dir)
     }
 
-    /// Waits up to `patience` until there is room for `bytes`; whether there is. Makes it, unless it is more than there ever is.
+    /// Waits up to `patience` until there is room for `bytes`; whether there is. Makes it, unless
+    /// it is more than there ever is.
     pub fn make_room(&self, bytes: u64, patience: Duration) -> io::Result<bool> {
         let until = Instant::now() + patience;
         loop {

@@ -1,4 +1,5 @@
-//! The label of a whole copy: an extended attribute that says of what it is a copy, and its checksum.
+//! The label of a whole copy: an extended attribute that says of what it is a copy, and its
+//! checksum.
 
 use kestrel_blockstore::object::VolumeId;
 
@@ -33,7 +34,7 @@ impl WholeId {
         crc32c::crc32c_append(bytes_check, &place)
     }
 
-    /// The label of a copy whose bytes have this CRC-32C.
+    /// The label of a copy with bytes of this CRC-32C.
     pub(super) fn label(&self, volume: &VolumeId, bytes_check: u32) -> [u8; LABEL_BYTES] {
         let mut label = [0; LABEL_BYTES];
         label[..4].copy_from_slice(&MAGIC);

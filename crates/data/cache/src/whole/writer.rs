@@ -12,7 +12,8 @@ use crate::disk::Disk;
 use crate::faults::DiskOp;
 use crate::sys;
 
-/// A whole copy that is being made. Dropped before [`WholeWriter::finish`], it leaves nothing behind; nor does a crash.
+/// A whole copy that is being made. Dropped before [`WholeWriter::finish`], it leaves nothing
+/// behind; nor does a crash.
 pub struct WholeWriter {
     copies: WholeCopies,
     id: WholeId,
@@ -31,7 +32,8 @@ impl WholeWriter {
     /// Adds the next bytes, which the caller has verified.
     ///
     /// # Errors
-    /// Those of the disk; `StorageFull` also when the cache has no room for them, and `InvalidInput` beyond the file's size.
+    /// Those of the disk; `StorageFull` also when the cache has no room for them, and
+    /// `InvalidInput` beyond the file's size.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() as u64 > self.id.size - self.len {
             return Err(io::ErrorKind::InvalidInput.into());

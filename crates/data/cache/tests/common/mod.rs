@@ -33,8 +33,8 @@ impl Random {
     }
 }
 
-/// What an object holds: blocks of 512 bytes that follow from the object, each with its place in front, so that bytes of
-/// another object or another place are seen.
+/// What an object holds: blocks of 512 bytes that follow from the object, each with its place in
+/// front, so that bytes of another object or another place are seen.
 pub fn content(object: u64, len: usize) -> Vec<u8> {
     let mut random = Random(object << 32);
     let mut block = [0; 512];

@@ -51,7 +51,7 @@ pub enum OpenError {
         /// The URL.
         place: String,
     },
-    /// There are objects below the prefix, and nothing says whose.
+    /// There are objects below the prefix, and nothing says of which volume.
     NotEmpty {
         /// The URL.
         place: String,
@@ -63,7 +63,7 @@ pub enum OpenError {
         /// Version of the layout.
         version: u64,
     },
-    /// What says whose it is cannot be read.
+    /// The marker of its volume cannot be read.
     Damaged {
         /// The URL.
         place: String,

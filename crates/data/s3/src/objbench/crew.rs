@@ -17,8 +17,9 @@ pub(super) struct Done {
     pub(super) latencies: Vec<Duration>,
 }
 
-/// Runs jobs number 0, 1, 2, … below `jobs` on so many threads until all are done, `time` has passed, or one fails. Jobs
-/// that were begun are finished, and what was done is always a run of numbers from 0.
+/// Runs jobs number 0, 1, 2, … below `jobs` on so many threads until all are done, `time` has
+/// passed, or one fails. Jobs that were begun are finished, and what was done is always a run of
+/// numbers from 0.
 pub(super) fn run(
     threads: usize,
     jobs: u64,

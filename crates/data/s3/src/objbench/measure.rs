@@ -85,8 +85,8 @@ impl Measurement {
     }
 }
 
-/// Measures with every size of the plan; `report` gets each figure as it is known. Every object that is read whole is
-/// compared with what was written.
+/// Measures with every size of the plan; `report` gets each figure as it is known. Every object
+/// that is read whole is compared with what was written.
 ///
 /// # Errors
 /// The first failure of the store; objects may be left in it then.

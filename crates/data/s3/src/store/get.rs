@@ -1,7 +1,8 @@
 //! Reading: one GET of a range, straight into the caller's buffers.
 //!
-//! Before an answer is believed it must be partial content of exactly the range that was asked for (checked by
-//! `object_store` against the header), and its body as long as that. What its bytes are worth is for the checksums above.
+//! Before an answer is believed it must be partial content of exactly the range that was asked for
+//! (checked by `object_store` against the header), and its body as long as that. What its bytes are
+//! worth is for the checksums above.
 
 use std::io::IoSliceMut;
 

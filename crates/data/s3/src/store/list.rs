@@ -1,10 +1,11 @@
 //! Listing: pages that can be relied on.
 //!
-//! Whoever deletes by a listing must not take a part of it for the whole (juicedata/juicefs#6479). So a page must go
-//! forward from where it was asked to begin, must be as long as it says (checked below, in `wire::answer`), and the one
-//! that says it is the last is not believed at once: the store is asked again for what comes behind it. An answer that
-//! fails a check is asked for again; if that does not help either, there is an error and no page. (Not for as long as other
-//! failures: a whole page that is wrong is seldom an accident of its transfer.)
+//! A caller that deletes by a listing must not take a part of it for the whole
+//! (juicedata/juicefs#6479). So a page must go forward from where it was asked to begin, must be as
+//! long as it says (checked below, in `wire::answer`), and the one that says it is the last is not
+//! believed at once: the store is asked again for what comes behind it. An answer that fails a
+//! check is asked for again; if that does not help either, there is an error and no page. (Not for
+//! as long as other failures: a whole page that is wrong is seldom an accident of its transfer.)
 //!
 //! The cursor is a key, not the store's token: a token may expire, and a key can be checked.
 
@@ -47,7 +48,8 @@ impl S3Store {
             if last.is_some() || !more {
                 return Ok(paged(answer.keys, last.filter(|_| more)));
             }
-            // There was nothing, and then something behind it: written just now, or the store contradicts itself.
+            // There was nothing, and then something behind it: written just now, or the store
+            // contradicts itself.
         }
         Err(contradiction("the store says that there are no more keys, and then that there are"))
     }
@@ -87,7 +89,8 @@ impl S3Store {
             let mut keys: Vec<(String, u64, i64)> = Vec::with_capacity(told.result.objects.len());
             for meta in told.result.objects {
                 let full = meta.location.as_ref();
-                // `object_store` takes the slash from keys that end in one, as consoles make them for folders.
+                // `object_store` takes the slash from keys that end in one, as consoles make them
+                // for folders.
                 let name = full.get(own..).filter(|_| full.starts_with(&prefix) || full == folder);
                 let name = name.ok_or_else(|| {
                     Fault::inconsistent(format!("the listing of {prefix} has the key {full}"))

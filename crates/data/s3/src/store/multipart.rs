@@ -1,8 +1,8 @@
 //! Writing a large object in parts, several at a time.
 //!
-//! The last request makes the object appear as a whole, under the same condition as a put. An upload that fails is aborted,
-//! best effort: what a killed process leaves behind is invisible and costs space until the bucket's rule for incomplete
-//! uploads removes it (`docs/store.md`).
+//! The last request makes the object appear as a whole, under the same condition as a put. An
+//! upload that fails is aborted, best effort: what a killed process leaves behind is invisible and
+//! costs space until the bucket's rule for incomplete uploads removes it (`docs/store.md`).
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
@@ -74,7 +74,8 @@ impl S3Store {
         };
         let _turn = self.client.turn(Direction::Up).await?;
         match self.client.attempts(Direction::Up, 0, self.conditional_put, once).await {
-            // The upload is gone or the object there: because an attempt whose answer was lost completed it?
+            // The upload is gone or the object there: did an earlier attempt complete it, and its
+            // answer get lost?
             Err(failure)
                 if matches!(failure.fault.cause, Cause::Missing | Cause::Present) && failure.maybe_done() =>
             {

@@ -1,8 +1,9 @@
 //! Writing an object with one request.
 //!
-//! The put is conditional, so that the store itself decides who is first. If an answer was lost and the next attempt hears
-//! that the object exists, it may be ours: then its content is read back and compared, and only another's is an error.
-//! Stores without conditional puts are asked before the first attempt; later ones overwrite what is ours.
+//! The put is conditional, so that the store itself decides which put is first. If an answer was
+//! lost and the next attempt hears that the object exists, it may be ours: then its content is read
+//! back and compared, and only another's is an error. Stores without conditional puts are asked
+//! before the first attempt; later ones overwrite what is ours.
 
 use std::cell::Cell;
 
@@ -41,8 +42,9 @@ impl S3Store {
         let len = payload.content_length() as u64;
         let unheard = Cell::new(false);
         let once = async || -> Attempt<()> {
-            // A server that refuses a put before it has read the body may end the connection so that its answer is lost,
-            // time after time. So after an attempt without an answer the question is put without a body.
+            // A server that refuses a put before it has read the body may end the connection so
+            // that its answer is lost, time after time. So after an attempt without an answer the
+            // question is put without a body.
             if self.conditional_put && unheard.get() && self.is_there(path).await? {
                 return Err(Fault::found(Cause::Present, "the object is there already").into());
             }
@@ -64,8 +66,8 @@ impl S3Store {
         }
     }
 
-    /// Asks whether the object is there, if the store cannot be told not to overwrite it: for its first byte, since the
-    /// answer to a HEAD does not explain what is missing.
+    /// Asks whether the object is there, if the store cannot be told not to overwrite it: for its
+    /// first byte, since the answer to a HEAD does not explain what is missing.
     pub(super) async fn refuse_present(&self, object: ObjectId) -> Result<(), Failure> {
         if self.conditional_put {
             return Ok(());

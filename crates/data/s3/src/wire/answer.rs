@@ -1,7 +1,7 @@
 //! A look into answers that are XML: S3's error codes, and whether a page of a listing is whole.
 //!
-//! No XML parser: `object_store` runs one over the same bytes. What is looked for are elements without attributes, and text
-//! in them cannot contain `<`.
+//! No XML parser: `object_store` runs one over the same bytes. What is looked for are elements
+//! without attributes, and text in them cannot contain `<`.
 
 use http::StatusCode;
 
@@ -16,7 +16,8 @@ pub(super) fn fault(kind: Kind, status: StatusCode, body: &[u8], trace: &Trace) 
             element(error, "Code").unwrap_or_default(),
             element(error, "Message").unwrap_or_default(),
         );
-        // An error under status 200: a multipart upload that failed after the store had begun to answer.
+        // An error under status 200: a multipart upload that failed after the store had begun to
+        // answer.
         return status.is_success().then(|| "the answer is an error under status 200".to_string());
     }
     if kind != Kind::List || !status.is_success() {

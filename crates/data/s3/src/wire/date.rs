@@ -1,4 +1,5 @@
-//! The date of an answer (`Sat, 21 Nov 2026 15:00:56 GMT`, RFC 9110's IMF-fixdate), to find clocks that differ.
+//! The date of an answer (`Sat, 21 Nov 2026 15:00:56 GMT`, RFC 9110's IMF-fixdate), to find clocks
+//! that differ.
 
 use kestrel_types::clock::{Nanos, SECOND};
 
@@ -21,7 +22,8 @@ pub(super) fn parse(text: &str) -> Option<Nanos> {
     fits.then_some(seconds * SECOND)
 }
 
-/// Days since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date Algorithms", `days_from_civil`).
+/// Days since 1970-01-01 (Hinnant, "chrono-Compatible Low-Level Date Algorithms",
+/// `days_from_civil`).
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year / 400;

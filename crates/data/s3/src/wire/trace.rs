@@ -114,8 +114,8 @@ impl Trace {
 
     /// The connection failed, or the answer is not whole.
     pub(crate) fn broken(&self, error: &(dyn std::error::Error + 'static)) {
-        // The chain's last link says what happened ("connection refused"), the others that something did. An I/O error
-        // leaves out what it wraps.
+        // The chain's last link says what happened ("connection refused"), the others that
+        // something did. An I/O error leaves out what it wraps.
         let mut cause = error;
         loop {
             let wrapped = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);

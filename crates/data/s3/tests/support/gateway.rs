@@ -35,8 +35,8 @@ impl Gateway {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls")
     }
 
-    /// Starts a server. Without the program there is nothing to test against: says so and gives none, unless
-    /// `KESTREL_REQUIRE_S3` is set, which CI does.
+    /// Starts a server. Without the program there is nothing to test against: says so and gives
+    /// none, unless `KESTREL_REQUIRE_S3` is set, which CI does.
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
@@ -61,7 +61,8 @@ impl Gateway {
         )
         .unwrap();
         for _ in 0..20 {
-            // Another process may take the port before the server does: then the server ends and another port is tried.
+            // Another process may take the port before the server does: then the server ends and
+            // another port is tried.
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let mut child = spawn(&program, more, &dir.path().join("data"), port);
             if answers(&mut child, port) {
@@ -151,8 +152,8 @@ fn spawn(program: &Path, more: &[String], data: &Path, port: u16) -> Child {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    // SAFETY: prctl is async-signal-safe and takes plain numbers. The server must not outlive a test process that is
-    // killed.
+    // SAFETY: prctl is async-signal-safe and takes plain numbers. The server must not outlive a
+    // test process that is killed.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);

@@ -1,6 +1,7 @@
 //! A proxy in front of the server that does to each request what a test's script says.
 //!
-//! One thread a connection and one request a connection: simple enough to be trusted when a test fails.
+//! One thread a connection and one request a connection: simple enough to be trusted when a test
+//! fails.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -48,7 +49,8 @@ pub enum Fault {
     Replaced(&'static str, String),
     /// The body ends after so many bytes.
     Truncated(usize),
-    /// The answer's text is changed: what is found, what is put there. The length in the head is made to fit.
+    /// The answer's text is changed: what is found, what is put there. The length in the head is
+    /// made to fit.
     Edited(&'static str, &'static str),
     /// Nothing comes back for so long, then the answer.
     Late(Duration),

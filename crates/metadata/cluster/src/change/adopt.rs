@@ -1,8 +1,9 @@
 //! The next table becomes the present one.
 //!
-//! One batch makes it so, with every role held, and what the node keeps in memory of rows that came or went follows before anybody runs.
-//! Rows that leave have been kept from everybody until now, and nobody has seen those that came, so what is said of them here, before
-//! the roles are taken, still holds then.
+//! One batch makes it so, with every role held, and what the node keeps in memory of rows that came
+//! or went follows before anybody runs. Rows that leave have been kept from everybody until now,
+//! and nobody has seen those that came, so what is said of them here, before the roles are taken,
+//! still holds then.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ impl Member {
             let position = self.node.last_commit();
             return self.when_durable(position, Todo::Send(self.coordinator(), adopted));
         }
-        // Who has left may hear so late.
+        // A member that has left may hear so late.
         let left = next.heir_of(self.me).is_some();
         let follows = version == present + 1 || self.changing.joining;
         if !left && (next.map.member(self.me).is_none() || !follows) {
@@ -52,7 +53,7 @@ impl Member {
             return log::error!("this node is frozen for another table {version} than is to follow");
         }
         match self.adopt_now(next, charge) {
-            // Whom it concerns hears when all have it.
+            // The members concerned hear when all have it.
             Ok(position) if takes_over => self.when_durable(position, Todo::Decided),
             Ok(position) => self.when_durable(position, Todo::Send(self.coordinator(), adopted)),
             // It is said again.
@@ -155,7 +156,8 @@ impl Member {
         Ok(moved)
     }
 
-    /// What was begun by another table begins again: transactions that are not decided, questions to all members.
+    /// What was begun by another table begins again: transactions that are not decided, questions
+    /// to all members.
     fn begin_again(&mut self) {
         for ticket in self.leads.values().copied().collect::<Vec<_>>() {
             let Some(work) = self.works.get(&ticket) else { continue };

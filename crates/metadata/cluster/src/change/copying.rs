@@ -1,7 +1,7 @@
 //! The source: rows that leave are sent to their next owners while they are served.
 //!
-//! Each destination has one message under way at a time. What is queued for it is sent in order, so of two values of a row the newer
-//! one comes later.
+//! Each destination has one message under way at a time. What is queued for it is sent in order, so
+//! of two values of a row the newer one comes later.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,7 +31,8 @@ fn read_max(node: &Node) -> usize {
     (node.core().scan_rows / 4).max(1)
 }
 
-/// Rows that may be left to send when a source says that it is ready: they are sent while nobody has them.
+/// Rows that may be left to send when a source says that it is ready: they are sent while nobody
+/// has them.
 fn left_max(node: &Node) -> usize {
     node.core().scan_rows / 32
 }
@@ -152,7 +153,8 @@ impl Copying {
             return Ok(());
         }
         self.passes += u32::from(self.scan.is_none());
-        // They are named before they can be read: whoever named these is done when every role has been held.
+        // They are named before they can be read: the batches that named these are done when every
+        // role has been held.
         drop(node.quiesce());
         let keys: Vec<Key> = keys.into_iter().collect();
         let borrowed: Vec<_> = keys.iter().map(Key::borrow).collect();
@@ -243,7 +245,8 @@ impl Member {
     /// Reads and sends what is to be sent next.
     pub(super) fn drive_copying(&mut self) {
         let (node, table, now) = (self.node.clone(), self.table.clone(), self.now);
-        // A store takes its time to delete objects, and while a node that leaves is frozen nobody has a directory's figures.
+        // A store takes its time to delete objects, and while a node that leaves is frozen nobody
+        // has a directory's figures.
         let deletes = self.is_about_to_leave() && self.reaping.is_some();
         if !self.cluster().may_answer() {
             return;

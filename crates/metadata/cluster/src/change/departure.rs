@@ -1,11 +1,13 @@
 //! A member that leaves: what has to have come to an end first, and what the others forget of it.
 //!
-//! It owns no slots any more, so it is asked for nothing but its shares, and what clients have open here. From Freeze on it leads no
-//! transaction (those of claims count opens), so what it is found to have no more of it does not get again.
+//! It owns no slots any more, so it is asked for nothing but its shares, and what clients have open
+//! here. From Freeze on it leads no transaction (those of claims count opens), so what it is found
+//! to have no more of it does not get again.
 //!
-//! **Whom it leaves in doubt.** Nobody. It is frozen when everything that it has decided is known to all lenders, and when nothing that it has
-//! agreed to is undecided. So of a transaction that it led, and that somebody has agreed to and not heard the end of, it was not decided; and
-//! of decisions of others it has made all its changes.
+//! **It leaves no member in doubt.** It is frozen when everything that it has decided is known to
+//! all lenders, and when nothing that it has agreed to is undecided. So of a transaction that it
+//! led, and that a member has agreed to and not heard the end of, it was not decided; and of
+//! decisions of others it has made all its changes.
 
 use kestrel_engine::BatchKind;
 use kestrel_types::error::FsError;
@@ -15,7 +17,8 @@ use super::super::without;
 use super::Step;
 use crate::Member;
 
-/// Says why the node cannot leave yet, if it cannot: who has sessions here. It must not block.
+/// Says why the node cannot leave yet, if it cannot: which clients have sessions here. It must not
+/// block.
 pub type DepartureGuard = dyn Fn() -> Option<String> + Send + Sync;
 
 impl Member {
@@ -33,7 +36,8 @@ impl Member {
         Some(self.stays(&why))
     }
 
-    /// Why it does not leave though nobody uses it any more: objects that it has deleted are not forgotten by all.
+    /// Why it does not leave though nobody uses it any more: objects that it has deleted are not
+    /// forgotten by all.
     pub(super) fn why_it_is_not_done(&self) -> Option<FsError> {
         match self.node.has_deleted_rows() {
             Ok(false) => None,

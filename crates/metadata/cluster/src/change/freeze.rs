@@ -28,7 +28,8 @@ impl Member {
         }
         let next = part.next.clone();
         if !loses(table.me, &table.placement, &next) && !hands_over(table.me, &table.placement, &next) {
-            // It may have been frozen in an earlier attempt, at another table: that it is not any more must not be lost after this.
+            // It may have been frozen in an earlier attempt, at another table: that it is not any
+            // more must not be lost after this.
             part.step = Step::Frozen(last);
             let frozen = Message::Change(ChangeMessage::Frozen(attempt));
             return self.when_durable(last, Todo::Send(coordinator, frozen));
@@ -98,7 +99,8 @@ impl Member {
         }
     }
 
-    /// Whether a transaction still has rows that leave, or a directory's entries: a listing must not miss what comes elsewhere meanwhile.
+    /// Whether a transaction still has rows that leave, or a directory's entries: a listing must
+    /// not miss what comes elsewhere meanwhile.
     fn lends_what_leaves(&self, table: &NodeTable) -> bool {
         self.cluster().locks.touches(
             |key: &Key| table.is_leaving(key.table, key.id, &key.suffix),

@@ -36,7 +36,8 @@ pub struct Charge {
     pub expected: BTreeMap<NodeId, Announced>,
 }
 
-/// What members say to each other about changes of the table: the coordinator and each of them, sources and destinations.
+/// What members say to each other about changes of the table: the coordinator and each of them,
+/// sources and destinations.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChangeMessage {
     /// A node that is not in the table yet asks to be taken in.
@@ -89,7 +90,8 @@ pub enum ChangeMessage {
     Abort(Attempt),
     /// This is decided to be the table.
     Adopt(Arc<Placement>),
-    /// This is decided to be the table, and by it the member is the coordinator: it is to see to it that all adopt it.
+    /// This is decided to be the table, and by it the member is the coordinator: it is to see to it
+    /// that all adopt it.
     Entrust {
         /// The table.
         next: Arc<Placement>,

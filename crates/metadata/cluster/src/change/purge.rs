@@ -1,8 +1,10 @@
-//! Walks over the rows that may get other owners, some at a time; deleting those that are not this member's.
+//! Walks over the rows that may get other owners, some at a time; deleting those that are not this
+//! member's.
 //!
-//! The same walk looks at what was inherited of objects. Who releases the last reference to one notes that somebody is to look at it; notes of a
-//! node that has left are not copied, as two may have one key. Each of its shares that is not above nought may be the one that such a
-//! note was about, so a new one is written. One too many costs a look.
+//! The same walk looks at what was inherited of objects. The node that releases the last reference
+//! to one notes that it is to be looked at; notes of a node that has left are not copied, as two
+//! may have one key. Each of its shares that is not above nought may be the one that such a note
+//! was about, so a new one is written. One too many costs a look.
 
 use std::ops::ControlFlow;
 

@@ -31,14 +31,15 @@ pub const CHANGE: &str = "change";
 /// Files with numbers below may be open elsewhere.
 pub const ONLY_HERE: &str = "only here";
 
-/// No node after this one was forgotten before it came: with those in the table and those expected, the highest number ever reserved.
+/// No node after this one was forgotten before it came: with those in the table and those expected,
+/// the highest number ever reserved.
 pub const LAST_NODE: &str = "last node";
 
 /// Attempts of earlier coordinators have epochs up to this one.
 pub const ERA: &str = "era";
 
-/// How names of records of expected nodes begin; the node's number follows, in decimal digits. The row is its address, after a zero byte
-/// if it is to be idle.
+/// How names of records of expected nodes begin; the node's number follows, in decimal digits. The
+/// row is its address, after a zero byte if it is to be idle.
 const EXPECT: &str = "expect ";
 
 /// Version of the records "strangers" and "frozen".
@@ -224,7 +225,8 @@ impl ChangeRecords {
         damage.map_or(Ok(records), |why| Err(FsError::because(libc::EIO, why)))
     }
 
-    /// The table that a member starts with: the one on record, or else that with which it was formed.
+    /// The table that a member starts with: the one on record, or else that with which it was
+    /// formed.
     pub(crate) fn present(&self, me: NodeId, formed: Placement) -> FsResult<NodeTable> {
         let table = NodeTable::new(me, self.table.clone().unwrap_or(formed))?;
         let leaving = self.frozen.as_ref().map(|(_, next)| next.clone());
@@ -232,8 +234,9 @@ impl ChangeRecords {
         Ok(NodeTable { leaving, strangers, only_here: self.only_here, ..table })
     }
 
-    /// The newest table that these say is decided. Of several nodes at rest the newest of all is the cluster's: who has an older one has not
-    /// heard of it, and everything is where the newest one says, besides rows that records "strangers" and "frozen" explain.
+    /// The newest table that these say is decided. Of several nodes at rest the newest of all is
+    /// the cluster's: a node that has an older one has not heard of it, and everything is where the
+    /// newest one says, besides rows that records "strangers" and "frozen" explain.
     pub fn newest(&self) -> Option<&Placement> {
         self.table.iter().chain(self.change.as_deref()).max_by_key(|table| table.version)
     }

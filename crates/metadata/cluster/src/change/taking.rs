@@ -10,7 +10,7 @@ use super::{Attempt, ChangeMessage, Step, Taken, forgotten};
 use crate::{Member, Message, Todo};
 
 impl Member {
-    /// Takes rows from their owner, who gives them to this member.
+    /// Takes rows from their owner, which gives them to this member.
     pub(super) fn take_rows(
         &mut self,
         from: NodeId,
@@ -25,7 +25,8 @@ impl Member {
         }
         let got = ChangeMessage::GotRows { attempt, stream, number };
         match part.taken.get(&from) {
-            // A message that was late could bring back what a later one, which has been forgotten, replaced.
+            // A message that was late could bring back what a later one, which has been forgotten,
+            // replaced.
             _ if part.restarted => return self.decline(attempt, forgotten()),
             Some(taken) if taken.stream != stream => return self.decline(attempt, forgotten()),
             Some(taken) if number <= taken.number => {

@@ -1,9 +1,10 @@
-//! Who is to look at the member: a note that there is something, and a thread to wake.
+//! A call for a look at the member: a note that there is something, and a thread to wake.
 //!
-//! **Nothing is forgotten.** Who has something queues it, *then* notes that ([`Bell::note`]), *then* tries the member's lock or wakes
-//! the thread, which tries it. Who holds the lock takes the note away, *then* looks at the queues, and after letting the lock go looks
-//! for a note again. If that look came before the note, the lock was let go before it, so the other's attempt succeeds or meets a new
-//! holder, who will look.
+//! **Nothing is forgotten.** A thread that has something queues it, *then* notes that
+//! ([`Bell::note`]), *then* tries the member's lock or wakes the thread, which tries it. The thread
+//! that holds the lock takes the note away, *then* looks at the queues, and after letting the lock
+//! go looks for a note again. If that look came before the note, the lock was let go before it, so
+//! the other's attempt succeeds or meets a new holder, which will look.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +43,8 @@ pub(super) enum Woken {
 }
 
 impl Bell {
-    /// There is something to look at: notes it and wakes the thread, unless this one will look by itself.
+    /// There is something to look at: notes it and wakes the thread, unless this one will look by
+    /// itself.
     pub fn ring(&self) {
         self.note();
         if !self.is_mine() {

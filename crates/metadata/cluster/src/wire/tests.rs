@@ -1,4 +1,5 @@
-//! Envelopes round trip; whatever comes in their place is an error or another envelope, never a panic.
+//! Envelopes round trip; whatever comes in their place is an error or another envelope, never a
+//! panic.
 
 use std::sync::Arc;
 

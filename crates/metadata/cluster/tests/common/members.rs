@@ -1,4 +1,5 @@
-//! Several members in one process, messages carried by hand. (What happens under faults the simulator judges.)
+//! Several members in one process, messages carried by hand. (What happens under faults the
+//! simulator judges.)
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -116,7 +117,8 @@ impl Cluster {
         self.get_leases();
     }
 
-    /// Members that have started get leases from those that run. Of what else is under way nothing arrives.
+    /// Members that have started get leases from those that run. Of what else is under way nothing
+    /// arrives.
     pub fn get_leases(&mut self) {
         self.tick(0);
         loop {

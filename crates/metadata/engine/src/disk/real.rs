@@ -59,7 +59,8 @@ impl Disk for RealDisk {
                 0 | libc::EOPNOTSUPP | libc::EINVAL => {}
                 code => return Err(io::Error::from_raw_os_error(code)),
             }
-            // Allocated blocks are marked unwritten: only writing them spares later syncs the change of metadata.
+            // Allocated blocks are marked unwritten: only writing them spares later syncs the
+            // change of metadata.
             let zeros = vec![0; ZEROS];
             let mut at = 0;
             while at < len {

@@ -1,4 +1,5 @@
-//! A simulated disk: what is not synced may be lost, torn or reordered, space may run out, operations may fail.
+//! A simulated disk: what is not synced may be lost, torn or reordered, space may run out,
+//! operations may fail.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -47,7 +48,8 @@ struct FileState {
 
 /// What a power loss leaves of unsynced writes.
 pub trait Fate {
-    /// How many of `changes` unsynced changes of names survive (the file system's journal keeps their order).
+    /// How many of `changes` unsynced changes of names survive (the file system's journal keeps
+    /// their order).
     fn names(&mut self, changes: usize) -> usize;
     /// Whether an unsynced sector survives.
     fn sector(&mut self) -> bool;

@@ -1,4 +1,5 @@
-//! The checkpoint: up to which position the sorted runs have everything, so where reading the log begins.
+//! The checkpoint: up to which position the sorted runs have everything, so where reading the log
+//! begins.
 //!
 //! A small record in two files ([`super::small_record`]), replaced as a whole.
 

@@ -1,9 +1,12 @@
-//! The epoch of an embedded engine, and how a process notices that another one has taken its files over.
+//! The epoch of an embedded engine, and how a process notices that another one has taken its files
+//! over.
 //!
-//! Only one process at a time has a volume's files: a lock sees to that. The epoch is for when that lock was lost (a file system that
-//! forgot it, files brought back on a second machine). It stands in file `epoch`, replaced as a whole, and in the header of every
-//! segment. Who opens the volume raises it *before* reading the log; who holds it looks at the file *after* each sync of the log,
-//! before anybody is told, and before changing the log's files. So a batch that was acknowledged is one that the successor has read.
+//! Only one process at a time has a volume's files: a lock sees to that. The epoch is for when that
+//! lock was lost (a file system that forgot it, files brought back on a second machine). It stands
+//! in file `epoch`, replaced as a whole, and in the header of every segment. A process that opens
+//! the volume raises it *before* reading the log; the holder looks at the file *after* each sync of
+//! the log, before any caller is told, and before changing the log's files. So a batch that was
+//! acknowledged is one that the successor has read.
 
 use std::io;
 use std::time::Duration;
@@ -35,12 +38,14 @@ fn read(disk: &dyn Disk, uuid: &Uuid) -> Result<Epoch, EngineError> {
     Ok(KIND.read(disk, NAME, uuid)?.map_or(Epoch(0), |[epoch, ..]| Epoch(epoch)))
 }
 
-/// How often the file is read before a failure counts, and the pause after the first failure; each is longer by that than the one before.
+/// How often the file is read before a failure counts, and the pause after the first failure; each
+/// is longer by that than the one before.
 const READS_MAX: u32 = 5;
 const READ_PAUSE: Duration = Duration::from_millis(10);
 
 impl Fenced {
-    /// Begins an epoch above the one in the file and `highest`, that of the segments. Called before the log's records are read.
+    /// Begins an epoch above the one in the file and `highest`, that of the segments. Called before
+    /// the log's records are read.
     pub fn open(disk: &dyn Disk, uuid: &Uuid, highest: Epoch) -> Result<Self, EngineError> {
         let held = Epoch(read(disk, uuid)?.max(highest).0 + 1);
         write(disk, uuid, held).map_err(|why| super::open::io_error("writing its epoch", &why))?;
@@ -59,7 +64,8 @@ impl Fenced {
         let mut tried = 1;
         let current = loop {
             match read(disk, uuid) {
-                // No descriptor or memory at the moment, say: what is looked at was synced, so that must not stop the volume.
+                // No descriptor or memory at the moment, say: what is looked at was synced, so that
+                // must not stop the volume.
                 Err(EngineError::Io(_)) if tried < READS_MAX => {
                     std::thread::sleep(READ_PAUSE * tried);
                     tried += 1;

@@ -1,14 +1,17 @@
 //! Moves rows from memory to the sorted runs, and clean rows out of memory.
 //!
-//! A flush is fuzzy: commits go on. Let C be a position that is durable and below which all batches are in memory.
+//! A flush is fuzzy: commits go on. Let C be a position that is durable and below which all batches
+//! are in memory.
 //! 0. The checkpoint says that the log is durable up to C.
-//! 1. Every row whose last change lies at or below C is copied and ingested. Rows changed later are left out, although an
-//!    older change of theirs may lie below C and be in no run: therefore
+//! 1. Every row whose last change lies at or below C is copied and ingested. Rows changed later are
+//!    left out, although an older change of theirs may lie below C and be in no run: therefore
 //! 2. the log is synced once more, so that whatever replaced those changes is durable,
-//! 3. and only then the checkpoint moves to C: a recovery starts from the runs and applies everything above C.
+//! 3. and only then the checkpoint moves to C: a recovery starts from the runs and applies
+//!    everything above C.
 //!
-//! Applying a batch twice is harmless, because rows are put and deleted whole. Nothing above the durable position gets
-//! into the runs, because otherwise a power loss could keep a later change and lose an earlier one.
+//! Applying a batch twice is harmless, because rows are put and deleted whole. Nothing above the
+//! durable position gets into the runs, because otherwise a power loss could keep a later change
+//! and lose an earlier one.
 //!
 //! After 1, rows are clean if their last change still lies at or below C.
 
@@ -153,7 +156,8 @@ impl Shared {
         }
     }
 
-    /// The thread that evicts clean rows, apart from the flusher because memory must stay bounded while that is busy.
+    /// The thread that evicts clean rows, apart from the flusher because memory must stay bounded
+    /// while that is busy.
     pub(super) fn run_evictor(&self) {
         let limit = self.options.row_bytes();
         let mut hand = 0;
@@ -201,7 +205,8 @@ impl Shared {
         if upto <= self.flusher.checkpoint.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Says durably that the log is durable up to C, so that no recovery cuts it below what the runs will have.
+        // Says durably that the log is durable up to C, so that no recovery cuts it below what the
+        // runs will have.
         let before = self.flusher.checkpoint.load(Ordering::Relaxed);
         self.write_checkpoint(before, upto)?;
         let groups = self.rows.take_dirty();
@@ -283,7 +288,8 @@ impl Shared {
                     }
                     Err(why) => {
                         log::warn!("the sorted runs were not merged: {why}; tried again in {pause:.0?}");
-                        // Nothing is lost; reads get slower. Trying costs as much as merging, so ever more seldom.
+                        // Nothing is lost; reads get slower. Trying costs as much as merging, so
+                        // ever more seldom.
                         let until = Instant::now() + pause;
                         pause = (pause * 2).min(MERGE_RETRY_MAX);
                         let mut compact = self.flusher.compact.lock();

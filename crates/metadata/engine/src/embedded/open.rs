@@ -78,7 +78,8 @@ pub(super) fn open(
     let disk = Arc::new(RealDisk::open(&dir.join("log")).map_err(fail)?);
     let runs_dir = dir.join("runs");
     if checkpoint::read(&*disk, &uuid)?.is_none() && runs_dir.exists() {
-        // Left by a first open that did not get as far as its checkpoint; or the checkpoint is gone.
+        // Left by a first open that did not get as far as its checkpoint; or the checkpoint is
+        // gone.
         let tables = fs::read_dir(runs_dir.join("tables")).map_or(0, Iterator::count);
         if tables > 0 {
             return Err(no_checkpoint(&disk.describe("checkpoint")));
@@ -99,7 +100,8 @@ fn no_checkpoint(path: &str) -> EngineError {
     EngineError::Corrupt(format!("checkpoint {path} is missing, although there is metadata; {ADVICE}"))
 }
 
-/// Makes the files of a new log go away that a first open left that did not get as far as its checkpoint.
+/// Makes the files of a new log go away that a first open left that did not get as far as its
+/// checkpoint.
 fn clear(disk: &dyn Disk) -> Result<(), EngineError> {
     let fail = |why: io::Error| io_error("making a log", &why);
     let names = disk.list().map_err(fail)?;

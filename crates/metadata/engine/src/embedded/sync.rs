@@ -1,4 +1,4 @@
-//! Group sync: one thread syncs the log for all who wait.
+//! Group sync: one thread syncs the log for all callers that wait.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -61,7 +61,8 @@ impl Syncer {
 }
 
 impl Shared {
-    /// The syncer thread. Ends when told to, or for good when a sync failed: then nothing is ever durable any more.
+    /// The syncer thread. Ends when told to, or for good when a sync failed: then nothing is ever
+    /// durable any more.
     pub(super) fn run_syncer(&self) {
         while self.syncer.next(self.waiters.durable(), self.options.sync_interval) {
             match self.log.sync(&self.before_sync, &|| self.fence.check(&*self.disk, &self.uuid)) {

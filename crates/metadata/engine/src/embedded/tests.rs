@@ -1,4 +1,5 @@
-//! Tests of the embedded engine as a whole, on simulated disks where they need to lose or break something.
+//! Tests of the embedded engine as a whole, on simulated disks where they need to lose or break
+//! something.
 
 mod crash;
 mod faults;

@@ -108,7 +108,8 @@ fn header_crc(generation: u64, header: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&generation.to_be_bytes()), &header[4..RECORD_HEADER])
 }
 
-/// Fills in the first [`RECORD_HEADER`] bytes of `record`, whose payload follows them and whose checksum is `payload_crc`.
+/// Fills in the first [`RECORD_HEADER`] bytes of `record`, whose payload follows them and whose
+/// checksum is `payload_crc`.
 pub(crate) fn seal(
     record: &mut [u8],
     payload_len: usize,
@@ -117,7 +118,7 @@ pub(crate) fn seal(
     (generation, position, durable): (u64, Position, Position),
 ) {
     record[4..8].copy_from_slice(&payload_crc.to_be_bytes());
-    // At most PAYLOAD_MAX, checked by those who make payloads.
+    // At most PAYLOAD_MAX, checked where payloads are made.
     record[8..12].copy_from_slice(&(payload_len as u32).to_be_bytes());
     record[12] = kind as u8;
     record[13..16].fill(0);

@@ -1,8 +1,9 @@
 //! Reading the log back.
 //!
-//! Where the log ends: at the first place, after the checkpoint, where the next record in sequence is not. That is normal
-//! for records that no sync covered. But if any valid record behind it says that the missing one had become durable, then
-//! bytes were lost that must not be, and nothing is touched.
+//! Where the log ends: at the first place, after the checkpoint, where the next record in sequence
+//! is not. That is normal for records that no sync covered. But if any valid record behind it says
+//! that the missing one had become durable, then bytes were lost that must not be, and nothing is
+//! touched.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ struct Found {
     file: Arc<dyn DiskFile>,
     bytes: u64,
     epoch: Epoch,
-    /// Position that no record here may be above: a later opening went on from there. A process that had not noticed may have
-    /// appended more, and told nobody.
+    /// Position that no record here may be above: a later opening went on from there. A process
+    /// that had not noticed may have appended more, and told nobody.
     limit: Position,
     /// Position of the last batch in the valid sequence, if it has one.
     last: Option<Position>,
@@ -59,8 +60,9 @@ pub(crate) struct Means {
     pub sizes: Sizes,
 }
 
-/// Recovers the log of a volume: begins an epoch, applies every batch above the checkpoint, cuts off what is not to be believed, and says
-/// where to go on. Changes nothing on the disk but the epoch if it fails.
+/// Recovers the log of a volume: begins an epoch, applies every batch above the checkpoint, cuts
+/// off what is not to be believed, and says where to go on. Changes nothing on the disk but the
+/// epoch if it fails.
 pub(crate) fn recover(
     Means { disk, uuid, sizes }: Means,
     checkpoint: Checkpoint,
@@ -93,7 +95,8 @@ pub(crate) fn recover(
         segment.limit = later.min().unwrap_or(Position::MAX);
     }
     let newest = begun.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
-    // From here on a process that still has the files tells nobody that something is durable; so the records may be read.
+    // From here on a process that still has the files tells nobody that something is durable; so
+    // the records may be read.
     let fence = Arc::new(Fenced::open(&*disk, &uuid, newest)?);
     let (old, mut live): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|found| found.generation < checkpoint.generation);
@@ -192,7 +195,8 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
             end.durable = end.durable.max(record.durable);
         }
         if index == 0 || offset > SEGMENT_HEADER {
-            // What is left in the segment before is an earlier end, from which an earlier recovery went on here.
+            // What is left in the segment before is an earlier end, from which an earlier recovery
+            // went on here.
             (end.segment, end.offset) = (index, offset);
             place = format!("{}: the record at byte {offset}", disk.describe(&segment.name));
             ended = Some(bytes);
@@ -215,7 +219,8 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
     Ok(end)
 }
 
-/// Fails if a record somewhere in `bytes` proves that the batch at `missing`, which should be at `place`, was durable.
+/// Fails if a record somewhere in `bytes` proves that the batch at `missing`, which should be at
+/// `place`, was durable.
 fn deny_durable(segment: &Found, bytes: &[u8], missing: Position, place: &str) -> Result<(), EngineError> {
     let proves = |at| {
         decode_header(&bytes[at..], segment.generation)
@@ -230,7 +235,8 @@ fn deny_durable(segment: &Found, bytes: &[u8], missing: Position, place: &str) -
     Ok(())
 }
 
-/// Applies the sequence up to `end`, or up to the first batch that `verify` rejects; then that becomes the end.
+/// Applies the sequence up to `end`, or up to the first batch that `verify` rejects; then that
+/// becomes the end.
 fn replay(
     live: &[Found],
     end: &mut End,

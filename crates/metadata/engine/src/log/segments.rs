@@ -5,8 +5,9 @@
 //! volume that changes little are small, and each one that fills up is followed by a larger one, up
 //! to the size that suits the disk. A volume that has become quiet gives back what it took.
 //!
-//! `<generation, 16 hex digits>.log` is a segment with a durable header; `free-<generation>` waits to be recycled;
-//! `*.tmp` is being made. Every step that matters is durable before the next: header, then name.
+//! `<generation, 16 hex digits>.log` is a segment with a durable header; `free-<generation>` waits
+//! to be recycled; `*.tmp` is being made. Every step that matters is durable before the next:
+//! header, then name.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +20,8 @@ use crate::disk::{Disk, DiskFile};
 use crate::embedded::fence::Fenced;
 use crate::embedded::no_space;
 
-/// Files kept for recycling while the log is busy: writing zeros to new ones costs as much as the log itself.
+/// Files kept for recycling while the log is busy: writing zeros to new ones costs as much as the
+/// log itself.
 const FREE_MAX: usize = 32;
 /// Files kept while it is not, so that a quiet volume is small.
 pub(super) const FREE_IDLE: usize = 1;
@@ -160,7 +162,8 @@ impl Segments {
         Ok((self.disk.open(name)?, bytes))
     }
 
-    /// Gives up a segment whose records nobody needs. The caller syncs names when it has given up all it wants to.
+    /// Gives up a segment whose records nobody needs. The caller syncs names when it has given up
+    /// all it wants to.
     pub fn retire(&mut self, generation: u64, bytes: u64) -> io::Result<()> {
         let name = name_of(generation);
         if self.keeps(bytes) {

@@ -1,7 +1,8 @@
 //! A sorted piece of an [`super::order::Order`]: the leaves of a tree of two levels.
 //!
-//! Comparing two rows means loading both. So a large chunk keeps, beside the pointers, the 8 bytes of each suffix that
-//! follow what all its suffixes have in common; only equal ones are compared in full.
+//! Comparing two rows means loading both. So a large chunk keeps, beside the pointers, the 8 bytes
+//! of each suffix that follow what all its suffixes have in common; only equal ones are compared in
+//! full.
 
 use std::cmp::Ordering;
 

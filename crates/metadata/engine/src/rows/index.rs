@@ -1,8 +1,9 @@
 //! Hash index of the rows of a shard: extendible hashing, so that growth never stalls.
 //!
-//! Rows hang in small segments of fixed size; a full segment splits alone, which costs microseconds. A directory of
-//! segment numbers, indexed by the hash's top bits, finds the segment; it doubles by copying 4 bytes a segment.
-//! (Fagin, Nievergelt, Pippenger, Strong: Extendible hashing, TODS 1979.)
+//! Rows hang in small segments of fixed size; a full segment splits alone, which costs
+//! microseconds. A directory of segment numbers, indexed by the hash's top bits, finds the segment;
+//! it doubles by copying 4 bytes a segment. (Fagin, Nievergelt, Pippenger, Strong: Extendible
+//! hashing, TODS 1979.)
 
 use kestrel_types::key::KeyRef;
 
@@ -13,7 +14,8 @@ use super::row::{RowPtr, prefetch};
 const SLOTS: usize = 256;
 /// Rows in a segment before it splits: short probes matter more than the last tenth of memory.
 const ROWS_MAX: usize = 208;
-/// A slot is a row's address in the low 48 bits and 16 bits of its hash above; of these, the low 8 are its home slot.
+/// A slot is a row's address in the low 48 bits and 16 bits of its hash above; of these, the low 8
+/// are its home slot.
 const ADDRESS: u64 = (1 << 48) - 1;
 
 struct Segment {
@@ -73,7 +75,8 @@ impl Segment {
         self.rows += 1;
     }
 
-    /// Empties a slot and moves later rows of the same run back, so that probes need no markers (Knuth 6.4 R).
+    /// Empties a slot and moves later rows of the same run back, so that probes need no markers
+    /// (Knuth 6.4 R).
     fn remove(&mut self, mut hole: usize) {
         self.rows -= 1;
         let mut at = hole;
@@ -85,7 +88,8 @@ impl Segment {
                 if slot == 0 {
                     return;
                 }
-                // Distance from home to where it is, and to the hole: it may move only if that is no step forward.
+                // Distance from home to where it is, and to the hole: it may move only if that is
+                // no step forward.
                 if (at + SLOTS - home(slot)) % SLOTS >= (at + SLOTS - hole) % SLOTS {
                     break;
                 }
@@ -176,7 +180,8 @@ impl Index {
                 if hasher.key(row(slot).key()) & bit == 0 { &mut self.segments[full] } else { &mut new };
             side.insert(slot);
         }
-        // The directory entries of the old segment are one run; its upper half now leads to the new one.
+        // The directory entries of the old segment are one run; its upper half now leads to the new
+        // one.
         let number = self.segments.len() as u32;
         self.segments.push(new);
         let shared = self.depth - depth;

@@ -1,5 +1,6 @@
-//! Ordered rows of one group. Lazy: a new row is only noted; rows are sorted in when somebody wants order (a scan, a
-//! flush, an eviction) or when many have gathered, so that filling a directory costs no comparisons.
+//! Ordered rows of one group. Lazy: a new row is only noted; rows are sorted in when somebody wants
+//! order (a scan, a flush, an eviction) or when many have gathered, so that filling a directory
+//! costs no comparisons.
 //!
 //! Rows that left the index (dead) stay until `settle`, because finding them would need a search.
 
@@ -10,11 +11,12 @@ use super::row::RowPtr;
 const CHUNK_MAX: usize = 512;
 /// Unsorted rows before they are sorted in, where there are none sorted yet.
 const FIRST_PENDING_MAX: usize = 4096;
-/// New unsorted rows before they are sorted in: bounds the pause. (A scan may have to sort [`SMALL`] more that were replaced.)
+/// New unsorted rows before they are sorted in: bounds the pause. (A scan may have to sort
+/// [`SMALL`] more that were replaced.)
 const PENDING_MAX: usize = 1024;
 
-/// Groups up to this many live rows collect dead rows and sweep them out together; in larger ones that would take too long. A client's
-/// answers are as many.
+/// Groups up to this many live rows collect dead rows and sweep them out together; in larger ones
+/// that would take too long. A client's answers are as many.
 const SMALL: usize = 4096;
 
 /// The ordered rows.
@@ -30,7 +32,8 @@ pub(super) struct Order {
 }
 
 fn free(row: RowPtr) {
-    // SAFETY: called for dead rows as they leave the order, which is the last place that knows them.
+    // SAFETY: called for dead rows as they leave the order, which is the last place that knows
+    // them.
     unsafe { row.free() };
 }
 
@@ -71,14 +74,16 @@ impl Order {
         self.dead += 1;
         self.pending.push(new);
         self.len += 1;
-        // Keeps the dead below the living, and no sooner, so that freeing them is paid for by what killed them.
+        // Keeps the dead below the living, and no sooner, so that freeing them is paid for by what
+        // killed them.
         if self.dead > self.len / 2 + 16 {
             self.settle();
         }
     }
 
-    /// Offers live rows above `after` to `out`, about `limit` of them; frees those for which it says true (it took them
-    /// out of the index). Returns the last suffix offered if there are more. Settles.
+    /// Offers live rows above `after` to `out`, about `limit` of them; frees those for which it
+    /// says true (it took them out of the index). Returns the last suffix offered if there are
+    /// more. Settles.
     pub fn extract(
         &mut self,
         after: Option<&[u8]>,
@@ -116,7 +121,8 @@ impl Order {
             }
         }
         if gone {
-            // One piece where the rest fits one, so that thinned-out ranges do not keep tiny chunks.
+            // One piece where the rest fits one, so that thinned-out ranges do not keep tiny
+            // chunks.
             self.chunks.splice(first..end, pieces(&kept));
         }
         next
@@ -179,7 +185,8 @@ impl Order {
         debug_assert_eq!(self.dead, 0);
     }
 
-    /// The last chunk at or after `from` whose first row is at or below `suffix`; `from` if there is none.
+    /// The last chunk at or after `from` whose first row is at or below `suffix`; `from` if there
+    /// is none.
     fn chunk_of(&self, from: usize, suffix: &[u8]) -> usize {
         let reaches =
             |chunk: usize| self.chunks.get(chunk).is_some_and(|chunk| chunk.starts_at_or_below(suffix));
@@ -314,7 +321,8 @@ mod tests {
         assert_eq!(order.live(), 10);
     }
 
-    /// Rows that are replaced again and again cost as much whether their group is just below the limit or far from it.
+    /// Rows that are replaced again and again cost as much whether their group is just below the
+    /// limit or far from it.
     #[test]
     fn a_full_group_is_swept_when_as_many_are_dead() {
         let mut order = Order::default();

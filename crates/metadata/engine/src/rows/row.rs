@@ -34,24 +34,28 @@ const ALLOCATOR_HEAD: usize = 8;
 
 /// A pointer to a row. Copying it does not copy the row.
 ///
-/// Invariant: rows are created, changed and freed only under their shard's write lock, read under at least its read
-/// lock, and freed exactly once, after the last pointer to them left the shard. All methods rely on it.
+/// Invariant: rows are created, changed and freed only under their shard's write lock, read under
+/// at least its read lock, and freed exactly once, after the last pointer to them left the shard.
+/// All methods rely on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowPtr(NonNull<Head>);
 
-// SAFETY: a row is plain memory without thread affinity; the shard's lock orders all access (see above).
+// SAFETY: a row is plain memory without thread affinity; the shard's lock orders all access (see
+// above).
 unsafe impl Send for RowPtr {}
 // SAFETY: as above; the only field changed under a read lock is atomic.
 unsafe impl Sync for RowPtr {}
 
-/// Bytes allocated for a row, in the allocator's granularity, so that small changes of length fit in place.
+/// Bytes allocated for a row, in the allocator's granularity, so that small changes of length fit
+/// in place.
 fn room(suffix_len: usize, value_len: usize) -> usize {
     (HEAD + suffix_len + value_len + ALLOCATOR_HEAD).next_multiple_of(16) - ALLOCATOR_HEAD
 }
 
 fn layout(suffix_len: usize, value_len: usize) -> Layout {
     let size = room(suffix_len, value_len);
-    // Lengths are at most 512 and 2^32, so this cannot fail on 64-bit targets; if it did, it is out of memory.
+    // Lengths are at most 512 and 2^32, so this cannot fail on 64-bit targets; if it did, it is out
+    // of memory.
     Layout::from_size_align(size, align_of::<Head>())
         .unwrap_or_else(|_| handle_alloc_error(Layout::new::<Head>()))
 }
@@ -65,7 +69,8 @@ impl RowPtr {
         // SAFETY: the layout is never of size zero.
         let memory = unsafe { alloc(layout) };
         let Some(head) = NonNull::new(memory.cast::<Head>()) else { handle_alloc_error(layout) };
-        // SAFETY: the allocation is aligned for and at least as large as head, suffix and value together.
+        // SAFETY: the allocation is aligned for and at least as large as head, suffix and value
+        // together.
         unsafe {
             head.write(Head {
                 position,
@@ -139,14 +144,16 @@ impl RowPtr {
         room(usize::from(self.head().suffix_len), self.value_room()) + ALLOCATOR_HEAD
     }
 
-    /// Overwrites value and position if the new value fits exactly the room of the old one. Needs the write lock.
+    /// Overwrites value and position if the new value fits exactly the room of the old one. Needs
+    /// the write lock.
     pub fn replace(self, value: Option<&[u8]>, position: Position) -> bool {
         let suffix_len = usize::from(self.head().suffix_len);
         let len = value.map_or(0, <[u8]>::len);
         if len >= TOMBSTONE as usize || room(suffix_len, len) != room(suffix_len, self.value_room()) {
             return false;
         }
-        // SAFETY: exclusive by the write lock; the room was just checked; `value` is not part of this row.
+        // SAFETY: exclusive by the write lock; the room was just checked; `value` is not part of
+        // this row.
         unsafe {
             let head = self.0.as_ptr();
             (*head).position = position;

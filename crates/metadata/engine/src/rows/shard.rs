@@ -58,7 +58,8 @@ pub(super) enum Verdict {
     Keep,
     /// The sorted runs have its newest version now: keep it as a clean row.
     Clean,
-    /// A tombstone that the sorted runs have, or do not need: drop it. What is known of the group stays true.
+    /// A tombstone that the sorted runs have, or do not need: drop it. What is known of the group
+    /// stays true.
     Forget,
     /// A clean row: drop it. The group is not complete any more.
     Evict,
@@ -71,7 +72,8 @@ pub(super) struct Shard {
     /// Groups with dirty rows, each once.
     dirty: Vec<GroupKey>,
     pub usage: Usage,
-    /// Counts times that rows left memory. While it stands still, every key committed since is still in memory.
+    /// Counts times that rows left memory. While it stands still, every key committed since is
+    /// still in memory.
     pub removals: u64,
 }
 
@@ -127,8 +129,9 @@ impl Shard {
 
     /// Changes a row as the batch at `position` says, unless a later batch already changed it.
     ///
-    /// Batches may arrive out of order: a row keeps the position of its last change (deletions as tombstones) until the
-    /// sorted runs have it, and runs only get rows up to a position below which every batch has arrived.
+    /// Batches may arrive out of order: a row keeps the position of its last change (deletions as
+    /// tombstones) until the sorted runs have it, and runs only get rows up to a position below
+    /// which every batch has arrived.
     pub fn put(
         &mut self,
         hasher: &Hasher,
@@ -228,7 +231,8 @@ impl Shard {
         }
     }
 
-    /// Takes the list of groups that have dirty rows; those that get new ones from now on are listed again.
+    /// Takes the list of groups that have dirty rows; those that get new ones from now on are
+    /// listed again.
     pub fn take_dirty(&mut self) -> Vec<GroupKey> {
         for key in &self.dirty {
             if let Some(group) = self.groups.get_mut(key) {
@@ -255,7 +259,8 @@ impl Shard {
         }
     }
 
-    /// Shows rows of a settled group above `after`, tombstones too, in order, until `visit` says false.
+    /// Shows rows of a settled group above `after`, tombstones too, in order, until `visit` says
+    /// false.
     pub fn read(&self, key: GroupKey, after: Option<&[u8]>, visit: &mut dyn FnMut(RowPtr) -> bool) {
         match self.groups.get(&key).map(|group| &group.rows) {
             None | Some(Rows::None) => {}
@@ -270,8 +275,8 @@ impl Shard {
         }
     }
 
-    /// Offers rows of the group above `after`, about `limit` of them, to `judge` and does with each what it says.
-    /// Returns where to go on.
+    /// Offers rows of the group above `after`, about `limit` of them, to `judge` and does with each
+    /// what it says. Returns where to go on.
     pub fn judge(
         &mut self,
         hasher: &Hasher,

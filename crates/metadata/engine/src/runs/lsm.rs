@@ -1,9 +1,10 @@
 //! Sorted runs in an LSM tree (`lsm-tree`, the tree below `fjall`), fed by bulk ingestion.
 //!
-//! The tree is used without its companion `fjall`, because we have a log of our own, and because there one failed
-//! background merge (a full disk) makes the whole database refuse work until it is opened again; here it is tried again.
-//! Ingestion writes and syncs the tables, then the directory, then the manifest (`lsm-tree` 3.1, `table/writer`,
-//! `version/persist.rs`), so it is durable and atomic when it returns.
+//! The tree is used without its companion `fjall`, because we have a log of our own, and because
+//! there one failed background merge (a full disk) makes the whole database refuse work until it is
+//! opened again; here it is tried again. Ingestion writes and syncs the tables, then the directory,
+//! then the manifest (`lsm-tree` 3.1, `table/writer`, `version/persist.rs`), so it is durable and
+//! atomic when it returns.
 
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -35,7 +36,8 @@ pub(crate) struct LsmRuns {
     tree: AnyTree,
     sequence: SequenceNumberCounter,
     stop: Arc<Stop>,
-    /// Shared by those who write tables that no manifest names yet, alone by the one who removes such tables.
+    /// Shared by threads that write tables that no manifest names yet, alone by the thread that
+    /// removes such tables.
     writing: RwLock<()>,
     /// One copy of the manifest at a time.
     copying: Mutex<()>,
@@ -44,8 +46,8 @@ pub(crate) struct LsmRuns {
 /// Rows that a merge moves between looks at free space.
 const SPACE_CHECK_ROWS: u32 = 1 << 10;
 
-/// Ends merges, from within: the tree asks a filter about every row, and this one lets every row pass until it is time to
-/// stop, or until the merge eats into the space that is kept for changes.
+/// Ends merges, from within: the tree asks a filter about every row, and this one lets every row
+/// pass until it is time to stop, or until the merge eats into the space that is kept for changes.
 struct Stop {
     stopped: AtomicBool,
     dir: PathBuf,
@@ -149,7 +151,8 @@ impl LsmRuns {
                 .data_block_compression_policy(CompressionPolicy::all(compression))
                 .data_block_size_policy(BlockSizePolicy::all(4096))
                 .filter_policy(FilterPolicy::all(bloom))
-                // Small pieces of index and filter, so that a cold get reads little and the cache holds what is used.
+                // Small pieces of index and filter, so that a cold get reads little and the cache
+                // holds what is used.
                 .index_block_partitioning_policy(PinningPolicy::all(true))
                 .filter_block_partitioning_policy(PinningPolicy::all(true))
                 .with_compaction_filter_factory(Some(Arc::new(StopFactory(stop.clone()))))
@@ -170,8 +173,8 @@ impl LsmRuns {
         })
     }
 
-    /// Removes tables numbered from `first` on that a failed ingestion or merge left behind, so that trying again on a
-    /// full disk does not fill it further.
+    /// Removes tables numbered from `first` on that a failed ingestion or merge left behind, so
+    /// that trying again on a full disk does not fill it further.
     fn remove_orphans(&self, first: u64) {
         let Some(_alone) = self.writing.try_write() else { return };
         let version = self.tree.current_version();

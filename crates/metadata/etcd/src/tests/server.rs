@@ -31,7 +31,7 @@ impl Server {
         Self::start_with(members, None)
     }
 
-    /// One of one member whose clients speak TLS, with this certificate and its key.
+    /// An etcd of one member; its clients speak TLS, with this certificate and its key.
     pub fn with_tls(files: [PathBuf; 2]) -> Self {
         Self::start_with(1, Some(files))
     }

@@ -1,5 +1,5 @@
-//! Requests that need no worker: they read the engine where a batch would gain nothing and a role would be held too long,
-//! or ask for numbers.
+//! Requests that need no worker: they read the engine where a batch would gain nothing and a role
+//! would be held too long, or ask for numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,10 +83,11 @@ impl Node {
         }
     }
 
-    /// Whether a file's chunks are kept from everybody because they are lent or leave. If a transaction over several nodes is about to change
-    /// them, who has heard that it ended asks for them after
-    /// that, and must not see them as they were: they stay lent until this node, too, has made the changes. (Who asks at
-    /// the same time may see either, as on one node: the check and the reading are two moments.)
+    /// Whether a file's chunks are kept from everybody because they are lent or leave. If a
+    /// transaction over several nodes is about to change them, a client that has heard that it
+    /// ended asks for them after that, and must not see them as they were: they stay lent until
+    /// this node, too, has made the changes. (A client that asks at the same time may see either,
+    /// as on one node: the check and the reading are two moments.)
     fn is_kept(&self, op: &Op, table: Option<&NodeTable>) -> bool {
         match (op, &self.core.cluster, table) {
             (Op::Chunks { ino, .. }, Some(cluster), Some(table)) => {
@@ -97,7 +98,8 @@ impl Node {
         }
     }
 
-    /// The answer. `wait` becomes the position that it waits for: a refusal, too, may tell of a change that is not durable.
+    /// The answer. `wait` becomes the position that it waits for: a refusal, too, may tell of a
+    /// change that is not durable.
     fn answer(&self, request: &Request, wait: &mut Position) -> Result<Answer, Outcome> {
         match &request.op {
             Op::ReadDir { dir, after, limit, check } => {
@@ -141,8 +143,9 @@ impl Node {
                 self.place_of(*dir, wait)?;
                 Ok(Answer::Usage(usage::tree(&*self.engine, *dir)?))
             }
-            // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable there, and the halves that lenders
-            // have yet to make are on record. So there is nobody to ask.
+            // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
+            // there, and the halves that lenders have yet to make are on record. So there is nobody
+            // to ask.
             Op::Sync => {
                 *wait = self.committed.load(Ordering::Relaxed);
                 Ok(Answer::Done)
@@ -151,8 +154,9 @@ impl Node {
         }
     }
 
-    /// Numbers for objects, and the position to wait for: who gets them writes objects before anything of that is in a log, and a crash must not
-    /// have the same numbers handed out again. Of several nodes each has blocks of its own.
+    /// Numbers for objects, and the position to wait for: a client that gets them writes objects
+    /// before anything of that is in a log, and a crash must not have the same numbers handed out
+    /// again. Of several nodes each has blocks of its own.
     fn take_objects(&self, count: u32) -> FsResult<(ObjectId, Position)> {
         let count = u64::from(count);
         let Some(cluster) = &self.core.cluster else {
@@ -197,8 +201,8 @@ impl Node {
         Ok(dentry.parent)
     }
 
-    /// A directory's dentry as the rows have it; `None` if it is not where it is said to be. `wait` becomes at least the position
-    /// of what was read.
+    /// A directory's dentry as the rows have it; `None` if it is not where it is said to be. `wait`
+    /// becomes at least the position of what was read.
     fn dentry_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<Option<Dentry>> {
         let damaged =
             |why| FsError::because(libc::EIO, format!("metadata: damaged entry of directory {dir}: {why}"));
@@ -218,8 +222,8 @@ impl Node {
         })
     }
 
-    /// Where a directory is: the one above it, and its name; nowhere of the root. `wait` becomes at least the position of what
-    /// was read, also where that is that the directory is no more.
+    /// Where a directory is: the one above it, and its name; nowhere of the root. `wait` becomes at
+    /// least the position of what was read, also where that is that the directory is no more.
     pub fn place_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<(InodeId, Box<[u8]>)> {
         if dir == ROOT {
             return Ok((0, Box::default()));

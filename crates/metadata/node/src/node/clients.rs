@@ -1,5 +1,5 @@
-//! What a server of clients across a network needs of the node: numbered requests, sessions that outlive it, opens that are claimed after
-//! a restart.
+//! What a server of clients across a network needs of the node: numbered requests, sessions that
+//! outlive it, opens that are claimed after a restart.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -52,8 +52,8 @@ impl Node {
         self.drive(pending);
     }
 
-    /// Writes a client's session, new or changed. The reply comes when it is durable, in either mode: a request of the client
-    /// that is executed before may be executed again after a crash.
+    /// Writes a client's session, new or changed. The reply comes when it is durable, in either
+    /// mode: a request of the client that is executed before may be executed again after a crash.
     pub fn record_session(&self, session: &SessionRecord, done: Done) {
         let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
         match self.engine.commit(BatchKind::Growing, vec![session_row(session)]) {
@@ -98,7 +98,8 @@ impl Node {
         }
     }
 
-    /// The longest lease that clients were promised by a start of which one may still believe in locks, if that is on record.
+    /// The longest lease that clients were promised by a start of which one may still believe in
+    /// locks, if that is on record.
     ///
     /// # Errors
     /// `EIO` if the record is damaged; the engine's.
@@ -128,8 +129,9 @@ impl Node {
         Ok(())
     }
 
-    /// Records that a client's session has ended. Its answers stay, should it come back and ask, until
-    /// [`Node::forget_client`]. Not waited for: a crash may bring the session back, which then ends again.
+    /// Records that a client's session has ended. Its answers stay, should it come back and ask,
+    /// until [`Node::forget_client`]. Not waited for: a crash may bring the session back, which
+    /// then ends again.
     ///
     /// # Errors
     /// `ENOENT` if there is no such session; the engine's.
@@ -158,15 +160,16 @@ impl Node {
         Ok(())
     }
 
-    /// Deletes a client's session and its answers, in one batch. It must have no request at the node and send none any more. Not
-    /// waited for.
+    /// Deletes a client's session and its answers, in one batch. It must have no request at the
+    /// node and send none any more. Not waited for.
     ///
     /// # Errors
     /// The engine's; nothing was deleted then.
     pub fn forget_client(&self, client: ClientId) -> FsResult<()> {
         let mut gone = vec![session_key(client)];
         let first = answer_key(client, 0);
-        // Everything from the first slot on; another client's rows under the same id, should there be one, are passed over.
+        // Everything from the first slot on; another client's rows under the same id, should there
+        // be one, are passed over.
         let visited = self.engine.scan(Table::Txn, first.id, None, &mut |suffix, _, _| {
             if matches!(TxnKey::decode(first.id, suffix), Some(TxnKey::Answer(whose, _)) if whose == client) {
                 gone.push(Key::new(Table::Txn, first.id, suffix));
@@ -184,27 +187,31 @@ impl Node {
         Ok(())
     }
 
-    /// A client claims `count` opens that it had of a file before the node restarted, or before its session expired. The reply is
-    /// `Opened`, or `ESTALE` if the file does not exist any more. `linkable`: the file was made without a name and may be
-    /// given one. (One of several nodes may not find it by itself: ask its `kestrel_cluster::Member`.)
+    /// A client claims `count` opens that it had of a file before the node restarted, or before its
+    /// session expired. The reply is `Opened`, or `ESTALE` if the file does not exist any more.
+    /// `linkable`: the file was made without a name and may be given one. (One of several nodes may
+    /// not find it by itself: ask its `kestrel_cluster::Member`.)
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
         let job = Job::new(request, Sink::Callback(done));
         self.submit_on(self.core.workers, Job { claim: Some(Claim { count, linkable }), ..job });
     }
 
-    /// Whether clients may still claim what they had open before the node started ([`crate::session::Reclaiming`]).
+    /// Whether clients may still claim what they had open before the node started
+    /// ([`crate::session::Reclaiming`]).
     pub fn in_grace(&self) -> bool {
         self.core.reclaiming.lasts()
     }
 
-    /// Ends the time of claims: files without names that nobody has open are deleted, and their number is returned; nobody is
-    /// waited for while that happens. Of a node that serves no clients across a network, or a second time: nothing. One of
-    /// several deletes them later, when no other one has them open either.
+    /// Ends the time of claims: files without names that nobody has open are deleted, and their
+    /// number is returned; nobody is waited for while that happens. Of a node that serves no
+    /// clients across a network, or a second time: nothing. One of several deletes them later, when
+    /// no other one has them open either.
     ///
     /// # Errors
-    /// The engine's: rows that tell where renamed files went were not deleted, which a later start makes good. The time
-    /// has ended all the same. A file that could not be deleted is left for the next start, and logged.
+    /// The engine's: rows that tell where renamed files went were not deleted, which a later start
+    /// makes good. The time has ended all the same. A file that could not be deleted is left for
+    /// the next start, and logged.
     pub fn end_grace(&self) -> FsResult<usize> {
         let (nameless, settled) = {
             let _all = self.hold_all();

@@ -1,12 +1,13 @@
 //! Gives replies that waited for the log.
 //!
-//! The engine calls back on its syncer thread, which must not be kept: a callback of ours may send the next request, and that may
-//! have to wait for the very sync that the thread is there for. So callbacks run on a thread of their own, in the order of the
-//! positions they waited for; threads that wait are woken at once. A simulation runs everything on one thread: its engine syncs
-//! when it is told to, so callbacks may run inside that ([`Replies::Inline`]).
+//! The engine calls back on its syncer thread, which must not be kept: a callback of ours may send
+//! the next request, and that may have to wait for the very sync that the thread is there for. So
+//! callbacks run on a thread of their own, in the order of the positions they waited for; threads
+//! that wait are woken at once. A simulation runs everything on one thread: its engine syncs when
+//! it is told to, so callbacks may run inside that ([`Replies::Inline`]).
 //!
-//! What could not be made durable fails. Not where another process may go on with the store: what became of it that one knows, so callbacks
-//! hear nothing, as when the process crashes.
+//! What could not be made durable fails. Not where another process may go on with the store: what
+//! became of it that one knows, so callbacks hear nothing, as when the process crashes.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,16 +29,18 @@ pub(super) struct Parcel {
     pub since: Instant,
 }
 
-/// Who runs callbacks that waited for the log.
+/// The threads that run callbacks that waited for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replies {
     /// A thread of the node's own.
     Thread,
-    /// The thread on which the engine says that the position is durable. For engines without a syncer thread.
+    /// The thread on which the engine says that the position is durable. For engines without a
+    /// syncer thread.
     Inline,
 }
 
-/// The thread that runs callbacks, if there is one. At most one round is queued for each batch that waits for the log.
+/// The thread that runs callbacks, if there is one. At most one round is queued for each batch that
+/// waits for the log.
 pub(super) struct Courier {
     rounds: Option<Sender<Vec<(Sink, Reply)>>>,
     thread: Option<JoinHandle<()>>,
@@ -64,7 +67,8 @@ impl Courier {
         Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
-    /// A tray whose replies count in lane `lane` of the counters. `silent`: others can claim the store.
+    /// A tray whose replies count in lane `lane` of the counters. `silent`: others can claim the
+    /// store.
     pub fn tray(&self, counters: Arc<[LaneCounters]>, lane: usize, silent: bool) -> Tray {
         Tray { rounds: self.rounds.clone(), counters, lane, silent }
     }
@@ -73,7 +77,8 @@ impl Courier {
 impl Drop for Courier {
     fn drop(&mut self) {
         self.rounds = None;
-        // The last callback may hold the last reference to the node, and so end here on the thread itself.
+        // The last callback may hold the last reference to the node, and so end here on the thread
+        // itself.
         let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         if let Some(thread) = self.thread.take().filter(|thread| !own(thread)) {
             // A callback that panicked has already been reported by the panic itself.
@@ -105,7 +110,8 @@ impl Tray {
             if self.silent && result.is_err() && matches!(parcel.sink, Sink::Callback(_) | Sink::Ear(..)) {
                 continue;
             }
-            // A refusal too: it waited because it was learned from changes that may not have been made now.
+            // A refusal too: it waited because it was learned from changes that may not have been
+            // made now.
             let reply = match result {
                 Err(error) => Err(Outcome::Failed(engine_error(error.clone()))),
                 Ok(()) => parcel.reply,

@@ -1,4 +1,5 @@
-//! From requests to batches to replies: who holds which role when. See [`crate::worker`] for why no request is forgotten.
+//! From requests to batches to replies: which thread holds which role when. See [`crate::worker`]
+//! for why no request is forgotten.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -169,7 +170,7 @@ impl Node {
         role.jobs = jobs;
         drop(others);
         drop(role);
-        // Whoever came meanwhile found the role taken. An exclusive batch held them all.
+        // Requests that came meanwhile found the role taken. An exclusive batch held them all.
         after.pending |= if exclusive { (1 << (lane + 1)) - 1 } else { 1 << lane };
         after
     }
@@ -301,7 +302,8 @@ impl Node {
                         }
                         continue;
                     }
-                    // One step of it comes before the job, in the same lane, and the job asks again.
+                    // One step of it comes before the job, in the same lane, and the job asks
+                    // again.
                     job.unswept = Some((ino, first, stalled));
                     let sweep = Request { creds: Creds::root(), op: Op::Sweep(ino) };
                     self.lanes[self.core.workers].push(Job::new(sweep, Sink::Callback(Box::new(|_| ()))));
@@ -349,15 +351,16 @@ impl Node {
         Held { node: self, roles: roles.map(|lane| lane.role.lock()).collect(), serves: true }
     }
 
-    /// As [`Node::hold_all`], for a member, which has locks of its own: what comes meanwhile waits for [`Node::drive_due`].
+    /// As [`Node::hold_all`], for a member, which has locks of its own: what comes meanwhile waits
+    /// for [`Node::drive_due`].
     pub(super) fn hold_quietly(&self) -> Held<'_> {
         let mut held = self.hold_all();
         held.serves = false;
         held
     }
 
-    /// Serves what came while a member held every role, and what it brought; for others not for ever. False if nothing was due: else
-    /// it has to be called again.
+    /// Serves what came while a member held every role, and what it brought; for others not for
+    /// ever. False if nothing was due: else it has to be called again.
     pub fn drive_due(&self) -> bool {
         let due = self.due.swap(false, Ordering::AcqRel);
         if due && self.drive_some((1 << self.lanes.len()) - 1, self.lanes.len() + ROUNDS_MAX) != 0 {
@@ -392,7 +395,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What somebody hears who cannot be told that several nodes are concerned.
+/// What a caller hears that cannot be told that several nodes are concerned.
 pub(super) fn several() -> Outcome {
     FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()
 }

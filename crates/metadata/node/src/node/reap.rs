@@ -1,10 +1,11 @@
 //! Deleting objects that nothing refers to any more.
 //!
-//! In this order (`data.md` §5): a batch releases the last reference and writes a `reap` row, due after the grace period;
-//! [`Node::due_objects`] adds up the shares with every role held and condemns the object if they come to nought, so nothing can
-//! refer to it again; the caller deletes it from the block store; [`Node::forget_object`] deletes its rows. A crash in between
-//! leaves the rows, and everything is done again. Of several nodes each has a part of the sum: see `kestrel_cluster`, which does
-//! this with what the second half of this file offers.
+//! In this order (`data.md` §5): a batch releases the last reference and writes a `reap` row, due
+//! after the grace period; [`Node::due_objects`] adds up the shares with every role held and
+//! condemns the object if they come to nought, so nothing can refer to it again; the caller deletes
+//! it from the block store; [`Node::forget_object`] deletes its rows. A crash in between leaves the
+//! rows, and everything is done again. Of several nodes each has a part of the sum: see
+//! `kestrel_cluster`, which does this with what the second half of this file offers.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -55,10 +56,11 @@ pub enum Part {
 }
 
 impl Node {
-    /// Up to `limit` objects whose grace period is over and that nothing refers to. From now on until
-    /// [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`. Objects for which `in_use` holds
-    /// (somebody may still come to refer to bytes just stored there) stay due; it is asked with every role held. While clients
-    /// claim what they had open before a restart nobody knows that: none.
+    /// Up to `limit` objects whose grace period is over and that nothing refers to. From now on
+    /// until [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`.
+    /// Objects for which `in_use` holds (somebody may still come to refer to bytes just stored
+    /// there) stay due; it is asked with every role held. While clients claim what they had open
+    /// before a restart nobody knows that: none.
     ///
     /// # Errors
     /// The engine's. `EINVAL` for one of several nodes: its member asks them all.
@@ -102,8 +104,8 @@ impl Node {
         Ok(free)
     }
 
-    /// Deletes the rows of an object that [`Node::due_objects`] gave and that has been deleted. (Its `reap` rows go at the next
-    /// look: they lead to no share.)
+    /// Deletes the rows of an object that [`Node::due_objects`] gave and that has been deleted.
+    /// (Its `reap` rows go at the next look: they lead to no share.)
     pub fn forget_object(&self, object: ObjectId) -> FsResult<()> {
         let _all = self.hold_all();
         if self.references(object)? == Part::Bytes(0) {
@@ -113,8 +115,8 @@ impl Node {
         Ok(())
     }
 
-    /// Schedules objects of which no row is known for deletion, due at once. Whether anything refers to them is asked then, of several
-    /// nodes of all.
+    /// Schedules objects of which no row is known for deletion, due at once. Whether anything
+    /// refers to them is asked then, of several nodes of all.
     ///
     /// # Errors
     /// The engine's.
@@ -138,7 +140,8 @@ impl Node {
         Ok(())
     }
 
-    /// Rows whose time has come, the oldest first, at most [`DUE_MAX`]; perhaps only those of objects that are deleted.
+    /// Rows whose time has come, the oldest first, at most [`DUE_MAX`]; perhaps only those of
+    /// objects that are deleted.
     pub fn due_rows(&self, now: Nanos, limit: usize, deleted_only: bool) -> FsResult<Vec<Due>> {
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();
         let mut due: Vec<Due> = Vec::new();
@@ -156,8 +159,8 @@ impl Node {
         Ok(due)
     }
 
-    /// Begins to watch objects on behalf of another node, or this one: this node's parts of the sums, and the position to wait for
-    /// before he may hear of them.
+    /// Begins to watch objects on behalf of another node, or this one: this node's parts of the
+    /// sums, and the position to wait for before he may hear of them.
     pub fn watch_objects(
         &self,
         reaper: u32,
@@ -176,7 +179,8 @@ impl Node {
         self.core.condemned.confirm(reaper, round, objects)
     }
 
-    /// A round has ended; these objects have been deleted from the block store. The position to wait for.
+    /// A round has ended; these objects have been deleted from the block store. The position to
+    /// wait for.
     pub fn forget_objects(&self, reaper: u32, round: u64, objects: &[ObjectId]) -> FsResult<Position> {
         let _all = self.quiesce();
         let mut rows = Vec::new();
@@ -233,8 +237,9 @@ impl Node {
         Ok(sum)
     }
 
-    /// Whether more of an object was released than added by this node, or by one of those that it has inherited from: each counts for
-    /// itself, since what a node releases later it adds up with its own shares only.
+    /// Whether more of an object was released than added by this node, or by one of those that it
+    /// has inherited from: each counts for itself, since what a node releases later it adds up with
+    /// its own shares only.
     pub fn owes(&self, object: ObjectId) -> FsResult<bool> {
         let mut sums: BTreeMap<NodeId, i64> = BTreeMap::new();
         self.each_share(object, |share, row| {
@@ -252,7 +257,8 @@ impl Node {
         Mutation { key: due.key(), value: Some(Box::default()) }
     }
 
-    /// Whether rows say of objects that they are deleted and not all members may have forgotten them.
+    /// Whether rows say of objects that they are deleted and not all members may have forgotten
+    /// them.
     pub fn has_deleted_rows(&self) -> FsResult<bool> {
         let mut found = false;
         let visited = self.engine.scan_table(Table::Reap, None, &mut |_, row| {

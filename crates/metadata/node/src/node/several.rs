@@ -87,14 +87,16 @@ pub struct Ended {
     pub dirs: Vec<InodeId>,
     /// Objects that it adds references to.
     pub referred: Vec<ObjectId>,
-    /// Nobody may hear the answer before this is durable: changes of directories that the paths rely on.
+    /// Nobody may hear the answer before this is durable: changes of directories that the paths
+    /// rely on.
     pub wait: Position,
     /// Opens that count, or do not any more, at the leader, once it is decided.
     pub opens: Vec<OpenChange>,
 }
 
 impl Node {
-    /// As [`Node::format`], for one node of a cluster: of the root's rows it gets those that it owns.
+    /// As [`Node::format`], for one node of a cluster: of the root's rows it gets those that it
+    /// owns.
     ///
     /// # Errors
     /// As [`Node::format`].
@@ -177,7 +179,8 @@ impl Node {
         self.hold_quietly()
     }
 
-    /// Has a request, or a claim of opens, served by this node alone, or says to `ear` why it cannot be; by [`Node::drive_due`].
+    /// Has a request, or a claim of opens, served by this node alone, or says to `ear` why it
+    /// cannot be; by [`Node::drive_due`].
     pub fn submit_alone(
         &self,
         request: Request,
@@ -195,7 +198,8 @@ impl Node {
         self.due.store(true, Ordering::Release);
     }
 
-    /// As [`Node::submit_batch`], with numbers that the caller has chosen, and with what it cannot serve alone handed back.
+    /// As [`Node::submit_batch`], with numbers that the caller has chosen, and with what it cannot
+    /// serve alone handed back.
     pub fn submit_numbered(
         &self,
         requests: impl Iterator<Item = (usize, Request, Option<Origin>)>,
@@ -213,8 +217,8 @@ impl Node {
         self.usage_now()
     }
 
-    /// Of directories what this node's rows say: the figures of its shares, unless `after` some place; and up to `limit` directories
-    /// in them.
+    /// Of directories what this node's rows say: the figures of its shares, unless `after` some
+    /// place; and up to `limit` directories in them.
     pub fn tree_part(
         &self,
         dirs: &[InodeId],
@@ -252,7 +256,8 @@ impl Node {
         Ok(TreePart { sum: [sum.children, sum.subdirs, sum.bytes], children, more })
     }
 
-    /// What a transaction's changes of rows do to what is kept in memory. With every role held, before they are committed.
+    /// What a transaction's changes of rows do to what is kept in memory. With every role held,
+    /// before they are committed.
     ///
     /// # Errors
     /// The engine's.
@@ -294,7 +299,7 @@ impl Node {
             match (comes, nameless) {
                 (true, true) => self.core.nameless.insert(ino),
                 (true, false) => {}
-                // Its new home asks everybody who has it open.
+                // Its new home asks all members whether they have it open.
                 (false, _) => {
                     self.core.nameless.remove(ino);
                     self.core.opens.keep(ino);
@@ -306,7 +311,8 @@ impl Node {
         }
     }
 
-    /// Whether a request has an answer on record, or one that came later has: then the node says so.
+    /// Whether a request has an answer on record, or one that came later has: then the node says
+    /// so.
     #[inline]
     pub fn has_answer(&self, origin: Origin) -> bool {
         origin.retry && txn::is_answered(&*self.engine, origin)
@@ -346,9 +352,10 @@ impl Node {
         self.committed.load(Ordering::Relaxed)
     }
 
-    /// Runs an operation, or a claim of opens, on the rows that were lent for it. Nothing is committed, and nothing of what it
-    /// does besides stays: that is for whoever decides. `no_dirs`: what has been found to be no
-    /// directory, so that it is looked at as a row. `counter`: what the number of a new inode is made of.
+    /// Runs an operation, or a claim of opens, on the rows that were lent for it. Nothing is
+    /// committed, and nothing of what it does besides stays: that is for the deciding member.
+    /// `no_dirs`: what has been found to be no directory, so that it is looked at as a row.
+    /// `counter`: what the number of a new inode is made of.
     pub fn transact(
         &self,
         (request, claim): (&Request, Option<Claim>),

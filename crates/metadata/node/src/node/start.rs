@@ -34,7 +34,8 @@ use crate::worker::Worker;
 /// Version of the record "usage".
 const USAGE_VERSION: u8 = 1;
 
-/// The record "usage": figures at a clean stop with no file open, so that no file without a name exists.
+/// The record "usage": figures at a clean stop with no file open, so that no file without a name
+/// exists.
 pub(super) fn usage_row(usage: &[i64; 3]) -> Mutation {
     let mut bytes = vec![USAGE_VERSION];
     for value in usage {
@@ -71,7 +72,8 @@ fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
 fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Sweeps> {
     let sweeps = Sweeps::default();
     let visited = engine.scan_table(Table::Sweep, None, &mut |key, _| {
-        // Of several rows of a file, which only damage can leave, the lowest counts; it comes first.
+        // Of several rows of a file, which only damage can leave, the lowest counts; it comes
+        // first.
         if own(key.id) && sweeps.get(key.id).is_none() {
             sweeps.set(key.id, Some(number_of(key.suffix)));
         }
@@ -95,8 +97,8 @@ fn nameless(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Vec<
     Ok(nameless)
 }
 
-/// Where files went that were open when the node stopped: parent 0 for one without a name that may be
-/// given one. `None` for a damaged row, which tells nothing.
+/// Where files went that were open when the node stopped: parent 0 for one without a name that may
+/// be given one. `None` for a damaged row, which tells nothing.
 fn moved_rows(engine: &dyn Engine) -> FsResult<Vec<(InodeId, Option<NewPlace>)>> {
     let mut rows = Vec::new();
     let visited = engine.scan_table(Table::Moved, None, &mut |key, row| {
@@ -144,13 +146,14 @@ impl Node {
         engine.sync().map_err(engine_error)
     }
 
-    /// Opens a volume: reads the counters, adds up its figures unless it was closed properly, and deletes files that were
-    /// open and had no name; with [`NodeConfig::serves`] they stay for clients to claim, until [`Node::end_grace`].
+    /// Opens a volume: reads the counters, adds up its figures unless it was closed properly, and
+    /// deletes files that were open and had no name; with [`NodeConfig::serves`] they stay for
+    /// clients to claim, until [`Node::end_grace`].
     ///
     /// # Errors
     /// `EINVAL` for bad settings or an engine without a volume; the engine's.
     pub fn open(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, config: NodeConfig) -> FsResult<Arc<Self>> {
-        // Whoever had the rows before gets no commit through any more.
+        // The process that had the rows before gets no commit through any more.
         let engine = engine.claim().map_err(engine_error)?;
         Self::open_as(engine, clock, config, None)
     }

@@ -1,4 +1,5 @@
-//! Deleting what was cut off files with very many chunks, a batch at a time (see [`crate::ops::sweep`]).
+//! Deleting what was cut off files with very many chunks, a batch at a time (see
+//! [`crate::ops::sweep`]).
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{Creds, Op, Outcome, Request};
@@ -6,9 +7,10 @@ use kestrel_types::request::{Creds, Op, Outcome, Request};
 use super::Node;
 
 impl Node {
-    /// Deletes some rows that truncations or removals left behind, if there are any; false if not. For something that calls
-    /// it now and then, until it is false. Other requests are served between two calls. One of several nodes has nothing to do
-    /// here: rows may be lent, and its member sees to it.
+    /// Deletes some rows that truncations or removals left behind, if there are any; false if not.
+    /// For something that calls it now and then, until it is false. Other requests are served
+    /// between two calls. One of several nodes has nothing to do here: rows may be lent, and its
+    /// member sees to it.
     ///
     /// # Errors
     /// The engine's. Nothing is lost: the next call tries again.

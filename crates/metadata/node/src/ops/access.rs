@@ -1,4 +1,5 @@
-//! Access: checks permissions of an inode as `access(2)` with these credentials. ReadLink: target of a symbolic link.
+//! Access: checks permissions of an inode as `access(2)` with these credentials. ReadLink: target
+//! of a symbolic link.
 //!
 //! The superuser may do all but execute a file without any execute bit. Changes nothing; one fetch.
 

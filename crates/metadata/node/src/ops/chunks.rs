@@ -1,10 +1,11 @@
 //! Chunks: the extents of a stretch of a file, for reading it and for finding its holes.
 //!
 //! Only chunks that have extents are rows, so a scan passes over a hole of any size at once. The
-//! answer ends after [`EXTENTS_TOLD_MAX`] extents, which bounds its size and its time; whoever
-//! asked goes on behind its last chunk.
+//! answer ends after [`EXTENTS_TOLD_MAX`] extents, which bounds its size and its time; the client
+//! goes on behind its last chunk.
 //!
-//! Reads the engine without a worker's role. Extents that a concurrent change replaced stay readable for the grace period.
+//! Reads the engine without a worker's role. Extents that a concurrent change replaced stay
+//! readable for the grace period.
 
 use std::ops::ControlFlow;
 

@@ -1,8 +1,10 @@
-//! Clone: makes a window of one file refer to the stored bytes of another, copying none (`copy_file_range`, `FICLONERANGE`).
+//! Clone: makes a window of one file refer to the stored bytes of another, copying none
+//! (`copy_file_range`, `FICLONERANGE`).
 //!
-//! `EINVAL`: not regular files, a window beyond the source's end, overlapping windows of one file, more than
-//! [`CLONE_CHUNKS_MAX`] chunks. Inline content on either side has no reference to share: `EOPNOTSUPP`, the client copies. Holes are cloned
-//! as holes. Sets mtime and ctime of the destination. Two files, maybe of two workers: exclusive.
+//! `EINVAL`: not regular files, a window beyond the source's end, overlapping windows of one file,
+//! more than [`CLONE_CHUNKS_MAX`] chunks. Inline content on either side has no reference to share:
+//! `EOPNOTSUPP`, the client copies. Holes are cloned as holes. Sets mtime and ctime of the
+//! destination. Two files, maybe of two workers: exclusive.
 
 use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX, Inode, Kind};
 use kestrel_types::name::InodeRef;

@@ -1,14 +1,19 @@
-//! Commit: new content of a file, whose bytes are already in the block store (or come along, if they are few).
+//! Commit: new content of a file, whose bytes are already in the block store (or come along, if
+//! they are few).
 //!
-//! - The change was made on a certain content, named by its `data_change`. If the file has another one meanwhile, nothing
-//!   happens and the client gets the present inode to merge with (`Conflict`). So no commit ever undoes another unseen.
-//! - Content longer than the size, extents out of bounds, too many of them, a patch that leaves out bytes of inline content: `EINVAL`. A
-//!   size above the limit: `EFBIG`. A chunk in too many pieces: `EFBIG`.
+//! - The change was made on a certain content, named by its `data_change`. If the file has another
+//!   one meanwhile, nothing happens and the client gets the present inode to merge with
+//!   (`Conflict`). So no commit ever undoes another unseen.
+//! - Content longer than the size, extents out of bounds, too many of them, a patch that leaves out
+//!   bytes of inline content: `EINVAL`. A size above the limit: `EFBIG`. A chunk in too many
+//!   pieces: `EFBIG`.
 //! - Every commit takes `security.capability` away.
 //! - A size below the present one cuts; one above makes a hole.
-//! - mtime comes from the client that wrote. ctime becomes the same unless it is newer already; it never lies in the future.
+//! - mtime comes from the client that wrote. ctime becomes the same unless it is newer already; it
+//!   never lies in the future.
 //!
-//! No permission is needed: the file was open for writing. Who asks only matters for set-id bits that a write by him drops. References to objects go up and down in the same batch as the
+//! No permission is needed: the file was open for writing. The user only matters for set-id bits
+//! that a write by that user drops. References to objects go up and down in the same batch as the
 //! content changes, so a crash leaves either both or neither.
 
 use kestrel_types::inode::{Data, INLINE_MAX, Kind};
@@ -25,7 +30,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));
     }
-    // Who has it open may not write to it any more either. (Append only is a matter of opening.)
+    // A process that has it open may not write to it any more either. (Append only is a matter of
+    // opening.)
     perm::check_mutable(found.inode.flags)?;
     if found.inode.data_change != commit.base {
         return Err(Stop::Out(Box::new(Outcome::Conflict(Box::new(found.inode)))));

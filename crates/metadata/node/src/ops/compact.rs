@@ -1,8 +1,10 @@
 //! Compact: replaces the extents of a window of a chunk by fewer that hold the same bytes.
 //!
-//! Happens only if the window still has the extents that the client read and copied, else `Conflict`. A packed file has one
-//! extent in chunk 0: what it shows of its range; it stays packed, in the new range. What readers see does not change, so neither do the inode, its times nor its `data_change`. The objects that are no longer referred to stay for the
-//! grace period, for readers that still use the old extents.
+//! Happens only if the window still has the extents that the client read and copied, else
+//! `Conflict`. A packed file has one extent in chunk 0: what it shows of its range; it stays
+//! packed, in the new range. What readers see does not change, so neither do the inode, its times
+//! nor its `data_change`. The objects that are no longer referred to stay for the grace period, for
+//! readers that still use the old extents.
 
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::Kind;
@@ -34,7 +36,8 @@ pub fn run(view: &mut View<'_>, inode: &InodeRef, chunk: u64, old: &[Extent], ne
     let mut inode = found.inode;
     content.apply(view, &mut inode, home)?;
     if moved {
-        // The record says where the content is: it is written anew, with all that readers see as it was.
+        // The record says where the content is: it is written anew, with all that readers see as it
+        // was.
         let size = inode.size;
         view.put_inode(&found.at, inode, size, None)?;
     }

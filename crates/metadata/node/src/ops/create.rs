@@ -1,8 +1,11 @@
-//! Create: `open(O_CREAT)`, one request whether the file exists or not. MkNod: an empty or special file, not opened.
+//! Create: `open(O_CREAT)`, one request whether the file exists or not. MkNod: an empty or special
+//! file, not opened.
 //!
-//! - The file exists: with `exclusive` `EEXIST`; a directory `EISDIR`, a symbolic link `ELOOP`; else it is opened as
-//!   [`super::open`] does. No permission of the directory but search is needed then.
-//! - It does not: write permission of the directory is needed. The mode restricts later opens, not this one.
+//! - The file exists: with `exclusive` `EEXIST`; a directory `EISDIR`, a symbolic link `ELOOP`;
+//!   else it is opened as [`super::open`] does. No permission of the directory but search is needed
+//!   then.
+//! - It does not: write permission of the directory is needed. The mode restricts later opens, not
+//!   this one.
 //! - Group and set-group-id as [`crate::perm::inherit`].
 //!
 //! Touches the entry and one share of the directory: one fetch, two rows.
@@ -44,7 +47,8 @@ pub fn run(
     Ok(Answer::Opened { inode: Box::new(inode), created: true, parent: Some(spot.dir.ino) })
 }
 
-/// Runs MkNod. Devices need the superuser (`EPERM`), but for the character device 0, which means "whited out".
+/// Runs MkNod. Devices need the superuser (`EPERM`), but for the character device 0, which means
+/// "whited out".
 pub fn mknod(
     view: &mut View<'_>,
     creds: &Creds,

@@ -1,7 +1,8 @@
 //! GetAttr: attributes by number. Parent: the directory above a directory.
 //!
-//! Needs no permission, as `fstat`. A directory's link count is 2 + its subdirectories, its times are the newest of its own
-//! record and of its shares. `ESTALE` if the inode is gone. Changes nothing; one fetch.
+//! Needs no permission, as `fstat`. A directory's link count is 2 + its subdirectories, its times
+//! are the newest of its own record and of its shares. `ESTALE` if the inode is gone. Changes
+//! nothing; one fetch.
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::InodeRef;

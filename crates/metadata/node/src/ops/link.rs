@@ -1,11 +1,13 @@
 //! Link: gives a file another name.
 //!
-//! Order of errors as Linux: the source `ESTALE`; the walk; `EEXIST`; a source that is not safe `EPERM`; `EACCES`; a directory `EPERM`; a file without names `ENOENT`, unless it
-//! is an `O_TMPFILE` that may get one; more than [`crate::view::LINK_MAX`] names `EMLINK`. Sets the file's ctime.
+//! Order of errors as Linux: the source `ESTALE`; the walk; `EEXIST`; a source that is not safe
+//! `EPERM`; `EACCES`; a directory `EPERM`; a file without names `ENOENT`, unless it is an
+//! `O_TMPFILE` that may get one; more than [`crate::view::LINK_MAX`] names `EMLINK`. Sets the
+//! file's ctime.
 //!
-//! The first time, the inode moves from its entry to table `link`, where it belongs to no directory (its bytes leave the
-//! directory's figures). It stays there even when one name is left, because nothing leads from the inode to that name.
-//! Exclusive.
+//! The first time, the inode moves from its entry to table `link`, where it belongs to no directory
+//! (its bytes leave the directory's figures). It stays there even when one name is left, because
+//! nothing leads from the inode to that name. Exclusive.
 
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
@@ -83,8 +85,9 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
     Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }
 
-/// The rule that Linux calls `protected_hardlinks` and all distributions turn on: who does not own a file may link it only if it
-/// is a regular one without set-id bits that he may read and write. The kernel leaves it to a daemon that checks permissions.
+/// The rule that Linux calls `protected_hardlinks` and all distributions turn on: who does not own
+/// a file may link it only if it is a regular one without set-id bits that he may read and write.
+/// The kernel leaves it to a daemon that checks permissions.
 fn check_source(creds: &Creds, found: &Found) -> Run<()> {
     const UNSAFE: FsError =
         FsError::new(libc::EPERM, "another user's file that the caller may not read and write");

@@ -1,7 +1,8 @@
 //! Lookup: finds an entry.
 //!
-//! POSIX path resolution: search permission is needed on every directory of the path (`EACCES`), each must exist (`ENOENT`)
-//! and be a directory (`ENOTDIR`). A symbolic link in mid-path goes back to the client. Changes nothing; one fetch.
+//! POSIX path resolution: search permission is needed on every directory of the path (`EACCES`),
+//! each must exist (`ENOENT`) and be a directory (`ENOTDIR`). A symbolic link in mid-path goes back
+//! to the client. Changes nothing; one fetch.
 
 use kestrel_types::name::Place;
 use kestrel_types::request::{Answer, Creds};

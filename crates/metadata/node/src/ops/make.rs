@@ -28,7 +28,8 @@ impl New {
     }
 }
 
-/// Fails unless the name is free and the caller may create in the directory. In this order: `EEXIST`, then `EACCES`.
+/// Fails unless the name is free and the caller may create in the directory. In this order:
+/// `EEXIST`, then `EACCES`.
 pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
     if view.entry(spot.entry)?.is_some() {
         return Err(fail(libc::EEXIST, "the name exists"));
@@ -36,7 +37,8 @@ pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
     perm::check(creds, spot.dir.guard, WRITE)
 }
 
-/// A new inode with this name that belongs to the caller, and to the directory's group if that is set-group-id.
+/// A new inode with this name that belongs to the caller, and to the directory's group if that is
+/// set-group-id.
 pub fn inode(view: &mut View<'_>, creds: &Creds, dir: &Dentry, name: &[u8], new: New) -> Run<Inode> {
     let (gid, mode) = perm::inherit(creds, dir.guard, new.mode, new.kind == Kind::Dir)?;
     let size = match &new.data {

@@ -1,8 +1,9 @@
 //! MkDir: creates a directory.
 //!
-//! `EEXIST` before `EACCES`. A set-group-id directory passes its group and the bit on. Subdirectories are not limited in
-//! number. Touches the entry, one share of the parent, `dirid` and `subdir`: one fetch, four rows, one worker. Nobody else can
-//! know the new directory before the batch has committed, so its dentry needs no invalidation.
+//! `EEXIST` before `EACCES`. A set-group-id directory passes its group and the bit on.
+//! Subdirectories are not limited in number. Touches the entry, one share of the parent, `dirid`
+//! and `subdir`: one fetch, four rows, one worker. Nobody else can know the new directory before
+//! the batch has committed, so its dentry needs no invalidation.
 
 use kestrel_types::entry::Entry;
 use kestrel_types::inode::{Data, Kind};

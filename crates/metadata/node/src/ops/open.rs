@@ -1,13 +1,15 @@
-//! Open and OpenAt: open what a number or a place leads to, check permissions, truncate if asked to; Release gives it back.
+//! Open and OpenAt: open what a number or a place leads to, check permissions, truncate if asked
+//! to; Release gives it back.
 //!
 //! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`;
 //! immutable for writing, or append only to be written otherwise than with `O_APPEND`, `EPERM`.
 //! `O_TRUNC` needs write permission and works on regular files only (elsewhere it is ignored, as
 //! Linux does); it sets times even on an empty file.
 //!
-//! Opens are counted in the node's memory, so that the data of a file that loses its last name stays until the last
-//! release. After a crash of an embedded volume nothing is open: files without names are deleted when it is opened. Clients across a
-//! network live on: they claim what they had open ([`claim`]), and answers that tell of opens are given again ([`again`]).
+//! Opens are counted in the node's memory, so that the data of a file that loses its last name
+//! stays until the last release. After a crash of an embedded volume nothing is open: files without
+//! names are deleted when it is opened. Clients across a network live on: they claim what they had
+//! open ([`claim`]), and answers that tell of opens are given again ([`again`]).
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, InodeFlags, Kind};
@@ -41,7 +43,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFla
     Ok(answer)
 }
 
-/// Runs OpenAt. Like Create it runs where the entry belongs, so that nobody removes the file between finding and counting it.
+/// Runs OpenAt. Like Create it runs where the entry belongs, so that nobody removes the file
+/// between finding and counting it.
 pub fn at(view: &mut View<'_>, creds: &Creds, place: &Place, flags: &OpenFlags) -> Run<Answer> {
     let spot = view.spot(creds, place, false)?;
     view.need_home(&spot)?;
@@ -133,8 +136,8 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags
     Ok(inode)
 }
 
-/// Runs Release. The last one of a file without names deletes it and releases its data; of several nodes only if none but this
-/// one has it open.
+/// Runs Release. The last one of a file without names deletes it and releases its data; of several
+/// nodes only if none but this one has it open.
 pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     let state = view.open_state(ino);
     if state.count == 0 {
@@ -180,8 +183,9 @@ pub struct Claim {
     pub linkable: bool,
 }
 
-/// Counts opens that a client claims, of the file that `op`, an Open, names; no permission is needed, it was checked then.
-/// `ESTALE` if the file does not exist any more. Exclusive, since it may concern a file without names.
+/// Counts opens that a client claims, of the file that `op`, an Open, names; no permission is
+/// needed, it was checked then. `ESTALE` if the file does not exist any more. Exclusive, since it
+/// may concern a file without names.
 pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
     let Op::Open(asked, _) = op else { return Err(fail(libc::EINVAL, "only opens are claimed")) };
     if claim.count == 0 {
@@ -216,9 +220,10 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
     Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent: None })
 }
 
-/// Gives the answer that `op` was given the first time. If it tells of an open, that counts again: whatever counted it then
-/// was lost with the node or has gone with the session. A release too: the client, which heard no answer, has claimed what it
-/// wanted to give back. Exclusive, since it may concern a file without names.
+/// Gives the answer that `op` was given the first time. If it tells of an open, that counts again:
+/// whatever counted it then was lost with the node or has gone with the session. A release too: the
+/// client, which heard no answer, has claimed what it wanted to give back. Exclusive, since it may
+/// concern a file without names.
 pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
     view.need_exclusive()?;
     view.wait = view.wait.max(told.changed_at);

@@ -1,9 +1,10 @@
 //! ReadDir: a page of a directory's entries, in the order of their names. ReadDirPlus: attributes
 //! of the files among them.
 //!
-//! The cookie is the last name given, so a listing is stable under concurrent creates, renames and unlinks: an entry that is there
-//! all the time appears exactly once, others at most once (`telldir`/`seekdir` build on this in the client). Reads the engine
-//! without a worker's role, a page may be large; each entry is as some batch left it.
+//! The cookie is the last name given, so a listing is stable under concurrent creates, renames and
+//! unlinks: an entry that is there all the time appears exactly once, others at most once
+//! (`telldir`/`seekdir` build on this in the client). Reads the engine without a worker's role, a
+//! page may be large; each entry is as some batch left it.
 
 use std::ops::ControlFlow;
 
@@ -94,7 +95,8 @@ pub fn check_plus(creds: &Creds, dir: &Dentry) -> Run<()> {
     perm::check(creds, dir.guard, READ | EXEC)
 }
 
-/// What every one of several nodes is asked for: one entry more than wanted, so that it shows whether something follows.
+/// What every one of several nodes is asked for: one entry more than wanted, so that it shows
+/// whether something follows.
 pub fn span(dir: InodeId, after: Option<&Name>, limit: usize) -> Span {
     let rows_max = limit.clamp(1, READDIR_ENTRIES_MAX) as u32 + 1;
     Span { table: Table::Entry, id: dir, after: after.map(|name| name.as_bytes().into()), rows_max }

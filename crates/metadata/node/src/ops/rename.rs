@@ -1,14 +1,17 @@
 //! Rename: moves an entry, replaces what is there, or exchanges two.
 //!
-//! Order of errors as Linux (`vfs_rename`): the walks; `ENOENT` for the source; `EEXIST` (no_replace); `ENOENT` (exchange without
-//! target); into its own subtree `EINVAL`; onto an ancestor `ENOTEMPTY` (exchange: `EINVAL`); same file: success, nothing happens;
-//! `EACCES` and `EPERM` (sticky) at the source, then at the target; `ENOTDIR` and `EISDIR`; a directory that gets another parent needs
-//! write permission of itself, since its `..` changes (`EACCES`); `ESTALE` (another directory than expected); `ENOTEMPTY`.
+//! Order of errors as Linux (`vfs_rename`): the walks; `ENOENT` for the source; `EEXIST`
+//! (no_replace); `ENOENT` (exchange without target); into its own subtree `EINVAL`; onto an
+//! ancestor `ENOTEMPTY` (exchange: `EINVAL`); same file: success, nothing happens; `EACCES` and
+//! `EPERM` (sticky) at the source, then at the target; `ENOTDIR` and `EISDIR`; a directory that
+//! gets another parent needs write permission of itself, since its `..` changes (`EACCES`);
+//! `ESTALE` (another directory than expected); `ENOTEMPTY`.
 //!
-//! Sets ctime of what moves and times of both directories. A replaced file that is open lives on without a name.
+//! Sets ctime of what moves and times of both directories. A replaced file that is open lives on
+//! without a name.
 //!
-//! Exclusive, so the walk up to the root that proves that no cycle forms stays true until the commit. One batch: after a
-//! crash it has happened or not.
+//! Exclusive, so the walk up to the root that proves that no cycle forms stays true until the
+//! commit. One batch: after a crash it has happened or not.
 
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
@@ -178,7 +181,8 @@ fn bytes_here(found: &Found) -> i64 {
     }
 }
 
-/// Takes what is at `spot` out of the directory's figures. The entry stays for whoever takes the place.
+/// Takes what is at `spot` out of the directory's figures. The entry stays for the file that takes
+/// the place.
 fn leave(view: &mut View<'_>, spot: &Spot, found: &Found) -> Run<()> {
     let dir = found.is_dir();
     view.change_dir(spot.share, -1, -i64::from(dir), -bytes_here(found), true)?;

@@ -1,18 +1,22 @@
 //! SetAttr: chmod, chown, truncate, utimes, one or several at once.
 //!
-//! - **chown**: the superuser; the owner may keep the owner and give a group he is in (`EPERM`). Whoever does it, set-user-id goes, and
-//!   set-group-id if the group may execute or he is not in the group it was; not on directories. (Linux treats root like others
-//!   here, but for that he counts as a member of every group.)
-//! - **chmod**: owner or superuser (`EPERM`). Set-group-id is dropped if the caller is neither privileged nor in the group.
-//! - **size**: regular files (`EISDIR`, `EINVAL`), write permission unless it comes through a descriptor (`EACCES`); above
-//!   the limit `EFBIG`. Times of modification and change are set even if the size stays; `data_change` only if it does not.
-//! - **times**: both to the present: owner or write permission (`EACCES`); anything else: owner (`EPERM`).
+//! - **chown**: the superuser; the owner may keep the owner and give a group he is in (`EPERM`).
+//!   With any caller set-user-id goes, and set-group-id if the group may execute or the caller is
+//!   not in the group it was; not on directories. (Linux treats root like others here, but for that
+//!   he counts as a member of every group.)
+//! - **chmod**: owner or superuser (`EPERM`). Set-group-id is dropped if the caller is neither
+//!   privileged nor in the group.
+//! - **size**: regular files (`EISDIR`, `EINVAL`), write permission unless it comes through a
+//!   descriptor (`EACCES`); above the limit `EFBIG`. Times of modification and change are set even
+//!   if the size stays; `data_change` only if it does not.
+//! - **times**: both to the present: owner or write permission (`EACCES`); anything else: owner
+//!   (`EPERM`).
 //! - What is immutable keeps all of it, and what is append only all but times that are set to the
 //!   present (`EPERM`).
 //! - Every SetAttr, even an empty one, sets ctime.
 //!
-//! A directory's dentry is in the replica of every worker, and its times are spread over its shares: exclusive. All
-//! checks come before any change, so it happens wholly or not at all.
+//! A directory's dentry is in the replica of every worker, and its times are spread over its
+//! shares: exclusive. All checks come before any change, so it happens wholly or not at all.
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::inode::{Inode, Kind};
@@ -72,7 +76,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
     Ok(Answer::Inode(Box::new(inode)))
 }
 
-/// As SetAttr, on something that has been removed and that only the client knows. It has no size to set any more: `ESTALE`.
+/// As SetAttr, on something that has been removed and that only the client knows. It has no size to
+/// set any more: `ESTALE`.
 pub fn of_removed(creds: &Creds, inode: &mut Inode, set: &SetAttr, now: Nanos) -> Result<(), Outcome> {
     if set.size.is_some() {
         return Err(fail(libc::ESTALE, "the file's content does not exist any more").without_rows());

@@ -1,4 +1,5 @@
-//! Sweep: deletes some of the rows that were cut off a file with more chunks than one batch may take.
+//! Sweep: deletes some of the rows that were cut off a file with more chunks than one batch may
+//! take.
 //!
 //! Truncating or removing such a file changes its record, or deletes it, and writes a row of table `sweep` in the same batch: that is
 //! the moment at which everybody sees it. The rows of its chunks beyond the cut are out of reach from then on: a file that
@@ -6,7 +7,8 @@
 //! used again. This operation deletes [`crate::rows::SCAN_ROWS_MAX`] of them at a time, with their references, and moves the row
 //! of table `sweep` on; with the last it goes. The node runs it again and again, also after a crash.
 //!
-//! Exclusive: the file may belong to any worker, and whoever truncates it again changes the same row. Asked by the node only.
+//! Exclusive: the file may belong to any worker, and another truncation changes the same row. Asked
+//! by the node only.
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::Answer;

@@ -1,7 +1,7 @@
 //! Symlink: creates a symbolic link.
 //!
-//! The target is any 1 to 4095 bytes but NUL (`ENOENT` if empty, `ENAMETOOLONG` above); it lies in the entry. Mode 0777, which nobody
-//! checks. One fetch, two rows.
+//! The target is any 1 to 4095 bytes but NUL (`ENOENT` if empty, `ENAMETOOLONG` above); it lies in
+//! the entry. Mode 0777, which nobody checks. One fetch, two rows.
 
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::name::{PATH_MAX, Place};

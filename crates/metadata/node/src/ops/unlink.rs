@@ -4,11 +4,13 @@
 //! `EPERM` (sticky, or the directory or the entry is immutable or append only), `EISDIR`. Changes
 //! the directory's times and, if names are left, the file's ctime.
 //!
-//! The common case, a file with one name that is not open: entry, share, and what its content refers to, in one worker's
-//! batch. A file that is open moves to table `link` with no names until its last release; one with several names counts down
-//! there. Both touch a row of another worker, so they are exclusive. After a restart of a node that serves clients across a network
-//! every file counts as open until they have claimed what is ([`crate::session::Reclaiming`]). Of several nodes a file that was
-//! renamed or linked may be open at any: it becomes one without a name, and its home asks them ([`crate::session::Nameless`]).
+//! The common case, a file with one name that is not open: entry, share, and what its content
+//! refers to, in one worker's batch. A file that is open moves to table `link` with no names until
+//! its last release; one with several names counts down there. Both touch a row of another worker,
+//! so they are exclusive. After a restart of a node that serves clients across a network every file
+//! counts as open until they have claimed what is ([`crate::session::Reclaiming`]). Of several
+//! nodes a file that was renamed or linked may be open at any: it becomes one without a name, and
+//! its home asks them ([`crate::session::Nameless`]).
 
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Place;
@@ -99,7 +101,8 @@ impl Detach {
             return Ok(inode);
         }
         if inode.nlink == 0 {
-            // A transaction of several nodes leaves it to the file's home, which asks who has it open.
+            // A transaction of several nodes leaves it to the file's home, which asks the members
+            // whether they have it open.
             let alone = view.no_dirs.is_none() && self.only_here;
             if self.open.count > 0 && alone {
                 view.set_open(ino, OpenState { orphan: true, linkable: false, ..self.open });

@@ -17,8 +17,9 @@ fn damaged(why: &DecodeError) -> FsError {
     FsError::because(libc::EIO, format!("metadata: damaged dirstat row: {why}; run kestrel fsck"))
 }
 
-/// Figures of a directory and everything below it: reads one row a directory and worker, none a file. Directories made or
-/// removed meanwhile may be counted or not. Files with several names count once a name, and no bytes.
+/// Figures of a directory and everything below it: reads one row a directory and worker, none a
+/// file. Directories made or removed meanwhile may be counted or not. Files with several names
+/// count once a name, and no bytes.
 pub fn tree(engine: &dyn Engine, dir: InodeId) -> FsResult<Usage> {
     let mut sum = DirStat::default();
     let mut dirs = 0;
@@ -63,7 +64,8 @@ fn usage(sum: &DirStat, dirs: u64) -> Usage {
     Usage { files, dirs, bytes: sum.bytes.max(0).cast_unsigned() }
 }
 
-/// Figures of the whole volume, by reading all shares and all files in table `link`, as far as the rows are `own`: files, directories, bytes.
+/// Figures of the whole volume, by reading all shares and all files in table `link`, as far as the
+/// rows are `own`: files, directories, bytes.
 pub fn volume(engine: &dyn Engine, own: &dyn Fn(KeyRef<'_>) -> bool) -> Result<[i64; 3], EngineError> {
     let mut sum = DirStat::default();
     let mut bytes = 0i64;

@@ -1,8 +1,8 @@
 //! Extended attributes: get, set, list, remove.
 //!
 //! By namespace, as Linux does it:
-//! - `user.*`: regular files and directories only (else `EPERM`, or `ENODATA` when reading); permission by the file's mode; in a sticky
-//!   directory's own attributes only its owner writes.
+//! - `user.*`: regular files and directories only (else `EPERM`, or `ENODATA` when reading);
+//!   permission by the file's mode; in a sticky directory's own attributes only its owner writes.
 //! - `trusted.*`: the superuser; to others they do not exist (`ENODATA`, `EPERM` to set).
 //! - `security.*`: everybody reads, the superuser sets.
 //! - `system.*` (ACLs) and anything else: `EOPNOTSUPP`.

@@ -1,9 +1,9 @@
-//! Guesses where paths lead, for routing: which worker a request belongs to is a question of the last directory of its path, and
-//! whoever routes holds no role. A wrong guess costs a hop.
+//! Guesses where paths lead, for routing: which worker a request belongs to is a question of the
+//! last directory of its path, and a thread that routes holds no role. A wrong guess costs a hop.
 //!
-//! A table without locks (R. Hyatt and T. Mann, "A lock-less transposition table implementation for parallel search chess
-//! engines", 2002): each place holds a number and, beside it, the number XORed with the hash of its path. Halves of two writes
-//! do not fit each other and are no guess.
+//! A table without locks (R. Hyatt and T. Mann, "A lock-less transposition table implementation for
+//! parallel search chess engines", 2002): each place holds a number and, beside it, the number
+//! XORed with the hash of its path. Halves of two writes do not fit each other and are no guess.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,7 +30,8 @@ impl Default for Guesses {
 }
 
 impl Guesses {
-    /// Where the path with this hash led. Relaxed: any value that fits its check was a guess for this hash.
+    /// Where the path with this hash led. Relaxed: any value that fits its check was a guess for
+    /// this hash.
     #[inline]
     pub fn get(&self, hash: u64) -> Option<InodeId> {
         let guess = &self.places[hash as usize % PLACES];

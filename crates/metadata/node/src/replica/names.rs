@@ -29,7 +29,7 @@ impl Whereabouts {
     }
 }
 
-/// See the module's header. Of a hash only a part is kept, so whoever looks has to say what is there.
+/// See the module's header. Of a hash only a part is kept, so the caller has to say what is there.
 #[derive(Default)]
 pub(super) struct Names {
     /// Tags and where.

@@ -1,5 +1,5 @@
-//! A part of the replica's dentries, by number: 56 bytes each in one piece of memory, found through a table of their indices there.
-//! Names that do not fit are kept apart.
+//! A part of the replica's dentries, by number: 56 bytes each in one piece of memory, found through
+//! a table of their indices there. Names that do not fit are kept apart.
 
 use hashbrown::HashTable;
 use kestrel_types::ids::{InodeId, Position};
@@ -10,11 +10,13 @@ use crate::perm::{Dentry, Guard};
 /// Longest name that lies in the dentry itself.
 const NAME_INLINE: usize = 21;
 
-/// What one dentry is reckoned to cost: its slot, a part of it that may not be in use yet, and its places in the tables of numbers and of
-/// names, which are between half and wholly full; as measured (`crates/metadata/node/examples/replica_bench`).
+/// What one dentry is reckoned to cost: its slot, a part of it that may not be in use yet, and its
+/// places in the tables of numbers and of names, which are between half and wholly full; as
+/// measured (`crates/metadata/node/examples/replica_bench`).
 pub const DENTRY_BYTES: usize = 90;
 
-/// What a longer name is reckoned to cost besides its bytes: its place in the list, an eighth of that, and what the allocator adds.
+/// What a longer name is reckoned to cost besides its bytes: its place in the list, an eighth of
+/// that, and what the allocator adds.
 const LONG_NAME_BYTES: usize = 48;
 
 /// An index into a shard.
@@ -144,7 +146,8 @@ impl Shard {
         (cached.parent, name)
     }
 
-    /// Takes a directory in; `left` hears of a slot that has had another place, and of that place. At most `bytes_max` are kept.
+    /// Takes a directory in; `left` hears of a slot that has had another place, and of that place.
+    /// At most `bytes_max` are kept.
     pub fn insert(
         &mut self,
         dir: Dentry,
@@ -221,7 +224,8 @@ impl Shard {
         (self.slots.len() - 1) as Slot
     }
 
-    /// Forgets directories, in the order of their slots, until no more than `bytes_keep` are left: no bookkeeping on the hot path.
+    /// Forgets directories, in the order of their slots, until no more than `bytes_keep` are left:
+    /// no bookkeeping on the hot path.
     fn evict(&mut self, bytes_keep: usize, left: &mut dyn FnMut(Slot, InodeId, &[u8])) {
         for _ in 0..self.slots.len() {
             if self.bytes <= bytes_keep {
@@ -266,7 +270,8 @@ mod tests {
         let dir = |ino| Dentry { ino, parent: 1, guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true } };
         for round in 0..3 {
             for len in 1..=255 {
-                // Each has another name in each round, some of them one that is as long as the other was not.
+                // Each has another name in each round, some of them one that is as long as the
+                // other was not.
                 let len = (len + round * 100) % 255 + 1;
                 let slot =
                     shard.insert(dir(len as u64 % 200 + 1), &name(len), 0, usize::MAX, &mut |_, _, _| ());

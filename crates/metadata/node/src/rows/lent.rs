@@ -1,4 +1,5 @@
-//! Rows of a volume that several nodes share: those that are not to be had here, and those that were lent from elsewhere.
+//! Rows of a volume that several nodes share: those that are not to be had here, and those that
+//! were lent from elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +47,8 @@ pub struct Span {
 /// Suffixes and values of the rows of a range.
 pub type SpanRows = BTreeMap<Box<[u8]>, Box<[u8]>>;
 
-/// What a transaction over several nodes has been lent so far. Whatever it lacks it asks for and is run again.
+/// What a transaction over several nodes has been lent so far. Whatever it lacks it asks for and is
+/// run again.
 #[derive(Debug, Default)]
 pub struct Lent {
     /// Rows that were asked for, there or not.
@@ -67,7 +69,7 @@ pub struct Missing {
 /// What a request of one of several nodes may have: rows that the node owns and nobody has locked.
 #[derive(Clone, Copy)]
 pub struct Scope<'a> {
-    /// Who owns what.
+    /// The placement table.
     pub table: &'a NodeTable,
     /// What is lent.
     pub locks: &'a LockTable,
@@ -133,8 +135,8 @@ impl Rows {
         self.barred.get(&(table, id)).map_or(Ok(()), |bar| Err(bar.stop()))
     }
 
-    /// Whether the operation that just ran has changed rows that a request of this node must not change, and what becomes of it
-    /// then.
+    /// Whether the operation that just ran has changed rows that a request of this node must not
+    /// change, and what becomes of it then.
     #[inline]
     pub fn trespass(&self, scope: Scope<'_>) -> Option<Stop> {
         let Scope { table, locks, leased } = scope;
@@ -153,7 +155,8 @@ impl Rows {
         })
     }
 
-    /// Gives what was wanted from what was lent, of the chunks of a file at most `most`; what is still missing.
+    /// Gives what was wanted from what was lent, of the chunks of a file at most `most`; what is
+    /// still missing.
     pub fn supply(&mut self, lent: &Lent, most: usize) -> Missing {
         let mut missing = Missing::default();
         for (table, id, first) in std::mem::take(&mut self.wanted_scans) {

@@ -8,13 +8,15 @@ use kestrel_types::key::Table;
 use super::{READ_BYTES_MAX, Rows, Value, number_of, too_large};
 use kestrel_engine::{Engine, EngineError};
 
-/// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in different objects.
+/// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in
+/// different objects.
 const SCAN_BYTES_MAX: usize = 4 << 20;
 
 /// A row that a scan found: suffix, place in the batch's buffer, position of the last change.
 pub(super) type Scanned = (Vec<u8>, u32, u32, Position);
 
-/// Whether a scan of chunks that takes `most` rows, and has so many, takes no other, with which it would have so many bytes.
+/// Whether a scan of chunks that takes `most` rows, and has so many, takes no other, with which it
+/// would have so many bytes.
 pub fn is_full(most: usize, rows: usize, bytes: usize) -> bool {
     rows >= most || bytes > SCAN_BYTES_MAX && rows > 0
 }
@@ -55,7 +57,8 @@ impl Rows {
         Ok(())
     }
 
-    /// Takes in what a scan found: suffix, place in the batch's buffer, position of the last change.
+    /// Takes in what a scan found: suffix, place in the batch's buffer, position of the last
+    /// change.
     pub(super) fn take_scan(
         &mut self,
         table: Table,

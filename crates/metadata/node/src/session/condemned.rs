@@ -1,8 +1,9 @@
 //! Objects on their way out: watched, in case somebody refers to them, and condemned.
 //!
-//! A node that has a volume for itself adds up an object's shares with every role held and condemns it at once. Of several nodes
-//! one asks all, in *rounds* of which each reaper has one at a time (see `kestrel_cluster`): first each of them begins to watch the object
-//! and tells its part of the sum; then each says whether anybody has referred to it since, and if not condemns it.
+//! A node that has a volume for itself adds up an object's shares with every role held and condemns
+//! it at once. Of several nodes one asks all, in *rounds* of which each reaper has one at a time
+//! (see `kestrel_cluster`): first each of them begins to watch the object and tells its part of the
+//! sum; then each says whether anybody has referred to it since, and if not condemns it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ struct Round {
     condemned: FxHashSet<ObjectId>,
 }
 
-/// See the module's header. Changes with every role held, but for what operations say that refer to objects.
+/// See the module's header. Changes with every role held, but for what operations say that refer to
+/// objects.
 #[derive(Default)]
 pub struct Condemned(RwLock<BTreeMap<NodeId, Round>>);
 
@@ -28,8 +30,8 @@ pub struct Condemned(RwLock<BTreeMap<NodeId, Round>>);
 const ALONE: NodeId = 0;
 
 impl Condemned {
-    /// Somebody is about to refer to an object. Whether he must not, because it is being deleted. Otherwise nobody who watches it
-    /// will delete it.
+    /// An operation is about to refer to an object. Whether it must not, because the object is
+    /// being deleted. Otherwise no round that watches it will delete it.
     pub fn refer(&self, object: ObjectId) -> bool {
         let concerned = |round: &Round| round.watched.contains(&object) || round.condemned.contains(&object);
         if !self.0.read().values().any(concerned) {
@@ -57,7 +59,8 @@ impl Condemned {
         }
     }
 
-    /// A reaper's round begins, and with it the one before has ended. Copies of old messages change nothing.
+    /// A reaper's round begins, and with it the one before has ended. Copies of old messages change
+    /// nothing.
     pub fn watch(&self, reaper: NodeId, number: u64, objects: &[ObjectId]) {
         let mut rounds = self.0.write();
         let round = rounds.entry(reaper).or_default();
@@ -67,8 +70,8 @@ impl Condemned {
         }
     }
 
-    /// Those of the objects that nobody has referred to since the round began; they are condemned until it ends. None if this node
-    /// does not know the round.
+    /// Those of the objects that nobody has referred to since the round began; they are condemned
+    /// until it ends. None if this node does not know the round.
     pub fn confirm(&self, reaper: NodeId, number: u64, mut objects: Vec<ObjectId>) -> Vec<ObjectId> {
         let mut rounds = self.0.write();
         let Some(round) = rounds.get_mut(&reaper).filter(|round| round.number == number && !round.ended)

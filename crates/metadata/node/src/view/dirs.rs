@@ -89,8 +89,8 @@ impl View<'_> {
         }
     }
 
-    /// Walks to a place. Search permission is checked on every directory on the way, the last one included. With `change`
-    /// the caller is going to change the entry: it must own it.
+    /// Walks to a place. Search permission is checked on every directory on the way, the last one
+    /// included. With `change` the caller is going to change the entry: it must own it.
     #[inline]
     pub fn spot(&mut self, creds: &Creds, place: &Place, change: bool) -> Run<Spot> {
         if let Some(planned) = &*self.planned
@@ -118,8 +118,8 @@ impl View<'_> {
         Ok(spot)
     }
 
-    /// The directory of a place, search permission checked on every one on the way; and, if the replica alone decided that, the newest
-    /// position of a change that did.
+    /// The directory of a place, search permission checked on every one on the way; and, if the
+    /// replica alone decided that, the newest position of a change that did.
     #[inline]
     fn reach(&mut self, creds: &Creds, place: &Place) -> Run<(Dentry, Option<Position>)> {
         if !self.effects.dirs_changed.is_empty() {
@@ -237,8 +237,8 @@ impl View<'_> {
         others && self.no_dirs.is_none()
     }
 
-    /// In a dry run: asks for the figures of what is at `spot` if the replica knows it for a directory, so that they are fetched
-    /// together with its entry.
+    /// In a dry run: asks for the figures of what is at `spot` if the replica knows it for a
+    /// directory, so that they are fetched together with its entry.
     #[inline]
     pub fn want_shown(&mut self, spot: &Spot, name: &[u8]) {
         if self.dry
@@ -290,7 +290,8 @@ impl View<'_> {
     fn with_figures(mut inode: Inode, stat: &DirStat) -> Inode {
         inode.nlink = u32::try_from(2 + stat.subdirs.max(0)).unwrap_or(u32::MAX);
         inode.size = DIR_SIZE;
-        // A share without a time has not changed since the times were set explicitly: those count, be they in the future.
+        // A share without a time has not changed since the times were set explicitly: those count,
+        // be they in the future.
         if stat.mtime != 0 {
             inode.mtime = stat.mtime;
         }
@@ -309,7 +310,8 @@ impl View<'_> {
         Ok(Self::with_figures(found.inode, &stat))
     }
 
-    /// Of several nodes no other one may move a directory to another parent at the same time: two such moves could form a cycle.
+    /// Of several nodes no other one may move a directory to another parent at the same time: two
+    /// such moves could form a cycle.
     pub fn lock_dir_renames(&mut self) -> Run<()> {
         if self.core.cluster.is_some() {
             let cell = self.rows.cell(Table::System, 0, DIR_RENAMES);
@@ -318,7 +320,8 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Changes a worker's share of a directory. `touch`: the directory's content changed, so its times do.
+    /// Changes a worker's share of a directory. `touch`: the directory's content changed, so its
+    /// times do.
     pub fn change_dir(
         &mut self,
         share: CellId,

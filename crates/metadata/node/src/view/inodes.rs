@@ -12,7 +12,8 @@ use crate::perm::{Dentry, Guard, guard_mode};
 use crate::pipeline::engine_error;
 use crate::rows::{CellId, Value};
 
-/// A place in the tree: the directory, and the cells of the entry and of its worker's share of the directory.
+/// A place in the tree: the directory, and the cells of the entry and of its worker's share of the
+/// directory.
 #[derive(Debug, Clone, Copy)]
 pub struct Spot {
     /// The directory.
@@ -27,8 +28,8 @@ pub struct Spot {
     pub share: CellId,
 }
 
-/// Where the dry run of an operation found its place by the namespace replica alone: as long as the batch changes no directory it
-/// is still there when the operation runs.
+/// Where the dry run of an operation found its place by the namespace replica alone: as long as the
+/// batch changes no directory it is still there when the operation runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Planned {
     /// Which of the request's places it is: looked at for nothing but whether it is the same.
@@ -95,7 +96,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// What decides who may do what with it.
+    /// What decides about permissions on it.
     pub fn guard(&self) -> Guard {
         guard_of(&self.inode)
     }
@@ -106,14 +107,15 @@ impl Found {
     }
 }
 
-/// What decides who may do what with an inode.
+/// What decides about permissions on an inode.
 pub fn guard_of(inode: &Inode) -> Guard {
     let mode = guard_mode(inode.mode, inode.flags);
     Guard { mode, uid: inode.uid, gid: inode.gid, dir: inode.kind == Kind::Dir }
 }
 
 impl View<'_> {
-    /// What an entry stands for; `None` if there is no such name. A directory comes without its figures.
+    /// What an entry stands for; `None` if there is no such name. A directory comes without its
+    /// figures.
     #[inline]
     pub fn at_spot(&mut self, spot: &Spot, using: Use) -> Run<Option<Found>> {
         if using == Use::Write && matches!(self.entry(spot.entry)?, Some(Entry::Link { .. })) {
@@ -164,7 +166,8 @@ impl View<'_> {
             (_, Use::Claim) => true,
             // If it is not open it is kept in case a client claims it; nobody else can know it.
             (None, _) => self.open_state(ino).count > 0,
-            // Others may have it open. Once they have said that they do not, nobody but its home may count an open of it.
+            // Others may have it open. Once they have said that they do not, nobody but its home
+            // may count an open of it.
             (Some(table), Use::Open) => table.home_of(ino) == table.me,
             (Some(_), Use::Read | Use::Write) => true,
         }
@@ -247,7 +250,8 @@ impl View<'_> {
         }
     }
 
-    /// Writes an inode back. If its size changed from `old_size`, `share` is what [`View::bytes_share`] gave.
+    /// Writes an inode back. If its size changed from `old_size`, `share` is what
+    /// [`View::bytes_share`] gave.
     pub fn put_inode(&mut self, at: &At, inode: Inode, old_size: u64, share: Option<CellId>) -> Run<()> {
         let growth = inode.size.cast_signed() - old_size.cast_signed();
         match at {

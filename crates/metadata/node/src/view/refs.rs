@@ -1,4 +1,5 @@
-//! What an inode holds on to: opens of it, the place it moved to, references to objects, chunks, extended attributes.
+//! What an inode holds on to: opens of it, the place it moved to, references to objects, chunks,
+//! extended attributes.
 
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
@@ -38,7 +39,8 @@ impl View<'_> {
         left.is_none_or(|left| left.count == 0)
     }
 
-    /// Changes how a file is open. Only with every role held, or for an inode that nobody knows yet.
+    /// Changes how a file is open. Only with every role held, or for an inode that nobody knows
+    /// yet.
     pub fn set_open(&mut self, ino: InodeId, state: OpenState) {
         self.effects.opens.push(OpenUndo::Set(ino, self.core.opens.get(ino)));
         self.core.opens.set(ino, state);
@@ -63,8 +65,9 @@ impl View<'_> {
         Ok((parent != 0).then(|| (parent, name.into())))
     }
 
-    /// Whether nobody can have a file open at another node than this one: it lies where it was made, at its home, and never lay
-    /// elsewhere or had a second name, the name alone says who leads requests for it, and always did.
+    /// Whether no client can have a file open at another node than this one: it lies where it was
+    /// made, at its home, and never lay elsewhere or had a second name, the name alone says which
+    /// node leads requests for it, and always did.
     pub fn is_only_here(&mut self, found: &Found) -> Run<bool> {
         let Some(table) = self.table else { return Ok(true) };
         let ino = found.inode.ino;
@@ -81,7 +84,7 @@ impl View<'_> {
     }
 
     /// Whether a file without names may be given one. Of several nodes only the row can tell, since
-    /// whoever gives it a name may be another one than where it is open.
+    /// the node that gives it a name may be another one than where it is open.
     pub fn is_linkable(&mut self, ino: InodeId) -> Run<bool> {
         if self.core.cluster.is_none() {
             return Ok(self.open_state(ino).linkable);
@@ -154,8 +157,9 @@ impl View<'_> {
         }
     }
 
-    /// A file has another place now. Clients that saw it elsewhere still find it, those that have it open across a network
-    /// also after a restart of the node; of several nodes all do until it is gone. With every role held.
+    /// A file has another place now. Clients that saw it elsewhere still find it, those that have
+    /// it open across a network also after a restart of the node; of several nodes all do until it
+    /// is gone. With every role held.
     pub fn move_to(&mut self, ino: InodeId, parent: InodeId, name: &[u8]) {
         if self.core.cluster.is_some() {
             let cell = self.rows.cell(Table::Moved, ino, b"");
@@ -186,7 +190,8 @@ impl View<'_> {
         self.effects.moved.push((ino, Moved::Away));
     }
 
-    /// Nobody has a file open any more, so a restart need not know where it went. At the inode's own worker.
+    /// Nobody has a file open any more, so a restart need not know where it went. At the inode's
+    /// own worker.
     pub fn settle(&mut self, ino: InodeId) {
         if self.has_moved_row(ino)
             && let Some(place) = self.moved_to(ino)
@@ -203,7 +208,8 @@ impl View<'_> {
         }
     }
 
-    /// The place of a file that was found elsewhere than its client saw it, if a restart would forget the way.
+    /// The place of a file that was found elsewhere than its client saw it, if a restart would
+    /// forget the way.
     pub fn strayed(&mut self, asked: &InodeRef, found: &Found) -> Option<NewPlace> {
         let At::Name { cell, parent, .. } = found.at else { return None };
         if !self.core.serves || self.core.cluster.is_some() {
@@ -242,15 +248,19 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Books a tally to a worker's shares, and has objects looked at that may have lost their last reference.
+    /// Books a tally to a worker's shares, and has objects looked at that may have lost their last
+    /// reference.
     ///
-    /// The worker sees other shares as they were when the batch fetched them, so it may miss that a sum became zero. When a
-    /// sum is zero, some share is not above zero; the rule below makes the worker that brought it there, or the last one
-    /// to release anything, write a `reap` row, and the reaper adds the shares up after the grace period.
+    /// The worker sees other shares as they were when the batch fetched them, so it may miss that a
+    /// sum became zero. When a sum is zero, some share is not above zero; the rule below makes the
+    /// worker that brought it there, or the last one to release anything, write a `reap` row, and
+    /// the reaper adds the shares up after the grace period.
     ///
-    /// Of several nodes each books what it leads to its own shares, wherever the file is, and sees no others. Its part of the sum may
-    /// be below nought: then the reaper keeps the row ([`crate::node::Node::due_objects`]). So when the sum becomes nought either the
-    /// part of the node that released last is not above nought, and the row is written here, or another node's is below nought.
+    /// Of several nodes each books what it leads to its own shares, wherever the file is, and sees
+    /// no others. Its part of the sum may be below nought: then the reaper keeps the row
+    /// ([`crate::node::Node::due_objects`]). So when the sum becomes nought either the part of the
+    /// node that released last is not above nought, and the row is written here, or another node's
+    /// is below nought.
     pub fn book(&mut self, tally: &Tally, home: usize) -> Run<()> {
         let home = self.core.own_share(home);
         for (object, bytes) in tally.items() {
@@ -282,8 +292,8 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Cells of the chunks of a file that exist, from chunk `first` on, in order: as many as one batch may take, and if that
-    /// is not all, the chunk that the rest begins at.
+    /// Cells of the chunks of a file that exist, from chunk `first` on, in order: as many as one
+    /// batch may take, and if that is not all, the chunk that the rest begins at.
     pub fn chunks_from(&mut self, ino: InodeId, first: u64) -> Run<(Chunks, Option<u64>)> {
         self.rows.want_all(Table::Chunk, ino, first);
         self.ready()?;
@@ -300,13 +310,15 @@ impl View<'_> {
         Ok((chunks, rest))
     }
 
-    /// The chunk from which on a file's rows were cut off and are still being deleted, if some are. Before [`View::begin`].
+    /// The chunk from which on a file's rows were cut off and are still being deleted, if some are.
+    /// Before [`View::begin`].
     pub fn sweep_of(&mut self, ino: InodeId) -> Run<Option<u64>> {
         if let Some((_, first)) = self.effects.sweeps.iter().rev().find(|(swept, _)| *swept == ino) {
             self.depends = true;
             return Ok(*first);
         }
-        // A transaction over several nodes reads the row at the file's home, whose memory says the same to the home itself.
+        // A transaction over several nodes reads the row at the file's home, whose memory says the
+        // same to the home itself.
         if self.no_dirs.is_none() {
             let here = self.core.is_own(self.home_of_inode(ino));
             return if here { Ok(self.core.sweeps.get(ino)) } else { Err(Stop::Away) };
@@ -318,8 +330,8 @@ impl View<'_> {
         Ok(first.map(|cell| number_of(self.rows.suffix(cell))))
     }
 
-    /// Has a file's rows deleted from chunk `first` on (`None`: they are all gone). Until then the file must not have
-    /// chunks there. `before`: what [`View::sweep_of`] said.
+    /// Has a file's rows deleted from chunk `first` on (`None`: they are all gone). Until then the
+    /// file must not have chunks there. `before`: what [`View::sweep_of`] said.
     pub fn set_sweep(&mut self, ino: InodeId, before: Option<u64>, first: Option<u64>) {
         if before == first {
             return;

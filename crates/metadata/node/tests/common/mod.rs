@@ -44,7 +44,8 @@ impl Fixture {
         Self { engine, clock, node, config }
     }
 
-    /// Kills the node without any farewell and opens the volume again; with `power_loss` what was not synced is lost.
+    /// Kills the node without any farewell and opens the volume again; with `power_loss` what was
+    /// not synced is lost.
     pub fn crash(self, power_loss: bool) -> Self {
         let Self { engine, clock, node, config } = self;
         drop(node);

@@ -1,4 +1,5 @@
-//! Random steps, turned into requests on what exists at that moment, so that a failing sequence can be shrunk.
+//! Random steps, turned into requests on what exists at that moment, so that a failing sequence can
+//! be shrunk.
 #![allow(clippy::manual_is_multiple_of, reason = "dice read better with a remainder")]
 
 mod finish;
@@ -292,7 +293,8 @@ impl World {
                 let from = self.such(raw.a, raw.c, stored);
                 let size = self.model.nodes.get(&from.ino).map_or(0, |node| node.size);
                 let (from_offset, len) = match raw.who % 3 {
-                    // The model goes byte by byte: of large files only a part across the border of two chunks.
+                    // The model goes byte by byte: of large files only a part across the border of
+                    // two chunks.
                     _ if size > 1000 => (CHUNK_BYTES - 20, 60),
                     0 => (0, size),
                     1 => (size / 3, size / 3),
@@ -455,7 +457,8 @@ impl World {
             }
             let mut requests: Vec<_> = part.iter().map(|raw| (Self::creds(raw.who), self.op(*raw))).collect();
             if part.len() > 1 {
-                // Listings are no part of batches, so the order of replies does not tell when they were made.
+                // Listings are no part of batches, so the order of replies does not tell when they
+                // were made.
                 requests.retain(|(_, op)| !matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }));
             }
             if let [(creds, op)] = &requests[..] {

@@ -78,7 +78,8 @@ impl Client {
     }
 }
 
-/// Runs `steps` requests on each of several threads, closes what they opened, and checks the volume.
+/// Runs `steps` requests on each of several threads, closes what they opened, and checks the
+/// volume.
 pub fn run(node: &Node, threads: u64, steps: usize) {
     let failures = AtomicUsize::new(0);
     std::thread::scope(|scope| {

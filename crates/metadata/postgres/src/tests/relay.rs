@@ -1,4 +1,5 @@
-//! A relay before a server that loses answers: what the client sends arrives, and then the connection is gone.
+//! A relay before a server that loses answers: what the client sends arrives, and then the
+//! connection is gone.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

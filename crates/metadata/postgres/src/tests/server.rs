@@ -46,7 +46,8 @@ fn kill_all(server: u32) {
         }
     }
     for process in doomed {
-        // SAFETY: takes no pointers; the server has not been waited for, and its children are younger.
+        // SAFETY: takes no pointers; the server has not been waited for, and its children are
+        // younger.
         unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
     }
 }
@@ -135,7 +136,8 @@ impl Server {
         process.wait().unwrap();
     }
 
-    /// Answers with TLS from now on, with a certificate for the host `localhost` that an authority in the file given back has made.
+    /// Answers with TLS from now on, with a certificate for the host `localhost` that an authority
+    /// in the file given back has made.
     pub fn encrypt(&mut self) -> PathBuf {
         let at = |name: &str| self.dir.join(name);
         let openssl = |args: &[&str]| {

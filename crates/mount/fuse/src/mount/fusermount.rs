@@ -1,7 +1,7 @@
 //! Mounting without privileges, through `fusermount3`.
 //!
-//! The helper is given one end of a socket pair in the environment variable `_FUSE_COMMFD`. It opens `/dev/fuse`,
-//! mounts, and sends the descriptor back.
+//! The helper is given one end of a socket pair in the environment variable `_FUSE_COMMFD`. It
+//! opens `/dev/fuse`, mounts, and sends the descriptor back.
 
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -29,8 +29,8 @@ pub(super) fn mount(dir: &Path, options: &MountOptions) -> Result<(OwnedFd, Opti
         let mut command = Command::new(program);
         command.arg("-o").arg(&options_text).arg("--").arg(dir).env("_FUSE_COMMFD", COMM_FD.to_string());
         let theirs = theirs.as_raw_fd();
-        // SAFETY: only system calls that are safe between fork and exec. dup2 also clears close-on-exec, unless the two
-        // numbers are the same.
+        // SAFETY: only system calls that are safe between fork and exec. dup2 also clears
+        // close-on-exec, unless the two numbers are the same.
         unsafe {
             command.pre_exec(move || {
                 let rc = if theirs == COMM_FD {
@@ -143,8 +143,8 @@ fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
     if got == 0 {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "fusermount3 ended without an answer"));
     }
-    // SAFETY: the kernel filled in `message`; CMSG_FIRSTHDR checks the length, and CMSG_DATA of an SCM_RIGHTS message of
-    // sufficient length holds a descriptor that is ours from here on.
+    // SAFETY: the kernel filled in `message`; CMSG_FIRSTHDR checks the length, and CMSG_DATA of an
+    // SCM_RIGHTS message of sufficient length holds a descriptor that is ours from here on.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         if header.is_null()

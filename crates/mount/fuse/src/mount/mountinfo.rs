@@ -100,7 +100,8 @@ fn lossy(field: &[u8]) -> String {
     unescape(field).to_string_lossy().into_owned()
 }
 
-/// Undoes the kernel's escapes: a backslash and three octal digits, for space, tab, newline, backslash and `#`.
+/// Undoes the kernel's escapes: a backslash and three octal digits, for space, tab, newline,
+/// backslash and `#`.
 fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

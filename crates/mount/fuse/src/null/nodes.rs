@@ -118,7 +118,8 @@ impl Nodes {
         }
     }
 
-    /// The node has neither name nor lookup. Unlink and forget may both find that, so the first one marks it.
+    /// The node has neither name nor lookup. Unlink and forget may both find that, so the first one
+    /// marks it.
     fn recycle(&self, id: u64, node: &Node) {
         if node.links.compare_exchange(0, u32::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             *node.children.lock() = None;
@@ -139,7 +140,8 @@ impl Node {
     }
 }
 
-/// Hash of names: a multiply and a rotation for each eight bytes. Not for hostile input, and there is none here.
+/// Hash of names: a multiply and a rotation for each eight bytes. Not for hostile input, and there
+/// is none here.
 #[derive(Default)]
 pub(super) struct NameHasher(u64);
 

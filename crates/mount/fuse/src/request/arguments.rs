@@ -8,8 +8,8 @@ use super::{Dialect, Forgets, Ioctl, Lock, Operation, SetTime, Setattr, Write};
 use crate::abi::{self, Opcode, Wire};
 use crate::attr::Timestamp;
 
-/// The arguments: a fixed structure, then names and payload. They lie one after the other on the device and apart in
-/// an io_uring entry.
+/// The arguments: a fixed structure, then names and payload. They lie one after the other on the
+/// device and apart in an io_uring entry.
 pub(super) struct Args<'a> {
     pub(super) fixed: &'a [u8],
     pub(super) rest: Option<&'a [u8]>,

@@ -18,8 +18,8 @@ use crate::attr::Timestamp;
     reason = "fields that need no more words have the names of the system calls' arguments"
 )]
 pub enum Operation<'a> {
-    /// Find `name` in a directory; a success counts as one reference to the answered node ("lookup count")
-    /// until [`Operation::Forget`] \[entry, or negative\].
+    /// Find `name` in a directory; a success counts as one reference to the answered node ("lookup
+    /// count") until [`Operation::Forget`] \[entry, or negative\].
     Lookup { name: &'a OsStr },
     /// The kernel dropped references to nodes (FORGET and BATCH_FORGET) \[no answer\].
     Forget(Forgets<'a>),
@@ -31,8 +31,8 @@ pub enum Operation<'a> {
     Readlink,
     /// Create a symbolic link \[entry\].
     Symlink { name: &'a OsStr, target: &'a OsStr },
-    /// Create a node of any type but directory and symbolic link \[entry\]. `mode` includes the type; the umask has
-    /// been applied.
+    /// Create a node of any type but directory and symbolic link \[entry\]. `mode` includes the
+    /// type; the umask has been applied.
     Mknod { name: &'a OsStr, mode: u32, rdev: u32, umask: u32 },
     /// Create a directory \[entry\]. `mode` is without type bits.
     Mkdir { name: &'a OsStr, mode: u32, umask: u32 },
@@ -75,7 +75,7 @@ pub enum Operation<'a> {
         fh: u64,
         /// `open(2)` flags of the file.
         flags: u32,
-        /// Owner whose BSD lock goes away, if locks are the file system's business.
+        /// Owner of the BSD lock that goes away, if locks are the file system's business.
         flock_owner: Option<u64>,
     },
     /// Make a file durable \[empty\].
@@ -88,17 +88,19 @@ pub enum Operation<'a> {
         value: &'a [u8],
         /// `XATTR_CREATE`, `XATTR_REPLACE` or 0.
         flags: u32,
-        /// The value is an access ACL whose setting must clear set-group-ID.
+        /// The value is an access ACL; setting it must clear set-group-ID.
         kill_sgid: bool,
     },
-    /// Read an extended attribute: with `size` 0 its length \[xattr_size\], else the value \[data\], or ERANGE when it is
-    /// longer than `size`. [`Reply::xattr`](crate::Reply::xattr) does all three.
+    /// Read an extended attribute: with `size` 0 its length \[xattr_size\], else the value
+    /// \[data\], or ERANGE when it is longer than `size`. [`Reply::xattr`](crate::Reply::xattr)
+    /// does all three.
     Getxattr { name: &'a OsStr, size: u32 },
     /// Names of extended attributes, each followed by NUL; `size` as for Getxattr \[xattr\].
     Listxattr { size: u32 },
     /// Remove an extended attribute \[empty\].
     Removexattr { name: &'a OsStr },
-    /// `close(2)` of one of the descriptors of an open file; an error is the result of close \[empty\].
+    /// `close(2)` of one of the descriptors of an open file; an error is the result of close
+    /// \[empty\].
     Flush { fh: u64, lock_owner: u64 },
     /// Open a directory for reading \[open\].
     Opendir { flags: u32 },
@@ -131,8 +133,8 @@ pub enum Operation<'a> {
     },
     /// Create a file without a name in a directory and open it (O_TMPFILE) \[create\].
     Tmpfile { mode: u32, umask: u32, flags: u32 },
-    /// The caller of the request `unique` got a signal: answer that request soon, with EINTR if it has had no effect
-    /// \[no answer\]. It may come after the answer was sent.
+    /// The caller of the request `unique` got a signal: answer that request soon, with EINTR if it
+    /// has had no effect \[no answer\]. It may come after the answer was sent.
     Interrupt { unique: u64 },
     /// The file system is going away (not sent for ordinary mounts) \[empty\].
     Destroy,
@@ -161,10 +163,11 @@ pub enum Operation<'a> {
         /// Of the system call.
         flags: u64,
     },
-    /// `syncfs(2)`. Ordinary FUSE mounts never get it: the kernel sends it for virtiofs only \[empty\].
+    /// `syncfs(2)`. Ordinary FUSE mounts never get it: the kernel sends it for virtiofs only
+    /// \[empty\].
     Syncfs,
-    /// `statx(2)` that asks for more than Getattr gives, as the time of birth \[statx\]. ENOSYS once, and the kernel
-    /// uses Getattr from then on.
+    /// `statx(2)` that asks for more than Getattr gives, as the time of birth \[statx\]. ENOSYS
+    /// once, and the kernel uses Getattr from then on.
     Statx { fh: Option<u64>, flags: u32, mask: u32 },
 }
 
@@ -239,7 +242,7 @@ impl fmt::Debug for Write<'_> {
 pub struct Lock {
     /// Handle.
     pub fh: u64,
-    /// Who holds or wants it.
+    /// The owner that holds or wants it.
     pub owner: u64,
     /// First byte.
     pub start: u64,

@@ -66,7 +66,8 @@ pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> 
 }
 
 impl Session {
-    /// Starts to serve: over io_uring if there are rings and the kernel takes them, else over the device.
+    /// Starts to serve: over io_uring if there are rings and the kernel takes them, else over the
+    /// device.
     fn serve<F: FileSystem>(
         &mut self,
         channel: &Channel,
@@ -163,7 +164,8 @@ fn rings(
         return Err("not wanted".into());
     }
     if watched && config.transport == TransportChoice::Auto {
-        // The kernel closes a dead process's rings a few milliseconds later than its sockets, and fusermount3 looks once.
+        // The kernel closes a dead process's rings a few milliseconds later than its sockets, and
+        // fusermount3 looks once.
         return Err("auto_unmount needs a connection that ends with the process".into());
     }
     if !offer.has_uring() {
@@ -172,7 +174,8 @@ fn rings(
     Prepared::new(&channel.fd(), config, refused.clone()).map_err(|error| error.to_string())
 }
 
-/// Answers INIT, which the kernel sends by itself after mounting. Rings are made before io_uring is agreed on.
+/// Answers INIT, which the kernel sends by itself after mounting. Rings are made before io_uring is
+/// agreed on.
 fn negotiate(
     channel: &Channel,
     config: &Config,

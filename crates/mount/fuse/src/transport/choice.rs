@@ -6,7 +6,8 @@ use std::str::FromStr;
 /// Over what requests and replies travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// io_uring where the kernel offers it, that is, where the administrator has switched it on; else the device.
+    /// io_uring where the kernel offers it, that is, where the administrator has switched it on;
+    /// else the device.
     #[default]
     Auto,
     /// io_uring, or the session does not start.

@@ -1,8 +1,9 @@
 //! The classic transport: `read(2)` and `write(2)` on `/dev/fuse`.
 //!
-//! Every serving thread has a descriptor of its own, cloned from the first (FUSE_DEV_IOC_CLONE). They share the
-//! kernel's queue of new requests, but each keeps its own list of requests in progress, which takes a contended lock
-//! away; the reply must therefore be written to the descriptor that the request was read from.
+//! Every serving thread has a descriptor of its own, cloned from the first (FUSE_DEV_IOC_CLONE).
+//! They share the kernel's queue of new requests, but each keeps its own list of requests in
+//! progress, which takes a contended lock away; the reply must therefore be written to the
+//! descriptor that the request was read from.
 
 use std::fs::OpenOptions;
 use std::io::{self, IoSlice};
@@ -15,7 +16,8 @@ use crate::abi;
 use crate::transport::seats::{Place, Seats};
 use crate::transport::{End, ReplyChannel, RequestSink, Transport};
 
-/// Alignment of a WRITE's payload in the receive buffer, so that it can go on with direct I/O as it is.
+/// Alignment of a WRITE's payload in the receive buffer, so that it can go on with direct I/O as it
+/// is.
 const PAYLOAD_ALIGN: usize = 4096;
 
 /// How often, and how long apart, to ask whether a connection was really aborted.
@@ -38,8 +40,9 @@ pub(crate) struct Channel {
 }
 
 impl Device {
-    /// Serves the connection `fd` with `workers` threads at a time, and `spare` more for when some of those have to wait,
-    /// each with a descriptor of its own if `clone_fd`. `max_write` is what INIT settled.
+    /// Serves the connection `fd` with `workers` threads at a time, and `spare` more for when some
+    /// of those have to wait, each with a descriptor of its own if `clone_fd`. `max_write` is what
+    /// INIT settled.
     pub(crate) fn new(
         fd: Arc<OwnedFd>,
         (workers, spare): (usize, usize),
@@ -146,8 +149,8 @@ impl Channel {
             Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Receive::Again,
             Some(libc::ENODEV) => Receive::End(End::Unmounted),
             Some(libc::ECONNABORTED) => {
-                // Said of aborted connections, but also of a request that was being read when the file system was
-                // unmounted. A moment later the kernel knows better.
+                // Said of aborted connections, but also of a request that was being read when the
+                // file system was unmounted. A moment later the kernel knows better.
                 for _ in 0..ABORT_QUESTIONS {
                     std::thread::sleep(ABORT_PAUSE);
                     let again = self.read(space).map_err(|error| error.raw_os_error());
@@ -207,7 +210,8 @@ impl ReplyChannel for Channel {
     #[inline]
     fn send(&self, _slot: u64, parts: &[IoSlice<'_>]) {
         if let Err(error) = self.transmit(parts) {
-            // ENOENT: the caller was killed, or the connection is gone; ENODEV: unmounted meanwhile. All is well.
+            // ENOENT: the caller was killed, or the connection is gone; ENODEV: unmounted
+            // meanwhile. All is well.
             if !matches!(
                 error.raw_os_error(),
                 Some(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED | libc::EPERM)
@@ -229,8 +233,8 @@ pub(crate) fn clone_device(of: RawFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A receive buffer in which the payload of a WRITE begins on a page. Its memory is not touched before the kernel
-/// writes to it, so that a thread which never sees large writes costs two pages.
+/// A receive buffer in which the payload of a WRITE begins on a page. Its memory is not touched
+/// before the kernel writes to it, so that a thread which never sees large writes costs two pages.
 pub(crate) struct Buffer {
     memory: Vec<u8>,
     start: usize,

@@ -1,10 +1,12 @@
-//! Seats at the device or the rings: how many threads serve, and who takes over when one has to wait.
+//! Seats at the device or the rings: how many threads serve, and which takes over when one has to
+//! wait.
 //!
-//! The kernel wakes threads that read the device in turn, so with many of them each finds its caches cold; as many as
-//! there are cores do best. But a few threads are soon all waiting for a disk. So there are spare threads, which sleep
-//! until a handler says that it is about to wait ([`block_in_place`]): its seat goes to a spare thread, and it will
-//! look for a free one when it is done. Handlers that do not wait never notice. Seats have numbers, because each ring has
-//! its own; those at the device are all alike.
+//! The kernel wakes threads that read the device in turn, so with many of them each finds its
+//! caches cold; as many as there are cores do best. But a few threads are soon all waiting for a
+//! disk. So there are spare threads, which sleep until a handler says that it is about to wait
+//! ([`block_in_place`]): its seat goes to a spare thread, and it will look for a free one when it
+//! is done. Handlers that do not wait never notice. Seats have numbers, because each ring has its
+//! own; those at the device are all alike.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -38,15 +40,16 @@ thread_local! {
 }
 
 /// Runs `f`, which may wait for long (a disk, another machine), from within
-/// [`FileSystem::handle`](crate::FileSystem::handle), and lets a spare thread serve other requests meanwhile. Costs a
-/// few microseconds; outside of serving threads it just runs `f`.
+/// [`FileSystem::handle`](crate::FileSystem::handle), and lets a spare thread serve other requests
+/// meanwhile. Costs a few microseconds; outside of serving threads it just runs `f`.
 ///
-/// Also for what starts threads: over io_uring a handler runs on its ring's processors only, which a thread inherits from who
-/// starts it; within `f` it may run on all again.
+/// Also for what starts threads: over io_uring a handler runs on its ring's processors only, which
+/// a thread inherits from the thread that starts it; within `f` it may run on all again.
 pub fn block_in_place<T>(f: impl FnOnce() -> T) -> T {
     let place = PLACE.get();
     if !place.is_null() {
-        // SAFETY: `Place::with` sets the pointer to a reference that outlives the handler, and takes it back after.
+        // SAFETY: `Place::with` sets the pointer to a reference that outlives the handler, and
+        // takes it back after.
         unsafe { (*place).leave() };
     }
     f()
@@ -60,7 +63,7 @@ impl Seats {
         })
     }
 
-    /// The connection has ended: those who wait for a seat go home.
+    /// The connection has ended: threads that wait for a seat give up.
     pub(crate) fn close(&self, end: End) {
         self.state.lock().end.get_or_insert(end);
         self.changed.notify_all();
@@ -78,7 +81,8 @@ impl Place {
         Place { seats, seat: Cell::new(None), left: Some(Box::new(left)) }
     }
 
-    /// Makes sure of a seat, waiting for one if need be, and tells which; `Err` when the connection has ended instead.
+    /// Makes sure of a seat, waiting for one if need be, and tells which; `Err` when the connection
+    /// has ended instead.
     #[inline]
     pub(crate) fn sit(&self) -> Result<usize, End> {
         match self.seat.get() {

@@ -2,38 +2,45 @@
 //!
 //! # How it works
 //!
-//! The kernel keeps a queue of requests for every processor that the machine may ever have, and a request goes to the queue
-//! of the processor its caller runs on. We give each queue some *entries* ([`entries`]): buffers that the kernel
-//! fills with a request and tells us by the completion of a command in an io_uring ([`ring`]). The reply goes into the same
-//! buffer, and a command *commits* it and takes the entry back for the next request. One system call does both, and
-//! when requests wait already, nobody sleeps or wakes in between. FORGET, INTERRUPT and our notifications still travel over
-//! `/dev/fuse`, which a thread of its own reads; it also learns how the connection ends.
+//! The kernel keeps a queue of requests for every processor that the machine may ever have, and a
+//! request goes to the queue of the processor its caller runs on. We give each queue some *entries*
+//! ([`entries`]): buffers that the kernel fills with a request and tells us by the completion of a
+//! command in an io_uring ([`ring`]). The reply goes into the same buffer, and a command *commits*
+//! it and takes the entry back for the next request. One system call does both, and when requests
+//! wait already, nobody sleeps or wakes in between. FORGET, INTERRUPT and our notifications still
+//! travel over `/dev/fuse`, which a thread of its own reads; it also learns how the connection
+//! ends.
 //!
 //! # Threads
 //!
-//! As many rings as there are serving threads by [`Config::workers`](crate::Config::workers), but not more than queues, which
-//! are dealt out to them ([`queues`]). A ring has one *seat* (see [`block_in_place`](crate::block_in_place)): who sits
-//! serves it, and a handler that has to wait leaves the seat to a spare thread, which goes on with the same ring. Replies may
+//! As many rings as there are serving threads by [`Config::workers`](crate::Config::workers), but
+//! not more than queues, which are dealt out to them ([`queues`]). A ring has one *seat* (see
+//! [`block_in_place`](crate::block_in_place)): the thread in it serves the ring, and a handler that
+//! has to wait leaves the seat to a spare thread, which goes on with the same ring. Replies may
 //! come from any thread at any time.
 //!
-//! The kernel copies a request in the thread that last committed the entry. Were that put off until that thread asks
-//! for it (IORING_SETUP_DEFER_TASKRUN, which is a little faster), requests would lie in the entries of a thread whose handler
-//! waits, and not even an abort of the connection would free their callers. So we do without: a thread that sleeps in a
-//! handler is woken by the kernel for the moment that the copying takes (its system call then goes on; what it
-//! sees at most is EINTR where that is allowed), and whoever has the seat gets the request. Only a thread that waits
-//! uninterruptibly, for a local disk, delays the requests of the entries it committed last.
+//! The kernel copies a request in the thread that last committed the entry. Were that put off until
+//! that thread asks for it (IORING_SETUP_DEFER_TASKRUN, which is a little faster), requests would
+//! lie in the entries of a thread with a waiting handler, and not even an abort of the connection
+//! would free their callers. So we do without: a thread that sleeps in a handler is woken by the
+//! kernel for the moment that the copying takes (its system call then goes on; what it sees at most
+//! is EINTR where that is allowed), and the thread that has the seat gets the request. Only a
+//! thread that waits uninterruptibly, for a local disk, delays the requests of the entries it
+//! committed last.
 //!
-//! Who has a ring's seat runs on the ring's processors only, where the callers of its requests are: the waking of another
-//! processor, twice for each request, costs more than all else here (two to three times the rate with one caller; a
-//! virtual machine of 2 processors). A handler that gives its seat away may run anywhere again, and whoever starts threads
-//! has to do that first: they inherit the confinement.
+//! The thread that has a ring's seat runs on the ring's processors only, where the callers of its
+//! requests are: the waking of another processor, twice for each request, costs more than all else
+//! here (two to three times the rate with one caller; a virtual machine of 2 processors). A handler
+//! that gives its seat away may run anywhere again, and a handler that starts threads has to do
+//! that first: they inherit the confinement.
 //!
 //! # Memory
 //!
-//! [`Config::ring_entries`](crate::Config::ring_entries) for each queue at the start, and at most [`ENTRIES_MORE`] of a session
-//! beyond these, for queues whose entries the file system holds. Each has address space for the largest request, and takes memory as far as a request or
-//! reply ever reached: a getattr half a kilobyte, a READ what was read. The kernel uses the entry that came back last, so
-//! the total follows the number of requests that are under way at once.
+//! [`Config::ring_entries`](crate::Config::ring_entries) for each queue at the start, and at most
+//! [`ENTRIES_MORE`] of a session beyond these, for queues with entries that the file system holds.
+//! Each has address space for the largest request, and takes memory as far as a request or reply
+//! ever reached: a getattr half a kilobyte, a READ what was read. The kernel uses the entry that
+//! came back last, so the total follows the number of requests that are under way at once.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -73,15 +80,16 @@ pub(crate) struct Uring {
     start: Start,
 }
 
-/// Rings for a connection whose INIT has not been answered. Once it has been, with the flag, the kernel holds all requests back
-/// until every queue has an entry; so what may fail is done before.
+/// Rings for a connection before the answer to its INIT. Once INIT is answered, with the flag, the
+/// kernel holds all requests back until every queue has an entry; so what may fail is done before.
 pub(crate) struct Prepared {
     rings: Vec<Arc<Queues>>,
     failed: Arc<AtomicU64>,
 }
 
 impl Prepared {
-    /// Makes the rings, each with a descriptor of its own: one file's count of users would be contended. `failed` counts replies that the kernel refuses.
+    /// Makes the rings, each with a descriptor of its own: one file's count of users would be
+    /// contended. `failed` counts replies that the kernel refuses.
     pub(crate) fn new(device: &OwnedFd, config: &Config, failed: Arc<AtomicU64>) -> io::Result<Prepared> {
         let queues = cpus::possible()?;
         let (rings, payload_bytes) = (config.threads().0.clamp(1, queues), config.payload_bytes());
@@ -123,8 +131,8 @@ impl Uring {
         self.rings.len()
     }
 
-    /// Waits until the kernel has an entry for every queue and so uses them, or has refused one; then the threads have left,
-    /// and the kernel goes on with the device.
+    /// Waits until the kernel has an entry for every queue and so uses them, or has refused one;
+    /// then the threads have left, and the kernel goes on with the device.
     pub(crate) fn wait_for_start(&self) -> io::Result<()> {
         self.start.wait()
     }

@@ -1,5 +1,6 @@
-//! Mounts served by a process of their own, for tests in which the server dies or lacks privileges: this test program
-//! started again, with the one ignored test below and its orders in the environment.
+//! Mounts served by a process of their own, for tests in which the server dies or lacks privileges:
+//! this test program started again, with the one ignored test below and its orders in the
+//! environment.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -20,8 +21,8 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// Starts a server of the null file system on `dir` as user `uid`, with options as of `mount -o`. Returns when it
-    /// serves, or with what it complains about.
+    /// Starts a server of the null file system on `dir` as user `uid`, with options as of
+    /// `mount -o`. Returns when it serves, or with what it complains about.
     pub fn serve(dir: &Path, options: &str, uid: u32) -> Result<Helper, String> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command

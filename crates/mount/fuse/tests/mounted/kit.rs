@@ -14,7 +14,8 @@ use kestrel_fuse::{Config, End, FileSystem, Mount, MountOptions, Session, Transp
 
 use crate::switch;
 
-/// No test may take longer; then its mount is cut off, so that whoever waits on it gets an error.
+/// No test may take longer; then its mount is cut off, so that a call that waits on it gets an
+/// error.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Whether tests can mount here.

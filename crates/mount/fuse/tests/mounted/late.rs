@@ -1,4 +1,5 @@
-//! Answers that come late, in other orders, from other threads, in large numbers and large sizes; and ends in the midst of them.
+//! Answers that come late, in other orders, from other threads, in large numbers and large sizes;
+//! and ends in the midst of them.
 
 use kestrel_testkit::stop::StopOnDrop;
 use std::collections::HashSet;

@@ -132,7 +132,7 @@ fn force_gets_out_of_a_hung_handler() {
     let config = Config { workers: 1, ..config() };
     let mut mounted = Mounted::with(fs.clone(), &MountOptions::default(), &config);
     let mut child = hang(&fs, mounted.dir());
-    // A second caller whom nobody can serve any more.
+    // A second caller, with no thread left to serve it.
     let mut second = Command::new("stat").arg(mounted.path("file")).stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(50));
 
@@ -297,7 +297,8 @@ fn abort_by_fusectl() {
     if !can_mount() {
         return;
     }
-    // The connections' directory in a place of our own; abort() looks at the usual one, which may not be mounted.
+    // The connections' directory in a place of our own; abort() looks at the usual one, which may
+    // not be mounted.
     let control = TempDir::new();
     let at = crate::kit::c_path(control.path());
     // SAFETY: live C strings.

@@ -1,5 +1,5 @@
-//! Tests on real mounts: they need root and `/dev/fuse`, and say so when they are skipped. Here over the device, in
-//! `uring.rs` the same over io_uring.
+//! Tests on real mounts: they need root and `/dev/fuse`, and say so when they are skipped. Here
+//! over the device, in `uring.rs` the same over io_uring.
 
 #![allow(clippy::unwrap_used)] // What a test helper cannot do is a failed test.
 

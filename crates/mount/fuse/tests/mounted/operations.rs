@@ -1,4 +1,5 @@
-//! Every operation as this kernel sends it: system calls against a file system that writes down what arrives.
+//! Every operation as this kernel sends it: system calls against a file system that writes down
+//! what arrives.
 
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -18,7 +19,8 @@ use crate::replies::attr;
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 
-/// Node 1 is the root; names beginning with d are directories, with l symbolic links, with - absent, others files.
+/// Node 1 is the root; names beginning with d are directories, with l symbolic links, with -
+/// absent, others files.
 #[derive(Default)]
 struct Recorder {
     log: Mutex<Vec<String>>,

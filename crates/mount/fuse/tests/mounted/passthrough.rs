@@ -1,4 +1,5 @@
-//! Pass-through: the kernel reads from a backing file, and writers beside readers reach the file system.
+//! Pass-through: the kernel reads from a backing file, and writers beside readers reach the file
+//! system.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -15,7 +16,7 @@ use crate::kit::*;
 
 const CONTENT: &[u8] = b"what the backing file says";
 
-/// One file, `f`, read from a backing file by those who only read.
+/// One file, `f`, read from a backing file by opens that only read.
 #[derive(Default)]
 struct Passing {
     backing: OnceLock<Backing>,

@@ -1,5 +1,6 @@
-//! The fuse module's switch for io_uring, which all tests of the machine share: who needs it holds a lock, and the last one
-//! restores what was set before. `tests/shortcut/modes.sh` does the same with the same files.
+//! The fuse module's switch for io_uring, which all tests of the machine share: a test that needs
+//! it holds a lock, and the last one restores what was set before. `tests/shortcut/modes.sh` does
+//! the same with the same files.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,7 +15,8 @@ const SAVED: &str = "/run/lock/kestrel-uring.saved";
 /// The lock, held shared until the process ends, or why there is none.
 static HELD: OnceLock<Result<File, String>> = OnceLock::new();
 
-/// Switches io_uring on for as long as this process lives; false, after saying why, where that cannot be.
+/// Switches io_uring on for as long as this process lives; false, after saying why, where that
+/// cannot be.
 pub fn uring_on() -> bool {
     match HELD.get_or_init(hold) {
         Ok(_) => true,

@@ -42,7 +42,7 @@ pub struct PassthroughFigures {
     pub live: usize,
     /// Opens that it served by itself since the start.
     pub opens: u64,
-    /// Opens beside those, by who may write.
+    /// Opens for writing, beside those.
     pub beside: u64,
     /// Copies brought up to date while in use.
     pub refreshed: u64,
@@ -105,7 +105,8 @@ impl PassthroughState {
     }
 }
 
-/// A file that the kernel reads from a copy, for those beside it whose reads and writes come here.
+/// A file that the kernel reads from a copy, for handles beside it with reads and writes that come
+/// here.
 pub struct LiveFile {
     passthrough: Arc<Passthrough>,
     node: Arc<Node>,
@@ -113,7 +114,8 @@ pub struct LiveFile {
 }
 
 impl LiveFile {
-    /// Answers a READ: from the copy, because what was stored through maps is there and nowhere else.
+    /// Answers a READ: from the copy, because what was stored through maps is there and nowhere
+    /// else.
     pub fn answer(&self, offset: u64, len: usize, reply: Reply) {
         match fuse::block_in_place(|| self.live.read(offset, len)) {
             Ok(bytes) => reply.data(&bytes),
@@ -144,7 +146,8 @@ fn may_be_half_done(error: &FsError) -> bool {
 }
 
 impl Core {
-    /// Numbers a handle and tells how the kernel shall treat it; `answer` is called exactly once, perhaps later.
+    /// Numbers a handle and tells how the kernel shall treat it; `answer` is called exactly once,
+    /// perhaps later.
     pub fn settle_open(
         self: &Arc<Self>,
         opened: Opened,
@@ -216,8 +219,8 @@ impl Core {
         Some(file)
     }
 
-    /// Completes an operation that changes the content of `ino` other than by a write: first the copy that the kernel reads
-    /// from, if there is one, then the caller.
+    /// Completes an operation that changes the content of `ino` other than by a write: first the
+    /// copy that the kernel reads from, if there is one, then the caller.
     pub fn following<T: Send + 'static>(
         &self,
         ino: InodeId,

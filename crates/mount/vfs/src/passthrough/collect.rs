@@ -1,10 +1,12 @@
 //! Bringing to the volume what programs stored through writable shared maps of a live copy.
 //!
-//! Such stores reach the copy only, and no event tells of them; so the copy is compared with the volume, chunk by chunk: by
-//! checksum where the volume's is known, else by its bytes. What differs is written to the volume like any write. Nothing else
-//! makes them differ while the turn is held and no change is pending.
+//! Such stores reach the copy only, and no event tells of them; so the copy is compared with the
+//! volume, chunk by chunk: by checksum where the volume's is known, else by its bytes. What differs
+//! is written to the volume like any write. Nothing else makes them differ while the turn is held
+//! and no change is pending.
 //!
-//! A page of the copy that is read while somebody stores to it is of some moment in between, as with msync on a local file system.
+//! A page of the copy that is read while somebody stores to it is of some moment in between, as
+//! with msync on a local file system.
 
 use std::ops::Range;
 use std::sync::Arc;

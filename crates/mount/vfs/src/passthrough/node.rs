@@ -41,8 +41,9 @@ impl State {
 pub(crate) struct Node {
     pub ino: InodeId,
     pub state: Mutex<State>,
-    /// Held by who changes the copy, and by who compares it with the volume. Taken after nothing and before the file's own
-    /// lock; whoever waits for it may wait for the block store.
+    /// Held by the thread that changes the copy, and by the thread that compares it with the
+    /// volume. Taken after nothing and before the file's own lock; a thread that waits for it may
+    /// wait for the block store.
     pub turn: Mutex<()>,
     /// Changes that the volume may have and the copy not yet.
     pub pending: AtomicUsize,
@@ -126,7 +127,7 @@ impl Live {
         Ok(bytes)
     }
 
-    /// Takes its name before a change. Whoever may change it calls this first.
+    /// Takes its name before a change. A caller that may change it calls this first.
     pub fn make_private(&self) -> FsResult<()> {
         if !self.is_private.load(Ordering::Acquire) {
             self.copy.take_away().map_err(|error| failed("taking its name", &error))?;

@@ -1,7 +1,8 @@
 //! The thread for what may take long: bringing copies up to date, and looking when their use ends.
 //!
-//! One for a mount. Jobs are done in the order in which they come; each stands for a request that the kernel waits for, which
-//! bounds their number. A job that waits for the block store holds up those behind it.
+//! One for a mount. Jobs are done in the order in which they come; each stands for a request that
+//! the kernel waits for, which bounds their number. A job that waits for the block store holds up
+//! those behind it.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -87,7 +88,7 @@ impl Service {
     }
 }
 
-/// An inode whose copy nobody has open.
+/// An inode with a copy that no process has open.
 struct Lingering {
     node: Arc<Node>,
     collected: Instant,
@@ -209,7 +210,8 @@ impl Passthrough {
         Ok(())
     }
 
-    /// Whether a copy that nobody has open has to be looked at again. If nobody maps it either, its life ends.
+    /// Whether a copy that nobody has open has to be looked at again. If nobody maps it either, its
+    /// life ends.
     fn is_lingering(self: &Arc<Self>, one: &mut Lingering) -> bool {
         let node = &one.node;
         let (live, opens) = {
@@ -248,7 +250,8 @@ impl Passthrough {
     }
 }
 
-/// Copies a part of a file, or all from `offset` on, from the volume to the copy; the byte after the last one.
+/// Copies a part of a file, or all from `offset` on, from the volume to the copy; the byte after
+/// the last one.
 fn copy_part(
     fs: &Arc<Fs>,
     handle: &Arc<FileHandle>,

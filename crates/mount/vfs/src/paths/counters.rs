@@ -17,7 +17,7 @@ pub struct Counters {
     pub opens: AtomicU64,
     /// Answers that made the kernel walk again.
     pub stale: AtomicU64,
-    /// Directories whose attributes were asked for to know whether names in them may be believed: a request each.
+    /// Requests for attributes of directories, to know whether names in them may be believed.
     pub looks: AtomicU64,
 }
 

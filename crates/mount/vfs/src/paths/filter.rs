@@ -1,7 +1,8 @@
 //! A small memory of names, that forgets.
 //!
-//! It only decides which of two ways is taken that both lead to the right answer. So it may say "no" to what it was told and
-//! then lost to another name, and even "yes" to a name whose hash is another's.
+//! It only decides which of two ways is taken that both lead to the right answer. So it may say
+//! "no" to what it was told and then lost to another name, and even "yes" to a name that shares its
+//! hash with another.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +41,8 @@ impl Filter {
     /// Forgets a name.
     pub fn remove(&self, dir: u64, name: &Name) {
         let (slot, hash) = self.slot(dir, name);
-        // Whoever else has the slot keeps it; if one comes just now, it is forgotten, as happens.
+        // Another name that has the slot keeps it; if one comes just now, it is forgotten, as
+        // happens.
         if slot.load(Ordering::Relaxed) == hash {
             slot.store(0, Ordering::Relaxed);
         }

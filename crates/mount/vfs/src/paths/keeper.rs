@@ -1,10 +1,11 @@
-//! The thread that gives back opens whose OPEN never came, tells what must not be told yet, and has the kernel drop path nodes when
-//! there are too many.
+//! The thread that gives back opens for which no OPEN came, tells what must not be told yet, and
+//! has the kernel drop path nodes when there are too many.
 //!
-//! It never tells the kernel to expire or drop a *name* (`FUSE_NOTIFY_INVAL_ENTRY`): the kernel then waits for the directory's
-//! lock, which a LOOKUP that waits for us may hold, and cannot be interrupted. If this process is killed at that moment it never
-//! ends, the connection stays open, and whoever waits for an answer waits for ever. Names end by themselves. Dropping nodes
-//! takes no such lock.
+//! It never tells the kernel to expire or drop a *name* (`FUSE_NOTIFY_INVAL_ENTRY`): the kernel
+//! then waits for the directory's lock, which a LOOKUP that waits for us may hold, and cannot be
+//! interrupted. If this process is killed at that moment it never ends, the connection stays open,
+//! and callers that wait for an answer wait for ever. Names end by themselves. Dropping nodes takes
+//! no such lock.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

@@ -27,7 +27,8 @@ pub enum Plan {
         place: Place,
         /// How the OPEN will ask.
         flags: OpenFlags,
-        /// Only a directory will do (`O_DIRECTORY`), which is said before any permission is looked at.
+        /// Only a directory will do (`O_DIRECTORY`), which is said before any permission is looked
+        /// at.
         directory: bool,
         /// What the caller will do with it.
         then: Use,
@@ -75,14 +76,15 @@ pub enum Purpose {
     Look,
     /// Anything, as it is now: an open, or the kernel walks again.
     Fresh,
-    /// A call that makes the name. Only if what it sends then is answered `ESTALE`, the kernel walks again.
+    /// A call that makes the name. Only if what it sends then is answered `ESTALE`, the kernel
+    /// walks again.
     Create,
     /// A call that keeps what is found, if it is a directory, without opening it.
     Keep,
 }
 
-/// Whether an operation below will carry a path through this component. After one that only `.` follows the kernel may answer
-/// by itself: `mkdir` of `absent/.` would be `EEXIST`.
+/// Whether an operation below will carry a path through this component. After one that only `.`
+/// follows the kernel may answer by itself: `mkdir` of `absent/.` would be `EEXIST`.
 fn names_something(rest: &[u8]) -> bool {
     rest.split(|byte| *byte == b'/').any(|part| !part.is_empty() && part != b".")
 }
@@ -138,7 +140,8 @@ impl Paths {
         let forecast = hint.open_flags.map(|flags| flags as i32);
         let there = self.files.has(dir, name);
         if hint.intent.create && !there && !hint.intent.directory {
-            // Who only reads may do so on a read-only mount, of which we need not know: there the kernel would not send CREATE.
+            // A caller that only reads may do so on a read-only mount, of which the mount process
+            // need not know: there the kernel would not send CREATE.
             let writes = forecast.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY);
             if writes {
                 Counters::count(&self.counters.left_to_create);

@@ -1,12 +1,14 @@
 //! What is known about a directory, and until when the kernel believes names in it.
 //!
-//! We check permissions when the kernel asks for something; what it believes without asking, everybody may pass. So a name is
-//! believed only where everybody may search every directory on the way to it ([`Seen::lend`], asked of each of them), and for a
-//! bounded time: a lease (Gray, Cheriton, SOSP 1989). Whoever takes that right away here has his answer when the lease is over
-//! ([`Seen::changed`]).
+//! We check permissions when the kernel asks for something; what it believes without asking,
+//! everybody may pass. So a name is believed only where everybody may search every directory on the
+//! way to it ([`Seen::lend`], asked of each of them), and for a bounded time: a lease (Gray,
+//! Cheriton, SOSP 1989). A caller that takes that right away here gets its answer when the lease is
+//! over ([`Seen::changed`]).
 //!
-//! Of what is believed we do not hear when somebody takes hold of it (`O_PATH`, which a later `openat` may start from). Who has hold of
-//! a directory may go on from there whatever becomes of the way to it. So before the right is taken away nothing more is lent
+//! Of what is believed we do not hear when somebody takes hold of it (`O_PATH`, which a later
+//! `openat` may start from). A process that has hold of a directory may go on from there whatever
+//! becomes of the way to it. So before the right is taken away nothing more is lent
 //! ([`Seen::recall`]), and what is lent below is bound to its identity.
 //!
 //! Pure: times are given, in milliseconds since any start.
@@ -24,7 +26,7 @@ pub struct Seen {
     is_awaited: bool,
     /// Names in it and below may be believed until then.
     lent_until_ms: u64,
-    /// Who is about to take the right to search it away.
+    /// Callers that are about to take the right to search it away.
     recalls: u32,
 }
 
@@ -34,7 +36,8 @@ impl Seen {
         self.attr.as_deref().copied()
     }
 
-    /// Notes attributes that somebody asked for. Answers may overtake each other: what is older is no news.
+    /// Notes attributes that somebody asked for. Answers may overtake each other: what is older is
+    /// no news.
     pub fn note(&mut self, attr: &Attr) {
         let newer = |old: &Attr| old.ino == attr.ino && old.ctime > attr.ctime;
         if !self.attr.as_deref().is_some_and(newer) {
@@ -42,7 +45,8 @@ impl Seen {
         }
     }
 
-    /// Notes attributes that were changed here. When names in it are believed no more, if that has to be waited for.
+    /// Notes attributes that were changed here. When names in it are believed no more, if that has
+    /// to be waited for.
     pub fn changed(&mut self, attr: &Attr, now_ms: u64) -> Option<u64> {
         self.note(attr);
         (self.lends() != Some(true) && self.lent_until_ms > now_ms).then_some(self.lent_until_ms)
@@ -57,7 +61,8 @@ impl Seen {
         lends
     }
 
-    /// Whether names in it may be believed: everybody has the right to search it. `None`: its attributes were never seen.
+    /// Whether names in it may be believed: everybody has the right to search it. `None`: its
+    /// attributes were never seen.
     pub fn lends(&self) -> Option<bool> {
         self.attr.as_ref().map(|attr| attr.mode & SEARCH_ALL == SEARCH_ALL && self.recalls == 0)
     }
@@ -68,7 +73,7 @@ impl Seen {
         self.lent_until_ms > 0
     }
 
-    /// Whoever recalled is done.
+    /// The caller that recalled is done.
     pub fn recalled(&mut self) {
         self.recalls = self.recalls.saturating_sub(1);
     }
@@ -78,7 +83,7 @@ impl Seen {
         self.lent_until_ms
     }
 
-    /// Its attributes are wanted and nobody finds them out: whoever calls will.
+    /// Its attributes are wanted and no thread asks for them: the caller will.
     pub fn claim_look(&mut self) -> bool {
         self.attr.is_none() && !std::mem::replace(&mut self.is_awaited, true)
     }

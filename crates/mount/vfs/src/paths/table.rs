@@ -1,22 +1,26 @@
 //! The table of path nodes: what the kernel calls by number and we by name.
 //!
-//! A **path node** stands for a directory by its parent node and its name. As long as the kernel knows it there is no other
-//! for the same two; what lies at that name on the server may change at any time, and the node then means the other thing.
-//! The root, number 1, is not in the table.
+//! A **path node** stands for a directory by its parent node and its name. As long as the kernel
+//! knows it there is no other for the same two; what lies at that name on the server may change at
+//! any time, and the node then means the other thing. The root, number 1, is not in the table.
 //!
-//! **Identity.** A node may be bound to one directory, by its inode number: while it is open, and once somebody may work in
-//! it. It then means that directory wherever it is and whatever its name means meanwhile.
+//! **Identity.** A node may be bound to one directory, by its inode number: while it is open, and
+//! once somebody may work in it. It then means that directory wherever it is and whatever its name
+//! means meanwhile.
 //!
-//! **What the kernel was told.** It keeps attributes for a moment and one inode for a node. So the attributes of one directory only are
-//! told of a node ([`Table::told`]), and it is bound to no other: otherwise an open that was answered before its name changed, and
-//! attributes that were asked for after, would be those of two directories.
+//! **What the kernel was told.** It keeps attributes for a moment and one inode for a node. So the
+//! attributes of one directory only are told of a node ([`Table::told`]), and it is bound to no
+//! other: otherwise an open that was answered before its name changed, and attributes that were
+//! asked for after, would be those of two directories.
 //!
-//! **Attached and detached.** A node is found by its name while it is attached. A local rename moves the node, as the kernel
-//! moves its entry. When the name goes away here, or is found to mean another directory than what the kernel was told, that
-//! node is detached: it has no path any more, and is bound to what it was, if that is known.
+//! **Attached and detached.** A node is found by its name while it is attached. A local rename
+//! moves the node, as the kernel moves its entry. When the name goes away here, or is found to mean
+//! another directory than what the kernel was told, that node is detached: it has no path any more,
+//! and is bound to what it was, if that is known.
 //!
-//! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no node lies below it; messages
-//! of the kernel may overtake each other, so children may be forgotten after their parents.
+//! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no
+//! node lies below it; messages of the kernel may overtake each other, so children may be forgotten
+//! after their parents.
 //!
 //! **Numbers and file handles.** A file handle of the kernel's is a node's number, which may come
 //! back after this mount has ended ([`Table::by_handle`]). So the number of a node contains its
@@ -24,7 +28,8 @@
 //! node, and no other node has the number. Other nodes are numbered from the time of the mount's
 //! start in nanoseconds on: such a number is not used again, and means nothing to a later mount.
 //!
-//! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for what was seen.
+//! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for what
+//! was seen.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,8 +47,9 @@ const PATH_NODE: u64 = 1 << 63;
 /// Set in the numbers of path nodes that say nothing of their directory.
 const MADE: u64 = 1 << 62;
 
-/// Bytes of a path from its base, from which on a directory is not taken for granted but bound to its identity, so that what
-/// lies below it has a short path again: half of what a request may carry.
+/// Bytes of a path from its base, from which on a directory is not taken for granted but bound to
+/// its identity, so that what lies below it has a short path again: half of what a request may
+/// carry.
 const LONG_PATH_BYTES: usize = PATH_MAX / 2;
 
 /// Whether a node's number is that of a path node; others are inode numbers.
@@ -51,12 +57,12 @@ pub fn is_path(node: u64) -> bool {
     node & PATH_NODE != 0
 }
 
-/// The directory whose number a path node's number contains, if it does.
+/// The directory of the number that a path node's number contains, if it does.
 fn directory_of(node: u64) -> Option<InodeId> {
     (is_path(node) && node & MADE == 0).then_some(node & !PATH_NODE)
 }
 
-/// The path node whose number contains that of a directory, if it fits.
+/// The path node with a number that contains that of a directory, if it fits.
 fn node_of(ino: InodeId) -> Option<u64> {
     (ino & (PATH_NODE | MADE) == 0).then_some(PATH_NODE | ino)
 }
@@ -83,7 +89,8 @@ pub enum Lent {
     Unknown(u64),
 }
 
-/// Those who keep what is known about directories that nodes are bound to. Called with the table locked.
+/// The keeper of what is known about directories that nodes are bound to. Called with the table
+/// locked.
 pub trait Directories {
     /// A node is about to be bound to this directory.
     fn bound(&self, ino: InodeId);
@@ -99,7 +106,8 @@ struct Node {
     attached: bool,
     /// What it is bound to.
     identity: Option<InodeId>,
-    /// The only directory whose attributes the kernel was told for it; 0 if it was told none.
+    /// The only directory of which the kernel was told attributes for this node; 0 if it was told
+    /// none.
     told: AtomicU64,
     /// Open handles of it.
     opens: u32,
@@ -107,7 +115,7 @@ struct Node {
     worked_in: bool,
     /// It was found by a file handle, and its name has not been looked up since.
     by_handle: bool,
-    /// Nodes whose parent it is.
+    /// Its children.
     children: u32,
     /// As often as the kernel learned of it and has not forgotten.
     lookups: AtomicU64,
@@ -173,8 +181,8 @@ impl Table {
         self.nodes.len()
     }
 
-    /// Numbers of nodes that nothing here needs, for the kernel to be asked to drop them: at most `count`, in no order, from
-    /// another place on with each `turn`.
+    /// Numbers of nodes that nothing here needs, for the kernel to be asked to drop them: at most
+    /// `count`, in no order, from another place on with each `turn`.
     pub fn droppable(&self, count: usize, turn: usize) -> Vec<u64> {
         let free = |node: &Node| node.identity.is_none() && node.children == 0;
         let start = turn.wrapping_mul(count) % self.nodes.len().max(1);
@@ -182,7 +190,8 @@ impl Table {
         all.filter(|(_, node)| free(node)).map(|(id, _)| *id).take(count).collect()
     }
 
-    /// Where the entry `name` of a node is: from the nearest inode number on the way up; `None` if that ends at something gone.
+    /// Where the entry `name` of a node is: from the nearest inode number on the way up; `None` if
+    /// that ends at something gone.
     pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
         let (mut at, mut dirs) = (dir, Vec::new());
         let base = loop {
@@ -220,7 +229,8 @@ impl Table {
         }
     }
 
-    /// Whether paths below a node are so long that the next directory should be bound to its identity.
+    /// Whether paths below a node are so long that the next directory should be bound to its
+    /// identity.
     pub fn is_long(&self, mut at: u64) -> bool {
         let mut bytes = 0;
         while let Some(node) = self.unbound(at) {
@@ -243,13 +253,15 @@ impl Table {
         }
     }
 
-    /// Whether the kernel may be told that a node is this directory. No other from now on: see the head of this file.
+    /// Whether the kernel may be told that a node is this directory. No other from now on: see the
+    /// head of this file.
     pub fn told(&self, id: u64, ino: InodeId) -> bool {
         self.nodes.get(&id).is_none_or(|node| node.is(ino))
     }
 
-    /// The node of a name, made if need be, and one more lookup of it. If it is known which directory is there (`ino`), which the
-    /// kernel is told then, a node that is another one makes way.
+    /// The node of a name, made if need be, and one more lookup of it. If it is known which
+    /// directory is there (`ino`), which the kernel is told then, a node that is another one makes
+    /// way.
     pub fn enter(
         &mut self,
         parent: u64,
@@ -289,9 +301,10 @@ impl Table {
         id
     }
 
-    /// Whether a node whose number says nothing of its directory makes way for one whose number
-    /// does, so that file handles of the directory outlast the mount. Only where no operation has
-    /// gone through the node: with the kernel's entry of a node go mounts on what lies below it.
+    /// Whether a node with a number that says nothing of its directory makes way for one with a
+    /// number that does, so that file handles of the directory outlast the mount. Only where no
+    /// operation has gone through the node: with the kernel's entry of a node go mounts on what
+    /// lies below it.
     fn is_replaceable(&self, id: u64, ino: InodeId) -> bool {
         let unused = |node: &Node| node.told().is_none() && node.verified_ms.load(Ordering::Relaxed) == 0;
         id & MADE != 0
@@ -368,8 +381,9 @@ impl Table {
         }
     }
 
-    /// A name went away, or means something else now: its node, if there is one, has no path any more. It is bound to what the
-    /// kernel was told, else to `was`, the directory that the name meant.
+    /// A name went away, or means something else now: its node, if there is one, has no path any
+    /// more. It is bound to what the kernel was told, else to `was`, the directory that the name
+    /// meant.
     pub fn detach(&mut self, parent: u64, name: &Name, was: Option<InodeId>, directories: &dyn Directories) {
         if let Some(id) = self.by_name.remove(&(parent, name.clone())) {
             self.lose_path(id, was, directories);
@@ -418,7 +432,8 @@ impl Table {
         self.bound.contains_key(&ino)
     }
 
-    /// An entry was renamed here, and what it replaced, `was`, is gone, or with `exchange` the two changed places.
+    /// An entry was renamed here, and what it replaced, `was`, is gone, or with `exchange` the two
+    /// changed places.
     pub fn renamed(
         &mut self,
         from: (u64, &Name),
@@ -454,8 +469,8 @@ impl Table {
         }
     }
 
-    /// Binds a node to the directory that was found at its place, because it is open now or, with `works`, may be worked in.
-    /// False if it is another one, or gone: the caller walks again.
+    /// Binds a node to the directory that was found at its place, because it is open now or, with
+    /// `works`, may be worked in. False if it is another one, or gone: the caller walks again.
     pub fn hold(&mut self, id: u64, ino: InodeId, works: bool, directories: &dyn Directories) -> bool {
         let Some(node) = self.nodes.get_mut(&id).filter(|node| node.is(ino)) else { return false };
         node.worked_in |= works;
@@ -502,7 +517,8 @@ impl Table {
         if id == ROOT { Some(&self.root) } else { self.nodes.get(&id).map(|node| &node.seen) }
     }
 
-    /// Notes the attributes of a node's directory, as somebody asked for them; false if it is another one ([`Table::told`]).
+    /// Notes the attributes of a node's directory, as somebody asked for them; false if it is
+    /// another one ([`Table::told`]).
     pub fn seen(&self, id: u64, attr: &Attr) -> bool {
         let is = self.told(id, attr.ino);
         if is && let Some(seen) = self.seen_of(id) {
@@ -511,7 +527,8 @@ impl Table {
         is
     }
 
-    /// Notes attributes that were changed here. When names in it are believed no more, if that has to be waited for.
+    /// Notes attributes that were changed here. When names in it are believed no more, if that has
+    /// to be waited for.
     pub fn changed(&self, id: u64, attr: &Attr, now_ms: u64) -> Option<u64> {
         self.seen_of(id)?.lock().changed(attr, now_ms)
     }
@@ -521,8 +538,8 @@ impl Table {
         self.seen_of(id)?.lock().attr()
     }
 
-    /// What `ask` says of the directories that a node's path leads through, from the nearest up to the root. A detached node has no
-    /// path.
+    /// What `ask` says of the directories that a node's path leads through, from the nearest up to
+    /// the root. A detached node has no path.
     fn on_the_way(&self, id: u64, mut ask: impl FnMut(&mut Seen) -> Option<bool>) -> Lent {
         let mut at = id;
         while at != ROOT {
@@ -537,9 +554,11 @@ impl Table {
         Lent::Yes
     }
 
-    /// Lets the kernel believe a node's name until then, if everybody may search every directory on the way to it: see [`Seen`].
+    /// Lets the kernel believe a node's name until then, if everybody may search every directory on
+    /// the way to it: see [`Seen`].
     pub fn lend(&self, id: u64, until_ms: u64) -> Lent {
-        // Looked at first, so that nobody waits for what was not lent in the end; a change in between is found by `Seen::lend`.
+        // Looked at first, so that nobody waits for what was not lent in the end; a change in
+        // between is found by `Seen::lend`.
         let lent = match self.on_the_way(id, |seen| seen.lends()) {
             Lent::Yes => self.on_the_way(id, |seen| seen.lend(until_ms)),
             other => other,
@@ -552,8 +571,9 @@ impl Table {
         lent
     }
 
-    /// Lends nothing below a node until [`Table::recalled`]. What was lent below it, or is its own name, and is not bound: the kernel may
-    /// have let somebody take hold of it. None of it if the node is not known.
+    /// Lends nothing below a node until [`Table::recalled`]. What was lent below it, or is its own
+    /// name, and is not bound: the kernel may have let somebody take hold of it. None of it if the
+    /// node is not known.
     pub fn recall(&self, id: u64) -> Vec<u64> {
         let Some(lent) = self.seen_of(id).map(|seen| seen.lock().recall()) else { return Vec::new() };
         let own = |node: &Node| node.lent_until_ms.load(Ordering::Relaxed) > 0 && node.identity.is_none();
@@ -592,8 +612,8 @@ impl Table {
         }
     }
 
-    /// When a node's name and all names below it are believed no more, if it is attached where not everybody may go and that has to be
-    /// waited for.
+    /// When a node's name and all names below it are believed no more, if it is attached where not
+    /// everybody may go and that has to be waited for.
     pub fn lent_in_private(&self, parent: u64, name: &Name, now_ms: u64) -> Option<u64> {
         let id = self.by_name.get(&(parent, name.clone()))?;
         let node = self.nodes.get(id)?;

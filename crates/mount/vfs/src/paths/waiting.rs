@@ -1,7 +1,8 @@
-//! Opens that were made with the lookup of a name, and wait for the OPEN that follows it from the same thread.
+//! Opens that were made with the lookup of a name, and wait for the OPEN that follows it from the
+//! same thread.
 //!
-//! The kernel may find a reason not to send it. So whatever else comes from that thread gives the open back, and so does a
-//! second without news.
+//! The kernel may find a reason not to send it. So whatever else comes from that thread gives the
+//! open back, and so does a second without news.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,8 @@ use kestrel_types::request::OpenFlags;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// How long an open waits for its OPEN. The kernel sends it next; only a thread that is kept from running takes longer.
+/// How long an open waits for its OPEN. The kernel sends it next; only a thread that is kept from
+/// running takes longer.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// What waits.
@@ -28,7 +30,7 @@ pub enum Found {
 pub struct Waiting {
     /// Node that the kernel was told of.
     pub node: u64,
-    /// Who asked.
+    /// The caller.
     pub caller: Caller,
     /// How it is open.
     pub flags: OpenFlags,

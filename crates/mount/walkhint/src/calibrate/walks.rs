@@ -51,10 +51,12 @@ pub fn run(root: OwnedFd, probes: &Probes) -> io::Result<()> {
 /// What the walking thread knows the root directory by.
 const ALONE_ROOT: RawFd = 0;
 
-/// Gives the calling thread a descriptor table of its own, in which there is nothing but a copy of `root`.
+/// Gives the calling thread a descriptor table of its own, in which there is nothing but a copy of
+/// `root`.
 fn alone_with(root: RawFd) -> io::Result<()> {
     let check = |result: i32| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
-    // SAFETY: no memory is touched. What is closed is closed in the copy of the table, of which nobody else knows.
+    // SAFETY: no memory is touched. What is closed is closed in the copy of the table, of which
+    // nobody else knows.
     unsafe {
         check(libc::unshare(libc::CLONE_FILES))?;
         if root != ALONE_ROOT {
@@ -101,8 +103,8 @@ impl Paths {
             unsafe { libc::fstatat(root, path.as_ptr(), stat.as_mut_ptr(), flags) };
         }
         for (path, flags) in &self.opens {
-            // The call itself, since the C library adds flags of its own.
-            // SAFETY: the path ends in NUL; the mode is there for O_CREAT. If a descriptor comes back against all
+            // The call itself, since the C library adds flags of its own. SAFETY: the path ends in
+            // NUL; the mode is there for O_CREAT. If a descriptor comes back against all
             // expectation, it goes with the thread.
             unsafe { libc::syscall(libc::SYS_openat, root, path.as_ptr(), *flags, 0o600) };
         }

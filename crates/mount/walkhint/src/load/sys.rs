@@ -1,7 +1,8 @@
 //! bpf(2): the calls that this crate makes of it.
 //!
-//! The system call takes a command and a block of memory whose layout depends on the command. The kernel accepts blocks
-//! that are longer or shorter than what it knows, as long as what it does not know is zero.
+//! The system call takes a command and a block of memory; the command decides its layout. The
+//! kernel accepts blocks that are longer or shorter than what it knows, as long as what it does not
+//! know is zero.
 
 use std::ffi::CStr;
 use std::io;
@@ -109,7 +110,8 @@ struct BtfInfo {
 ///
 /// # Safety
 ///
-/// `attr` must be what the command takes, and addresses in it must be valid for what the command does with them.
+/// `attr` must be what the command takes, and addresses in it must be valid for what the command
+/// does with them.
 unsafe fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
     // SAFETY: as the caller promises; the size is that of the block.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
@@ -163,7 +165,8 @@ pub struct Refused {
     pub log: String,
 }
 
-/// Has a program verified and loaded. On refusal it is tried again with the log on, which costs time.
+/// Has a program verified and loaded. On refusal it is tried again with the log on, which costs
+/// time.
 pub fn load_program(code: &[u64], target: &Target<'_>) -> Result<OwnedFd, Refused> {
     match try_load(code, target, &mut []) {
         Ok(program) => Ok(program),
@@ -183,8 +186,9 @@ pub fn load_program(code: &[u64], target: &Target<'_>) -> Result<OwnedFd, Refuse
 }
 
 fn try_load(code: &[u64], target: &Target<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
-    // The helpers that read kernel memory are for programs under the GPL, says the kernel; this is what it asks for.
-    // It concerns the few instructions assembled here, which are offered under either licence.
+    // The helpers that read kernel memory are for programs under the GPL, says the kernel; this is
+    // what it asks for. It concerns the few instructions assembled here, which are offered under
+    // either licence.
     const LICENSE: &CStr = c"Dual BSD/GPL";
     let mut attr = ProgLoad {
         prog_type: PROG_TYPE_RAW_TRACEPOINT,
@@ -205,17 +209,18 @@ fn try_load(code: &[u64], target: &Target<'_>, log: &mut [u8]) -> io::Result<Own
         attr.log = log.as_mut_ptr() as u64;
         attr.log_bytes = log.len() as u32; // LOG_BYTES
     }
-    // SAFETY: PROG_LOAD takes a ProgLoad; code and licence outlive the call, and the log is writable for its length.
-    // It returns a descriptor.
+    // SAFETY: PROG_LOAD takes a ProgLoad; code and licence outlive the call, and the log is
+    // writable for its length. It returns a descriptor.
     unsafe { bpf_fd(PROG_LOAD, &mut attr) }
 }
 
-/// Attaches a program, which stays so as long as the descriptor is open. `name` is that of a raw tracepoint; programs for
-/// functions know theirs.
+/// Attaches a program, which stays so as long as the descriptor is open. `name` is that of a raw
+/// tracepoint; programs for functions know theirs.
 pub fn attach(program: &OwnedFd, name: Option<&CStr>) -> io::Result<OwnedFd> {
     let name = name.map_or(0, |name| name.as_ptr() as u64);
     let mut attr = TracepointOpen { name, prog_fd: number(program), unused: 0 };
-    // SAFETY: RAW_TRACEPOINT_OPEN takes a TracepointOpen whose name is none or NUL-terminated; it returns a descriptor.
+    // SAFETY: RAW_TRACEPOINT_OPEN takes a TracepointOpen; its name is none or NUL-terminated; it
+    // returns a descriptor.
     unsafe { bpf_fd(RAW_TRACEPOINT_OPEN, &mut attr) }
 }
 
@@ -240,7 +245,8 @@ pub fn module_btf(module: &CStr) -> io::Result<OwnedFd> {
             bytes: size_of::<BtfInfo>() as u32,
             info: std::ptr::from_mut(&mut info) as u64,
         };
-        // SAFETY: OBJ_GET_INFO_BY_FD takes an ObjectInfo; `info` is writable for the size given, and so is the name.
+        // SAFETY: OBJ_GET_INFO_BY_FD takes an ObjectInfo; `info` is writable for the size given,
+        // and so is the name.
         unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut attr) }?;
         if info.kernel != 0 && CStr::from_bytes_until_nul(&name).is_ok_and(|name| name == module) {
             return Ok(btf);
@@ -275,7 +281,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with that size; whoever holds addresses into it lives no longer than it.
+        // SAFETY: mapped by `new` with that size; nothing that holds addresses into it lives
+        // longer.
         unsafe { libc::munmap(self.base, self.bytes) };
     }
 }

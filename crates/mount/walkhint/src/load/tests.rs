@@ -1,7 +1,7 @@
 use super::*;
 
-/// The verifier accepts every variant, also those that this kernel does not let run where they belong: its rules are the
-/// same for all kinds of tracing programs.
+/// The verifier accepts every variant, also those that this kernel does not let run where they
+/// belong: its rules are the same for all kinds of tracing programs.
 #[test]
 fn the_verifier_accepts_every_variant() {
     let kernel = match fs::read(KERNEL_BTF) {

@@ -55,9 +55,11 @@ pub struct Layout {
     pub task_nameidata: i16,
     /// `task_struct.thread_pid`.
     pub task_pid: i16,
-    /// `task_struct.worker_private`: set for kernel threads and io_uring workers. Their entry registers mean nothing.
+    /// `task_struct.worker_private`: set for kernel threads and io_uring workers. Their entry
+    /// registers mean nothing.
     pub task_worker: i16,
-    /// `nameidata.path.dentry`, `.flags`, `.depth`, `.last.name`, `.last.len`, and what holds them all.
+    /// `nameidata.path.dentry`, `.flags`, `.depth`, `.last.name`, `.last.len`, and what holds them
+    /// all.
     pub walk: Span,
     #[allow(missing_docs)]
     pub walk_dentry: i32,
@@ -96,8 +98,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Finds them in the running kernel's BTF, `fuse` included. What only one way of attaching needs is asked for
-    /// all the same: every kernel that this works with has it.
+    /// Finds them in the running kernel's BTF, `fuse` included. What only one way of attaching
+    /// needs is asked for all the same: every kernel that this works with has it.
     pub fn find(btf: &Btf<'_>) -> Result<Layout> {
         // `btf` bounds offsets to 1 MiB.
         let at = |st: &str, path: &str, size| btf.offset(st, path, size).map(|at| at as i32);

@@ -148,8 +148,8 @@ fn records_by_thread_are_good_once() {
     assert_eq!(memory.text(&Lookup { unique: 2048, tid: 0, nodeid: 9 }), None);
 }
 
-/// Two requests that share a slot, written all the time, while a reader asks for one of them: it sees the whole text of
-/// that one or nothing.
+/// Two requests that share a slot, written all the time, while a reader asks for one of them: it
+/// sees the whole text of that one or nothing.
 #[test]
 fn torn_reads_are_noticed() {
     const READS: usize = 20_000;

@@ -1,4 +1,4 @@
-//! Who calls: threads, other pid namespaces, io_uring.
+//! Callers: threads, other pid namespaces, io_uring.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -53,7 +53,8 @@ fn threads() {
     }
 }
 
-/// A request that waits so long that its slot is needed for others: what it finds there is not taken for its own.
+/// A request that waits so long that its slot is needed for others: what it finds there is not
+/// taken for its own.
 #[test]
 fn slots_that_are_used_again() {
     for way in ways() {
@@ -98,8 +99,9 @@ fn a_container_below() {
     }
 }
 
-/// A caller that our pid namespace does not show: requests say thread 0. With request numbers that does not matter; without
-/// them there is no hint. The server runs in a namespace of its own: this program again.
+/// A caller that our pid namespace does not show: requests say thread 0. With request numbers that
+/// does not matter; without them there is no hint. The server runs in a namespace of its own: this
+/// program again.
 #[test]
 fn callers_outside_our_namespace() {
     for way in ways() {
@@ -143,7 +145,7 @@ fn serve_for_others() {
     }
 }
 
-/// A thread tells the same name for itself whoever looks.
+/// A thread has the same name in every namespace.
 #[test]
 fn the_caller_is_known() {
     for way in ways() {

@@ -1,5 +1,5 @@
-//! Hints on real mounts, with the program in the running kernel: they need root, `/dev/fuse` and BPF, and say so when
-//! they are skipped.
+//! Hints on real mounts, with the program in the running kernel: they need root, `/dev/fuse` and
+//! BPF, and say so when they are skipped.
 
 #![allow(clippy::unwrap_used)] // What a test helper cannot do is a failed test.
 

@@ -113,7 +113,8 @@ fn every_call_that_opens() {
         let path = CString::new(rig.path("f").as_os_str().as_bytes()).unwrap();
         let how: [u64; 3] = [(libc::O_RDWR | libc::O_APPEND) as u64, 0, 0];
         let open = |number: i64, args: [u64; 4]| {
-            // SAFETY: a call that opens, with arguments as it takes them; paths and structures live on.
+            // SAFETY: a call that opens, with arguments as it takes them; paths and structures live
+            // on.
             let fd = unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) };
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
             // SAFETY: ours.

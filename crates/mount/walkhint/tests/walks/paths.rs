@@ -125,7 +125,8 @@ fn a_second_walk_says_so() {
     }
 }
 
-/// A path of PATH_MAX bytes, with a last component that would not be seen if the slot were too short.
+/// A path of PATH_MAX bytes, with a last component that would not be seen if the slot were too
+/// short.
 #[test]
 fn the_longest_path() {
     for way in ways() {

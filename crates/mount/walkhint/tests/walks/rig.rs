@@ -22,8 +22,9 @@ pub enum Seen {
     Open { flags: u32 },
 }
 
-/// The null file system with two additions: names that start with `lnk.` are symbolic links to the rest of the name, where
-/// `+` stands for `/`, and names that start with `exe.` are executable files. They exist everywhere.
+/// The null file system with two additions: names that start with `lnk.` are symbolic links to the
+/// rest of the name, where `+` stands for `/`, and names that start with `exe.` are executable
+/// files. They exist everywhere.
 struct Recorder {
     hints: Arc<WalkHints>,
     null: NullFs,

@@ -65,7 +65,8 @@ pub fn open(path: &Path, flags: i32) -> io::Result<i32> {
         base.cast::<u8>()
     };
     let (rings, submissions) = (map(OFF_SQ_RING), map(OFF_SQES).cast::<Submission>());
-    // SAFETY: offsets of the kernel's, of words in the mapping. (Both rings share it since Linux 5.4.)
+    // SAFETY: offsets of the kernel's, of words in the mapping. (Both rings share it since Linux
+    // 5.4.)
     let word = |offset: u32| unsafe { &*rings.add(offset as usize).cast::<AtomicU32>() };
     let submission = Submission {
         opcode: OPENAT,

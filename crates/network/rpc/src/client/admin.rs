@@ -38,7 +38,7 @@ enum Word {
 pub(super) struct Conversations(Mutex<FxHashMap<CallId, Sender<Word>>>);
 
 impl Conversations {
-    /// A message before the answer. Whoever does not listen any more does not need it.
+    /// A message before the answer. A caller that does not listen any more does not need it.
     pub fn told(&self, id: CallId, json: Box<[u8]>) {
         if let Some(asker) = self.0.lock().get(&id) {
             let _ = asker.send(Word::Event(json));
@@ -56,8 +56,9 @@ impl Conversations {
 }
 
 impl Remote {
-    /// Asks a question of the control protocol and waits for the answer, at most `limit`; `on_event` gets what is told before.
-    /// Never asked twice: if the connection is lost, so is the answer. Not from within completions.
+    /// Asks a question of the control protocol and waits for the answer, at most `limit`;
+    /// `on_event` gets what is told before. Never asked twice: if the connection is lost, so is the
+    /// answer. Not from within completions.
     ///
     /// # Errors
     /// If there is no answer, or it is no JSON.

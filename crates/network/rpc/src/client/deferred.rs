@@ -37,7 +37,7 @@ impl Deferred {
         let mut since = self.since.load(Ordering::SeqCst);
         if since == 0 {
             self.watched.store(false, Ordering::SeqCst);
-            // Whoever has begun meanwhile may have seen it watched.
+            // A thread that has begun meanwhile may have seen it watched.
             since = self.since.load(Ordering::SeqCst);
             if since == 0 {
                 return (false, None);

@@ -27,7 +27,8 @@ pub(crate) struct NotDialed {
     pub reached: bool,
 }
 
-/// Connects to the first address that answers, beginning with number `first`; answers its number too.
+/// Connects to the first address that answers, beginning with number `first`; answers its number
+/// too.
 pub(crate) fn dial(
     addresses: &[String],
     first: usize,

@@ -8,13 +8,14 @@ use super::Shared;
 /// Stands for a connection that is nobody's.
 static NOBODY: u8 = 0;
 
-/// Has the present thread, for as long as it lives, never wait until there is room to write: what it asks, it asks for others.
+/// Has the present thread, for as long as it lives, never wait until there is room to write: what
+/// it asks, it asks for others.
 pub fn ask_for_others() {
     ON.set(ptr::from_ref(&NOBODY).cast());
 }
 
 thread_local! {
-    /// The connection whose completions this thread runs.
+    /// The connection that this thread runs completions of.
     static ON: Cell<*const Shared> = const { Cell::new(ptr::null()) };
 }
 
@@ -31,8 +32,9 @@ impl Duty {
         ON.get() == self.0
     }
 
-    /// Whether this thread runs completions of another connection: it must not wait here until there is room to write, since
-    /// the node there waits for it, and that node may be who makes room.
+    /// Whether this thread runs completions of another connection: it must not wait here until
+    /// there is room to write, since the node there waits for it, and that node may be the one that
+    /// makes room.
     pub fn is_elsewhere(&self) -> bool {
         !ON.get().is_null() && !self.is_on()
     }

@@ -16,10 +16,12 @@ use super::{Life, Shared, Start, count, dial};
 use crate::backoff::{Backoff, PAUSE_MAX};
 use crate::session::{Completion, Event};
 
-/// A connection that served for less time than this counts as a failed attempt: whatever ended it may do so again.
+/// A connection that served for less time than this counts as a failed attempt: whatever ended it
+/// may do so again.
 const LASTING: Duration = Duration::from_secs(1);
 
-/// Longest pause while nobody answers, or a node has no lease yet: a server that was started again waits for its clients no longer than their lease.
+/// Longest pause while nobody answers, or a node has no lease yet: a server that was started again
+/// waits for its clients no longer than their lease.
 const PAUSE_AWAY_MAX: Nanos = SECOND / 2;
 
 /// Time between two looks, while it connects, whether it should connect elsewhere.
@@ -109,8 +111,9 @@ fn connect(shared: &Shared) {
     }
 }
 
-/// Connects, on a thread of its own: a machine that is gone says nothing for seconds, while others may know already where the node is by now.
-/// None if that was told, or the connection is being closed.
+/// Connects, on a thread of its own: a machine that is gone says nothing for seconds, while others
+/// may know already where the node is by now. None if that was told, or the connection is being
+/// closed.
 fn dial(
     shared: &Shared,
     addresses: &[String],
@@ -120,7 +123,7 @@ fn dial(
     let (done, dialed) = mpsc::channel();
     let (to, tls) = (addresses.to_vec(), shared.config.tls.clone());
     let dials = move || {
-        // Whoever does not wait any more has no use for it.
+        // A caller that does not wait any more has no use for it.
         let _ = done.send(dial::dial(&to, first, &tls));
     };
     if std::thread::Builder::new().name("kestrel-net-dial".into()).spawn(dials).is_err() {
@@ -146,7 +149,7 @@ struct Reader<'a> {
     outage: Outage,
     /// Calls were served on the present connection.
     served: bool,
-    /// Whoever was asked refuses this client for longer than a moment.
+    /// The server refuses this client for longer than a moment.
     shut_out: bool,
 }
 
@@ -179,7 +182,7 @@ impl Reader<'_> {
     fn serve(&mut self, socket: Arc<Socket>, moves: u64) -> String {
         let shared = self.shared;
         shared.writer.install(socket.clone());
-        // Whoever says later that the node is elsewhere finds this connection and cuts it.
+        // A thread that says later that the node is elsewhere finds this connection and cuts it.
         if shared.is_elsewhere(moves) {
             shared.writer.remove();
             return "the node is elsewhere".into();
@@ -238,7 +241,8 @@ impl Reader<'_> {
                 }
                 received
             };
-            // What precedes an answer, the answers, and then the session: what the holder reclaims has to include them.
+            // What precedes an answer, the answers, and then the session: what the holder reclaims
+            // has to include them.
             let events = self.told();
             shared.complete(&mut ended);
             if let Err(why) = self.events(events) {

@@ -32,7 +32,8 @@ impl Route {
         self.moves
     }
 
-    /// Gives up all of them for this one. Whether it is another one than that of the present connection or the next attempt.
+    /// Gives up all of them for this one. Whether it is another one than that of the present
+    /// connection or the next attempt.
     pub fn redirect(&mut self, address: &str) -> bool {
         let is_other = self.present() != address;
         if is_other {

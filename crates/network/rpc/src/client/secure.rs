@@ -1,4 +1,4 @@
-//! The handshake of who dials, on a blocking socket.
+//! The handshake of the dialing side, on a blocking socket.
 
 use std::io::{self, Read};
 use std::net::TcpStream;

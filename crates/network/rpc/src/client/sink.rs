@@ -1,4 +1,4 @@
-//! Who gets an answer.
+//! The receivers of answers.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ pub type DoneOrBack = Box<dyn FnOnce(Reply, Option<Request>) + Send>;
 /// Takes the answer about a lock, on a thread of the connection; must not wait.
 pub type LockDone = Box<dyn FnOnce(LockReply) + Send>;
 
-/// Who gets an answer.
+/// The receivers of answers.
 pub(super) enum Sink {
     Op(Done),
     OpOrBack(DoneOrBack),
     Lock(LockDone),
-    /// Whoever waits for it in [`super::admin::Conversations`].
+    /// The caller that waits for it in [`super::admin::Conversations`].
     Admin,
 }
 

@@ -1,7 +1,9 @@
-//! A connected socket, in clear or encrypted: blocking reads, writes that do not block, and waiting for either.
+//! A connected socket, in clear or encrypted: blocking reads, writes that do not block, and waiting
+//! for either.
 //!
-//! **Encrypted**, both ways share the state of the encryption, behind a lock that nobody holds while it waits for the other side. A write
-//! encrypts what there is and sends it as far as there is room; it is done when all of that has left. So who is told that there is no room
+//! **Encrypted**, both ways share the state of the encryption, behind a lock that no thread holds
+//! while it waits for the other side. A write encrypts what there is and sends it as far as there
+//! is room; it is done when all of that has left. So a writer that is told that there is no room
 //! comes again with the same bytes, which are not encrypted twice.
 
 use std::io::{self, Read, Write};
@@ -59,7 +61,7 @@ impl Socket {
         Self { stream, security, tls: None }
     }
 
-    /// One whose handshake is done.
+    /// A socket after its handshake.
     pub fn encrypted(stream: TcpStream, session: ClientConnection, security: Security) -> Self {
         let sealed = Sealed { bytes: vec![0; SEALED_BYTES], opened: true, ..Sealed::default() };
         let tls = Some((Mutex::new(Tls { session, taken: 0 }), Mutex::new(sealed)));
@@ -76,8 +78,8 @@ impl Socket {
         &self.stream
     }
 
-    /// Writes what there is room for; `WouldBlock` if there is none: then the next write has to begin with the same bytes. One thread at a
-    /// time.
+    /// Writes what there is room for; `WouldBlock` if there is none: then the next write has to
+    /// begin with the same bytes. One thread at a time.
     pub fn write_some(&self, bytes: &[u8]) -> io::Result<usize> {
         let Some((tls, _)) = &self.tls else { return send(&self.stream, bytes) };
         let mut tls = tls.lock();
@@ -88,7 +90,8 @@ impl Socket {
         Ok(std::mem::take(&mut tls.taken))
     }
 
-    /// Reads what there is, waiting for something. Zero: the other side has closed. One thread at a time.
+    /// Reads what there is, waiting for something. Zero: the other side has closed. One thread at a
+    /// time.
     pub fn read_some(&self, space: &mut [u8]) -> io::Result<usize> {
         let Some((tls, sealed)) = &self.tls else { return receive(&self.stream, space) };
         let mut sealed = sealed.lock();
@@ -107,8 +110,9 @@ impl Socket {
         }
     }
 
-    /// Waits until the socket can be read (if `read` is set) or written, or something is wrong with it (then it is ready both ways).
-    /// None within `limit`: not ready. Who waits to read is who reads.
+    /// Waits until the socket can be read (if `read` is set) or written, or something is wrong with
+    /// it (then it is ready both ways). None within `limit`: not ready. The thread that waits to
+    /// read is the reader.
     pub fn wait(&self, read: bool, limit: Duration) -> io::Result<Ready> {
         let has_bytes = read
             && self.tls.as_ref().is_some_and(|(_, sealed)| {
@@ -134,7 +138,7 @@ impl Socket {
         })
     }
 
-    /// Closes both ways; whoever reads or waits to write wakes up.
+    /// Closes both ways; threads that read or wait to write wake up.
     pub fn cut(&self) {
         // It may be closed already; that is as good.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -188,7 +192,8 @@ impl Sealed {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, secure::in_words(&why)));
             }
             if tls.taken == 0 && tls.session.wants_write() {
-                // An answer of the protocol's own. What there is no room for leaves with the next write.
+                // An answer of the protocol's own. What there is no room for leaves with the next
+                // write.
                 match tls.send(stream) {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                     _ => {}
@@ -211,10 +216,12 @@ impl Write for Sending<'_> {
     }
 }
 
-/// Writes what there is room for; `WouldBlock` if there is none. The socket itself stays in blocking mode, for the reader.
+/// Writes what there is room for; `WouldBlock` if there is none. The socket itself stays in
+/// blocking mode, for the reader.
 fn send(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     loop {
-        // SAFETY: the pointer and the length are those of a slice that lives until the call returns; the kernel only reads it.
+        // SAFETY: the pointer and the length are those of a slice that lives until the call
+        // returns; the kernel only reads it.
         let written = unsafe {
             libc::send(
                 stream.as_raw_fd(),

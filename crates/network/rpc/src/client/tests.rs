@@ -221,7 +221,8 @@ fn calls_of_many_threads_are_carried_out_once_through_restarts_of_the_node() {
 
 #[test]
 fn a_half_open_connection_is_left_for_another_address() {
-    // The first one welcomes, and is never heard of again: its machine is gone, and no packet says so.
+    // The first one welcomes, and is never heard of again: its machine is gone, and no packet says
+    // so.
     let hole = listen();
     let hole_address = hole.local_addr().unwrap();
     let swallowed = std::thread::spawn(move || {
@@ -242,7 +243,8 @@ fn a_half_open_connection_is_left_for_another_address() {
 
 #[test]
 fn who_is_told_where_the_node_is_goes_there_at_once() {
-    // Nobody is there, and nothing says so; then somebody who is connected to and silent; then the node.
+    // Nobody is there, and nothing says so; then a server that accepts and is silent; then the
+    // node.
     let (mute, node) = (listen(), serving(Script::new(obliging), ServerConfig::default()));
     let nowhere = SocketAddr::from(([192, 0, 2, 1], 9));
     let remote = Remote::begin(config(&[nowhere], LONG), Arc::new(Notes::default())).unwrap();
@@ -443,7 +445,8 @@ fn completions_may_ask_for_more_and_that_leaves_with_few_writes() {
     remote.close();
 }
 
-/// Much more than sockets hold is under way in both directions: neither side may wait for the other to read first.
+/// Much more than sockets hold is under way in both directions: neither side may wait for the other
+/// to read first.
 #[test]
 fn large_calls_and_large_answers_do_not_block_each_other() {
     const BYTES: usize = 48 * 1024;

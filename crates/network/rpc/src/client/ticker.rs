@@ -6,8 +6,9 @@ use super::duty::Duty;
 use super::{Life, Shared};
 use crate::session::Pulse;
 
-/// Shortest and longest time between two looks. What is asked meanwhile may have a deadline before the next one, which is then
-/// missed by no more than this, and no more than a quarter of the deadline.
+/// Shortest and longest time between two looks. What is asked meanwhile may have a deadline before
+/// the next one, which is then missed by no more than this, and no more than a quarter of the
+/// deadline.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 /// Time for the node to close after Bye.
@@ -41,7 +42,8 @@ pub(super) fn run(shared: &Shared) {
         }
         // Also what other threads had to leave: the socket had no room, or they had written enough.
         shared.write_some();
-        // While the socket has no room it is tried again soon: whoever left the bytes here does not come back.
+        // While the socket has no room it is tried again soon: the thread that left the bytes here
+        // does not come back.
         let longest = if shared.writer.is_stuck() { PAUSE.0 } else { longest };
         let next = look.map_or(next, |look| look.min(next));
         let pause =

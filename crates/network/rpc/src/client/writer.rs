@@ -1,7 +1,9 @@
-//! Writing: whoever has something to send tries to become the writer, and who is writes for all (combining).
+//! Writing: a thread with something to send tries to become the writer, and the writer writes for
+//! all (combining).
 //!
-//! **Nothing is forgotten.** Who queues something says so (`offered`), *then* tries the writer's lock. The writer lets the lock go,
-//! *then* looks again whether something was offered. Fences order the two on both sides.
+//! **Nothing is forgotten.** A thread that queues something says so (`offered`), *then* tries the
+//! writer's lock. The writer lets the lock go, *then* looks again whether something was offered.
+//! Fences order the two on both sides.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -12,10 +14,12 @@ use parking_lot::Mutex;
 use super::socket::Socket;
 use super::{Shared, count};
 
-/// How long one wait for room takes at most, before the writer looks whether the connection is still there.
+/// How long one wait for room takes at most, before the writer looks whether the connection is
+/// still there.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// How often a thread writes what others have queued meanwhile, before it goes back to its own work.
+/// How often a thread writes what others have queued meanwhile, before it goes back to its own
+/// work.
 const ROUNDS_MAX: u32 = 32;
 
 /// What is kept of an emptied buffer, bytes.
@@ -39,7 +43,8 @@ pub(super) struct Writer {
     stuck: AtomicBool,
     /// A writer had enough, and there is more.
     relief: AtomicBool,
-    /// The present connection, to be cut by whoever finds it dead, even while somebody writes.
+    /// The present connection, to be cut by any thread that finds it dead, even while another one
+    /// writes.
     present: Mutex<Option<Arc<Socket>>>,
 }
 
@@ -106,17 +111,19 @@ enum Turn {
 }
 
 impl Shared {
-    /// Writes what there is, waiting for room if need be. Who finds more and more from others leaves it to the ticker.
+    /// Writes what there is, waiting for room if need be. A writer that finds more and more from
+    /// others leaves it to the ticker.
     pub(super) fn write_all(&self) {
         self.write(true);
     }
 
-    /// Writes what there is room for; the rest is for whoever comes, or the ticker.
+    /// Writes what there is room for; the rest is for the next writer, or the ticker.
     pub(super) fn write_some(&self) {
         self.write(false);
     }
 
-    /// As [`Shared::write_some`], by a thread that does not come back to see to the rest: the ticker does, at once.
+    /// As [`Shared::write_some`], by a thread that does not come back to see to the rest: the
+    /// ticker does, at once.
     pub(super) fn write_in_passing(&self) {
         self.write(false);
         if self.writer.is_stuck() {

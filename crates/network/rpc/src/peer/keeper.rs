@@ -109,13 +109,15 @@ fn serve(shared: &Arc<Shared>, socket: Socket, outage: &mut Option<Outage>) -> S
     };
     shared.remove();
     if let Ok(reads) = reads {
-        // The connection is cut, so it ends. If it panicked, that has been reported by the panic itself.
+        // The connection is cut, so it ends. If it panicked, that has been reported by the panic
+        // itself.
         let _ = reads.join();
     }
     why
 }
 
-/// Says who this is, and has the node prove that it knows the secret: answers this side's proof, to be sent first, and what was read besides.
+/// Names this node, and has the other node prove that it knows the secret: answers this side's
+/// proof, to be sent first, and what was read besides.
 fn introduce(shared: &Shared, socket: &Socket, checksum: Checksum) -> Result<(Frames, Vec<u8>), String> {
     let PeerConfig { hello, secret, .. } = &shared.config;
     let nonce = proof::nonce().ok_or("the system has no randomness")?;
@@ -247,7 +249,8 @@ fn next(socket: &Socket, frames: &mut Frames) -> Result<ToClient, String> {
 /// Has the kernel give the connection up when nothing of what was sent is taken for so long.
 fn give_up_after(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
     let limit_ms = libc::c_uint::try_from(limit.as_millis()).unwrap_or(libc::c_uint::MAX);
-    // SAFETY: the pointer and the length are those of an integer that lives until the call returns; the kernel only reads it.
+    // SAFETY: the pointer and the length are those of an integer that lives until the call returns;
+    // the kernel only reads it.
     let result = unsafe {
         libc::setsockopt(
             stream.as_raw_fd(),

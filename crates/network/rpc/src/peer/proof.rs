@@ -1,8 +1,9 @@
 //! Proofs between nodes that each knows the cluster's secret, which is never sent.
 //!
-//! Each side signs the same Hello with both sides' random numbers, so nothing of one connection is of use in another, and nothing that
-//! one side says is of use to the other. Over TLS the certificates have said the same already, and who it is besides; in clear
-//! (within a machine, or where TLS is switched off by name) this is what keeps strangers out.
+//! Each side signs the same Hello with both sides' random numbers, so nothing of one connection is
+//! of use in another, and nothing that one side says is of use to the other. Over TLS the
+//! certificates have said the same already, and the node's number besides; in clear (within a
+//! machine, or where TLS is switched off by name) this is what keeps strangers out.
 
 use kestrel_types::wire::{PROOF_BYTES, PeerHello, PeerSecret, Prover};
 use ring::hmac::{HMAC_SHA256, Key, sign, verify};

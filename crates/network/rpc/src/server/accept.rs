@@ -95,7 +95,8 @@ impl Drop for Entry {
     }
 }
 
-/// Says why there is no service. A new connection has room for that; if it had not, the reason would be lost, no more.
+/// Says why there is no service. A new connection has room for that; if it had not, the reason
+/// would be lost, no more.
 fn turn_away(shared: &Shared, stream: &TcpStream) {
     count(&shared.counters.turned_away, 1);
     let why = Refused {

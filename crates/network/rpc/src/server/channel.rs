@@ -1,8 +1,9 @@
 //! What is queued for a peer, and what of a connection others than its task see.
 //!
-//! **Waking.** The task is awake from when it runs until it finds nothing to do, under the queue's lock. Whoever queues something
-//! while it sleeps wakes it, once; while it is awake it will look by itself. So all that is sent within one `receive`, and
-//! all that others send until the task runs, leaves with one write.
+//! **Waking.** The task is awake from when it runs until it finds nothing to do, under the queue's
+//! lock. A thread that queues something while it sleeps wakes it, once; while it is awake it will
+//! look by itself. So all that is sent within one `receive`, and all that others send until the
+//! task runs, leaves with one write.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -20,7 +21,7 @@ struct Queue {
     closing: bool,
     /// Close now.
     aborted: bool,
-    /// Who sleeps until something is queued; none while the task is awake.
+    /// The task that sleeps until something is queued; none while it is awake.
     sleeper: Option<Waker>,
 }
 
@@ -51,7 +52,8 @@ pub(super) struct Channel {
     pub unsent: AtomicBool,
     /// Round of the watch in which the last whole frame came.
     pub heard: AtomicU64,
-    /// Round of the watch in which the peer last took something, or there began to be something to take.
+    /// Round of the watch in which the peer last took something, or there began to be something to
+    /// take.
     pub moved: AtomicU64,
     /// For logs.
     pub peer: String,
@@ -62,7 +64,8 @@ impl Channel {
         Self { heard: AtomicU64::new(round), moved: AtomicU64::new(round), peer, ..Self::default() }
     }
 
-    /// Takes what is queued, if `out` has been written completely. Also answers how many bytes are queued still.
+    /// Takes what is queued, if `out` has been written completely. Also answers how many bytes are
+    /// queued still.
     pub fn collect(&self, out: &mut Vec<u8>) -> (Order, usize) {
         let mut queue = self.queue.lock();
         if out.is_empty() {
@@ -71,8 +74,8 @@ impl Channel {
         (queue.order(), queue.bytes.len())
     }
 
-    /// Goes to sleep, unless there is something to do that was not there at the last [`Channel::collect`]. `flushed`: what
-    /// is queued could be written at once.
+    /// Goes to sleep, unless there is something to do that was not there at the last
+    /// [`Channel::collect`]. `flushed`: what is queued could be written at once.
     pub fn sleep(&self, waker: &Waker, known: Order, flushed: bool) -> bool {
         let mut queue = self.queue.lock();
         if queue.order() != known || (flushed && !queue.bytes.is_empty()) {
@@ -128,7 +131,7 @@ impl Outbox for Channel {
         let sleeper = queue.sleeper.take();
         drop(queue);
         if replies > 0 {
-            // After the bytes are queued: who sees no open call must find all answers.
+            // After the bytes are queued: a thread that sees no open call must find all answers.
             self.calls.fetch_sub(replies, Ordering::Release);
         }
         if let Some(sleeper) = sleeper {

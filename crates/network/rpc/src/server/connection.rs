@@ -19,7 +19,8 @@ use crate::handler::Connection;
 /// What is kept of an emptied buffer of replies, bytes.
 const OUT_BYTES_KEPT: usize = 256 * 1024;
 
-/// Most bytes that are read and thrown away after the last word, so that the kernel does not send a reset in place of it.
+/// Most bytes that are read and thrown away after the last word, so that the kernel does not send a
+/// reset in place of it.
 const LINGER_BYTES_MAX: usize = 16 << 20;
 
 /// How far the connection has come.
@@ -173,7 +174,8 @@ impl Task {
         full
     }
 
-    /// Receives a batch, reading if nothing is left of the last read. Ready(false): the peer has closed.
+    /// Receives a batch, reading if nothing is left of the last read. Ready(false): the peer has
+    /// closed.
     fn poll_receive(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
         if !self.undecoded {
             let mut space = ReadBuf::new(self.frames.space());
@@ -212,7 +214,8 @@ impl Task {
                     self.undecoded = false;
                     return Ok(());
                 }
-                // A stranger that speaks another protocol is told so, rather than which header it seems to have sent.
+                // A stranger that speaks another protocol is told so, rather than which header it
+                // seems to have sent.
                 Err(_) if !greeted => return Err(WireError::NotHello),
                 Err(error) => return Err(error),
             };

@@ -1,7 +1,9 @@
-//! What a connection runs over: its first byte says whether it is encrypted, its address whether it has to be.
+//! What a connection runs over: its first byte says whether it is encrypted, its address whether it
+//! has to be.
 //!
-//! A frame begins with a byte 0, the highest of the length of its payload; a TLS handshake with another one.
-//! Who is refused here is told so in clear: nothing in that is secret, and who meddles could have said it as well.
+//! A frame begins with a byte 0, the highest of the length of its payload; a TLS handshake with
+//! another one. A peer that is refused here is told so in clear: nothing in that is secret, and an
+//! attacker in between could have said it as well.
 
 use std::io;
 use std::net::SocketAddr;
@@ -41,8 +43,8 @@ enum Verdict {
     Refuse(TcpStream, &'static str),
 }
 
-/// Waits until it is known what the connection runs over, and hands it to who serves it; none if it has ended before that. It takes as long as
-/// the watch lets it.
+/// Waits until it is known what the connection runs over, and hands it to the task that serves it;
+/// none if it has ended before that. It takes as long as the watch lets it.
 pub(super) async fn settle(
     shared: &Shared,
     channel: &Arc<Channel>,
@@ -108,7 +110,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// Tells whoever it is why it is not served, whatever it says.
+/// Tells the peer why it is not served, whatever it says.
 struct Refusing {
     channel: Arc<Channel>,
     why: &'static str,

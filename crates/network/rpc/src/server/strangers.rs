@@ -1,5 +1,5 @@
-//! Connections that have not said who they are: how many there may be, and which of them make room
-//! for others.
+//! Connections that have not said Hello: how many there may be, and which of them make room for
+//! others.
 //!
 //! A new connection is always taken. Where an address has more than its share, or all together are
 //! too many, one of them is cut off: the oldest of its address if that had time for an honest
@@ -18,7 +18,7 @@ use super::channel::Channel;
 /// An honest handshake takes no longer, as a rule: a few round trips.
 const HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// A connection that has not said who it is.
+/// A connection that has not said Hello.
 struct Stranger {
     number: u64,
     channel: Arc<Channel>,
@@ -33,7 +33,7 @@ pub(super) struct Strangers {
     count: usize,
 }
 
-/// The address that counts: whoever has one of IPv6 has a network of 64 bits.
+/// The address that counts: a host with an address of IPv6 has a network of 64 bits.
 fn counted(address: SocketAddr) -> IpAddr {
     match address.ip().to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
@@ -76,15 +76,14 @@ impl Strangers {
         let at = if strangers.front().is_some_and(had_time) {
             0
         } else {
-            // Any: to those who send many there is no telling which of them stay. (Fibonacci
-            // hashing.)
+            // Any: a host that sends many cannot tell which of them stay. (Fibonacci hashing.)
             (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % others.max(1)
         };
         let number = strangers.get(at)?.number;
         self.leave(number, address)
     }
 
-    /// A connection has said who it is, or has ended.
+    /// A connection has said Hello, or has ended.
     pub fn forget(&mut self, number: u64, address: SocketAddr) {
         self.leave(number, counted(address));
     }

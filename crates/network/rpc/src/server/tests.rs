@@ -181,7 +181,8 @@ fn silent_and_trickling_peers_are_cut_off() {
     let serving = serving(handler, impatient());
     let silent = Peer::connect(&serving);
     let greeted = Peer::greeted(&serving);
-    // One that always has something to say, but never finishes a frame: a byte every few milliseconds.
+    // One that always has something to say, but never finishes a frame: a byte every few
+    // milliseconds.
     let mut trickle = Peer::greeted(&serving);
     let frame = [&(1_000_000u32).to_be_bytes()[..], &[2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]].concat();
     let mut bytes = frame.into_iter().chain(std::iter::repeat(0));
@@ -192,7 +193,7 @@ fn silent_and_trickling_peers_are_cut_off() {
     for mut peer in [silent, greeted] {
         assert_eq!(peer.message(), None);
     }
-    // The handler has not heard of who has said nothing at all.
+    // The handler has not heard of a peer that has said nothing at all.
     eventually("all are closed", || *closed.lock() == 2);
     assert_eq!(serving.figures().cut_off, 3);
 }
@@ -262,7 +263,8 @@ fn there_is_a_limit_of_connections_and_of_strangers() {
 }
 
 /// Strangers that say nothing, or a byte, delay nobody, however many there are: for each new one
-/// above the share of an address an old one is cut off, and who has said Hello is no stranger.
+/// above the share of an address an old one is cut off, and a connection that has said Hello is no
+/// stranger.
 #[test]
 fn slow_strangers_make_room() {
     let config = ServerConfig { strangers_share: 2, ..patient() };
@@ -320,7 +322,7 @@ fn stopping_lets_calls_be_answered_and_takes_no_new_ones() {
     peer.write(&sent(&call(1)));
     eventually("the call is received", || held.lock().len() == 1);
     let stopping = std::thread::spawn(move || serving.stop(Duration::from_secs(60)));
-    // Who has nothing open is let go at once.
+    // A connection with nothing open is let go at once.
     let mut idle = idle;
     assert_eq!(idle.message(), None);
     drop(idle);

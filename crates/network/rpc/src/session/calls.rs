@@ -9,14 +9,15 @@ use super::{CALLS_MAX, Patience};
 /// Bits of an id that are the place in the table; the rest counts how often the place was used.
 const PLACE_BITS: u32 = PLACES_MAX.ilog2();
 
-/// Places in the table: the link's own calls need some when askers have all of theirs. A power of two.
+/// Places in the table: the link's own calls need some when askers have all of theirs. A power of
+/// two.
 const PLACES_MAX: usize = 2 * CALLS_MAX;
 
 /// A call of this client. Ids are never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(pub u64);
 
-/// Who waits for the answer.
+/// The waiter for the answer.
 #[derive(Debug)]
 pub(super) enum Owner<D> {
     /// Somebody.
@@ -67,8 +68,8 @@ impl<D> Pending<D> {
         matches!(self.call.body, Body::Lock(LockRequest::Set { wait: true, .. }))
     }
 
-    /// Its outcome matters to the session even if nobody waits for it any more: it adds an open or a lock, which then has to be
-    /// taken back, or takes away a lock.
+    /// Its outcome matters to the session even if nobody waits for it any more: it adds an open or
+    /// a lock, which then has to be taken back, or takes away a lock.
     pub fn is_pursued(&self) -> bool {
         match &self.call.body {
             Body::Op(request) => {
@@ -102,7 +103,8 @@ impl<D> Calls<D> {
         self.places.len() - self.free.len()
     }
 
-    /// Keeps what `make` makes of the new id. The caller sees to it that there are at most [`PLACES_MAX`].
+    /// Keeps what `make` makes of the new id. The caller sees to it that there are at most
+    /// [`PLACES_MAX`].
     pub fn insert(&mut self, make: impl FnOnce(u64) -> Pending<D>) -> CallId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.places.push(Place { uses: 0, pending: None });

@@ -17,7 +17,8 @@ use super::{Broken, CallId, Event, Link, Parts, Patience, Stage, mark_last, undo
 const LEASE_MIN: Nanos = kestrel_types::clock::SECOND / 100;
 
 impl<D> Link<D> {
-    /// There is a new connection: it runs over this, and Hello goes out. Answers the number of the connection.
+    /// There is a new connection: it runs over this, and Hello goes out. Answers the number of the
+    /// connection.
     pub fn connected(&mut self, now: Nanos, security: Security) -> u64 {
         if matches!(self.stage, Stage::Ended) {
             return self.incarnation;
@@ -71,7 +72,8 @@ impl<D> Link<D> {
     /// Messages came on the present connection, in this order. Leaves `messages` empty.
     ///
     /// # Errors
-    /// If the node refuses us or breaks the protocol: close the connection and call [`Link::disconnected`].
+    /// If the node refuses us or breaks the protocol: close the connection and call
+    /// [`Link::disconnected`].
     pub fn received(&mut self, now: Nanos, messages: &mut Vec<ToClient>) -> Result<(), Broken> {
         self.heard = now;
         let mut outcome = Ok(());
@@ -91,7 +93,8 @@ impl<D> Link<D> {
             (Stage::Greeting { hello: Some(_), .. }, ToClient::Challenge(nonce)) => self.challenged(&nonce),
             (_, ToClient::Refused(refused)) => Err(self.refused(refused)),
             (Stage::Reclaiming { .. } | Stage::Up, ToClient::Reply(reply)) => self.answered(reply),
-            // The answer to a call of an earlier connection came with the Welcome; it will be given again when the call is.
+            // The answer to a call of an earlier connection came with the Welcome; it will be given
+            // again when the call is.
             (Stage::Welcomed { .. }, ToClient::Reply(_)) => Ok(()),
             (Stage::Up, ToClient::Event { id, json }) => {
                 self.events.push_back(Event::Told { id: CallId(id), json });
@@ -123,7 +126,7 @@ impl<D> Link<D> {
         Ok(())
     }
 
-    /// The node does not serve us. Whom it does not let in it will not let in later either, so nobody waits for that.
+    /// The node does not serve this client, and will not later either, so no call waits for that.
     fn refused(&mut self, refused: Refused) -> Broken {
         let why = format!("refused: {}", refused.reason);
         if refused.errno == libc::EACCES {
@@ -151,7 +154,8 @@ impl<D> Link<D> {
         Ok(())
     }
 
-    /// The node that answered the Hello is the one that is meant: what is owed to it is sent. Ignored at other times.
+    /// The node that answered the Hello is the one that is meant: what is owed to it is sent.
+    /// Ignored at other times.
     pub fn accept(&mut self) {
         let Stage::Welcomed { session, greeted, table, .. } = self.stage else { return };
         self.proven = greeted;
@@ -177,8 +181,9 @@ impl<D> Link<D> {
         }
     }
 
-    /// What the node counted for us is gone, and the reclaim sets it anew: there is nothing to undo any more. A node that knows nothing
-    /// of us does not know either what became of numbered calls.
+    /// What the node counted for us is gone, and the reclaim sets it anew: there is nothing to undo
+    /// any more. A node that knows nothing of us does not know either what became of numbered
+    /// calls.
     fn forget(&mut self, lost: SessionState) {
         for id in self.calls.ids(|pending| matches!(pending.owner, Owner::GivenUp)) {
             self.end(id, Err(FsError::new(libc::EIO, "given up")));
@@ -192,7 +197,8 @@ impl<D> Link<D> {
         }
     }
 
-    /// What the driver holds of the session: answer to [`Event::ReclaimWanted`]. Ignored at other times.
+    /// What the driver holds of the session: answer to [`Event::ReclaimWanted`]. Ignored at other
+    /// times.
     pub fn reclaim(&mut self, mut held: Vec<Reclaim>) {
         if !matches!(self.stage, Stage::Reclaiming { parts: None }) {
             return;
@@ -231,7 +237,8 @@ impl<D> Link<D> {
         }
     }
 
-    /// The session goes on: everything unanswered is sent again, in its old order, then what came meanwhile.
+    /// The session goes on: everything unanswered is sent again, in its old order, then what came
+    /// meanwhile.
     fn serve(&mut self, reclaimed: bool) {
         self.stage = Stage::Up;
         self.silent_since = None;

@@ -87,7 +87,8 @@ impl<D> Link<D> {
         self.say(&ToServer::Ping { oldest_open_object: self.oldest_open_object });
     }
 
-    /// Encodes a message that is no call. These are small and within their limits, so there is nothing to fail.
+    /// Encodes a message that is no call. These are small and within their limits, so there is
+    /// nothing to fail.
     pub(super) fn say(&mut self, message: &ToServer) {
         let said = wire::encode_to_server(message, self.security.checksum(), &mut self.output);
         debug_assert!(said.is_ok(), "{said:?}");

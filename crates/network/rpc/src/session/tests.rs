@@ -1,4 +1,5 @@
-//! The link against a model of a node, with connections that break at any point, restarts, expiries and deadlines.
+//! The link against a model of a node, with connections that break at any point, restarts, expiries
+//! and deadlines.
 
 pub(crate) mod model;
 mod world;
@@ -149,8 +150,9 @@ fn run(steps: Vec<Step>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// Whatever happens to connections and nodes: every call ends, in time; nothing is carried out twice; what succeeded was
-    /// carried out, what "nothing was done" about was not; the node counts the opens that the client has.
+    /// Whatever happens to connections and nodes: every call ends, in time; nothing is carried out
+    /// twice; what succeeded was carried out, what "nothing was done" about was not; the node
+    /// counts the opens that the client has.
     #[test]
     fn calls_are_carried_out_once_and_end(steps in prop::collection::vec(step(), 1..160)) {
         run(steps);

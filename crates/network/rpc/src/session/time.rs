@@ -7,7 +7,8 @@ use kestrel_types::ids::ObjectId;
 use super::calls::{Owner, Sent};
 use super::{CallId, GREETING_MAX, Link, Stage};
 
-/// A node that leaves calls unanswered for this long is asked whether it is there; it answers such a question at once.
+/// A node that leaves calls unanswered for this long is asked whether it is there; it answers such
+/// a question at once.
 const QUIET: Nanos = SECOND;
 
 /// After so long without an answer to that, something is wrong with it, or with the way there.
@@ -40,8 +41,9 @@ impl<D> Link<D> {
         connection.min(self.earliest).min(overdue.unwrap_or(Nanos::MAX))
     }
 
-    /// Ends calls whose patience has ended, and keeps the session alive. `oldest_open_object`: objects below it that this client
-    /// allocated are referenced or abandoned; `u64::MAX` if it has none open.
+    /// Ends calls that have waited long enough, and keeps the session alive. `oldest_open_object`:
+    /// objects below it that this client allocated are referenced or abandoned; `u64::MAX` if it
+    /// has none open.
     pub fn tick(&mut self, now: Nanos, oldest_open_object: ObjectId) -> Pulse {
         (self.oldest_open_object, self.looked) = (oldest_open_object, now);
         if now >= self.earliest {
@@ -73,7 +75,8 @@ impl<D> Link<D> {
         Pulse::Fine
     }
 
-    /// Since when nothing was heard of the node, unless it seems well: there is no connection that serves calls, or it leaves a Ping unanswered.
+    /// Since when nothing was heard of the node, unless it seems well: there is no connection that
+    /// serves calls, or it leaves a Ping unanswered.
     pub fn missing_since(&self, now: Nanos) -> Option<Nanos> {
         if !matches!(self.stage, Stage::Up) {
             return self.silent_since.or(Some(self.heard));
@@ -87,8 +90,8 @@ impl<D> Link<D> {
         self.lease / 3
     }
 
-    /// A ping is answered at once, so after two of them without an answer the connection is dead, and there is a third of the
-    /// lease left to come back.
+    /// A ping is answered at once, so after two of them without an answer the connection is dead,
+    /// and there is a third of the lease left to come back.
     fn silence_max(&self) -> Nanos {
         self.lease / 3 * 2
     }

@@ -1,7 +1,8 @@
-//! A volume's certificate authority: a key made from the volume's secret, so that every node has the same one, and certificates made in
-//! memory.
+//! A volume's certificate authority: a key made from the volume's secret, so that every node has
+//! the same one, and certificates made in memory.
 //!
-//! Ed25519 signatures are no more random than the rest of the certificate is: all nodes make the same bytes.
+//! Ed25519 signatures are no more random than the rest of the certificate is: all nodes make the
+//! same bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +29,8 @@ const LABEL: &[&[u8]] = &[b"kestrelfs certificate authority 1"];
 /// What precedes the seed of an Ed25519 key in PKCS #8 (RFC 8410, version 1).
 const PKCS8_HEAD: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
-/// When the authority begins and ends, seconds since 1970: 2020, and the last second that certificates know.
+/// When the authority begins and ends, seconds since 1970: 2020, and the last second that
+/// certificates know.
 const VALID: (i64, i64) = (1_577_836_800, 253_402_300_799);
 
 /// What authorities are called.
@@ -86,7 +88,8 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// See the module's header. Has no `Debug`: whoever has its key can speak as any node of the volume.
+/// See the module's header. Has no `Debug`: a process that has its key can speak as any node of the
+/// volume.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: rcgen::Certificate,
@@ -140,8 +143,8 @@ impl Authority {
         self.certificate.der()
     }
 
-    /// A certificate for a client, with its key, in the form of a file: whoever has it is that client until then. Names have at most 63
-    /// bytes: small letters, digits and hyphens.
+    /// A certificate for a client, with its key, in the form of a file: a process that has it is
+    /// that client until then. Names have at most 63 bytes: small letters, digits and hyphens.
     ///
     /// # Errors
     /// If the name is none, or the system has no randomness.
@@ -190,7 +193,7 @@ impl Authority {
         Ok((certificate, key))
     }
 
-    /// Whom a client's certificate names, if it is one of this authority's.
+    /// The client that a certificate names, if it is one of this authority's.
     pub(super) fn name_of_client(&self, certificate: &CertificateDer<'_>, now: UnixTime) -> Option<PeerName> {
         let certificate = EndEntityCert::try_from(certificate).ok()?;
         let algorithms = super::provider().signature_verification_algorithms;

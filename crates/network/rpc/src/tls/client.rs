@@ -1,4 +1,4 @@
-//! TLS of who dials.
+//! TLS of the dialing side.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -18,17 +18,18 @@ use super::own::{Own, OwnFiles, certificates};
 use super::verify::ByFingerprint;
 use super::{Mode, PROTOCOL, TlsError, failed, names, provider};
 
-/// Whom a client takes for the server.
+/// How a client recognizes the server.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Trust {
     /// Every node of the volume with this authority.
     Authority(Fingerprint),
-    /// Who has a certificate of one of these, for the name or address that was dialed.
+    /// By a certificate of one of these, for the name or address that was dialed.
     Roots(Vec<CertificateDer<'static>>),
 }
 
 impl Trust {
-    /// What a file says: the certificate of a volume's authority, as `kestrel cluster ca` prints it, or an operator's authorities.
+    /// What a file says: the certificate of a volume's authority, as `kestrel cluster ca` prints
+    /// it, or an operator's authorities.
     ///
     /// # Errors
     /// If it cannot be read, or has no certificates.
@@ -64,7 +65,7 @@ enum Named {
     Node(NodeId),
 }
 
-/// How who dials encrypts, and whom it trusts.
+/// How the dialing side encrypts, and what it trusts.
 #[derive(Clone)]
 pub struct ClientTls {
     mode: Mode,
@@ -74,7 +75,7 @@ pub struct ClientTls {
 }
 
 impl Default for ClientTls {
-    /// Of who trusts nobody: connections within this machine only.
+    /// Without trust: connections within this machine only.
     fn default() -> Self {
         Self { mode: Mode::Auto, named: Named::AsDialed, config: None }
     }
@@ -122,7 +123,8 @@ impl ClientTls {
         Self { named: Named::Node(node), ..self.clone() }
     }
 
-    /// What to encrypt a connection to there with; none: it is in clear. `dialed` is the name or address that was asked for.
+    /// What to encrypt a connection to there with; none: it is in clear. `dialed` is the name or
+    /// address that was asked for.
     ///
     /// # Errors
     /// If it must be encrypted, and nobody is trusted.

@@ -1,4 +1,5 @@
-//! Names in certificates of a volume's authority. They are DNS names below one that nobody can register, as that is what TLS has.
+//! Names in certificates of a volume's authority. They are DNS names below one that nobody can
+//! register, as that is what TLS has.
 
 use kestrel_types::placement::NodeId;
 use kestrel_types::security::PeerName;
@@ -20,7 +21,7 @@ pub(super) fn of_node(node: NodeId) -> String {
     format!("{NODE}{node}{DOMAIN}")
 }
 
-/// The name of whoever this is; none if a client's cannot be in a certificate.
+/// The name of this process; none if a client's cannot be in a certificate.
 pub(super) fn of(name: &PeerName) -> Option<String> {
     match name {
         PeerName::Node(node) => Some(of_node(*node)),
@@ -28,7 +29,7 @@ pub(super) fn of(name: &PeerName) -> Option<String> {
     }
 }
 
-/// Whose name it is.
+/// The node or client of this name.
 pub(super) fn read(name: &str) -> Option<PeerName> {
     let label = name.strip_suffix(DOMAIN)?;
     if let Some(id) = label.strip_suffix(CLIENT) {

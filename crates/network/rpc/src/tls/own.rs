@@ -1,5 +1,5 @@
-//! Certificates: that of a process, made in memory and renewed while it runs, and those of an operator, read from files whenever
-//! they change.
+//! Certificates: that of a process, made in memory and renewed while it runs, and those of an
+//! operator, read from files whenever they change.
 
 use std::fmt;
 use std::fs;
@@ -81,7 +81,8 @@ impl ResolvesClientCert for Own {
 /// What a file is known by.
 type Stamp = Option<(SystemTime, u64)>;
 
-/// A certificate and its key in an operator's files. Read again when they have changed: nothing has to be told.
+/// A certificate and its key in an operator's files. Read again when they have changed: nothing has
+/// to be told.
 pub struct OwnFiles {
     certificate: PathBuf,
     key: PathBuf,
@@ -95,11 +96,12 @@ struct Present {
 }
 
 impl OwnFiles {
-    /// Reads them: the certificate, with those that lead to its authority, and the key. They may be one file.
+    /// Reads them: the certificate, with those that lead to its authority, and the key. They may be
+    /// one file.
     ///
     /// # Errors
-    /// If they cannot be read, do not belong together, or the key is in a file that others than its owner, and the group that root gave
-    /// it to, can read.
+    /// If they cannot be read, do not belong together, or the key is in a file that others than its
+    /// owner, and the group that root gave it to, can read.
     pub fn open(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let stamps = [certificate, key].map(stamp);
         let present =
@@ -118,7 +120,8 @@ impl OwnFiles {
                         present.certified = Arc::new(certified);
                         log::info!("net: the certificate {} was read again", self.certificate.display());
                     }
-                    // One file may be there before the other: what was good is kept, and this said once for each change.
+                    // One file may be there before the other: what was good is kept, and this said
+                    // once for each change.
                     Err(why) => log::warn!("net: {why}; the certificate of before is used"),
                 }
                 present.stamps = stamps;
@@ -168,7 +171,8 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
     }
 }
 
-/// The key in a file that is not for others' eyes. A group may read what is root's, as Debian has it for keys of services.
+/// The key in a file that is not for others' eyes. A group may read what is root's, as Debian has
+/// it for keys of services.
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let bad = |why: &dyn fmt::Display| format!("no private key: {why}");
     let file = fs::File::open(path).map_err(|why| bad(&why))?;
@@ -195,7 +199,8 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     if read.is_empty() { Err(bad(&"there is none in the file")) } else { Ok(read) }
 }
 
-/// What a server shows: its own certificate of the volume's authority to whoever asks for a name of it, the operator's to others.
+/// What a server shows: its own certificate of the volume's authority to peers that ask for a name
+/// of it, the operator's to others.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub own: Own,

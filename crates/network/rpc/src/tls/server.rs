@@ -20,7 +20,7 @@ use super::authority::Authority;
 use super::own::{Own, OwnFiles, Shown, certificates};
 use super::{Mode, PROTOCOL, TlsError, failed, provider};
 
-/// How a server encrypts, and whom it lets prove what.
+/// How a server encrypts, and which peers may prove what.
 pub struct ServerTls {
     mode: Mode,
     authority: Arc<Authority>,
@@ -28,8 +28,9 @@ pub struct ServerTls {
 }
 
 impl ServerTls {
-    /// That of node `me` (0 of a volume of one node). With `files`, clients that do not ask for the volume's own authority are shown these;
-    /// with `clients_of`, a file of certificates, only clients are let in that have a certificate of one of them or of the volume's authority.
+    /// That of node `me` (0 of a volume of one node). With `files`, clients that do not ask for the
+    /// volume's own authority are shown these; with `clients_of`, a file of certificates, only
+    /// clients are let in that have a certificate of one of them or of the volume's authority.
     ///
     /// # Errors
     /// If the certificates cannot be used.

@@ -1,4 +1,4 @@
-//! Encrypted connections between our own two ends, and who is kept out.
+//! Encrypted connections between our own two ends, and the peers that are kept out.
 //!
 //! What counts as another machine here is decided by [`Mode::On`]: tests stay on loopback.
 
@@ -289,7 +289,7 @@ fn a_server_may_have_an_operator_s_certificate_and_ask_clients_for_theirs() {
     let (serving, _) = serving(Some(tls));
     let trust = Trust::read(&ca).unwrap();
     connect(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap()).unwrap().close();
-    // Who goes by the volume's own authority is shown that.
+    // A client that goes by the volume's own authority is shown that.
     connect(serving.address(), trusting(SECRET)).unwrap().close();
     // The files change: so does what is shown.
     let next = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
@@ -359,7 +359,8 @@ fn nothing_is_done_in_clear_that_is_to_be_encrypted_nor_the_other_way_round() {
 
 #[test]
 fn a_relay_cannot_talk_a_client_into_speaking_in_clear() {
-    // It passes on what the client says without its TLS, as far as it can: it answers as an open server would.
+    // It passes on what the client says without its TLS, as far as it can: it answers as an open
+    // server would.
     let (open, seen) = serving(None);
     let listener = listen();
     let address = listener.local_addr().unwrap();

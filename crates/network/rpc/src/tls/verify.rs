@@ -1,4 +1,5 @@
-//! A client, or a node that dials, verifies that it has reached a node of the volume whose authority it knows.
+//! A client, or a node that dials, verifies that it has reached a node of the volume, by the
+//! authority that it knows.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use webpki::EndEntityCert;
 
 use super::{Fingerprint, TlsError, names};
 
-/// Verifies servers by the fingerprint of their volume's authority, whose certificate they show with their own.
+/// Verifies servers by the fingerprint of their volume's authority: they show its certificate with
+/// their own.
 #[derive(Debug)]
 pub(super) struct ByFingerprint {
     fingerprint: Fingerprint,

@@ -1,8 +1,9 @@
 //! Circles of owners that wait for each other's byte ranges.
 //!
-//! The graph is not kept but walked: an owner waits for whoever holds what excludes the range it wants, and that is found in
-//! the file's index. A circle can only be closed by a new wait, so it is enough to look when one begins. Costs nothing while
-//! nobody waits; else in the order of the locks in the way of those who wait, each owner once.
+//! The graph is not kept but walked: an owner waits for the holders of what excludes the range it
+//! wants, and that is found in the file's index. A circle can only be closed by a new wait, so it
+//! is enough to look when one begins. Costs nothing while no call waits; else in the order of the
+//! locks in the way of those that wait, each owner once.
 
 use std::ops::ControlFlow;
 

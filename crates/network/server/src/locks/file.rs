@@ -1,4 +1,4 @@
-//! The locks of one kind on one file, and who waits for one.
+//! The locks of one kind on one file, and the calls that wait for one.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,12 +10,12 @@ use rustc_hash::FxHashMap;
 use super::index::{Holder, Index};
 use super::{Owner, Ticket};
 
-/// Somebody who waits.
+/// A call that waits.
 #[derive(Debug, Clone)]
 pub struct Wait {
     pub owner: Owner,
     pub span: LockSpan,
-    /// Whom to answer; nobody while the session's connection is gone.
+    /// The call to answer; none while the session's connection is gone.
     pub call: Option<u64>,
 }
 
@@ -105,7 +105,7 @@ fn mirror(index: &mut Index, owner: Owner) -> impl FnMut(RangeChange) + '_ {
 }
 
 impl Wait {
-    /// Whom to answer.
+    /// The call to answer.
     pub fn ticket(&self) -> Option<Ticket> {
         self.call.map(|call| Ticket { session: self.owner.session, call })
     }

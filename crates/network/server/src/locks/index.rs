@@ -1,10 +1,11 @@
 //! All ranges of one file, of all owners: which of them is in the way of a lock?
 //!
-//! A treap (Seidel and Aragon, "Randomized Search Trees", 1996) ordered by (first byte, owner), in which every node also knows
-//! the largest last byte below it, of all ranges and of exclusive ones: the interval tree of Cormen et al., "Introduction to
-//! Algorithms", chapter 14.3, twice. A shared lock so never looks at the shared ones of others, however many. Expected
-//! O(log n) for a change, O(log n + ranges found) for a search. Priorities come from a counter through a mixing function: the
-//! same calls build the same tree, and callers cannot choose its shape by the ranges they lock.
+//! A treap (Seidel and Aragon, "Randomized Search Trees", 1996) ordered by (first byte, owner), in
+//! which every node also knows the largest last byte below it, of all ranges and of exclusive ones:
+//! the interval tree of Cormen et al., "Introduction to Algorithms", chapter 14.3, twice. A shared
+//! lock so never looks at the shared ones of others, however many. Expected O(log n) for a change,
+//! O(log n + ranges found) for a search. Priorities come from a counter through a mixing function:
+//! the same calls build the same tree, and callers cannot choose its shape by the ranges they lock.
 
 use std::ops::ControlFlow;
 
@@ -79,7 +80,8 @@ impl Index {
         self.root = self.remove_below(self.root, (start, owner));
     }
 
-    /// Shows the ranges of other owners that exclude a lock of this mode on `start..=end`, by ascending first byte.
+    /// Shows the ranges of other owners that exclude a lock of this mode on `start..=end`, by
+    /// ascending first byte.
     pub fn in_the_way(
         &self,
         owner: Owner,

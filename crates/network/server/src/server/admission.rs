@@ -1,4 +1,4 @@
-//! Who is let in: whether a client has to show a token, and whether it has the one it names.
+//! Admission: whether a client has to show a token, and whether it has the one it names.
 
 use std::sync::Arc;
 
@@ -58,8 +58,9 @@ impl Server {
         }
     }
 
-    /// Judges the answer of a client that had to prove that it has its token, over such a connection. Nobody is let in without a proof
-    /// that was checked: a record that comes later is for who connects again.
+    /// Judges the answer of a client that had to prove that it has its token, over such a
+    /// connection. No client is let in without a proof that was checked: a record that comes later
+    /// is for the next connection.
     ///
     /// # Errors
     /// What the client is refused with.

@@ -54,7 +54,7 @@ struct Walk {
     passed: Vec<InodeId>,
     since: Option<u64>,
     outside: Outside,
-    /// The answer that came, or that whoever brings it goes on.
+    /// The answer that came, or that the thread that brings it goes on.
     came: Option<Reply>,
     awaited: bool,
 }
@@ -69,7 +69,8 @@ struct Check {
 }
 
 impl Server {
-    /// Settles doubts of a session that is confined to the directory `root`. With no lock held; `done` is called on any thread.
+    /// Settles doubts of a session that is confined to the directory `root`. With no lock held;
+    /// `done` is called on any thread.
     pub(crate) fn settle(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -111,8 +112,9 @@ impl Server {
 }
 
 impl Check {
-    /// Asks the node until everything is settled. Answers that come while it asks are taken here, so that a long way up is no deep
-    /// recursion; later ones are by who brings them.
+    /// Asks the node until everything is settled. Answers that come while it asks are taken here,
+    /// so that a long way up is no deep recursion; later ones are taken by the thread that brings
+    /// them.
     fn go_on(self: Arc<Self>) {
         loop {
             let Some(op) = self.next() else {

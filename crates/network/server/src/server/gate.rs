@@ -1,17 +1,22 @@
-//! Connections of other nodes: who is let in, and what they bring to the member.
+//! Connections of other nodes: which are let in, and what they bring to the member.
 //!
-//! **Who a node is.** Not its number alone: the word that its directory was born with, how often that directory was started, and the
-//! random number of the process. The newest start heard of is on record, durably before it is let in
-//! ([`kestrel_cluster::known`]). So a directory that was made anew, an old copy and a second process are told from the node
-//! that the cluster has; they would bring what the others do not have, or take numbers that are taken. A start is counted before
-//! anybody hears of it, so no two starts of one directory have the same number: two that do are copies.
+//! **The identity of a node.** Not its number alone: the word that its directory was born with, how
+//! often that directory was started, and the random number of the process. The newest start heard
+//! of is on record, durably before it is let in ([`kestrel_cluster::known`]). So a directory that
+//! was made anew, an old copy and a second process are told from the node that the cluster has;
+//! they would bring what the others do not have, or take numbers that are taken. A start is counted
+//! before any node hears of it, so no two starts of one directory have the same number: two that do
+//! are copies.
 //!
-//! **Where it is** it says, too: that is on record with its start ([`kestrel_cluster::whereabouts`]), and this node dials it there.
+//! **Where it is** it says, too: that is on record with its start
+//! ([`kestrel_cluster::whereabouts`]), and this node dials it there.
 //!
-//! **That it is of this cluster** it proves by what only nodes of the cluster can work out ([`kestrel_rpc::peer::proof`]), and over TLS by a
-//! certificate with its number besides. Until then it is told nothing but that this node is one.
+//! **That it is of this cluster** it proves by what only nodes of the cluster can work out
+//! ([`kestrel_rpc::peer::proof`]), and over TLS by a certificate with its number besides. Until
+//! then it is told nothing but that this node is one.
 //!
-//! A node has one connection at a time; a newer one replaces it, as a node that was started again replaces what it was.
+//! A node has one connection at a time; a newer one replaces it, as a node that was started again
+//! replaces what it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,7 +56,8 @@ struct Seats {
 pub(crate) struct Gate {
     host: Arc<MemberHost>,
     identity: Identity,
-    /// What is on record of other nodes, as far as it was asked for. Held while a node is let in, and taken before the seats.
+    /// What is on record of other nodes, as far as it was asked for. Held while a node is let in,
+    /// and taken before the seats.
     known: Mutex<BTreeMap<NodeId, Known>>,
     /// Nodes that are to join, or are in a table that is to come.
     expected: Mutex<BTreeSet<NodeId>>,
@@ -61,7 +67,7 @@ pub(crate) struct Gate {
 const NO_CLUSTER: FsError =
     FsError::new(libc::EINVAL, "this node has its volume to itself: it is in no cluster");
 
-/// What somebody says who says to be a node.
+/// What a peer says that claims to be a node.
 pub(crate) struct Says<'a> {
     pub hello: &'a PeerHello,
     /// What it was asked to prove itself by.
@@ -166,7 +172,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether this start of the node is the one that is on record, or a newer one, which is put on record.
+    /// Whether this start of the node is the one that is on record, or a newer one, which is put on
+    /// record.
     fn recognize(
         &self,
         known: &mut BTreeMap<NodeId, Known>,
@@ -214,7 +221,7 @@ impl Gate {
     }
 }
 
-/// Whether who has come may be the node of which `seen` is on record at node `me`.
+/// Whether the peer that has come may be the node of which `seen` is on record at node `me`.
 fn judge(seen: &Known, came: &Known, from: NodeId, me: NodeId, address: &str) -> FsResult<()> {
     let refused = |errno, why: String| Err(FsError::because(errno, why));
     if came.birth != seen.birth {
@@ -245,7 +252,8 @@ fn judge(seen: &Known, came: &Known, from: NodeId, me: NodeId, address: &str) ->
 }
 
 impl Server {
-    /// Proves to who says to be a node that this is one of the cluster, and asks for the same.
+    /// Proves to a peer that claims to be a node that this is one of the cluster, and asks for the
+    /// same.
     ///
     /// # Errors
     /// What it is refused with.
@@ -309,7 +317,8 @@ impl Server {
                     Ok(Envelope { from, message: Message::Whereabouts(mut nodes), .. })
                         if from == guest.from =>
                     {
-                        // Where it is itself this node knows best; of others there are as many as the cluster has.
+                        // Where it is itself this node knows best; of others there are as many as
+                        // the cluster has.
                         nodes.retain(|at| at.node != gate.host.me() && gate.belongs(at.node));
                         gate.host.whereabouts_kept().heard(&nodes);
                     }

@@ -1,19 +1,25 @@
 //! The time after a start in which clients of before say what they held.
 //!
-//! Until it ends nobody knows what is open or locked, so the node keeps every file without a name, nothing is reaped, and new
-//! locks wait. It ends when every client that had a session is either back for good or gone, at the latest after its length.
+//! Until it ends nobody knows what is open or locked, so the node keeps every file without a name,
+//! nothing is reaped, and new locks wait. It ends when every client that had a session is either
+//! back for good or gone, at the latest after its length.
 //!
-//! *Back for good* means: it has reclaimed everything **and** its retries have been executed. A file that a client created just
-//! before the crash is not among what it reclaims if it has not heard of it; the retry of that Create finds the recorded
-//! answer, and the file must not have been deleted in between. So who has reclaimed everything when the period is over, and may have
-//! retries under way, has a lease more: by then it has said something that comes after them, or its session has ended.
+//! *Back for good* means: it has reclaimed everything **and** its retries have been executed. A
+//! file that a client created just before the crash is not among what it reclaims if it has not
+//! heard of it; the retry of that Create finds the recorded answer, and the file must not have been
+//! deleted in between. So a client that has reclaimed everything when the period is over, and may
+//! have retries under way, has a lease more: by then it has said something that comes after them,
+//! or its session has ended.
 //!
-//! **Another process may have been the node until now** ([`crate::backend::Backend::may_answer`]), and have clients that do not know. It tells
-//! them nothing any more when this one has its first lease, so what a client of it was answered last it had sent before that; it counts its locks as lost a lease
-//! after it sent that. Therefore the period begins with this node's first lease, and is not shorter than a client's: nobody gets a lock that somebody else believes in.
+//! **Another process may have been the node until now** ([`crate::backend::Backend::may_answer`]),
+//! and have clients that do not know. It tells them nothing any more when this one has its first
+//! lease, so what a client of it was answered last it had sent before that; it counts its locks as
+//! lost a lease after it sent that. Therefore the period begins with this node's first lease, and
+//! is not shorter than a client's: nobody gets a lock that somebody else believes in.
 //!
-//! **A client's lease is that of the start it was welcomed by**, which may have been longer than this one's. It is on record (row `lease`) before anybody is
-//! welcomed, and the longest of two starts stays there until the period between them has ended.
+//! **A client's lease is that of the start it was welcomed by**, which may have been longer than
+//! this one's. It is on record (row `lease`) before anybody is welcomed, and the longest of two
+//! starts stays there until the period between them has ended.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -57,7 +63,7 @@ impl Grace {
         self.awaited.is_empty() || self.until.is_some_and(|until| now >= until)
     }
 
-    /// Whether who has reclaimed may still ask for an answer that it has not heard.
+    /// Whether a client that has reclaimed may still ask for an answer that it has not heard.
     fn is_patient(&self, now: Nanos, lease: Nanos) -> bool {
         self.until.is_some_and(|until| now < until.saturating_add(lease))
     }
@@ -109,7 +115,7 @@ impl Server {
         }
         let mut retries_may_come = false;
         for session in late {
-            // Who has reclaimed keeps what it has; the rest is given up.
+            // A client that has reclaimed keeps what it has; the rest is given up.
             let phase = session.state.lock().phase;
             match phase {
                 Phase::Reclaiming => self.expire(&session, now),
@@ -129,8 +135,8 @@ impl Server {
         self.settle_lease();
     }
 
-    /// Nobody believes in a lease of an earlier start any more: this one's is on record from now on. If it cannot be, the next start waits
-    /// longer than it must.
+    /// Nobody believes in a lease of an earlier start any more: this one's is on record from now
+    /// on. If it cannot be, the next start waits longer than it must.
     pub(super) fn settle_lease(&self) {
         let (node, lease) = (self.backend.node(), self.shared.config.lease);
         let settled = node.lease_on_record().and_then(|before| match before == Some(lease) {

@@ -1,4 +1,5 @@
-//! The first message of a connection: whether it is served, and what became of the client's session.
+//! The first message of a connection: whether it is served, and what became of the client's
+//! session.
 
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ use crate::session::{Line, Phase, Session, State};
 const MS: Nanos = SECOND / 1000;
 
 impl Server {
-    /// Takes a client in: finds or begins its session and makes this its connection. The Welcome leaves at once, or when the
-    /// session's record is durable.
+    /// Takes a client in: finds or begins its session and makes this its connection. The Welcome
+    /// leaves at once, or when the session's record is durable.
     ///
     /// # Errors
     /// What the client is refused with.
@@ -39,7 +40,8 @@ impl Server {
             return Err(FsError::new(libc::ESTALE, "a newer connection of this client was there before"));
         }
         if state.phase == Phase::Expired && state.window.running() > 0 {
-            // Their effect on what is open has to be settled before the client says what it has open.
+            // Their effect on what is open has to be settled before the client says what it has
+            // open.
             return Err(FsError::new(
                 libc::EAGAIN,
                 "calls of the client's last session are being finished: connect again",
@@ -110,8 +112,8 @@ impl Server {
         Ok(version)
     }
 
-    /// What a client hears of a node that may not answer ([`crate::backend::Backend::may_answer`]). It passes: the client comes again, and asks
-    /// other nodes where this one is.
+    /// What a client hears of a node that may not answer ([`crate::backend::Backend::may_answer`]).
+    /// It passes: the client comes again, and asks other nodes where this one is.
     pub(crate) fn why_mute(&self) -> FsError {
         let why = format!(
             "node {} has no lease: it does not reach most nodes of the cluster, or its metadata, so another process may serve in its \
@@ -137,7 +139,8 @@ impl Server {
         Ok(session)
     }
 
-    /// Makes this the session's connection, and decides how the session goes on. The connection it had before.
+    /// Makes this the session's connection, and decides how the session goes on. The connection it
+    /// had before.
     fn take_over(&self, state: &mut State, hello: &Hello, line: Line, begins: bool) -> Option<Line> {
         if state.phase == Phase::Expired {
             state.holder = self.shared.next_holder();
@@ -211,7 +214,8 @@ impl Shared {
             }
             Err(outcome) => {
                 let why = match outcome {
-                    // It may be that another process has the store by now, which knows the client from it.
+                    // It may be that another process has the store by now, which knows the client
+                    // from it.
                     _ if !self.tables.may_answer() => {
                         FsError::new(libc::EAGAIN, "the node answers nobody at present: ask again")
                     }

@@ -1,12 +1,15 @@
 //! Locks of files, and the calls that wait for them.
 //!
-//! Of several nodes each keeps the locks of the files whose home it is. Who asks another one, or while a file is about to get another home,
-//! is told to ask again: locks do not move, so a file that has some does not get another home ([`LockDesk::files_kept`]). So is who asks a node that may
-//! not answer now ([`crate::backend::Backend::may_answer`]): another process may keep them.
+//! Of several nodes each keeps the locks of the files that have it as home. A client that asks
+//! another one, or while a file is about to get another home, is told to ask again: locks do not
+//! move, so a file that has some does not get another home ([`LockDesk::files_kept`]). So is a
+//! client that asks a node that may not answer now ([`crate::backend::Backend::may_answer`]):
+//! another process may keep them.
 //!
-//! The desk's lock is taken with that of the session whose call it is, so a lock is taken or given back before a newer
-//! connection of the same client is welcomed. The desk knows where each session is connected: calls that somebody else's unlock
-//! wakes are answered with the desk's lock held, so never on a connection on which they have not been asked.
+//! The desk's lock is taken with that of the session of the call, so a lock is taken or given back
+//! before a newer connection of the same client is welcomed. The desk knows where each session is
+//! connected: calls that another client's unlock wakes are answered with the desk's lock held, so
+//! never on a connection on which they have not been asked.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,8 +83,8 @@ impl LockDesk {
         }
     }
 
-    /// A session is connected here, and nowhere else any more: whatever its calls wait for, nobody is there to be answered
-    /// until they are asked again.
+    /// A session is connected here, and nowhere else any more: whatever its calls wait for, nobody
+    /// is there to be answered until they are asked again.
     pub fn connect(&mut self, holder: u64, outbox: Arc<dyn Outbox>, checksum: Checksum) {
         self.disconnect(holder);
         self.lines.insert(holder, (outbox, checksum));
@@ -130,9 +133,10 @@ impl LockDesk {
         self.tables.keeps_locks_of(lock.ino) && self.locks.reclaim(holder, lock).is_ok()
     }
 
-    /// Of how many files that leave this node there are locks, or calls that wait for one: those must not leave. From when a file is about to
-    /// leave none comes to be ([`Tables::keeps_locks_of`]), so none means that there will be none. While it is not known which locks there
-    /// were before a restart there is at least one.
+    /// Of how many files that leave this node there are locks, or calls that wait for one: those
+    /// must not leave. From when a file is about to leave none comes to be
+    /// ([`Tables::keeps_locks_of`]), so none means that there will be none. While it is not known
+    /// which locks there were before a restart there is at least one.
     pub fn files_kept(&self, leaves: &dyn Fn(InodeId) -> bool) -> usize {
         let parked = self.parked.iter().filter(|parked| leaves(parked.lock.ino)).count();
         // A number carries its slot, so that one file stands for all of a slot.

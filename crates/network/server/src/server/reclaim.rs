@@ -1,11 +1,12 @@
 //! Clients say what they held of a session that the node has lost.
 //!
-//! What a client says is what it holds from then on: counts are set, not added, so that it may say everything again when it
-//! has not heard the answer. Messages are worked on one at a time. A lock can be had back only by a session that was
-//! interrupted by a restart, within the grace period: otherwise another client may have held it in between.
+//! What a client says is what it holds from then on: counts are set, not added, so that it may say
+//! everything again when it has not heard the answer. Messages are worked on one at a time. A lock
+//! can be had back only by a session that was interrupted by a restart, within the grace period:
+//! otherwise another client may have held it in between.
 //!
-//! Nothing new is had once the reclaim is over. A claim is no permission: with a token for some users a file is had back as one of them
-//! could open it.
+//! Nothing new is had once the reclaim is over. A claim is no permission: with a token for some
+//! users a file is had back as one of them could open it.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ struct Missing {
 }
 
 impl Server {
-    /// Works on what a client has said, as far as earlier messages of it have been answered. With no lock held.
+    /// Works on what a client has said, as far as earlier messages of it have been answered. With
+    /// no lock held.
     pub(crate) fn go_on_reclaiming(self: &Arc<Self>, session: &Arc<Session>) {
         loop {
             // What is left is looked at when time passes.
@@ -82,14 +84,15 @@ impl Server {
         let mut lost = Reclaimed::default();
         let mut missing = Vec::new();
         let outside = state.claims.outside.take().unwrap_or_default();
-        // A reclaim whose answer was lost is made again, and finds what it claimed.
+        // A reclaim is made again if its answer was lost, and finds what it claimed.
         let is_over = state.phase == Phase::Live && state.settled;
         let room = self.shared.config.opens_max;
         let mut total = state.opens.total();
         for open in reclaim.opens {
             let ino = open.file.ino;
             let more = open.count.saturating_sub(state.opens.get(ino).count);
-            // Of a file that is said twice the first counts: nobody who keeps the protocol says it twice.
+            // Of a file that is said twice the first counts: no client that keeps the protocol says
+            // it twice.
             if state.claims.opens.contains_key(&ino) {
                 continue;
             }

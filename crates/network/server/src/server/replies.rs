@@ -1,10 +1,12 @@
 //! Answers on their way from the node to clients.
 //!
-//! What the calls of one batch are answered while the batch is being submitted (reads, as a rule) leaves as one; answers that
-//! waited for the disk leave one by one, and the transport gathers them.
+//! What the calls of one batch are answered while the batch is being submitted (reads, as a rule)
+//! leaves as one; answers that waited for the disk leave one by one, and the transport gathers
+//! them.
 //!
-//! An answer is taken to the session first (what it means for opens and objects, that its number is done) and then sent to
-//! the connection on which the call was asked last: it may have been sent again over a newer one.
+//! An answer is taken to the session first (what it means for opens and objects, that its number is
+//! done) and then sent to the connection on which the call was asked last: it may have been sent
+//! again over a newer one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -172,7 +174,8 @@ impl Batch {
         }
     }
 
-    /// What an answer means for the session. False if the answer no longer is true: its session was given up.
+    /// What an answer means for the session. False if the answer no longer is true: its session was
+    /// given up.
     fn take_effect(&self, state: &mut State, effect: Effect, reply: &Reply, awaited: bool) -> bool {
         let alive = state.is_alive();
         match (effect, reply) {
@@ -206,7 +209,8 @@ impl Batch {
     }
 }
 
-/// Notes what a session is given by an answer, and keeps from it what is above its root, and content that none of its users may read.
+/// Notes what a session is given by an answer, and keeps from it what is above its root, and
+/// content that none of its users may read.
 fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, reply: &mut Reply) {
     // To open a file is to be allowed its content.
     if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. })

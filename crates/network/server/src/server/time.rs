@@ -1,7 +1,9 @@
-//! What happens when time passes: leases end, answers of vanished clients are forgotten, the grace period ends.
+//! What happens when time passes: leases end, answers of vanished clients are forgotten, the grace
+//! period ends.
 //!
-//! Not while the node may not answer ([`crate::backend::Backend::may_answer`]): sessions are another process's then, perhaps, and what one gives up
-//! nobody may get from this one. Clients are not heard then, which does not count against them.
+//! Not while the node may not answer ([`crate::backend::Backend::may_answer`]): sessions are
+//! another process's then, perhaps, and what one gives up nobody may get from this one. Clients are
+//! not heard then, which does not count against them.
 
 use std::sync::Arc;
 
@@ -15,7 +17,8 @@ use crate::session::{Claims, Phase, Session};
 /// Longest time between two ticks.
 const TICK_MAX: Nanos = SECOND;
 
-/// For so long a node that may not answer keeps its clients: when that is over another one may have taken its place.
+/// For so long a node that may not answer keeps its clients: when that is over another one may have
+/// taken its place.
 const MUTE_MAX: Nanos = PROMISE;
 
 impl Server {
@@ -24,8 +27,8 @@ impl Server {
         (self.shared.config.lease / 20).min(TICK_MAX)
     }
 
-    /// Time has passed. A gap much longer than [`Server::tick_interval`] means that this process did not run; clients could not
-    /// be heard of meanwhile, so it does not count against them.
+    /// Time has passed. A gap much longer than [`Server::tick_interval`] means that this process
+    /// did not run; clients could not be heard of meanwhile, so it does not count against them.
     pub fn tick(self: &Arc<Self>, now: Nanos) {
         let gap = {
             let mut ticked = self.ticked.lock();
@@ -57,8 +60,8 @@ impl Server {
         self.release_abandoned();
     }
 
-    /// It may not answer, as it may not have been able to for `gap`. If that lasts its clients are to look for somebody who may: their
-    /// connections end.
+    /// It may not answer, as it may not have been able to for `gap`. If that lasts its clients are
+    /// to look for a node that may: their connections end.
     fn stay_mute(&self, gap: Nanos, now: Nanos) {
         if let Some(grace) = &mut *self.shared.grace.lock() {
             grace.put_off(gap);
@@ -94,7 +97,8 @@ impl Server {
         let parked = !state.claims.parked.is_empty();
         drop(state);
         match phase {
-            // A client that has not come back for good after a restart has the whole grace period: it may not have heard of this start's lease.
+            // A client that has not come back for good after a restart has the whole grace period:
+            // it may not have heard of this start's lease.
             Phase::Live | Phase::Reclaiming if silent > self.shared.config.lease && !awaited => {
                 self.shared.counts.sessions_expired.add(1);
                 self.expire(session, now);
@@ -170,7 +174,8 @@ impl Server {
         state.phase = Phase::Ended;
         drop(state);
         directory.remove(&session.client);
-        // With the directory held, so that a session of the same client that begins now is recorded after this.
+        // With the directory held, so that a session of the same client that begins now is recorded
+        // after this.
         if let Err(why) = self.backend.node().forget_client(session.client) {
             log::warn!("client {}: its records are not deleted: {why}", session.client);
         }

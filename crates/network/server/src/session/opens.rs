@@ -8,7 +8,8 @@ use rustc_hash::FxHashMap;
 pub struct Held {
     /// Opens not yet given back.
     pub count: u32,
-    /// One of them was for writing. (Which one of several is given back is not said, so this lasts until all are.)
+    /// One of them was for writing. (Which one of several is given back is not said, so this lasts
+    /// until all are.)
     pub write: bool,
 }
 
@@ -41,7 +42,8 @@ impl Opens {
         }
     }
 
-    /// Gives back `count` opens, or as many as there are; how many, and how the file was open before.
+    /// Gives back `count` opens, or as many as there are; how many, and how the file was open
+    /// before.
     pub fn take(&mut self, ino: InodeId, count: u32) -> (u32, Held) {
         let Some(held) = self.files.get_mut(&ino) else { return (0, Held::default()) };
         let before = *held;

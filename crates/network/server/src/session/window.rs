@@ -1,11 +1,12 @@
 //! What became of a client's numbered calls: the memory behind exactly-once execution.
 //!
-//! A client numbers its changes 1, 2, 3 … and says with every call up to where it has all answers. Above that the window knows
-//! of each number whether it is being executed, or how it was answered. A number that is neither has not been seen since the
-//! node started: if the client says that it sent it before, the node looks for its recorded answer first.
+//! A client numbers its changes 1, 2, 3 … and says with every call up to where it has all answers.
+//! Above that the window knows of each number whether it is being executed, or how it was answered.
+//! A number that is neither has not been seen since the node started: if the client says that it
+//! sent it before, the node looks for its recorded answer first.
 //!
-//! Invariants: a number is executed only after [`Window::admit`] said [`Admission::Run`], and then not again before
-//! [`Window::finish`]; the window spans at most [`WINDOW`] numbers.
+//! Invariants: a number is executed only after [`Window::admit`] said [`Admission::Run`], and then
+//! not again before [`Window::finish`]; the window spans at most [`WINDOW`] numbers.
 
 use std::collections::VecDeque;
 
@@ -18,7 +19,7 @@ enum Slot {
     /// Nothing.
     #[default]
     Unseen,
-    /// It is being executed; whether it was sent before, and who waits.
+    /// It is being executed; whether it was sent before, and the call that waits.
     Running { waiter: Waiter, retry: bool },
     /// It was answered like this.
     Answered(Reply),
@@ -70,7 +71,8 @@ impl Window {
         self.retries_running
     }
 
-    /// The client has all answers up to `acked`. (A call that it gave up counts as answered, so its number may still run.)
+    /// The client has all answers up to `acked`. (A call that it gave up counts as answered, so its
+    /// number may still run.)
     pub fn ack(&mut self, acked: u64) {
         while self.acked < acked {
             match self.slots.pop_front() {
@@ -117,7 +119,8 @@ impl Window {
         }
     }
 
-    /// How far after the first number that may be unanswered; `None` before it. (Clients may say any number.)
+    /// How far after the first number that may be unanswered; `None` before it. (Clients may say
+    /// any number.)
     fn index(&self, seq: u64) -> Option<u64> {
         seq.checked_sub(self.acked)?.checked_sub(1)
     }
@@ -127,7 +130,7 @@ impl Window {
         self.slots.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Who waits for the answer of `seq`; `None` if the client has given it up.
+    /// The call that waits for the answer of `seq`; `None` if the client has given it up.
     pub fn waiting(&mut self, seq: u64) -> Option<Waiter> {
         match self.slot(seq)? {
             Slot::Running { waiter, .. } => Some(*waiter),
@@ -135,8 +138,8 @@ impl Window {
         }
     }
 
-    /// `seq` has been executed: its answer is kept until the client has it; not if `keep` is off, then a retry executes it
-    /// again (or finds its record).
+    /// `seq` has been executed: its answer is kept until the client has it; not if `keep` is off,
+    /// then a retry executes it again (or finds its record).
     pub fn finish(&mut self, seq: u64, reply: Reply, keep: bool) {
         let Some(slot) = self.slot(seq) else { return };
         if !matches!(slot, Slot::Running { .. }) {
@@ -147,7 +150,8 @@ impl Window {
         self.leave(&before);
     }
 
-    /// The session was given up and with it every open: answers that gave or took one are no longer true.
+    /// The session was given up and with it every open: answers that gave or took one are no longer
+    /// true.
     pub fn forget_opens(&mut self) {
         for slot in &mut self.slots {
             if matches!(slot, Slot::Answered(Ok(Answer::Opened { .. } | Answer::Done))) {

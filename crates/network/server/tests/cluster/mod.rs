@@ -37,7 +37,8 @@ use tempfile::TempDir;
 
 pub const VOLUME: &str = "vol";
 
-/// Says to be a node, at this end of a connection, and answers what it is asked to prove; then says the rest. `Err`: it was refused before.
+/// Says to be a node, at this end of a connection, and answers what it is asked to prove; then says
+/// the rest. `Err`: it was refused before.
 pub fn introduce(
     stream: &mut TcpStream,
     hello: &PeerHello,

@@ -1,4 +1,5 @@
-//! A server on an engine in memory whose disk syncs when told to, and clients that write their messages by hand.
+//! A server on an engine in memory, with a disk that syncs when told to, and clients that write
+//! their messages by hand.
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -61,7 +62,7 @@ impl Line {
     }
 }
 
-/// Answers every question with the question, unless the token of whoever asks has ended.
+/// Answers every question with the question, unless the asker's token has ended.
 struct Echo;
 
 impl Admin for Echo {

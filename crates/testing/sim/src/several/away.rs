@@ -1,5 +1,6 @@
-//! A member that is away when all is over: cut off from the others, while clients reach it. A directory is renamed without it, in bounded time,
-//! and it must not say that the directory is where it was.
+//! A member that is away when all is over: cut off from the others, while clients reach it. A
+//! directory is renamed without it, in bounded time, and it must not say that the directory is
+//! where it was.
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::inode::Kind;
@@ -11,7 +12,8 @@ use super::{Event, Several};
 use crate::agenda::Scene;
 use crate::network::MS;
 
-/// In which time a directory that needs no row of the member must have been renamed: leases and promises run out, messages take their time.
+/// In which time a directory that needs no row of the member must have been renamed: leases and
+/// promises run out, messages take their time.
 const RENAMES: Nanos = 12 * SECOND;
 
 /// How long the member is cut off after that.
@@ -37,7 +39,8 @@ impl Several {
         let mut below = Place::new(1, file);
         below.dirs.push(&from);
 
-        // One that has nothing open, which a member that starts would wait for. The member learns of the directory.
+        // One that has nothing open, which a member that starts would wait for. The member learns
+        // of the directory.
         self.clients[0] = self.new_client();
         self.observe(Op::MkDir(at(&from), 0o777));
         self.observe(Op::MkNod { place: below.clone(), kind: Kind::File, mode: 0o666, rdev: 0 });
@@ -47,7 +50,7 @@ impl Several {
                 self.cuts.insert(way, Nanos::MAX);
             }
         }
-        // Who starts knows no directory, and asks the owner of the root for it.
+        // A member that starts knows no directory, and asks the owner of the root for it.
         if table.owner_of(0, b"").id != away && self.dice.chance(50) {
             self.restart_all_but(away);
         }

@@ -1,5 +1,5 @@
-//! Clients: one call at a time, to the member that leads it by the table of placement that the client has, in its session there if it is
-//! numbered, again and again until it is answered.
+//! Clients: one call at a time, to the member that leads it by the table of placement that the
+//! client has, in its session there if it is numbered, again and again until it is answered.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,8 @@ use crate::client::Client;
 use crate::network::MS;
 use crate::workload;
 
-/// What faults have left behind may delay calls so long after they have stopped, and make them fail.
+/// What faults have left behind may delay calls so long after they have stopped, and make them
+/// fail.
 const SETTLES: Nanos = 5 * SECOND;
 
 /// A client.
@@ -38,7 +39,8 @@ pub struct Caller {
     pub opens: BTreeMap<(NodeId, InodeId), Held>,
     /// Members that have a session of it: the start that knows all of it.
     pub sessions: BTreeMap<NodeId, u64>,
-    /// The start that it has told, or is telling, what it had open: what earlier ones say it does not hear any more.
+    /// The start that it has told, or is telling, what it had open: what earlier ones say it does
+    /// not hear any more.
     pub connected: BTreeMap<NodeId, u64>,
     patience: Nanos,
     /// The member that gives it numbers for objects.
@@ -172,7 +174,8 @@ impl Several {
         });
     }
 
-    /// A call was misdirected: it goes to whoever leads it by the table that the client has by now.
+    /// A call was misdirected: it goes to the member that leads it by the table that the client has
+    /// by now.
     pub(super) fn ask_again(&mut self, place: usize, number: u64) {
         let waiting = self.clients[place].waiting.clone();
         let Some(Waiting { record, request, .. }) = waiting.filter(|waiting| waiting.number == number) else {
@@ -203,7 +206,8 @@ impl Several {
             return self.plan_in(after, Event::AskAgain(place, number));
         }
         if is_no_answer(&reply) {
-            // The store of another node failed, which had a part in it: the caller hears so, and the call did nothing.
+            // The store of another node failed, which had a part in it: the caller hears so, and
+            // the call did nothing.
             return self.plan_in(MS, Event::Think(place));
         }
         if let Err(Outcome::Failed(why)) = &reply
@@ -246,7 +250,7 @@ impl Several {
             self.clients[place] = caller;
             return self.plan_in(MS, Event::Think(place));
         }
-        // Whoever is not there any more answers nothing.
+        // A member that is not there any more answers nothing.
         let at = self.clients[place].waiting.as_ref().map_or(0, |waiting| waiting.at);
         if self.hosts.get(&at).is_none_or(|host| host.lost) {
             let (client, from) = (self.clients[place].client.id, self.coordinator());

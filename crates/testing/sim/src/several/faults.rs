@@ -40,7 +40,7 @@ impl Several {
         }
     }
 
-    /// Now and then a change of the table loses one of those who say something about it.
+    /// Now and then a change of the table loses one of the members that say something about it.
     pub(super) fn fault_in_change(&mut self, from: NodeId, to: NodeId) {
         if self.troubled && self.dice.chance(1) {
             let (node, after) = (*self.dice.pick(&[from, to]).expect("two"), self.dice.between(0, 20 * MS));
@@ -48,7 +48,8 @@ impl Several {
         }
     }
 
-    /// A member's store gives no answer any more: what was not synced may be in it or not. The process says what it makes of that, and ends.
+    /// A member's store gives no answer any more: what was not synced may be in it or not. The
+    /// process says what it makes of that, and ends.
     fn fail_store(&mut self, node: NodeId) {
         let now = self.agenda.now;
         if !self.host(node).fail_store(now) {
@@ -61,7 +62,8 @@ impl Several {
         self.plan_in(after, Event::Failed(node, start));
     }
 
-    /// The process of a member whose store has failed ends; what the store has shows at its next start.
+    /// The process of a member whose store has failed ends; what the store has shows at its next
+    /// start.
     pub(super) fn end_failed(&mut self, node: NodeId, start: u64) {
         if !self.hosts[&node].is_up(start) {
             return;

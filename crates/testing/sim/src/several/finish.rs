@@ -38,7 +38,7 @@ impl Several {
         self.leave_for_good();
         self.rename_without_one();
         self.check_rows();
-        // Who is told that nothing has changed in time need not be believed to have asked.
+        // A member that is told in time that nothing has changed need not have asked.
         let timed_out = |record: &Record| {
             let reply = record.heard.as_ref().map(|(_, reply)| reply);
             matches!(reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT)
@@ -117,8 +117,8 @@ impl Several {
         reply
     }
 
-    /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no transaction or lock left, and
-    /// together a volume that is sound.
+    /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no
+    /// transaction or lock left, and together a volume that is sound.
     fn check_rows(&mut self) {
         if self.agenda.failure.is_some() {
             return;
@@ -184,7 +184,7 @@ impl Several {
             ControlFlow::Continue(())
         });
         visited.expect("no fault was injected");
-        // Who has left serves no path.
+        // A member that has left serves no path.
         for (node, host) in self.hosts.iter().filter(|(_, host)| !host.is_out()) {
             let Some(member) = host.member() else { continue };
             for (ino, dir) in &dirs {

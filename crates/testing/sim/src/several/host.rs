@@ -38,8 +38,9 @@ pub struct Host {
     clock: Arc<ManualClock>,
     config: MemberConfig,
     member: Option<Member>,
-    /// An earlier start that was presumed dead and goes on, cut off from everybody: it gets copies of what clients ask, and what it says
-    /// reaches nobody. The engine must refuse what it commits.
+    /// An earlier start that was presumed dead and goes on, cut off from everybody: it gets copies
+    /// of what clients ask, and what it says reaches nobody. The engine must refuse what it
+    /// commits.
     ghost: Option<Member>,
     /// The same of a store that others can claim: it is cut off from some, or from nobody.
     pub zombie: Option<Zombie>,
@@ -75,7 +76,8 @@ pub struct Host {
     leases: LeaseFigures,
 }
 
-/// What a store that has failed says. A client that hears it knows no more than one that hears nothing.
+/// What a store that has failed says. A client that hears it knows no more than one that hears
+/// nothing.
 const NO_ANSWER: &str = "the store gave no answer";
 
 /// Whether a request failed as nobody knows what became of it.
@@ -180,8 +182,8 @@ impl Host {
         self.sessions.lock()
     }
 
-    /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
-    /// stays, in percent.
+    /// The process is gone at once. If the power is, so is what was not synced, or the end of it:
+    /// `keep` says how much of it stays, in percent.
     pub fn kill(&mut self, keep: Option<u64>, now: Nanos) {
         self.end(now);
         self.ghost = None;
@@ -207,7 +209,8 @@ impl Host {
         self.end(now);
     }
 
-    /// As above, and it is reached by whom it is not cut off from, if others can claim its store. Its start.
+    /// As above, and the members that it is not cut off from reach it, if others can claim its
+    /// store. Its start.
     pub fn haunt_alive(
         &mut self,
         cuts: BTreeSet<NodeId>,
@@ -252,7 +255,8 @@ impl Host {
         }
     }
 
-    /// Its store gives no answer to what was not synced, nor takes anything. False if there is nothing to fail.
+    /// Its store gives no answer to what was not synced, nor takes anything. False if there is
+    /// nothing to fail.
     pub fn fail_store(&mut self, now: Nanos) -> bool {
         if self.failed || self.member.is_none() || self.ghost.is_some() || self.zombie.is_some() {
             return false;
@@ -509,7 +513,8 @@ impl Host {
         self.member.as_mut().map_or_else(Vec::new, Member::take_outbox)
     }
 
-    /// What it has answered clients; what is known to have failed with its store nobody hears, as it ends.
+    /// What it has answered clients; what is known to have failed with its store nobody hears, as
+    /// it ends.
     pub fn take_replies(&mut self) -> Vec<(usize, u64, Reply)> {
         let replies = std::mem::take(&mut *self.replies.lock());
         replies.into_iter().filter(|(.., reply)| !(self.failed && is_no_answer(reply))).collect()

@@ -1,8 +1,10 @@
-//! Members that leave in mid-run, and clients that move out of them; nodes that were announced or added and never come.
+//! Members that leave in mid-run, and clients that move out of them; nodes that were announced or
+//! added and never come.
 //!
-//! A client that knows that a member is leaving opens elsewhere what it has open there and then releases it, one call after the other,
-//! and stops using object numbers of that member. The member itself counts opens; who has numbers of it, or waits for an answer, its process
-//! knows, and that keeps it from leaving.
+//! A client that knows that a member is leaving opens elsewhere what it has open there and then
+//! releases it, one call after the other, and stops using object numbers of that member. The member
+//! itself counts opens; its process knows which clients have numbers of it or wait for an answer,
+//! and that keeps it from leaving.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -67,7 +69,7 @@ pub fn staying(table: &Placement) -> Vec<NodeId> {
 }
 
 impl Several {
-    /// Notes whom clients need, for those who are about to say whether they can leave.
+    /// Notes which members clients need, for members that are about to say whether they can leave.
     pub(super) fn note_needed(&mut self) {
         if !self.tables.on {
             return;
@@ -137,7 +139,8 @@ impl Several {
         }
     }
 
-    /// A node that was announced is never set up, or one that was set up is lost before it has joined.
+    /// A node that was announced is never set up, or one that was set up is lost before it has
+    /// joined.
     pub(super) fn lose(&mut self, node: NodeId) {
         let now = self.agenda.now;
         if let Some(host) = self.hosts.get_mut(&node) {
@@ -183,7 +186,7 @@ impl Several {
         }
     }
 
-    /// Now that all clients are gone whoever was leaving leaves.
+    /// Now that all clients are gone, a member that was leaving leaves.
     pub(super) fn leave_for_good(&mut self) {
         let until = self.agenda.now + REST_MAX;
         while self.agenda.failure.is_none() {

@@ -1,8 +1,9 @@
-//! Objects: numbers that clients were given and may still store bytes under, and a block store from which members delete what nothing
-//! refers to.
+//! Objects: numbers that clients were given and may still store bytes under, and a block store from
+//! which members delete what nothing refers to.
 //!
-//! The store is no more than the list of what was deleted. A client uses numbers until it is done with them, or for some time after it has died: as
-//! long as copies of its calls may be under way, which in a real cluster its sessions' end makes void.
+//! The store is no more than the list of what was deleted. A client uses numbers until it is done
+//! with them, or for some time after it has died: as long as copies of its calls may be under way,
+//! which in a real cluster its sessions' end makes void.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -27,7 +28,8 @@ use crate::network::MS;
 /// How long after a client's death its numbers stay in use.
 pub const LINGERS: Nanos = 60 * SECOND;
 
-/// How long it may take until all that nothing refers to is deleted: a few of the periods after which objects are looked at again.
+/// How long it may take until all that nothing refers to is deleted: a few of the periods after
+/// which objects are looked at again.
 const REAPED_MAX: Nanos = 200 * SECOND;
 
 /// What the world knows of objects.

@@ -1,8 +1,9 @@
 //! What clients have open at which member, and how they claim it when the member was started again.
 //!
-//! A call that counts opens, or relies on one, goes to the member that leads it, in a session of one start of it: what was sent to
-//! an earlier start is lost with the connection. Before anything else a client tells a new start what it had open there; when all
-//! clients have, and have repeated what they did not hear an answer to, the time of claims is over.
+//! A call that counts opens, or relies on one, goes to the member that leads it, in a session of
+//! one start of it: what was sent to an earlier start is lost with the connection. Before anything
+//! else a client tells a new start what it had open there; when all clients have, and have repeated
+//! what they did not hear an answer to, the time of claims is over.
 
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
@@ -52,7 +53,8 @@ impl Several {
                 return *self.dice.pick(&members).expect("there are members");
             }
         };
-        // What leaves is only told that it is not needed any more, once another one has the file open too.
+        // What leaves is only told that it is not needed any more, once another one has the file
+        // open too.
         let leaves = |node: &NodeId| caller.placement.is_leaving(*node);
         let holders = caller.opens.keys().filter(|(_, open)| *open == ino);
         let holds = holders.max_by_key(|(node, _)| leaves(node) == matches!(op, Op::Release(_)));
@@ -63,8 +65,9 @@ impl Several {
     pub(super) fn held(&self, place: usize, op: &Op) -> Option<InodeId> {
         let inode = kestrel_model::target(op)?;
         let caller = &self.clients[place];
-        // A file without a name is opened at its home only, which a client asks by number when it has been told that there is none;
-        // one that is where it was made is not found by number alone.
+        // A file without a name is opened at its home only, which a client asks by number when it
+        // has been told that there is none; one that is where it was made is not found by number
+        // alone.
         if matches!(op, Op::Open(..)) && !caller.asks_home {
             return None;
         }
@@ -125,7 +128,8 @@ impl Several {
         }
     }
 
-    /// Whether a client may send calls to the present start of a member: it has claimed what it had there.
+    /// Whether a client may send calls to the present start of a member: it has claimed what it had
+    /// there.
     pub(super) fn is_welcome(&mut self, place: usize, node: NodeId) -> bool {
         let start = self.hosts[&node].started();
         *self.clients[place].sessions.entry(node).or_insert(start) == start
@@ -140,7 +144,7 @@ impl Several {
             if caller.sessions.contains_key(&node) {
                 awaited.push(caller.client.id);
                 let client = caller.client.id;
-                // Who reaches the process of before looks for no other.
+                // A client that reaches the earlier process looks for no other.
                 let lingers = self.hosts[&node].zombie.is_some() && self.dice.chance(70);
                 let after = self.dice.between(MS, if lingers { 8 * SECOND } else { 200 * MS });
                 self.plan_in(after, Event::Claim(place, client, node, start));

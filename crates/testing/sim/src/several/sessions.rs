@@ -1,4 +1,5 @@
-//! What a member's machine knows of clients: a window of one numbered call, and opens; what `kestrel-server` does for a real one.
+//! What a member's machine knows of clients: a window of one numbered call, and opens; what
+//! `kestrel-server` does for a real one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -159,7 +160,8 @@ impl Sessions {
         session.settled.then(|| session.lost.clone())
     }
 
-    /// A client is not heard of any more. What the member has not answered yet is given back when it has.
+    /// A client is not heard of any more. What the member has not answered yet is given back when
+    /// it has.
     pub fn expire(&mut self, client: ClientId) {
         let Some(session) = self.clients.get_mut(&client).filter(|session| !session.gone) else { return };
         session.gone = true;
@@ -192,9 +194,9 @@ impl Sessions {
         self.failed = true;
     }
 
-    /// Whether the process's own store gave no answer to a request. A release may then be counted in
-    /// the process's memory already, which nothing takes back: to ask again would be to give back an
-    /// open that is none (`EBADF`). The process ends, and all that it counted with it.
+    /// Whether the process's own store gave no answer to a request. A release may then be counted
+    /// in the process's memory already, which nothing takes back: to ask again would be to give
+    /// back an open that is none (`EBADF`). The process ends, and all that it counted with it.
     fn is_last_word(&self, reply: &Reply) -> bool {
         self.failed && is_no_answer(reply)
     }

@@ -1,7 +1,9 @@
-//! A process's way to a store that others can claim: as it is while the store is its own, and as it is when another process has claimed that.
+//! A process's way to a store that others can claim: as it is while the store is its own, and as it
+//! is when another process has claimed that.
 //!
-//! The rows a process has in memory stay as they were, whatever its successor writes. What it commits then is refused at once, or goes to
-//! memory and never gets through, as with a database that is asked later; and what it had committed before may be in though it is never told so.
+//! The rows a process has in memory stay as they were, whatever its successor writes. What it
+//! commits then is refused at once, or goes to memory and never gets through, as with a database
+//! that is asked later; and what it had committed before may be in though it is never told so.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -51,7 +53,7 @@ impl Way {
         }
         old.sync().expect("no fault was injected");
         *self.parted.lock() = Some((fate, Arc::new(old)));
-        // Whoever waits hears of it, or does not.
+        // A waiting caller hears of it, or does not.
         store.sync().expect("no fault was injected");
     }
 

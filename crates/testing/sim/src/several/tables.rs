@@ -1,5 +1,6 @@
-//! Tables of placement that change in mid-run: somebody asks the coordinator for other owners of the names and numbers that clients are busy
-//! with, for new members, and for another coordinator; clients hear of it late.
+//! Tables of placement that change in mid-run: somebody asks the coordinator for other owners of
+//! the names and numbers that clients are busy with, for new members, and for another coordinator;
+//! clients hear of it late.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub struct Tables {
     asked: usize,
     /// Members that are to join or have.
     joins: usize,
-    /// Who coordinated when a change ended last.
+    /// The coordinator when a change ended last.
     coordinator: Option<NodeId>,
     /// Of every member: seed, number of workers, and how many rows are many.
     host: (u64, (usize, usize)),
@@ -93,7 +94,8 @@ impl Several {
         self.plan_in(after, Event::Change);
     }
 
-    /// The table in which another member coordinates: one that those know who wait to be taken in, since they ask nobody else.
+    /// The table in which another member coordinates: one that members know that wait to be taken
+    /// in, since they ask no other.
     fn handed_table(&mut self) -> Option<Placement> {
         let table = self.newest();
         let waiting: Vec<&Placement> =
@@ -203,7 +205,7 @@ impl Several {
         let used = self.used_slots();
         let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
         if let Some(old) = back {
-            // It may have members that those who run at the moment do not know yet.
+            // It may have members that the running members do not know yet.
             let known = |node: NodeId| if members.contains(&node) { node } else { members[0] };
             owners = (0..1 << 14).map(|slot| known(old.map.owner(slot).id)).collect();
             exceptions = old.exceptions;
@@ -277,7 +279,8 @@ impl Several {
         versions.len() == 1
     }
 
-    /// Now that nothing goes wrong any more a change succeeds, if it is asked for often enough: one may be under way.
+    /// Now that nothing goes wrong any more a change succeeds, if it is asked for often enough: one
+    /// may be under way.
     pub(super) fn change_once_more(&mut self) {
         if !self.tables.on {
             return;

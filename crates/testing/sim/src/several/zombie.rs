@@ -1,8 +1,11 @@
-//! Processes that were presumed dead and go on, fully alive, while another one serves in their place: of stores that others can claim.
+//! Processes that were presumed dead and go on, fully alive, while another one serves in their
+//! place: of stores that others can claim.
 //!
-//! Such a process hears what others say to its member, but for those that it is cut off from, and so does its successor. Its clients stay with it until they
-//! find the successor, to which they claim what they had. Who has heard of a newer start takes nothing of an older one any more, and has that on
-//! record (`kestrel-server`'s `server/gate.rs`). Nothing that a zombie says may be seen to be wrong.
+//! Such a process hears what others say to its member, but for those that it is cut off from, and
+//! so does its successor. Its clients stay with it until they find the successor, to which they
+//! claim what they had. A member that has heard of a newer start takes nothing of an older one any
+//! more, and has that on record (`kestrel-server`'s `server/gate.rs`). Nothing that a zombie says
+//! may be seen to be wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -63,7 +66,7 @@ pub struct Zombie {
     pub free: Free,
     pub sessions: Shared,
     pub gate: Gate,
-    /// Whom it does not reach, nor they it; 0 stands for clients.
+    /// The members that it does not reach, nor they it; 0 stands for clients.
     pub cuts: BTreeSet<NodeId>,
     pub stopped_until: Nanos,
     pub sync_planned: bool,
@@ -187,7 +190,8 @@ impl Several {
         }
     }
 
-    /// The start of a member that a client's calls reach: the one in which it has its session, as long as it has not found another.
+    /// The start of a member that a client's calls reach: the one in which it has its session, as
+    /// long as it has not found another.
     pub(super) fn start_for(&self, place: usize, node: NodeId) -> u64 {
         let (host, caller) = (&self.hosts[&node], &self.clients[place]);
         let stays = |start: u64| {

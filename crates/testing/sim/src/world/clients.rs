@@ -35,7 +35,8 @@ impl World {
         if let Some(state) = self.network.wires.get_mut(&wire) {
             state.client_open = false;
         }
-        // What is under way arrives at the node, in a while; then, perhaps much later, the end of the connection.
+        // What is under way arrives at the node, in a while; then, perhaps much later, the end of
+        // the connection.
         let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
         let late = if self.dice.chance(30) { self.dice.between(0, 8 * SECOND) } else { 0 };
         self.plan_at(at + late, Event::HostLoses(wire));
@@ -61,7 +62,8 @@ impl World {
         self.after_client(place);
         if let Err(broken) = outcome {
             self.say(|| format!("client {place}: {broken}"));
-            // Only what a new connection, or some time, mends is an answer to a client that keeps the protocol.
+            // Only what a new connection, or some time, mends is an answer to a client that keeps
+            // the protocol.
             if !broken.0.contains("refused") {
                 self.fail(format!("client {place}: {broken}"));
             }
@@ -84,7 +86,8 @@ impl World {
         self.plan_in(after, Event::ClientTick(place));
     }
 
-    /// What a client has to send goes on its way, what has ended is noted, what it should know it learns.
+    /// What a client has to send goes on its way, what has ended is noted, what it should know it
+    /// learns.
     pub(super) fn after_client(&mut self, place: usize) {
         loop {
             let client = &mut self.clients[place];
@@ -169,7 +172,7 @@ impl World {
             (Asked::Op(call), None) => {
                 self.say(|| format!("client {place}: call {call} ends without an answer"));
             }
-            // Who is not let in any more gives everything up.
+            // A client that is not let in any more gives everything up.
             (Asked::Release(_), None) if self.clients[place].expires.is_some() => {}
             (asked, answer) => self.fail(format!("client {place}: {asked:?} was answered {answer:?}")),
         }

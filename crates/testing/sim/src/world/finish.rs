@@ -13,7 +13,8 @@ use super::World;
 use crate::agenda::Scene;
 use crate::client::Client;
 
-/// How long everything may take to come to rest once nothing goes wrong any more: a call waits for its deadline at most.
+/// How long everything may take to come to rest once nothing goes wrong any more: a call waits for
+/// its deadline at most.
 const REST_MAX: Nanos = 120 * SECOND;
 
 impl World {
@@ -46,7 +47,7 @@ impl World {
             world.clients.iter().all(rests) && !world.host.is_dirty()
         };
         while !rests(self) && self.agenda.now < until && self.agenda.failure.is_none() {
-            // Locks are given up, or those who wait for them wait for ever.
+            // Locks are given up, or calls that wait for them wait for ever.
             for place in 0..self.clients.len() {
                 self.give_up_locks(place);
             }
@@ -121,7 +122,7 @@ impl World {
                 self.clients[place].link.bye();
                 self.after_client(place);
             }
-            // Those who do not speak any more are not heard of.
+            // Clients that do not speak any more are not heard of.
             self.clients[place].stopped_until = Nanos::MAX;
         }
         let until = self.agenda.now + 30 * SECOND;

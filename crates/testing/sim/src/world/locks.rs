@@ -1,4 +1,5 @@
-//! Locks as clients believe to hold them: no two that exclude each other, ever, while both sessions live.
+//! Locks as clients believe to hold them: no two that exclude each other, ever, while both sessions
+//! live.
 
 use kestrel_types::wire::{LockAnswer, LockMode, LockReply, LockRequest, LockSpan};
 

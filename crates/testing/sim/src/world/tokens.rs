@@ -1,4 +1,5 @@
-//! Clients with tokens: these end, by time or because somebody revokes them, and nothing is carried out that is asked with one that has.
+//! Clients with tokens: these end, by time or because somebody revokes them, and nothing is carried
+//! out that is asked with one that has.
 
 use std::sync::Arc;
 
@@ -13,7 +14,8 @@ use crate::agenda::Scene;
 use crate::dice::Dice;
 
 impl World {
-    /// A token for a client, if one is needed, and when it ends. One that is made when the faults are over does not.
+    /// A token for a client, if one is needed, and when it ends. One that is made when the faults
+    /// are over does not.
     pub(super) fn new_token(&mut self, dice: &mut Dice) -> Option<(Arc<Token>, Option<Nanos>)> {
         let (id, secret) = (dice.bits(), dice.bits());
         let text = format!("kestrel-token:1:{id:016x}:{secret:064x}:-");

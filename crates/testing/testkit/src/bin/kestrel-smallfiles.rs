@@ -1,4 +1,5 @@
-//! Many files of one size, written or read by many threads as fast as they can: the load of `bench/s3.py`. See `--help`.
+//! Many files of one size, written or read by many threads as fast as they can: the load of
+//! `bench/s3.py`. See `--help`.
 
 use std::fs::{File, create_dir_all};
 use std::io::{Read, Write};
@@ -133,8 +134,9 @@ fn run(args: &Args, write: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads a file as a data loader in Python or C does: its size by fstat(2), then the bytes. (`std::fs` asks for the time of birth
-/// besides, which a FUSE file system is asked for separately, for each file.)
+/// Reads a file as a data loader in Python or C does: its size by fstat(2), then the bytes.
+/// (`std::fs` asks for the time of birth besides, which a FUSE file system is asked for separately,
+/// for each file.)
 fn read_whole(mut from: File, buffer: &mut Vec<u8>) -> std::io::Result<()> {
     // SAFETY: the structure is plain integers, for which all zeros is a valid value.
     let mut found: libc::stat = unsafe { std::mem::zeroed() };

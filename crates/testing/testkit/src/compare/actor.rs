@@ -1,5 +1,6 @@
-//! Actors: the users who make the calls. Each actor is one process on each side, locked into its tree with chroot, so
-//! that working directory, umask, locks and credentials are its own and no `..` can leave the tree.
+//! Actors: the users who make the calls. Each actor is one process on each side, locked into its
+//! tree with chroot, so that working directory, umask, locks and credentials are its own and no
+//! `..` can leave the tree.
 
 use std::path::Path;
 
@@ -20,7 +21,8 @@ pub struct Actor {
     pub groups: &'static [u32],
 }
 
-/// All actors; the first two are root, so that locks between two all-powerful processes are tested too.
+/// All actors; the first two are root, so that locks between two all-powerful processes are tested
+/// too.
 pub const ACTORS: &[Actor] = &[
     Actor { name: "root", uid: 0, gid: 0, groups: &[] },
     Actor { name: "root2", uid: 0, gid: 0, groups: &[] },
@@ -143,7 +145,8 @@ impl Drop for Helper {
         let _ = sys::close(self.from);
         let _ = sys::kill(self.pid, libc::SIGKILL);
         let mut status = 0;
-        // A helper stuck in the kernel must not make the judge hang: give it a moment, then leave it.
+        // A helper stuck in the kernel must not make the judge hang: give it a moment, then leave
+        // it.
         for _ in 0..200 {
             if sys::waitpid(self.pid, &mut status, libc::WNOHANG) != Ok(0) {
                 return;
@@ -153,7 +156,8 @@ impl Drop for Helper {
     }
 }
 
-/// Makes `tree` the root and the working directory of the calling process (or thread, if it has its own).
+/// Makes `tree` the root and the working directory of the calling process (or thread, if it has its
+/// own).
 pub fn enter(tree: &Path) -> Result<(), String> {
     use std::os::unix::ffi::OsStrExt;
     let failed = |e: i32| format!("cannot chroot to {}: {}", tree.display(), crate::errno::name(e));

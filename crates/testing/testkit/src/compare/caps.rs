@@ -1,7 +1,9 @@
-//! What a file system can do at all, and the list of differences that are allowed, each with its reason.
+//! What a file system can do at all, and the list of differences that are allowed, each with its
+//! reason.
 //!
-//! A call that one side does not support would change the other side only, and everything after it would differ. So
-//! support is found out beforehand; what the side under test lacks must be on the list, and is then left out.
+//! A call that one side does not support would change the other side only, and everything after it
+//! would differ. So support is found out beforehand; what the side under test lacks must be on the
+//! list, and is then left out.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -42,8 +44,8 @@ pub struct Allowances {
 }
 
 impl Allowances {
-    /// Reads the list. A line is `unsupported CAPABILITY reason…`, `errno OPERATION A B reason…` or `times OPERATION
-    /// reason…`; `#` starts a comment. A line without a reason is an error.
+    /// Reads the list. A line is `unsupported CAPABILITY reason…`, `errno OPERATION A B reason…` or
+    /// `times OPERATION reason…`; `#` starts a comment. A line without a reason is an error.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut list = Self::default();
         for (number, line) in text.lines().enumerate() {
@@ -88,8 +90,8 @@ impl Allowances {
         self.times.contains(op)
     }
 
-    /// Whether two failures that differ only in errno are allowed. For `getcwd`, which changes nothing, the reference may
-    /// also succeed: it is `ok` on the list.
+    /// Whether two failures that differ only in errno are allowed. For `getcwd`, which changes
+    /// nothing, the reference may also succeed: it is `ok` on the list.
     pub fn allows(&self, op: &str, a: &Outcome, b: &Outcome) -> bool {
         let result = if b.ret < 0 { b.show_ret() } else { "ok".to_string() };
         a.ret < 0

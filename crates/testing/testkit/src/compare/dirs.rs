@@ -90,8 +90,8 @@ pub fn seek((dir, path): (i32, CString)) -> Outcome {
     out
 }
 
-/// Makes a chain of directories below `path` that is longer than any single path may be, works at its bottom, and
-/// removes it.
+/// Makes a chain of directories below `path` that is longer than any single path may be, works at
+/// its bottom, and removes it.
 pub fn deep((dir, path): (i32, CString), name_len: u32, depth: u32) -> Outcome {
     let mut out = Outcome::default();
     let top = match open(dir, &path) {

@@ -1,10 +1,12 @@
-//! The second mount: with `--elsewhere` one actor changes names and permissions of the tree through another mount of the
-//! same volume, call by call between the calls of the others, as if it worked on another machine.
+//! The second mount: with `--elsewhere` one actor changes names and permissions of the tree through
+//! another mount of the same volume, call by call between the calls of the others, as if it worked
+//! on another machine.
 //!
-//! What it may do is what close-to-open leaves unambiguous: names, owners and modes, by paths from the root. What another
-//! mount has written and not closed is not its business, so of its calls only the result is compared; the others see
-//! what it did. And what a kernel cannot know of another machine's renames is not asked of it: where a working directory or a
-//! handle lies by now (`getcwd`, `..` from there).
+//! What it may do is what close-to-open leaves unambiguous: names, owners and modes, by paths from
+//! the root. What another mount has written and not closed is not its business, so of its calls
+//! only the result is compared; the others see what it did. And what a kernel cannot know of
+//! another machine's renames is not asked of it: where a working directory or a handle lies by now
+//! (`getcwd`, `..` from there).
 
 use std::time::Duration;
 
@@ -14,8 +16,8 @@ use crate::compare::outcome::Outcome;
 /// The actor on the other mount: `root2`.
 pub const ACTOR: u8 = 1;
 
-/// For so long a mount in shortcut mode may show attributes from before a call of [`ACTOR`] through open files: two ticks of the
-/// slowest kernel's clock (docs/shortcut.md).
+/// For so long a mount in shortcut mode may show attributes from before a call of [`ACTOR`] through
+/// open files: two ticks of the slowest kernel's clock (docs/shortcut.md).
 pub const TICKS: Duration = Duration::from_millis(20);
 
 /// Whether the step means something when [`ACTOR`] is elsewhere.
@@ -45,9 +47,10 @@ fn climbs(loc: &Loc) -> bool {
     loc.path.split(|&b| b == b'/').any(|name| name == b"..")
 }
 
-/// Whether the call is made once more on the side under test, after a look at its names. When a directory has been moved on
-/// another machine, a rename that meets its new name finds the kernel's lock of all renames taken by itself and answers ESTALE
-/// (`d_splice_alias`; NFS does the same); a lookup outside of a rename tells the kernel where the directory is now.
+/// Whether the call is made once more on the side under test, after a look at its names. When a
+/// directory has been moved on another machine, a rename that meets its new name finds the kernel's
+/// lock of all renames taken by itself and answers ESTALE (`d_splice_alias`; NFS does the same); a
+/// lookup outside of a rename tells the kernel where the directory is now.
 pub fn is_repeated(step: &Step, out: &Outcome) -> bool {
     matches!(step.op, Op::Rename { .. }) && out.ret == -i64::from(libc::ESTALE)
 }

@@ -111,7 +111,8 @@ impl World {
         }
     }
 
-    /// Objects whose times the operation may change: label, where before, where after (if elsewhere).
+    /// Objects whose times the operation may change: label, where before, where after (if
+    /// elsewhere).
     fn watched(&self, op: &Op) -> Vec<(&'static str, Watched, Option<Watched>)> {
         let parent = |loc: &Loc| {
             let (dir, _) = self.at(loc);
@@ -164,8 +165,9 @@ impl World {
         }
     }
 
-    /// Whether a place that an operation starts from is a removed directory. What still works there differs between file
-    /// systems, and a network or FUSE file system may answer ESTALE, so nothing is done there on either side.
+    /// Whether a place that an operation starts from is a removed directory. What still works there
+    /// differs between file systems, and a network or FUSE file system may answer ESTALE, so
+    /// nothing is done there on either side.
     fn gone(&self, op: &Op) -> bool {
         let removed = |fd: i32| match sys::fstatat(fd, c"", libc::AT_EMPTY_PATH) {
             Ok(st) => st.st_nlink == 0,
@@ -232,7 +234,8 @@ impl World {
 
     fn truncate(&self, loc: &Loc, len: i64) -> Outcome {
         let path = self.plain(loc);
-        // Whether a call that changes no size updates the times is left open, and local file systems differ.
+        // Whether a call that changes no size updates the times is left open, and local file
+        // systems differ.
         match sys::fstatat(libc::AT_FDCWD, &path, 0) {
             Ok(st) if st.st_size == len && st.st_mode & libc::S_IFMT == libc::S_IFREG => Outcome::default(),
             _ => Outcome::of(sys::truncate(&path, len)),
@@ -249,7 +252,8 @@ impl World {
         if is_fifo && sys::geteuid() != Ok(0) {
             return Outcome::of(Err(libc::ENXIO));
         }
-        // An unnamed file in a removed directory: EPERM, ENOENT and success are all found in the wild.
+        // An unnamed file in a removed directory: EPERM, ENOENT and success are all found in the
+        // wild.
         let unnamed = flags & libc::O_TMPFILE == libc::O_TMPFILE;
         if unnamed && sys::fstatat(dir, &path, 0).is_ok_and(|st| st.st_nlink == 0) {
             return Outcome::of(Err(libc::ENOENT));
@@ -262,8 +266,9 @@ impl World {
                 let st = sys::fstat(fd);
                 let kind = st.as_ref().map_or(0, |st| st.st_mode & libc::S_IFMT);
                 if kind == libc::S_IFIFO || kind == libc::S_IFDIR {
-                    // Nobody tells the file system that a FIFO is open, so it need not outlive its last name; and handles
-                    // of directories have slots of their own, for which removal is looked after.
+                    // Nobody tells the file system that a FIFO is open, so it need not outlive its
+                    // last name; and handles of directories have slots of their own, for which
+                    // removal is looked after.
                     let _ = sys::close(fd);
                 } else {
                     self.files[slot as usize] = Some(OpenFile { fd, flags });

@@ -1,6 +1,6 @@
-//! Random steps from a seed. A rough model of the tree, which learns from a rehearsal on the reference, makes most of
-//! them meaningful; it need not be right, since the reference is the judge. The finished steps are a plain list, so that
-//! any subset of them can run again.
+//! Random steps from a seed. A rough model of the tree, which learns from a rehearsal on the
+//! reference, makes most of them meaningful; it need not be right, since the reference is the
+//! judge. The finished steps are a plain list, so that any subset of them can run again.
 
 mod ops;
 
@@ -52,8 +52,8 @@ struct Generator {
     used: Vec<(Base, Names)>,
 }
 
-/// `count` steps from `seed`, without what a side cannot do. `apart`: one actor works on another mount ([`elsewhere`]).
-/// `rehearse` runs a step on a reference and returns its result.
+/// `count` steps from `seed`, without what a side cannot do. `apart`: one actor works on another
+/// mount ([`elsewhere`]). `rehearse` runs a step on a reference and returns its result.
 pub fn generate(
     seed: u64,
     count: usize,
@@ -246,8 +246,9 @@ impl Generator {
             loc = Loc { base: Base::Cwd, path: names[cwd.len()..].join(&b'/') };
         }
         if loc.path.is_empty() {
-            // Whether "." may be searched is for the kernel alone to say, and on a mount that checks permissions itself
-            // it does not: only for root are "." and a full path the same.
+            // Whether "." may be searched is for the kernel alone to say, and on a mount that
+            // checks permissions itself it does not: only for root are "." and a full path the
+            // same.
             loc = if who < ROOTS {
                 Loc { base: loc.base, path: b".".to_vec() }
             } else {

@@ -73,8 +73,8 @@ fn regular_size(fd: i32) -> Result<i64, i32> {
     if st.st_mode & libc::S_IFMT == libc::S_IFREG { Ok(st.st_size) } else { Err(libc::EINVAL) }
 }
 
-/// lseek. Where data and holes lie may differ between two correct file systems, so for these two only the rules are
-/// checked, and the position is put back.
+/// lseek. Where data and holes lie may differ between two correct file systems, so for these two
+/// only the rules are checked, and the position is put back.
 pub fn seek(fd: i32, off: i64, whence: i32) -> Outcome {
     // Positions in a directory are cookies, which each file system makes up for itself.
     let is_dir = sys::fstat(fd).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFDIR);
@@ -184,7 +184,8 @@ pub fn allocate(fd: i32, mode: i32, off: i64, len: i64) -> Outcome {
     if let (0, Ok(before), Ok(after)) = (out.ret, before, sys::fstat(fd))
         && before.st_size == after.st_size
     {
-        // Whether this updates the times when perhaps no byte changed is left open, so both sides start anew.
+        // Whether this updates the times when perhaps no byte changed is left open, so both sides
+        // start anew.
         let now = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
         let _ = sys::futimens(fd, &[now, now]);
     }

@@ -26,8 +26,8 @@ pub fn lock(fd: i32, kind: LockKind, typ: i32, range: Range) -> Outcome {
     Outcome::of(sys::fcntl_lock(fd, cmd, &mut flock(typ, range)))
 }
 
-/// Asks who is in the way. With several in the way any of them may be named, so only "somebody" is compared, except
-/// where there can be just one: a write lock on a single byte.
+/// Asks which lock is in the way. With several in the way any of them may be named, so only
+/// "somebody" is compared, except where there can be just one: a write lock on a single byte.
 pub fn get(fd: i32, kind: LockKind, typ: i32, range: Range) -> Outcome {
     let cmd = match kind {
         LockKind::Posix => libc::F_GETLK,

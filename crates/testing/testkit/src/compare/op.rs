@@ -200,11 +200,13 @@ pub enum Op {
         dir: u8,
         buf: u32,
     },
-    /// Remembers a cookie in mid-scan, reads on, seeks back and reads on again: the same entries must come.
+    /// Remembers a cookie in mid-scan, reads on, seeks back and reads on again: the same entries
+    /// must come.
     SeekDir {
         loc: Loc,
     },
-    /// Scans a directory while names in it come, go and change; `threaded` does the changes in a second thread.
+    /// Scans a directory while names in it come, go and change; `threaded` does the changes in a
+    /// second thread.
     ScanUnderChange {
         loc: Loc,
         seed: u64,
@@ -294,7 +296,8 @@ pub enum Op {
     Umask {
         mask: u32,
     },
-    /// Makes a chain of directories longer than `PATH_MAX` with relative calls, uses it, removes it.
+    /// Makes a chain of directories longer than `PATH_MAX` with relative calls, uses it, removes
+    /// it.
     DeepPath {
         loc: Loc,
         name_len: u32,
@@ -305,7 +308,7 @@ pub enum Op {
 /// One line of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Who does it: an index into [`ACTORS`].
+    /// The actor: an index into [`ACTORS`].
     pub actor: u8,
     /// Whether times before and after are compared too.
     pub probe: bool,

@@ -1,4 +1,5 @@
-//! What an operation did on one side, its form on the wire between processes, and how two are compared.
+//! What an operation did on one side, its form on the wire between processes, and how two are
+//! compared.
 
 use crate::compare::op::show_bytes;
 use crate::errno;
@@ -134,7 +135,8 @@ fn get_text(r: &mut &[u8]) -> Option<String> {
     String::from_utf8(get_bytes(r)?).ok()
 }
 
-/// A difference between the two sides. `key` names its kind, so that shrinking keeps to the same bug.
+/// A difference between the two sides. `key` names its kind, so that shrinking keeps to the same
+/// bug.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Operation and what differs: `rename ret`.

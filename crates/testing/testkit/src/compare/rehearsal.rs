@@ -1,6 +1,7 @@
-//! Runs steps on the reference alone, one by one, while they are generated. The actors are threads with a root
-//! directory, working directory, umask and credentials of their own (the kernel keeps these for each thread), which
-//! spares sending steps to other processes. Locks are per process and so mean nothing here; nobody looks at them.
+//! Runs steps on the reference alone, one by one, while they are generated. The actors are threads
+//! with a root directory, working directory, umask and credentials of their own (the kernel keeps
+//! these for each thread), which spares sending steps to other processes. Locks are per process and
+//! so mean nothing here; nobody looks at them.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -1,4 +1,5 @@
-//! One run: fresh trees on both sides, every actor's processes, the steps one by one, the trees at the end.
+//! One run: fresh trees on both sides, every actor's processes, the steps one by one, the trees at
+//! the end.
 
 use std::path::{Path, PathBuf};
 

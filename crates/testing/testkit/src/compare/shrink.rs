@@ -1,7 +1,9 @@
-//! Makes a failing sequence short: delta debugging over the recorded steps, each try in fresh directories.
+//! Makes a failing sequence short: delta debugging over the recorded steps, each try in fresh
+//! directories.
 
-/// Removes as many of `items` as it can while `fails` stays true. `fails` is told the indices that are kept, in order;
-/// it may answer false for any reason (such as no time left), and then they stay.
+/// Removes as many of `items` as it can while `fails` stays true. `fails` is told the indices that
+/// are kept, in order; it may answer false for any reason (such as no time left), and then they
+/// stay.
 ///
 /// `doubtful` are the indices that most likely do not matter: one try is made without all of them.
 pub fn shrink(len: usize, doubtful: &[usize], mut fails: impl FnMut(&[usize]) -> bool) -> Vec<usize> {

@@ -1,7 +1,8 @@
 //! The log that a workload keeps outside the file system under test.
 //!
-//! One line each: `H name value` (header), `I thread seq ms operation…` before a call, then `A thread seq ms` when it
-//! succeeded, or `E thread seq ms ERRNO` when it failed (the mount died: it may or may not have happened).
+//! One line each: `H name value` (header), `I thread seq ms operation…` before a call, then
+//! `A thread seq ms` when it succeeded, or `E thread seq ms ERRNO` when it failed (the mount died:
+//! it may or may not have happened).
 
 use std::collections::BTreeMap;
 

@@ -62,7 +62,8 @@ fn resize(content: &[Piece], len: u64) -> Content {
 pub struct Inode {
     /// Bytes that a close or fsync acknowledged.
     pub content: Content,
-    /// Bytes appended through a handle that is still open and not synced: any prefix of them may survive.
+    /// Bytes appended through a handle that is still open and not synced: any prefix of them may
+    /// survive.
     pub pending: Content,
     /// Extended attributes: key and length of the value.
     pub xattrs: BTreeMap<String, (u64, u64)>,
@@ -79,7 +80,8 @@ pub enum Node {
     File(u64),
 }
 
-/// One operation of the workload. Paths are relative to the directory of the run; a file's number is given at birth.
+/// One operation of the workload. Paths are relative to the directory of the run; a file's number
+/// is given at birth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are paths, keys and lengths as documented above")]
 pub enum Op {
@@ -165,8 +167,9 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether its acknowledgement promises that everything before it survives a power loss. `sync` does not: the kernel
-    /// passes sync(2) and syncfs(2) on to virtiofs only, so it never reaches an ordinary FUSE file system.
+    /// Whether its acknowledgement promises that everything before it survives a power loss. `sync`
+    /// does not: the kernel passes sync(2) and syncfs(2) on to virtiofs only, so it never reaches
+    /// an ordinary FUSE file system.
     pub fn is_sync(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,5 @@
-//! Chooses the next operation of a thread: always one that must succeed in the state the thread is in.
+//! Chooses the next operation of a thread: always one that must succeed in the state the thread is
+//! in.
 
 use crate::crash::model::{Node, Op, State, len_of};
 use crate::rng::{Rng, mix};

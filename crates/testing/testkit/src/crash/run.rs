@@ -86,7 +86,8 @@ fn path_bytes(path: &Path) -> std::ffi::CString {
 /// Runs until the time or the operations are over, or the mount dies.
 pub fn run(load: &Load) -> Result<Report, String> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    // Everything goes relative to this handle: when the mount is taken away, nothing can land in the directory below it.
+    // Everything goes relative to this handle: when the mount is taken away, nothing can land in
+    // the directory below it.
     let root = sys::openat(libc::AT_FDCWD, &path_bytes(&load.dir), flags, 0)
         .map_err(|e| format!("{}: {}", load.dir.display(), errno::name(e)))? as i32;
     let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND | libc::O_CLOEXEC;
@@ -172,9 +173,10 @@ impl<'a> Worker<'a> {
         Ok(None)
     }
 
-    /// A disk that is shut down ends nobody, as a power failure would. An fsync that XFS is shut down under may even succeed: after
-    /// it has written the pages it asks whether the log still holds something of the file, and the log that has given up holds
-    /// nothing (`xfs_file_fsync`, Linux 6.18). What is opened after that is `EIO`: then nobody has heard of this success.
+    /// A disk that is shut down ends nobody, as a power failure would. An fsync that XFS is shut
+    /// down under may even succeed: after it has written the pages it asks whether the log still
+    /// holds something of the file, and the log that has given up holds nothing (`xfs_file_fsync`,
+    /// Linux 6.18). What is opened after that is `EIO`: then nobody has heard of this success.
     fn has_power(&self) -> Sys<()> {
         let Some(disk) = &self.load.disk else { return Ok(()) };
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;

@@ -1,8 +1,9 @@
 //! What must be left after a crash, and what is.
 //!
-//! A thread's operations happened one after another, so what is left must be its state after some operation `k`, the one
-//! after that perhaps half done. Which `k` are allowed is what the durability promise says: after the death of the process,
-//! only the last acknowledged one; after a power loss in mode `fsync`, any from the last acknowledged sync on.
+//! A thread's operations happened one after another, so what is left must be its state after some
+//! operation `k`, the one after that perhaps half done. Which `k` are allowed is what the
+//! durability promise says: after the death of the process, only the last acknowledged one; after a
+//! power loss in mode `fsync`, any from the last acknowledged sync on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,8 @@ use crate::crash::observe::{Found, FoundFile, Tree};
 pub enum Promise {
     /// Every acknowledged operation survives (kill -9; power loss in mode `commit`).
     Acknowledged,
-    /// Everything up to the last acknowledged sync, and everything acknowledged more than so many milliseconds before the
-    /// end of the log.
+    /// Everything up to the last acknowledged sync, and everything acknowledged more than so many
+    /// milliseconds before the end of the log.
     Synced {
         /// The bound in milliseconds, if there is one.
         within_ms: Option<u64>,
@@ -36,7 +37,8 @@ pub struct Verdict {
     pub broken: Vec<String>,
 }
 
-/// What survived of a thread: the operations `smallest` and `largest` that fit (as counts of operations).
+/// What survived of a thread: the operations `smallest` and `largest` that fit (as counts of
+/// operations).
 struct Survived {
     smallest: usize,
     largest: usize,
@@ -186,8 +188,8 @@ fn file_fits(inode: &Inode, file: &FoundFile) -> bool {
         && bytes_of(&[&inode.content[..], &inode.pending[..]].concat()).starts_with(&file.bytes)
 }
 
-/// Whether what is wrong with the state is just that `op`, which writes data, got half way: the file made or emptied,
-/// and the data there up to some byte.
+/// Whether what is wrong with the state is just that `op`, which writes data, got half way: the
+/// file made or emptied, and the data there up to some byte.
 fn half_done(before: &State, op: &Op, tree: &Tree, wrong: &BTreeSet<String>) -> bool {
     let mut after = before.clone();
     after.apply(op);
@@ -285,8 +287,8 @@ fn file_difference(state: &State, ino: u64, inode: &Inode, file: &FoundFile) -> 
     out
 }
 
-/// What survives is a prefix of what was acknowledged, over all threads: an operation that survived began after a lost one
-/// had been acknowledged.
+/// What survives is a prefix of what was acknowledged, over all threads: an operation that survived
+/// began after a lost one had been acknowledged.
 fn order_broken(log: &Log, survived: &BTreeMap<u64, Survived>) -> Vec<String> {
     let mut out = Vec::new();
     for (&lost_thread, lost) in survived {

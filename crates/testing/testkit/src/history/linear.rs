@@ -1,13 +1,16 @@
 //! Is there an order of calls that explains all answers? Exactly, by Lowe's just-in-time search.
 //!
-//! G. Lowe, "Testing for linearizability", Concurrency and Computation 29(4), 2017 (after Wing and Gong, JPDC 17, 1993): go
-//! through the beginnings and ends of calls in the order of time and keep all *configurations*: a state of the model,
-//! with the calls that have taken effect but not returned. Only when a call returns must it have taken effect: then each
-//! configuration that lacks it is extended by pending calls, in every order that the model allows, until it has it. Equal
-//! configurations are one (the memoisation). The history is linearizable if some configuration survives each return.
+//! G. Lowe, "Testing for linearizability", Concurrency and Computation 29(4), 2017 (after Wing and
+//! Gong, JPDC 17, 1993): go through the beginnings and ends of calls in the order of time and keep
+//! all *configurations*: a state of the model, with the calls that have taken effect but not
+//! returned. Only when a call returns must it have taken effect: then each configuration that lacks
+//! it is extended by pending calls, in every order that the model allows, until it has it. Equal
+//! configurations are one (the memoisation). The history is linearizable if some configuration
+//! survives each return.
 //!
-//! Cost: linear in the length of the history times the number of configurations, which is bounded by the calls pending at
-//! a time. A call without an answer stays pending for ever: tens of those make the search give up.
+//! Cost: linear in the length of the history times the number of configurations, which is bounded
+//! by the calls pending at a time. A call without an answer stays pending for ever: tens of those
+//! make the search give up.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -28,12 +31,12 @@ pub trait Model: Clone + Eq + Hash + Debug {
     /// What a call can say.
     type Answer: Debug;
 
-    /// The state after a call that gave this answer; `None` if it cannot have given it in this state. Without an answer:
-    /// the state after whatever the call does in this state.
+    /// The state after a call that gave this answer; `None` if it cannot have given it in this
+    /// state. Without an answer: the state after whatever the call does in this state.
     fn step(&self, call: &Self::Call, answer: Option<&Self::Answer>) -> Option<Self>;
 
-    /// Whether the call may have given this answer in this state without doing anything, for what is known to be so with the
-    /// system under test and cannot be helped.
+    /// Whether the call may have given this answer in this state without doing anything, for what
+    /// is known to be so with the system under test and cannot be helped.
     fn may_do_nothing(&self, _call: &Self::Call, _answer: Option<&Self::Answer>) -> bool {
         false
     }
@@ -53,7 +56,8 @@ pub enum Verdict<M> {
         event: usize,
         /// Indexes of the other events that were pending then, in the order of their beginnings.
         pending: Vec<usize>,
-        /// States that the calls before may have led to: a few of them, without the pending calls' effects where possible.
+        /// States that the calls before may have led to: a few of them, without the pending calls'
+        /// effects where possible.
         before: Vec<M>,
     },
     /// Too many calls were pending, or too many configurations are possible.
@@ -102,8 +106,8 @@ pub fn check<M: Model>(initial: M, events: &[Event<M::Call, M::Answer>]) -> Verd
     Verdict::Linearizable { configurations: most }
 }
 
-/// All configurations that follow from these and include the call in `slot`, which is then taken off; `None` if there are
-/// too many.
+/// All configurations that follow from these and include the call in `slot`, which is then taken
+/// off; `None` if there are too many.
 fn with_effect<M: Model>(
     configurations: &HashSet<Configuration<M>>,
     slot: usize,

@@ -85,7 +85,8 @@ fn spot(rng: &mut Rng) -> Spot {
     }
 }
 
-/// From a name that may be a directory only to one that may be one, so that directories stay where the model has them.
+/// From a name that may be a directory only to one that may be one, so that directories stay where
+/// the model has them.
 fn rename(rng: &mut Rng) -> Plan {
     let no_replace = rng.percent(20);
     loop {

@@ -1,9 +1,10 @@
 //! Close-to-open: what a read of a file that is overwritten in place may see.
 //!
-//! A write is open, write, close; a read is open, read, close. Between them nothing is promised: a reader on the writer's own
-//! mount may see the bytes before the close, one on another mount after. So a read may give the bytes of any write that began
-//! before the read ended, unless another write began after that one had ended, and ended before the read began: then
-//! every open sees the later one, or one that is later still. All writes cover the same bytes, so these are never mixed.
+//! A write is open, write, close; a read is open, read, close. Between them nothing is promised: a
+//! reader on the writer's own mount may see the bytes before the close, one on another mount after.
+//! So a read may give the bytes of any write that began before the read ended, unless another write
+//! began after that one had ended, and ended before the read began: then every open sees the later
+//! one, or one that is later still. All writes cover the same bytes, so these are never mixed.
 
 use super::Event;
 

@@ -18,13 +18,15 @@ use crate::sys::{self, Sys};
 /// How often a call that says `ESTALE` is made again.
 const STALE_MAX: usize = 100;
 
-/// After so many calls whose outcome nobody knows no more calls are made: judging them would take too long.
+/// After so many calls whose outcome nobody knows no more calls are made: judging them would take
+/// too long.
 const UNKNOWN_MAX: usize = 12;
 
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// Directories that show the same tree, in which the run makes one of its own: thread N uses number N modulo their count.
+    /// Directories that show the same tree, in which the run makes one of its own: thread N uses
+    /// number N modulo their count.
     pub dirs: Vec<PathBuf>,
     /// Threads.
     pub threads: usize,
@@ -36,7 +38,8 @@ pub struct Load {
     pub overwriting: u64,
     /// Calls of 100 others that are on the log and the counters.
     pub sharing: u64,
-    /// Longest pause before a call, microseconds: spreads the run over a time in which something else happens.
+    /// Longest pause before a call, microseconds: spreads the run over a time in which something
+    /// else happens.
     pub pause_us: u64,
 }
 
@@ -69,8 +72,8 @@ impl Recorded {
 /// Makes the calls. Leaves nothing in the directories unless it fails.
 ///
 /// # Errors
-/// If the directory of the run cannot be made, is not the same in all `dirs`, or a file that is overwritten holds bytes of two
-/// writes.
+/// If the directory of the run cannot be made, is not the same in all `dirs`, or a file that is
+/// overwritten holds bytes of two writes.
 pub fn run(load: &Load) -> Result<Recorded, String> {
     let name = format!("history-{}-{}", load.seed, std::process::id());
     let [first, ..] = load.dirs.as_slice() else { return Err("no directory given".into()) };
@@ -503,7 +506,8 @@ fn close(file: Fd) -> Sys<i64> {
     sys::close(std::mem::ManuallyDrop::new(file).0)
 }
 
-/// The eight bytes of a file as a number; 0 if it is empty. What is neither is a number that nobody wrote.
+/// The eight bytes of a file as a number; 0 if it is empty. What is neither is a number that nobody
+/// wrote.
 fn content(file: &Fd) -> Sys<u64> {
     let mut bytes = [0; 16];
     match sys::pread(file.0, &mut bytes, 0)? {
@@ -525,7 +529,8 @@ fn all_of(file: &Fd) -> Sys<Vec<u8>> {
     }
 }
 
-/// Which of the names a directory has, from one getdents64, which is all that can be atomic; other names are of no interest.
+/// Which of the names a directory has, from one getdents64, which is all that can be atomic; other
+/// names are of no interest.
 fn names(dir: &Fd, known: &[&str]) -> Sys<Answer> {
     let mut buffer = [0; 4096];
     let len = sys::getdents64(dir.0, &mut buffer)? as usize;

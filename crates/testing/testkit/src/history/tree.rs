@@ -1,12 +1,14 @@
-//! The sequential file system: a root with five names, two of them for files only, and directories with two names.
+//! The sequential file system: a root with five names, two of them for files only, and directories
+//! with two names.
 //!
-//! Names below a directory are used through a descriptor of that directory, so calls name it by inode number; after it was
-//! removed every call through it says `ENOENT`. A file has the content it was published with (empty if it was only created),
-//! so its inode stands for its content. Inode numbers are taken from answers: what a call created without telling its number
-//! gets it from the first call that does.
+//! Names below a directory are used through a descriptor of that directory, so calls name it by
+//! inode number; after it was removed every call through it says `ENOENT`. A file has the content
+//! it was published with (empty if it was only created), so its inode stands for its content. Inode
+//! numbers are taken from answers: what a call created without telling its number gets it from the
+//! first call that does.
 //!
-//! `rename` looks at its two names one after the other before it does anything; what it complains of was true of one of
-//! them at one moment, and that is all that is asked of a failing one.
+//! `rename` looks at its two names one after the other before it does anything; what it complains
+//! of was true of one of them at one moment, and that is all that is asked of a failing one.
 
 use super::Event;
 use super::linear::Model;
@@ -34,7 +36,8 @@ pub enum At {
 pub enum Call {
     /// `open` with `O_CREAT | O_EXCL`, of an empty file. Says `Ino`.
     Create(At),
-    /// `rename` of a new file with this number and content, from outside the tree, to here. Says `Done`.
+    /// `rename` of a new file with this number and content, from outside the tree, to here. Says
+    /// `Done`.
     Publish {
         /// Its inode number.
         ino: u64,
@@ -166,7 +169,8 @@ impl Tree {
         }
     }
 
-    /// Whether the inode at a place can be `ino`: its number, or not known yet and then from now on.
+    /// Whether the inode at a place can be `ino`: its number, or not known yet and then from now
+    /// on.
     fn bind(&mut self, at: At, ino: u64) -> bool {
         let Ok(Some(mut node)) = self.get(at) else { return false };
         match *node.ino() {
@@ -342,8 +346,9 @@ impl Model for Tree {
         answer.is_none_or(|answer| *answer == said).then_some(next)
     }
 
-    /// Linux looks both names up, one after the other, and if they are the same inode a rename succeeds and does nothing; no
-    /// file system is asked. When another client moves that inode from the one name to the other in between, both find it.
+    /// Linux looks both names up, one after the other, and if they are the same inode a rename
+    /// succeeds and does nothing; no file system is asked. When another client moves that inode
+    /// from the one name to the other in between, both find it.
     fn may_do_nothing(&self, call: &Call, answer: Option<&Answer>) -> bool {
         match call {
             Call::Rename { to, repeated: true, .. } => {
@@ -354,7 +359,8 @@ impl Model for Tree {
     }
 }
 
-/// Finds the renames that succeeded while another thread's rename of the same name to the same name did.
+/// Finds the renames that succeeded while another thread's rename of the same name to the same name
+/// did.
 pub fn mark_repeated(events: &mut [Event<Call, Answer>]) {
     let renames: Vec<(usize, At, At)> = (0..)
         .zip(&*events)

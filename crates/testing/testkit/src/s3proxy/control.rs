@@ -1,7 +1,7 @@
 //! The control port: plain HTTP, one request per connection.
 //!
-//! `GET /counts` tells the counts as JSON, `POST /counts` does and begins anew; `GET /rules` tells the rules, `PUT /rules`
-//! replaces them by those in its body.
+//! `GET /counts` tells the counts as JSON, `POST /counts` does and begins anew; `GET /rules` tells
+//! the rules, `PUT /rules` replaces them by those in its body.
 
 use std::io::{self, BufReader, Write};
 use std::net::TcpStream;

@@ -96,7 +96,7 @@ impl Counts {
             inner.bytes_down,
         );
         if reset {
-            // Who is in flight stays so.
+            // Requests in flight stay so.
             for of_kind in inner.kinds.values_mut() {
                 let in_flight = of_kind.in_flight;
                 *of_kind = OfKind { in_flight, in_flight_max: in_flight, ..OfKind::default() };

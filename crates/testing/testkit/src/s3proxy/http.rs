@@ -1,4 +1,5 @@
-//! HTTP/1.1 messages as a proxy sees them: heads that are kept as they came, and bodies by their framing.
+//! HTTP/1.1 messages as a proxy sees them: heads that are kept as they came, and bodies by their
+//! framing.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 

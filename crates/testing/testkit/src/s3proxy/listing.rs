@@ -57,7 +57,7 @@ pub fn cut(page: &str) -> String {
     remove(&replace(&shorter, "IsTruncated", "false"), "NextContinuationToken")
 }
 
-/// The page without entries: whoever goes on by its token never learns of them.
+/// The page without entries: a client that goes on by its token never learns of them.
 pub fn gap(page: &str) -> String {
     without(page, 0)
 }

@@ -1,4 +1,5 @@
-//! Which request is hit by what: a function of seed, rule, the request's target and how often that target was asked for.
+//! Which request is hit by what: a function of seed, rule, the request's target and how often that
+//! target was asked for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,7 +23,7 @@ pub struct Verdict {
     pub names: Vec<&'static str>,
     /// Random numbers of its own: where to cut, which bytes to change.
     pub draw: u64,
-    /// Changes with every change of rules: who hangs looks whether it is still this.
+    /// Changes with every change of rules: a hanging request looks whether it is still this.
     pub generation: u64,
 }
 
@@ -46,7 +47,8 @@ impl Plan {
         Self { seed, rules: RwLock::default(), generation: AtomicU64::new(0), asked: Mutex::default() }
     }
 
-    /// Puts other rules in force. Requests that hang are let go. Their repetitions are counted anew.
+    /// Puts other rules in force. Requests that hang are let go. Their repetitions are counted
+    /// anew.
     pub fn set(&self, rules: Vec<Rule>) {
         let armed = rules.into_iter().map(|rule| Armed { rule, met: AtomicU64::new(0) }).collect();
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(armed);

@@ -43,7 +43,8 @@ pub fn serve(proxy: &Proxy, client: TcpStream) {
         match relay.request() {
             Ok(Next::Keep) => {}
             Ok(Next::Reset) => return reset(relay.client.get_ref()),
-            // A client that went away, or a store that broke off in a body: both sides see the connection end.
+            // A client that went away, or a store that broke off in a body: both sides see the
+            // connection end.
             Ok(Next::Close) | Err(_) => return,
         }
     }
@@ -96,7 +97,7 @@ impl Relay<'_> {
         Ok(if head.closes() { Next::Close } else { Next::Keep })
     }
 
-    /// Says "100 Continue" to who waits for it.
+    /// Says "100 Continue" to a client that waits for it.
     fn let_body_come(&mut self, head: &Head) -> io::Result<()> {
         if head.header("expect").is_some_and(|value| value.eq_ignore_ascii_case("100-continue")) {
             self.client.get_mut().write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
@@ -105,7 +106,8 @@ impl Relay<'_> {
     }
 
     fn forward(&mut self, kind: Kind, head: &Head, method: &str, verdict: &Verdict) -> io::Result<Next> {
-        // A connection that the store has closed meanwhile would look like a fault that no rule asked for.
+        // A connection that the store has closed meanwhile would look like a fault that no rule
+        // asked for.
         if self.store.as_ref().is_some_and(|store| is_gone(store.get_ref())) {
             self.store = None;
         }
@@ -216,7 +218,8 @@ impl Relay<'_> {
     }
 }
 
-/// The answer's head; heads of information before it are left out, as the client was told by the proxy.
+/// The answer's head; heads of information before it are left out, as the client was told by the
+/// proxy.
 fn read_answer(store: &mut BufReader<Stream>) -> io::Result<Option<Head>> {
     loop {
         match Head::read(store) {
@@ -228,7 +231,8 @@ fn read_answer(store: &mut BufReader<Stream>) -> io::Result<Option<Head>> {
     }
 }
 
-/// Sends a request. After a failure it takes the rest and keeps nothing, so that the client can finish sending.
+/// Sends a request. After a failure it takes the rest and keeps nothing, so that the client can
+/// finish sending.
 struct ToStore<'a> {
     proxy: &'a Proxy,
     store: &'a mut Stream,

@@ -1,4 +1,5 @@
-//! Rules: which fault hits which requests. A rule is `FAULT[:NAME=VALUE[,NAME=VALUE]…]`; several are separated by blanks.
+//! Rules: which fault hits which requests. A rule is `FAULT[:NAME=VALUE[,NAME=VALUE]…]`; several
+//! are separated by blanks.
 
 use super::kind::Kind;
 
@@ -22,7 +23,8 @@ pub enum Fault {
         /// From the store.
         down: u64,
     },
-    /// This status instead of the store's answer, with an S3 error of this code. The store does not see the request.
+    /// This status instead of the store's answer, with an S3 error of this code. The store does not
+    /// see the request.
     Status {
         /// HTTP status.
         code: u16,
@@ -31,13 +33,15 @@ pub enum Fault {
     },
     /// The connection is reset; the store does not see the request.
     Reset,
-    /// No answer until the rule is gone; then the connection is reset. The store does not see the request.
+    /// No answer until the rule is gone; then the connection is reset. The store does not see the
+    /// request.
     Hang,
     /// The store does it, then the connection is reset before a byte of the answer.
     LostAnswer,
     /// The body is cut at some byte and the connection closed.
     Truncate,
-    /// The body ends early, and its length says so: a whole answer, shorter than what was asked for.
+    /// The body ends early, and its length says so: a whole answer, shorter than what was asked
+    /// for.
     Short,
     /// The body has bytes too many, and its length says so.
     Long,
@@ -71,7 +75,8 @@ impl Fault {
         }
     }
 
-    /// Whether it comes on top of others: a request is hit by all such, but by one of the others only.
+    /// Whether it comes on top of others: a request is hit by all such, but by one of the others
+    /// only.
     pub fn adds_up(&self) -> bool {
         matches!(self, Self::Latency { .. } | Self::Bandwidth { .. })
     }

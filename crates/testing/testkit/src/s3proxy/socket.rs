@@ -87,7 +87,8 @@ pub fn is_gone(socket: &impl AsRawFd) -> bool {
     found > 0 && poll.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// Makes the end of a connection a reset, as soon as the caller drops it: what was sent may be lost on the way.
+/// Makes the end of a connection a reset, as soon as the caller drops it: what was sent may be lost
+/// on the way.
 pub fn reset(client: &TcpStream) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = std::mem::size_of::<libc::linger>() as libc::socklen_t;

@@ -1,5 +1,5 @@
-//! Every message there can be, within the limits that decoding checks. Strategies are boxed: nested ones would be larger than
-//! a test's stack.
+//! Every message there can be, within the limits that decoding checks. Strategies are boxed: nested
+//! ones would be larger than a test's stack.
 
 use proptest::collection::vec;
 use proptest::option;

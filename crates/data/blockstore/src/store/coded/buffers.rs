@@ -1,7 +1,7 @@
 //! Memory that objects are coded in, and large reads decoded.
 //!
-//! Fresh memory of the size of an object comes from the system page by page, zeroed: that can cost more than encrypting
-//! what is then written to it. So some of it is kept.
+//! Fresh memory of the size of an object comes from the system page by page, zeroed: that can cost
+//! more than encrypting what is then written to it. So some of it is kept.
 
 use parking_lot::Mutex;
 

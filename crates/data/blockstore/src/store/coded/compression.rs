@@ -7,7 +7,8 @@ use std::str::FromStr;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use zstd::bulk::{Compressor as ZstdCompressor, Decompressor as ZstdDecompressor};
 
-/// A compressed chunk is kept only if it is at least one in this many bytes smaller: less is not worth decompressing.
+/// A compressed chunk is kept only if it is at least one in this many bytes smaller: less is not
+/// worth decompressing.
 const GAIN_SHARE: usize = 16;
 
 /// How new objects are compressed.
@@ -18,7 +19,8 @@ pub enum Compression {
     None,
     /// LZ4: costs little CPU, gains little.
     Lz4,
-    /// Zstandard at a level of [`Compression::ZSTD_LEVELS`]: gains more and costs more, writing far more than reading.
+    /// Zstandard at a level of [`Compression::ZSTD_LEVELS`]: gains more and costs more, writing far
+    /// more than reading.
     Zstd(i32),
 }
 
@@ -85,8 +87,8 @@ impl Method {
     }
 }
 
-/// Contexts of the compressors: expensive to make, so each thread that needs them keeps one of each. At most a few MiB a
-/// thread (Zstandard at level 19), some 100 KiB at the usual levels.
+/// Contexts of the compressors: expensive to make, so each thread that needs them keeps one of
+/// each. At most a few MiB a thread (Zstandard at level 19), some 100 KiB at the usual levels.
 #[derive(Default)]
 struct Contexts {
     out: Vec<u8>,
@@ -99,7 +101,8 @@ thread_local! {
     static CONTEXTS: RefCell<Contexts> = RefCell::default();
 }
 
-/// Appends the chunk in compressed form to `out` if that is worth it; false if not, `out` being then as it was.
+/// Appends the chunk in compressed form to `out` if that is worth it; false if not, `out` being
+/// then as it was.
 pub(super) fn compress(compression: Compression, chunk: &[u8], out: &mut Vec<u8>) -> bool {
     if compression == Compression::None {
         return false;
@@ -117,7 +120,8 @@ pub(super) fn compress(compression: Compression, chunk: &[u8], out: &mut Vec<u8>
                 if contexts.zstd.as_ref().is_none_or(|(made_for, _)| *made_for != level) {
                     contexts.zstd = ZstdCompressor::new(level).ok().map(|made| (level, made));
                 }
-                // Without memory for a context chunks stay as they are, which every reader understands.
+                // Without memory for a context chunks stay as they are, which every reader
+                // understands.
                 let Some((_, zstd)) = &mut contexts.zstd else { return false };
                 zstd.compress_to_buffer(chunk, &mut contexts.out[..limit]).ok()
             }
@@ -128,7 +132,8 @@ pub(super) fn compress(compression: Compression, chunk: &[u8], out: &mut Vec<u8>
     })
 }
 
-/// Fills `out` with what `stored` was before it was compressed. False if it is no such thing, or of another length.
+/// Fills `out` with what `stored` was before it was compressed. False if it is no such thing, or of
+/// another length.
 pub(super) fn decompress(method: Method, stored: &[u8], out: &mut [u8]) -> bool {
     let len = match method {
         Method::None => return false,

@@ -9,7 +9,8 @@ use super::head::Head;
 use super::keys::Piece;
 use crate::error::{Error, Result};
 
-/// Scratch memory a thread keeps between reads, bytes. Reads that need more for stored chunks share buffers instead.
+/// Scratch memory a thread keeps between reads, bytes. Reads that need more for stored chunks share
+/// buffers instead.
 pub(super) const SCRATCH_BYTES_KEPT: usize = 1 << 20;
 
 /// Memory that reads are decoded in.
@@ -25,7 +26,8 @@ thread_local! {
 }
 
 impl Scratch {
-    /// Runs `work` with this thread's memory, so that large reads do not get theirs from the system each time.
+    /// Runs `work` with this thread's memory, so that large reads do not get theirs from the system
+    /// each time.
     pub fn with<T>(work: impl FnOnce(&mut Self) -> T) -> T {
         let mut scratch = SCRATCH.take();
         let result = work(&mut scratch);
@@ -64,8 +66,8 @@ impl<'a, 'b> Sink<'a, 'b> {
     }
 }
 
-/// Plain bytes `from..until` of an object, as far as they are in `chunks`, go to `sink`. `scratch.stored` holds those chunks
-/// as they are stored, directly behind one another.
+/// Plain bytes `from..until` of an object, as far as they are in `chunks`, go to `sink`.
+/// `scratch.stored` holds those chunks as they are stored, directly behind one another.
 ///
 /// # Errors
 /// `Corrupt` if a chunk is not what was stored.

@@ -47,7 +47,8 @@ impl Encoder<'_> {
     /// The object as it is stored, in memory from `buffers`.
     ///
     /// # Errors
-    /// `Invalid` if it is larger than the format allows (1 GiB); `Io` if the system has no randomness.
+    /// `Invalid` if it is larger than the format allows (1 GiB); `Io` if the system has no
+    /// randomness.
     pub fn encode(&self, object: ObjectId, parts: &[IoSlice<'_>], buffers: &Buffers) -> Result<Vec<u8>> {
         let mut salt = [0; SALT_BYTES];
         if self.write_key().is_some() {
@@ -63,7 +64,8 @@ impl Encoder<'_> {
         self.keys.and_then(Keys::write_key)
     }
 
-    /// [`Encoder::encode`] with the random bytes given, which must not repeat for an object of this volume and number.
+    /// [`Encoder::encode`] with the random bytes given, which must not repeat for an object of this
+    /// volume and number.
     pub fn encode_with(
         &self,
         object: ObjectId,

@@ -20,7 +20,8 @@ struct Flight {
 enum State {
     #[default]
     Flying,
-    /// What everybody gets. None if the thread that read it died of it: everybody for himself, then.
+    /// What everybody gets. None if the thread that read it died of it: everybody for himself,
+    /// then.
     Landed(Option<Result<Known>>),
 }
 
@@ -38,7 +39,7 @@ pub(super) struct Pilot<'a> {
     result: Option<Result<Known>>,
 }
 
-/// Who reads the head.
+/// The thread that reads the head.
 pub(super) enum Boarding<'a> {
     /// The caller.
     Pilot(Pilot<'a>),
@@ -47,8 +48,8 @@ pub(super) enum Boarding<'a> {
 }
 
 impl Flights {
-    /// Waits for the thread that reads this head, if there is one; otherwise the caller does. Waits no longer than that
-    /// thread waits for the store, and it began before.
+    /// Waits for the thread that reads this head, if there is one; otherwise the caller does. Waits
+    /// no longer than that thread waits for the store, and it began before.
     pub fn board(&self, object: ObjectId) -> Boarding<'_> {
         loop {
             let mut flying = self.flying.lock();
@@ -70,7 +71,7 @@ impl Flights {
 }
 
 impl Pilot<'_> {
-    /// Everybody who waits gets this.
+    /// Every waiting thread gets this.
     pub fn land(mut self, result: Result<Known>) {
         self.result = Some(result);
     }

@@ -1,4 +1,5 @@
-//! The head of a coded object: header, table of chunks, checks (`docs/format/objects.md`, "Coded objects").
+//! The head of a coded object: header, table of chunks, checks (`docs/format/objects.md`, "Coded
+//! objects").
 
 use std::ops::Range;
 
@@ -25,7 +26,8 @@ const LINE_BYTES: usize = 8;
 /// Bytes of the checks behind the table: tag and CRC.
 const CHECKS_BYTES: usize = TAG_BYTES + 4;
 
-/// Plain bytes of a chunk: a frame and its check, so that reading one frame of a large file decodes one chunk.
+/// Plain bytes of a chunk: a frame and its check, so that reading one frame of a large file decodes
+/// one chunk.
 pub(super) const CHUNK_BYTES: u32 = FRAME_BYTES + FRAME_CHECK_BYTES;
 
 /// Plain bytes of the first chunk: also the headers that come before the first frame.
@@ -34,8 +36,8 @@ pub(super) const FIRST_CHUNK_BYTES: u32 = (PLAIN_HEADER_BYTES + MEMBER_BYTES) as
 /// Largest chunk that is read, bytes: bounds what one read decodes for a single byte.
 const CHUNK_BYTES_MAX: u32 = 2 << 20;
 
-/// Most chunks of an object: bounds its table to 128 KiB. At the present chunk size that is 1 GiB of plain bytes; packs
-/// and blocks have 16 MiB.
+/// Most chunks of an object: bounds its table to 128 KiB. At the present chunk size that is 1 GiB
+/// of plain bytes; packs and blocks have 16 MiB.
 pub(super) const CHUNKS_MAX: u32 = 16_384;
 
 /// Bit of a table line's length: the chunk is compressed.
@@ -177,7 +179,8 @@ fn newer(object: ObjectId, what: &str) -> Error {
 /// What the table says about a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Line {
-    /// Where its stored bytes end, counted from the first chunk on. They begin where the chunk before ends.
+    /// Where its stored bytes end, counted from the first chunk on. They begin where the chunk
+    /// before ends.
     end: u32,
     pub is_compressed: bool,
     /// CRC-32C of the stored bytes.
@@ -194,7 +197,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Reads the table behind `header`. `bytes` are the object's first ones, [`Header::head_len`] of them.
+    /// Reads the table behind `header`. `bytes` are the object's first ones, [`Header::head_len`]
+    /// of them.
     ///
     /// # Errors
     /// `Corrupt` if it is damaged; `Coding` if there is no key for it, or not the right one.

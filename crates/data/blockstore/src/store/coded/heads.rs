@@ -11,8 +11,8 @@ use super::head::Head;
 
 const SHARDS: usize = 16;
 
-/// Memory for heads, bytes. A pack of 16 MiB has 3 to 4 KiB of head here, so that this is enough for some 128 GiB of data
-/// that is read at random; beyond that some reads take one request more.
+/// Memory for heads, bytes. A pack of 16 MiB has 3 to 4 KiB of head here, so that this is enough
+/// for some 128 GiB of data that is read at random; beyond that some reads take one request more.
 pub(super) const HEADS_BYTES_MAX: usize = 32 << 20;
 
 /// Memory for what is known of an object beside its head, bytes.

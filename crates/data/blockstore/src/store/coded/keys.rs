@@ -1,13 +1,14 @@
 //! Keys that objects are encrypted with.
 //!
-//! A volume has data keys. Each object has a key of its own, made from a data key, 32 random bytes in the object's head, the
-//! volume and the object's number: HKDF-SHA-256 (RFC 5869). Nonces of AES-256-GCM (NIST SP 800-38D) are numbers of chunks and
-//! so unique under a key that encrypts one object once, however many objects a volume writes with one data key, and
-//! whether or not an object number is used again: there is nothing to count. (The construction is that of Tink's
+//! A volume has data keys. Each object has a key of its own, made from a data key, 32 random bytes
+//! in the object's head, the volume and the object's number: HKDF-SHA-256 (RFC 5869). Nonces of
+//! AES-256-GCM (NIST SP 800-38D) are numbers of chunks and so unique under a key that encrypts one
+//! object once, however many objects a volume writes with one data key, and whether or not an
+//! object number is used again: there is nothing to count. (The construction is that of Tink's
 //! AES-GCM-HKDF.)
 //!
-//! Keys are wiped when they are dropped, as far as that can be done: copies that the compiler left in registers or on the
-//! stack are not.
+//! Keys are wiped when they are dropped, as far as that can be done: copies that the compiler left
+//! in registers or on the stack are not.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -63,13 +64,13 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// These keys by number; `write` is the one new objects are encrypted with, none if they are not. Unless
-    /// `is_plain_allowed`, objects that are not encrypted are refused, so that nobody who can write to the store can slip one
-    /// in.
+    /// These keys by number; `write` is the one new objects are encrypted with, none if they are
+    /// not. Unless `is_plain_allowed`, objects that are not encrypted are refused, so that an
+    /// attacker that can write to the store cannot slip one in.
     ///
     /// # Errors
-    /// `Invalid` if `write` names no key, if numbers repeat or are zero, or if objects that are not encrypted are refused but
-    /// would be written.
+    /// `Invalid` if `write` names no key, if numbers repeat or are zero, or if objects that are not
+    /// encrypted are refused but would be written.
     pub fn new(keys: Vec<(u32, DataKey)>, write: Option<u32>, is_plain_allowed: bool) -> Result<Self> {
         let mut numbers: Vec<u32> = keys.iter().map(|(number, _)| *number).collect();
         numbers.sort_unstable();
@@ -136,12 +137,14 @@ impl Piece {
 
 /// The key of one object.
 ///
-/// Always initialized. `ring` does not wipe its keys, so their memory is wiped here, after they were dropped.
+/// Always initialized. `ring` does not wipe its keys, so their memory is wiped here, after they
+/// were dropped.
 pub(super) struct ObjectKey(Box<MaybeUninit<LessSafeKey>>);
 
 impl ObjectKey {
     fn key(&self) -> &LessSafeKey {
-        // SAFETY: made initialized in `Keys::object_key`, the only place that makes one, and dropped in `drop` only.
+        // SAFETY: made initialized in `Keys::object_key`, the only place that makes one, and
+        // dropped in `drop` only.
         unsafe { self.0.assume_init_ref() }
     }
 
@@ -158,8 +161,8 @@ impl ObjectKey {
         Ok(out)
     }
 
-    /// Decrypts `bytes`, which end in the tag, in place; what they were before they were sealed. None if they are not what
-    /// was sealed.
+    /// Decrypts `bytes`, which end in the tag, in place; what they were before they were sealed.
+    /// None if they are not what was sealed.
     pub fn open<'a>(&self, piece: Piece, aad: &[u8], bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
         self.key().open_in_place(piece.nonce(), Aad::from(aad), bytes).ok()
     }
@@ -167,7 +170,8 @@ impl ObjectKey {
 
 impl Drop for ObjectKey {
     fn drop(&mut self) {
-        // SAFETY: initialized, as in `key`, and not used again: what follows only writes to the memory.
+        // SAFETY: initialized, as in `key`, and not used again: what follows only writes to the
+        // memory.
         unsafe { self.0.assume_init_drop() };
         self.0.zeroize();
     }

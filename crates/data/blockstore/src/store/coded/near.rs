@@ -1,4 +1,5 @@
-//! The cache below, for whoever fills it and asks about it in bytes of objects as they were before coding.
+//! The cache below, for callers that fill it and ask about it in bytes of objects as they were
+//! before coding.
 
 use std::ops::Range;
 

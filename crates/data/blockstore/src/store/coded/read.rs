@@ -9,7 +9,8 @@ use super::head::Head;
 use super::{CodedStore, How};
 use crate::error::{Error, Result};
 
-/// Bytes fetched and decoded at a time from stores where a request costs nothing: what fits the processor's cache.
+/// Bytes fetched and decoded at a time from stores where a request costs nothing: what fits the
+/// processor's cache.
 const LOCAL_PIECE_BYTES: u64 = 256 << 10;
 
 /// What is read of a coded object.
@@ -23,8 +24,8 @@ pub(super) struct Read<'a> {
 }
 
 impl CodedStore {
-    /// Fills `parts`, which have the length of what is wanted; false if that would block and must not. One request, if a
-    /// request is what costs.
+    /// Fills `parts`, which have the length of what is wanted; false if that would block and must
+    /// not. One request, if a request is what costs.
     pub(super) fn read_coded(&self, read: &Read<'_>, parts: &mut [IoSliceMut<'_>]) -> Result<bool> {
         let Read { head, wanted, .. } = read;
         if wanted.end > head.header.plain_len {

@@ -1,12 +1,14 @@
 //! Which objects are written but not durable, and making them so.
 //!
-//! Every write bumps a counter of its file and of the store *after* its bytes are in the page cache and before it is
-//! reported as done. A sync reads the counter first and flushes then, so it covers every write reported before it began.
-//! Callers of one [`SyncPoint`] queue on its lock; whoever gets it after a flush that covered him returns at once, so any
-//! number of concurrent callers costs at most two flushes.
+//! Every write bumps a counter of its file and of the store *after* its bytes are in the page cache
+//! and before it is reported as done. A sync reads the counter first and flushes then, so it covers
+//! every write reported before it began. Callers of one [`SyncPoint`] queue on its lock; a caller
+//! that gets it after a flush that covered it returns at once, so any number of concurrent callers
+//! costs at most two flushes.
 //!
-//! A failed flush is final ("fsyncgate": Linux marks the pages clean and forgets, so a retry would succeed without having
-//! written anything): the failure sticks to the store and every later sync reports it.
+//! A failed flush is final ("fsyncgate": Linux marks the pages clean and forgets, so a retry would
+//! succeed without having written anything): the failure sticks to the store and every later sync
+//! reports it.
 
 use std::fs::File;
 use std::io;
@@ -48,7 +50,8 @@ impl SyncPoint {
         self.synced.load(Ordering::SeqCst) >= self.written.load(Ordering::SeqCst)
     }
 
-    /// Returns when every write noted before the call was covered by a successful `flush`, its own or another caller's.
+    /// Returns when every write noted before the call was covered by a successful `flush`, its own
+    /// or another caller's.
     pub fn reach(&self, flush: impl FnOnce() -> Result<()>) -> Result<()> {
         let wanted = self.written.load(Ordering::SeqCst);
         if self.synced.load(Ordering::SeqCst) >= wanted {
@@ -115,7 +118,8 @@ impl Dirty {
     /// A file was made. It counts as unsynced from its first write on.
     pub fn created(&self, file: &ObjectFile) {
         let dir = &self.dirs[usize::from(key::prefix(file.object))];
-        // Whoever makes the first file may do so before the thread that made the directory can say so: each of them notes it.
+        // A thread may make the first file before the thread that made the directory can say so:
+        // each of them notes it.
         if !dir.is_noted.load(Ordering::SeqCst) {
             self.dir_names.wrote();
             dir.is_noted.store(true, Ordering::SeqCst);
@@ -145,7 +149,8 @@ impl Dirty {
     pub fn sync_all(&self) -> Result<()> {
         self.check()?;
         let done = self.store.reach(|| self.sticky(self.flush_all()));
-        // Those who waited while another caller's flush failed flushed nothing themselves, or found nothing left.
+        // Callers that waited while another caller's flush failed flushed nothing themselves, or
+        // found nothing left.
         done.and_then(|()| self.check())
     }
 
@@ -205,7 +210,8 @@ impl Dirty {
         Ok(())
     }
 
-    /// Removes a file that has no unsynced write. A write that is going on puts it back when it is complete.
+    /// Removes a file that has no unsynced write. A write that is going on puts it back when it is
+    /// complete.
     fn drop_clean(&self, file: &ObjectFile) {
         let mut files = self.files.lock();
         let gone = if file.synced.is_clean() { files.remove(&file.object) } else { None };
@@ -216,7 +222,8 @@ impl Dirty {
     /// Contents first, then the names that lead to them.
     fn flush_file(&self, file: &ObjectFile) -> Result<()> {
         let failed = |source| Error::from_io("syncing", Some(file.object), source);
-        // A missing file or directory here is damage, not "not found": the object was written by this process.
+        // A missing file or directory here is damage, not "not found": the object was written by
+        // this process.
         let failed = |source: io::Error| match failed(source) {
             Error::NotFound { object } => {
                 Error::Corrupt { object, offset: 0, what: "its directory vanished" }

@@ -1,5 +1,5 @@
-//! Room that file data leaves to the metadata on the same disk: a disk that is full to the last block could not even record
-//! that something was deleted.
+//! Room that file data leaves to the metadata on the same disk: a disk that is full to the last
+//! block could not even record that something was deleted.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,8 @@ use super::sys;
 /// Most bytes admitted between two looks at the disk.
 const LOOK_BYTES_MAX: u64 = 64 << 20;
 
-/// Of the room there is, this part is admitted before the next look: others write to the disk as well.
+/// Of the room there is, this part is admitted before the next look: others write to the disk as
+/// well.
 const LOOK_PART: u64 = 8;
 
 /// Admits writes as long as the disk has more than the reserve.

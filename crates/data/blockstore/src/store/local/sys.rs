@@ -100,7 +100,8 @@ pub fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> io::Resu
     Ok(())
 }
 
-/// Writes what a short write left of `parts`, piece by piece, so that the cause of it comes to light.
+/// Writes what a short write left of `parts`, piece by piece, so that the cause of it comes to
+/// light.
 fn write_rest(file: &File, parts: &[IoSlice<'_>], offset: u64, written: usize) -> io::Result<()> {
     let mut before = 0;
     for part in parts {
@@ -119,7 +120,8 @@ fn read_once(
 ) -> io::Result<usize> {
     let position = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     let count = parts.len() as libc::c_int;
-    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing during the call.
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing
+    // during the call.
     retried(|| unsafe { libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags) })
 }
 
@@ -151,7 +153,8 @@ fn read_rest(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, read: usize
     Ok(true)
 }
 
-/// Fills `parts` from the page cache; false if some of it is not there (or the file ends: the blocking read tells).
+/// Fills `parts` from the page cache; false if some of it is not there (or the file ends: the
+/// blocking read tells).
 pub fn try_read_exact_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<bool> {
     if parts.len() > BUFFERS_MAX {
         return Ok(false);
@@ -176,7 +179,8 @@ pub fn will_need(file: &File, offset: u64, len: u64) {
 
 /// Starts writing a file's dirty pages without waiting for them.
 pub fn start_writeback(file: &File) {
-    // SAFETY: takes no pointers. A hint: the fdatasync that follows does the work and reports errors.
+    // SAFETY: takes no pointers. A hint: the fdatasync that follows does the work and reports
+    // errors.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
 }
 

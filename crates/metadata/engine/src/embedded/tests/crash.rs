@@ -1,7 +1,8 @@
 //! Crash images: what a power loss may leave of unsynced writes, and what a killed process leaves.
 //!
-//! The bug each would catch: a record that survives behind one that does not; a torn record taken for whole; a recycled
-//! segment's old records read again; a checkpoint ahead of the log; an older recovery's cut-off records coming back.
+//! The bug each would catch: a record that survives behind one that does not; a torn record taken
+//! for whole; a recycled segment's old records read again; a checkpoint ahead of the log; an older
+//! recovery's cut-off records coming back.
 
 use super::super::super::disk::sim::Fate;
 use super::*;
@@ -97,7 +98,8 @@ fn every_combination_of_surviving_sectors_recovers_a_prefix() {
     assert_eq!(recovered.into_iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
 }
 
-/// Commits, syncs and flushes at random; takes an image at every step; images are crashed again while they are worked on.
+/// Commits, syncs and flushes at random; takes an image at every step; images are crashed again
+/// while they are worked on.
 fn storm(seed: u64) {
     let name = format!("seed {seed}");
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);

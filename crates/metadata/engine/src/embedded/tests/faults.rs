@@ -101,7 +101,8 @@ fn a_full_disk_refuses_growth_lets_space_be_freed_and_recovers() {
     engine.sync().unwrap();
     assert_eq!(expect_err(engine.flush()), EngineError::NoSpace);
     assert_eq!(content(&engine), expected);
-    // Space returns: the flush works, the log is recycled, growth goes on without opening the volume again.
+    // Space returns: the flush works, the log is recycled, growth goes on without opening the
+    // volume again.
     runs.set_fault(None);
     engine.flush().unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -170,7 +171,8 @@ fn damage_in_what_was_durable_is_reported_with_the_file_and_changes_nothing() {
                 bytes[at] ^= 1 << random.below(8);
             });
             match open_sim(&image, &runs.snapshot(), small_options()) {
-                // A byte that means nothing, or the very last record, which no later one vouches for.
+                // A byte that means nothing, or the very last record, which no later one vouches
+                // for.
                 Ok(engine) => {
                     let found = content(&engine);
                     assert!(found.len() + 1 >= expected.len(), "{name} at {at}: lost more than the end");
@@ -214,7 +216,8 @@ fn damage_in_what_was_durable_is_reported_with_the_file_and_changes_nothing() {
 fn newer_formats_and_other_volumes_are_refused() {
     let (disk, runs, _) = synced_volume();
     for name in super::super::super::disk::Disk::list(&disk).unwrap() {
-        // What is read by nobody: segments to be used again, a checkpoint that was being written when the image was taken.
+        // What is read by nobody: segments to be used again, a checkpoint that was being written
+        // when the image was taken.
         if name.starts_with("free") || name.ends_with("tmp") || name.ends_with("copy") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Whoever claimed last commits; others change nothing, in this process or another.
+//! The process that claimed last commits; others change nothing, in this process or another.
 
 use super::super::super::disk::Disk;
 use super::*;

@@ -1,4 +1,5 @@
-//! Several threads at once, with flushes and evictions in between: every key is a register that must be linearizable.
+//! Several threads at once, with flushes and evictions in between: every key is a register that
+//! must be linearizable.
 
 use kestrel_testkit::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +14,9 @@ fn key(number: u64) -> (u64, [u8; 8]) {
     (number % 7, number.to_be_bytes())
 }
 
-/// Each key has one writer, which counts up in its value (deleting every fifth time). A reader must see at least what was
-/// acknowledged before it asked, and at most what was begun before it was answered.
+/// Each key has one writer, which counts up in its value (deleting every fifth time). A reader must
+/// see at least what was acknowledged before it asked, and at most what was begun before it was
+/// answered.
 #[test]
 fn readers_see_no_stale_row_and_miss_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -135,7 +137,8 @@ fn readers_see_no_stale_row_and_miss_none() {
     assert_eq!(content(&again), expected);
 }
 
-/// A dump is a scan and the batches of a tap: together they give the state at the moment the tap ends.
+/// A dump is a scan and the batches of a tap: together they give the state at the moment the tap
+/// ends.
 #[test]
 fn a_scan_and_a_tap_make_a_consistent_copy() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());

@@ -1,4 +1,5 @@
-//! The end of a sequence: names, attributes and contents as the model has them, and rows without a fault.
+//! The end of a sequence: names, attributes and contents as the model has them, and rows without a
+//! fault.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The same steps as a client across a network sends them: numbered, to a node that dies now and then after it has executed a
-//! request and before anybody has heard the answer.
+//! The same steps as a client across a network sends them: numbered, to a node that dies now and
+//! then after it has executed a request and before anybody has heard the answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -106,8 +106,8 @@ impl Client {
         Ok(())
     }
 
-    /// Whether a request names a file by a place where it is not any more, and not by the one where it was opened: a restart of
-    /// the node may make the client look the file up again.
+    /// Whether a request names a file by a place where it is not any more, and not by the one where
+    /// it was opened: a restart of the node may make the client look the file up again.
     fn strays(&self, op: &Op) -> bool {
         let asked = match op {
             Op::Clone { from, to, .. } => vec![from, to],
@@ -152,7 +152,8 @@ impl Client {
         Ok(())
     }
 
-    /// Claims everything the model has open. The request that nobody heard of may have closed a file for good.
+    /// Claims everything the model has open. The request that nobody heard of may have closed a
+    /// file for good.
     fn claim(&mut self, unheard: &Op) -> Result<(), String> {
         let world = &self.world;
         for (ino, model) in world.model.nodes.iter().filter(|(_, node)| node.opens > 0) {
@@ -176,7 +177,8 @@ impl Client {
         Ok(())
     }
 
-    /// The client has died as well: it claims nothing and asks nothing again. The next one goes on with its number.
+    /// The client has died as well: it claims nothing and asks nothing again. The next one goes on
+    /// with its number.
     fn die(&mut self) {
         self.world.trace.push("nothing claimed".into());
         self.world.fixture().node.end_grace().unwrap();

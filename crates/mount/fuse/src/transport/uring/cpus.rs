@@ -1,10 +1,11 @@
-//! Processors, as the kernel counts them for FUSE over io_uring, and whether the administrator allows it.
+//! Processors, as the kernel counts them for FUSE over io_uring, and whether the administrator
+//! allows it.
 
 use std::fs;
 use std::io;
 
-/// Processors that there may ever be, also those that are off: the kernel has a queue for each, and uses none before all are
-/// served.
+/// Processors that there may ever be, also those that are off: the kernel has a queue for each, and
+/// uses none before all are served.
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 
 /// The fuse module's switch, which belongs to the administrator.
@@ -44,8 +45,8 @@ impl CpuSet {
         i32::from(cpu) < libc::CPU_SETSIZE && unsafe { libc::CPU_ISSET(usize::from(cpu), &self.0) }
     }
 
-    /// Lets the calling thread run on these only. Where that is refused (a processor went off, a container was narrowed) it
-    /// runs where it did: slower, and right.
+    /// Lets the calling thread run on these only. Where that is refused (a processor went off, a
+    /// container was narrowed) it runs where it did: slower, and right.
     pub(super) fn confine_thread(&self) {
         // SAFETY: the kernel reads the bytes of the set.
         unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &raw const self.0) };

@@ -1,14 +1,16 @@
-//! Memory of the entries of a ring: for each one a header and a payload buffer that the kernel fills with a request and
-//! reads the reply from.
+//! Memory of the entries of a ring: for each one a header and a payload buffer that the kernel
+//! fills with a request and reads the reply from.
 //!
-//! Whose an entry is: the kernel's from its registration or the commit of its reply until its completion comes; then it is
-//! the serving thread's, and from the moment its [`Reply`](crate::Reply) exists, what a reply needs is the reply's. So
-//! nobody but the owner reads or writes it, and no lock is taken, with one exception: large requests (WRITE) are handed
-//! to the file system where they lie, and the reply may come while they are still being looked at. Such a reply is kept beside
-//! until the handler has returned ([`Entries::borrow`]).
+//! The owner of an entry: the kernel from its registration or the commit of its reply until its
+//! completion comes; then the serving thread, and from the moment its [`Reply`](crate::Reply)
+//! exists, what a reply needs is the reply's. So only the owner reads or writes it, and no lock is
+//! taken, with one exception: large requests (WRITE) are handed to the file system where they lie,
+//! and the reply may come while they are still being looked at. Such a reply is kept beside until
+//! the handler has returned ([`Entries::borrow`]).
 //!
-//! Memory: address space for all entries that there may ever be is reserved at the start. An entry gets its memory when it is
-//! opened, and physical pages as far as a request or reply ever reached into it: 512 bytes, and up to the largest payload.
+//! Memory: address space for all entries that there may ever be is reserved at the start. An entry
+//! gets its memory when it is opened, and physical pages as far as a request or reply ever reached
+//! into it: 512 bytes, and up to the largest payload.
 
 use std::io::{self, IoSlice};
 use std::ptr::NonNull;
@@ -103,8 +105,8 @@ impl Entries {
 
     /// Reads a structure in a header.
     fn read<T: Wire>(&self, index: usize, at: usize) -> T {
-        // SAFETY: within the header's stride (all places are constants of this file); any bit pattern is a `Wire`. The caller
-        // owns the entry.
+        // SAFETY: within the header's stride (all places are constants of this file); any bit
+        // pattern is a `Wire`. The caller owns the entry.
         unsafe { self.header(index).add(at).cast::<T>().read_unaligned() }
     }
 
@@ -142,12 +144,14 @@ impl Entries {
         buffer
     }
 
-    /// The payload where it lies, until [`give_back`](Entries::give_back). Replies are kept meanwhile. For the entry's owner.
+    /// The payload where it lies, until [`give_back`](Entries::give_back). Replies are kept
+    /// meanwhile. For the entry's owner.
     pub(super) fn borrow(&self, index: usize, bytes: usize) -> &[u8] {
         let bytes = bytes.min(self.payload_bytes);
         self.slots[index].payload.store(BORROWED, Ordering::Release);
-        // SAFETY: the payload is as long as that. The kernel does not write before the commit, which follows the reply, and a
-        // reply leaves it alone until it is given back; the caller does not use it longer.
+        // SAFETY: the payload is as long as that. The kernel does not write before the commit,
+        // which follows the reply, and a reply leaves it alone until it is given back; the caller
+        // does not use it longer.
         unsafe { std::slice::from_raw_parts(self.payload(index).as_ptr(), bytes) }
     }
 
@@ -162,7 +166,8 @@ impl Entries {
         true
     }
 
-    /// Puts a reply, given in pieces of which the first begins with the whole header, into an entry. For the reply's owner.
+    /// Puts a reply, given in pieces of which the first begins with the whole header, into an
+    /// entry. For the reply's owner.
     #[inline]
     pub(super) fn answer(&self, index: usize, parts: &[IoSlice<'_>]) -> Answered {
         let slot = &self.slots[index];
@@ -195,7 +200,8 @@ impl Entries {
         slot.payload.compare_exchange(BORROWED, ANSWERED, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The one copy of a reply: header to header, the rest to the payload. It is no longer than the payload.
+    /// The one copy of a reply: header to header, the rest to the payload. It is no longer than the
+    /// payload.
     #[inline]
     fn put(&self, index: usize, parts: &[IoSlice<'_>]) {
         let mut skip = size_of::<OutHeader>();
@@ -204,8 +210,8 @@ impl Entries {
             let part = &part[skip.min(part.len())..];
             skip = 0;
             assert!(at + part.len() <= self.payload_bytes);
-            // SAFETY: it fits, as just asserted; the reply's owner alone uses the payload. A part of the payload itself cannot
-            // be passed: while it is borrowed, replies are kept.
+            // SAFETY: it fits, as just asserted; the reply's owner alone uses the payload. A part
+            // of the payload itself cannot be passed: while it is borrowed, replies are kept.
             unsafe {
                 self.payload(index).add(at).as_ptr().copy_from_nonoverlapping(part.as_ptr(), part.len());
             }
@@ -227,7 +233,8 @@ pub(super) struct Answered {
     pub(super) fits: bool,
 }
 
-/// The most that the caller takes, where the request says so. The structures' sizes follow from the operation.
+/// The most that the caller takes, where the request says so. The structures' sizes follow from the
+/// operation.
 #[inline]
 fn room(opcode: u32, fixed: &[u8]) -> Option<u32> {
     match Opcode::from_u32(opcode)? {
@@ -248,7 +255,7 @@ struct Region {
     bytes: usize,
 }
 
-// SAFETY: plain memory; who may touch it when is said at the head of this file.
+// SAFETY: plain memory; the head of this file says which thread may touch it when.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -260,8 +267,8 @@ impl Region {
         let at = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
         let start = NonNull::new(at.cast::<u8>()).filter(|_| at != libc::MAP_FAILED);
         let region = Region { start: start.ok_or_else(io::Error::last_os_error)?, bytes };
-        // Huge pages would take two megabytes for the first byte of any payload. Kernels without them do not mind.
-        // SAFETY: our own mapping.
+        // Huge pages would take two megabytes for the first byte of any payload. Kernels without
+        // them do not mind. SAFETY: our own mapping.
         unsafe { libc::madvise(at, bytes, libc::MADV_NOHUGEPAGE) };
         Ok(region)
     }
@@ -269,7 +276,8 @@ impl Region {
     /// Makes a part usable.
     fn open(&self, at: usize, bytes: usize) -> io::Result<()> {
         assert!(at + bytes <= self.bytes);
-        // SAFETY: a part of our own mapping, on page boundaries or rounded up to them by the kernel.
+        // SAFETY: a part of our own mapping, on page boundaries or rounded up to them by the
+        // kernel.
         let rc = unsafe {
             libc::mprotect(self.start.add(at).as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
         };
@@ -279,7 +287,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by `reserve`; whoever had an entry is gone, and so is the ring that the kernel knew it by.
+        // SAFETY: mapped by `reserve`; no thread has an entry any more, and the ring that the
+        // kernel knew it by is gone.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

@@ -1,19 +1,23 @@
 //! The kernel's queues of some processors, served through one io_uring by one thread at a time.
 //!
-//! **Entries.** Each queue begins with some entries and gets more whenever fewer than half as many are left for requests to
-//! come, so that requests that the file system keeps for long (a lock that somebody else has) do not stop the others. There
-//! is a bound for all ([`Entries::capacity`]); beyond it the requests of that processor wait until one is answered. Entries
-//! are added ahead of need because the kernel (6.18) gives new ones to new requests only: a request that found none, in a burst
-//! of more than were left, waits for a commit on its queue, that is, for the next answer to anybody on that processor. The
-//! kernel takes the entry that came back last, so those that a burst added lie still afterwards, and so does their memory.
+//! **Entries.** Each queue begins with some entries and gets more whenever fewer than half as many
+//! are left for requests to come, so that requests that the file system keeps for long (a lock that
+//! somebody else has) do not stop the others. There is a bound for all ([`Entries::capacity`]);
+//! beyond it the requests of that processor wait until one is answered. Entries are added ahead of
+//! need because the kernel (6.18) gives new ones to new requests only: a request that found none,
+//! in a burst of more than were left, waits for a commit on its queue, that is, for the next answer
+//! to anybody on that processor. The kernel takes the entry that came back last, so those that a
+//! burst added lie still afterwards, and so does their memory.
 //!
-//! **Commits.** A reply is put into its entry by whoever answers, on the spot. The commit itself, with which the kernel also
-//! takes the entry back, is always submitted by the thread that serves the ring: the next request finishes the command, and
-//! it would do that in the thread that submitted it, which may be any thread of the file system's and have no time. So answered
-//! entries go to a list, and who puts one there wakes the serving thread if it sleeps. Several answers cost one waking.
+//! **Commits.** The thread that answers puts the reply into its entry, on the spot. The commit
+//! itself, with which the kernel also takes the entry back, is always submitted by the thread that
+//! serves the ring: the next request finishes the command, and it would do that in the thread that
+//! submitted it, which may be any thread of the file system's and have no time. So answered entries
+//! go to a list, and the thread that puts one there wakes the serving thread if it sleeps. Several
+//! answers cost one waking.
 //!
-//! **Order.** Whatever is ready is submitted before a handler is called. No answer ever waits for another request's handler,
-//! unless it was given by that very handler.
+//! **Order.** Whatever is ready is submitted before a handler is called. No answer ever waits for
+//! another request's handler, unless it was given by that very handler.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -29,8 +33,8 @@ use crate::transport::uring::entries::Entries;
 use crate::transport::uring::ring::{Command, Completion, Ring, WAKE, Waker};
 use crate::transport::{ReplyChannel, RequestSink};
 
-/// Payloads of at most this size (names; the longest is a symbolic link's and its target) are copied out of the entry, so
-/// that the reply may be written at once.
+/// Payloads of at most this size (names; the longest is a symbolic link's and its target) are
+/// copied out of the entry, so that the reply may be written at once.
 const NAMES_BYTES: usize = 2 * (abi::NAME_BYTES_MAX + 1);
 
 /// In the `user_data` of a registration, beside the entry's number.
@@ -45,7 +49,7 @@ pub(super) fn names() -> Box<Names> {
 
 /// The queues that one ring serves.
 pub(super) struct Queues {
-    /// For who has the seat.
+    /// For the thread that has the seat.
     core: Mutex<Core>,
     /// Answered entries.
     answers: Mutex<Answers>,
@@ -95,7 +99,8 @@ pub(super) enum Left {
 }
 
 impl Queues {
-    /// Prepares for the queues `cpus`, each with `depth` entries to begin with, and `more` in all for when they are in use.
+    /// Prepares for the queues `cpus`, each with `depth` entries to begin with, and `more` in all
+    /// for when they are in use.
     pub(super) fn new(
         device: OwnedFd,
         cpus: impl Iterator<Item = u16>,
@@ -116,7 +121,8 @@ impl Queues {
         Ok(Queues { core: Mutex::new(core), answers: Mutex::default(), entries, waker, home, failed })
     }
 
-    /// Tells the kernel of the first entries, if that has not happened. The calling thread has to stay until the end.
+    /// Tells the kernel of the first entries, if that has not happened. The calling thread has to
+    /// stay until the end.
     pub(super) fn register(&self) -> io::Result<()> {
         let mut core = self.core.lock();
         if !core.owners.is_empty() {
@@ -136,9 +142,10 @@ impl Queues {
         }
     }
 
-    /// Wakes whoever serves, to look whether the session ends.
+    /// Wakes the serving thread, to look whether the session ends.
     pub(super) fn wake(&self) {
-        // It can only fail for want of memory in the kernel; the device's end is then noticed with the next completion.
+        // It can only fail for want of memory in the kernel; the device's end is then noticed with
+        // the next completion.
         let _ = self.waker.wake();
     }
 
@@ -196,7 +203,8 @@ impl Queues {
             let payload = self.entries.copy_payload(index, bytes, names);
             place.with(|| sink.message_split(header, fixed, payload, slot, channel));
         }
-        // A few FORGETs come this way (of what a READDIRPLUS brought in vain). Nobody answers, but the kernel waits.
+        // A few FORGETs come this way (of what a READDIRPLUS brought in vain). Nobody answers, but
+        // the kernel waits.
         let opcode = Opcode::from_u32(header.opcode);
         if matches!(opcode, Some(Opcode::Forget | Opcode::BatchForget | Opcode::Interrupt)) {
             let len = size_of::<OutHeader>() as u32;

@@ -1,14 +1,16 @@
 //! An io_uring, straight from the system calls, as far as FUSE needs one.
 //!
-//! An io_uring is two rings in memory that is shared with the kernel: commands go into the submission ring, results come
-//! out of the completion ring, and one system call, `io_uring_enter`, hands over commands and waits for results. (See
-//! io_uring(7), io_uring_setup(2), io_uring_enter(2); numbers and structures are those of `include/uapi/linux/io_uring.h`.)
+//! An io_uring is two rings in memory that is shared with the kernel: commands go into the
+//! submission ring, results come out of the completion ring, and one system call, `io_uring_enter`,
+//! hands over commands and waits for results. (See io_uring(7), io_uring_setup(2),
+//! io_uring_enter(2); numbers and structures are those of `include/uapi/linux/io_uring.h`.)
 //! Commands here have 128 bytes, because FUSE's arguments do not fit into 64.
 //!
-//! **Which thread.** The kernel finishes a command in the thread that submitted it: when it sleeps in the kernel where it can
-//! be interrupted, or on its next way out of it. Commands of a thread that ends are cancelled. So whoever submits has to stay
-//! until the end. Unlike most users of io_uring we do without IORING_SETUP_DEFER_TASKRUN, which would leave them unfinished
-//! for as long as that thread does not ask for them: see [the transport](super).
+//! **Which thread.** The kernel finishes a command in the thread that submitted it: when it sleeps
+//! in the kernel where it can be interrupted, or on its next way out of it. Commands of a thread
+//! that ends are cancelled. So a thread that submits has to stay until the end. Unlike most users
+//! of io_uring we do without IORING_SETUP_DEFER_TASKRUN, which would leave them unfinished for as
+//! long as that thread does not ask for them: see [the transport](super).
 //!
 //! Only one thread at a time uses a [`Ring`]; [`Waker`] is for all.
 
@@ -142,8 +144,8 @@ pub(super) struct Command<'a> {
 /// An io_uring for commands to one file.
 pub(super) struct Ring {
     fd: Arc<OwnedFd>,
-    /// Not registered with the ring: that would keep it open until all threads have noticed the ring's end, and the end of a
-    /// connection is that its files are closed.
+    /// Not registered with the ring: that would keep it open until all threads have noticed the
+    /// ring's end, and the end of a connection is that its files are closed.
     file: OwnedFd,
     shared: Mapping,
     commands: Mapping,
@@ -153,7 +155,7 @@ pub(super) struct Ring {
     cq_entries: u32,
 }
 
-/// Wakes whoever waits for results of a ring, from any thread.
+/// Wakes the thread that waits for results of a ring, from any thread.
 #[derive(Clone)]
 pub(super) struct Waker(Arc<OwnedFd>);
 
@@ -185,7 +187,8 @@ impl Ring {
     }
 
     fn word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel gave the offset of an aligned word within the mapping, which lives as long as `self`.
+        // SAFETY: the kernel gave the offset of an aligned word within the mapping, which lives as
+        // long as `self`.
         unsafe { &*self.shared.0.as_ptr().add(offset as usize).cast::<AtomicU32>() }
     }
 
@@ -221,8 +224,9 @@ impl Ring {
             unused: 0,
         };
         let index = (at & (self.sq_entries - 1)) as usize;
-        // SAFETY: the index is within the mapping of `sq_entries` commands, a power of two. The kernel does not look at the
-        // place before the tail says so, and has read what was there: the ring is not full.
+        // SAFETY: the index is within the mapping of `sq_entries` commands, a power of two. The
+        // kernel does not look at the place before the tail says so, and has read what was there:
+        // the ring is not full.
         unsafe { self.commands.0.as_ptr().cast::<Sqe128>().add(index).write(Sqe128 { sqe, cmd }) };
         tail.store(at.wrapping_add(1), Ordering::Release);
         Ok(())
@@ -243,7 +247,8 @@ impl Ring {
 
     fn enter(&self, wanted: u32, flags: u32) -> io::Result<()> {
         let (fd, queued) = (self.fd.as_raw_fd(), self.queued());
-        // SAFETY: no pointers are passed; what the queued commands refer to is their callers' promise.
+        // SAFETY: no pointers are passed; what the queued commands refer to is their callers'
+        // promise.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_enter,
@@ -283,7 +288,8 @@ impl Ring {
             return None;
         }
         let index = (at & (self.cq_entries - 1)) as usize;
-        // SAFETY: the index is within the mapping, and the kernel has written the place: the tail is beyond it.
+        // SAFETY: the index is within the mapping, and the kernel has written the place: the tail
+        // is beyond it.
         Some(unsafe {
             let first = self.shared.0.as_ptr().add(self.cq.cqes as usize).cast::<Completion>();
             first.add(index).read()
@@ -292,7 +298,8 @@ impl Ring {
 }
 
 impl Waker {
-    /// Makes a result with [`WAKE`], for which whoever waits wakes up. Needs Linux 6.13, which is older than FUSE over io_uring.
+    /// Makes a result with [`WAKE`], for which the waiting thread wakes up. Needs Linux 6.13, which
+    /// is older than FUSE over io_uring.
     pub(super) fn wake(&self) -> io::Result<()> {
         let sqe = Sqe {
             opcode: OP_MSG_RING,
@@ -327,7 +334,7 @@ const _: () = assert!(size_of::<Message>() == 64);
 /// A part of the ring's memory, mapped.
 struct Mapping(NonNull<u8>, usize);
 
-// SAFETY: plain memory; who may touch it when is the business of `Ring`.
+// SAFETY: plain memory; `Ring` decides which thread may touch it when.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

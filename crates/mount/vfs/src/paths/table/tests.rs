@@ -168,7 +168,7 @@ fn the_kernel_is_told_of_one_directory_for_a_node() {
     let a = enter(&mut table, ROOT, "a");
     assert!(table.seen(a, &attr(70)) && !table.seen(a, &attr(71)) && table.seen(a, &attr(70)));
     assert_eq!(table.last_attr(a).map(|attr| attr.ino), Some(70));
-    // An open that was answered before the name changed, and whose OPENDIR comes after the next lookup.
+    // An open that was answered before the name changed; its OPENDIR comes after the next lookup.
     assert!(!table.hold(a, 71, false, &bound));
     assert_eq!(enter(&mut table, ROOT, "a"), a, "in mid-path it is whatever is there");
     bound.are(&[]);

@@ -1,4 +1,4 @@
-//! A client with several connections, whose completions ask over others.
+//! A client with several connections; its completions ask over others.
 
 use super::*;
 
@@ -19,8 +19,8 @@ fn large() -> Request {
     request(Op::SetXattr(InodeRef::by_id(9), name, value, XattrFlags::default()))
 }
 
-/// The thread that reads one connection writes to the other, and the other way round: were each to wait for room, neither would
-/// read what makes room.
+/// The thread that reads one connection writes to the other, and the other way round: were each to
+/// wait for room, neither would read what makes room.
 #[test]
 fn completions_that_ask_much_over_another_connection_do_not_wait_for_room_there() {
     const EACH: usize = 400;

@@ -1,4 +1,5 @@
-//! A model of a node, as far as a session can tell: exactly-once execution, opens, and what restarts and expiries take away.
+//! A model of a node, as far as a session can tell: exactly-once execution, opens, and what
+//! restarts and expiries take away.
 //!
 //! It panics where the link breaks the protocol.
 
@@ -226,7 +227,8 @@ impl Model {
         })
     }
 
-    /// Grants all waiting locks. Answers nobody can be told are given when they are asked for again.
+    /// Grants all waiting locks. Answers nobody can be told are given when they are asked for
+    /// again.
     pub fn grant(&mut self, replies: &mut VecDeque<ToClient>) {
         for id in self.waits.drain(..).filter(|_| self.greeted) {
             let answered = Answered::Lock(Ok(LockAnswer::Done));

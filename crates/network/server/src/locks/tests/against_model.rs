@@ -1,4 +1,5 @@
-//! Generated calls, to the lock manager and to the model: the same answers, the same wakings in the same order.
+//! Generated calls, to the lock manager and to the model: the same answers, the same wakings in the
+//! same order.
 
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ use crate::locks::{LockLimits, Locks, Owner, Set, Ticket};
 #[derive(Debug, Clone)]
 enum Step {
     Set(Owner, LockSpan, bool),
-    /// The n-th of those whose connection broke comes back.
+    /// The n-th client with a broken connection comes back.
     Again(prop::sample::Index),
     Unlock(Owner, LockSpan),
     Release(Owner, LockSpan),

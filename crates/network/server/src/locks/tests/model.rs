@@ -1,4 +1,5 @@
-//! Locks as one would write them down to explain them: an array of bytes for each owner, a list of those who wait.
+//! Locks as one would write them down to explain them: an array of bytes for each owner, a list of
+//! waiting calls.
 
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
@@ -171,7 +172,7 @@ impl Model {
         self.waits.len()
     }
 
-    /// Those whose connection broke.
+    /// Clients with a broken connection.
     pub fn orphans(&self) -> Vec<(Owner, LockSpan)> {
         let orphans = self.waits.iter().filter(|wait| wait.call.is_none());
         orphans.map(|wait| (wait.owner, wait.span)).collect()

@@ -155,7 +155,8 @@ fn nonsense_is_refused() {
     assert_eq!(locks.counts(), LockCounts::default());
 }
 
-/// Quadratic time would show: 100,000 ranges of one owner, then of as many, each found, refused, and taken away.
+/// Quadratic time would show: 100,000 ranges of one owner, then of as many, each found, refused,
+/// and taken away.
 #[test]
 fn a_hundred_thousand_ranges() {
     const RANGES: u64 = 100_000;

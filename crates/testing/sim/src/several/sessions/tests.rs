@@ -40,9 +40,9 @@ fn tick(host: &mut Host) -> Option<String> {
     host.sessions().wrong.take()
 }
 
-/// An open of a client that is gone is being given back when the store fails. The node's process has
-/// counted that in memory and gets no answer: it is not asked to give the open back a second time,
-/// which it would refuse with `EBADF` (seed 2188 of three nodes).
+/// An open of a client that is gone is being given back when the store fails. The node's process
+/// has counted that in memory and gets no answer: it is not asked to give the open back a second
+/// time, which it would refuse with `EBADF` (seed 2188 of three nodes).
 #[test]
 fn store_that_fails_during_a_release() {
     let (mut host, _) = host();
@@ -64,8 +64,8 @@ fn store_that_fails_during_a_clients_release() {
     assert_eq!(tick(&mut host), None);
 }
 
-/// An open that could not be given back since another node's store had failed is given back again, and
-/// any other error is still found wrong.
+/// An open that could not be given back since another node's store had failed is given back again,
+/// and any other error is still found wrong.
 #[test]
 fn releases_that_fail_elsewhere() {
     let failed = |reason: &str| -> Reply {

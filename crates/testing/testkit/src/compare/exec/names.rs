@@ -194,7 +194,8 @@ impl World {
                 out.field("basic stats", st.stx_mask & libc::STATX_BASIC_STATS == libc::STATX_BASIC_STATS);
                 out.field("kind", format!("{kind:o}"));
                 if flags & libc::AT_STATX_DONT_SYNC != 0 {
-                    // What the kernel remembers, however old: only a local file system has no such thing.
+                    // What the kernel remembers, however old: only a local file system has no such
+                    // thing.
                     return out;
                 }
                 out.field("mode", format!("{:o}", st.stx_mode));

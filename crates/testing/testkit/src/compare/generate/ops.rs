@@ -49,7 +49,8 @@ impl Generator {
                 flags |= flag;
             }
         }
-        // O_CREAT with O_DIRECTORY is EINVAL since Linux 6.3 and was undefined before; O_EXCL alone is undefined.
+        // O_CREAT with O_DIRECTORY is EINVAL since Linux 6.3 and was undefined before; O_EXCL alone
+        // is undefined.
         if flags & libc::O_DIRECTORY != 0 {
             flags &= !libc::O_CREAT;
         }
@@ -262,7 +263,8 @@ impl Generator {
         let ids = [0, u32::MAX, 20001, 20002, 20003, 20100];
         let target = self.target(who, &[Kind::File, Kind::Dir, Kind::Link]);
         let (uid, gid) = (*self.rng.pick(&ids), *self.rng.pick(&ids));
-        // Changing neither clears the setuid bit on a local file system; FUSE does not tell the daemon of it.
+        // Changing neither clears the setuid bit on a local file system; FUSE does not tell the
+        // daemon of it.
         Op::Chown { target, uid: if gid == u32::MAX && uid == gid { 0 } else { uid }, gid }
     }
 

@@ -27,7 +27,8 @@ fn tree_of(state: &State) -> Tree {
     tree
 }
 
-/// A log of `count` operations, the last `in_flight` of them not acknowledged (0 or 1), and every state on the way.
+/// A log of `count` operations, the last `in_flight` of them not acknowledged (0 or 1), and every
+/// state on the way.
 fn history(seed: u64, count: usize, in_flight: usize) -> (Log, Vec<State>) {
     let (mut planner, mut states) = (Planner::new(seed, 0), vec![State::default()]);
     let mut ops = Vec::new();

@@ -1,4 +1,5 @@
-//! Histories of a register that are known to be right or wrong, and random ones judged a second time by trying all orders.
+//! Histories of a register that are known to be right or wrong, and random ones judged a second
+//! time by trying all orders.
 
 use super::*;
 use crate::rng::Rng;

@@ -210,7 +210,8 @@ fn any_call(rng: &mut Rng, dirs: &[u64], fresh: &mut u64) -> Call {
     }
 }
 
-/// Random histories of a correct file system pass; with one answer swapped for another's most do not.
+/// Random histories of a correct file system pass; with one answer swapped for another's most do
+/// not.
 #[test]
 fn correct_file_systems_pass_and_faulty_ones_mostly_do_not() {
     let mut found = 0;
@@ -220,7 +221,8 @@ fn correct_file_systems_pass_and_faulty_ones_mostly_do_not() {
         let (mut events, mut dirs) = (Events::new(), Vec::new());
         let mut free = [0; 4];
         for _ in 0..120 {
-            // It happens now; it began at any time since the thread's last call ended, and ends a little later.
+            // It happens now; it began at any time since the thread's last call ended, and ends a
+            // little later.
             now += 1 + rng.below(8);
             let thread = rng.below(4) as usize;
             if free[thread] >= now {

@@ -111,7 +111,8 @@ fn chunk_places(stored: &[u8], chunks: usize) -> Vec<std::ops::Range<usize>> {
 #[test]
 fn chunks_in_the_wrong_place_are_noticed() {
     for write in [None, Some(1)] {
-        // Compressed with a method that gains nothing here: chunks of equal size, which fit in each other's place.
+        // Compressed with a method that gains nothing here: chunks of equal size, which fit in each
+        // other's place.
         let coding = coding(Compression::Lz4, write);
         let inner = Arc::new(MemoryStore::put_only());
         let noise = |seed: u64| -> Vec<u8> {
@@ -156,7 +157,7 @@ fn chunks_in_the_wrong_place_are_noticed() {
     }
 }
 
-/// Someone who can compute checksums but has no key.
+/// An attacker that can compute checksums but has no key.
 fn reseal(stored: &mut [u8], chunks: usize) {
     let header = crc32c::crc32c(&stored[..92]);
     stored[92..96].copy_from_slice(&header.to_be_bytes());
