@@ -7,7 +7,7 @@
 //! Behind it is one [`backend`]: a node that has its volume to itself, or a member of a cluster. Members' nodes reach each other by
 //! the same port ([`peers`], `server/gate.rs`).
 //!
-//! What it promises (`metadata.md` §6, `docs/protocol.md`):
+//! What it promises (`docs/design/metadata.md`, section 6, `docs/protocol.md`):
 //!
 //! - **Exactly once.** A numbered call is executed once, whatever is lost or sent again, also across a restart of the node
 //!   ([`session::window`], `kestrel_meta::txn`).

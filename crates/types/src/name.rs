@@ -134,8 +134,8 @@ impl AsRef<[u8]> for Name {
 
 /// Where an entry is or shall be: a name below a directory that the client knows by id, reached through `dirs`.
 ///
-/// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole path sends it whole,
-/// so that an operation is one request (`metadata.md` §6).
+/// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole
+/// path sends it whole, so that an operation is one request (`docs/design/metadata.md`, section 6).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Directory where resolution starts.
