@@ -38,7 +38,7 @@ import common
 from common import EXAMPLES, JUDGES, KESTREL, ROOT, io_uring, run, take_away
 
 DEPTHS = (1, 4, 8)
-# Requests of a cold call in shortcut mode, at any depth (mount.md §2).
+# Requests of a cold call in shortcut mode, at any depth (docs/design/mount.md, section 2).
 REQUESTS = {"open": 1, "stat": 1, "create": 1, "unlink": 2, "mkdir": 2, "rename": 3}
 LIMITS = (10, 50, 100)
 MODES = {

@@ -1,16 +1,16 @@
 //! Objects in the store that no metadata refers to: left behind by crashes between writing an
 //! object and committing what refers to it, or by a restored older backup.
 //!
-//! **Exact on a volume in use** (`data.md` §5). In this order: the store is listed, so an object
-//! that is written later is no candidate. A tap then shows every batch committed from now on, and
-//! the metadata is walked: a reference that exists at the end was either there all the time, then
-//! the walk saw it, or a batch wrote it, then the tap did; renames and clones that move a reference
-//! from behind the walk to before it cannot hide one. The tap stays until the last deletion. An
-//! object younger than the grace period is left alone, and so is one that a packer still holds
-//! pinned (a writer that commits a reference holds the pin until the commit is done, so "not
-//! pinned" is asked first and the tap's marks after it), one that the deletion schedule knows, and
-//! one whose account (table `objstat`) says that something refers to it, a second record of the
-//! same truth, kept by other code.
+//! **Exact on a volume in use** (`docs/design/data.md`, section 5). In this order: the store is
+//! listed, so an object that is written later is no candidate. A tap then shows every batch
+//! committed from now on, and the metadata is walked: a reference that exists at the end was either
+//! there all the time, then the walk saw it, or a batch wrote it, then the tap did; renames and
+//! clones that move a reference from behind the walk to before it cannot hide one. The tap stays
+//! until the last deletion. An object younger than the grace period is left alone, and so is one
+//! that a packer still holds pinned (whoever commits a reference holds the pin until the commit is
+//! done, so "not pinned" is asked first and the tap's marks after it), one that the deletion
+//! schedule knows, and one whose account (table `objstat`) says that something refers to it, a
+//! second record of the same truth, kept by other code.
 //!
 //! If a page of the store's listing or of the metadata cannot be read, or a row cannot be decoded
 //! and may hide a reference, nothing is deleted. 33 bytes of memory an object.

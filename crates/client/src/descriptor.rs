@@ -41,7 +41,7 @@ pub const FORMAT_VERSION_CLUSTER: u32 = 2;
 /// Largest descriptor, bytes; anything longer is not ours.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-/// When an acknowledged change survives power loss (`metadata.md` §7.3).
+/// When an acknowledged change survives power loss (`docs/design/metadata.md`, section 7, item 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {

@@ -1,4 +1,4 @@
-//! Keys of the ordered tables (`docs/format.md`, "Rows").
+//! Keys of the ordered tables (`docs/format.md`, "Keys of rows").
 //!
 //! Every key is a table number, a 64-bit id and a suffix; in bytes
 //! `table ‖ id (big-endian) ‖ suffix`, ordered as bytes. All rows of one directory, inode or object

@@ -140,7 +140,7 @@ impl AsRef<[u8]> for Name {
 /// through `dirs`.
 ///
 /// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole
-/// path sends it whole, so that an operation is one request (`metadata.md` §6).
+/// path sends it whole, so that an operation is one request (`docs/design/metadata.md`, section 6).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
     /// Directory where resolution starts.

@@ -1,6 +1,6 @@
 //! Placement: which slot of a cluster, which node and which worker a name or an inode belongs to.
 //!
-//! Three steps lead to the owner of an entry (`metadata.md` §4):
+//! Three steps lead to the owner of an entry (`docs/design/metadata.md`, section 4):
 //!
 //! 1. its *slot*, one of [`SLOTS`]: the hash of the name alone, so that a client finds it without
 //!    knowing the directory; unless the [`exceptions`] name another slot, or say that for this name

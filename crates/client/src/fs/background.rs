@@ -174,8 +174,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Deletes objects that nothing has referred to for the whole grace period (`data.md` §5), if
-    /// the node is in this process.
+    /// Deletes objects that nothing has referred to for the whole grace period
+    /// (`docs/design/data.md`, section 5), if the node is in this process.
     ///
     /// # Errors
     /// The node's or the store's; objects not deleted stay due.

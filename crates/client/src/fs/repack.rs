@@ -1,6 +1,6 @@
 //! Compaction of a volume: what files still refer to in sparse objects is stored again, together,
-//! and chunks in many pieces are folded (`data.md` §5: "a pack is rewritten when little is left in
-//! it").
+//! and chunks in many pieces are folded (`docs/design/data.md`, section 5: "a pack is rewritten
+//! when little is left in it").
 //!
 //! **Safe beside everything else.** What a walk over the metadata finds is only a guess. Live bytes
 //! are read (and verified), stored again, and each reference is moved by [`Op::Compact`], which the

@@ -16,7 +16,8 @@ use crate::descriptor::{Descriptor, Durability, RowsAt};
 use crate::error::VolumeError;
 use crate::recovery::Recovery;
 
-/// How often a volume in mode `fsync` syncs on its own (`metadata.md` §7.3).
+/// How often a volume in mode `fsync` syncs on its own (`docs/design/metadata.md`, section 7, item
+/// 3).
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The node whose rows these are; in a database a volume of one node has number 0.

@@ -1,5 +1,5 @@
 //! Balancing: which names need an exception so that no node holds more than its share
-//! (`metadata.md` §4; FalconFS §4.2.2).
+//! (`docs/design/metadata.md`, section 4; FalconFS §4.2.2).
 //!
 //! While the fullest of n nodes holds more than (1/n + ε) of all entries, its most frequent name
 //! that helps is either moved to the emptiest node or spread over all of them. Then exceptions are

@@ -51,9 +51,9 @@ pub const MEMBER_SHARES: usize = 16;
 
 const _: () = assert!(WORKERS_MAX * NODES_MAX as usize == 1 << 16, "a share's number has 16 bits");
 
-/// Name of the record in table `system` that a transaction locks that moves a directory to another
-/// parent, so that two such moves never form a cycle. It is the coordinator's (`metadata.md` §5),
-/// and moves with that role.
+/// Name of the record in table `system` that whoever moves a directory to another parent locks, so
+/// that two such moves never form a cycle. It is the coordinator's (`docs/design/metadata.md`,
+/// section 5), and moves with that role.
 pub const DIR_RENAMES: &[u8] = b"dir renames";
 
 /// See the module's header.

@@ -1,9 +1,9 @@
 //! The metadata node: takes requests, runs them in batches on its workers' roles, and answers.
 //!
 //! **Lanes.** Each worker has a lane: its queue and role. One more lane is for exclusive batches;
-//! the thread that holds its role takes all the others too, in order of their numbers, and no
-//! thread takes a second role in any other way, so there is no deadlock. Taking all roles is the
-//! quiescence point of `metadata.md` §3: no operation is running that could have seen what the
+//! whoever holds its role takes all the others too, in order of their numbers, and nobody takes a
+//! second role in any other way, so there is no deadlock. Taking all roles is the quiescence point
+//! of `docs/design/metadata.md`, section 3: no operation is running that could have seen what the
 //! exclusive batch is going to change.
 //!
 //! **Replies** leave when no role is held, so a callback may send the next request. In mode `fsync`
@@ -46,7 +46,7 @@ pub use courier::Replies;
 pub use reap::{Due, Part};
 pub use several::{Effect, Ended, Moved, Ran, TreePart, figures_of};
 
-/// What an acknowledgement promises (`metadata.md` §7.3).
+/// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// The change survives the death of the process; power loss after fsync or a second.

@@ -1,5 +1,5 @@
 //! Paths that a worker has walked lately, and where they led: a path that many requests share is
-//! walked once, not once a request (`metadata.md` §3.2).
+//! walked once, not once a request (`docs/design/metadata.md`, section 3, step 2).
 //!
 //! A table of a fixed number of places, indexed by a hash of the path; the last walk that came to a
 //! place stays there. What is kept is the end of a walk that the namespace replica alone decided,

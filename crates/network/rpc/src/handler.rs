@@ -3,7 +3,7 @@
 //!
 //! **Batches.** Everything that one read brought goes to [`Connection::receive`] as one batch, and
 //! what is sent meanwhile leaves with one write: that is where the throughput comes from, far more
-//! than from the runtime (`engine.md`, "The wire").
+//! than from the runtime (`docs/design/engine.md`, section 3).
 //!
 //! **Order.** Messages of a connection are received in the order in which they were sent, by one
 //! thread at a time. Frames leave in the order of the calls of [`Outbox::send`].

@@ -1,11 +1,11 @@
 //! Deleting objects that nothing refers to any more.
 //!
-//! In this order (`data.md` §5): a batch releases the last reference and writes a `reap` row, due
-//! after the grace period; [`Node::due_objects`] adds up the shares with every role held and
-//! condemns the object if they come to nought, so nothing can refer to it again; the caller deletes
-//! it from the block store; [`Node::forget_object`] deletes its rows. A crash in between leaves the
-//! rows, and everything is done again. Of several nodes each has a part of the sum: see
-//! `kestrel_cluster`, which does this with what the second half of this file offers.
+//! In this order (`docs/design/data.md`, section 5): a batch releases the last reference and writes
+//! a `reap` row, due after the grace period; [`Node::due_objects`] adds up the shares with every
+//! role held and condemns the object if they come to nought, so nothing can refer to it again; the
+//! caller deletes it from the block store; [`Node::forget_object`] deletes its rows. A crash in
+//! between leaves the rows, and everything is done again. Of several nodes each has a part of the
+//! sum: see [`crate::member`], which does this with what the second half of this file offers.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
