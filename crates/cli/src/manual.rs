@@ -12,15 +12,16 @@ mod tests {
     const PREAMBLE: &str = "\
 # The command line
 
-This page lists every command of `kestrel` by group. Each section is what `kestrel VERB --help` prints.
-The page is made from the program, and a test keeps the two equal (`KESTREL_BLESS=1 cargo test -p kestrel manual`
-writes it anew).
+This page lists every command of `kestrel` by group. Each section has what `kestrel VERB --help`
+prints. The page is made from the program, and a test keeps the two equal
+(`KESTREL_BLESS=1 cargo test -p kestrel manual` writes it anew).
 
-- **VOLUME** is a path or `file:///path`; for commands that say so also `kestrel://host[:port]/NAME`, a volume that is
-  served.
-- **Sizes** are whole numbers of bytes, or end in K, M, G, T (powers of 1024). **Times** are seconds, or end in ms, s,
-  m, h, d.
-- **Commands that cannot be undone** change nothing unless they are told to (`--repair`, `--delete`, `--force`).
+- **VOLUME** is a path or `file:///path`; for commands that say so also
+  `kestrel://host[:port]/NAME`, a volume that is served.
+- **Sizes** are whole numbers of bytes, or end in K, M, G, T (powers of 1024). **Times** are
+  seconds, or end in ms, s, m, h, d.
+- **Commands that cannot be undone** change nothing unless they are told to (`--repair`, `--delete`,
+  `--force`).
 - **Errors** read \"what failed: why; what to do\" and go to standard error.
 
 | exit code | meaning |
@@ -57,8 +58,8 @@ writes it anew).
     /// Columns of the page.
     const COLUMNS: usize = 120;
 
-    /// The text, broken between words where it is wider than the page: its first line is indented by `first`,
-    /// the others by `rest`.
+    /// The text, broken between words where it is wider than the page: its first line is indented
+    /// by `first`, the others by `rest`.
     fn broken(text: &str, first: usize, rest: usize) -> String {
         let mut out = " ".repeat(first);
         let mut column = first;
@@ -77,12 +78,14 @@ writes it anew).
         out
     }
 
-    /// What `--help` prints. Prose is filled to the page's width, examples and tables stay as they are.
+    /// What `--help` prints. Prose is filled to the page's width, examples and tables stay as
+    /// they are.
     fn help(command: &mut Command) -> String {
         let (mut out, mut prose) = (String::new(), String::new());
         for line in command.render_long_help().to_string().trim_end().lines().chain([""]) {
-            let text = line.trim();
-            let indent = line.len() - line.trim_start().len();
+            let line = line.trim_end();
+            let text = line.trim_start();
+            let indent = line.len() - text.len();
             if indent == 0 && !text.is_empty() {
                 let space = if prose.is_empty() { "" } else { " " };
                 let _ = write!(prose, "{space}{text}");
@@ -95,39 +98,47 @@ writes it anew).
             if indent >= 10 {
                 let _ = writeln!(out, "{}", broken(text, indent, indent));
             } else {
-                let _ = writeln!(out, "{}", line.trim_end());
+                let _ = writeln!(out, "{line}");
             }
         }
         out.trim_end().to_string()
     }
 
-    /// Adds a command, named by its words after `kestrel`, to the index and to the sections, and those below it.
-    fn add(command: &mut Command, words: &str, depth: usize, index: &mut String, sections: &mut String) {
+    /// Index and sections of the page.
+    #[derive(Default)]
+    struct Page {
+        index: String,
+        sections: String,
+    }
+
+    /// Adds a command and those below it; `words` are its name after `kestrel`.
+    fn add(page: &mut Page, command: &mut Command, words: &str, depth: usize) {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
         let entry = format!("- [`{words}`](#kestrel-{}): {about}", words.replace(' ', "-"));
         let indent = 2 * depth;
-        let _ = writeln!(index, "{}", broken(&entry, indent, indent + 2));
+        let _ = writeln!(page.index, "{}", broken(&entry, indent, indent + 2));
         let level = "#".repeat(3 + depth);
-        let _ = write!(sections, "\n{level} kestrel {words}\n\n```\n{}\n```\n", help(command));
+        let _ = write!(page.sections, "\n{level} kestrel {words}\n\n```\n{}\n```\n", help(command));
         for nested in command.get_subcommands_mut() {
             let words = format!("{words} {}", nested.get_name());
-            add(nested, &words, depth + 1, index, sections);
+            add(page, nested, &words, depth + 1);
         }
     }
 
     fn manual() -> String {
         let mut kestrel = Cli::command().term_width(100);
         kestrel.build();
-        let (mut index, mut sections) = (String::new(), String::new());
+        let mut page = Page::default();
         for (group, purpose, verbs) in GROUPS {
             let anchor = group.to_lowercase().replace(' ', "-");
-            let _ = writeln!(index, "\n[{group}](#{anchor}). {purpose}\n");
-            let _ = writeln!(sections, "\n## {group}\n\n{purpose}");
+            let _ = writeln!(page.index, "\n[{group}](#{anchor}). {purpose}\n");
+            let _ = writeln!(page.sections, "\n## {group}\n\n{purpose}");
             for verb in *verbs {
                 let command = kestrel.find_subcommand_mut(verb).expect("a group names verbs");
-                add(command, verb, 0, &mut index, &mut sections);
+                add(&mut page, command, verb, 0);
             }
         }
+        let Page { index, sections } = page;
         format!("{PREAMBLE}{index}{sections}")
     }
 
@@ -138,7 +149,8 @@ writes it anew).
 
     #[test]
     fn each_verb_is_in_one_group() {
-        let mut grouped: Vec<&str> = GROUPS.iter().flat_map(|(_, _, verbs)| verbs.iter().copied()).collect();
+        let grouped = GROUPS.iter().flat_map(|(_, _, verbs)| verbs.iter().copied());
+        let mut grouped: Vec<&str> = grouped.collect();
         grouped.sort_unstable();
         let kestrel = Cli::command();
         let visible = kestrel.get_subcommands().filter(|verb| !verb.is_hide_set());
