@@ -1,5 +1,6 @@
-//! Every figure that `kestrel stats` and the Prometheus port give, declared in one place: name,
-//! unit, stability, meaning. `docs/metrics.md` is made from this file.
+//! Every metric that `kestrel stats` and the Prometheus port give, declared in one place: name,
+//! unit, stability, meaning.
+//! `docs/metrics.md` is made from this file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -163,177 +164,249 @@ macro_rules! metrics {
 }
 
 metrics! {
-    "uptime_seconds" Gauge "seconds" Stable "time since the volume was opened" |s| s.uptime.as_secs();
+    "uptime_seconds" Gauge "seconds" Stable
+        "time since the volume was opened" |s| s.uptime.as_secs();
     "metadata_requests_total" Counter "requests" Stable
-        "operations sent to a metadata node and answered, errors included; counted the same way whether the node is in the process or remote"
-        |s| s.node.requests_total();
+        "metadata operations answered, errors included" |s| s.node.requests_total();
     "metadata_exclusive_batches_total" Counter "batches" Internal
-        "batches that needed all workers (renames, links, changes of directories)" |s| s.node.exclusive_batches;
-    "metadata_open_files" Gauge "files" Stable "files open" |s| s.node.open_files;
-    "metadata_dentries" Gauge "directories" Internal "directories in the namespace replica" |s| s.node.dentries;
+        "batches that needed all workers" |s| s.node.exclusive_batches;
+    "metadata_open_files" Gauge "files" Stable "open files" |s| s.node.open_files;
+    "metadata_dentries" Gauge "directories" Internal
+        "directories in the namespace replica" |s| s.node.dentries;
     "read_bytes_total" Counter "bytes" Stable "file data given to applications" |s| s.read_bytes;
-    "written_bytes_total" Counter "bytes" Stable "file data taken from applications" |s| s.written_bytes;
-    "dirty_bytes" Gauge "bytes" Stable "file data written and not yet stored and committed" |s| s.dirty_bytes;
-    "write_waits_total" Counter "writes" Stable "writes that waited for room in memory" |s| s.write_waits;
-    "read_waits_total" Counter "reads" Stable "reads that waited for room in memory" |s| s.read_waits;
+    "written_bytes_total" Counter "bytes" Stable
+        "file data accepted from applications" |s| s.written_bytes;
+    "dirty_bytes" Gauge "bytes" Stable
+        "file data written and not yet stored and committed" |s| s.dirty_bytes;
+    "write_waits_total" Counter "writes" Stable
+        "writes that waited for room in memory" |s| s.write_waits;
+    "read_waits_total" Counter "reads" Stable
+        "reads that waited for room in memory" |s| s.read_waits;
     "memory_limit_bytes" Gauge "bytes" Stable "memory that the machine or the control group allows";
-    "memory_bound_bytes" Gauge "bytes" Stable "memory that the process takes at most with all budgets used up";
-    "cold_reads_total" Counter "reads" Stable "reads that had to wait for the block store" |s| s.cold_reads;
-    "bad_reads_total" Counter "reads" Stable "stored bytes that failed their checksum or were missing: more than 0 needs attention"
-        |s| s.bad_reads;
-    "file_commits_total" Counter "files" Stable "contents of files committed to metadata" |s| s.commits;
-    "compactions_total" Counter "windows" Stable "parts of files rewritten to join their extents" |s| s.compactions;
-    "repacked_ranges_total" Counter "ranges" Stable "references moved out of objects of which little was in use"
-        |s| s.repacked_ranges;
-    "repacked_bytes_total" Counter "bytes" Stable "bytes stored again for them" |s| s.repacked_bytes;
-    "reaped_objects_total" Counter "objects" Stable "objects deleted after their grace period" |s| s.reaped_objects;
-    "access_times_noted_total" Counter "reads" Stable "reads that count for access times, by the mount's option atime";
-    "access_times_sent_total" Counter "messages" Stable "messages to the metadata node about them";
+    "memory_bound_bytes" Gauge "bytes" Stable "memory of the process with all budgets used up";
+    "cold_reads_total" Counter "reads" Stable
+        "reads that waited for the block store" |s| s.cold_reads;
+    "bad_reads_total" Counter "reads" Stable
+        "stored bytes damaged or missing: more than 0 needs attention" |s| s.bad_reads;
+    "file_commits_total" Counter "files" Stable
+        "file contents committed to the metadata" |s| s.commits;
+    "compactions_total" Counter "windows" Stable
+        "parts of files rewritten to join their extents" |s| s.compactions;
+    "repacked_ranges_total" Counter "ranges" Stable
+        "references moved out of objects that were mostly unused" |s| s.repacked_ranges;
+    "repacked_bytes_total" Counter "bytes" Stable
+        "bytes stored again to empty mostly unused objects" |s| s.repacked_bytes;
+    "reaped_objects_total" Counter "objects" Stable
+        "objects deleted after their grace period" |s| s.reaped_objects;
+    "access_times_noted_total" Counter "reads" Stable
+        "reads that count for access times, by the mount's mode";
+    "access_times_sent_total" Counter "messages" Stable
+        "messages to the metadata about access times";
     "known_inodes" Gauge "inodes" Internal "inodes that the kernel refers to" |s| s.known_inodes;
-    "engine_commits_total" Counter "batches" Stable "batches committed to the metadata engine" |s| s.engine.commits;
-    "engine_mutations_total" Counter "rows" Stable "rows changed" |s| s.engine.mutations;
-    "engine_log_bytes_total" Counter "bytes" Stable "bytes appended to the metadata log" |s| s.engine.log_bytes;
+    "engine_commits_total" Counter "batches" Stable
+        "batches committed to the metadata engine" |s| s.engine.commits;
+    "engine_mutations_total" Counter "rows" Stable
+        "rows changed in the metadata engine" |s| s.engine.mutations;
+    "engine_log_bytes_total" Counter "bytes" Stable
+        "bytes appended to the metadata log" |s| s.engine.log_bytes;
     "engine_log_syncs_total" Counter "syncs" Stable "syncs of the metadata log" |s| s.engine.syncs;
-    "engine_memory_hits_total" Counter "reads" Internal "rows read from memory" |s| s.engine.memory_hits;
-    "engine_run_reads_total" Counter "reads" Internal "rows looked for in the sorted runs on disk" |s| s.engine.run_reads;
+    "engine_memory_hits_total" Counter "reads" Internal
+        "rows read from memory" |s| s.engine.memory_hits;
+    "engine_run_reads_total" Counter "reads" Internal
+        "rows looked up in the sorted runs on disk" |s| s.engine.run_reads;
     "engine_rows_in_memory" Gauge "rows" Internal "rows in memory" |s| s.engine.rows_in_memory;
     "engine_memory_bytes" Gauge "bytes" Stable "memory of metadata rows" |s| s.engine.memory_bytes;
-    "engine_dirty_bytes" Gauge "bytes" Internal "of these, not yet in sorted runs" |s| s.engine.dirty_bytes;
+    "engine_dirty_bytes" Gauge "bytes" Internal
+        "memory of rows that are not yet in sorted runs" |s| s.engine.dirty_bytes;
     "engine_log_disk_bytes" Gauge "bytes" Stable "metadata log on disk" |s| s.engine.log_disk_bytes;
     "engine_run_disk_bytes" Gauge "bytes" Stable "sorted runs on disk" |s| s.engine.run_disk_bytes;
-    "engine_flushes_total" Counter "flushes" Internal "flushes from memory to sorted runs" |s| s.engine.flushes;
-    "stored_reads_total" Counter "reads" Stable "verified reads of stored data, whatever cache answered";
-    "stored_read_bytes_total" Counter "bytes" Stable "bytes they returned";
-    "cache_memory_hits_total" Counter "reads" Stable "of these reads, those that memory answered alone";
+    "engine_flushes_total" Counter "flushes" Internal
+        "flushes from memory to sorted runs" |s| s.engine.flushes;
+    "stored_reads_total" Counter "reads" Stable
+        "verified reads of stored data, from any cache or the store";
+    "stored_read_bytes_total" Counter "bytes" Stable
+        "bytes returned by verified reads of stored data";
+    "cache_memory_hits_total" Counter "reads" Stable "verified reads that memory answered alone";
     "cache_memory_hit_bytes_total" Counter "bytes" Stable "bytes that came from the memory cache";
     "cache_memory_bytes" Gauge "bytes" Stable "verified file data in memory";
     "damaged_frames_total" Counter "reads" Stable
-        "stored bytes that did not match their checksum when first read, from whatever cache or store";
-    "healed_frames_total" Counter "reads" Stable "of these, those that were right when read again past all caches";
-    "readahead_bytes_total" Counter "bytes" Stable "file data asked for before its reader did";
-    "readahead_refused_total" Counter "requests" Internal "read-ahead left out because too much was under way or unread";
-    "readahead_wasted_bytes_total" Counter "bytes" Stable "read ahead into memory and evicted before anybody read it";
-    "pack_rounds_total" Counter "writes" Stable "writes to the block store, each with everything stored at that moment";
-    "pack_members_total" Counter "payloads" Stable "files and blocks in them";
-    "pack_bytes_total" Counter "bytes" Stable "bytes of these";
+        "reads with a wrong checksum at first, from any cache or store";
+    "healed_frames_total" Counter "reads" Stable
+        "damaged reads that were right when read again past all caches";
+    "readahead_bytes_total" Counter "bytes" Stable "file data requested before its reader did";
+    "readahead_refused_total" Counter "requests" Internal
+        "read-ahead left out: too much was under way or unread";
+    "readahead_wasted_bytes_total" Counter "bytes" Stable
+        "file data read ahead and evicted before it was read";
+    "pack_rounds_total" Counter "writes" Stable
+        "writes to the block store, each with all that is ready";
+    "pack_members_total" Counter "payloads" Stable "files and blocks in writes to the block store";
+    "pack_bytes_total" Counter "bytes" Stable
+        "bytes of files and blocks in writes to the block store";
     "pack_objects_total" Counter "objects" Stable "objects begun";
-    "pack_failures_total" Counter "writes" Stable "writes to the block store that failed: more than 0 needs attention";
-    "store_put_requests_total" Counter "requests" Stable "PUT requests to the object store, parts and retries included";
-    "store_get_requests_total" Counter "requests" Stable "GET requests";
-    "store_head_requests_total" Counter "requests" Stable "HEAD requests";
-    "store_list_requests_total" Counter "requests" Stable "LIST requests";
-    "store_delete_requests_total" Counter "requests" Stable "DELETE requests";
+    "pack_failures_total" Counter "writes" Stable
+        "failed writes to the block store: more than 0 needs attention";
+    "store_put_requests_total" Counter "requests" Stable
+        "PUT requests to the object store, with parts and retries";
+    "store_get_requests_total" Counter "requests" Stable "GET requests to the object store";
+    "store_head_requests_total" Counter "requests" Stable "HEAD requests to the object store";
+    "store_list_requests_total" Counter "requests" Stable "LIST requests to the object store";
+    "store_delete_requests_total" Counter "requests" Stable "DELETE requests to the object store";
     "store_put_bytes_total" Counter "bytes" Stable "bytes sent to the object store";
-    "store_get_bytes_total" Counter "bytes" Stable "bytes received from it";
-    "store_retries_total" Counter "requests" Stable "requests tried again after an error or no answer";
-    "store_errors_total" Counter "requests" Stable "requests that failed for good: more than 0 needs attention";
-    "store_throttled_total" Counter "answers" Stable "answers of the store that asked for fewer requests";
-    "store_coalesced_reads_total" Counter "reads" Stable "reads answered by the request of another read";
-    "cache_disk_hits_total" Counter "reads" Stable "reads of stored data that the disk cache answered alone";
-    "cache_disk_misses_total" Counter "reads" Stable "those for which the store had to be asked";
-    "cache_disk_hit_bytes_total" Counter "bytes" Stable "bytes from the disk cache";
-    "cache_disk_miss_bytes_total" Counter "bytes" Stable "bytes that it did not have";
+    "store_get_bytes_total" Counter "bytes" Stable "bytes received from the object store";
+    "store_retries_total" Counter "requests" Stable
+        "requests tried again after an error or no answer";
+    "store_errors_total" Counter "requests" Stable
+        "requests that failed for good: more than 0 needs attention";
+    "store_throttled_total" Counter "answers" Stable
+        "answers of the store that asked for fewer requests";
+    "store_coalesced_reads_total" Counter "reads" Stable
+        "reads answered by the request of another read";
+    "cache_disk_hits_total" Counter "reads" Stable
+        "reads of stored data that the disk cache answered alone";
+    "cache_disk_misses_total" Counter "reads" Stable "reads of stored data that needed the store";
+    "cache_disk_hit_bytes_total" Counter "bytes" Stable "bytes read from the disk cache";
+    "cache_disk_miss_bytes_total" Counter "bytes" Stable "bytes that the disk cache did not have";
     "cache_disk_fill_bytes_total" Counter "bytes" Stable "bytes written to cache disks";
-    "cache_disk_bytes" Gauge "bytes" Stable "bytes in the cache directories, as of the last look";
+    "cache_disk_bytes" Gauge "bytes" Stable "bytes in the cache directories, when last counted";
     "cache_disk_evicted_bytes_total" Counter "bytes" Stable "bytes evicted by this process";
-    "cache_disk_dropped_writes_total" Counter "writes" Stable "writes to a cache disk left out because it did not keep up";
-    "cache_disk_corrupt_total" Counter "pages" Stable "cached pages whose check failed: dropped, read from the store";
+    "cache_disk_dropped_writes_total" Counter "writes" Stable
+        "writes left out because a cache disk did not keep up";
+    "cache_disk_corrupt_total" Counter "pages" Stable
+        "cached pages that failed their check and were dropped";
     "cache_disk_errors_total" Counter "errors" Stable "errors of cache disks";
-    "cache_disk_bypassed_total" Counter "reads" Stable "reads that left out a cache disk that is out of service";
+    "cache_disk_bypassed_total" Counter "reads" Stable
+        "reads that left out a cache disk that is out of service";
     "cache_span_bytes_total" Counter "bytes" Internal "bytes fetched beyond what was asked for";
-    "cache_span_used_bytes_total" Counter "bytes" Internal "of these, bytes asked for later";
-    "coded_objects_written_total" Counter "objects" Stable "objects written compressed or encrypted";
-    "coded_plain_bytes_written_total" Counter "bytes" Stable "bytes of these before coding";
-    "coded_stored_bytes_written_total" Counter "bytes" Stable "bytes of these as stored";
-    "coded_chunks_read_total" Counter "chunks" Internal "chunks read, to be decoded";
-    "coded_heads_read_total" Counter "reads" Internal "heads of coded objects read from below";
-    "metadata_retries_total" Counter "calls" Stable "calls sent again to a metadata server after a lost connection";
-    "metadata_reconnects_total" Counter "connections" Stable "connections to a metadata server after the first";
-    "metadata_reclaims_total" Counter "sessions" Stable "times that a metadata server had lost the session and was told what it held";
-    "metadata_unanswered_total" Counter "calls" Stable "calls that a metadata server did not answer in time: more than 0 needs attention";
-    "metadata_outage_seconds" Gauge "seconds" Stable "how long a metadata server has not answered; 0 if it does";
-    "metadata_in_flight" Gauge "calls" Stable "calls that wait for a metadata server";
-    "metadata_sent_bytes_total" Counter "bytes" Stable "bytes sent to a metadata server";
-    "metadata_received_bytes_total" Counter "bytes" Stable "bytes received from it";
-    "metadata_messages_sent_total" Counter "messages" Stable "messages that they were sent in: what nobody waits for goes with others";
-    "metadata_writes_total" Counter "writes" Internal "writes they were sent with";
-    "store_dumps_total" Counter "dumps" Stable "dumps of the metadata that were put into the block store";
-    "store_dump_failures_total" Counter "dumps" Stable "dumps that could not be: more than 0 needs attention";
-    "leftovers_collections_total" Counter "collections" Stable "collections of objects that nothing refers to, in the background";
-    "leftovers_collection_failures_total" Counter "collections" Stable "collections that could not be done";
-    "leftovers_deleted_objects_total" Counter "objects" Stable "objects that they deleted";
+    "cache_span_used_bytes_total" Counter "bytes" Internal
+        "bytes fetched beyond the request and asked for later";
+    "coded_objects_written_total" Counter "objects" Stable
+        "objects written compressed or encrypted";
+    "coded_plain_bytes_written_total" Counter "bytes" Stable "bytes of coded objects before coding";
+    "coded_stored_bytes_written_total" Counter "bytes" Stable "bytes of coded objects as stored";
+    "coded_chunks_read_total" Counter "chunks" Internal "chunks of coded objects read";
+    "coded_heads_read_total" Counter "reads" Internal "heads of coded objects read";
+    "metadata_retries_total" Counter "calls" Stable
+        "calls sent again to a server after a lost connection";
+    "metadata_reconnects_total" Counter "connections" Stable
+        "connections to a server after the first";
+    "metadata_reclaims_total" Counter "sessions" Stable
+        "times that a client reclaimed what a server had forgotten";
+    "metadata_unanswered_total" Counter "calls" Stable
+        "calls not answered in time: more than 0 needs attention";
+    "metadata_outage_seconds" Gauge "seconds" Stable
+        "time that a server has not answered; 0 if it does";
+    "metadata_in_flight" Gauge "calls" Stable "calls that wait for a server";
+    "metadata_sent_bytes_total" Counter "bytes" Stable "bytes sent to a server";
+    "metadata_received_bytes_total" Counter "bytes" Stable "bytes received from a server";
+    "metadata_messages_sent_total" Counter "messages" Stable
+        "messages sent to a server, several calls in some";
+    "metadata_writes_total" Counter "writes" Internal "writes to connections with a server";
+    "store_dumps_total" Counter "dumps" Stable "dumps of the metadata put into the block store";
+    "store_dump_failures_total" Counter "dumps" Stable
+        "dumps that failed: more than 0 needs attention";
+    "leftovers_collections_total" Counter "collections" Stable
+        "background collections of unreferenced objects";
+    "leftovers_collection_failures_total" Counter "collections" Stable
+        "background collections that failed";
+    "leftovers_deleted_objects_total" Counter "objects" Stable
+        "objects deleted by background collections";
     "store_dump_time_seconds" Gauge "seconds" Stable
-        "when the newest dump in the block store was begun, seconds since 1970, as far as this process knows; else 0";
-    "shortcut_lookups_faked_total" Counter "lookups" Stable "directories in mid-path that the mount answered without a request";
+        "start of the newest dump known, seconds since 1970; else 0";
+    "shortcut_lookups_faked_total" Counter "lookups" Stable
+        "directories in mid-path answered without a request";
     "shortcut_lookups_left_to_create_total" Counter "lookups" Stable
-        "names to be created that the mount answered \"not there\" without a request";
-    "shortcut_lookups_hinted_total" Counter "lookups" Stable "lookups with a walk hint that were sent to the metadata";
-    "shortcut_lookups_unhinted_total" Counter "lookups" Stable "lookups without a walk hint, which are sent always";
-    "shortcut_opens_total" Counter "opens" Stable "opens answered with what their lookup had opened";
-    "shortcut_walks_repeated_total" Counter "walks" Stable "answers that made the kernel walk a path again: a link or no directory was met";
+        "names to create, answered without a request";
+    "shortcut_lookups_hinted_total" Counter "lookups" Stable
+        "lookups with a path hint sent to the metadata";
+    "shortcut_lookups_unhinted_total" Counter "lookups" Stable
+        "lookups without a path hint, which are always sent";
+    "shortcut_opens_total" Counter "opens" Stable
+        "opens answered with what their lookup had opened";
+    "shortcut_walks_repeated_total" Counter "walks" Stable
+        "walks that the kernel repeats: a link, or no directory";
     "shortcut_directory_looks_total" Counter "lookups" Stable
-        "directories whose attributes were asked for, once, to know whether names in them may be believed";
+        "attributes asked for to know if names may be cached";
     "shortcut_path_nodes" Gauge "nodes" Stable "directories that the kernel knows by their path";
-    "passthrough_live" Gauge "files" Stable "files that the kernel reads by itself from whole copies at present";
-    "passthrough_opens_total" Counter "opens" Stable "opens of files that the kernel reads by itself";
-    "passthrough_opens_beside_total" Counter "opens" Stable "opens of such files for writing, whose reads and writes reach the mount";
-    "passthrough_refreshes_total" Counter "copies" Stable "whole copies brought up to date while in use, because the file had changed";
+    "passthrough_live" Gauge "files" Stable
+        "files that the kernel reads by itself from whole copies now";
+    "passthrough_opens_total" Counter "opens" Stable
+        "opens of files that the kernel reads by itself";
+    "passthrough_opens_beside_total" Counter "opens" Stable
+        "opens of such files for writing, which reach the mount";
+    "passthrough_refreshes_total" Counter "copies" Stable
+        "whole copies in use that were brought up to date";
     "passthrough_copies_total" Counter "copies" Stable "whole copies made";
-    "passthrough_copied_bytes_total" Counter "bytes" Stable "bytes of these";
-    "cluster_table_version" Gauge "tables" Stable "version of the table of placement, of a node of a cluster";
-    "cluster_exceptions" Gauge "names" Stable "names in it that are not placed by their hash";
+    "passthrough_copied_bytes_total" Counter "bytes" Stable "bytes of whole copies made";
+    "cluster_table_version" Gauge "tables" Stable "version of the placement map that this node has";
+    "cluster_exceptions" Gauge "names" Stable "names in the placement map not placed by their hash";
     "cluster_nodes" Gauge "nodes" Stable "nodes of the cluster";
-    "cluster_nodes_up" Gauge "nodes" Stable "of these, those that this node is connected to, itself included: fewer needs attention";
+    "cluster_nodes_up" Gauge "nodes" Stable
+        "nodes connected to this one, itself included: fewer needs attention";
     "cluster_slots" Gauge "slots" Stable "slots that this node owns";
-    "cluster_coordinates" Gauge "nodes" Stable "1 if this node leads changes of the table";
-    "cluster_table_changing" Gauge "changes" Stable "1 while the table changes";
-    "cluster_rows_sent_total" Counter "rows" Internal "rows copied to other nodes because the table changes";
-    "cluster_rows_taken_total" Counter "rows" Internal "rows got from other nodes";
-    "cluster_lease_held" Gauge "leases" Stable "1 if most nodes let this one resolve paths: 0 needs attention";
-    "cluster_lease_lapses_total" Counter "leases" Stable "how often it has lost its lease";
-    "cluster_fences_total" Counter "fences" Stable "nodes that it began to fence, for changes of directories that it leads";
-    "cluster_fenced_total" Counter "fences" Stable "of these, those that came to hold: a directory changed without the node";
-    "cluster_strays_total" Counter "requests" Internal "requests of clients for which other nodes were needed";
-    "cluster_misdirected_total" Counter "requests" Stable "requests of clients that another node leads";
+    "cluster_coordinates" Gauge "nodes" Stable "1 if this node is the coordinator";
+    "cluster_table_changing" Gauge "changes" Stable "1 while the placement map changes";
+    "cluster_rows_sent_total" Counter "rows" Internal
+        "rows copied to other nodes because the map changes";
+    "cluster_rows_taken_total" Counter "rows" Internal "rows received because the map changes";
+    "cluster_lease_held" Gauge "leases" Stable
+        "1 if a majority grants this node its lease: 0 needs attention";
+    "cluster_lease_lapses_total" Counter "leases" Stable "leases that this node lost";
+    "cluster_fences_total" Counter "fences" Stable
+        "nodes that this one began to fence for a directory's change";
+    "cluster_fenced_total" Counter "fences" Stable
+        "fences that held: a directory changed without the node";
+    "cluster_strays_total" Counter "requests" Internal "client requests that needed other nodes";
+    "cluster_misdirected_total" Counter "requests" Stable "client requests that another node leads";
     "cluster_messages_sent_total" Counter "messages" Internal "messages to other nodes";
-    "cluster_messages_received_total" Counter "messages" Internal "messages of other nodes";
-    "cluster_messages_dropped_total" Counter "messages" Stable "messages dropped: too many waited, or too large";
-    "cluster_balance_looks_total" Counter "looks" Stable "how often it has looked whether nodes are to be evened out";
-    "cluster_balance_changes_total" Counter "changes" Stable "changes of the table that came of that";
-    "cluster_takeovers_total" Counter "nodes" Stable "nodes of which this process has started one in place of their own";
-    "cluster_takeovers_failed_total" Counter "nodes" Stable "nodes of which it could not";
-    "cluster_stands_in" Gauge "1 or 0" Stable "1 if this process serves a node in place of that node's own";
-    "server_sessions" Gauge "clients" Stable "clients of this server that have a session";
-    "server_connected" Gauge "clients" Stable "of these, those connected now";
-    "server_connections" Gauge "connections" Stable "connections open";
+    "cluster_messages_received_total" Counter "messages" Internal "messages from other nodes";
+    "cluster_messages_dropped_total" Counter "messages" Stable
+        "messages dropped: too many waited, or too large";
+    "cluster_balance_looks_total" Counter "looks" Stable
+        "times that this node compared the nodes' loads";
+    "cluster_balance_changes_total" Counter "changes" Stable "changes of the map made for balance";
+    "cluster_takeovers_total" Counter "nodes" Stable "nodes taken over from their own processes";
+    "cluster_takeovers_failed_total" Counter "nodes" Stable "takeovers of nodes that failed";
+    "cluster_stands_in" Gauge "1 or 0" Stable
+        "1 if this process serves a node in place of its own process";
+    "server_sessions" Gauge "clients" Stable "clients with a session";
+    "server_connected" Gauge "clients" Stable "clients with a session that are connected now";
+    "server_connections" Gauge "connections" Stable "open connections";
     "server_opens" Gauge "opens" Stable "files that clients have open";
     "server_lock_ranges" Gauge "locks" Stable "ranges that clients have locked";
     "server_lock_waits" Gauge "calls" Stable "calls that wait for a lock";
     "server_calls_total" Counter "calls" Stable "calls received from clients";
-    "server_calls_refused_total" Counter "calls" Stable "of these, those that did not fit their session";
-    "server_batches_total" Counter "batches" Internal "batches they were handed on in";
-    "server_retries_total" Counter "calls" Stable "calls that were sent again";
-    "server_retries_answered_total" Counter "calls" Internal "of these, those answered from memory";
+    "server_calls_refused_total" Counter "calls" Stable "calls that did not fit their session";
+    "server_batches_total" Counter "batches" Internal "batches of client calls";
+    "server_retries_total" Counter "calls" Stable "calls that clients sent again";
+    "server_retries_answered_total" Counter "calls" Internal "repeated calls answered from memory";
     "server_accepted_total" Counter "connections" Stable "connections accepted";
     "server_refused_total" Counter "connections" Stable "connections refused with a reason";
-    "server_welcomes_total" Counter "clients" Stable "clients welcomed, reconnects included";
-    "server_superseded_total" Counter "connections" Internal "connections that a newer one of the same client replaced";
-    "server_malformed_total" Counter "connections" Stable "connections closed because of bytes that are no messages";
-    "server_cut_off_total" Counter "connections" Stable "connections closed because the client was silent, took nothing, or had not said who it is where others waited";
-    "server_encrypted_total" Counter "connections" Stable "connections that were encrypted";
-    "server_not_encrypted_total" Counter "connections" Stable "handshakes of TLS that failed or took too long";
-    "server_unwanted_total" Counter "connections" Stable "connections refused because they were in clear, or because they were not";
+    "server_welcomes_total" Counter "clients" Stable "clients admitted, reconnects included";
+    "server_superseded_total" Counter "connections" Internal
+        "connections replaced by a newer one of the client";
+    "server_malformed_total" Counter "connections" Stable
+        "connections closed because of malformed messages";
+    "server_cut_off_total" Counter "connections" Stable
+        "connections closed: silent, stuck, or unproven too long";
+    "server_encrypted_total" Counter "connections" Stable "encrypted connections";
+    "server_not_encrypted_total" Counter "connections" Stable
+        "TLS handshakes that failed or took too long";
+    "server_unwanted_total" Counter "connections" Stable
+        "connections refused for being in clear, or encrypted";
     "server_sessions_begun_total" Counter "sessions" Stable "sessions begun";
-    "server_sessions_ended_total" Counter "sessions" Stable "sessions whose clients said farewell";
-    "server_sessions_expired_total" Counter "sessions" Stable "sessions whose clients were not heard of within the lease";
-    "server_sessions_reclaimed_total" Counter "sessions" Stable "sessions taken up again after a restart or an expiry";
-    "server_opens_reclaimed_total" Counter "opens" Stable "opens taken up again";
-    "server_opens_lost_total" Counter "opens" Stable "opens whose files were gone";
-    "server_locks_reclaimed_total" Counter "locks" Stable "locks taken up again";
-    "server_locks_lost_total" Counter "locks" Stable "locks that others had meanwhile";
+    "server_sessions_ended_total" Counter "sessions" Stable "sessions that their clients ended";
+    "server_sessions_expired_total" Counter "sessions" Stable
+        "sessions of clients not heard of within the lease";
+    "server_sessions_reclaimed_total" Counter "sessions" Stable
+        "sessions reclaimed after a restart or an expiry";
+    "server_opens_reclaimed_total" Counter "opens" Stable "opens reclaimed";
+    "server_opens_lost_total" Counter "opens" Stable "opens not reclaimed: the file was gone";
+    "server_locks_reclaimed_total" Counter "locks" Stable "locks reclaimed";
+    "server_locks_lost_total" Counter "locks" Stable "locks not reclaimed: another client had them";
     "server_received_bytes_total" Counter "bytes" Stable "bytes received from clients";
     "server_sent_bytes_total" Counter "bytes" Stable "bytes sent to clients";
-    "server_writes_total" Counter "writes" Internal "writes they were sent with";
+    "server_writes_total" Counter "writes" Internal "writes to connections with clients";
 }
 
 /// Figures with a label: name, shape, unit, stability, label, meaning.
@@ -352,7 +425,7 @@ pub const LABELLED: &[(&str, Shape, &str, Stability, &str, &str)] = &[
         "requests",
         Stability::Stable,
         "kind",
-        "of these, with an error",
+        "requests answered with an error, by kind",
     ),
     (
         "metadata_latency_seconds",
@@ -360,7 +433,7 @@ pub const LABELLED: &[(&str, Shape, &str, Stability, &str, &str)] = &[
         "seconds",
         Stability::Stable,
         "kind, le",
-        "histogram of the time from request to answer",
+        "histogram of the time to the answer, by kind",
     ),
     (
         "metadata_batches_total",
@@ -368,7 +441,7 @@ pub const LABELLED: &[(&str, Shape, &str, Stability, &str, &str)] = &[
         "batches",
         Stability::Stable,
         "size",
-        "batches by number of requests, lower bound",
+        "batches by their number of requests, at least",
     ),
 ];
 
@@ -461,24 +534,41 @@ mod tests {
 
     fn markdown() -> String {
         let mut out = String::from(
-            "# Metrics\n\nWhat `kestrel stats --json` prints and what `kestrel mount|serve --metrics ADDR` serves at \
-             `http://ADDR/metrics`,\nthere with `kestrel_` before each name. Made from `crates/daemon/src/metrics.rs`; a test keeps \
-             the two equal. Stable: name\nand meaning stay. Internal: may change with the implementation it describes. \
-             Counters begin at zero with each mount.\n\n| name | shape | unit | labels | stability | meaning |\n| --- | --- | --- | --- | --- | --- |\n",
+            "\
+# Metrics
+
+This page lists what a mount or server counts. Three ways to read the metrics:
+
+```
+kestrel stats /mnt --once --json                          # of a mount
+kestrel stats kestrel://meta1/photos --once --json        # of a server
+kestrel mount /data/vol /mnt --metrics 127.0.0.1:9464     # for Prometheus; also of `serve`
+```
+
+Prometheus reads them at `http://ADDR/metrics`, with `kestrel_` before each name. *Stable*: name and
+meaning stay. *Internal*: they may change with the implementation. Counters begin at zero when the
+process starts. [Alarms](operations/monitoring.md#alarms) tells which ones to watch.
+
+The page is made from `crates/cli/src/metrics.rs`; a test keeps the two equal
+(`KESTREL_BLESS=1 cargo test -p kestrel metrics` writes it anew).
+
+| name | shape | unit | stability | meaning |
+| --- | --- | --- | --- | --- |
+",
         );
         for metric in METRICS {
-            let _ = writeln!(
-                out,
-                "| `{}` | {:?} | {} | | {:?} | {} |",
-                metric.name, metric.shape, metric.unit, metric.stability, metric.help
-            );
+            let Metric { name, shape, unit, stability, help, .. } = metric;
+            let _ = writeln!(out, "| `{name}` | {shape:?} | {unit} | {stability:?} | {help} |");
         }
+        out.push_str("\n## Metrics with labels\n\n");
+        out.push_str("| name | shape | unit | labels | stability | meaning |\n");
+        out.push_str("| --- | --- | --- | --- | --- | --- |\n");
         for (name, shape, unit, stability, label, help) in LABELLED {
             let _ = writeln!(out, "| `{name}` | {shape:?} | {unit} | {label} | {stability:?} | {help} |");
         }
         out.push_str(
-            "\nThe JSON has the labelled figures as `metadata_requests` (by kind: requests, errors, nanoseconds, and \
-             latencies in\npowers of two of a nanosecond) and `metadata_batches_log2`.\n",
+            "\nThe JSON has them as `metadata_requests` (by kind: requests, errors, nanoseconds, \
+             and latencies\nin powers of two of a nanosecond) and `metadata_batches_log2`.\n",
         );
         out
     }

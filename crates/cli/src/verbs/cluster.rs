@@ -32,7 +32,7 @@ use kestrel_daemon::failure::{Failure, Verdict};
   kestrel cluster hand-over kestrel://10.0.0.1/photos --node 2
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
 
-docs/operations.md tells how a cluster is formed, run and changed.")]
+docs/operations/cluster.md tells how a cluster is formed, run and changed.")]
 pub struct ClusterArgs {
     #[command(subcommand)]
     action: Action,

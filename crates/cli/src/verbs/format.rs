@@ -57,9 +57,8 @@ pub struct NewVolumeArgs {
     /// default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
-    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in
-    /// the volume's directory by default. The password comes from PGPASSWORD or a password file
-    /// (see docs/operations.md)
+    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in the volume's directory by default. The
+    /// password comes from PGPASSWORD or a password file (see docs/operations/postgres.md)
     #[arg(long, value_name = "URL")]
     pub metadata: Option<String>,
     /// Largest stored block: larger files are cut; 64K to 16M

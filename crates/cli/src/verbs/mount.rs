@@ -60,7 +60,7 @@ const LOG_NAME: &str = "mount.log";
 
 Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
 SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount. A mount is nosuid,nodev unless -o suid,dev
-says otherwise. docs/operations.md, \"Mount options\", has all options, and how to use /etc/fstab and mount(8).")]
+says otherwise. docs/operations/mount.md, \"Mount options\", has all options, and how to use /etc/fstab and mount(8).")]
 pub struct MountArgs {
     /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that
     /// `kestrel serve` serves

@@ -300,9 +300,9 @@ mod tests {
         read.map_err(|why| why.to_string().replace(&there, ""))
     }
 
-    /// The settings file in docs/operations.md.
+    /// The settings file in docs/operations/serve.md.
     fn example() -> &'static str {
-        let text = include_str!("../../../../docs/operations.md");
+        let text = include_str!("../../../../docs/operations/serve.md");
         text.split_once("```toml\n").unwrap().1.split_once("```").unwrap().0
     }
 

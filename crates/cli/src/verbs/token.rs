@@ -29,7 +29,7 @@ const NOBODY: &str = "65534:65534";
   kestrel token list /data/vol
   kestrel token revoke /data/vol trainer
 
-Clients that are not on the server's machine show a token (`kestrel serve --access`). docs/operations.md, \"Tokens\", tells what one allows.")]
+Clients that are not on the server's machine show a token (`kestrel serve --access`). docs/operations/security.md, \"Tokens\", tells what one allows.")]
 pub struct TokenArgs {
     #[command(subcommand)]
     action: Action,

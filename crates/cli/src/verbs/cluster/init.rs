@@ -35,9 +35,8 @@ pub struct InitArgs {
     /// Address of a node more that owns nothing and only coordinates: HOST or HOST:PORT
     #[arg(long, value_name = "ADDR")]
     pub coordinator: Option<String>,
-    /// Keep what the coordinator knows in etcd: etcd://HOST[:PORT][,HOST2]/PREFIX, or etcds:// for
-    /// TLS; in its directory by default. The password comes from ETCDCTL_PASSWORD or a file (see
-    /// docs/operations.md)
+    /// Keep what the coordinator knows in etcd: etcd://HOST[:PORT][,HOST2]/PREFIX, or etcds:// for TLS; in its directory by default. The
+    /// password comes from ETCDCTL_PASSWORD or a file (see docs/operations/etcd.md)
     #[arg(long, value_name = "URL", requires = "coordinator")]
     pub registry: Option<String>,
     /// When changes survive power loss: before they are acknowledged; a cluster knows no other way
