@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Builds a site with search from the README, docs/ and their neighbours, by mdbook: target/docs-site/index.html.
+"""Builds a site with search from the README, docs/ and their neighbours, by mdbook.
+
+The site is target/docs-site/index.html. `make docs` installs mdbook first.
 
     scripts/docs-site.py             build the site
-    scripts/docs-site.py --source    only what mdbook reads: target/docs-src
+    scripts/docs-site.py --source    only what mdbook reads: target/docs-book
 
-The table of contents is made from the files that are there, so no page can be left out: PARTS gives the order, a page
-that PARTS does not name comes last. Titles are the pages' first headings. `make docs` installs mdbook first.
+The table of contents is made from the files that are there, so no page can be left out: PARTS
+gives the order, a page that PARTS does not name comes last. Titles are the pages' first headings.
 """
 
 import os
@@ -16,25 +18,25 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SOURCE, SITE = ROOT / "target" / "docs-src", ROOT / "target" / "docs-site"
-TOOLS = pathlib.Path(os.environ.get("KESTREL_TOOLS", pathlib.Path.home() / ".cache" / "kestrel-tools"))
+BOOK, SITE = ROOT / "target" / "docs-book", ROOT / "target" / "docs-site"
+SOURCE = BOOK / "src"
+TOOLS = pathlib.Path(os.environ.get("KESTREL_TOOLS", pathlib.Path.home() / ".cache/kestrel-tools"))
 
-# Parts of the book: patterns relative to the repository, in order. README.md stands in front of all.
+# Parts of the book: patterns below docs/, in order. README.md stands in front of all.
 PARTS = [
-    ("Start", ["docs/getting-started.md", "docs/features.md", "docs/demos.md", "docs/semantics.md", "docs/performance.md"]),
-    ("Operate", ["docs/operations.md", "docs/operations/**/*.md", "docs/store.md", "docs/cache.md", "docs/encryption.md"]),
-    ("Look up", ["docs/cli.md", "docs/cli/**/*.md", "docs/metrics.md", "docs/glossary.md", "CHANGELOG.md"]),
-    ("How it is built", ["ARCHITECTURE.md", "docs/design/**/*.md", "docs/shortcut.md", "docs/decisions/**/*.md"]),
-    ("Formats", ["docs/format.md", "docs/format/**/*.md", "docs/protocol.md"]),
-    ("Work on it", ["CONTRIBUTING.md", "docs/style.md", "docs/testing.md", "SECURITY.md"]),
-    ("More", ["docs/**/*.md"]),
+    ("Start", ["getting-started.md", "features.md", "demos.md", "semantics.md", "performance.md"]),
+    ("Operate", ["operations.md", "operations/**/*.md", "store.md", "cache.md", "encryption.md"]),
+    ("Look up", ["cli.md", "cli/**/*.md", "metrics.md", "glossary.md", "../CHANGELOG.md"]),
+    ("Inside", ["../ARCHITECTURE.md", "design/**/*.md", "shortcut.md", "decisions/**/*.md"]),
+    ("Formats", ["format.md", "format/**/*.md", "protocol.md"]),
+    ("Work on it", ["../CONTRIBUTING.md", "style.md", "testing.md", "../SECURITY.md"]),
+    ("More", ["**/*.md"]),
 ]
 
-BOOK = """\
+SETTINGS = """\
 [book]
 title = "KestrelFS"
 language = "en"
-src = "."
 
 [build]
 build-dir = "{site}"
@@ -56,8 +58,10 @@ def title(page):
 
 
 def order(page):
-    """A folder's README.md before its other pages, which follow by name."""
-    return (page.parent, page.name != "README.md", page.name)
+    """A folder's README.md first, then its other pages as README.md names them, then by name."""
+    first = page.parent / "README.md"
+    place = first.read_text().find(f"]({page.name}") if first.exists() else -1
+    return (page.parent, page.name != "README.md", place if place >= 0 else sys.maxsize, page.name)
 
 
 def contents():
@@ -66,8 +70,9 @@ def contents():
     for part, patterns in PARTS:
         pages = []
         for pattern in patterns:
-            pages += [page for page in sorted(ROOT.glob(pattern), key=order) if page not in seen and page not in pages]
-        seen.update(pages)
+            found = sorted((page.resolve() for page in (ROOT / "docs").glob(pattern)), key=order)
+            pages += [page for page in found if page not in seen]
+            seen.update(found)
         if pages:
             parts.append((part, pages))
     return parts
@@ -94,19 +99,27 @@ def copy(path):
         shutil.copyfile(path, target)
 
 
+def copy_page(page):
+    """Copies a page, and the pictures and files of the repository to which it leads."""
+    copy(page)
+    text = page.read_text()
+    for link in LINK.findall(text):
+        path = (page.parent / link).resolve()
+        if "://" not in link and path.is_file() and path.is_relative_to(ROOT):
+            copy(path)
+    # mdbook makes index.html of README.md, and does not follow with the links that lead there.
+    text = re.sub(r"(\]\((?!https?:)[^)\s#]*?)README\.md", r"\1index.md", text)
+    (SOURCE / page.relative_to(ROOT)).write_text(text)
+
+
 def make_source():
-    shutil.rmtree(SOURCE, ignore_errors=True)
+    shutil.rmtree(BOOK, ignore_errors=True)
     parts = contents()
     pages = [ROOT / "README.md"] + [page for _, pages in parts for page in pages]
     for page in pages:
-        copy(page)
-        # Pictures, and files of the repository to which a page leads.
-        for link in LINK.findall(page.read_text()):
-            path = (page.parent / link).resolve()
-            if "://" not in link and path.is_file() and path.is_relative_to(ROOT):
-                copy(path)
+        copy_page(page)
     (SOURCE / "SUMMARY.md").write_text(summary(parts))
-    (SOURCE / "book.toml").write_text(BOOK.format(site=os.path.relpath(SITE, SOURCE)))
+    (BOOK / "book.toml").write_text(SETTINGS.format(site=os.path.relpath(SITE, BOOK)))
     return len(pages)
 
 
@@ -116,7 +129,7 @@ def main():
         return
     shutil.rmtree(SITE, ignore_errors=True)
     path = f"{TOOLS / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run(["mdbook", "build", str(SOURCE)], check=True, env={**os.environ, "PATH": path})
+    subprocess.run(["mdbook", "build", str(BOOK)], check=True, env={**os.environ, "PATH": path})
     print(f"{count} pages: {SITE.relative_to(ROOT)}/index.html")
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws docs/img/overview.svg, the picture of the README: machines that mount, metadata nodes, the object store.
+"""Draws docs/img/overview.svg, the picture of the README.
 
     scripts/draw-overview.py            write the picture
     scripts/draw-overview.py --check    fail if the picture in the repository is another one
 
-The picture paints its own background, so it is readable wherever it is shown; colours follow the reader's scheme,
-light or dark.
+It shows machines that mount, metadata nodes, and the object store. The picture paints its own
+background, so it is readable wherever it is shown; colours follow the scheme, light or dark.
 """
 
 import pathlib
@@ -15,6 +15,10 @@ from xml.sax.saxutils import escape
 OUT = pathlib.Path(__file__).resolve().parent.parent / "docs" / "img" / "overview.svg"
 WIDTH, HEIGHT = 880, 470
 
+CAPTION = [
+    "Embedded volume: one mount is the metadata node too; no server runs.",
+    "Rows of a node lie on its disk, or in PostgreSQL, where another machine can go on with them.",
+]
 STYLE = """
   .page { fill: #ffffff; }
   .group { fill: #f6f8fa; stroke: #afb8c1; }
@@ -22,7 +26,7 @@ STYLE = """
   .ours { fill: #ddf4ff; stroke: #0969da; }
   .line { stroke: #57606a; stroke-width: 1.6; fill: none; }
   .head { fill: #57606a; }
-  text { fill: #1f2328; font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 13px; }
+  text { fill: #1f2328; font: 13px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
   .title { font-weight: 600; font-size: 14px; }
   .small { fill: #57606a; font-size: 12px; }
   @media (prefers-color-scheme: dark) {
@@ -45,11 +49,13 @@ class Picture:
         self.parts = []
 
     def box(self, kind, x, y, width, height):
-        self.parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6"/>')
+        place = f'x="{x}" y="{y}" width="{width}" height="{height}"'
+        self.parts.append(f'<rect class="{kind}" {place} rx="6"/>')
 
     def text(self, x, y, text, kind="", anchor="middle"):
-        attributes = f' class="{kind}"' if kind else ""
-        self.parts.append(f'<text{attributes} x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>')
+        place = f'x="{x}" y="{y}" text-anchor="{anchor}"'
+        kind = f' class="{kind}"' if kind else ""
+        self.parts.append(f"<text{kind} {place}>{escape(text)}</text>")
 
     def labelled(self, kind, x, y, width, height, *lines):
         """A box with lines of text in its middle."""
@@ -65,12 +71,14 @@ class Picture:
 
     def svg(self):
         body = "\n".join("  " + part for part in self.parts)
-        return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">
+        size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+        return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">
   <title>KestrelFS: mounts, metadata nodes, object store</title>
   <desc>Made by scripts/draw-overview.py. Do not edit.</desc>
   <style>{STYLE}  </style>
   <defs>
-    <marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto-start-reverse">
+    <marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7"
+        orient="auto">
       <path class="head" d="M0 0 L10 5 L0 10 z"/>
     </marker>
   </defs>
@@ -124,8 +132,8 @@ def draw():
     picture.labelled("box", 555, 304, 130, 94, "packs of", "small files")
     picture.labelled("box", 695, 304, 130, 94, "blocks of", "large files")
 
-    picture.text(440, 436, "Embedded volume: one mount is the metadata node too, and the store is a bucket or a directory.", "small")
-    picture.text(440, 454, "Rows of a node lie on its own disk, or in PostgreSQL, where another machine can go on with them.", "small")
+    for number, line in enumerate(CAPTION):
+        picture.text(440, 436 + 18 * number, line, "small")
     return picture.svg()
 
 
