@@ -112,6 +112,7 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	scripts/audit.py
+	scripts/draw-overview.py --check
 
 audit:
 	scripts/audit.py
