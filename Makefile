@@ -1,7 +1,6 @@
-# Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
-# Rust present).
+# `make demo` and `make test` need nothing before them: they install what is missing (as root, on Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-listing lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-listing lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -9,6 +8,9 @@ help:
 	@echo "make demo-cluster  three metadata nodes, two mounts: ingest through one, kill -9 and restart a node, add a fourth, verify through the other"
 	@echo "make demo-ha    three nodes on PostgreSQL with a standby, coordinator on etcd: kill -9 one of each kind under load; a table of pauses"
 	@echo "make test    install what is missing, build, run every test"
+	@echo "make build   build the release binary, target/release/kestrel"
+	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
+	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
 	@echo "make proptest property tests with random seeds, PROPTEST_SEEDS=N of them"
 	@echo "make bench   mount / local file system / null FUSE side by side: target/bench/results.json, plot.svg"
@@ -23,6 +25,23 @@ help:
 
 build:
 	cargo build --release --locked
+
+# /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for kestrel. Without the
+# package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of mount(8): the link /sbin/mount.fuse.kestrel.
+PREFIX ?= /usr/local
+SBINDIR ?=
+BUILT = $(or $(CARGO_TARGET_DIR),target)/release/kestrel
+install:
+	@[ -x "$(BUILT)" ] || { echo "$(BUILT) is not there: run make build first" >&2; exit 1; }
+	install -D -m 755 "$(BUILT)" "$(DESTDIR)$(PREFIX)/bin/kestrel"
+	$(if $(SBINDIR),mkdir -p "$(DESTDIR)$(SBINDIR)" && ln -sfn "$(PREFIX)/bin/kestrel" "$(DESTDIR)$(SBINDIR)/mount.fuse.kestrel")
+
+uninstall:
+	rm -f "$(DESTDIR)$(PREFIX)/bin/kestrel" $(if $(SBINDIR),"$(DESTDIR)$(SBINDIR)/mount.fuse.kestrel")
+
+docs:
+	scripts/install-deps.sh --docs
+	scripts/docs-site.py
 
 demo:
 	scripts/install-deps.sh --demo
@@ -93,9 +112,7 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	scripts/audit.py
-	scripts/lint-style.py
-	scripts/lint-crates.py
-	python3 tests/scripts/lint_test.py
+	scripts/draw-overview.py --check
 
 audit:
 	scripts/audit.py

@@ -4,7 +4,7 @@
 # of each kind is killed (kill -9): a node, the coordinator, the database's primary, a member of etcd. Others go on in their place. Then every
 # acknowledged change is looked for (a log outside has them), fsck looks at everything, and a table tells how long calls took meanwhile.
 #
-#   LOAD_MS=50000   how long the load works
+#   LOAD_MS=40000   how long the load works
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 ROOT=$(cd "$(dirname "$0")/.." && pwd)

@@ -3,6 +3,7 @@
 #
 #   scripts/install-deps.sh --demo       what `make demo` needs
 #   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
+#   scripts/install-deps.sh --docs       what `make docs` needs: mdbook, which compiles for minutes; CI does without
 #   scripts/install-deps.sh              what `make test` needs as well
 #
 # Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into the repository.
@@ -16,6 +17,24 @@ test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng 
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
 # The object store of the tests and of demo-s3: a real HTTP S3 server whose conditional puts are atomic.
 versitygw=v1.8.0
+# The site of the documentation.
+mdbook=0.5.4
+
+# install_tool NAME VERSION [OPTION…]: a program of crates.io, built with its own lock file.
+install_tool() {
+    local name=$1 version=$2
+    shift 2
+    if [ ! -x "$TOOLS/bin/$name" ] || [ ! -e "$TOOLS/$name-$version" ]; then
+        echo "building $name $version"
+        CARGO_TARGET_DIR="$TOOLS/target" cargo install --quiet --locked --root "$TOOLS" "$name" --version "$version" "$@"
+        touch "$TOOLS/$name-$version"
+    fi
+}
+
+if [ "$what" = --docs ]; then
+    install_tool mdbook "$mdbook" --no-default-features --features search
+    exit
+fi
 
 packages=("${demo_packages[@]}")
 case $what in
@@ -80,14 +99,7 @@ if [ "$what" != --demo ] && { [ ! -x "$TOOLS/bin/versitygw" ] || [ ! -e "$TOOLS/
 fi
 
 if [ "$what" = all ]; then
-    for tool in "${tools[@]}"; do
-        name=${tool%@*} version=${tool#*@}
-        if [ ! -x "$TOOLS/bin/$name" ] || [ ! -e "$TOOLS/$name-$version" ]; then
-            echo "building $tool"
-            CARGO_TARGET_DIR="$TOOLS/target" cargo install --quiet --locked --root "$TOOLS" "$name" --version "$version"
-            touch "$TOOLS/$name-$version"
-        fi
-    done
+    for tool in "${tools[@]}"; do install_tool "${tool%@*}" "${tool#*@}"; done
     # pjdfstest switches to this user.
     id tests >/dev/null 2>&1 || useradd --no-create-home --shell /usr/sbin/nologin tests
     getent group nogroup >/dev/null || groupadd nogroup
