@@ -1,13 +1,15 @@
 # `make demo` and `make test` need nothing before them: they install what is missing (as root, on Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-listing lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-listing lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
 	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
 	@echo "make demo-cluster  three metadata nodes, two mounts: ingest through one, kill -9 and restart a node, add a fourth, verify through the other"
 	@echo "make demo-ha    three nodes on PostgreSQL with a standby, coordinator on etcd: kill -9 one of each kind under load; a table of pauses"
-	@echo "make test    install what is missing, build, run every test"
+	@echo "make test    install what is missing, build, run the test suites of CI"
+	@echo "make test-all every suite in every mode, in the sizes of the night: hours"
+	@echo "make test-build  build what tests/run.sh needs, once for all suites: target/ci"
 	@echo "make build   build the release binary, target/release/kestrel"
 	@echo "make install copy it to PREFIX/bin (/usr/local/bin); make uninstall removes it"
 	@echo "make docs    a site of docs/ with search: target/docs-site/index.html"
@@ -59,14 +61,25 @@ demo-cluster:
 	scripts/demo-cluster.sh
 
 demo-ha:
-	scripts/install-deps.sh
+	scripts/install-deps.sh --test
 	$(MAKE) build
 	scripts/demo-ha.sh
 
 test:
-	scripts/install-deps.sh
-	$(MAKE) build
+	scripts/install-deps.sh --test
+	$(MAKE) test-build
 	tests/run.sh
+
+# The same tests of the binary that users get.
+test-all:
+	scripts/install-deps.sh --test
+	$(MAKE) build test-build
+	KESTREL="$(abspath $(BUILT))" KESTREL_NIGHTLY=1 tests/run.sh
+
+# One cargo command: built apart from the tests, the programs would have other features of their
+# dependencies, and most crates would be compiled twice.
+test-build:
+	cargo build --profile ci --workspace --locked --bins --tests
 
 bench: build
 	mkdir -p target/bench
@@ -96,7 +109,7 @@ bench-shortcut: build
 # Deterministic simulation: make sim SEEDS=1..10000; of several nodes: make sim NODES=3
 SEEDS ?= 1..1000
 sim:
-	cargo run --locked --release -p kestrel-sim -- $(if $(NODES),--nodes $(NODES)) --seeds $(SEEDS)
+	cargo run --locked --profile ci -p kestrel-sim -- $(if $(NODES),--nodes $(NODES)) --seeds $(SEEDS)
 
 # Property tests with seeds other than CI's: make proptest PROPTEST_SEEDS=20
 PROPTEST_SEEDS ?= 5
@@ -108,9 +121,11 @@ bench-balance:
 	$(MAKE) build
 	bench/balance.py
 
+# .ci/run sets the profile of test-build, which then need not run build scripts again.
+LINT_PROFILE ?= dev
 lint:
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --profile $(LINT_PROFILE) --locked --workspace --all-targets -- -D warnings
 	scripts/audit.py
 	scripts/draw-overview.py --check
 
