@@ -4,7 +4,8 @@
 #   scripts/install-deps.sh --demo       what `make demo` needs
 #   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
 #   scripts/install-deps.sh --docs       what `make docs` needs: mdbook, which compiles for minutes; CI does without
-#   scripts/install-deps.sh              what `make test` needs as well
+#   scripts/install-deps.sh --test       what `make test` needs: all but the tree of files of the demos
+#   scripts/install-deps.sh              all of these but --docs
 #
 # Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into the repository.
 set -euo pipefail
@@ -58,9 +59,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
 fi
 
-# A real tree of small files: the kernel's sources, as Debian ships them. Downloaded, not installed: it takes 140 MB.
+# A real tree of small files, for the demos: the kernel's sources, as Debian ships them. Downloaded,
+# not installed: it takes 140 MB.
 tree=$TOOLS/tree
-if [ ! -e "$tree/.complete" ]; then
+if [ "$what" != --test ] && [ ! -e "$tree/.complete" ]; then
     echo "unpacking a tree of small files (Debian's linux-source-6.1)"
     mkdir -p "$TOOLS/download"
     (
@@ -98,7 +100,7 @@ if [ "$what" != --demo ] && { [ ! -x "$TOOLS/bin/versitygw" ] || [ ! -e "$TOOLS/
     install_versitygw
 fi
 
-if [ "$what" = all ]; then
+if [ "$what" = all ] || [ "$what" = --test ]; then
     for tool in "${tools[@]}"; do install_tool "${tool%@*}" "${tool#*@}"; done
     # pjdfstest switches to this user.
     id tests >/dev/null 2>&1 || useradd --no-create-home --shell /usr/sbin/nologin tests

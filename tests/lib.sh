@@ -24,7 +24,7 @@ PATH=$JUDGES:$TOOLS/bin:$PATH
 LOCAL=
 [ "$KESTREL" = local ] && LOCAL=1
 if [ -z "$LOCAL" ] && [ ! -x "$KESTREL" ]; then
-    echo "no binary at $KESTREL: run cargo build --release, or set KESTREL" >&2
+    echo "no binary at $KESTREL: run make build, or set KESTREL" >&2
     exit 2
 fi
 if [ "$(id -u)" != 0 ]; then

@@ -1,46 +1,68 @@
 #!/usr/bin/env bash
 # Runs the test suites, with sizes for CI (2 cores), or those that are named.
 #
-#   tests/run.sh                  all
-#   tests/run.sh kill compare     these
-#   tests/run.sh --list           their names
+#   tests/run.sh                     the suites of CI
+#   tests/run.sh kill compare        these
+#   tests/run.sh --list [--nightly]  the names of all suites, or of those that only run at night
+#   KESTREL_NIGHTLY=1 tests/run.sh   all, in the sizes of the night (`make test-all`)
 #
-# Most suites wait for processes, disks and clocks: $LANES (default 2) of them run at a time, in the order below; beside them the
-# simulations, one after the other, with what they leave of the processors (nice 19); then, one after the other, those that want the
-# machine for themselves. The line of a suite appears when it has ended, its output goes to
-# target/test-logs/NAME.log, a report to target/test-report.json. Environment of the suites (CYCLES, FSX_OPS, COMPARE_OPS, …)
-# overrides the sizes below. The last line is "N passed, N failed". Interrupted, it ends the suites, which clean up after
-# themselves.
+# Programs are those of `make test-build` in target/ci; $KESTREL and $KESTREL_JUDGES name others.
 #
-# Nothing here fails by chance of a random number: property tests draw from $PROPTEST_RNG_SEED (`make proptest` explores other seeds).
+# Most suites wait for processes, disks and clocks, and use a small part of the processors.
+# $LANES (default 3) of them run at a time, in the order of the lists below. Beside them run, one
+# at a time at the lowest priority (nice 19), those of $beside, which need processor time and no
+# clock. At the end those of $quiet run, two at a time.
+#
+# The line of a suite appears when it has ended; its output goes to target/test-logs/NAME.log. In
+# the end come the ten longest suites, and how much processor time each used: that, and not the
+# time on the clock, is what a suite costs on a machine of its own. target/test-report.json has the
+# same of all. Environment of the suites (CYCLES, FSX_OPS, COMPARE_OPS, …) overrides the sizes
+# below. The last line is "N passed, N failed". Interrupted, the script ends the suites, which
+# clean up after themselves.
+#
+# Nothing here fails by chance of a random number: property tests draw from $PROPTEST_RNG_SEED
+# (`make proptest` explores other seeds).
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 cd "$ROOT"
 target=${CARGO_TARGET_DIR:-$ROOT/target}
-export KESTREL=${KESTREL:-$target/release/kestrel}
-export KESTREL_JUDGES=${KESTREL_JUDGES:-$target/release}
+export KESTREL=${KESTREL:-$target/ci/kestrel}
+export KESTREL_JUDGES=${KESTREL_JUDGES:-$target/ci}
 logs=$ROOT/target/test-logs
 report=$ROOT/target/test-report.json
 mkdir -p "$logs"
 export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121}
 
-# NAME SECONDS COMMAND…: the seconds are a limit, several times what it takes. The long ones come first, so that no lane has one
-# left at the end.
+# among WORD LIST…: the list has the word. (A pipe into grep -q fails by chance with pipefail.)
+among() {
+    local word
+    for word in "${@:2}"; do [ "$word" != "$1" ] || return 0; done
+    return 1
+}
+
+# size CI NIGHT: the first in CI, the second at night.
+size() {
+    if [ "${KESTREL_NIGHTLY:-}" = 1 ]; then echo "$2"; else echo "$1"; fi
+}
+
+# NAME SECONDS COMMAND…: the seconds are a limit, several times what it takes. The long ones come
+# first, so that no lane has one left at the end. 16 crash points: in 100 cycles of `kill` each is
+# reached three times.
 suites=(
-    "kill 2400 tests/crash/kill.sh"
-    "rust 1800 cargo test --workspace --locked --no-fail-fast"
-    "fuzz 900 fuzz/run.sh"
-    "sim-nodes 2400 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_NODES_SECONDS:-600}"
-    "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-180}"
+    "kill 4800 env CYCLES=${CYCLES:-$(size 100 400)} tests/crash/kill.sh"
+    "rust 1800 tests/rust.sh"
+    "fuzz 2400 env FUZZ_SECONDS=${FUZZ_SECONDS:-$(size 15 300)} fuzz/run.sh"
+    "sim-nodes 7200 $KESTREL_JUDGES/kestrel-sim --nodes 3 --cpu-seconds ${SIM_NODES_SECONDS:-$(size 360 3600)}"
+    "sim 3600 $KESTREL_JUDGES/kestrel-sim --cpu-seconds ${SIM_SECONDS:-$(size 180 1800)}"
+    "fsx 3600 env FSX_OPS=${FSX_OPS:-$(size 15000 100000)} tests/posix/fsx.sh"
+    "compare 1800 env COMPARE_OPS=${COMPARE_OPS:-$(size 12000 40000)} tests/posix/compare.sh"
     "semantics 600 tests/posix/semantics.sh"
     "access-times 600 tests/posix/access_times.sh"
     "handles 300 tests/posix/handles.sh"
     "options 300 tests/posix/options.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
-    "fsx 1800 tests/posix/fsx.sh"
-    "compare 900 tests/posix/compare.sh"
-    "stress-ng 900 tests/posix/stress-ng.sh"
+    "stress-ng 1800 env STRESS_SECONDS=${STRESS_SECONDS:-$(size 5 20)} tests/posix/stress-ng.sh"
     "fio 600 tests/posix/fio.sh"
     "power 900 tests/crash/power.sh"
     "full-disk 600 tests/crash/full-disk.sh"
@@ -70,7 +92,7 @@ suites+=(
 suites+=(
     "cluster-history 600 env OPS=1000 ROUNDS=2 tests/cluster/history.sh"
 )
-# The same on a volume that a server serves, and what only concerns one: below 6 minutes.
+# The same on a volume that a server serves, and what only concerns one.
 serve="env KESTREL_SERVE=1"
 suites+=(
     "serve-semantics 600 $serve tests/posix/semantics.sh"
@@ -93,7 +115,7 @@ suites+=(
     "serve-strangers 300 tests/cluster/strangers.sh"
     "serve-subtree 300 tests/cluster/subtree.sh"
     "serve-git 900 $serve tests/programs/git.sh"
-    "serve-sqlite 900 $serve CYCLES=${SERVE_CYCLES:-4} tests/programs/sqlite.sh"
+    "serve-sqlite 900 $serve CYCLES=${SERVE_CYCLES:-$(size 2 4)} tests/programs/sqlite.sh"
 )
 # The same on a volume that three metadata nodes serve, and what only concerns several.
 nodes="env KESTREL_NODES=3"
@@ -109,7 +131,7 @@ suites+=(
     "nodes-admin 900 tests/cluster/nodes-admin.sh"
     "nodes-semantics 600 $nodes tests/posix/semantics.sh"
     "nodes-access-times 600 $nodes tests/posix/access_times.sh"
-    "nodes-handles 300 $nodes tests/posix/handles.sh"
+    "nodes-handles 300 $nodes NAMES=${NAMES:-$(size 2000 17000)} tests/posix/handles.sh"
     "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"
     "nodes-fsx 900 $nodes FSX_OPS=${NODES_FSX_OPS:-1000} tests/posix/fsx.sh"
     "nodes-compare 900 $nodes COMPARE_OPS=${NODES_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
@@ -143,13 +165,16 @@ suites+=(
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
 done
-# The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut mode where the machine allows it, and
-# take requests from /dev/fuse. Names: [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run with the rest, all of them when they
-# are named or with KESTREL_NIGHTLY=1.
+# Suites that only run another suite on another kind of volume, without a case of their own, where
+# other suites of CI have the same calls and the same kind of volume (s3-pjdfstest: pjdfstest and
+# s3-compare). They run when they are named or with KESTREL_NIGHTLY=1.
+at_night=(s3-pjdfstest nodes-git nodes-sqlite pg-semantics pg-handles pg-nodes-compare)
+# The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut
+# mode where the machine allows it, and take requests from /dev/fuse. Names:
+# [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run in CI, all others at night.
 export KESTREL_TRANSPORT=${KESTREL_TRANSPORT:-device}
-modes_in_ci=(plain-semantics plain-pjdfstest plain-compare plain-serve-compare
-    uring-semantics uring-pjdfstest uring-fsx uring-serve-compare uring-sqlite plain-uring-pjdfstest)
-on_demand=()
+modes_in_ci=(plain-semantics plain-serve-compare uring-semantics uring-fsx uring-serve-compare
+    plain-uring-pjdfstest)
 for mode in plain- uring- plain-uring-; do
     for where in "" serve-; do
         for suite in semantics pjdfstest fsx compare git sqlite; do
@@ -164,7 +189,7 @@ for mode in plain- uring- plain-uring-; do
                 git) script=tests/programs/$suite.sh ;;
             esac
             suites+=("$name 900 $words $script")
-            printf '%s\n' "${modes_in_ci[@]}" | grep -qxF -- "$name" || on_demand+=("$name")
+            among "$name" "${modes_in_ci[@]}" || at_night+=("$name")
         done
     done
 done
@@ -176,26 +201,32 @@ suites+=(
     "uring-shortcut-cases 300 env KESTREL_TRANSPORT=uring tests/shortcut/cases.sh"
     "plain-shortcut-actors 900 env KESTREL_SHORTCUT=off tests/shortcut/actors.sh"
 )
-on_demand+=(plain-shortcut-actors)
+at_night+=(plain-shortcut-actors)
 # Files that the kernel reads by itself from the disk cache.
 suites+=("passthrough 600 tests/passthrough/passthrough.sh")
-# Those that only compute, and that no clock judges: beside the others.
-beside=(sim-nodes sim)
-# Those that run alone, as they fill the processors, a disk or judge by a clock.
-alone=(stress-ng power full-disk s3-cache serve-partition nodes-cut)
+# Those that use all the processor time they get, and that no clock judges: beside the others.
+beside=(sim-nodes sim stress-ng)
+# Those that fill a disk, take it away, or judge by a clock: at the end, two at a time.
+quiet=(power full-disk s3-cache serve-partition nodes-cut)
 
 names=()
 for suite in "${suites[@]}"; do names+=("${suite%% *}"); done
 if [ "${1:-}" = --list ]; then
+    if [ "${2:-}" = --nightly ]; then names=("${at_night[@]}"); fi
     printf '%s\n' "${names[@]}"
     exit
 fi
 for name in "$@"; do
-    if ! printf '%s\n' "${names[@]}" | grep -qxF -- "$name"; then
+    if ! among "$name" "${names[@]}"; then
         echo "no such suite: $name (tests/run.sh --list)" >&2
         exit 2
     fi
 done
+
+if [ ! -x "$KESTREL" ] || [ ! -x "$KESTREL_JUDGES/kestrel-sim" ]; then
+    echo "$KESTREL or $KESTREL_JUDGES/kestrel-sim is not there: run make test-build first" >&2
+    exit 2
+fi
 
 # counts LOG: what passed and failed, from "N passed, N failed" and from cargo's own lines.
 counts() {
@@ -226,44 +257,50 @@ json_text() {
 # wanted NAME: it is to be run.
 wanted() {
     if [ ${#only[@]} -gt 0 ]; then
-        printf '%s\n' "${only[@]}" | grep -qxF -- "$1"
+        among "$1" "${only[@]}"
     else
-        [ "${KESTREL_NIGHTLY:-}" = 1 ] || ! printf '%s\n' "${on_demand[@]}" | grep -qxF -- "$1"
+        [ "${KESTREL_NIGHTLY:-}" = 1 ] || ! among "$1" "${at_night[@]}"
     fi
 }
 
-is_alone() {
-    printf '%s\n' "${alone[@]}" | grep -qxF -- "$1"
+is_quiet() {
+    among "$1" "${quiet[@]}"
 }
 
 is_beside() {
-    printf '%s\n' "${beside[@]}" | grep -qxF -- "$1"
+    among "$1" "${beside[@]}"
 }
 
 failure_lines='^FAIL|^error|panicked|^test .* FAILED'
 passed=0 failed=0
 declare -A running=() started=() limits=() entries=()
+costs=()
 
 # begin SUITE: starts it beside those that run.
 begin() {
     local name limit command
     read -r name limit command <<<"$1"
     ! is_beside "$name" || command="nice -n 19 $command"
+    rm -f "$logs/$name.cpu"
     # Jobs of a script ignore ^C, and what ignores it at its start cannot be told not to: the suites are to have their own way.
     # Word splitting is meant: the command is a list of words without quotes.
     # shellcheck disable=SC2086
-    timeout --kill-after=60 "$limit" env --default-signal=INT,QUIT $command >"$logs/$name.log" 2>&1 </dev/null &
+    timeout --kill-after=60 "$limit" env --default-signal=INT,QUIT tests/cost.py "$logs/$name.cpu" \
+        $command >"$logs/$name.log" 2>&1 </dev/null &
     running[$!]=$name started[$name]=$SECONDS limits[$name]=$limit
 }
 
 # await: the next suite that ends, and its report.
 await() {
-    local pid status=0 name log seconds good bad failures
+    local pid status=0 name log seconds cpu good bad failures
     wait -n -p pid "${!running[@]}" || status=$?
     name=${running[$pid]}
     unset "running[$pid]"
     log=$logs/$name.log
     seconds=$((SECONDS - started[$name]))
+    # Not there: the suite was killed at its limit.
+    cpu=$(cat "$logs/$name.cpu" 2>/dev/null || echo null)
+    costs+=("$seconds $cpu $name")
     read -r good bad < <(counts "$log")
     # A suite that ends badly, or tested nothing without saying why, has failed whatever it counted.
     if [ "$status" != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
@@ -283,7 +320,7 @@ await() {
         [ "$name" != rust ] || echo "       property tests: PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
         failures=$({ grep -E "$failure_lines" "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
     fi
-    entries[$name]="{\"name\":\"$name\",\"passed\":$good,\"failed\":$bad,\"seconds\":$seconds,\"status\":$status,\"log\":\"${log#"$ROOT"/}\",\"failures\":$failures}"
+    entries[$name]="{\"name\":\"$name\",\"passed\":$good,\"failed\":$bad,\"seconds\":$seconds,\"cpu_seconds\":$cpu,\"status\":$status,\"log\":\"${log#"$ROOT"/}\",\"failures\":$failures}"
 }
 
 # Each suite is the child of a timeout, which passes on to it and to what it started what it is told.
@@ -310,31 +347,44 @@ begin_beside() {
     waiting=("${waiting[@]:1}")
 }
 
+# in_turn LANES IS: runs the suites of which the function IS is true, so many at a time.
+in_turn() {
+    local lanes=$1 is=$2 suite name
+    for suite in "${suites[@]}"; do
+        name=${suite%% *}
+        if ! wanted "$name" || ! "$is" "$name"; then continue; fi
+        while [ "$(in_lanes)" -ge "$lanes" ]; do await; begin_beside; done
+        begin "$suite"
+    done
+    while [ ${#running[@]} -gt 0 ]; do await; begin_beside; done
+}
+
+is_usual() {
+    ! is_quiet "$1" && ! is_beside "$1"
+}
+
 only=("$@") waiting=()
 for suite in "${suites[@]}"; do
     name=${suite%% *}
     ! wanted "$name" || ! is_beside "$name" || waiting+=("$suite")
 done
 begin_beside
-for suite in "${suites[@]}"; do
-    name=${suite%% *}
-    if ! wanted "$name" || is_alone "$name" || is_beside "$name"; then continue; fi
-    while [ "$(in_lanes)" -ge "${LANES:-2}" ]; do await; begin_beside; done
-    begin "$suite"
+in_turn "${LANES:-3}" is_usual
+in_turn 2 is_quiet
+
+echo "longest suites: seconds on the clock, seconds of processor time, name"
+printf '%s\n' "${costs[@]}" | sort -rn | head -n 10 | while read -r seconds cpu name; do
+    printf '%7d %9s  %s\n' "$seconds" "$cpu" "$name"
 done
-while [ ${#running[@]} -gt 0 ]; do await; begin_beside; done
-for suite in "${suites[@]}"; do
-    name=${suite%% *}
-    if ! wanted "$name" || ! is_alone "$name"; then continue; fi
-    begin "$suite"
-    await
-done
+total_cpu=$(printf '%s\n' "${costs[@]}" | awk '$2 != "null" { sum += $2 } END { printf "%.0f", sum }')
+echo "$SECONDS s on the clock, $total_cpu s of processor time in ${#costs[@]} suites"
 
 report_entries=()
 for name in "${names[@]}"; do [ -z "${entries[$name]:-}" ] || report_entries+=("${entries[$name]}"); done
 (
     IFS=,
-    printf '{"passed":%d,"failed":%d,"seconds":%d,"suites":[%s]}\n' "$passed" "$failed" "$SECONDS" "${report_entries[*]}"
+    printf '{"passed":%d,"failed":%d,"seconds":%d,"cpu_seconds":%d,"suites":[%s]}\n' \
+        "$passed" "$failed" "$SECONDS" "$total_cpu" "${report_entries[*]}"
 ) >"$report"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# PostgreSQL: initdb, pgbench, kill -9 of the mount under it, recovery, a consistency check. Nightly: KESTREL_NIGHTLY=1.
+# PostgreSQL: initdb, pgbench, kill -9 of the mount under it, recovery, a consistency check. At night only: KESTREL_NIGHTLY=1.
 #
 # SECONDS_EACH (default 60), CYCLES (default 3)
 set -euo pipefail
