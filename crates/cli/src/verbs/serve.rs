@@ -272,8 +272,9 @@ mod tests {
 
     use super::*;
 
+    /// A node does not start while a change of the settings of all nodes is unfinished.
     #[test]
-    fn a_node_does_not_start_in_the_middle_of_a_change_of_all() {
+    fn no_start_within_a_change_of_all_nodes() {
         let place = tempfile::tempdir().unwrap();
         let url = place.path().to_str().unwrap();
         let new = NewVolume::plain("shared", Durability::Commit);
@@ -328,8 +329,9 @@ mod tests {
         assert!(args.volume.is_none() && keys.is_empty());
     }
 
+    /// An error about a configuration file names the line of the mistake and what is allowed there.
     #[test]
-    fn mistakes_in_a_file_are_told_with_their_line_and_what_is_allowed() {
+    fn errors_of_configuration_files() {
         for (text, why) in [
             (
                 "volume = \"v\"\nleese = 5\n",
