@@ -230,8 +230,9 @@ mod tests {
             assert!(!place.join(SOCKET_NAME).exists());
         }
     }
+    /// Events come before the answer, and the work learns when no process listens any more.
     #[test]
-    fn events_come_before_the_answer_and_work_learns_that_nobody_listens() {
+    fn control_events_and_absent_listeners() {
         let dir = tempfile::tempdir().unwrap();
         let (send, ended) = std::sync::mpsc::channel();
         let send = parking_lot::Mutex::new(send);
