@@ -154,8 +154,9 @@ mod tests {
         }
     }
 
+    /// A start is the only one if it follows a settled start of the same holder, or an end.
     #[test]
-    fn sole_is_the_next_start_of_a_settled_holder_or_after_an_end() {
+    fn sole_starts() {
         for (last, sole) in [
             (None, true),
             (Some(seat(b"here", true)), true),
