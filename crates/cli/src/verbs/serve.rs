@@ -82,9 +82,8 @@ pub struct ServeArgs {
     /// or off. Of a cluster
     #[arg(long, value_name = "PACE", value_parser = pace_arg, default_value = "every=10m")]
     pub balance: Pace,
-    /// Who must show a token: auto (whoever is not on this machine), tokens (everybody), open
-    /// (nobody)
-    #[arg(long, value_name = "WHO", value_parser = access_arg, default_value = "auto")]
+    /// Which clients must show a token: auto (those on other machines), tokens (all), open (none)
+    #[arg(long, value_name = "CLIENTS", value_parser = access_arg, default_value = "auto")]
     pub access: Access,
     /// Where refused and administrative operations are told, or off; audit.log in the volume's
     /// directory by default
