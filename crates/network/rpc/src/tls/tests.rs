@@ -179,7 +179,8 @@ fn a_client_takes_nobody_else_for_the_server() {
     let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
     let why = refusal(serving.address(), trusting([8; 16]));
     assert!(
-        why.contains("not who it should be") && why.contains(&authority(SECRET).fingerprint().to_string()),
+        why.contains("not the one it should be")
+            && why.contains(&authority(SECRET).fingerprint().to_string()),
         "{why}"
     );
     let why = refusal(serving.address(), ClientTls::new(Mode::On, None, None).unwrap());
@@ -190,7 +191,7 @@ fn a_client_takes_nobody_else_for_the_server() {
     std::fs::write(dir.path().join("ca"), other.cert.pem()).unwrap();
     let trust = Trust::read(&dir.path().join("ca")).unwrap();
     let why = refusal(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap());
-    assert!(why.contains("not who it should be"), "{why}");
+    assert!(why.contains("not the one it should be"), "{why}");
     assert!(seen.lock().is_empty());
 }
 
@@ -205,7 +206,7 @@ fn certificates_that_are_no_server_s() {
         (node(3), now - 10 * DAY, now - DAY, None, "compare the clocks"),
         (node(3), now + 3 * DAY, now + 5 * DAY, None, "compare the clocks"),
         (node(3), now, now + DAY, Some(2), "which is not node-2"),
-        (PeerName::Client("t-1".into()), now, now + DAY, None, "not who it should be"),
+        (PeerName::Client("t-1".into()), now, now + DAY, None, "not the one it should be"),
     ];
     for (name, from, until, wanted, says) in cases {
         let certified = authority(SECRET).certify(&name, from, until).unwrap();
