@@ -205,7 +205,7 @@ impl Fs {
             return Ok(false);
         }
         let objects: Vec<u64> = found.objects.iter().map(|sparse| sparse.object).collect();
-        tell("looking for who refers to them", objects.len() as u64);
+        tell("looking for files that refer to them", objects.len() as u64);
         let users = match options.paths {
             // Those above and beside the paths too: an object goes only when nobody refers to it.
             Some(paths) => {

@@ -77,16 +77,16 @@ impl Seat {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         if reader.u8()? != VERSION {
-            return Err(DecodeError("record of who serves a node of an unknown format version"));
+            return Err(DecodeError("ownership record of an unknown format version"));
         }
         let settled = match reader.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(DecodeError("record of who serves a node: neither settled nor not")),
+            _ => return Err(DecodeError("ownership record: neither settled nor not")),
         };
         let holder = &bytes[2..];
         if holder.len() > HOLDER_BYTES_MAX {
-            return Err(DecodeError("record of who serves a node: too long"));
+            return Err(DecodeError("ownership record: too long"));
         }
         Ok(Self { holder: (!holder.is_empty()).then(|| holder.into()), settled })
     }

@@ -177,7 +177,7 @@ mod tests {
         assert!(!says_dying(&stat(0x400000, 0)));
         assert!(
             !says_dying(&stat(0x400000, 1 << (libc::SIGALRM - 1))),
-            "an alarm kills nobody who handles it"
+            "an alarm kills no process that handles it"
         );
         assert!(says_dying(&stat(0x400000, 1 << (libc::SIGKILL - 1))));
         assert!(says_dying(&stat(0x400004, 0)));
