@@ -77,7 +77,7 @@ mkdir -p "$WORK/by-token"
 check "a token is enough to know the server by" kestrel_there mount "$plain" "$WORK/by-token" --token-file "$WORK/token" --allow-other
 check "and a mount by it works" works "$WORK/by-token"
 check "which unmounts" umount "$WORK/by-token"
-refuses "a token that names another authority" "not who it should be" \
+refuses "a token that names another authority" "not the one it should be" \
     kestrel_there mount "$plain" "$WORK/by-token" --token-file "$WORK/token.other"
 check "something was heard" test "$(stat -c %s "$WORK/heard")" -gt 3000
 check "no name, no content, and nothing of the protocol is heard" sh -c "! grep -qaE '$marker|KSTL|format_version' '$WORK/heard'"
@@ -88,7 +88,7 @@ check "it goes on when the server has started again, with another certificate" w
 umount_volume "$a"
 
 refuses "a URL that does not say who the server is" 'another machine.*\?ca=' kestrel_there status "$plain"
-refuses "another volume's authority" 'not who it should be' kestrel_there status "$plain?ca=sha256:$(printf '0%.0s' {1..64})"
+refuses "another volume's authority" 'not the one it should be' kestrel_there status "$plain?ca=sha256:$(printf '0%.0s' {1..64})"
 refuses "in clear" 'takes nothing in clear' kestrel_there status "$plain?tls=off"
 refuses "in clear, a mount" 'takes nothing in clear' kestrel_there mount "$plain?tls=off" "$a" --deadline 3s
 refuses "options that there are not" 'there are ca, tls and cert' kestrel_there status "$plain?cacert=x"
@@ -135,7 +135,7 @@ check "by the volume's own authority" kestrel_there status "$plain?ca=$fingerpri
 cp "$WORK/elsewhere.key" "$WORK/server.key"
 cp "$WORK/elsewhere.pem" "$WORK/server.pem"
 sleep 1.1
-refuses "a new file is used, and has another name" 'not who it should be' kestrel_there status "$plain?ca=$WORK/own-ca.pem&cert=$WORK/client.both"
+refuses "a new file is used, and has another name" 'not the one it should be' kestrel_there status "$plain?ca=$WORK/own-ca.pem&cert=$WORK/client.both"
 stop_server "$volume"
 refuses "a key of another certificate" 'another key' "${IN_SERVER[@]}" "$KESTREL" serve "$volume" --listen "$SERVE_HOST:1" \
     --tls-cert "$WORK/client.pem" --tls-key "$WORK/server.key"

@@ -296,8 +296,9 @@ fn pieces(spans: &[Span]) -> Vec<Span> {
 mod tests {
     use super::*;
 
+    /// Spans of one object that lie near each other are joined, and a long span is cut into pieces.
     #[test]
-    fn spans_are_joined_within_their_object_and_cut_into_pieces() {
+    fn span_joining_and_cutting() {
         let span = |object, from, to| Span { object, from, to };
         let spans = vec![
             span(2, 0, 10),

@@ -79,8 +79,9 @@ fn a_healthy_volume_has_no_findings() {
     assert_eq!(volume.repair(), (vec![], 0));
 }
 
+/// Sparse files with sizes that make the sums of a directory wrap around are no damage.
 #[test]
-fn sparse_files_whose_sizes_wrap_the_sums_are_no_damage() {
+fn sparse_files_with_sizes_that_wrap_the_sums() {
     let volume = Volume::new();
     let sparse = |ino| inode(ino, Kind::File, 5 << 60, Data::None);
     volume.apply(vec![
@@ -120,8 +121,9 @@ fn a_damaged_entry_of_a_file_is_kept_as_bytes() {
     assert_eq!(inode.data, Data::Inline(garbage.clone()));
 }
 
+/// A repair puts a damaged entry of a directory back in its place.
 #[test]
-fn a_damaged_entry_of_a_directory_is_put_back_in_its_place() {
+fn repair_of_damaged_directory_entry() {
     let volume = mends(
         "directory",
         |v| v.apply(vec![put(Table::Entry, A, b"b", Box::new([77; 9]))]),
@@ -169,8 +171,9 @@ fn two_records_of_one_file_get_numbers_of_their_own() {
     assert_eq!(Entry::peek(&volume.value(Table::Entry, C, b"twin").unwrap()).unwrap().0, 100);
 }
 
+/// The check reports two chunked records of one file, and the repair leaves both alone.
 #[test]
-fn two_chunked_records_of_one_file_are_reported_and_left() {
+fn two_chunked_records_of_one_file() {
     let volume = Volume::new();
     volume.apply(vec![entry(C, "twin", inode(BIG, Kind::File, 0, Data::Chunked)), dir_stat(C, 1, 2, 0, 0)]);
     let (left, _) = volume.repair();
@@ -216,8 +219,9 @@ fn hard_links() {
     mends("only name", |v| v.apply(vec![entry(C, "empty", wrong.clone())]), &[K::LinkCountWrong]);
 }
 
+/// The check reports a damaged link record, and the repair touches nothing else.
 #[test]
-fn a_damaged_link_record_is_reported_and_touches_nothing_else() {
+fn damaged_link_record() {
     let volume = Volume::new();
     volume.apply(vec![put(Table::Link, LINKED, &[], Box::new([1, 2]))]);
     let before = volume.all();

@@ -140,8 +140,10 @@ fn damage_and_truncation_are_refused_everywhere() {
     }
 }
 
+/// Loading refuses a dump of a newer version, a file that is no dump, and a volume that is not
+/// empty.
 #[test]
-fn newer_dumps_other_files_and_full_volumes_are_refused() {
+fn refusal_of_bad_dumps_and_full_volumes() {
     let (file, _) = dump_of(&Volume::new().engine);
     let target = fresh();
     let text = String::from_utf8(file.clone()).unwrap();
@@ -163,8 +165,9 @@ fn newer_dumps_other_files_and_full_volumes_are_refused() {
     assert_eq!(full.all(), before);
 }
 
+/// After a load, numbers of objects that are in the store are not handed out again.
 #[test]
-fn object_numbers_in_the_store_are_not_handed_out_again() {
+fn loaded_counters_above_objects_in_store() {
     let volume = Volume::new();
     keep_clear_of(&volume.engine, &volume.store).unwrap();
     let before = volume.value(Table::System, 0, b"objects").unwrap();

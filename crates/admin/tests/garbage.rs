@@ -46,8 +46,10 @@ fn damage(volume: &Volume, random: &mut Random) {
     }
 }
 
+/// A repair of random damage ends, and leaves only findings that no repair can mend without
+/// guessing.
 #[test]
-fn whatever_the_damage_repair_ends_and_leaves_only_what_it_must() {
+fn random_damage_and_repair() {
     // What no repair can bring back without guessing.
     let lasting = [
         K::InodeInvalid,

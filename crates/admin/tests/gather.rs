@@ -93,8 +93,9 @@ fn a_new_volume_is_whole() {
     assert_eq!((found, totals.dirs, totals.files), (vec![], 1, 0));
 }
 
+/// The check finds a row at a node that does not own it, and does not count that row as present.
 #[test]
-fn a_row_at_a_node_that_does_not_own_it_is_found_and_does_not_count() {
+fn misplaced_row_found_and_not_counted() {
     let nodes = nodes();
     let owner = owner_of_root();
     let other = (owner + 1) % 3;
@@ -111,8 +112,9 @@ fn a_row_at_a_node_that_does_not_own_it_is_found_and_does_not_count() {
     );
 }
 
+/// The check finds a node's directory that was started less often than the other nodes have seen.
 #[test]
-fn a_directory_that_was_started_less_often_than_others_have_seen_is_found() {
+fn node_directory_with_too_few_starts() {
     let nodes = nodes();
     let known = |birth, epoch| Known { birth, epoch, start: 7, address: None }.encode();
     change(&nodes[1].1, put(Table::System, 0, b"epoch", encode_ceiling(3)));
@@ -126,8 +128,10 @@ fn a_directory_that_was_started_less_often_than_others_have_seen_is_found() {
     assert_eq!(kinds(&nodes), [FindingKind::SystemWrong; 3]);
 }
 
+/// The check finds shares of counters that no worker reads, and judges the counters of each node by
+/// themselves.
 #[test]
-fn shares_that_nobody_reads_and_counters_are_judged_node_by_node() {
+fn misplaced_counter_shares_and_node_counters() {
     let nodes = nodes();
     let share = |node: u16, worker: u16| (node << 6 | worker).to_be_bytes();
     let stat = kestrel_types::stat::DirStat::default();

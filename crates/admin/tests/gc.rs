@@ -56,8 +56,9 @@ fn local(dir: &std::path::Path) -> (Volume, LocalStore) {
     (volume, store)
 }
 
+/// A collection finds leaked objects, and deletes them only on request.
 #[test]
-fn leaked_objects_are_found_and_deleted_only_when_asked() {
+fn leaked_objects_deleted_on_request_only() {
     let dir = tempfile::tempdir().unwrap();
     let (volume, store) = local(dir.path());
     let (dry, leaked) = run(&volume, &store, &options(false, SECOND));

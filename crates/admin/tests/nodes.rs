@@ -135,8 +135,10 @@ fn a_dump_of_one_node_goes_to_several_and_back() {
     }
 }
 
+/// A file with a name at another node than its home has a row at its home that leads from its
+/// number to the name.
 #[test]
-fn files_whose_names_are_not_at_home_are_found_by_their_number() {
+fn rows_for_names_away_from_the_home() {
     let file = dump_of(&Volume::new().engine);
     let cluster = formed(3);
     load_nodes(&file, &cluster).unwrap();
@@ -185,8 +187,10 @@ fn counters_go_on_above_everything_whoever_made_it() {
     assert_eq!((counter(b"inodes"), counter(b"objects")), (ino + 1, object + 1));
 }
 
+/// The counters of a loaded cluster begin above what nodes that are not there have made, so that a
+/// node that is added makes nothing twice.
 #[test]
-fn what_a_node_made_that_is_not_there_is_below_where_added_ones_begin() {
+fn counters_above_numbers_of_missing_nodes() {
     let volume = Volume::new();
     let (ino, object) = (id_in(3_000, 4, 77), object_in(9_000, 5));
     volume.apply(vec![
@@ -229,8 +233,9 @@ fn what_a_node_made_that_is_not_there_is_below_where_added_ones_begin() {
     assert!(found.contains("set to 3001") && found.contains("set to 9001"), "{found}");
 }
 
+/// Loading refuses a cluster that holds files, and takes one that was loaded in part.
 #[test]
-fn what_holds_files_is_refused_and_what_was_loaded_in_part_is_not() {
+fn load_into_full_and_half_loaded_clusters() {
     let file = dump_of(&Volume::new().engine);
     let cluster = formed(3);
     let figures = put(Table::System, 0, USAGE, encode_usage([0, 0, 0]));
@@ -263,8 +268,9 @@ fn what_holds_files_is_refused_and_what_was_loaded_in_part_is_not() {
     assert!(matches!(refused, Err(DumpError::Mismatch(_))));
 }
 
+/// Gathering adds up the shares of all nodes, and schedules an object that nothing refers to once.
 #[test]
-fn shares_of_all_nodes_are_added_up_and_what_nobody_uses_is_scheduled_once() {
+fn gathered_shares_and_pending_deletes() {
     let cluster = formed(2);
     let share = |node: u16| (node << 6).to_be_bytes();
     let stat = |referenced| kestrel_types::stat::ObjStat { referenced }.encode();
@@ -309,8 +315,9 @@ fn recorded(recording: &Recording, bytes: u64) -> usize {
     rows
 }
 
+/// While all nodes are held none of them commits, and the recordings end at that moment.
 #[test]
-fn nothing_is_committed_while_nodes_are_held_and_what_is_recorded_ends_there() {
+fn recordings_end_at_the_hold_of_all_nodes() {
     let dir = tempfile::tempdir().unwrap();
     let open = |node| {
         let (options, nothing) = (EmbeddedOptions::default(), Arc::new(|| Ok(())));
@@ -350,8 +357,9 @@ fn nothing_is_committed_while_nodes_are_held_and_what_is_recorded_ends_there() {
     });
 }
 
+/// A hold ends by itself, and a recording that becomes too long ends with an error.
 #[test]
-fn a_hold_ends_by_itself_and_a_recording_that_is_too_long_says_so() {
+fn hold_timeout_and_recording_limit() {
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
     let recording = Recording::begin(engine.clone(), tempfile::tempfile().unwrap(), 40).unwrap();
     let commit = |id| {

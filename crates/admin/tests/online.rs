@@ -163,9 +163,10 @@ fn stored(volume: &Volume) -> Vec<ObjectId> {
     found
 }
 
-/// juicedata/juicefs#6479: a collection went on after a listing that was not complete.
+/// If any page of either listing fails, the collection deletes nothing. juicedata/juicefs#6479: a
+/// collection went on after a listing that was not complete.
 #[test]
-fn any_page_that_fails_of_either_listing_deletes_nothing() {
+fn failed_page_of_either_listing() {
     let mut page = 0;
     loop {
         let volume = leaky();
@@ -198,9 +199,10 @@ fn any_page_that_fails_of_either_listing_deletes_nothing() {
     assert!(scan > 15, "every scan failed once: {scan}");
 }
 
-/// The same with a listing that does not say that it is not complete.
+/// A page that is missing without an error, so that the listing does not say that it is incomplete,
+/// makes the collection delete nothing that is in use.
 #[test]
-fn a_page_that_is_missing_unseen_deletes_nothing_that_is_in_use() {
+fn silently_missing_page_of_listing() {
     for page in 0..4 {
         let volume = leaky();
         gc(&volume.engine, &Paged::new(&volume.store, page, true)).unwrap();

@@ -192,8 +192,9 @@ fn what_each_node_has_for_itself_is_put_right() {
     }
 }
 
+/// A repair carries out a decided transaction first, and leaves an undecided one alone.
 #[test]
-fn a_decided_transaction_is_carried_out_before_a_repair_and_an_undecided_one_stays() {
+fn repair_with_open_transactions() {
     let volume = Volume::new();
     let nodes = Several::of(&volume);
     let txn = |number| TxnId { node: 2, epoch: 1, number };
@@ -335,8 +336,9 @@ fn held(nodes: &Several<'_>) -> BTreeMap<String, u64> {
     held
 }
 
+/// A repair finishes what an earlier repair began, wherever the earlier one was cut short.
 #[test]
-fn a_repair_that_is_cut_short_anywhere_is_finished_by_the_next() {
+fn repair_after_interrupted_repair() {
     let volume = Volume::new();
     let whole = Several::of(&volume);
     plant(&whole);

@@ -105,8 +105,9 @@ fn the_newest_are_kept() {
     assert_eq!(shelf.list().unwrap().kept.len(), 1);
 }
 
+/// Pruning keeps the newest whole backups, and leaves those with a time in the future alone.
 #[test]
-fn what_is_whole_stays_and_what_a_wrong_clock_left_is_let_be() {
+fn pruning_with_damage_and_wrong_clocks() {
     let (plain, shelf) = shelf();
     put(&shelf, AT, b"whole").unwrap();
     for number in 1..4 {

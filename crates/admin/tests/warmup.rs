@@ -89,8 +89,9 @@ fn what_the_cache_does_not_take_is_told() {
     assert!(done.cached_bytes < done.bytes);
 }
 
+/// A warm-up without data reads the rows only, and a warm-up that is told to stop ends unfinished.
 #[test]
-fn rows_are_read_and_nobody_waits_for_what_nobody_wants() {
+fn warmup_of_rows_and_its_cancellation() {
     let volume = Volume::new();
     let paths = [Vec::new()];
     let options = Options { paths: &paths, data: None, metadata: true, threads: 1, go_on: &|| true };

@@ -299,8 +299,10 @@ mod tests {
         dirs
     }
 
+    /// The command refuses the directory of a node that has left, and of a node that is not in the
+    /// cluster.
     #[test]
-    fn directories_of_who_has_left_and_who_has_not_come_are_refused() {
+    fn directories_of_former_and_future_nodes() {
         let place = tempfile::tempdir().unwrap();
         let dirs_of = cluster(place.path());
         let store = StoreArgs {

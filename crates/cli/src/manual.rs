@@ -159,8 +159,9 @@ prints. The page is made from the program, and a test keeps the two equal
         assert_eq!(grouped, verbs);
     }
 
+    /// Each verb has an example in the manual, and clap accepts the definition.
     #[test]
-    fn every_verb_has_an_example_and_the_definition_is_sound() {
+    fn manual_has_an_example_for_each_verb() {
         Cli::command().debug_assert();
         for verb in Cli::command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             let after = verb.get_after_help().map(ToString::to_string).unwrap_or_default();

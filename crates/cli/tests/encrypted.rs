@@ -49,8 +49,9 @@ fn holds(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|window| window == what)
 }
 
+/// The store of an encrypted volume holds no readable content, and the mount shows all of it.
 #[test]
-fn what_is_stored_says_nothing_and_the_mount_everything() {
+fn encrypted_content_in_store_and_mount() {
     let place = Place::new();
     let key = encrypted(&place, "0");
     place.mount(&["--key-file", &key]).expect(0, "is mounted on");
@@ -87,8 +88,9 @@ fn what_is_stored_says_nothing_and_the_mount_everything() {
     assert!(bytes < 27_000_000 / 10, "{bytes} bytes are stored of 27 MB that compress well");
 }
 
+/// All data stays readable when compression and encryption change between mounts.
 #[test]
-fn settings_change_between_mounts_and_everything_stays_readable() {
+fn changed_coding_between_mounts() {
     let place = Place::formatted();
     let key = place.name("key");
     run(&["key", "create", &key]).expect(0, "");
@@ -117,8 +119,9 @@ fn settings_change_between_mounts_and_everything_stays_readable() {
     assert!(coded >= 4 && plain >= 2, "{coded} coded, {plain} plain");
 }
 
+/// An error about damage names the object, and other files keep working.
 #[test]
-fn damage_is_told_by_object_and_other_files_keep_working() {
+fn damaged_object_beside_intact_files() {
     let place = Place::new();
     let key = encrypted(&place, "4K");
     place.mount(&["--key-file", &key]).expect(0, "is mounted on");

@@ -17,8 +17,10 @@ fn key(place: &Place, name: &str) -> (String, String) {
     (path, made["fingerprint"].as_str().unwrap().to_string())
 }
 
+/// A key file is readable by its owner only, is never overwritten, and its content is never
+/// printed.
 #[test]
-fn keys_are_made_for_their_owner_and_never_overwritten_or_shown() {
+fn key_file_mode_and_secrecy() {
     let place = Place::new();
     let (path, fingerprint) = key(&place, "key");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
@@ -134,8 +136,9 @@ fn common_part(dirs: &[String; 3]) -> Vec<serde_json::Value> {
     dirs.iter().map(|dir| serde_json::json!([read(dir)["settings"], read(dir)["coding"]])).collect()
 }
 
+/// A change of the settings of all nodes that was cut short is finished by the next one.
 #[test]
-fn a_change_of_all_nodes_that_is_cut_short_is_finished_by_the_next() {
+fn resumed_change_of_all_nodes() {
     let place = Place::new();
     let (old, _) = key(&place, "old");
     let dirs = three_nodes(&place, Some(&old));
@@ -187,8 +190,9 @@ fn a_change_of_all_nodes_that_is_cut_short_is_finished_by_the_next() {
     }
 }
 
+/// The command refuses nodes with settings that differ although no change is under way.
 #[test]
-fn settings_of_nodes_that_differ_without_a_reason_are_refused() {
+fn unexplained_differences_between_nodes() {
     let place = Place::new();
     let dirs = three_nodes(&place, None);
     let config =

@@ -171,8 +171,9 @@ fn signals_unmount_cleanly() {
     }
 }
 
+/// After a mount was killed the volume can be mounted again at the same place, and nothing is lost.
 #[test]
-fn a_killed_mount_can_be_mounted_over_and_loses_nothing() {
+fn mount_after_killed_mount() {
     let (place, before) = filled();
     let pid = pid(&place);
     kill(pid, libc::SIGKILL);

@@ -129,8 +129,9 @@ fn json(args: &[&str]) -> Value {
     done.json()
 }
 
+/// Checks and collections beside several writers lose nothing.
 #[test]
-fn checks_and_collections_beside_several_writers_lose_nothing() {
+fn fsck_and_gc_beside_writers() {
     let place = volume_without_grace();
     place.mount(&[]).expect(0, "");
     let mount = place.mount_point();
@@ -179,8 +180,9 @@ fn checks_and_collections_beside_several_writers_lose_nothing() {
     place.umount();
 }
 
+/// A check of a mounted volume finds damage and prints each finding at once.
 #[test]
-fn damage_of_a_mounted_volume_is_found_and_told_as_it_is_found() {
+fn damage_found_in_mounted_volume() {
     let place = Place::formatted();
     place.mount(&[]).expect(0, "");
     for i in 0..20 {
@@ -217,8 +219,9 @@ fn walk(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// A volume is compacted while it is mounted and while it is not, as a whole and below a path.
 #[test]
-fn a_volume_is_compacted_mounted_or_not_and_below_a_path() {
+fn compaction_mounted_unmounted_and_by_path() {
     let place = volume_without_grace();
     place.mount(&[]).expect(0, "");
     let fill = |dir: &str| {
@@ -273,9 +276,10 @@ fn a_volume_is_compacted_mounted_or_not_and_below_a_path() {
     place.umount();
 }
 
-/// Killed at every step of rewriting and collecting: nothing is lost, and the next run finishes.
+/// When the process is killed at any step of rewriting and collecting, nothing is lost, and the
+/// next run finishes.
 #[test]
-fn dying_at_any_step_of_compaction_and_collection_loses_nothing() {
+fn kill_at_each_step_of_compaction_and_gc() {
     let place = volume_without_grace();
     place.mount(&[]).expect(0, "");
     let file = |i: u64| place.mount_point().join(format!("f{i}"));

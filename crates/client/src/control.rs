@@ -230,8 +230,9 @@ mod tests {
             assert!(!place.join(SOCKET_NAME).exists());
         }
     }
+    /// Events come before the answer, and the work learns when no process listens any more.
     #[test]
-    fn events_come_before_the_answer_and_work_learns_that_nobody_listens() {
+    fn control_events_and_absent_listeners() {
         let dir = tempfile::tempdir().unwrap();
         let (send, ended) = std::sync::mpsc::channel();
         let send = parking_lot::Mutex::new(send);
@@ -252,7 +253,7 @@ mod tests {
         let answer =
             ask_with(dir.path(), &request, QUICK, &mut |event| seen.push(event["number"].clone())).unwrap();
         assert_eq!((answer, seen), (3.into(), vec![0.into(), 1.into(), 2.into()]));
-        assert_eq!(ask(dir.path(), &request, QUICK).unwrap(), 3, "who does not care about events need not");
+        assert_eq!(ask(dir.path(), &request, QUICK).unwrap(), 3, "a caller that ignores events");
         assert!(!ended.recv().unwrap() && !ended.recv().unwrap());
         // An asker that goes away: the socket's buffers fill up, then the next event fails.
         let stream = UnixStream::connect(dir.path().join(SOCKET_NAME)).unwrap();

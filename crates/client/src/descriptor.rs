@@ -520,7 +520,7 @@ impl Descriptor {
         self.settings.check()?;
         if self.metadata()?.is_some() && self.settings.durability == Durability::Fsync {
             return Err(VolumeError::Invalid(
-                "a volume whose metadata is in a database has durability commit: what is not there is lost with the process".into(),
+                "a volume with its metadata in a database has durability commit: what is not there is lost with the process".into(),
             ));
         }
         if self.registry()?.is_some() && self.cluster.is_none() {

@@ -259,8 +259,9 @@ mod tests {
         table.granted(span);
     }
 
+    /// A client reclaims the locks that were granted to it and that it has not released.
     #[test]
-    fn what_is_claimed_again_is_what_was_granted_and_not_given_up() {
+    fn reclaimed_locks() {
         let table = HeldLocks::default();
         take(&table, &span(1, LockMode::Write, 0, 99), 1);
         take(&table, &span(1, LockMode::Read, 10, 19), 1);
@@ -275,8 +276,9 @@ mod tests {
         assert!(table.all(&|_| true).is_empty() && !table.may_hold(7, 1, LockKind::Posix));
     }
 
+    /// A close releases also the locks with an answer that is under way or uncertain.
     #[test]
-    fn a_close_does_not_overlook_what_is_under_way_or_uncertain() {
+    fn close_with_locks_in_flight() {
         let table = HeldLocks::default();
         let wanted = span(1, LockMode::Write, 0, 9);
         table.begin(&wanted, 1);
@@ -290,8 +292,9 @@ mod tests {
         assert!(!table.may_hold(7, 1, LockKind::Posix));
     }
 
+    /// The locks of an open file description end with its handle, and those of other owners stay.
     #[test]
-    fn locks_of_a_description_go_with_its_handle_those_of_others_stay() {
+    fn locks_of_closed_description() {
         let table = HeldLocks::default();
         take(&table, &span(1, LockMode::Read, 0, 9), 1);
         take(&table, &span(2, LockMode::Read, 0, 9), 1);
@@ -301,8 +304,9 @@ mod tests {
         assert_eq!(table.handle_gone(7, 5), [(LockKind::Posix, 2)]);
     }
 
+    /// A client neither relies on suspected locks nor reclaims them, but releases them.
     #[test]
-    fn suspected_locks_are_not_relied_on_or_claimed_but_given_up() {
+    fn suspected_locks() {
         let table = HeldLocks::default();
         let before = table.losses();
         take(&table, &span(1, LockMode::Write, 0, 9), 1);

@@ -268,8 +268,9 @@ impl KnownInodes {
 mod tests {
     use super::*;
 
+    /// An inode is known until the kernel has forgotten it as often as it has looked it up.
     #[test]
-    fn an_inode_is_known_until_the_kernel_has_forgotten_it_as_often_as_it_learned_of_it() {
+    fn inode_lookup_counts() {
         let table = KnownInodes::default();
         let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
         table.learned(20, Kind::File, Some((1, &a)));
@@ -285,8 +286,9 @@ mod tests {
         assert_eq!(table.reference(20).seen, None);
     }
 
+    /// The kernel's pages of a file are kept only when those of another content are surely gone.
     #[test]
-    fn pages_are_kept_only_when_those_of_another_content_are_surely_gone() {
+    fn page_cache_kept_for_same_content() {
         let table = KnownInodes::default();
         assert_eq!(table.opened_as(20, 7), Pages::Unknown);
         table.learned(20, Kind::File, None);

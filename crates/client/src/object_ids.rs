@@ -376,8 +376,10 @@ mod tests {
         answer(block(first));
     }
 
+    /// A thread that finds no number left waits for the one request under way, and returns its
+    /// failure.
     #[test]
-    fn who_finds_nothing_waits_for_the_one_request_under_way_and_tells_its_failure() {
+    fn shared_request_for_object_ids() {
         let (send, asked) = mpsc::channel();
         let numbers = ObjectNumbers::remembered();
         let pool = ObjectIdPool::new(Arc::new(Slow(send)), numbers.clone());
@@ -439,8 +441,9 @@ mod tests {
         assert_eq!((numbers.losses(), numbers.held_of(1)), (1, vec![(9000, BLOCK)]));
     }
 
+    /// The pool asks another node for numbers instead of one that is away or leaves.
     #[test]
-    fn another_node_is_asked_in_the_place_of_one_that_is_away_or_leaves() {
+    fn object_ids_from_another_node() {
         let (send, asked) = mpsc::channel();
         let numbers = ObjectNumbers::remembered();
         let pool = ObjectIdPool::new(Arc::new(Slow(send)), numbers.clone());

@@ -171,10 +171,10 @@ proptest! {
     }
 }
 
-/// A few bytes in the inode of a file that is much longer, and a window over some of them that is
-/// too large to be written.
+/// A large hole may begin within bytes that lie in the inode: A few bytes in the inode of a file
+/// that is much longer, and a window over some of them that is too large to be written.
 #[test]
-fn a_large_hole_begins_within_bytes_that_lie_in_the_inode() {
+fn large_hole_over_inline_bytes() {
     let hole = |hole, offset, len, keep| Step::Fallocate { file: 0, hole, offset, len, keep };
     for (written, offset) in [(1, 1), (3000, 100), (3000, 0), (3000, 3000), (4096, 4095)] {
         for (kind, keep) in [(1, true), (1, false), (2, true), (2, false)] {
@@ -217,8 +217,9 @@ fn many_small_overwrites_are_compacted_and_stay_right() {
     fs.shutdown().unwrap();
 }
 
+/// A write buffer that is far smaller than what is written does not stop writers.
 #[test]
-fn a_budget_far_smaller_than_what_is_written_does_not_stop_writers() {
+fn writes_far_beyond_the_write_buffer() {
     small_budget(MemoryStore::new());
     small_budget(MemoryStore::put_only());
 }
@@ -238,9 +239,10 @@ fn small_budget(store: MemoryStore) {
     fs.shutdown().unwrap();
 }
 
-/// With a store across a network bytes stay in memory until they are committed, and count.
+/// A large file is written to a remote store within the bounds of the write buffer. With a store
+/// across a network bytes stay in memory until they are committed, and count.
 #[test]
-fn a_large_file_goes_to_a_remote_store_within_the_write_buffer() {
+fn large_file_within_write_buffer() {
     let (fs, _) = file_system(Arc::new(MemoryStore::put_only()));
     let file = open(&fs, "large");
     let block = |step: u64| -> Vec<u8> { (0..BLOCK).map(|i| (i / 7) as u8 ^ step as u8).collect() };

@@ -224,8 +224,9 @@ fn a_wait_that_is_cancelled_leaves_nothing_behind() {
     assert!(b.locks_to_reclaim(&|_| true).is_empty() && a.locks_to_reclaim(&|_| true).len() == 1);
 }
 
+/// Handles of a file that lost its locks fail, and new handles do not.
 #[test]
-fn handles_of_a_file_that_lost_its_locks_fail_and_new_ones_do_not() {
+fn handles_after_lost_locks() {
     let (a, _) = two_clients();
     let (locked, quiet) = (open(&a, "f"), open(&a, "g"));
     lock(&a, &locked, LockMode::Write).unwrap();

@@ -70,8 +70,9 @@ fn a_removed_directory_answers_until_it_is_forgotten() {
     fs.shutdown().unwrap();
 }
 
+/// An unlinked file that is closed answers with the attributes that it had at its close.
 #[test]
-fn an_unlinked_file_answers_with_what_it_was_when_it_was_closed() {
+fn attributes_of_unlinked_and_closed_file() {
     let (fs, _) = file_system(Arc::new(MemoryStore::new()));
     let file = open(&fs, "f");
     unlink(&fs, "f");
@@ -91,8 +92,9 @@ fn an_unlinked_file_answers_with_what_it_was_when_it_was_closed() {
     fs.shutdown().unwrap();
 }
 
+/// What a rename replaces counts as removed, and a file that loses one of several names does not.
 #[test]
-fn what_a_rename_replaces_counts_as_removed_and_one_of_several_names_does_not() {
+fn link_counts_after_rename_and_unlink() {
     let (fs, _) = file_system(Arc::new(MemoryStore::new()));
     let (replaced, moving) = (mkdir(&fs, "old"), mkdir(&fs, "new"));
     let rename = |flags| {

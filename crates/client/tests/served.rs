@@ -13,8 +13,9 @@ use kestrel_types::clock::SECOND;
 use kestrel_types::ids::ROOT;
 use kestrel_types::name::{Name, Place};
 
+/// An object that a client of the server may still refer to is not deleted.
 #[test]
-fn what_a_client_of_the_server_may_still_refer_to_is_not_deleted() {
+fn objects_in_use_by_clients() {
     let (fs, clock) = file_system(Arc::new(MemoryStore::new()));
     let busy = Arc::new(AtomicBool::new(true));
     let ours = busy.clone();

@@ -62,8 +62,9 @@ fn a_change_after_the_write_keeps_its_own_time() {
     fs.shutdown().unwrap();
 }
 
+/// A write after a time in the future was set makes the time the present one again.
 #[test]
-fn a_write_after_a_time_in_the_future_was_set_takes_it_back() {
+fn write_after_mtime_in_the_future() {
     let (fs, clock) = file_system(Arc::new(MemoryStore::new()));
     let file = open(&fs, "f");
     let future = clock.now() + 1_000 * SECOND;

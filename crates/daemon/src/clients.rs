@@ -222,7 +222,7 @@ fn may_ask(verb: &str, question: &Value, asker: &Asker) -> Result<(), String> {
             Err("dumps are removed where the volume's directory is: name that, or show a token that may administer".into())
         }
         None if verb == "yield" => {
-            Err("a process that serves ends for nodes of its cluster, not for whoever asks: on its machine, `kestrel serve --stop`".into())
+            Err("a process that serves ends only for nodes of its cluster; on its machine, use `kestrel serve --stop`".into())
         }
         None if verb == "token" => {
             Err("tokens are made where the volume's directory is: name that, or show a token that may \

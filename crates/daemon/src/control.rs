@@ -85,7 +85,7 @@ impl Attendant for Serving {
 
     fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
         let answer = self.answer_unheard(question, tell);
-        self.audit(question, &answer, ("whoever may read the volume's directory", "local", None));
+        self.audit(question, &answer, ("a process that may read the volume's directory", "local", None));
         answer
     }
 }

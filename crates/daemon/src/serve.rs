@@ -622,8 +622,7 @@ pub fn stop(config: &ServeConfig) -> Result<Verdict, Failure> {
         return Err(fail(format!("{}: nobody serves it", dir.display())));
     };
     let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1);
-    let pid = pid
-        .ok_or_else(|| fail(format!("{}: who serves it does not say which process it is", dir.display())))?;
+    let pid = pid.ok_or_else(|| fail(format!("{}: its process does not tell its number", dir.display())))?;
     let holder = Holder::of(&dir);
     // SAFETY: takes no pointer; the process told its number over a socket that only the volume's
     // owner can serve.

@@ -409,9 +409,11 @@ impl Watcher {
             Found::Free { left: true } => {
                 log::info!("node {node} was ended; it is taken over if nobody starts it again");
             }
-            Found::Held(who) => log::warn!("nothing is heard of node {node}, whose rows {who} has open"),
+            Found::Held(holder) => {
+                log::warn!("nothing is heard of node {node}, but {holder} has its rows open")
+            }
             Found::Unknown(why) => {
-                log::warn!("nothing is heard of node {node}; who has its rows is not known: {why}");
+                log::warn!("nothing is heard of node {node}; which process has its rows is not known: {why}");
             }
         }
         self.told.insert(node, found.clone());
@@ -420,11 +422,11 @@ impl Watcher {
     fn take_over(&self, node: NodeId, unheard: &[(NodeId, Duration)], from: From) {
         let silent =
             unheard.iter().find(|(other, _)| *other == node).map_or(Duration::ZERO, |(_, time)| *time);
-        let whom = match &from {
-            From::Hanging(who) => format!(" from {who}, of which none of the others hears"),
+        let origin = match &from {
+            From::Hanging(holder) => format!(" from {holder}, of which none of the others hears"),
             From::Nobody | From::Asked => String::new(),
         };
-        log::warn!("node {node} has not been heard of for {silent:.1?}: this machine takes it over{whom}");
+        log::warn!("node {node} has not been heard of for {silent:.1?}: this machine takes it over{origin}");
         let (succession, vigil, begun) = (self.succession.clone(), self.vigil.clone(), self.begun);
         let vigil_after = vigil.clone();
         let start = move || {

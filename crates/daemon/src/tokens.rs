@@ -192,7 +192,7 @@ fn wanted(question: &Value, now: Nanos, find: Find<'_>) -> Result<TokenRecord, S
     }
     // An administrator can do what these forbid.
     if question["admin"] == true && (question["read_only"] == true || subtree.is_some()) {
-        return Err("who administers the volume is neither read-only nor confined to a subtree".into());
+        return Err("an administrator is neither read-only nor confined to a subtree".into());
     }
     let squash = pairs(&question["squash"])?;
     if squash.len() > 1 {

@@ -228,8 +228,9 @@ mod tests {
         }
     }
 
+    /// Hostile names are refused with the errno that POSIX wants.
     #[test]
-    fn hostile_names_are_refused_with_the_errno_posix_wants() {
+    fn errno_of_hostile_names() {
         for (bytes, errno) in [
             (&b""[..], libc::EINVAL),
             (b".", libc::EINVAL),

@@ -238,8 +238,9 @@ mod tests {
         }
     }
 
+    /// Object numbers belong to one node each, and are consecutive within a block.
     #[test]
-    fn object_numbers_are_one_nodes_and_follow_each_other_within_a_block() {
+    fn object_numbers_by_node_and_block() {
         assert_eq!((object_in(1, 1), object_in(OBJECT_BLOCK - 1, 1)), ((1 << 20) + 1, (2 << 20) - 1));
         assert_eq!(object_in(OBJECT_BLOCK, 1), (1 << 30) + (1 << 20));
         assert_eq!(object_in(3 * OBJECT_BLOCK + 7, 1023), 3 << 30 | 1023 << 20 | 7);
@@ -268,8 +269,9 @@ mod tests {
         counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum()
     }
 
+    /// Slots are filled as by chance, and independently of workers.
     #[test]
-    fn slots_are_filled_as_by_chance_and_independently_of_workers() {
+    fn distribution_over_slots_and_workers() {
         // 10 a slot; the standard deviation of chi-square over SLOTS cells is sqrt(2 SLOTS) = 181:
         // six of them are allowed.
         let bound = SLOTS as f64 + 6.0 * (2.0 * SLOTS as f64).sqrt();

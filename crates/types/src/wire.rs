@@ -118,7 +118,7 @@ impl fmt::Display for WireError {
             }
             WireError::UnknownKind(kind) => write!(f, "a frame of unknown kind {kind}"),
             WireError::UnknownFlags => f.write_str("a frame with unknown flags"),
-            WireError::Checksum => f.write_str("a frame whose checksum does not fit"),
+            WireError::Checksum => f.write_str("a frame with a checksum that does not fit"),
             WireError::Version(v) => write!(
                 f,
                 "the client speaks versions {} to {} of the protocol, this node {} to {}: upgrade the older one",

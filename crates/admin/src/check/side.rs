@@ -163,7 +163,7 @@ fn dangling(check: &mut Check<'_>, world: &World, file: &File) {
         return;
     }
     if world.inodes.contains(file.ino) {
-        let detail = format!("{} chunks of a file whose content is elsewhere", file.keys.len());
+        let detail = format!("{} chunks of a file with its content elsewhere", file.keys.len());
         let rows = file.keys.iter().map(delete).collect();
         let finding = Finding::new(FindingKind::ChunkDangling, path, detail);
         check.found(finding.with(Stage::Derived, "removed", Act::Rows(rows)));

@@ -135,8 +135,9 @@ mod tests {
         }
     }
 
+    /// Percentiles are exact to a bucket, also after the histogram was packed and unpacked.
     #[test]
-    fn percentiles_are_within_a_bucket_and_survive_packing() {
+    fn percentiles_of_packed_histograms() {
         let mut histogram = Histogram::default();
         for value in 1..=100_000u64 {
             histogram.add(value);

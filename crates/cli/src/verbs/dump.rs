@@ -37,7 +37,7 @@ pub struct DumpArgs {
     pub volume: String,
     /// File to write
     pub file: PathBuf,
-    /// Of a cluster none of whose nodes runs: the directory of another node; once for each of them
+    /// Of a cluster with no node running: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]
     pub nodes: Vec<String>,
     /// Replace the file if it exists

@@ -37,14 +37,14 @@ needs as much room in the volume's directory as they do; --repair needs the volu
 it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together, and repaired when none of
 them runs; a repair that was cut short is finished by the next.
 
---salvage is for a volume whose metadata is damaged so that it cannot be opened: it makes a new volume, in a directory that is missing or
+--salvage is for a volume that cannot be opened because its metadata is damaged: it makes a new volume, in a directory that is missing or
 empty, from every record that is intact, repairs it, and lists by path what could not be recovered. Nothing of the old volume is changed.
 Objects in its directory get a second name in the new one; objects elsewhere are shared, so use only one of the two from then on. Exit code 0: nothing is damaged (any more); 1: something is, or the check
 failed; 2: wrong usage.")]
 pub struct FsckArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
-    /// Of a cluster none of whose nodes runs: the directories of all other nodes
+    /// Of a cluster with no node running: the directories of all other nodes
     #[arg(value_name = "NODE")]
     pub others: Vec<String>,
     /// Read all file data and verify its checksums

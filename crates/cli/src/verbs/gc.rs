@@ -29,7 +29,7 @@ handed to them, and they ask each other again before they delete it.")]
 pub struct GcArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
-    /// Of a cluster none of whose nodes runs: the directories of all other nodes
+    /// Of a cluster with no node running: the directories of all other nodes
     #[arg(value_name = "NODE")]
     pub others: Vec<String>,
     /// Delete what is found
@@ -158,7 +158,7 @@ fn show(args: &GcArgs, done: &Value) {
             );
         }
         if number("reaped_objects") > 0 {
-            println!("{} more whose grace period was over", count(number("reaped_objects")));
+            println!("{} more after their grace period", count(number("reaped_objects")));
         }
     } else if number("leaked_objects") > 0 {
         println!("nothing was deleted; --delete deletes what is leaked");

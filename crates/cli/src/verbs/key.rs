@@ -24,7 +24,7 @@ use crate::at_rest;
   kestrel key show /data/vol
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
 
-Whoever loses the key of a volume loses the volume: keep a copy of the key file away from it. See docs/encryption.md.")]
+Without its key a volume is lost: keep a copy of the key file away from the volume. See docs/encryption.md.")]
 pub struct KeyArgs {
     #[command(subcommand)]
     action: Action,
@@ -208,7 +208,7 @@ fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
 
 fn tell_rotated(json: bool, place: &Path, descriptor: &Descriptor) -> Result<(), Failure> {
     let Some(encryption) = encryption(descriptor) else {
-        return Err(failed("the volume lost its keys meanwhile; look who changes it"));
+        return Err(failed("the volume lost its keys meanwhile; find out which command changes it"));
     };
     if json {
         print_json(&describe(place, encryption));

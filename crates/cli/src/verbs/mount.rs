@@ -59,7 +59,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data --atime relatime
 
 Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
-SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount. A mount is nosuid,nodev unless -o suid,dev
+SIGTERM and SIGINT unmount cleanly; a second one cuts off the processes that still use the mount. A mount is nosuid,nodev unless -o suid,dev
 says otherwise. docs/operations/mount.md, \"Mount options\", has all options, and how to use /etc/fstab and mount(8).")]
 pub struct MountArgs {
     /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that
@@ -213,7 +213,7 @@ fn change(args: &MountArgs) -> Result<Verdict, Failure> {
     let options: Vec<&str> = options.chain(args.read_only.then_some("ro")).chain(atime.as_deref()).collect();
     let now = remount(&args.dir, options.iter().copied()).map_err(|why| match why.raw_os_error() {
         Some(libc::EBUSY) => {
-            fail(&format!("{dir}: files are open for writing (`fuser -vm {dir}` lists who has them open)"))
+            fail(&format!("{dir}: files are open for writing (`fuser -vm {dir}` lists their processes)"))
         }
         Some(libc::EPERM) => fail(&format!("{dir}: only root can change the options of a mount")),
         _ => fail(&why),
@@ -263,7 +263,7 @@ fn names_arg(text: &str) -> Result<Duration, String> {
     let names = duration_arg(text)?;
     if names > NAMES_MAX {
         return Err(format!(
-            "at most {} s: who takes the permission to search a directory away waits as long",
+            "at most {} s: a change that takes search permission away waits as long",
             NAMES_MAX.as_secs()
         ));
     }

@@ -82,9 +82,8 @@ pub struct ServeArgs {
     /// or off. Of a cluster
     #[arg(long, value_name = "PACE", value_parser = pace_arg, default_value = "every=10m")]
     pub balance: Pace,
-    /// Who must show a token: auto (whoever is not on this machine), tokens (everybody), open
-    /// (nobody)
-    #[arg(long, value_name = "WHO", value_parser = access_arg, default_value = "auto")]
+    /// Which clients must show a token: auto (those on other machines), tokens (all), open (none)
+    #[arg(long, value_name = "CLIENTS", value_parser = access_arg, default_value = "auto")]
     pub access: Access,
     /// Where refused and administrative operations are told, or off; audit.log in the volume's
     /// directory by default
@@ -272,8 +271,9 @@ mod tests {
 
     use super::*;
 
+    /// A node does not start while a change of the settings of all nodes is unfinished.
     #[test]
-    fn a_node_does_not_start_in_the_middle_of_a_change_of_all() {
+    fn no_start_within_a_change_of_all_nodes() {
         let place = tempfile::tempdir().unwrap();
         let url = place.path().to_str().unwrap();
         let new = NewVolume::plain("shared", Durability::Commit);
@@ -328,8 +328,9 @@ mod tests {
         assert!(args.volume.is_none() && keys.is_empty());
     }
 
+    /// An error about a configuration file names the line of the mistake and what is allowed there.
     #[test]
-    fn mistakes_in_a_file_are_told_with_their_line_and_what_is_allowed() {
+    fn errors_of_configuration_files() {
         for (text, why) in [
             (
                 "volume = \"v\"\nleese = 5\n",

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{Target, control_dir, mount_above, open, print_json};
 use crate::args::store::StoreArgs;
 
-/// Show what a volume is, what it holds, whether it is mounted, and whom it is served to.
+/// Show what a volume is, what it holds, whether it is mounted, and to which clients it is served.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel status /data/vol

@@ -19,7 +19,7 @@ use super::{Target, print_json};
 /// User and group that root stands for unless others are given.
 const NOBODY: &str = "65534:65534";
 
-/// Make, list and revoke tokens: who shows one may use a served volume as it says.
+/// Make, list and revoke tokens: a client that shows one may use a served volume as it says.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:

@@ -33,8 +33,9 @@ fn volumes_and_servers_that_are_not_there_are_named() {
     }
 }
 
+/// The command reports a store that it does not reach before it writes anything.
 #[test]
-fn a_store_that_is_not_reached_is_told_before_anything_is_written() {
+fn unreachable_store_before_any_write() {
     let server = Server::start("5s");
     let objects = server.place.path("vol/objects");
     std::fs::rename(objects.join(".kestrel-served"), server.place.path("marker")).unwrap();
@@ -44,8 +45,9 @@ fn a_store_that_is_not_reached_is_told_before_anything_is_written() {
     assert!(refusal(&server.url()).contains("another directory lies there"));
 }
 
+/// A mount refuses another volume that is served in the place of its own.
 #[test]
-fn another_volume_in_the_place_of_the_one_in_use_is_refused() {
+fn foreign_volume_at_the_same_address() {
     let server = Server::start("5s");
     let client = Client::connect(&server.url(), "test", SOON).unwrap();
     client.put("file", b"x");

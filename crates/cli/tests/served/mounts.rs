@@ -48,8 +48,10 @@ impl Drop for Mounts<'_> {
     }
 }
 
+/// A tree that was written through one mount is read through another one, also after the server
+/// died and came back.
 #[test]
-fn a_tree_written_through_one_mount_is_read_through_the_other_also_after_the_server_died() {
+fn tree_shared_by_mounts_over_server_death() {
     let server = Server::start("5s");
     let mounts = Mounts::new(&server);
     let (one, two) = (server.place.path("one"), server.place.path("two"));
@@ -92,8 +94,9 @@ fn a_tree_written_through_one_mount_is_read_through_the_other_also_after_the_ser
     server.serve();
 }
 
+/// A process that waits for a dead server can be killed, and gets an error at the deadline.
 #[test]
-fn who_waits_for_a_dead_server_can_be_killed_and_gets_an_error_at_the_deadline() {
+fn callers_of_a_dead_server() {
     let server = Server::start("5s");
     let mounts = Mounts::new(&server);
     mounts.run(&["umount", &server.place.name("two")]).expect(0, "");
@@ -118,8 +121,9 @@ fn who_waits_for_a_dead_server_can_be_killed_and_gets_an_error_at_the_deadline()
     until("the other is back", || std::fs::read(server.place.path("two/file")).is_ok());
 }
 
+/// A mount point is used once, and a mount ends also while its server is dead.
 #[test]
-fn a_mount_point_is_used_once_and_a_dead_server_does_not_keep_a_mount_from_ending() {
+fn mount_point_reuse_and_unmount_without_server() {
     let server = Server::start("5s");
     let mounts = Mounts::new(&server);
     mounts.mount("one", &[]).expect(1, "in use by");

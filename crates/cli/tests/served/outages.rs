@@ -43,8 +43,9 @@ fn open_files_survive_the_death_of_the_server() {
     server.check();
 }
 
+/// Each call is executed once although the server dies again and again.
 #[test]
-fn every_call_is_executed_once_though_the_server_dies_again_and_again() {
+fn exactly_once_calls_over_server_deaths() {
     let server = Server::start("5s");
     let client = server.client("one");
     std::thread::scope(|scope| {
@@ -81,8 +82,9 @@ fn every_call_is_executed_once_though_the_server_dies_again_and_again() {
     server.check();
 }
 
+/// A client that was away for longer than its lease keeps the open files that still exist.
 #[test]
-fn who_is_away_for_longer_than_the_lease_keeps_what_still_exists() {
+fn client_away_longer_than_its_lease() {
     let server = Server::start("1s");
     let relay = Relay::to(server.address());
     let url = format!("kestrel://{}/vol", relay.address());
@@ -110,8 +112,10 @@ fn who_is_away_for_longer_than_the_lease_keeps_what_still_exists() {
     server.check();
 }
 
+/// A call without a server waits until its deadline, and the next call works when the server is
+/// back.
 #[test]
-fn a_call_waits_for_the_deadline_and_the_next_one_works_when_the_server_is_back() {
+fn call_deadline_and_server_return() {
     let server = Server::start("5s");
     let client = Client::connect(&server.url(), "one", Duration::from_secs(2)).unwrap();
     client.put("file", b"content");

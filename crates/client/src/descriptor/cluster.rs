@@ -302,8 +302,9 @@ mod tests {
         Descriptor::new(settings, 5)?.in_cluster(ClusterSection::new(node, &placement())?)
     }
 
+    /// The descriptor of a node reads back as it was written, and has a version of its own.
     #[test]
-    fn the_descriptor_of_a_node_comes_back_and_is_of_a_version_of_its_own() {
+    fn descriptor_of_node_round_trip() {
         let dir = tempfile::tempdir().unwrap();
         let written = of_node(2).unwrap();
         written.write(dir.path()).unwrap();
@@ -321,8 +322,9 @@ mod tests {
         assert!(Descriptor::read(dir.path()).is_err());
     }
 
+    /// The descriptor that clients get does not hold the secret, and old clients refuse the volume.
     #[test]
-    fn clients_are_not_told_the_secret_and_old_ones_refuse_the_volume() {
+    fn descriptor_for_clients_without_secret() {
         let descriptor = of_node(1).unwrap();
         let offered = serde_json::to_value(descriptor.for_clients().unwrap()).unwrap();
         assert_eq!((offered["format_version"].as_u64(), offered.get("cluster")), (Some(2), None));

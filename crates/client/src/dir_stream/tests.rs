@@ -32,8 +32,9 @@ fn names(count: usize) -> BTreeSet<Vec<u8>> {
     (0..count).map(|i| format!("file{i:06}").into_bytes()).collect()
 }
 
+/// Each entry of a directory comes once, however few are taken at a time.
 #[test]
-fn every_entry_comes_once_however_few_are_taken_at_a_time() {
+fn directory_listing_in_small_steps() {
     for (count, take) in [(0, 1), (1, 1), (1024, 3), (1025, 1024), (5000, 7), (5000, 5000)] {
         let names = names(count);
         let (mut stream, mut cookie, mut seen) = (DirStream::default(), 0, Vec::new());
@@ -54,8 +55,9 @@ fn every_entry_comes_once_however_few_are_taken_at_a_time() {
     }
 }
 
+/// After a seek back a directory stream returns the same entries, without those that were removed.
 #[test]
-fn going_back_returns_the_same_entries_less_those_removed() {
+fn seek_back_in_directory_stream() {
     let mut all = names(5000);
     let (mut stream, mut cookie, mut cookies) = (DirStream::default(), 0, Vec::new());
     loop {

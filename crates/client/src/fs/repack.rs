@@ -205,7 +205,7 @@ impl Fs {
             return Ok(false);
         }
         let objects: Vec<u64> = found.objects.iter().map(|sparse| sparse.object).collect();
-        tell("looking for who refers to them", objects.len() as u64);
+        tell("looking for files that refer to them", objects.len() as u64);
         let users = match options.paths {
             // Those above and beside the paths too: an object goes only when nobody refers to it.
             Some(paths) => {
@@ -486,8 +486,9 @@ mod tests {
         User { uses: uses.iter().map(stored).collect(), ..User::default() }
     }
 
+    /// Repacking stores a shared extent once, and does not store a dead one.
     #[test]
-    fn what_is_shared_is_stored_once_and_what_is_dead_is_not() {
+    fn repacking_of_shared_and_dead_extents() {
         let users = Users::from([
             (2, user(&[(0, 0, 100), (0, 50_000, 1000)])),
             (3, user(&[(0, 50, 100), (200_000, 10, 10)])),

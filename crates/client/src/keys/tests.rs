@@ -69,8 +69,10 @@ fn reads(store: &dyn BlockStore, object: u64) -> bool {
     store.read(object, 0, &mut [std::io::IoSliceMut::new(&mut out)]).is_ok() && out == object.to_be_bytes()
 }
 
+/// A volume without compression and encryption has no coding, and its descriptor is the same as
+/// before codings existed.
 #[test]
-fn a_volume_that_is_not_coded_has_no_coding_and_its_descriptor_is_as_ever() {
+fn descriptor_of_uncoded_volume() {
     let place = Place::new(Compression::None, false);
     assert!(coding(&place.descriptor(), None).unwrap().is_none());
     assert!(!fs::read_to_string(place.key(FILE_NAME)).unwrap().contains("coding"));
@@ -105,8 +107,9 @@ fn wrapped_keys_that_were_altered_are_refused() {
     assert!(place.coding("old").unwrap_err().to_string().contains("data key 1"));
 }
 
+/// After a rotation old data stays readable, and the old key opens the volume no longer.
 #[test]
-fn rotation_keeps_old_data_readable_and_forgets_the_old_key() {
+fn key_rotation() {
     let place = Place::new(Compression::None, true);
     let inner = std::sync::Arc::new(MemoryStore::put_only());
     put(&place.store(&inner, "old"), 1);
@@ -187,8 +190,10 @@ fn settings_change_and_what_was_coded_stays_readable() {
     assert!(on.active && !on.required && on.keys.len() == 1);
 }
 
+/// A volume that was encrypted from the start refuses objects that are not encrypted, until
+/// encryption is turned off.
 #[test]
-fn a_volume_encrypted_from_the_start_refuses_what_is_not_until_it_is_turned_off() {
+fn plain_objects_in_encrypted_volume() {
     let place = Place::new(Compression::None, true);
     let inner = std::sync::Arc::new(MemoryStore::put_only());
     put(&*inner, 1);

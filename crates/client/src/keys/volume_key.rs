@@ -161,8 +161,9 @@ fn wrapped_bytes(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
+    /// A wrapped key opens only with its volume, its number and its wrapping key.
     #[test]
-    fn wrapped_keys_open_for_their_volume_number_and_key_only() {
+    fn wrapped_key_binding() {
         let key = VolumeKey(Zeroizing::new([1; 32]));
         let wrapped = key.wrap(&[2; 16], 3, 4, &[5; 32]).unwrap();
         assert_eq!(*key.unwrap_bytes(&[2; 16], &wrapped).unwrap(), [5; 32]);

@@ -47,7 +47,7 @@ pub(super) const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for t
 
 const TOO_LATE: FsError = FsError::new(
     libc::EIO,
-    "the metadata nodes could not agree on who keeps this in the time that a call may take; see `kestrel cluster status`",
+    "the metadata nodes could not agree on which of them keeps this in the time that a call may take; see `kestrel cluster status`",
 );
 
 pub(super) const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is being closed");

@@ -139,8 +139,9 @@ mod tests {
 
     use super::*;
 
+    /// Each waiting call is completed, also when the thread ends and when the sync fails.
     #[test]
-    fn all_who_wait_are_served_also_when_it_ends_and_when_the_sync_fails() {
+    fn sync_waiters_at_shutdown_and_failure() {
         let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
         let sync = SyncFirst::new(store).unwrap();
         let (send, done) = mpsc::channel();

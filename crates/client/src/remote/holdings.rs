@@ -378,8 +378,9 @@ fn parts(
 mod tests {
     use super::*;
 
+    /// A reclaim of any size is cut into messages of which only one is marked as the last.
     #[test]
-    fn a_reclaim_of_any_size_is_cut_into_messages_with_one_last() {
+    fn reclaim_split_into_messages() {
         let open = |ino| ReclaimOpen { file: InodeRef::by_id(ino), count: 1, linkable: false };
         for (count, messages) in [(0, 1), (1, 1), (RECLAIM_ITEMS_MAX, 1), (RECLAIM_ITEMS_MAX + 1, 2)] {
             let opens: Vec<_> = (0..count as u64).map(open).collect();

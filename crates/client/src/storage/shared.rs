@@ -236,8 +236,10 @@ mod tests {
 
     use super::*;
 
+    /// A placement map in an offer reads back, and the error about one that cannot be read says
+    /// why.
     #[test]
-    fn a_table_of_nodes_comes_back_and_one_that_cannot_be_read_is_told() {
+    fn placement_map_in_offer() {
         let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
         let table = Placement::new(ClusterMap::even(members.to_vec()).unwrap(), ExceptionTable::default());
         let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };

@@ -125,8 +125,9 @@ mod tests {
         dir.to_str().unwrap().to_string()
     }
 
+    /// The descriptors of the nodes of one cluster differ only in number and UUID.
     #[test]
-    fn nodes_of_one_cluster_differ_in_their_number_and_birth_only() {
+    fn descriptors_of_one_cluster() {
         let place = tempfile::tempdir().unwrap();
         let (one, two) = (url(&place.path().join("one")), url(&place.path().join("two")));
         let options = StoreOptions::default();
@@ -155,8 +156,9 @@ mod tests {
         assert!(why.contains("node 2 of a cluster"), "{why}");
     }
 
+    /// The counters of a node that is added begin where its token says.
     #[test]
-    fn a_node_that_is_added_begins_to_count_where_it_is_told() {
+    fn first_counters_of_added_node() {
         let place = tempfile::tempdir().unwrap();
         let (one, three) = (url(&place.path().join("one")), url(&place.path().join("three")));
         let options = StoreOptions::default();

@@ -192,8 +192,9 @@ mod tests {
     use crate::storage::StoreOptions;
     use crate::volume::{NewVolume, form};
 
+    /// A node with rows in its directory is served from no other directory.
     #[test]
-    fn a_node_whose_rows_lie_in_its_directory_is_served_from_nowhere_else() {
+    fn no_stand_in_for_rows_in_a_directory() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("one");
         let addresses = ["127.0.0.1:9441".to_string(), "127.0.0.1:9442".to_string()];
@@ -206,8 +207,9 @@ mod tests {
         assert!(!dir.join(NODES_DIR).exists());
     }
 
+    /// A directory that stands in for another node has an identity of its own and keeps it.
     #[test]
-    fn a_directory_that_stands_in_has_a_word_of_its_own_and_keeps_it() {
+    fn uuid_of_stand_in_directory() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("one");
         let addresses = ["127.0.0.1:9441".to_string(), "127.0.0.1:9442".to_string()];

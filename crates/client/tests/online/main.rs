@@ -24,13 +24,16 @@ use volume::{
     volume, write,
 };
 
+/// Nothing is lost beside compaction, collection and checks on a store that appends.
 #[test]
-fn nothing_is_lost_beside_compaction_collection_and_checks_on_a_store_that_appends() {
+fn maintenance_beside_writers_on_append_store() {
     churn(Arc::new(MemoryStore::new()), 1500);
 }
 
+/// Nothing is lost beside compaction, collection and checks on a store that only puts whole
+/// objects.
 #[test]
-fn nothing_is_lost_beside_compaction_collection_and_checks_on_a_put_only_store() {
+fn maintenance_beside_writers_on_put_only_store() {
     churn(Arc::new(MemoryStore::put_only()), 1500);
 }
 
@@ -144,8 +147,9 @@ fn only_what_lies_below_a_path_is_compacted() {
     volume.fs.shutdown().unwrap();
 }
 
+/// Compaction folds files in many pieces, and keeps their holes.
 #[test]
-fn files_in_many_pieces_with_holes_are_folded_and_keep_their_holes() {
+fn folding_of_files_with_holes() {
     let volume = volume(Arc::new(MemoryStore::put_only()));
     let file = open(&volume.fs, "deep");
     let mut model = vec![0; 2 << 20];

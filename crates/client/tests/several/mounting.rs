@@ -36,8 +36,10 @@ fn a_volume_without_a_table_has_one_connection() {
     assert_eq!(client.fs.metadata().stats().open_files, 0);
 }
 
+/// Each node tells a client about the other nodes, and the client does not connect to the first one
+/// again.
 #[test]
-fn any_node_tells_of_the_others_and_is_not_connected_to_again() {
+fn mount_by_the_address_of_any_node() {
     let cluster = Cluster::start();
     for first in [0, 2] {
         let url = format!("kestrel://{},{}/vol", nobody(), cluster.served[first].address());
@@ -75,8 +77,9 @@ fn another_node_at_an_address_is_told() {
     assert!(!error.contains("node 3 at 127"), "the others are what they should be: {error}");
 }
 
+/// The error of a mount names the node that does not answer and what would help.
 #[test]
-fn a_node_that_does_not_answer_is_named_and_so_is_what_would_help() {
+fn mount_error_for_silent_node() {
     let mut cluster = Cluster::start();
     cluster.kill(2);
     let (error, address) = (refusal(&cluster.url(1)), cluster.served[2].address());
@@ -130,8 +133,9 @@ fn addresses_and_tables_that_are_of_no_use_are_told() {
     told(&mut cluster, digits, "use the version of kestrel");
 }
 
+/// A request for each node goes to all of them, and nodes that do not answer are reported.
 #[test]
-fn all_nodes_are_asked_and_who_does_not_answer_is_told() {
+fn request_to_each_node() {
     let mut cluster = Cluster::start();
     let ask = |cluster: &Cluster, limit| {
         let mut events = Vec::new();

@@ -17,8 +17,9 @@ fn exclusive(ino: InodeId) -> LockSpan {
     LockSpan { ino, owner: 9, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
 }
 
+/// A client reclaims from a restarted node what it holds there, and nothing else.
 #[test]
-fn a_restarted_node_is_told_its_part_of_what_is_held_and_nothing_else() {
+fn reclaims_at_a_restarted_node() {
     let mut cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     // Files open at each node, of several homes; one of them at two nodes. All of them are locked.
@@ -74,8 +75,9 @@ fn a_restarted_node_is_told_its_part_of_what_is_held_and_nothing_else() {
     cluster.check();
 }
 
+/// A client tells its oldest open object only to a node that has handed out numbers.
 #[test]
-fn only_a_node_that_has_handed_out_numbers_hears_of_objects() {
+fn oldest_object_in_pings_by_node() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(1));
     let file = client.create("file");
@@ -88,8 +90,9 @@ fn only_a_node_that_has_handed_out_numbers_hears_of_objects() {
     client.close(file);
 }
 
+/// While a node is away, only requests that it leads wait.
 #[test]
-fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
+fn one_node_away() {
     let mut cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let open: Vec<_> = (0..3).map(|at| client.create(&cluster.name_at(at, 0))).collect();
@@ -121,11 +124,12 @@ fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
     cluster.check();
 }
 
-/// Files open elsewhere can be written all the while: others may have the locks that the node kept,
-/// and nobody keeps from being deleted what was stored under its numbers. Other numbers come from
-/// another node.
+/// A client loses the locks and the object numbers of a node that is away for the lease. Files open
+/// elsewhere can be written all the while: others may have the locks that the node kept, and nobody
+/// keeps from being deleted what was stored under its numbers. Other numbers come from another
+/// node.
 #[test]
-fn a_node_that_is_away_for_the_lease_has_lost_locks_and_objects_for_those_who_go_on() {
+fn node_away_for_the_lease() {
     let mut cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let files: Vec<_> = (0..6).map(|n| client.create(&cluster.name_at(1, n))).collect();

@@ -127,8 +127,9 @@ impl<'a> Twice<'a> {
     }
 }
 
+/// Commits go to the node where the file was opened for writing.
 #[test]
-fn what_is_written_goes_to_where_the_file_was_opened_for_it() {
+fn commits_at_the_node_open_for_writing() {
     let cluster = Cluster::start();
     let twice = Twice::new(&cluster);
     let client = &twice.client;
@@ -156,8 +157,9 @@ fn what_is_written_goes_to_where_the_file_was_opened_for_it() {
     cluster.check();
 }
 
+/// The last writer of a file still writes, whichever handle was closed before.
 #[test]
-fn a_writer_left_alone_still_writes_whichever_handle_was_closed_first() {
+fn last_writer_after_other_closes() {
     let cluster = Cluster::start();
     let twice = Twice::new(&cluster);
     let client = &twice.client;
@@ -178,8 +180,9 @@ fn a_writer_left_alone_still_writes_whichever_handle_was_closed_first() {
     assert_eq!(client.fs.metadata().stats().open_files, 0);
 }
 
+/// A request for a file that is unknown where it was seen goes to the file's home node, once.
 #[test]
-fn what_is_not_known_where_it_was_seen_is_asked_for_at_home_once() {
+fn second_try_at_the_home_node() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let file = client.temporary();

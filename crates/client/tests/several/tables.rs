@@ -26,8 +26,10 @@ fn with(table: &Placement, member: Member) -> Placement {
     Placement { version: table.version + 1, map, ..table.clone() }
 }
 
+/// Once the client has fetched the new placement map, requests for rows that moved go to the new
+/// owner.
 #[test]
-fn what_moved_is_asked_of_the_new_owner_once_the_table_is_fetched() {
+fn requests_after_a_placement_change() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let file = client.create(&cluster.name_at(1, 0));
@@ -55,8 +57,10 @@ fn what_moved_is_asked_of_the_new_owner_once_the_table_is_fetched() {
     assert_eq!(cluster.misdirected(), before);
 }
 
+/// Any answer makes a client notice a newer placement map; the client connects to new nodes and
+/// waits for them.
 #[test]
-fn any_answer_tells_of_a_newer_table_and_new_nodes_are_connected_to_and_waited_for() {
+fn placement_map_with_a_new_node() {
     let mut cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let member = cluster.add();
@@ -75,8 +79,9 @@ fn any_answer_tells_of_a_newer_table_and_new_nodes_are_connected_to_and_waited_f
     assert_eq!(cluster.notes(3).take().len(), 1);
 }
 
+/// The client asks again while the old owner has the new placement map and the others do not.
 #[test]
-fn a_node_that_has_the_table_before_the_others_is_asked_again() {
+fn retry_until_all_have_the_placement_map() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     // The old owner gives it up, and no table says yet which node has it.
@@ -91,8 +96,9 @@ fn a_node_that_has_the_table_before_the_others_is_asked_again() {
     assert!(reply.recv().unwrap().is_ok());
 }
 
+/// A misdirected call waits no longer than a call may take, and a farewell does not wait.
 #[test]
-fn nobody_waits_longer_than_a_call_may_take_and_a_farewell_not_at_all() {
+fn deadlines_of_misdirected_calls() {
     let cluster = Cluster::start();
     let client = Client::try_mount(&cluster.url(0), Duration::from_secs(1)).unwrap();
     let mut never = moved(&cluster.table, 2, 3);
@@ -108,8 +114,9 @@ fn nobody_waits_longer_than_a_call_may_take_and_a_farewell_not_at_all() {
     assert!(reply.recv_timeout(Duration::from_secs(5)).unwrap().is_err());
 }
 
+/// A request for a lock goes to the new home of the file, and can be cancelled on the way.
 #[test]
-fn a_lock_is_asked_of_the_new_home_and_can_be_given_up_on_the_way() {
+fn lock_request_to_a_new_home() {
     let cluster = Cluster::start();
     let (client, other) = (Client::mount(&cluster.url(0)), Client::mount(&cluster.url(1)));
     let file = client.create(&cluster.name_at(1, 0));
@@ -173,8 +180,9 @@ fn names_with_exceptions_are_followed() {
     assert!(cluster.notes(0).take().iter().all(|op| !matches!(op, Op::Create { .. })));
 }
 
+/// A client opens its files at other nodes before the node that leaves is gone.
 #[test]
-fn what_is_held_at_a_node_that_leaves_is_had_elsewhere_before_it_goes() {
+fn opens_moved_before_a_node_leaves() {
     let mut cluster = Cluster::start();
     // Its numbers come from the node that leaves.
     let client = Client::mount(&cluster.url(1));
@@ -218,8 +226,10 @@ fn what_is_held_at_a_node_that_leaves_is_had_elsewhere_before_it_goes() {
     assert!(cluster.notes(1).take().is_empty());
 }
 
+/// A node that has left takes the opens there with it, and a node that stays after all is used
+/// again.
 #[test]
-fn a_node_that_has_gone_takes_what_was_held_there_with_it_and_one_that_stays_is_used_again() {
+fn opens_lost_with_a_node_that_has_left() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let (lost, kept) = (client.create(&cluster.name_at(1, 0)), client.create(&cluster.name_at(0, 0)));

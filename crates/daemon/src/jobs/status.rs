@@ -210,8 +210,9 @@ mod tests {
         assert_eq!(whole["nodes"][1]["entries"], 1);
     }
 
+    /// The status reports a node that is away, and it is an error if no node answers.
     #[test]
-    fn a_node_that_is_away_is_told_of_and_none_is_an_error() {
+    fn status_with_nodes_away() {
         let whole = add_up(vec![part(1, 3), silent(2)]).unwrap();
         assert_eq!((&whole["files"], &whole["nodes"][1]["up"]), (&json!(3), &json!(false)));
         assert_eq!(whole["nodes"][1]["slots"], 200);

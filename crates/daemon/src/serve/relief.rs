@@ -51,10 +51,10 @@ pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Fa
         && config.take_over_from.is_none()
         && !config.stop
         && VolumeLock::holder(&place).is_none()
-        && let Some(who) = holder_of(&descriptor, node, known.is_idle(node)).map_err(fail)?
+        && let Some(holder) = holder_of(&descriptor, node, known.is_idle(node)).map_err(fail)?
     {
         return Err(fail(format!(
-            "node {node} is served: {who} has its rows open; --take-over asks that process to end, and takes the node over if it does not"
+            "node {node} is served: {holder} has its rows open; --take-over asks that process to end, and takes the node over if it does not"
         )));
     }
     let listen = listen(config, Some(section))?;
@@ -164,8 +164,8 @@ fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
     let Some((node, role)) = plan.node else { return Ok(false) };
     match holder_of(&descriptor, node, role == Role::Coordinator).map_err(fail)? {
         None => Ok(false),
-        Some(who) if who == whom => Ok(true),
-        Some(who) => Err(fail(format!("node {node} is served again: {who} has its rows open"))),
+        Some(holder) if holder == whom => Ok(true),
+        Some(holder) => Err(fail(format!("node {node} is served again: {holder} has its rows open"))),
     }
 }
 
@@ -176,9 +176,9 @@ fn ask_to_end(plan: &Plan) -> bool {
     let Some((section, (node, role))) = descriptor.cluster.as_ref().zip(plan.node) else { return false };
     match holder_of(&descriptor, node, role == Role::Coordinator) {
         Ok(None) => return true,
-        Ok(Some(who)) => log::info!("node {node}: {who} is asked to end"),
+        Ok(Some(holder)) => log::info!("node {node}: {holder} is asked to end"),
         Err(why) => {
-            log::warn!("node {node}: who serves it is not known: {why}");
+            log::warn!("node {node}: the process that serves it is not known: {why}");
             return false;
         }
     }
@@ -209,7 +209,7 @@ fn ask_to_end(plan: &Plan) -> bool {
     match asked {
         Ok(answer) => answer.is_some(),
         Err(why) => {
-            log::warn!("node {node}: who serves it cannot be asked to end: {why}");
+            log::warn!("node {node}: the process that serves it cannot be asked to end: {why}");
             false
         }
     }

@@ -179,8 +179,9 @@ mod tests {
         Sight { now, calm: now, me, takers: &[1, 2, 3], unheard }
     }
 
+    /// The next live node takes over, and the others wait for their turn.
     #[test]
-    fn the_next_live_node_takes_over_and_the_others_wait_their_turn() {
+    fn takeover_in_turn() {
         // The nodes that are silent besides node `dead`, the node that watches, and after how many
         // turns it looks.
         for (dead, silent, me, turns) in [
@@ -230,8 +231,9 @@ mod tests {
         assert_eq!(vigil.look(&sees(LONG + LONG + AFTER_FAILURE)), [2]);
     }
 
+    /// No node is taken over right after an outage of the store.
     #[test]
-    fn nobody_is_taken_over_right_after_a_break_of_the_store() {
+    fn no_takeover_after_a_store_outage() {
         let unheard = [(2, ms(5000))];
         for (calm, looks) in [(CALM - ms(1), 0), (CALM, 1)] {
             let sight = Sight { calm, ..sight(3, LONG, &unheard) };
@@ -270,8 +272,10 @@ mod tests {
         assert_eq!(vigil.judge(&sight(3, LONG, &unheard), 2, &left), Deed::TakeOver);
     }
 
+    /// Before a node that holds its rows but is not heard is taken over, the other nodes are asked
+    /// about it.
     #[test]
-    fn who_holds_its_rows_without_being_heard_is_asked_about() {
+    fn silent_node_that_holds_its_rows() {
         let mut vigil = Vigil::default();
         let held = Found::Held("a process".into());
         let unheard = [(2, HELD - ms(1))];

@@ -142,8 +142,9 @@ mod tests {
     const HEADER: ObjectHeader =
         ObjectHeader { kind: ObjectKind::Pack, volume: [7; 16], object: 0x0102_0304 };
 
+    /// Object headers read back, and damage of any byte of them is noticed.
     #[test]
-    fn headers_read_back_and_every_damaged_byte_is_noticed() {
+    fn object_header_round_trip_and_damage() {
         let bytes = HEADER.encode();
         assert_eq!(ObjectHeader::decode(&bytes), Ok(HEADER));
         for at in 0..HEADER_BYTES {

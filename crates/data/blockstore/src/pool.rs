@@ -205,8 +205,9 @@ mod tests {
 
     use super::*;
 
+    /// Each job runs once, also after a panic and while the pool closes.
     #[test]
-    fn every_job_runs_once_even_after_a_panic_and_at_close() {
+    fn pool_jobs_after_panic_and_at_close() {
         let pool = Pool::new("test", 3, 1000).unwrap();
         let runs = Arc::new(AtomicUsize::new(0));
         for i in 0..500 {

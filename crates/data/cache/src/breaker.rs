@@ -149,8 +149,9 @@ mod tests {
         assert!(breaker.is_trial_due(now + FORGIVEN_AFTER + 1 + PAUSE_MIN));
     }
 
+    /// A slow disk is taken out of service, and a single slow call does not matter.
     #[test]
-    fn a_slow_disk_falls_and_a_single_slow_call_does_not_matter() {
+    fn slow_disk_and_single_slow_call() {
         let mut breaker = Breaker::new(100 * MS, 0);
         for now in 0..200 {
             breaker.worked(if now % 50 == 0 { 300 * MS } else { MS }, now);

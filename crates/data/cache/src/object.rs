@@ -390,8 +390,9 @@ mod tests {
         (0..20).filter(|page| state.on_disk.contains(*page)).collect()
     }
 
+    /// Writers of one file at the same time keep each other's pages.
     #[test]
-    fn who_writes_at_the_same_time_forgets_nothing_of_the_others() {
+    fn concurrent_writes_to_one_cache_file() {
         let mut state = ObjectState::default();
         let file = Arc::new(tempfile::tempfile().unwrap());
         // Both found the file empty.
@@ -405,8 +406,9 @@ mod tests {
         assert_eq!(pages_of(&state), [4]);
     }
 
+    /// A lookup does not take back what was written meanwhile.
     #[test]
-    fn a_look_does_not_take_back_what_was_written_meanwhile() {
+    fn lookup_beside_a_write() {
         let slot = page::SLOT_BYTES;
         let file = Arc::new(tempfile::tempfile().unwrap());
         let mut state = ObjectState::default();
@@ -430,8 +432,9 @@ mod tests {
         assert_eq!(pages_of(&state), [0; 0]);
     }
 
+    /// Use is recorded once a minute, and a reuse only after the first use.
     #[test]
-    fn use_is_written_down_once_a_minute_and_reuse_only_after_the_first_one() {
+    fn recording_of_use_and_reuse() {
         let mut state = ObjectState::default();
         let file = Arc::new(tempfile::tempfile().unwrap());
         state.attach_new(file, 1000 * SECOND);

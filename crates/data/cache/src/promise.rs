@@ -135,8 +135,9 @@ mod tests {
 
     use super::*;
 
+    /// Each promise is completed once: in time, when it is due, or at the end.
     #[test]
-    fn each_is_told_once_in_time_or_when_it_is_due_or_at_the_end() {
+    fn promises_kept_due_or_ended() {
         let promises = Arc::<Promises>::default();
         let late = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&late);

@@ -172,8 +172,9 @@ fn run_anywhere() {
 mod tests {
     use super::*;
 
+    /// Jobs run and their results come back, and wedged threads hold up no others.
     #[test]
-    fn jobs_run_results_come_back_and_wedged_threads_hurt_nobody() {
+    fn jobs_beside_wedged_threads() {
         let workers = Workers::new("test".to_string(), 2, 3);
         let long = Duration::from_secs(60);
         assert_eq!(workers.call(long, || 5), Some(5));

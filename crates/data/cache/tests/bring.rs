@@ -63,8 +63,9 @@ impl DiskFaults for Wedge {
     }
 }
 
+/// Bytes that the disk has are brought into memory, and then read without waiting.
 #[test]
-fn what_the_disk_has_is_brought_and_read_without_waiting() {
+fn prefetch_from_disk_to_memory() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     put(store.as_ref(), 1, LEN);
@@ -97,8 +98,9 @@ fn what_the_disk_has_is_brought_and_read_without_waiting() {
     }
 }
 
+/// Bytes from a cache file of another object are not believed, on each way to read them.
 #[test]
-fn a_file_of_another_object_is_not_believed_whoever_checks() {
+fn cache_file_of_another_object() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     (1..=2).for_each(|object| put(store.as_ref(), object, LEN));
@@ -118,8 +120,9 @@ fn a_file_of_another_object_is_not_believed_whoever_checks() {
     }
 }
 
+/// Each call that asked a wedged disk is completed in time, and all of them at the end.
 #[test]
-fn who_asked_a_wedged_disk_is_told_in_time_and_everybody_at_the_end() {
+fn completions_with_a_wedged_disk() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     put(store.as_ref(), 1, LEN);

@@ -100,8 +100,9 @@ fn a_disk_that_fills_up() {
     assert!(figures(&cache)["cache_disk_hits"] > 0);
 }
 
+/// A share of the disk stays free, also while other programs write to it.
 #[test]
-fn a_share_of_the_disk_stays_free_also_from_what_others_write() {
+fn free_space_share_beside_other_writers() {
     let Some(device) = Device::new(64) else { return };
     let options = CacheOptions { free_space_ratio: 0.25, ..options(&device.mount.join("cache")) };
     let (_, cache) = behind(options, 300);
@@ -146,8 +147,9 @@ fn a_frozen_disk_wedges_nobody() {
     });
 }
 
+/// A disk that turns read-only still serves what it has.
 #[test]
-fn a_disk_that_turns_read_only_still_serves_what_it_has() {
+fn disk_turned_read_only() {
     let Some(device) = Device::new(64) else { return };
     let (store, cache) = behind(options(&device.mount.join("cache")), 40);
     check_all(&cache, 20);
@@ -226,8 +228,9 @@ fn filler() {
     }
 }
 
+/// A kill -9 while the cache fills and evicts leaves no wrong bytes.
 #[test]
-fn kill_9_while_filling_and_evicting_leaves_nothing_wrong() {
+fn kill_9_while_filling_and_evicting() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("store")).unwrap();
     let (store, options) = stores(dir.path());

@@ -125,10 +125,10 @@ fn a_wedged_disk_does_not_wedge_reads() {
     comes_back(&store, &cache, 1..=40);
 }
 
-/// Wrong bytes that came from the store and are on their way to the disk, or half written, when a
-/// fresh read finds them out.
+/// The cache neither serves nor keeps wrong bytes that came from the store and are on their way to
+/// the disk, or half written, when a fresh read finds them out.
 #[test]
-fn wrong_bytes_on_their_way_to_the_disk_are_neither_served_nor_kept() {
+fn wrong_bytes_on_their_way_to_the_disk() {
     let cases =
         [(DiskOp::Write, true), (DiskOp::Write, false), (DiskOp::Written, true), (DiskOp::Written, false)];
     for (blocked, is_read_meanwhile) in cases {
@@ -172,8 +172,9 @@ fn drop_pages(dir: &Path) {
     }
 }
 
+/// Pages that the kernel has dropped are read from the disk and checked.
 #[test]
-fn what_the_kernel_has_forgotten_is_read_from_the_disk_and_judged() {
+fn checked_reads_from_the_disk_itself() {
     // Not below /tmp, which may be memory.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (store, cache) = behind(options(dir.path()), 3);
@@ -220,8 +221,9 @@ fn a_failing_disk_is_bypassed_and_used_again() {
     }
 }
 
+/// One broken disk of several leaves the others working.
 #[test]
-fn one_broken_disk_of_several_leaves_the_others_working() {
+fn one_broken_disk_of_several() {
     let dir = tempfile::tempdir().unwrap();
     let dirs: Vec<PathBuf> = (0..3).map(|i| dir.path().join(format!("disk{i}"))).collect();
     let faults = Arc::new(Faults {
@@ -257,8 +259,9 @@ fn one_broken_disk_of_several_leaves_the_others_working() {
     comes_back(&store, &cache, 1..=60);
 }
 
+/// A cache directory that vanishes is not made again, and a new one in its place is used.
 #[test]
-fn a_directory_that_vanishes_is_not_made_again_and_a_new_one_is_used() {
+fn vanished_cache_directory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cache");
     let (store, cache) = behind(options(&path), 20);
@@ -276,8 +279,9 @@ fn a_directory_that_vanishes_is_not_made_again_and_a_new_one_is_used() {
     drop(other);
 }
 
+/// Eviction keeps the bound, and evicts pages of another process's files too.
 #[test]
-fn eviction_keeps_the_bound_and_other_processes_files_lose_their_pages() {
+fn eviction_beside_another_process() {
     let dir = tempfile::tempdir().unwrap();
     const BOUND: u64 = 6_000_000;
     let options = CacheOptions { bytes: BOUND, ..options(dir.path()) };
@@ -305,8 +309,9 @@ fn eviction_keeps_the_bound_and_other_processes_files_lose_their_pages() {
     check_all(&cache, 1..=200);
 }
 
+/// Files of an idle volume are evicted before those of a volume in use.
 #[test]
-fn an_idle_volumes_files_go_before_those_of_one_in_use() {
+fn eviction_of_idle_volumes_first() {
     let dir = tempfile::tempdir().unwrap();
     const BOUND: u64 = 4_000_000;
     let options = CacheOptions { bytes: BOUND, ..options(dir.path()) };
@@ -333,8 +338,9 @@ fn an_idle_volumes_files_go_before_those_of_one_in_use() {
     });
 }
 
+/// A cache directory that was copied from elsewhere serves nothing wrong.
 #[test]
-fn a_directory_copied_from_elsewhere_serves_nothing_wrong() {
+fn cache_directory_copied_from_elsewhere() {
     let dir = tempfile::tempdir().unwrap();
     let (store, cache) = behind(options(dir.path()), 10);
     check_all(&cache, 1..=10);
@@ -401,8 +407,9 @@ fn reuse_is_written_down_for_eviction() {
     assert_eq!(found[1].1, START + 61);
 }
 
+/// The cache removes its leftovers, and leaves files with foreign names alone.
 #[test]
-fn leftovers_are_removed_and_names_that_are_not_ours_are_left_alone() {
+fn leftover_and_foreign_files() {
     let dir = tempfile::tempdir().unwrap();
     let (store, cache) = behind(options(dir.path()), 1);
     drop(cache);

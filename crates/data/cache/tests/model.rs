@@ -131,8 +131,9 @@ fn read_waiting(cache: &CachedStore, object: u64, offset: usize, out: &mut [u8],
     true
 }
 
+/// Whatever happens to the cache files, no wrong byte is read.
 #[test]
-fn never_a_wrong_byte_whatever_happens_to_the_cache_files() {
+fn no_wrong_byte_with_damaged_cache_files() {
     for seed in 0..6 {
         let mut random = Random(seed);
         let dir = tempfile::tempdir().unwrap();
@@ -159,8 +160,9 @@ fn never_a_wrong_byte_whatever_happens_to_the_cache_files() {
     }
 }
 
+/// Several caches on one directory, with threads and a failing store, return only right bytes.
 #[test]
-fn several_caches_on_one_directory_with_threads_and_a_failing_store() {
+fn caches_sharing_a_directory() {
     let dir = tempfile::tempdir().unwrap();
     let memory: Arc<dyn BlockStore> = Arc::new(MemoryStore::put_only());
     let wholes = fill(memory.as_ref(), 24);

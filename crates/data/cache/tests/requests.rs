@@ -18,8 +18,9 @@ fn open(store: &Arc<Counting>, dir: &std::path::Path) -> CachedStore {
     CachedStore::open(Arc::clone(store) as _, VOLUME, options(dir)).unwrap()
 }
 
+/// What was read or put before needs no request, also after a restart.
 #[test]
-fn what_was_read_or_put_needs_no_request_and_survives_a_restart() {
+fn hits_after_read_put_and_restart() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     let wholes = [content(1, 300_000), content(2, 300_000)];
@@ -85,8 +86,9 @@ fn readers_of_neighbouring_places_share_requests() {
     assert!(store.gets() <= 16, "{} requests for 64 reads", store.gets());
 }
 
+/// Random reads of a large object fetch what they ask for.
 #[test]
-fn random_reads_of_a_large_object_fetch_what_they_ask_for() {
+fn requests_for_random_reads() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     for object in 1..=64 {
@@ -104,8 +106,9 @@ fn random_reads_of_a_large_object_fetch_what_they_ask_for() {
     assert!(got < asked * 2, "{got} bytes fetched for {asked}");
 }
 
+/// An epoch over packs needs few requests, and the next epoch none.
 #[test]
-fn an_epoch_over_packs_needs_few_requests_and_the_next_one_none() {
+fn requests_for_epochs_over_packs() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     const FILE: usize = 102_408;

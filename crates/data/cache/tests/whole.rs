@@ -78,8 +78,9 @@ fn check(copies: &WholeCopies, id: &WholeId) -> bool {
     copies.check(id, &|| true).unwrap()
 }
 
+/// A whole copy is found once it was checked, and only by its own identity.
 #[test]
-fn a_copy_is_found_once_checked_and_only_as_what_it_is() {
+fn lookup_of_checked_whole_copies() {
     let kit = Kit::new();
     let bytes = content(1, 3 * CHUNK_BYTES as usize + 5);
     let this = id(7, 100, &bytes);
@@ -107,8 +108,9 @@ fn a_copy_is_found_once_checked_and_only_as_what_it_is() {
     assert!(check(&theirs, &this) && theirs.find(&this).is_some());
 }
 
+/// A whole copy has one user at a time, and that user may unlink it.
 #[test]
-fn a_copy_belongs_to_one_user_who_may_take_its_name_away() {
+fn whole_copy_with_one_user() {
     let kit = Kit::new();
     let bytes = content(2, CHUNK_BYTES as usize);
     let this = id(9, 1, &bytes);
@@ -137,8 +139,9 @@ fn a_copy_belongs_to_one_user_who_may_take_its_name_away() {
     assert!(check(&ours, &this) && ours.find(&this).is_some());
 }
 
+/// Copies that are damaged or of something else are removed before their first use.
 #[test]
-fn damaged_copies_and_those_of_something_else_are_removed_before_their_first_use() {
+fn removal_of_damaged_and_foreign_copies() {
     let kit = Kit::new();
     let bytes = content(3, 2 * CHUNK_BYTES as usize + 77);
     let this = id(5, 50, &bytes);
@@ -212,8 +215,9 @@ fn what_is_not_finished_leaves_nothing() {
     assert!(kit.names().is_empty());
 }
 
+/// Without room there is no copy, and an eviction leaves readers their bytes.
 #[test]
-fn there_is_no_copy_without_room_and_eviction_leaves_readers_their_bytes() {
+fn whole_copies_without_room() {
     let kit = Kit::new();
     let bytes = content(6, 4 * CHUNK_BYTES as usize);
     let store = kit.open(VOLUME, 16 * CHUNK_BYTES);

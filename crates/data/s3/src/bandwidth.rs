@@ -65,8 +65,9 @@ mod tests {
         assert_eq!(limit.book(1, later), Duration::from_millis(900));
     }
 
+    /// One booking that is larger than the burst passes, and the next one waits for it.
     #[test]
-    fn one_booking_larger_than_the_burst_passes_and_the_next_waits_for_it() {
+    fn booking_larger_than_the_burst() {
         let start = Instant::now();
         let mut limit = limit(start);
         assert_eq!(limit.book(10 * RATE, start), Duration::ZERO);

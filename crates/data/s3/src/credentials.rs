@@ -255,8 +255,10 @@ mod tests {
         }
     }
 
+    /// A credentials file that was replaced is read again, and a broken one does not replace good
+    /// credentials.
     #[test]
-    fn a_replaced_file_is_read_again_and_a_broken_one_is_not() {
+    fn replaced_and_broken_credentials_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("credentials");
         let write = |text: &str| std::fs::write(&path, text).unwrap();

@@ -119,8 +119,9 @@ mod tests {
         });
     }
 
+    /// A request that waits for its turn does not time out while the store answers others.
     #[test]
-    fn who_waits_is_patient_while_the_store_answers_others() {
+    fn turn_deadline_while_the_store_answers() {
         let limits = S3Limits { max_uploads: 1, deadline: Duration::from_millis(400), ..S3Limits::default() };
         let gate = Gate::new(&limits);
         runtime().block_on(async {

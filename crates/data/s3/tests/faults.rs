@@ -113,8 +113,9 @@ fn what_cannot_pass_is_not_tried_again() {
     assert_eq!(figure(&store, "store_errors"), 5);
 }
 
+/// A store that only fails leads to an error within the deadline.
 #[test]
-fn a_store_that_only_fails_ends_in_an_error_within_the_deadline() {
+fn error_of_a_store_that_only_fails() {
     let Some(gateway) = Gateway::start() else { return };
     let limits = S3Limits { deadline: Duration::from_secs(3), ..hasty() };
     let (_proxy, store) = behind_within(&gateway, limits, |request| {
@@ -191,8 +192,9 @@ fn another_writers_object_is_not_taken_for_ours() {
     assert_eq!(get(&store, 1, 0, 6).unwrap(), b"theirs");
 }
 
+/// A put that the store refuses while the connection breaks still ends with the refusal.
 #[test]
-fn a_refusal_that_breaks_the_connection_is_heard_all_the_same() {
+fn refusal_on_a_broken_connection() {
     let Some(gateway) = Gateway::start() else { return };
     let (proxy, store) = behind(&gateway, |request| match request.method.as_str() {
         "PUT" if request.is_object() => Fault::Reset,
@@ -214,8 +216,9 @@ fn a_first_answer_that_says_exists_is_believed() {
     assert_eq!((proxy.count("PUT"), proxy.count("GET")), (1, 0));
 }
 
+/// A body that ends early is requested again, and never filled up.
 #[test]
-fn bodies_that_end_early_are_asked_for_again_and_never_filled_up() {
+fn bodies_that_end_early() {
     let Some(gateway) = Gateway::start() else { return };
     let bytes = content(1, 300_000);
     for (object, always, cut) in [(1, false, 0), (2, false, 1), (3, false, 99_999), (4, true, 1000)] {
@@ -264,8 +267,9 @@ fn bodies_of_other_ranges_are_refused() {
     }
 }
 
+/// A read reports an object that another program has shortened or lengthened.
 #[test]
-fn objects_shortened_or_lengthened_behind_our_back_are_told() {
+fn objects_with_changed_lengths() {
     let Some(gateway) = Gateway::start() else { return };
     let (_proxy, store) = behind(&gateway, |_| Fault::None);
     let bytes = content(1, 1000);
@@ -369,8 +373,9 @@ fn clocks_that_differ_are_told_with_the_difference() {
     assert_eq!(proxy.requests().len(), 1);
 }
 
+/// Formatting finds out stores that ignore or refuse conditions.
 #[test]
-fn stores_that_ignore_or_refuse_conditions_are_found_out_when_formatting() {
+fn stores_without_conditional_puts() {
     let Some(gateway) = Gateway::start() else { return };
     let refuses = "<Error><Code>NotImplemented</Code><Message>x</Message></Error>";
     for (number, refusal) in
@@ -400,8 +405,9 @@ fn stores_that_ignore_or_refuse_conditions_are_found_out_when_formatting() {
     }
 }
 
+/// Credentials come from the instance if no other source has them.
 #[test]
-fn credentials_come_from_the_instance_if_nobody_else_has_them() {
+fn credentials_of_the_instance() {
     let Some(gateway) = Gateway::start() else { return };
     let (access, secret) = gateway.keys();
     let role = format!(
@@ -463,8 +469,9 @@ fn opens_by_the_environment() {
     store.read(1, 0, &mut [IoSliceMut::new(&mut [0])]).unwrap();
 }
 
+/// A request that waits for its turn at a dead store fails at the deadline too.
 #[test]
-fn whoever_waits_for_a_turn_at_a_dead_store_is_told_too() {
+fn queued_requests_at_a_dead_store() {
     let Some(gateway) = Gateway::start() else { return };
     S3Store::create(options(&gateway, &gateway.endpoint(), "p"), VOLUME).unwrap();
     let proxy = Proxy::start(gateway.port(), |request| {

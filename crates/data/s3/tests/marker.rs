@@ -7,8 +7,9 @@ mod support;
 use kestrel_s3::{OpenError, S3Store};
 use support::{Fault, Gateway, Proxy, VOLUME, options};
 
+/// A bad body of the marker is read again before it is believed.
 #[test]
-fn a_bad_body_of_the_marker_is_read_again_before_it_is_believed() {
+fn second_read_of_a_bad_marker() {
     let Some(gateway) = Gateway::start() else { return };
     S3Store::create(options(&gateway, &gateway.endpoint(), "p"), VOLUME).unwrap();
     let other = VOLUME.map(|byte| format!("{byte:02x}")).concat();

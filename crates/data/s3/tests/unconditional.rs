@@ -24,8 +24,9 @@ fn behind(gateway: &Gateway, script: impl Fn(&Request) -> Fault + Send + Sync + 
     (proxy, store)
 }
 
+/// In this mode no condition is sent, and each put asks for the object first, with one request.
 #[test]
-fn no_condition_is_sent_and_each_put_asks_first_with_one_request() {
+fn requests_of_unconditional_puts() {
     let Some(gateway) = Gateway::start() else { return };
     let (proxy, store) = behind(&gateway, |_| Fault::None);
     put(&store, 1, &content(1, 10_000)).unwrap();

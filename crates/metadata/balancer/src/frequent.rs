@@ -112,8 +112,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
+        /// The counts that are reported are never too high, and no frequent name is missed.
         #[test]
-        fn what_is_told_is_never_too_much_and_frequent_names_are_not_missed(
+        fn bounds_of_frequent_name_counts(
             names in prop::collection::vec(0u32..200, 1..2000), capacity in 1usize..40,
         ) {
             // Lower numbers are far more frequent.
@@ -143,8 +144,9 @@ mod tests {
         }
     }
 
+    /// With room for all names the counts are exact, and the most frequent names are reported.
     #[test]
-    fn with_room_for_all_names_counts_are_exact_and_the_most_frequent_are_told() {
+    fn exact_counts_with_room_for_all_names() {
         let mut frequent = Frequent::new(&ExceptionTable::default(), 100);
         for number in 0..50 {
             (0..=number).for_each(|_| frequent.count(name(number).as_bytes()));

@@ -86,8 +86,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
+        /// Each node gets an equal number of slots, with no more moves than needed.
         #[test]
-        fn everybody_gets_an_equal_number_and_no_more_moves_than_needed(
+        fn equal_slots_with_fewest_moves(
             old in prop::collection::btree_set(0u32..40, 1..12), new in prop::collection::btree_set(40u32..60, 0..6),
             leaving in prop::collection::vec(0u32..60, 0..8), seed in any::<u64>(),
         ) {

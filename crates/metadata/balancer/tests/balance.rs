@@ -157,8 +157,9 @@ fn nodes_without_slots_take_no_part() {
     }
 }
 
+/// Text that is no path is refused, and paths are taken as `find` prints them.
 #[test]
-fn paths_that_are_none_are_refused_and_what_find_prints_is_taken() {
+fn paths_as_find_prints_them() {
     let mut census = Census::default();
     for path in ["./a/b", "a/b/", "/a//b", ".", "", "a/c"] {
         census.add(path.as_bytes()).unwrap();

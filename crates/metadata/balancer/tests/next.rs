@@ -74,8 +74,9 @@ fn it_waits_while_anything_is_amiss() {
     }
 }
 
+/// By their counts names become exceptions, and stop being exceptions.
 #[test]
-fn names_become_exceptions_and_go_back_by_what_is_counted() {
+fn exceptions_by_counts_of_names() {
     let three = cluster(3);
     let enough = u32::try_from(ENTRIES_MIN).unwrap();
     // Directories, whether each has the name, whether it is an exception already, whether it is one
@@ -122,8 +123,9 @@ fn what_it_has_done_it_leaves() {
     panic!("it does not come to rest");
 }
 
+/// A node without slots gets none, and the slots of the others are made equal.
 #[test]
-fn a_node_without_slots_gets_none_and_unequal_ones_are_evened_out() {
+fn nodes_without_slots_and_unequal_nodes() {
     let three = cluster(3);
     let drained = even_slots(&three, &[2]).unwrap().unwrap().0;
     assert!(matches!(decided(&drained, &tree(5000, false)), Decision::Wait(Reason::Even(..))));

@@ -732,8 +732,9 @@ mod tests {
         assert!(fence.holds(2) && !fence.holds(3));
     }
 
+    /// Answers of different rounds of a fence count if they have a moment in common.
     #[test]
-    fn answers_of_different_rounds_count_if_they_have_a_moment_in_common() {
+    fn fence_answers_of_different_rounds() {
         let hold = HoldId { epoch: 1, number: 1 };
         let mut fence = Fence { round: 1, ..Fence::default() };
         fence.heard(1, 1, hold);

@@ -77,16 +77,16 @@ impl Seat {
     pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         if reader.u8()? != VERSION {
-            return Err(DecodeError("record of who serves a node of an unknown format version"));
+            return Err(DecodeError("ownership record of an unknown format version"));
         }
         let settled = match reader.u8()? {
             0 => false,
             1 => true,
-            _ => return Err(DecodeError("record of who serves a node: neither settled nor not")),
+            _ => return Err(DecodeError("ownership record: neither settled nor not")),
         };
         let holder = &bytes[2..];
         if holder.len() > HOLDER_BYTES_MAX {
-            return Err(DecodeError("record of who serves a node: too long"));
+            return Err(DecodeError("ownership record: too long"));
         }
         Ok(Self { holder: (!holder.is_empty()).then(|| holder.into()), settled })
     }
@@ -154,8 +154,9 @@ mod tests {
         }
     }
 
+    /// A start is the only one if it follows a settled start of the same holder, or an end.
     #[test]
-    fn sole_is_the_next_start_of_a_settled_holder_or_after_an_end() {
+    fn sole_starts() {
         for (last, sole) in [
             (None, true),
             (Some(seat(b"here", true)), true),

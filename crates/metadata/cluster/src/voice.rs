@@ -142,8 +142,10 @@ mod tests {
         assert!(!voice.is_held(20));
     }
 
+    /// A full store confirms the start's right to answer only by a request that was made after a
+    /// look.
     #[test]
-    fn a_store_that_is_full_confirms_it_by_what_was_asked_for_after_a_look() {
+    fn confirmation_by_a_full_store() {
         let mut voice = Voice::new(true, true, 0);
         voice.count(2, 100);
         assert!(!voice.is_held(VOICE), "it may have been asked for at the claim");
@@ -155,8 +157,9 @@ mod tests {
         assert!(voice.is_held(299 + VOICE) && !voice.is_held(300 + VOICE));
     }
 
+    /// A start that is not the only one waits until earlier starts cannot have the right to answer.
     #[test]
-    fn one_that_is_not_sole_waits_until_earlier_ones_cannot_have_it() {
+    fn start_after_one_that_may_still_answer() {
         let (claimed, mut earlier) = (1000, Voice::new(true, true, 0));
         earlier.confirmed(claimed);
         let mut voice = Voice::new(true, false, claimed);

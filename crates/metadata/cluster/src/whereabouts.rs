@@ -163,8 +163,10 @@ mod tests {
         Whereabout { node, epoch, address: address.into() }
     }
 
+    /// The address of the newest start counts, and listeners hear of each start that connects
+    /// itself.
     #[test]
-    fn the_newest_start_counts_and_only_who_comes_himself_is_always_told_of() {
+    fn addresses_of_the_newest_start() {
         let (whereabouts, told) = (Whereabouts::default(), Arc::new(Mutex::new(Vec::new())));
         let notes = told.clone();
         whereabouts.listen(Box::new(move |at, is_new| notes.lock().push((at.epoch, is_new))));
@@ -181,8 +183,10 @@ mod tests {
         assert_eq!((whereabouts.changes(), whereabouts.addresses().len()), (2, 2));
     }
 
+    /// The address that a start gives itself counts more than hearsay, and nodes that have left are
+    /// forgotten.
     #[test]
-    fn what_a_start_says_itself_counts_more_and_nodes_that_have_left_are_forgotten() {
+    fn own_address_and_forgotten_nodes() {
         let whereabouts = Whereabouts::default();
         whereabouts.heard(&[at(2, 5, "x:1"), at(3, 1, "c:1")]);
         whereabouts.met(&at(2, 5, "b:1"));

@@ -262,8 +262,10 @@ fn rows_go_to_their_new_owners_and_nothing_is_left() {
     assert!(cluster.rows().0.keys().all(|key| key.table != Table::Link && key.table != Table::Chunk));
 }
 
+/// A cluster member that restarts at any point of a change finds the old placement map or the new
+/// one.
 #[test]
-fn a_member_that_starts_again_at_any_point_finds_one_table_or_the_other() {
+fn restart_at_any_point_of_a_change() {
     for node in 1..=3 {
         for power in [false, true] {
             let mut point = 0;
@@ -318,8 +320,9 @@ fn a_member_that_starts_again_at_any_point_finds_one_table_or_the_other() {
     }
 }
 
+/// Requests during a change are served, and what they change moves along.
 #[test]
-fn requests_during_a_change_are_served_and_their_changes_move_along() {
+fn requests_during_a_change() {
     for lost in 0..7 {
         let mut cluster = Cluster::new(3);
         cluster.fill();
@@ -382,8 +385,9 @@ fn a_change_that_fails_leaves_everything_as_it_was() {
     assert_eq!(errno(&cluster.ask(1, mknod("b2"))), 0);
 }
 
+/// A change fails while a cluster member is away, and can be made when the member is back.
 #[test]
-fn a_member_that_is_away_stops_a_change_and_it_can_be_made_when_it_is_back() {
+fn change_with_a_member_away() {
     let mut cluster = Cluster::new(3);
     cluster.fill();
     let away = cluster.members.remove(&3).unwrap();
@@ -437,8 +441,9 @@ fn a_node_joins_and_gets_slots_later() {
     }
 }
 
+/// A file that is open at its former node outlives its last name.
 #[test]
-fn a_file_that_is_open_where_it_was_outlives_its_last_name() {
+fn open_file_after_a_move_of_its_slots() {
     let mut cluster = Cluster::new(2);
     let create = |name: &str| Op::Create { place: at(name), mode: 0o644, flags: FLAGS, exclusive: false };
     let opened = |reply: Reply| match reply {
@@ -483,8 +488,10 @@ fn a_file_that_is_open_where_it_was_outlives_its_last_name() {
     assert_eq!((errno(&slot.lock().take().unwrap()), cluster.under_way.len()), (0, 0));
 }
 
+/// A former owner answers a request from its record, and without a record says that it is
+/// misdirected.
 #[test]
-fn a_request_is_answered_from_the_record_and_misdirected_without_one() {
+fn retry_at_the_former_owner() {
     let mut cluster = Cluster::new(2);
     let client = ClientId([9; 16]);
     let ask = |cluster: &mut Cluster, op: Op, seq, retry| {
@@ -508,8 +515,9 @@ fn a_request_is_answered_from_the_record_and_misdirected_without_one() {
     assert_eq!(cluster.listed(1), ["a1"]);
 }
 
+/// Only the coordinator leads changes, and only changes that make sense.
 #[test]
-fn only_the_coordinator_leads_and_only_changes_that_make_sense() {
+fn refused_changes() {
     let mut cluster = Cluster::new(2);
     let present = cluster.placement.clone();
     let mut stranger = present.map.members().to_vec();

@@ -131,8 +131,9 @@ fn mknod(path: &str) -> Op {
     Op::MkNod { place: at(path), kind: Kind::File, mode: 0o644, rdev: 0 }
 }
 
+/// A cluster member refuses and counts what a session sends to it in error.
 #[test]
-fn what_a_session_sends_to_the_wrong_member_is_refused_and_counted() {
+fn misdirected_requests_of_sessions() {
     let cluster = Cluster::new();
     let op = mknod("somewhere");
     let leader = cluster.placement.leader(&op).unwrap().id;
@@ -149,8 +150,9 @@ fn what_a_session_sends_to_the_wrong_member_is_refused_and_counted() {
     assert_eq!(errno(&replies.recv_timeout(Duration::from_secs(60)).unwrap()), 0);
 }
 
+/// Many threads work in the same directories, and none of them hangs.
 #[test]
-fn many_threads_work_in_the_same_directories_and_nobody_hangs() {
+fn threads_in_the_same_directories() {
     let cluster = Cluster::new();
     for dir in ["left", "right"] {
         assert_eq!(errno(&cluster.ask(Op::MkDir(at(dir), 0o777), None)), 0);
@@ -203,8 +205,9 @@ fn many_threads_work_in_the_same_directories_and_nobody_hangs() {
     }
 }
 
+/// A reply may send the next request, and lost messages are sent again.
 #[test]
-fn a_reply_may_send_the_next_request_and_lost_messages_are_sent_again() {
+fn chained_requests_over_lost_messages() {
     let cluster = Arc::new(Cluster::new());
     cluster.wire.loses_every.store(7, Ordering::Relaxed);
     let (sender, finished) = channel();
@@ -244,8 +247,9 @@ fn next(cluster: &Arc<Cluster>, chain: u32, step: u32, sender: Sender<i32>) {
     host.submit_batch(vec![(Request { creds: Creds::root(), op }, None)], &Arc::new(ear));
 }
 
+/// A request that needs a message that is too large fails at once.
 #[test]
-fn who_needs_a_message_that_is_too_large_hears_so_at_once() {
+fn request_with_a_too_large_message() {
     let cluster = Cluster::new();
     assert_eq!(errno(&cluster.ask(Op::MkDir(at("dir"), 0o777), None)), 0);
     let rename = || {

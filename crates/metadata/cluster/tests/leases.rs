@@ -110,8 +110,9 @@ fn rename_behind_its_back(cluster: &mut Cluster, cuts: &[(NodeId, NodeId)]) -> N
     cluster.now - begun
 }
 
+/// A directory changes without a cluster member that is cut off, once the member's lease has ended.
 #[test]
-fn a_directory_changes_without_a_member_that_is_cut_off_when_its_lease_has_ended() {
+fn directory_change_past_an_expired_lease() {
     let mut cluster = three();
     let cuts = [(1, 2), (2, 3)];
     let took = rename_behind_its_back(&mut cluster, &cuts);
@@ -133,8 +134,9 @@ fn a_directory_changes_without_a_member_that_is_cut_off_when_its_lease_has_ended
     assert_eq!(errno(&look(&mut cluster, "e3/b2", &[]).lock().take().unwrap()), 0);
 }
 
+/// A cluster member that has restarted keeps the promises that it has forgotten.
 #[test]
-fn who_has_started_again_keeps_the_promises_that_it_has_forgotten() {
+fn promises_kept_over_restarts() {
     let mut cluster = three();
     // All that the member's lease rests on.
     let cuts = [(1, 2), (2, 3)];
@@ -149,8 +151,9 @@ fn who_has_started_again_keeps_the_promises_that_it_has_forgotten() {
     assert!(took >= LEASE - SECOND, "{took}");
 }
 
+/// A cluster member that most others reach keeps its lease, and is fenced by these.
 #[test]
-fn a_member_that_most_can_reach_keeps_its_lease_and_is_fenced_by_these() {
+fn lease_of_a_member_most_can_reach() {
     let mut cluster = three();
     // The leader of the change does not reach it, the other one does.
     let cuts = [(1, 2)];
@@ -163,8 +166,9 @@ fn a_member_that_most_can_reach_keeps_its_lease_and_is_fenced_by_these() {
     assert_eq!(errno(&look(&mut cluster, "c3/b2", &[]).lock().take().unwrap()), 0);
 }
 
+/// The answer of a cluster member that restarts after its answer about a fence does not count.
 #[test]
-fn one_who_starts_again_after_its_answer_about_a_fence_does_not_count() {
+fn restart_after_an_answer_about_a_fence() {
     let mut cluster = three();
     let cuts = [(1, 2)];
     // Member 3 lends nothing for it.
@@ -194,8 +198,9 @@ fn one_who_starts_again_after_its_answer_about_a_fence_does_not_count() {
     assert!(!leased(&cluster, 2));
 }
 
+/// A cluster member alone of three serves no path, and goes on when another one is back.
 #[test]
-fn alone_of_three_a_member_serves_no_path_and_goes_on_when_another_is_back() {
+fn one_isolated_member_of_three() {
     let mut cluster = three();
     let (dir, file) =
         (cluster.inode(1, Op::Lookup(at("a1"))).ino, cluster.inode(2, Op::Lookup(at("a1/b2"))).ino);
@@ -274,8 +279,9 @@ fn one_node_needs_no_lease_and_the_first_of_two_does() {
     assert!(!leased(&cluster, 1) && !leased(&cluster, 2));
 }
 
+/// A placement map with one more member ends leases that too few of its members have granted.
 #[test]
-fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
+fn leases_under_a_larger_placement_map() {
     let mut cluster = three();
     // The lease of member 2 rests on member 1: two of three, and not most of four. Member 3 hears
     // it no more.
@@ -309,8 +315,9 @@ fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
     assert_eq!(*refused.lock(), Some(libc::EINVAL));
 }
 
+/// A dentry that was on its way when the lease ended does not count.
 #[test]
-fn a_dentry_that_was_on_its_way_when_the_lease_ended_does_not_count() {
+fn dentry_in_flight_at_the_end_of_a_lease() {
     let mut cluster = three();
     cluster.restart(2);
     let found = cluster.submit(1, root(Op::Lookup(at("a1/b2"))), None);
@@ -372,8 +379,9 @@ fn three_on_shared() -> Cluster {
     cluster
 }
 
+/// A cluster member with a store that others can claim answers nothing without a lease.
 #[test]
-fn whose_store_others_can_claim_answers_nothing_without_a_lease() {
+fn no_answers_without_a_lease() {
     let mut cluster = three_on_shared();
     let asked = by_handle(&mut cluster);
     let cuts = [(1, 2), (2, 3)];
@@ -395,8 +403,9 @@ fn whose_store_others_can_claim_answers_nothing_without_a_lease() {
     }
 }
 
+/// Two starts of a cluster member never have leases at the same time.
 #[test]
-fn two_starts_of_a_member_never_have_leases_at_the_same_time() {
+fn leases_of_two_starts() {
     for cuts in [&[][..], &[1], &[3], &[1, 3]] {
         let mut cluster = three_on_shared();
         let asked = by_handle(&mut cluster);
@@ -419,8 +428,9 @@ fn two_starts_of_a_member_never_have_leases_at_the_same_time() {
     }
 }
 
+/// A start need not wait if the start before it announced its end, or if it is the only one.
 #[test]
-fn who_follows_one_that_has_said_that_it_ends_or_is_the_only_one_need_not_wait() {
+fn lease_after_an_announced_end() {
     for sole in [false, true] {
         let mut cluster = three_on_shared();
         pass(&mut cluster, PROMISE, &[]);
@@ -437,8 +447,10 @@ fn who_follows_one_that_has_said_that_it_ends_or_is_the_only_one_need_not_wait()
     }
 }
 
+/// A cluster member that has restarted grants a lease to the only start of another member at once,
+/// and to others late.
 #[test]
-fn who_has_started_again_grants_to_the_only_start_of_a_member_at_once_and_to_others_late() {
+fn grants_after_a_restart() {
     for (sole, waits) in [(true, false), (false, true)] {
         let mut cluster = three_on_shared();
         drop(cluster.take_over(2, sole));
@@ -456,8 +468,9 @@ fn who_has_started_again_grants_to_the_only_start_of_a_member_at_once_and_to_oth
     }
 }
 
+/// A cluster member that has a lease knows the members that it has not heard.
 #[test]
-fn it_is_known_of_whom_nothing_is_heard_by_those_who_have_a_lease() {
+fn unheard_members() {
     let mut cluster = three_on_shared();
     let cuts = [(1, 2), (2, 3)];
     pass(&mut cluster, LEASE + 2 * SECOND, &cuts);
@@ -467,8 +480,9 @@ fn it_is_known_of_whom_nothing_is_heard_by_those_who_have_a_lease() {
     assert!(of(2) >= LEASE + SECOND && of(3) <= SECOND && unheard.len() == 2);
 }
 
+/// A grant that comes late does not give the lease back to a cluster member that ends.
 #[test]
-fn a_grant_that_comes_late_gives_nothing_back_to_one_that_ends() {
+fn late_grant_to_a_member_that_ends() {
     let mut cluster = three_on_shared();
     let is_grant =
         |to, message: &Message| to == 2 && matches!(message, Message::Lease(LeaseMessage::Granted { .. }));
@@ -487,8 +501,10 @@ fn a_grant_that_comes_late_gives_nothing_back_to_one_that_ends() {
     assert!(!leased(&cluster, 2));
 }
 
+/// A node without others, with a store that others can claim, answers nothing without a lease
+/// either.
 #[test]
-fn one_node_whose_store_others_can_claim_answers_nothing_without_a_lease_either() {
+fn no_answers_of_a_lone_node_without_lease() {
     let mut cluster = Cluster::on_shared(1);
     let file = cluster.inode(1, mknod("a1")).ino;
     let now = cluster.now;
@@ -503,8 +519,9 @@ fn one_node_whose_store_others_can_claim_answers_nothing_without_a_lease_either(
     assert!(heard.iter().all(|heard| heard.lock().is_none()));
 }
 
+/// Numbered requests of sessions outlast a long time without a lease.
 #[test]
-fn numbered_requests_of_sessions_outlast_a_long_time_without_a_lease() {
+fn numbered_requests_without_a_lease() {
     let mut cluster = three_on_shared();
     let asked = by_handle(&mut cluster);
     let cuts = [(1, 2), (2, 3), (1, 3)];
@@ -527,8 +544,9 @@ fn numbered_requests_of_sessions_outlast_a_long_time_without_a_lease() {
     }
 }
 
+/// A store that fails at one commit and takes the next one is not lost.
 #[test]
-fn a_store_that_fails_at_one_thing_and_takes_the_next_is_not_lost() {
+fn single_failure_of_the_store() {
     let mut cluster = three_on_shared();
     let fail = |cluster: &Cluster, node: NodeId| {
         cluster.engines[&node].fail_commit(EngineError::Io("above its limit".into()));

@@ -206,8 +206,9 @@ fn who_leaves_is_inherited_from_and_every_sum_stays() {
     assert_eq!(cluster.expected("new").unwrap(), 4);
 }
 
+/// A node cannot leave while clients have files open there, or while its process objects.
 #[test]
-fn a_node_stays_while_clients_have_files_open_there_or_its_process_says_so() {
+fn no_leaving_with_open_files_or_sessions() {
     let mut cluster = Cluster::new(3);
     let file = cluster.open("a3");
     cluster.prepare(3);
@@ -228,8 +229,9 @@ fn a_node_stays_while_clients_have_files_open_there_or_its_process_says_so() {
     assert!(cluster.members[&3].has_left());
 }
 
+/// A node that does not hear that it has left holds up no other node, and hears it later.
 #[test]
-fn who_does_not_hear_that_it_has_left_stops_nobody_and_hears_it_later() {
+fn node_away_while_it_is_removed() {
     for power in [false, true] {
         let mut cluster = Cluster::new(3);
         cluster.inode(1, Op::MkDir(at("a1"), 0o755));
@@ -261,8 +263,9 @@ fn who_does_not_hear_that_it_has_left_stops_nobody_and_hears_it_later() {
     }
 }
 
+/// A cluster member that restarts while a node leaves finds the old placement map or the new one.
 #[test]
-fn a_member_that_starts_again_while_one_leaves_finds_one_table_or_the_other() {
+fn restart_while_a_node_leaves() {
     for node in 1..=3 {
         let mut point = 0;
         loop {
@@ -309,8 +312,9 @@ fn a_member_that_starts_again_while_one_leaves_finds_one_table_or_the_other() {
     }
 }
 
+/// An object that a former node referred to is deleted when nothing refers to it any more.
 #[test]
-fn an_object_that_a_former_node_referred_to_is_deleted_when_nothing_does() {
+fn objects_referred_to_by_former_nodes() {
     let mut cluster = Cluster::new(3);
     let object = object_in(77, 1);
     let file = cluster.open("a3");

@@ -58,8 +58,9 @@ fn operations_over_all_members() {
     assert!(cluster.members.values().all(Member::is_idle));
 }
 
+/// A directory that loses its permissions loses them at each cluster member at once.
 #[test]
-fn a_directory_that_is_closed_is_closed_at_every_member_at_once() {
+fn permission_change_at_all_members() {
     let mut cluster = Cluster::new(3);
     let dir = cluster.inode(1, Op::MkDir(at("a1"), 0o755));
     cluster.inode(2, mknod("a1/b2"));
@@ -77,8 +78,9 @@ fn a_directory_that_is_closed_is_closed_at_every_member_at_once() {
     assert_eq!((look(&mut cluster, "a1/b2"), look(&mut cluster, "a1/b3")), (libc::EACCES, libc::EACCES));
 }
 
+/// A request that is sent again after restarts is executed once.
 #[test]
-fn a_request_that_is_sent_again_after_restarts_is_executed_once() {
+fn retry_after_restarts_of_members() {
     let mut cluster = Cluster::new(3);
     let client = ClientId([9; 16]);
     let origin = |seq, retry| Some(Origin { client, seq, retry });
@@ -92,8 +94,10 @@ fn a_request_that_is_sent_again_after_restarts_is_executed_once() {
     assert_eq!(cluster.names(1, 1, 100), ["b3"]);
 }
 
+/// A session hears that another member leads its request; the request of a member's own process
+/// goes on to the leader.
 #[test]
-fn a_session_hears_that_another_member_leads_and_a_members_own_process_does_not() {
+fn misdirected_only_for_sessions() {
     let mut cluster = Cluster::new(3);
     let request = Request { creds: Creds::root(), op: mknod("a2") };
     let mut ask = |asker| {
@@ -109,8 +113,9 @@ fn a_session_hears_that_another_member_leads_and_a_members_own_process_does_not(
     assert_eq!(cluster.names(1, 1, 100), ["a2"]);
 }
 
+/// Row locks that a participant lost and took again do not count for the old transaction.
 #[test]
-fn a_loan_that_was_lost_and_begun_again_does_not_count() {
+fn lost_row_locks_begun_again() {
     let mut cluster = Cluster::new(2);
     cluster.inode(1, mknod("a1"));
     let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
@@ -135,8 +140,9 @@ fn a_loan_that_was_lost_and_begun_again_does_not_count() {
     assert_eq!(cluster.names(1, 1, 100), ["b2"]);
 }
 
+/// A renamed file is found by its number after each cluster member was restarted.
 #[test]
-fn a_renamed_file_is_found_by_number_after_every_member_was_started_again() {
+fn renamed_file_by_number_after_restarts() {
     let mut cluster = Cluster::new(3);
     let file = cluster.inode(1, mknod("a1"));
     let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
@@ -149,8 +155,9 @@ fn a_renamed_file_is_found_by_number_after_every_member_was_started_again() {
     assert_eq!(cluster.inode(1, Op::Link(InodeRef::by_id(file.ino), at("c3"))).nlink, 2);
 }
 
+/// A file is linked into a directory that now has the file's old name.
 #[test]
-fn a_name_that_led_to_a_file_is_the_name_of_the_directory_it_is_linked_into() {
+fn link_into_directory_of_the_old_name() {
     let mut cluster = Cluster::new(3);
     let file = cluster.inode(1, mknod("a1"));
     assert_eq!(errno(&cluster.ask(1, Op::Rename(at("a1"), at("c3"), RenameFlags::default()))), 0);
@@ -169,8 +176,9 @@ fn a_part_of_a_volume_is_not_served_alone() {
     assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
 }
 
+/// A request that needs a cluster member that is gone fails in time.
 #[test]
-fn a_request_that_needs_a_member_that_is_gone_fails_in_time() {
+fn request_that_needs_a_missing_member() {
     let mut cluster = Cluster::new(2);
     cluster.inode(1, mknod("a1"));
     let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
@@ -210,8 +218,9 @@ fn settings_that_make_no_sense_are_refused() {
     assert!(Node::open(alone, clock, settings()).is_ok());
 }
 
+/// A cluster member with a log that fails says nothing about what it was deciding.
 #[test]
-fn a_member_whose_log_fails_says_nothing_about_what_it_was_deciding() {
+fn log_failure_during_a_decision() {
     let mut cluster = Cluster::new(2);
     cluster.inode(1, mknod("a1"));
     let rename =

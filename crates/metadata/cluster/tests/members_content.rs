@@ -127,8 +127,9 @@ impl Cluster {
     }
 }
 
+/// A file with its record and its chunks on different nodes is written and read.
 #[test]
-fn content_of_a_file_whose_record_and_chunks_are_on_different_nodes() {
+fn record_and_chunks_on_different_nodes() {
     let mut cluster = Cluster::new(3);
     // Its number leads to node 1; its record goes to node 2; node 3 leads everything that follows.
     let file = cluster.inode(1, mknod("a1"));
@@ -166,8 +167,9 @@ fn content_of_a_file_whose_record_and_chunks_are_on_different_nodes() {
     assert_eq!(cluster.usage(Op::Usage), Usage { files: 2, dirs: 0, bytes: 160 });
 }
 
+/// A large file is truncated at once, and its home deletes the rows later.
 #[test]
-fn a_large_file_is_cut_at_once_and_its_rows_go_at_home_later() {
+fn truncation_of_a_large_file() {
     let mut cluster = Cluster::new(3);
     let mut file = cluster.inode(1, mknod("a1"));
     let count = 2 * SCAN_ROWS_MAX as u64 + 100;
@@ -202,8 +204,9 @@ fn a_large_file_is_cut_at_once_and_its_rows_go_at_home_later() {
     assert!(cluster.check().objects.values().all(|bytes| *bytes == 0));
 }
 
+/// An object is deleted when its references over all nodes add up to zero.
 #[test]
-fn an_object_goes_when_the_sum_over_all_nodes_is_nought() {
+fn object_deleted_at_a_sum_of_zero() {
     let mut cluster = Cluster::new(3);
     let file = cluster.inode(1, mknod("a1"));
     let file = cluster.inode(1, commit(&file, "a1", packed(7, 100), 100));
@@ -237,8 +240,9 @@ fn with_an_unused_object(cluster: &mut Cluster) {
     cluster.inode(1, commit(&file, "a1", packed(8, 10), 10));
 }
 
+/// An object that a client of any cluster member may still refer to stays.
 #[test]
-fn what_a_client_of_any_member_may_still_refer_to_stays() {
+fn objects_in_use_at_any_member() {
     let mut cluster = Cluster::new(3);
     with_an_unused_object(&mut cluster);
     let uses = Arc::new(Mutex::new(true));
@@ -256,8 +260,9 @@ fn what_a_client_of_any_member_may_still_refer_to_stays() {
     assert!(!cluster.check().objects.contains_key(&7));
 }
 
+/// A node that refers to an object between the two questions, or that restarts, saves the object.
 #[test]
-fn who_refers_to_an_object_between_the_questions_or_starts_again_saves_it() {
+fn reference_between_two_questions() {
     let confirms = |to| {
         move |node: NodeId, message: &Message| {
             node == to && matches!(message, Message::Poll { question: Question::Confirm(..), .. })

@@ -58,8 +58,9 @@ fn wait(cluster: &mut Cluster, seconds: i64) {
     }
 }
 
+/// An open counts at the cluster member that leads it, and only there.
 #[test]
-fn an_open_counts_at_the_member_that_leads_it_and_there_only() {
+fn opens_counted_at_their_leader() {
     let mut cluster = Cluster::new(3);
     let file = open(&mut cluster, 2, create("a2"));
     assert_eq!(counts(&cluster), [0, 1, 0]);
@@ -76,8 +77,9 @@ fn an_open_counts_at_the_member_that_leads_it_and_there_only() {
     assert_eq!(counts(&cluster), [0, 0, 0]);
 }
 
+/// An open that changes nothing records no answer, and one that truncates does.
 #[test]
-fn an_open_that_changes_nothing_leaves_no_answer_and_one_that_truncates_does() {
+fn recorded_answers_of_opens() {
     let mut cluster = Cluster::new(2);
     let origin = |seq| Some(Origin { client: ClientId([7; 16]), seq, retry: false });
     assert_eq!(errno(&cluster.ask_from(1, create("a1"), origin(1))), 0);
@@ -99,8 +101,9 @@ fn an_open_that_changes_nothing_leaves_no_answer_and_one_that_truncates_does() {
     assert_eq!(counts(&cluster), [1, 0]);
 }
 
+/// A file that is open at another cluster member outlives its last name.
 #[test]
-fn a_file_that_is_open_elsewhere_outlives_its_last_name() {
+fn unlinked_file_open_elsewhere() {
     let mut cluster = Cluster::new(3);
     let file = open(&mut cluster, 1, create("a1"));
     rename(&mut cluster, "a1", "b2");
@@ -130,8 +133,9 @@ fn a_file_that_is_open_elsewhere_outlives_its_last_name() {
     assert_eq!(errno(&cluster.ask(1, Op::GetAttr(InodeRef::by_id(file.ino)))), libc::ESTALE);
 }
 
+/// A file that was never renamed is deleted by its own cluster member, which asks no other.
 #[test]
-fn a_file_that_was_never_renamed_is_its_own_members_business() {
+fn unlinked_file_that_was_never_renamed() {
     let mut cluster = Cluster::new(2);
     for (path, open_then) in [("a2", false), ("b2", true)] {
         let file = open(&mut cluster, 2, create(path));
@@ -150,8 +154,9 @@ fn a_file_that_was_never_renamed_is_its_own_members_business() {
     }
 }
 
+/// A name that is found by its directory may be opened at another member than its owner.
 #[test]
-fn a_name_found_by_its_directory_may_be_opened_by_others_than_its_owner() {
+fn opens_led_by_other_members() {
     let mut cluster = Cluster::new(3);
     let dirs = ["a1", "a2", "a3"].map(|name| cluster.inode(1, Op::MkDir(at(name), 0o755)).ino);
     // Some directory has the entry of the name at another member than the one that leads requests
@@ -171,8 +176,9 @@ fn a_name_found_by_its_directory_may_be_opened_by_others_than_its_owner() {
     }
 }
 
+/// A file that was made without a name gets one at another cluster member.
 #[test]
-fn a_file_made_without_a_name_gets_one_at_another_member() {
+fn link_of_unnamed_file_at_another_member() {
     let mut cluster = Cluster::new(3);
     let home = cluster.placement.home_of(1).id;
     let tmp = |exclusive| Op::TmpFile { dir: 1, mode: 0o600, exclusive };
@@ -201,8 +207,9 @@ fn a_file_made_without_a_name_gets_one_at_another_member() {
     assert_eq!(nameless(&cluster), 0);
 }
 
+/// A cluster member that waits for claims keeps each file alive.
 #[test]
-fn a_member_that_waits_for_claims_keeps_every_file_alive() {
+fn files_kept_during_the_grace_period() {
     let mut cluster = Cluster::new(3);
     cluster.serves = true;
     (1..=3).for_each(|id| cluster.restart(id));
@@ -230,8 +237,9 @@ fn a_member_that_waits_for_claims_keeps_every_file_alive() {
     assert_eq!(errno(&gone), libc::ESTALE, "it does not exist any more");
 }
 
+/// A claim that is decided after the grace period does not count.
 #[test]
-fn a_claim_that_is_decided_when_the_time_is_over_counts_for_nothing() {
+fn claim_after_the_grace_period() {
     let mut cluster = Cluster::new(2);
     cluster.serves = true;
     cluster.restart(2);
@@ -249,8 +257,9 @@ fn a_claim_that_is_decided_when_the_time_is_over_counts_for_nothing() {
     assert_eq!((counts(&cluster), nameless(&cluster)), (vec![0, 0], 0));
 }
 
+/// After a restart the home of files without names asks the other members about them again.
 #[test]
-fn files_without_names_are_asked_about_again_after_a_restart_of_their_home() {
+fn orphans_after_a_restart_of_their_home() {
     let mut cluster = Cluster::new(2);
     let file = open(&mut cluster, 1, create("a1"));
     rename(&mut cluster, "a1", "b2");
@@ -269,8 +278,9 @@ fn files_without_names_are_asked_about_again_after_a_restart_of_their_home() {
     assert_eq!(nameless(&cluster), 0);
 }
 
+/// An open that is about to count keeps a file that loses its name meanwhile.
 #[test]
-fn an_open_that_is_about_to_count_keeps_a_file_whose_name_goes_meanwhile() {
+fn open_in_flight_while_the_name_goes() {
     let mut cluster = Cluster::new(3);
     let file = cluster.inode(1, mknod("a1"));
     rename(&mut cluster, "a1", "b2");

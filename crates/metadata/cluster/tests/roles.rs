@@ -103,8 +103,10 @@ fn rename(from: &str, to: &str) -> Op {
     Op::Rename(at(from), at(to), RenameFlags::default())
 }
 
+/// A coordinator without rows is needed only for changes of the placement map and moves of
+/// directories.
 #[test]
-fn a_coordinator_without_rows_is_needed_for_tables_and_moves_of_directories_only() {
+fn coordinator_without_rows_away() {
     let mut cluster = with_coordinator();
     for dir in ["a1", "a2", "a3"] {
         cluster.inode(1, Op::MkDir(at(dir), 0o755));
@@ -138,8 +140,9 @@ fn a_coordinator_without_rows_is_needed_for_tables_and_moves_of_directories_only
     assert_eq!(errno(&waits.lock().take().unwrap()), 0);
 }
 
+/// An idle cluster member leads nothing, and never gets rows.
 #[test]
-fn an_idle_member_leads_nothing_and_never_gets_anything() {
+fn idle_member() {
     let mut cluster = with_coordinator();
     let leads = |node: NodeId| {
         let table = cluster.members[&node].node().cluster().unwrap().table();
@@ -213,8 +216,10 @@ fn the_role_moves_with_all_that_a_coordinator_knows() {
     assert_eq!(cluster.names(2, 1, 7), ["a1"]);
 }
 
+/// The coordinator's role moves in a change of its own, to a member that stays, and no other change
+/// runs meanwhile.
 #[test]
-fn a_role_moves_alone_to_whoever_stays_and_nothing_else_meanwhile() {
+fn move_of_the_coordinator() {
     let mut cluster = with_coordinator();
     let present = cluster.placement.clone();
     let mut more = present.with_coordinator(2).unwrap();

@@ -19,8 +19,9 @@ use parking_lot::Mutex;
 use common::errno;
 use common::members::{Cluster, at};
 
+/// Removals of one moment share a message to each cluster member.
 #[test]
-fn removals_of_one_moment_share_a_message_to_each_member() {
+fn removals_in_one_message() {
     let mut cluster = Cluster::new(3);
     // In directories of their own: those of one directory would wait for each other.
     let paths = [("a1", "a1/d1"), ("b1", "b1/e1"), ("c1", "c1/f1")];

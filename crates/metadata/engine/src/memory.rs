@@ -453,8 +453,9 @@ mod tests {
         assert_eq!((seen.load(Ordering::SeqCst), engine.durable()), (2, first));
     }
 
+    /// After a failed sync the engine commits nothing; a full disk makes it refuse growth only.
     #[test]
-    fn a_failed_sync_poisons_and_a_full_disk_refuses_growth_only() {
+    fn failed_sync_and_full_disk() {
         let engine = MemoryEngine::default();
         engine.set_full(true);
         assert_eq!(engine.commit(BatchKind::Growing, put(b"a", b"1")), Err(EngineError::NoSpace));

@@ -150,8 +150,9 @@ fn what_does_not_belong_in_etcd_is_refused() {
     engine.sync().unwrap();
 }
 
+/// A large batch that was cut short is there as a whole or not at all.
 #[test]
-fn a_large_batch_that_was_cut_short_is_whole_or_not_there() {
+fn large_batch_cut_short() {
     use store::{Op, Rows, packed, swap};
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
@@ -200,8 +201,9 @@ fn a_large_batch_that_was_cut_short_is_whole_or_not_there() {
     assert_eq!((fence.parts, fence.position), (0, 2));
 }
 
+/// A second process that opens the volume is refused, and one that takes it over fences the first.
 #[test]
-fn the_second_to_open_is_refused_and_whoever_takes_over_fences_the_first() {
+fn second_opener_and_takeover() {
     let place = made(&shared().url(&fresh(), ""));
     assert_eq!(holder(&place, 4), Ok(None));
     let first = Arc::new(open(&place).unwrap());
@@ -262,8 +264,9 @@ fn of_many_that_claim_at_once_one_is_left() {
     assert_eq!(left, 1);
 }
 
+/// The engine refuses another volume, a newer format, and a volume that is missing.
 #[test]
-fn other_volumes_newer_formats_and_missing_ones_are_refused() {
+fn other_newer_and_missing_volumes() {
     let (server, prefix) = (shared(), fresh());
     let place = Place::parse(&server.url(&prefix, "")).unwrap();
     let why = expect_err(open(&place));
@@ -361,8 +364,9 @@ fn written_while(place: &Place, happening: impl FnOnce()) {
     verify(&open(place).unwrap(), count);
 }
 
+/// An etcd that dies under load and comes back has each commit once.
 #[test]
-fn an_etcd_that_dies_under_load_and_comes_back_has_everything_once() {
+fn etcd_death_under_load() {
     let mut server = Server::start(1);
     let place = made(&server.url("volume", ""));
     written_while(&place, || {
@@ -423,8 +427,9 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     }
 }
 
+/// The engine refuses an etcd that has lost what was durable, for good.
 #[test]
-fn an_etcd_that_has_forgotten_what_was_durable_is_refused_for_good() {
+fn etcd_that_lost_durable_commits() {
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
     write_all(&engine, &|number| number == 20);
@@ -458,8 +463,10 @@ fn who_only_reads_hears_of_being_replaced() {
     expect_err(first.scan_table(Table::Entry, None, &mut |_, _| ControlFlow::Continue(())));
 }
 
+/// The engine notices by its silence that an etcd is away, and there is only one holder all the
+/// while.
 #[test]
-fn an_etcd_that_is_away_is_known_by_its_silence_and_the_holder_stays_one() {
+fn silence_of_an_etcd_that_is_away() {
     let mut server = Server::start(1);
     let place = made(&server.url("volume", ""));
     let engine = open(&place).unwrap();

@@ -136,8 +136,9 @@ mod tests {
         assert!(lease.is_held() && Tenure::of(None, false).is_held());
     }
 
+    /// A batch that always needs the lease looks at it before and after.
     #[test]
-    fn a_batch_that_always_needs_it_looks_before_and_after() {
+    fn lease_checks_around_a_batch() {
         let lease = Lease::default();
         lease.tell(5);
         let (strict, easy) = (Tenure::of(Some(&lease), true), Tenure::of(Some(&lease), false));

@@ -160,8 +160,9 @@ mod tests {
         }
     }
 
+    /// One class of permission bits decides, and groups are asked for only if they decide.
     #[test]
-    fn one_class_decides_and_groups_are_asked_for_only_if_they_do() {
+    fn permission_class_and_group_lookup() {
         let guard = |mode| Guard { mode, uid: 10, gid: 20, dir: false };
         // The owner's bits decide for the owner, even if others may more.
         assert_eq!(errno(check(&creds(10, 20, None), guard(0o077), READ)), libc::EACCES);

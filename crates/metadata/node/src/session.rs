@@ -398,8 +398,9 @@ mod tests {
         assert!(nameless.case(16).is_some() && nameless.case(16) != first);
     }
 
+    /// The table of moved files keeps open files, and others within its bound.
     #[test]
-    fn open_files_stay_remembered_and_others_within_the_bound() {
+    fn bound_of_moved_files() {
         let (opens, moved) = (OpenTable::new(), MovedTable::default());
         opens.open(1);
         for ino in 1..=(MOVED_MAX as u64 + 1000) {

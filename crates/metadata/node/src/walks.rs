@@ -109,8 +109,9 @@ mod tests {
         Dentry { ino, parent: 1, guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true } }
     }
 
+    /// The path cache finds a path for the caller that walked it, until something is forgotten.
     #[test]
-    fn a_walk_is_found_by_who_made_it_until_something_is_forgotten() {
+    fn path_cache_by_caller() {
         let mut walks = Walks::default();
         let root = Creds::root();
         assert!(walks.find(0, &root, &place("a/b/f")).is_none());

@@ -102,8 +102,9 @@ proptest! {
     }
 }
 
+/// A recorded answer is given again until its client is forgotten.
 #[test]
-fn an_answer_is_given_again_until_its_client_is_forgotten() {
+fn recorded_answers_until_client_is_forgotten() {
     let mut fixture = fixture(2);
     let first = ask(&fixture, 1, false, create("a"));
     let ino = ino(&first);
@@ -128,8 +129,9 @@ fn an_answer_is_given_again_until_its_client_is_forgotten() {
     assert_eq!(errno(&ask(&fixture, WINDOW + 1, true, create("b"))), libc::EEXIST);
 }
 
+/// An open by path that changed something counts once.
 #[test]
-fn an_open_by_place_that_changed_something_counts_once() {
+fn repeated_open_by_path() {
     let mut fixture = fixture(2);
     let made = ino(&ask(&fixture, 1, false, create("a")));
     let open = |flags| Op::OpenAt(at(ROOT, "a"), flags);
@@ -300,8 +302,9 @@ fn names_for_nameless_files_after_a_restart() {
     assert_eq!((rows(&fixture, Table::Moved), rows(&fixture, Table::Link)), (0, 0));
 }
 
+/// A writer finds its file after a rename and a restart.
 #[test]
-fn a_writer_finds_its_file_after_a_rename_and_a_restart() {
+fn file_found_after_rename_and_restart() {
     let mut fixture = fixture(3);
     let rename = |from: &str, to: &str| Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default());
     let seen = |ino, path: &str| InodeRef { ino, seen: Some((ROOT, name(path))) };

@@ -95,8 +95,9 @@ fn arrives(reply: &Mutex<Option<Reply>>) -> Reply {
     panic!("no reply");
 }
 
+/// In mode commit no change is visible before it is durable.
 #[test]
-fn in_mode_commit_nothing_is_seen_before_it_is_durable() {
+fn visibility_in_mode_commit() {
     let config = NodeConfig { durability: Durability::Commit, ..config(2) };
     let fixture = Fixture::with_engine(config, MemoryEngine::new(SyncWhen::Told));
     fixture.engine.sync().unwrap();
@@ -225,9 +226,10 @@ fn what_a_failed_batch_did_not_do_nobody_has_seen() {
     assert_eq!(fixture.inode(Op::GetAttr(seen)).ino, first);
 }
 
-/// Where a place is was found out before any request of the batch ran.
+/// A path through a directory that the batch has renamed leads nowhere: the directories of paths
+/// are looked up before any request of the batch runs.
 #[test]
-fn a_path_through_a_directory_that_the_batch_has_renamed_leads_nowhere() {
+fn path_over_directory_renamed_in_the_batch() {
     let fixture = Fixture::new(config(1));
     let dir = fixture.inode(Op::MkDir(at(1, "d"), 0o777)).ino;
     let file = fixture.inode(Op::MkNod { place: at(1, "d/f"), kind: Kind::File, mode: 0o644, rdev: 0 });

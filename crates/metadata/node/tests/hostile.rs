@@ -277,8 +277,9 @@ fn fit(op: &mut Op, made: &BTreeMap<InodeId, (InodeId, Name)>, known: &HashMap<I
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
+    /// Each request is answered, and the volume stays whole.
     #[test]
-    fn every_request_is_answered_and_the_volume_stays_whole(
+    fn answers_to_hostile_requests(
         requests in vec((request(), prop::bool::weighted(0.8)), 1..60),
     ) {
         let fixture = Fixture::new(config(2));

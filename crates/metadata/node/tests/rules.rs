@@ -85,8 +85,9 @@ fn create_opens_what_exists_and_makes_what_does_not() {
     f.check();
 }
 
+/// `OpenAt` opens what a path leads to, and its answer names the directory.
 #[test]
-fn open_at_opens_what_a_path_leads_to_and_tells_the_directory() {
+fn open_at_and_its_directory() {
     let f = fixture();
     let dir = f.inode(mkdir("d")).ino;
     let sub = f.inode(mkdir("d/sub")).ino;
@@ -217,8 +218,10 @@ fn chmod_chown_and_utimes_obey_ownership() {
     assert_eq!(f.inode_as(&other, times(None, None)).ctime, 1_002 * SECOND);
 }
 
+/// The times of a directory follow its content, and times that were set count until the next
+/// change.
 #[test]
-fn directory_times_follow_content_and_explicit_ones_count_until_the_next_change() {
+fn directory_times() {
     let f = fixture();
     let dir = f.inode(mkdir("d")).ino;
     let me = InodeRef::by_id(dir);
@@ -324,8 +327,9 @@ fn rename_refuses_cycles_and_wrong_types() {
     f.check();
 }
 
+/// A directory that gets another parent must be writable.
 #[test]
-fn a_directory_that_gets_another_parent_must_be_writable() {
+fn directory_move_needs_write_permission() {
     let f = fixture();
     let owner = user(1000, 1000, &[]);
     for path in ["a", "b"] {
@@ -397,8 +401,9 @@ fn a_file_has_at_most_65000_names() {
     assert_eq!(f.errno(Op::Link(seen(ino, "f"), at(1, "more"))), libc::EMLINK);
 }
 
+/// Open files outlive their names, and temporary files can get a name.
 #[test]
-fn open_files_outlive_their_names_and_temporary_ones_get_one() {
+fn unlinked_and_temporary_open_files() {
     let f = fixture();
     let ino = f.inode(create("f")).ino;
     let data = NewData::Packed(range(7, 100));

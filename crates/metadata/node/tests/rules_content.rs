@@ -14,8 +14,9 @@ use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, NewData, Op, SetAttr, XattrFlags};
 
+/// Commits are checked against the content that they were made on.
 #[test]
-fn commits_are_checked_against_the_content_they_were_made_on() {
+fn commits_on_changed_content() {
     let f = fixture();
     let inode = f.inode(create("f"));
     let (ino, base) = (inode.ino, inode.data_change);
@@ -72,8 +73,9 @@ fn compaction_happens_only_on_what_was_seen() {
     assert_eq!(found.objects.into_iter().collect::<Vec<_>>(), [(9, 10)]);
 }
 
+/// A window with a hole is compacted, and keeps the hole.
 #[test]
-fn a_window_with_a_hole_is_compacted_and_keeps_the_hole() {
+fn compaction_of_a_window_with_a_hole() {
     let f = fixture();
     let inode = f.inode(create("f"));
     let stored = [Extent::of_range(0, range(3, 5)), Extent::of_range(5, range(4, 5))];
@@ -100,8 +102,9 @@ fn a_window_with_a_hole_is_compacted_and_keeps_the_hole() {
     assert_eq!(chunks, Ok(Answer::Chunks { chunks: vec![(0, new.clone())], end: true }));
 }
 
+/// A packed file moves to another range, and its content stays the same for readers.
 #[test]
-fn a_packed_file_moves_to_another_range_and_nobody_sees_it() {
+fn move_of_a_packed_file() {
     let f = fixture();
     let inode = f.inode(create("f"));
     let inode = f.inode(commit(inode.ino, "f", inode.data_change, NewData::Packed(range(3, 100)), 100));
@@ -188,8 +191,9 @@ fn extended_attributes_by_namespace() {
     f.check();
 }
 
+/// Unused objects are deleted after the grace period, and checked again before that.
 #[test]
-fn objects_are_reaped_after_the_grace_period_and_checked_again() {
+fn object_deletion_after_the_grace_period() {
     let f = fixture();
     for path in ["a", "b"] {
         let inode = f.inode(create(path));

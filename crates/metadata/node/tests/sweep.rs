@@ -122,8 +122,9 @@ fn what_was_cut_off_goes_on_going_after_a_crash() {
     }
 }
 
+/// A file that was truncated and grows again reads as zeros where it was cut.
 #[test]
-fn a_file_that_grows_again_reads_as_zeros_where_it_was_cut() {
+fn zeros_in_a_regrown_file() {
     let f = fixture();
     let ino = large(&f).ino;
     let cut = f.inode(resize(ino, CHUNK_BYTES));
@@ -142,8 +143,9 @@ fn a_file_that_grows_again_reads_as_zeros_where_it_was_cut() {
     assert_eq!(f.check().objects[&OBJECT], 10);
 }
 
+/// A file that was emptied takes new content while its old rows are deleted.
 #[test]
-fn an_emptied_file_takes_new_content_while_its_rows_go() {
+fn new_content_during_row_deletion() {
     let f = fixture();
     let ino = large(&f).ino;
     let open = Op::Open(seen(ino, "f"), OpenFlags { truncate: true, ..WRITE });

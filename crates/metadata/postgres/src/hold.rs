@@ -28,7 +28,7 @@ fn name(schema: &str, shard: i32) -> String {
 
 async fn attempt(client: &Client, name: &str) -> Result<bool, EngineError> {
     let row = client.query_one("SELECT pg_try_advisory_lock(hashtextextended($1, 0))", &[&name]).await;
-    row.map(|row| row.get(0)).map_err(|why| failed("looking who has the shard", &why))
+    row.map(|row| row.get(0)).map_err(|why| failed("looking for the holder of the shard", &why))
 }
 
 /// The process that has the lock of this name, in words; none if no process has it.
@@ -37,7 +37,7 @@ async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError>
         "SELECT coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host') {HOLDERS} LIMIT 1"
     );
     let row = client.query_opt(&text, &[&name]).await;
-    let row = row.map_err(|why| failed("looking who has the shard", &why))?;
+    let row = row.map_err(|why| failed("looking for the holder of the shard", &why))?;
     Ok(row.map(|row| format!("{:?} on {}", row.get::<_, String>(0), row.get::<_, String>(1))))
 }
 
@@ -63,10 +63,10 @@ pub async fn take(client: &Client, schema: &str, shard: i32, take_over: bool) ->
             client.query(&end, &[&name]).await.map_err(|why| failed("ending the other session", &why))?;
         }
         if waited >= WAIT {
-            let who = who(client, &name).await.ok().flatten();
-            let who = who.unwrap_or_else(|| "another process".into());
+            let holder = who(client, &name).await.ok().flatten();
+            let holder = holder.unwrap_or_else(|| "another process".into());
             return Err(EngineError::Refused(format!(
-                "metadata in PostgreSQL: {who} has node {shard} of schema {schema} open; unmount or stop it there, or, if it is gone for good, \
+                "metadata in PostgreSQL: {holder} has node {shard} of schema {schema} open; unmount or stop it there, or, if it is gone for good, \
                  take the volume over with --take-over"
             )));
         }

@@ -103,8 +103,9 @@ fn what_is_durable_is_read_by_the_next_one() {
     assert_eq!(content(&again), expected);
 }
 
+/// A second process that opens the volume is refused, and one that takes it over fences the first.
 #[test]
-fn the_second_to_open_is_refused_and_whoever_takes_over_fences_the_first() {
+fn second_opener_and_takeover() {
     let place = made(&shared().url(&fresh(), ""));
     let first = Arc::new(open(&place).unwrap());
     let holder = first.clone().claim().unwrap();
@@ -142,8 +143,9 @@ fn the_second_to_open_is_refused_and_whoever_takes_over_fences_the_first() {
     assert!(matches!(raw, EngineError::Fenced { .. }), "{raw}");
 }
 
+/// The engine refuses another volume, a newer format, and a volume that is missing.
 #[test]
-fn other_volumes_newer_formats_and_missing_ones_are_refused() {
+fn other_newer_and_missing_volumes() {
     let (server, schema) = (shared(), fresh());
     let place = Place::parse(&server.url(&schema, "")).unwrap();
     let why = expect_err(open(&place));
@@ -163,8 +165,9 @@ fn other_volumes_newer_formats_and_missing_ones_are_refused() {
     );
 }
 
+/// A schema that holds anything else is refused, and foreign tables stay.
 #[test]
-fn schemas_with_anything_else_are_refused_and_what_is_not_ours_stays() {
+fn schemas_with_foreign_tables() {
     let server = Server::start();
     server.ask(
         "CREATE TABLE public.customers (name text); INSERT INTO customers VALUES ('theirs'); \
@@ -243,8 +246,9 @@ fn verify(engine: &PgEngine, count: u32) {
     assert_eq!(found, count);
 }
 
+/// A server that dies under load and comes back has each commit once.
 #[test]
-fn a_server_that_dies_under_load_and_comes_back_has_everything_once() {
+fn server_death_under_load() {
     let mut server = Server::start();
     let place = made(&server.url("volume", "&deadline=60s"));
     let engine = open(&place).unwrap();
@@ -288,8 +292,9 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     verify(&engine, count);
 }
 
+/// The engine refuses a database that has lost what was durable, for good.
 #[test]
-fn a_database_that_has_forgotten_what_was_durable_is_refused_for_good() {
+fn database_that_lost_durable_commits() {
     let server = Server::start();
     let place = made(&server.url("volume", "&deadline=20s"));
     let engine = open(&place).unwrap();
@@ -332,24 +337,27 @@ fn is_acknowledged_only_with_the_standby(wrong: impl Fn(&mut Server)) {
     engine.sync().unwrap();
 }
 
+/// A primary that restarts acknowledges nothing without its standby.
 #[test]
-fn a_primary_that_restarts_acknowledges_nothing_without_its_standby() {
+fn restart_of_the_primary_without_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
         primary.kill();
         primary.resume();
     });
 }
 
+/// A cancelled wait for the standby acknowledges nothing.
 #[test]
-fn a_cancelled_wait_for_the_standby_acknowledges_nothing() {
+fn cancelled_wait_for_the_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
         primary.ask("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
         thread::sleep(Duration::from_millis(300));
     });
 }
 
+/// A session that ends while it waits for the standby acknowledges nothing.
 #[test]
-fn a_session_that_is_ended_while_it_waits_for_the_standby_acknowledges_nothing() {
+fn session_ended_in_wait_for_the_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
         primary.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
         thread::sleep(Duration::from_millis(300));
@@ -390,8 +398,9 @@ fn who_only_reads_hears_of_being_replaced() {
     assert!(matches!(why, EngineError::Fenced { .. }), "{why}");
 }
 
+/// While nothing is written, a lost session is made again with its lock.
 #[test]
-fn a_lost_session_is_made_again_with_its_lock_while_nothing_is_written() {
+fn lost_session_without_writes() {
     let mut server = Server::start();
     let place = made(&server.url("volume", "&deadline=2s"));
     let engine = open(&place).unwrap();
@@ -448,8 +457,9 @@ fn who_has_a_shard_is_known_to_whoever_asks() {
     assert!(holder(&Place::parse("postgres://kestrel@127.0.0.1:1/x").unwrap(), 0).is_err());
 }
 
+/// An engine that is cut off loses its shard, and knows that the database is silent.
 #[test]
-fn who_is_cut_off_has_its_shard_no_longer_and_knows_that_the_database_is_silent() {
+fn engine_cut_off_from_its_database() {
     let (server, schema) = (shared(), fresh());
     let place = made(&server.url(&schema, ""));
     let relay = Relay::start(server.port);
@@ -468,8 +478,9 @@ fn who_is_cut_off_has_its_shard_no_longer_and_knows_that_the_database_is_silent(
     engine.sync().unwrap();
 }
 
+/// A database that waits for its standby is not silent.
 #[test]
-fn a_database_that_waits_for_its_standby_is_not_silent() {
+fn no_silence_while_waiting_for_the_standby() {
     let mut primary = Server::start();
     let mut standby = primary.standby();
     let engine = open(&made(&primary.url("volume", ""))).unwrap();
@@ -488,8 +499,9 @@ fn a_database_that_waits_for_its_standby_is_not_silent() {
     engine.sync().unwrap();
 }
 
+/// With TLS, only a database that proves its name is believed.
 #[test]
-fn with_tls_only_the_database_that_proves_its_name_is_believed() {
+fn tls_name_of_the_database() {
     let mut server = Server::start();
     let authority = server.encrypt();
     let url = |host: &str, more: &str| {
@@ -571,8 +583,9 @@ fn a_full_database_is_waited_for_on_the_same_session() {
     assert_eq!(suffixes, [b"b", b"d"]);
 }
 
+/// Closing on a full database takes no longer than the deadline.
 #[test]
-fn closing_on_a_full_database_takes_no_longer_than_the_deadline() {
+fn close_on_a_full_database() {
     let server = Server::start();
     let place = made(&server.url("volume", "&deadline=1s"));
     let engine = open(&place).unwrap();

@@ -111,8 +111,9 @@ pub fn hole(mode: u32) -> Option<(Hole, bool)> {
 mod tests {
     use super::*;
 
+    /// Times before 1970 and beyond the range survive the conversion.
     #[test]
-    fn times_before_the_epoch_and_beyond_our_range_survive() {
+    fn times_before_1970_and_out_of_range() {
         for time in [-1, -SECOND, 0, 1, i64::MAX, i64::MIN] {
             let there = timestamp(time);
             assert!(there.nsec < SECOND as u32);

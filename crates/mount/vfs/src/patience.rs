@@ -171,12 +171,13 @@ mod tests {
         format!("77 (a ) name) S {}", fields[1..].join(" "))
     }
 
+    /// Killed and exiting threads are dying, and others are not.
     #[test]
-    fn killed_and_exiting_threads_are_dying_others_are_not() {
+    fn dying_threads() {
         assert!(!says_dying(&stat(0x400000, 0)));
         assert!(
             !says_dying(&stat(0x400000, 1 << (libc::SIGALRM - 1))),
-            "an alarm kills nobody who handles it"
+            "an alarm kills no process that handles it"
         );
         assert!(says_dying(&stat(0x400000, 1 << (libc::SIGKILL - 1))));
         assert!(says_dying(&stat(0x400004, 0)));

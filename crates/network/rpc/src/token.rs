@@ -217,8 +217,9 @@ mod tests {
         assert!(!is_proof(&verifier, &nonce, &hello, &NEAR, &[0; 32]));
     }
 
+    /// Token texts read back, and errors about them do not show the secret.
     #[test]
-    fn texts_are_read_again_and_mistakes_are_named_without_the_secret() {
+    fn token_text_round_trip_and_errors() {
         for authority in [None, Some("sha256:00ff".to_string())] {
             let token = Token::new(authority.clone()).unwrap();
             let text = token.reveal();

@@ -208,8 +208,9 @@ mod tests {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
+    /// Refusals beyond a bound are counted only, and acts of administration are always recorded.
     #[test]
-    fn refusals_beyond_a_bound_are_counted_and_administration_is_told() {
+    fn bounded_refusals_in_the_audit_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.log");
         let audit = Audit::open(&path).unwrap();
@@ -228,8 +229,9 @@ mod tests {
         assert_eq!(lines(&path)[0]["event"], "administration");
     }
 
+    /// A log file that is long enough is rotated, and the log of refusals is rotated by itself.
     #[test]
-    fn a_file_that_is_long_enough_is_put_aside_and_refusals_put_aside_their_own() {
+    fn rotation_of_audit_log_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.log");
         let file = |name: &str| lines(&dir.path().join(name)).len();

@@ -26,7 +26,7 @@ use crate::session::opens::Opens;
 const NOBODY: u32 = 65_534;
 
 const NOT_COVERED: FsError =
-    FsError::new(libc::EACCES, "the token of this client does not cover the user who asks");
+    FsError::new(libc::EACCES, "the token of this client does not cover the user of this request");
 const READ_ONLY: FsError = FsError::new(libc::EROFS, "the token of this client is read-only");
 const NOT_FOR_WRITING: FsError =
     FsError::new(libc::EBADF, "a lock for writing needs a file open for writing, and the token is read-only");
@@ -131,7 +131,7 @@ impl Grant {
     /// What a client is told when its token has ended.
     pub fn why_ended(&self, ended: Ended) -> FsError {
         let why = format!(
-            "token {} ({}) has {}: ask who administers the volume for a new one",
+            "token {} ({}) has {}: ask an administrator of the volume for a new one",
             self.record.id,
             self.record.name,
             match ended {

@@ -103,8 +103,9 @@ impl Objects {
 mod tests {
     use super::*;
 
+    /// Object numbers are in use until their client has finished with them or is gone.
     #[test]
-    fn numbers_are_in_use_until_their_client_is_done_with_them_or_gone() {
+    fn object_numbers_in_use() {
         let mut objects = Objects::default();
         objects.give(1, 10, 5);
         objects.give(1, 15, 5);

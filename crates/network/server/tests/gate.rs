@@ -90,8 +90,10 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
     client.done(mknod("a file"));
 }
 
+/// A peer that does not know the secret, or that repeats another node's messages, learns nothing
+/// about the cluster.
 #[test]
-fn who_does_not_know_the_secret_or_repeats_what_another_said_is_told_nothing_of_the_cluster() {
+fn peers_without_the_cluster_secret() {
     let cluster = Cluster::start();
     let address = cluster.sites[0].address;
     // Numbers of another cluster: it is the secret that counts.
@@ -140,8 +142,9 @@ fn is_refused(cluster: &Cluster, hello: PeerHello, errno: i32, says: &str) {
     assert!(why.reason.contains(says), "{why:?}");
 }
 
+/// The handshake refuses a directory that was made anew, an old copy and a second process.
 #[test]
-fn a_directory_that_was_made_anew_an_old_copy_and_a_second_process_are_refused() {
+fn new_old_and_duplicate_node_directories() {
     let mut cluster = Cluster::start();
     all_are_known(&cluster, 2);
     let anew = || PeerHello { birth: 7, epoch: 9, ..hello(2, 1) };
@@ -170,8 +173,9 @@ fn a_directory_that_was_made_anew_an_old_copy_and_a_second_process_are_refused()
     }
 }
 
+/// A node with a copy that was started later learns that it must not go on.
 #[test]
-fn a_node_whose_copy_was_started_after_it_learns_that_it_must_not_go_on() {
+fn node_with_a_copy_started_later() {
     let cluster = Cluster::start();
     all_are_known(&cluster, 2);
     assert_eq!(cluster.sites[1].running().peers.expelled(), None);
@@ -184,8 +188,10 @@ fn a_node_whose_copy_was_started_after_it_learns_that_it_must_not_go_on() {
     assert_eq!(cluster.sites[2].running().peers.expelled(), None);
 }
 
+/// A newer connection of a node replaces the older one, and bytes that are no envelope end a
+/// connection.
 #[test]
-fn a_newer_connection_of_a_node_replaces_the_older_one_and_what_is_no_envelope_ends_it() {
+fn newer_peer_connection_and_bad_envelopes() {
     let cluster = Cluster::start();
     let address = cluster.sites[0].address;
     eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);
@@ -220,8 +226,9 @@ fn a_newer_connection_of_a_node_replaces_the_older_one_and_what_is_no_envelope_e
     assert_eq!(client.names("dir"), ["file"]);
 }
 
+/// A node accepts addresses only of nodes of the cluster, and not of itself.
 #[test]
-fn where_others_are_is_heard_of_nodes_of_the_cluster_only_and_not_of_this_one() {
+fn addresses_of_other_members_only() {
     let cluster = Cluster::start();
     let (address, host) = (cluster.sites[0].address, cluster.sites[0].running().host.clone());
     eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);

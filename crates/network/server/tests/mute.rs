@@ -52,8 +52,9 @@ fn next(line: &Line) -> Vec<ToClient> {
     eventually(|| Some(line.heard()).filter(|heard| !heard.is_empty()))
 }
 
+/// A ping that may not be answered ends the connection.
 #[test]
-fn a_ping_that_may_not_be_answered_ends_the_connection() {
+fn ping_that_may_not_be_answered() {
     let engine = Arc::new(MemoryEngine::shared(SyncWhen::Asked));
     let map = ClusterMap::even(vec![MapMember { id: 1, address: "node-1:1".into() }]).unwrap();
     let placement = Placement::new(map, ExceptionTable::default());

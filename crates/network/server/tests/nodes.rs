@@ -75,8 +75,9 @@ fn many_clients_share_directories_over_three_nodes() {
     }
 }
 
+/// Clients wait for a node that is cut off or restarted.
 #[test]
-fn a_node_that_is_cut_off_or_started_again_is_waited_for() {
+fn calls_over_cut_and_restarted_nodes() {
     let mut cluster = Cluster::start();
     let client = cluster.client();
     client.done(Op::MkDir(at("left"), 0o777));
@@ -123,8 +124,9 @@ fn a_node_that_is_cut_off_or_started_again_is_waited_for() {
     assert!(peers[&2].connects >= 3 && peers[&3].connects == 1, "{peers:?}");
 }
 
+/// A request that needs a dead node fails in time, and the others are served.
 #[test]
-fn what_needs_a_node_that_is_gone_fails_in_time_and_the_rest_is_served() {
+fn requests_with_a_dead_node() {
     let mut cluster = Cluster::start();
     let client = cluster.client();
     let mine = (0..).map(|number| format!("n{number}")).filter(|name| client.leader(&mknod(name)) == 1);
@@ -142,8 +144,10 @@ fn what_needs_a_node_that_is_gone_fails_in_time_and_the_rest_is_served() {
     }
 }
 
+/// Files are opened, renamed and removed over nodes, and a wrong node answers that it is the wrong
+/// one.
 #[test]
-fn files_are_opened_renamed_and_removed_over_nodes_and_a_wrong_node_says_so() {
+fn open_rename_and_remove_over_nodes() {
     let cluster = Cluster::start();
     let client = cluster.client();
     let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };

@@ -37,8 +37,9 @@ fn strangers_are_told_why() {
     assert_eq!(fixture.server.figures(0).totals.refused, 5);
 }
 
+/// A client that breaks the protocol loses its connection, and not its session.
 #[test]
-fn who_breaks_the_protocol_loses_the_connection_and_not_the_session() {
+fn protocol_errors() {
     let fixture = Fixture::new();
     let root = Request { creds: Creds::root(), op: Op::Usage };
     let breaks: [fn(&mut Client, Request) -> ToServer; 4] = [

@@ -48,8 +48,9 @@ fn nothing_is_acknowledged_before_it_is_durable() {
     assert_eq!(client.heard().len(), 1);
 }
 
+/// A retry is answered from memory or from rows, and executed once.
 #[test]
-fn a_retry_is_answered_from_memory_and_from_rows_and_executed_once() {
+fn retry_answered_from_memory_and_rows() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
     let mut call = client.op(Op::MkDir(at("d"), 0o755));
@@ -71,8 +72,9 @@ fn a_retry_is_answered_from_memory_and_from_rows_and_executed_once() {
     assert!(client.heard().is_empty());
 }
 
+/// A call that is being executed is answered on the newest connection.
 #[test]
-fn a_call_that_is_being_executed_answers_to_the_newest_connection() {
+fn answer_on_the_newest_connection() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
     let call = client.op(create("a"));
@@ -94,8 +96,9 @@ fn a_call_that_is_being_executed_answers_to_the_newest_connection() {
     assert_eq!((totals.retries_running, totals.superseded, totals.stale_messages), (1, 1, 1));
 }
 
+/// Opens and locks end with the lease, and recorded answers stay.
 #[test]
-fn opens_and_locks_go_with_the_lease_and_the_answers_stay() {
+fn session_after_its_lease() {
     let mut fixture = Fixture::new();
     let mut gone = Client::connected(1, &fixture);
     let mut other = Client::connected(2, &fixture);
@@ -192,8 +195,9 @@ fn after_a_restart_what_clients_hold_is_theirs_again() {
     assert_eq!(absent.connect(&fixture), SessionState::Expired);
 }
 
+/// A client that was granted a longer lease by an earlier start keeps its locks for that long.
 #[test]
-fn who_believes_in_a_longer_lease_of_before_keeps_its_locks_for_that_long() {
+fn longer_lease_of_an_earlier_start() {
     let mut fixture = Fixture::new();
     let mut holder = Client::connected(1, &fixture);
     let (inode, _) = opened(&holder.ask(&fixture, create("a")));
@@ -221,8 +225,9 @@ fn who_believes_in_a_longer_lease_of_before_keeps_its_locks_for_that_long() {
     assert_eq!(fixture.server.figures(fixture.now).grace_left, 0);
 }
 
+/// The grace period ends when each client is back and has retried its calls.
 #[test]
-fn the_grace_period_ends_when_everybody_is_back_and_has_retried() {
+fn end_of_the_grace_period() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
     let mut call = client.op(create("a"));

@@ -632,8 +632,9 @@ fn a_claim_gives_no_more_than_an_open_would() {
     assert_eq!(late.lost_opens, [own.ino]);
 }
 
+/// A retry outside the subtree gets the answer on record.
 #[test]
-fn a_retry_outside_the_subtree_gets_the_answer_on_record() {
+fn retry_outside_the_subtree() {
     let fixture = Fixture::new();
     let mut owner = Client::connected(7, &fixture);
     let [tree, inner, ..] = trees(&fixture, &mut owner);
@@ -702,8 +703,9 @@ fn content_in_answers_is_for_those_who_may_read_it() {
     }
 }
 
+/// A session for some users must have open what it compacts and what it copies from.
 #[test]
-fn a_session_for_some_users_has_open_what_it_compacts_and_copies_from() {
+fn opens_for_compaction_and_copy_with_token() {
     let fixture = Fixture::new();
     let mut owner = Client::connected(7, &fixture);
     let from = small_file(&fixture, &mut owner, "from", 0o644);

@@ -24,8 +24,10 @@ fn known(cluster: &Cluster, what: &str) {
     });
 }
 
+/// A node that restarts at another address is met there, and so are two at once, and all of them
+/// after a restart.
 #[test]
-fn a_node_that_starts_elsewhere_is_met_there_and_so_are_two_at_once_and_all_after_a_restart() {
+fn nodes_that_restart_elsewhere() {
     let mut cluster = Cluster::start();
     met(&cluster, "all meet");
     cluster.sites[1].kill();

@@ -254,8 +254,9 @@ fn full_chunk_has_no_hole() {
     assert!(list.windows_to_compact().is_empty());
 }
 
+/// Windows with many joins are compacted, and sparse ones are not.
 #[test]
-fn windows_with_many_joins_are_compacted_and_sparse_ones_are_not() {
+fn choice_of_windows_to_compact() {
     let mut list = ExtentList::new();
     // Window 1: 33 touching extents. Window 2: 32. Window 3: 100 runs with gaps.
     for i in 0..33 {

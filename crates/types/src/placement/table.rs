@@ -526,8 +526,9 @@ mod tests {
         Placement { version: 7, ..Placement::new(map, ExceptionTable::default()) }
     }
 
+    /// A placement map of a newer format is refused, and the error says what to do.
     #[test]
-    fn a_table_from_the_future_is_refused_and_says_what_to_do() {
+    fn placement_map_of_a_newer_version() {
         let mut bytes = small().encode();
         bytes[0] = FORMAT + 1;
         let error = Placement::decode(&bytes).unwrap_err();
@@ -573,8 +574,9 @@ mod tests {
         008080010000000000000901000000\
         09";
 
+    /// An idle cluster member gets no slots, and a coordinator cannot leave.
     #[test]
-    fn an_idle_member_gets_nothing_and_a_coordinator_stays() {
+    fn idle_members_and_the_coordinator() {
         let table = small().with_member(member(9), true).unwrap();
         assert!(table.is_idle(9) && !table.is_idle(5) && table.coordinator == 1);
         assert_eq!(table.serving().map(|member| member.id).collect::<Vec<_>>(), [1, 2, 5]);
@@ -601,8 +603,9 @@ mod tests {
         assert_eq!((gone.coordinator, gone.heir_of(1)), (9, Some(2)));
     }
 
+    /// A cluster member that leaves has an heir, and so has an heir that leaves.
     #[test]
-    fn who_leaves_is_inherited_from_and_an_heir_that_leaves_too() {
+    fn heirs_of_members_that_leave() {
         let table = drained().with_leaving(2).unwrap();
         assert!(table.is_leaving(2) && !table.is_leaving(1) && table.heir_of(2).is_none());
         let table = table.without(2, 5).unwrap();
@@ -630,8 +633,9 @@ mod tests {
         }
     }
 
+    /// An even map gives each member the same number of slots.
     #[test]
-    fn an_even_map_gives_everybody_the_same_number_of_slots() {
+    fn even_map() {
         for nodes in [1, 2, 3, 7, 16, 1000, 1024] {
             let map = ClusterMap::even((0..nodes).map(|i| member(i * 3)).collect()).unwrap();
             let slots = map.slots_of_members();
@@ -640,8 +644,9 @@ mod tests {
         }
     }
 
+    /// A placement map with new addresses of its nodes is the same otherwise.
     #[test]
-    fn a_table_with_its_nodes_elsewhere_is_the_same_otherwise() {
+    fn placement_map_with_new_addresses() {
         let table = small();
         let at = |node, address: &str| BTreeMap::from([(node, address.to_string())]);
         let moved = table.at(&at(2, "elsewhere:1"));

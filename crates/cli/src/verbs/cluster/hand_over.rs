@@ -30,7 +30,7 @@ pub struct HandOverArgs {
     /// The node
     #[arg(long, value_name = "N")]
     pub node: NodeId,
-    /// The node whose machine serves it then; the next one that serves clients by default
+    /// The node with the machine that serves it then; the next one that serves clients by default
     #[arg(long, value_name = "M")]
     pub to: Option<NodeId>,
     /// Print JSON

@@ -21,7 +21,7 @@ use crate::verbs::print_json;
   kestrel cluster init n1 --node 127.0.0.1:9441 --node 127.0.0.1:9442 --node 127.0.0.1:9443     (all on this machine)
 
 The nodes are numbered from 1 in the order of their addresses, the first is the one in this directory. Prints the token with
-which `kestrel cluster join` makes the directories of the others; whoever has it can speak as a node, so keep it as a
+which `kestrel cluster join` makes the directories of the others; with it anyone can speak as a node, so keep it as a
 password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are those under which clients and
 the other nodes reach a node, and cannot be changed later; `kestrel cluster add-node` adds nodes. Node 1 coordinates unless --coordinator
 gives the address of one more node, with the last number, that does nothing else; it joins as the others do. Without --storage file data goes

@@ -39,8 +39,8 @@ pub struct JoinArgs {
     pub token: String,
     /// Where: a path or file:///path; missing or empty
     pub directory: String,
-    /// Number of the node; by default the one that was added, or whose address is this machine's,
-    /// if there is just one
+    /// Number of the node; by default the one that was added, or the one with the address of
+    /// this machine, if there is just one
     #[arg(long, value_name = "N")]
     pub node: Option<NodeId>,
     /// Print JSON

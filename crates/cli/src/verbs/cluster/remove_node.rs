@@ -32,9 +32,9 @@ const VERB: &str = "kestrel cluster remove-node";
   kestrel cluster remove-node kestrel://10.0.0.1/photos --node 4 --undo
 
 What the node owns goes to the others, as `kestrel cluster drain` does. Then clients are told to open elsewhere what they have open there; they go
-on working meanwhile, and who is waited for is told. When none has anything there, another node gets its part of the figures of directories and
+on working meanwhile, and the command names those that it waits for. When none has anything there, another node gets its part of the figures of directories and
 objects, and it is a node of the cluster no more: its process ends by itself, and its directory can be deleted. Its number is never used again.
-All nodes have to be up. A verb that was stopped, or whose time was over, can be run again; --undo takes it back.
+All nodes have to be up. A command that was stopped, or that ran out of time, can be run again; --undo takes it back.
 
 A node that was announced and never came, and one that was added and was lost before it joined, are taken out at once: start it no more. A node
 that has joined and was lost cannot be removed: restore its directory. Nor can the one that leads changes, before another one does
@@ -234,10 +234,10 @@ impl Leave<'_> {
         let sessions = status["served"]["sessions"].as_array().ok_or("the node tells of no sessions")?;
         let alive = sessions.iter().filter(|session| session["state"] != "expired" && session["who"] != who);
         let name = |session: &Value| {
-            let who = session["who"].as_str().unwrap_or("?");
+            let client = session["who"].as_str().unwrap_or("?");
             match session["opens"].as_u64().unwrap_or(0) {
-                0 => who.to_string(),
-                opens => format!("{who} ({} open files)", count(opens)),
+                0 => client.to_string(),
+                opens => format!("{client} ({} open files)", count(opens)),
             }
         };
         Ok(alive.map(name).collect())

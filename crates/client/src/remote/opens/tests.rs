@@ -84,8 +84,10 @@ fn opens_are_counted_by_answers() {
     assert_eq!((opens.len(), opens.leave(21)), (0, Leave::Unknown));
 }
 
+/// An open that a node has lost is closed without asking that node, and no other open is closed
+/// with it.
 #[test]
-fn what_a_node_has_lost_is_closed_without_it_and_takes_nothing_else_away() {
+fn close_of_opens_lost_by_a_node() {
     let opens = Opens::default();
     for node in [1, 1, 1, 2] {
         opens.answered(node, WRITE, &opened(20));
@@ -139,8 +141,10 @@ fn what_was_opened_for_writing_is_given_back_last() {
     assert_eq!(opens.len(), 0);
 }
 
+/// A node where all opens were released does not count as open for writing because it was so
+/// before.
 #[test]
-fn a_node_is_not_taken_for_writable_because_it_was_before_all_was_given_back() {
+fn no_stale_write_access_at_a_node() {
     let opens = Opens::default();
     opens.answered(2, READ, &opened(20));
     opens.answered(1, WRITE, &opened(20));
@@ -257,8 +261,9 @@ fn move_all(opens: &Opens, ino: InodeId) {
     }
 }
 
+/// An open at a node that leaves is made at another node before it is released at the first one.
 #[test]
-fn what_is_open_at_a_node_that_leaves_is_opened_elsewhere_before_it_is_given_back() {
+fn opens_moved_from_a_leaving_node() {
     let opens = Opens::default();
     opens.answered(1, WRITE, &opened(20));
     opens.answered(1, READ, &opened(20));
@@ -277,8 +282,9 @@ fn what_is_open_at_a_node_that_leaves_is_opened_elsewhere_before_it_is_given_bac
     assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, Leave::Unknown));
 }
 
+/// A handle that is closed while its open moves leaves one open too many, which is released.
 #[test]
-fn a_handle_that_is_closed_while_it_moves_leaves_a_spare_open() {
+fn close_during_a_move_of_opens() {
     for closed_first in [false, true] {
         let opens = Opens::default();
         opens.answered(1, WRITE, &opened(20));
@@ -300,8 +306,9 @@ fn a_handle_that_is_closed_while_it_moves_leaves_a_spare_open() {
     }
 }
 
+/// Opens that were made at another node already are not lost when the first node loses them.
 #[test]
-fn what_a_node_loses_that_was_opened_elsewhere_is_not_lost() {
+fn loss_of_opens_that_have_moved() {
     let opens = Opens::default();
     opens.answered(1, WRITE, &opened(20));
     opens.answered(1, WRITE, &opened(20));

@@ -39,8 +39,9 @@ fn lengths_around_a_frame() {
     }
 }
 
+/// A frame is stored as it is sent, and large data is not copied.
 #[test]
-fn what_is_sent_is_what_is_written_and_large_data_is_not_copied() {
+fn frame_bytes_without_copies() {
     for (len, cut) in [(10, 10), (9000, 9000), (300_000, 300_000), (300_000, 70_001), (50_000, 900)] {
         let buffers: Vec<Vec<u8>> = pattern(len).chunks(cut).map(<[u8]>::to_vec).collect();
         let places: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr_range()).collect();
@@ -59,8 +60,9 @@ fn what_is_sent_is_what_is_written_and_large_data_is_not_copied() {
     }
 }
 
+/// Damage of any byte of a frame is noticed, and no unverified byte is returned.
 #[test]
-fn damage_of_any_byte_is_noticed_and_nothing_unverified_comes_out() {
+fn damage_of_any_byte_of_a_frame() {
     let bytes = pattern(300);
     let (store, range) = stored(&bytes, 300, 7);
     for at in 7..7 + range.stored_len() as usize {

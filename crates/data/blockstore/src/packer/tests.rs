@@ -122,8 +122,9 @@ fn threads_that_store_together_share_uploads() {
     assert!(objects <= 30, "{objects} objects for 640 files by 64 threads");
 }
 
+/// Large payloads are uploaded in parallel, and leave a thread for small ones.
 #[test]
-fn large_payloads_are_uploaded_side_by_side_and_leave_a_thread_to_small_ones() {
+fn parallel_uploads_of_large_payloads() {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
     store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_secs(1))));
     let config = PackerConfig { uploads: 4, ..PackerConfig::new(VOLUME) };
@@ -188,8 +189,10 @@ fn a_failed_append_hits_its_round_only() {
     }
 }
 
+/// When the store is full, packing fails without leaving objects, and works again once there is
+/// room.
 #[test]
-fn a_full_store_fails_without_leaving_objects_and_recovers() {
+fn packer_with_a_full_store() {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::new()), 5));
     let packer = packer(store.clone());
     store.add(Rule::always(Call::Append, Fault::Errno(libc::ENOSPC)));
@@ -260,8 +263,10 @@ fn all_sealed(packer: &Packer) -> bool {
     matches!(&packer.shared.path, Path::Append(lanes) if lanes.all_sealed())
 }
 
+/// Packs grow over rounds, are sealed when they are full or idle, and are pinned while they are
+/// needed.
 #[test]
-fn packs_grow_over_rounds_are_sealed_when_full_or_idle_and_pinned_while_needed() {
+fn growth_sealing_and_pins_of_packs() {
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
     let config = PackerConfig {
         pack_bytes: 100_000,
@@ -288,8 +293,9 @@ fn packs_grow_over_rounds_are_sealed_when_full_or_idle_and_pinned_while_needed()
     assert!(!packer.is_open(object));
 }
 
+/// The oldest open object is the oldest pinned one, or the next number if none is pinned.
 #[test]
-fn the_oldest_open_object_is_the_oldest_pinned_or_the_next_number() {
+fn oldest_open_object() {
     struct Ids(AtomicU64);
     impl ObjectIds for Ids {
         fn next(&self) -> Result<ObjectId> {
@@ -317,8 +323,9 @@ fn the_oldest_open_object_is_the_oldest_pinned_or_the_next_number() {
     assert_eq!(packer.oldest_open(|object| object), 10);
 }
 
+/// Payloads that cannot be stored, and calls after the close, are answered with errors.
 #[test]
-fn impossible_payloads_and_closed_packers_are_answered() {
+fn errors_of_impossible_payloads() {
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
     let packer = packer(store);
     assert!(matches!(store_wait(&packer, vec![], 1), Err(Error::Invalid { .. })));
@@ -345,10 +352,10 @@ fn callbacks_may_store_more_and_may_panic() {
     assert!(store_wait(&packer, vec![4], 1).is_ok());
 }
 
-/// A defect of the store must fail the callers that wait for it, and no others: neither hang them
-/// nor end the thread that others need.
+/// A panic of the store fails the round and nothing else. A defect of the store must fail the
+/// callers that wait for it, and no others: neither hang them nor end the thread that others need.
 #[test]
-fn a_panic_of_the_store_fails_the_round_and_nothing_else() {
+fn panic_of_the_store() {
     let made: [(fn() -> MemoryStore, Call); 2] =
         [(MemoryStore::new, Call::Append), (MemoryStore::put_only, Call::Put)];
     for (make, call) in made {

@@ -275,8 +275,9 @@ mod tests {
         }
     }
 
+    /// A scan does not evict what is used again and again.
     #[test]
-    fn a_scan_does_not_push_out_what_is_used_again_and_again() {
+    fn scan_resistance_of_the_cache() {
         let cache = FrameCache::new(SHARDS * 64 * 4096, Keeps::Waited);
         let hot: Vec<FrameId> = (0..200).map(|frame| id(1, frame)).collect();
         let mut object = 2;
@@ -297,8 +298,9 @@ mod tests {
         assert!(kept > 150, "{kept} of 200 kept");
     }
 
+    /// Frames that were read ahead are accounted for until they are read or evicted.
     #[test]
-    fn what_was_read_ahead_is_accounted_for_until_read_or_evicted() {
+    fn accounting_of_read_ahead_frames() {
         let cache = FrameCache::new(SHARDS * 4 * 4096, Keeps::Waited);
         for frame in 0..8 {
             for _ in 0..2 {
@@ -314,8 +316,9 @@ mod tests {
         assert_eq!((cache.ahead_bytes(), cache.wasted_bytes()), (0, 7 * 4096));
     }
 
+    /// The memory of an evicted frame is used again, unless a reader still holds it.
     #[test]
-    fn memory_of_what_was_pushed_out_is_used_again_unless_somebody_holds_it() {
+    fn memory_reuse_after_eviction() {
         let full = FRAME_BYTES as usize;
         let cache = FrameCache::new(SHARDS * 2 * full, Keeps::Waited);
         let bring = |frame| {

@@ -101,8 +101,10 @@ mod tests {
 
     const RANGE: Range = Range { object: 1, offset: 48, len: 1 << 22 };
 
+    /// Fetches of neighbouring frames run at the same time, and fetches of the same frames one
+    /// after the other.
     #[test]
-    fn neighbours_fly_together_and_the_same_frames_one_after_the_other() {
+    fn single_flight_by_frames() {
         let flights = Flights::default();
         let (under_way, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let side = flights.take_off(RANGE, (10, 20)).unwrap();

@@ -171,8 +171,9 @@ mod tests {
         ReadAhead::new(ReadAheadConfig::default())
     }
 
+    /// Sequential reading makes the window grow, and read-ahead stays ahead of the reader.
     #[test]
-    fn sequential_reading_grows_the_window_and_stays_ahead() {
+    fn read_ahead_window_growth() {
         let mut state = handle();
         let (mut ahead, mut largest, mut windows) = (0, 0, Vec::new());
         for pos in (0..64 * MIB).step_by(128 * KIB as usize) {
@@ -233,10 +234,10 @@ mod tests {
         assert_eq!(state.streams.len(), 1);
     }
 
-    /// What the kernel makes of one reader with a large window: some requests under way, answered
-    /// in any order.
+    /// Read-ahead treats a shuffled stream from a remote store as one stream. What the kernel makes
+    /// of one reader with a large window: some requests under way, answered in any order.
     #[test]
-    fn a_shuffled_stream_of_a_remote_store_is_read_ahead_as_a_whole() {
+    fn read_ahead_of_shuffled_stream() {
         let mut state = ReadAhead::new(ReadAheadConfig::remote(32 * MIB));
         let (mut ahead, mut asked) = (0, 0);
         for group in 0..FILE / 4 / MIB {
@@ -252,8 +253,10 @@ mod tests {
         assert!(asked > FILE / 4 - 4 * MIB, "{asked}");
     }
 
+    /// Windows that stay unread shrink until read-ahead is off, and a long sequential run turns it
+    /// on again.
     #[test]
-    fn unread_windows_shrink_and_turn_off_and_a_long_run_turns_on_again() {
+    fn read_ahead_window_shrinking() {
         let mut state = handle();
         let mut asked = Vec::new();
         for burst in 0..60 {

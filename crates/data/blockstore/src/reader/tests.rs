@@ -71,8 +71,9 @@ fn small_reads_verify_a_frame_once() {
     assert_eq!(store.injected(), 4, "four frames, each read from the store once");
 }
 
+/// Read-ahead serves later reads of a store that always blocks.
 #[test]
-fn read_ahead_serves_later_reads_of_a_store_that_always_blocks() {
+fn read_ahead_with_a_blocking_store() {
     let (store, range, bytes) = stored(MemoryStore::put_only(), 3_000_000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     let mut out = vec![0; 131_072];
@@ -136,8 +137,9 @@ impl NearCache for NearBy {
     }
 }
 
+/// The reader does not keep a second copy of bytes that a local cache holds as they are.
 #[test]
-fn what_a_cache_near_by_holds_as_it_is_is_not_kept_twice() {
+fn no_second_copy_of_locally_cached_bytes() {
     assert_eq!([true, false].map(|is_remote| Keeps::beside(is_remote, None)), [Keeps::Waited, Keeps::Parts]);
     for is_plain in [true, false] {
         let keeps = Keeps::beside(true, Some(&NearBy { is_plain }));
@@ -188,8 +190,9 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
     assert_eq!((kept[0].to_vec(), held[0].to_vec()), (before, bytes[..65_536].to_vec()));
 }
 
+/// Damage on the way is healed by a second fetch, and damaged bytes are never returned.
 #[test]
-fn damage_on_the_way_is_healed_for_fetches_too_and_never_handed_out() {
+fn damage_in_transit_healed_by_refetch() {
     let (store, range, bytes) = stored(MemoryStore::put_only(), 200_000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     store.add(Rule::once(Call::Read, 0, Fault::WrongByte));
@@ -201,8 +204,9 @@ fn damage_on_the_way_is_healed_for_fetches_too_and_never_handed_out() {
     assert!(broken.find(range, 0, 100).is_none());
 }
 
+/// Readers of the same frames share one request, and read-ahead does not repeat it.
 #[test]
-fn readers_of_the_same_frames_share_one_request_and_read_ahead_is_not_repeated() {
+fn shared_request_for_the_same_frames() {
     let (store, range, bytes) = remote(1 << 20);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     std::thread::scope(|scope| {
@@ -222,8 +226,9 @@ fn readers_of_the_same_frames_share_one_request_and_read_ahead_is_not_repeated()
     assert!(store.injected() <= 4, "{} requests", store.injected());
 }
 
+/// Read-ahead stops before it evicts its own frames.
 #[test]
-fn read_ahead_stops_before_it_pushes_its_own_frames_out() {
+fn read_ahead_within_the_cache() {
     let (store, range, _) = stored(MemoryStore::put_only(), 8 << 20);
     let config = ReaderConfig { cache_bytes: 4 << 20, ..ReaderConfig::default() };
     let reader = Reader::new(store, config);

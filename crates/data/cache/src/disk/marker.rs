@@ -97,8 +97,9 @@ fn make(path: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
 
+    /// A cache takes only an empty directory or a cache directory.
     #[test]
-    fn only_empty_directories_and_cache_directories_are_taken() {
+    fn directories_that_a_cache_accepts() {
         let dir = tempfile::tempdir().unwrap();
         let cache = dir.path().join("cache");
         open(&cache).unwrap();

@@ -34,8 +34,9 @@ fn an_idle_volume_goes_first_oldest_first() {
     assert_eq!(plan(&files, 1000, NOW), [2, 1, 3, 0]);
 }
 
+/// Eviction brings the volumes in use to equal shares, and volumes below their share keep all.
 #[test]
-fn volumes_in_use_are_brought_to_equal_shares_and_small_ones_keep_all() {
+fn equal_shares_of_volumes_in_use() {
     let mut files = Vec::new();
     for (volume, count) in [(0, 100), (1, 60), (2, 10)] {
         files.extend((0..count).map(|i| file(volume, 1, i, false)));

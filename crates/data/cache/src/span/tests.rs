@@ -28,8 +28,9 @@ fn what_is_here_ends_a_span() {
     assert_eq!(policy.plan(&(10..12), 6, None, |_| true), 10..12);
 }
 
+/// With an empty budget nothing is fetched ahead, and use of fetched bytes fills the budget.
 #[test]
-fn an_empty_account_fetches_nothing_ahead_and_use_fills_it() {
+fn budget_for_fetching_ahead() {
     let mut policy = policy(2 * PAGE_BYTES);
     assert_eq!(policy.plan(&(10..12), 6, None, |_| false), 10..14);
     policy.fetched(0, 2 * PAGE_BYTES);
@@ -87,8 +88,9 @@ fn an_epoch_over_packs_needs_few_requests() {
     assert!(bytes < 64 * 18 * MIB, "{bytes} bytes of 1 GiB");
 }
 
+/// Random reads of much data fetch little beyond what they ask for.
 #[test]
-fn random_reads_of_much_data_fetch_little_beyond_what_they_ask_for() {
+fn excess_bytes_of_random_reads() {
     // 20,000 reads of 3 pages over 40 GiB in blocks of 4 MiB.
     let mut state = 1;
     let reads: Vec<(usize, Range<u32>)> = (0..20_000)

@@ -119,7 +119,7 @@ impl fmt::Display for OpenError {
             ),
             Self::NotEmpty { place } => write!(
                 f,
-                "{place}: there are objects below objects/ and nothing says whose; choose an empty prefix"
+                "{place}: there are objects below objects/ of an unknown volume; choose an empty prefix"
             ),
             Self::Newer { place, version } => {
                 write!(f, "{place}: made by a newer version (layout {version}); update this program")

@@ -98,8 +98,9 @@ mod tests {
         }
     }
 
+    /// A page that is cut off is an error, but no contradiction: it may come whole another time.
     #[test]
-    fn pages_that_are_cut_off_are_not_but_may_come_whole_another_time() {
+    fn truncated_listing_pages() {
         let good = page("<KeyCount>2</KeyCount>", 2, false, "");
         for bad in [&good[..good.len() - 20], ""] {
             let (why, contradicts) = listed(bad);

@@ -44,9 +44,7 @@ impl Member {
         }
         let takes_over = next.coordinator == self.me && self.coordinator() != self.me;
         if takes_over != charge.is_some() {
-            return log::error!(
-                "whoever tells table {version} of placement tells something else of who leads changes"
-            );
+            return log::error!("placement map {version} came with contradictions about its coordinator");
         }
         let frozen = self.changing.part.as_ref().filter(|part| part.recorded);
         if frozen.is_some_and(|part| part.next != next) && !left {

@@ -378,8 +378,9 @@ fn bytes_are_pinned() {
     assert!(Envelope::decode(&encoded(&late)).is_err());
 }
 
+/// An envelope that fits no frame is not encoded, and large counts take no memory.
 #[test]
-fn what_no_frame_holds_is_not_encoded_and_counts_take_no_memory() {
+fn oversized_envelopes_and_counts() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let row = Mutation { key: Key::new(Table::Chunk, 7, b"12345678"), value: Some(vec![0; 1 << 20].into()) };
     let loan = LoanId { epoch: 1, number: 1 };

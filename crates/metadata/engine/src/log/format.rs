@@ -203,8 +203,9 @@ pub(crate) fn to_owned(mutations: &[Change<'_>]) -> Vec<Mutation> {
 mod tests {
     use super::*;
 
+    /// A log record is valid only as a whole, and only in its generation.
     #[test]
-    fn a_record_is_valid_only_as_a_whole_and_in_its_generation() {
+    fn log_record_validity() {
         let mut record = vec![0; RECORD_HEADER];
         put_mutation(&mut record, KeyRef::new(Table::Entry, 7, b"name"), Some(b"value"));
         put_mutation(&mut record, KeyRef::new(Table::Link, 8, b""), None);

@@ -249,8 +249,9 @@ mod tests {
             .collect()
     }
 
+    /// Rows come out in order, in whatever order they were inserted.
     #[test]
-    fn rows_come_out_in_order_whatever_the_order_they_came_in() {
+    fn order_of_inserted_rows() {
         let mut order = Order::default();
         let mut state = 1u32;
         let mut expected = std::collections::BTreeSet::new();

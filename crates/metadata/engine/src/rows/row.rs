@@ -248,8 +248,9 @@ pub(super) fn prefetch(address: *const u8) {
 mod tests {
     use super::*;
 
+    /// Rows keep the bytes that they are given, and change in place when the new bytes fit.
     #[test]
-    fn rows_keep_what_they_are_given_and_change_in_place_when_it_fits() {
+    fn row_updates_in_place() {
         let key = KeyRef::new(Table::Entry, 9, b"name");
         let row = RowPtr::new(key, Some(b"value"), 3, true);
         assert_eq!(

@@ -97,8 +97,9 @@ impl Condemned {
 mod tests {
     use super::*;
 
+    /// A request that refers to an object saves it, unless the object is condemned.
     #[test]
-    fn whoever_refers_to_an_object_saves_it_unless_it_is_condemned() {
+    fn reference_to_a_watched_object() {
         let objects = Condemned::default();
         objects.watch(1, 5, &[10, 11]);
         objects.watch(2, 3, &[10]);
@@ -111,8 +112,9 @@ mod tests {
         assert!(!objects.refer(11));
     }
 
+    /// Copies of messages of earlier rounds change nothing.
     #[test]
-    fn copies_of_messages_of_earlier_rounds_change_nothing() {
+    fn messages_of_earlier_rounds() {
         let objects = Condemned::default();
         objects.watch(1, 5, &[10]);
         objects.end(1, 5);

@@ -87,8 +87,9 @@ fn read(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
+/// The backing file serves readers, and the file system serves writers.
 #[test]
-fn readers_are_served_by_the_backing_file_and_writers_by_us() {
+fn passthrough_for_readers_only() {
     if !can_mount() {
         return;
     }

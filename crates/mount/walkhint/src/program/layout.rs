@@ -22,7 +22,7 @@ impl Span {
         let start = start & !7;
         let bytes = end - start;
         if bytes > SPAN_BYTES_MAX {
-            return Err(Error::Shape(format!("structure whose members lie {bytes} bytes apart")));
+            return Err(Error::Shape(format!("structure with members {bytes} bytes apart")));
         }
         Ok(Span { start, bytes })
     }

@@ -113,9 +113,9 @@ pub(super) fn in_words(error: &Error) -> String {
                     "the server's certificate is of another time ({error}): compare the clocks of both machines"
                 )
             }
-            Certificate::Other(why) => format!("the server is not who it should be: {}", why.0),
+            Certificate::Other(why) => format!("the server is not the one it should be: {}", why.0),
             _ => format!(
-                "the server is not who it should be: {error}; check the fingerprint or file that ?ca= names"
+                "the server is not the one it should be: {error}; check the fingerprint or file that ?ca= names"
             ),
         },
         Error::AlertReceived(AlertDescription::CertificateRequired) => {

@@ -135,8 +135,9 @@ impl Connection for NodeConnection {
     }
 }
 
+/// Calls that completions make are on their way before all completions have run.
 #[test]
-fn what_completions_ask_is_on_its_way_before_all_of_them_have_run() {
+fn calls_sent_between_completions() {
     let (seen, held) = (Arc::new(AtomicUsize::new(0)), Mutex::new(Vec::new()));
     let asked = seen.clone();
     let serving = serving(
@@ -166,8 +167,9 @@ fn what_completions_ask_is_on_its_way_before_all_of_them_have_run() {
     (0..2 * WRITE_EVERY).for_each(|_| done.recv().unwrap());
 }
 
+/// Calls of many threads are executed once, through restarts of the node.
 #[test]
-fn calls_of_many_threads_are_carried_out_once_through_restarts_of_the_node() {
+fn calls_of_threads_over_node_restarts() {
     const THREADS: usize = 8;
     const CALLS: usize = 400;
     let node = Node::default();
@@ -264,8 +266,9 @@ fn who_is_told_where_the_node_is_goes_there_at_once() {
     remote.close();
 }
 
+/// A node that falls silent is reported as missing before its connection is closed.
 #[test]
-fn a_node_that_says_nothing_any_more_is_missed_before_its_connection_is_given_up() {
+fn silent_node_noticed_before_disconnect() {
     let deaf = Arc::new(AtomicBool::new(false));
     let hearing = deaf.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
@@ -293,8 +296,9 @@ fn a_node_that_says_nothing_any_more_is_missed_before_its_connection_is_given_up
     remote.close();
 }
 
+/// A call ends at its deadline, and the connection goes on.
 #[test]
-fn a_call_ends_at_its_deadline_and_the_connection_goes_on() {
+fn call_deadline() {
     let deaf = Arc::new(AtomicBool::new(true));
     let hearing = deaf.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
@@ -323,8 +327,9 @@ fn a_call_ends_at_its_deadline_and_the_connection_goes_on() {
     assert_eq!(errno(&remote.call(stat())), Some(libc::ESHUTDOWN));
 }
 
+/// The holder of the connection is told once about an outage, and about its end.
 #[test]
-fn the_holder_is_told_of_an_outage_once_and_of_its_end() {
+fn outage_events() {
     let listener = listen();
     let start = |listener: &TcpListener| {
         serve(listener.try_clone().unwrap(), Arc::new(Script::new(obliging)), ServerConfig::default())
@@ -413,8 +418,9 @@ fn what_cannot_be_connected_to_says_why() {
     assert!(Remote::connect(config(&[], LONG), notes()).is_err());
 }
 
+/// Completions may make further calls, and these leave with few writes.
 #[test]
-fn completions_may_ask_for_more_and_that_leaves_with_few_writes() {
+fn calls_made_by_completions() {
     let node = serving(Script::new(obliging), ServerConfig::default());
     let (remote, _) = connect(&node);
     struct Run {
@@ -445,10 +451,10 @@ fn completions_may_ask_for_more_and_that_leaves_with_few_writes() {
     remote.close();
 }
 
-/// Much more than sockets hold is under way in both directions: neither side may wait for the other
-/// to read first.
+/// Large calls and large answers do not block each other. Much more than sockets hold is under way
+/// in both directions: neither side may wait for the other to read first.
 #[test]
-fn large_calls_and_large_answers_do_not_block_each_other() {
+fn large_calls_beside_large_answers() {
     const BYTES: usize = 48 * 1024;
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| match message {
         ToServer::Call(call) => {
@@ -505,8 +511,9 @@ fn large_calls_and_large_answers_do_not_block_each_other() {
     remote.close();
 }
 
+/// Questions of the control protocol get events, and an answer or an error.
 #[test]
-fn questions_of_the_control_protocol_get_events_and_an_answer_or_an_error() {
+fn control_questions() {
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| match message {
         ToServer::Call(call) => {
             let Body::Admin(question) = &call.body else { return obliging(ToServer::Call(call), outbox) };
@@ -537,8 +544,9 @@ fn questions_of_the_control_protocol_get_events_and_an_answer_or_an_error() {
     remote.close();
 }
 
+/// A waiting lock can be cancelled, and Bye ends the session.
 #[test]
-fn a_waiting_lock_can_be_cancelled_and_bye_ends_the_session() {
+fn cancelled_lock_and_bye() {
     let said: Arc<Mutex<Vec<ToServer>>> = Arc::default();
     let noting = said.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {

@@ -56,8 +56,9 @@ fn envelopes(said: &Mutex<Vec<ToServer>>) -> Vec<u64> {
     said.lock().iter().filter_map(number).collect()
 }
 
+/// Envelopes of many threads arrive once, and many of them leave with one write.
 #[test]
-fn envelopes_of_many_threads_arrive_once_and_many_leave_with_one_write() {
+fn envelopes_of_many_threads() {
     let said = Arc::default();
     let serving = noting(listen(), Arc::clone(&said));
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
@@ -138,8 +139,9 @@ fn a_link_comes_back_and_drops_what_nobody_can_take() {
     drop(serving);
 }
 
+/// A peer that reads nothing is sent no more than the queue holds.
 #[test]
-fn who_takes_nothing_gets_no_more_than_the_queue_holds() {
+fn queue_bound_for_a_stalled_peer() {
     // Greeted, and not read any more.
     let listener = listen();
     let config = PeerConfig { queue_bytes_max: 1 << 20, ..config(listener.local_addr().unwrap()) };

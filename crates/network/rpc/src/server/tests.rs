@@ -89,8 +89,9 @@ impl Peer {
     }
 }
 
+/// Many calls in one write are answered in order, with few writes.
 #[test]
-fn many_calls_in_one_write_are_answered_in_order_with_few_writes() {
+fn many_calls_in_one_write() {
     let serving = serving(Script::new(obliging), patient());
     let mut peer = Peer::greeted(&serving);
     let calls: Vec<u8> = (0..5000).flat_map(|id| sent(&call(id))).collect();
@@ -198,8 +199,9 @@ fn silent_and_trickling_peers_are_cut_off() {
     assert_eq!(serving.figures().cut_off, 3);
 }
 
+/// The server stops reading from a peer that never reads, and then closes the connection.
 #[test]
-fn a_peer_that_never_reads_is_not_read_and_then_cut_off() {
+fn peer_that_never_reads() {
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| match message {
         ToServer::Call(call) => {
             outbox.send(&encoded(&reply(call.id, Ok(Answer::Bytes(vec![7; 60_000].into())))));
@@ -305,8 +307,9 @@ fn what_was_queued_before_a_close_arrives() {
     eventually("the connection is gone", || serving.figures().connections == 0);
 }
 
+/// A stop lets calls under way be answered, and takes no new ones.
 #[test]
-fn stopping_lets_calls_be_answered_and_takes_no_new_ones() {
+fn stop_with_calls_under_way() {
     let held = Held::default();
     let holding = held.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| match message {
@@ -337,8 +340,9 @@ fn stopping_lets_calls_be_answered_and_takes_no_new_ones() {
     assert!(TcpStream::connect(address).is_err());
 }
 
+/// A stop does not wait for calls that are never answered.
 #[test]
-fn a_stop_does_not_wait_for_calls_that_are_never_answered() {
+fn stop_with_calls_never_answered() {
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if !matches!(message, ToServer::Call(_)) {
             obliging(message, outbox);

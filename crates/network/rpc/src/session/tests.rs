@@ -211,8 +211,9 @@ fn too_many_calls_are_refused_and_none_is_lost() {
     world.check();
 }
 
+/// An open that the caller gave up is released when it succeeds after all.
 #[test]
-fn what_was_given_up_is_undone_when_it_succeeds_after_all() {
+fn late_success_of_an_abandoned_open() {
     let mut world = up();
     world.ask(
         op(Op::Open(InodeRef::by_id(2), OpenFlags::default())),
@@ -246,8 +247,9 @@ fn a_silent_node_is_given_up_and_pinged_before() {
     assert_eq!((world.now, pings), (2 * SECOND, 1));
 }
 
+/// A node is overdue one lease after the message was sent that it answered last.
 #[test]
-fn a_node_is_overdue_a_lease_after_it_was_sent_what_it_answered_last() {
+fn overdue_node() {
     let mut world = up();
     world.now = SECOND;
     world.tick();
@@ -267,8 +269,9 @@ fn a_node_is_overdue_a_lease_after_it_was_sent_what_it_answered_last() {
     assert!(!world.link.is_overdue(world.now));
 }
 
+/// A call that waits can be ended, and a call that was sent cannot.
 #[test]
-fn what_waits_can_be_ended_and_what_is_on_its_way_cannot() {
+fn ending_of_calls_not_yet_sent() {
     let mut world = up();
     world.ask(make(1), Asked::Other, Patience::Until(DEADLINE));
     world.cut();
@@ -287,8 +290,9 @@ fn what_waits_can_be_ended_and_what_is_on_its_way_cannot() {
     assert_eq!(failed, [false, false, true, true]);
 }
 
+/// A waiting lock outlives deadlines, but not an outage.
 #[test]
-fn a_waiting_lock_outlives_deadlines_but_not_an_outage() {
+fn waiting_lock_and_an_outage() {
     let mut world = up();
     world.ask(lock(true), Asked::Other, Patience::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
@@ -327,8 +331,9 @@ fn a_cancelled_wait_ends_with_the_answer_of_the_node() {
     assert!(matches!(world.outcomes[&1], Ok(Answered::Lock(Ok(LockAnswer::Done)))));
 }
 
+/// The session sends no calls to a node before the driver accepts that node.
 #[test]
-fn nothing_is_said_to_a_node_before_the_driver_accepts_it() {
+fn no_calls_before_the_node_is_accepted() {
     let mut link: Link<()> = Link::new(config(), 0);
     link.submit(make(1), Patience::Always, ());
     link.connected(0, Security::Loopback);
@@ -411,8 +416,9 @@ fn an_unlock_is_pursued_beyond_its_deadline() {
     assert!(again, "{:?}", world.up);
 }
 
+/// A reclaim without an answer is repeated, and the worst state of the session is kept.
 #[test]
-fn a_reclaim_without_an_answer_is_repeated_and_remembers_the_worst() {
+fn repeated_reclaim() {
     let mut world = up();
     for how in [SessionState::Expired, SessionState::Restarted] {
         world.cut();

@@ -121,8 +121,9 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
+/// The authority of a volume is the same everywhere, and another volume has another one.
 #[test]
-fn an_authority_is_the_same_everywhere_and_another_volume_has_another() {
+fn authority_of_a_volume() {
     let (one, same, other) = (authority(SECRET), authority(SECRET), authority([8; 16]));
     assert_eq!(one.certificate_pem(), same.certificate_pem());
     assert_ne!(one.fingerprint(), other.fingerprint());
@@ -148,8 +149,9 @@ fn an_authority_is_the_same_everywhere_and_another_volume_has_another() {
     assert!(Trust::read(&path).unwrap_err().0.contains("no certificate"));
 }
 
+/// Calls of many threads go through an encrypted connection.
 #[test]
-fn calls_of_many_threads_go_through_an_encrypted_connection() {
+fn encrypted_calls_of_many_threads() {
     let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
     let remote = connect(serving.address(), trusting(SECRET)).unwrap();
     std::thread::scope(|scope| {
@@ -177,7 +179,8 @@ fn a_client_takes_nobody_else_for_the_server() {
     let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
     let why = refusal(serving.address(), trusting([8; 16]));
     assert!(
-        why.contains("not who it should be") && why.contains(&authority(SECRET).fingerprint().to_string()),
+        why.contains("not the one it should be")
+            && why.contains(&authority(SECRET).fingerprint().to_string()),
         "{why}"
     );
     let why = refusal(serving.address(), ClientTls::new(Mode::On, None, None).unwrap());
@@ -188,12 +191,13 @@ fn a_client_takes_nobody_else_for_the_server() {
     std::fs::write(dir.path().join("ca"), other.cert.pem()).unwrap();
     let trust = Trust::read(&dir.path().join("ca")).unwrap();
     let why = refusal(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap());
-    assert!(why.contains("not who it should be"), "{why}");
+    assert!(why.contains("not the one it should be"), "{why}");
     assert!(seen.lock().is_empty());
 }
 
+/// A certificate of another time, of another node or of a client is not accepted as a server's.
 #[test]
-fn a_certificate_of_another_time_another_node_or_a_client_is_no_server_s() {
+fn certificates_that_are_no_server_s() {
     let now = SystemClock.now();
     let node = |node| PeerName::Node(node);
     let cases = [
@@ -202,7 +206,7 @@ fn a_certificate_of_another_time_another_node_or_a_client_is_no_server_s() {
         (node(3), now - 10 * DAY, now - DAY, None, "compare the clocks"),
         (node(3), now + 3 * DAY, now + 5 * DAY, None, "compare the clocks"),
         (node(3), now, now + DAY, Some(2), "which is not node-2"),
-        (PeerName::Client("t-1".into()), now, now + DAY, None, "not who it should be"),
+        (PeerName::Client("t-1".into()), now, now + DAY, None, "not the one it should be"),
     ];
     for (name, from, until, wanted, says) in cases {
         let certified = authority(SECRET).certify(&name, from, until).unwrap();
@@ -275,8 +279,9 @@ fn nodes_and_clients_are_known_by_their_certificates() {
     assert!(authority(SECRET).issue("No Name", now, now + DAY).is_err());
 }
 
+/// A server may have a certificate from the operator, and ask clients for theirs.
 #[test]
-fn a_server_may_have_an_operator_s_certificate_and_ask_clients_for_theirs() {
+fn certificates_of_operator_and_clients() {
     let dir = TempDir::new().unwrap();
     let made = rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
     let pem = |made: &rcgen::CertifiedKey<rcgen::KeyPair>| {
@@ -339,8 +344,9 @@ fn clients_may_be_asked_for_certificates() {
     connect(serving.address(), node).unwrap().close();
 }
 
+/// A side that requires encryption talks to none that refuses it.
 #[test]
-fn nothing_is_done_in_clear_that_is_to_be_encrypted_nor_the_other_way_round() {
+fn mismatch_of_tls_and_clear_text() {
     let clear = || ClientTls::new(Mode::Off, None, None).unwrap();
     let (encrypting, seen) = serving(Some(server_tls(3, Mode::On)));
     let why = refusal(encrypting.address(), clear());
@@ -357,8 +363,9 @@ fn nothing_is_done_in_clear_that_is_to_be_encrypted_nor_the_other_way_round() {
     assert_eq!(*seen.lock(), [Security::Loopback, Security::Tls { peer: None }]);
 }
 
+/// A relay cannot make a client send in clear text.
 #[test]
-fn a_relay_cannot_talk_a_client_into_speaking_in_clear() {
+fn relay_that_strips_tls() {
     // It passes on what the client says without its TLS, as far as it can: it answers as an open
     // server would.
     let (open, seen) = serving(None);
@@ -392,8 +399,9 @@ fn relayed(listener: &TcpListener, to: SocketAddr) -> Vec<u8> {
     heard
 }
 
+/// A handshake that takes too long is cut off, and the number of handshakes at a time is bounded.
 #[test]
-fn a_handshake_that_takes_too_long_is_cut_off_and_there_are_not_too_many() {
+fn slow_and_numerous_handshakes() {
     let config = ServerConfig {
         threads: 2,
         strangers_max: 4,
@@ -437,8 +445,9 @@ fn a_server_that_says_nothing_is_not_waited_for() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// Bytes that are no handshake end their connection and nothing else.
     #[test]
-    fn what_is_no_handshake_ends_a_connection_and_nothing_else(
+    fn bytes_that_are_no_handshake(
         cut in 0usize..600,
         at in 0usize..600,
         flip in any::<u8>(),

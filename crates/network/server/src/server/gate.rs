@@ -132,7 +132,7 @@ impl Gate {
                 Some(PeerName::Client(_)) => "is a client's".into(),
                 None => "is none of this volume's".into(),
             };
-            let why = format!("the certificate of who says to be node {} {shown}", hello.from);
+            let why = format!("the certificate of a peer that says to be node {} {shown}", hello.from);
             return Err(FsError::because(libc::EACCES, why));
         }
         Ok(())

@@ -171,8 +171,9 @@ mod tests {
         Waiter { id, incarnation: 1 }
     }
 
+    /// A numbered call is executed once, and repetitions get the same answer.
     #[test]
-    fn a_number_runs_once_and_is_answered_alike_ever_after() {
+    fn call_number_executed_once() {
         let mut window = Window::default();
         assert_eq!(window.admit(1, by(10), false), Admission::Run);
         assert_eq!(window.admit(1, by(11), true), Admission::Running);
@@ -185,8 +186,9 @@ mod tests {
         assert_eq!(window.admit(0, by(13), true), Admission::Stale);
     }
 
+    /// Numbers of calls may be skipped and given up, but not run ahead of the window.
     #[test]
-    fn numbers_may_be_skipped_and_given_up_but_not_run_ahead() {
+    fn skipped_call_numbers() {
         let mut window = Window::default();
         assert_eq!(window.admit(WINDOW, by(1), false), Admission::Run);
         assert_eq!(window.admit(WINDOW + 1, by(2), false), Admission::Beyond);

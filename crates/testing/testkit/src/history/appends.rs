@@ -78,7 +78,7 @@ fn complaint(
     let is_over = |append: &Event<Call, Answer>| append.answer.is_some() && append.end < read.begin;
     let over = || appends.iter().filter(|(_, append)| is_over(append));
     if let Some((lost, _)) = over().find(|(record, _)| !seen.contains_key(record)) {
-        return Some(format!("record {lost:#x} is missing, whose append was over"));
+        return Some(format!("record {lost:#x} is missing although its append was over"));
     }
     let mut stay: Vec<_> = over().map(|(record, append)| (seen[record], *record, *append)).collect();
     stay.sort_unstable_by_key(|(at, ..)| *at);
@@ -91,7 +91,9 @@ fn complaint(
     for (_, record, append) in &stay {
         match latest {
             Some((begin, other)) if append.end < begin => {
-                return Some(format!("record {other:#x} before {record:#x}, whose append was over before"));
+                return Some(format!(
+                    "record {other:#x} before {record:#x}, although that append was over before"
+                ));
             }
             _ => latest = latest.max(Some((append.begin, *record))),
         }

@@ -106,8 +106,9 @@ fn a_frame_above_the_limit_is_refused_by_its_header() {
     assert!(matches!(stranger.next_frame(), Err(WireError::Oversized { max: HELLO_BYTES_MAX, .. })));
 }
 
+/// An announced payload takes no memory before it comes.
 #[test]
-fn an_announced_payload_takes_no_memory_before_it_comes() {
+fn memory_of_announced_payloads() {
     let mut frames = one_frame(&header(FRAME_BYTES_MAX as u32, 2, 0));
     for _ in 0..10 {
         assert_eq!(frames.next_frame(), Ok(None));
@@ -271,8 +272,9 @@ fn strange_errors_are_made_proper_ones() {
     }
 }
 
+/// A large frame is received, and its memory is returned.
 #[test]
-fn a_large_frame_goes_through_and_its_memory_goes_back() {
+fn large_frame_and_its_memory() {
     let json: Box<[u8]> = vec![b'x'; JSON_BYTES_MAX].into();
     let event = ToClient::Event { id: 1, json };
     let mut frames = one_frame(&client_bytes(&event, Checksum::Crc32c));

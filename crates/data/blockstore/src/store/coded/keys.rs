@@ -186,8 +186,9 @@ mod tests {
         Keys::new(keys.collect(), None, true).unwrap()
     }
 
+    /// Each input of an object's key changes the key, and so does each piece.
     #[test]
-    fn every_input_of_an_objects_key_matters_and_so_does_every_piece() {
+    fn inputs_of_object_keys_and_nonces() {
         let (one, other) = (keys(&[(1, 7)]), keys(&[(1, 8)]));
         let key = |keys: &Keys, salt: u8, volume: u8, object| {
             keys.object_key(1, &[salt; SALT_BYTES], &[volume; 16], object).unwrap()
@@ -211,8 +212,9 @@ mod tests {
         assert!(one.object_key(2, &[2; SALT_BYTES], &[3; 16], 4).is_none());
     }
 
+    /// Invalid key rings are refused, and keys are never printed.
     #[test]
-    fn key_rings_that_cannot_be_are_refused_and_never_printed() {
+    fn invalid_key_rings() {
         let key = |number| (number, DataKey::new(Zeroizing::new([42; 32])));
         assert!(Keys::new(vec![key(1), key(1)], None, true).is_err());
         assert!(Keys::new(vec![key(0)], None, true).is_err());

@@ -285,8 +285,9 @@ mod tests {
         assert!(!point.is_clean());
     }
 
+    /// The first file of a directory marks the directory's own name for a sync too.
     #[test]
-    fn the_first_file_of_a_directory_notes_the_directory_too() {
+    fn directory_synced_with_its_first_file() {
         let dir = tempfile::tempdir().unwrap();
         let dirty = Dirty::new(Arc::new(File::open(dir.path()).unwrap()));
         let file = Arc::new(ObjectFile::new(5, tempfile::tempfile().unwrap()));

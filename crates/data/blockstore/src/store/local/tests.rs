@@ -48,8 +48,9 @@ fn objects_are_written_once_and_read_back() {
     assert!(LocalStore::open(&dir.path().join("nothing"), LocalConfig::default()).is_err());
 }
 
+/// Appended bytes are readable at once, and stay when the object is sealed.
 #[test]
-fn appended_bytes_are_readable_at_once_and_stay_when_sealed() {
+fn reads_of_appended_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::open(dir.path(), LocalConfig::default()).unwrap();
     let mut pack = store.appends().unwrap().create(9).unwrap();
@@ -77,8 +78,9 @@ fn more_buffers_than_one_call_takes() {
     assert_eq!(out, bytes);
 }
 
+/// A listing is complete in pages of any size, and names files that are no objects.
 #[test]
-fn listing_is_complete_in_pages_of_any_size_and_names_strangers() {
+fn listing_in_pages_with_unknown_files() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::open(dir.path(), LocalConfig::default()).unwrap();
     let memory = crate::store::MemoryStore::new();

@@ -74,8 +74,9 @@ impl History {
     }
 }
 
+/// With each combination of surviving sectors, recovery yields a prefix of the log.
 #[test]
-fn every_combination_of_surviving_sectors_recovers_a_prefix() {
+fn crash_with_each_set_of_surviving_sectors() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
     let mut history = History(vec![Content::new()]);
@@ -157,8 +158,9 @@ fn storm(seed: u64) {
     }
 }
 
+/// After random power losses, recovery yields a prefix again and again.
 #[test]
-fn random_power_losses_recover_a_prefix_again_and_again() {
+fn random_power_losses() {
     for seed in 1..=60 {
         storm(seed);
     }

@@ -70,8 +70,9 @@ fn a_failed_hook_fails_the_sync() {
     assert_eq!(expect_err(engine.sync()), EngineError::Io("data: broken".into()));
 }
 
+/// A full disk makes the engine refuse growth; space can be freed, and then the engine grows again.
 #[test]
-fn a_full_disk_refuses_growth_lets_space_be_freed_and_recovers() {
+fn full_disk() {
     let disk = SimDisk::new(Some(10 * (16 << 10)));
     let runs = ModelRuns::default();
     let full = Some(EngineError::NoSpace);
@@ -156,8 +157,9 @@ fn synced_volume() -> (SimDisk, ModelRuns, Content) {
     (image, runs, expected)
 }
 
+/// Damage in durable bytes is reported with the name of the file, and changes nothing.
 #[test]
-fn damage_in_what_was_durable_is_reported_with_the_file_and_changes_nothing() {
+fn damage_in_durable_bytes() {
     let (disk, runs, expected) = synced_volume();
     let names = super::super::super::disk::Disk::list(&disk).unwrap();
     let mut random = super::crash::Random(77);

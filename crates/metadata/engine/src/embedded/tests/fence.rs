@@ -11,8 +11,9 @@ fn fenced(result: Result<u64, EngineError>) -> (Epoch, Epoch) {
     }
 }
 
+/// Only the newest claim commits, and each opening is a newer claim.
 #[test]
-fn only_the_newest_claim_commits_and_every_opening_is_newer() {
+fn commits_of_the_newest_claim() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let opened = Arc::new(open_sim(&disk, &runs, small_options()).unwrap());
     commit(&*opened, vec![put(1, b"a", b"0")]);
@@ -36,8 +37,9 @@ fn only_the_newest_claim_commits_and_every_opening_is_newer() {
     assert_eq!(get(&again, 1, b"b"), Some(b"2".to_vec()));
 }
 
+/// A process that lost its files to another one acknowledges nothing and leaves nothing behind.
 #[test]
-fn a_process_whose_files_another_took_over_acknowledges_nothing_and_leaves_nothing() {
+fn stale_process_after_a_takeover() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let stale = open_sim(&disk, &runs, small_options()).unwrap();
     commit(&stale, vec![put(1, b"a", b"1")]);

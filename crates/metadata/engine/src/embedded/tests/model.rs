@@ -37,8 +37,9 @@ proptest! {
         prop_assert_eq!(content(&engine), expected);
     }
 
+    /// On a simulated disk the embedded engine agrees with a map.
     #[test]
-    fn embedded_engine_agrees_with_a_map_on_a_simulated_disk(ops in vec(op(), 1..120)) {
+    fn embedded_engine_against_a_map(ops in vec(op(), 1..120)) {
         let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
         run(&ops, &mut |engine, clean| {
             if let Some(engine) = engine {

@@ -59,8 +59,9 @@ fn rename(table: &mut Table, from: (u64, &str), to: (u64, &str), exchange: bool)
     table.renamed((from.0, &name(from.1)), (to.0, &name(to.1)), (exchange, None), &Nobody);
 }
 
+/// A name has one node for as long as the kernel knows it.
 #[test]
-fn a_name_has_one_node_for_as_long_as_the_kernel_knows_it() {
+fn node_of_a_name() {
     let mut table = Table::default();
     let a = enter(&mut table, ROOT, "a");
     assert!(is_path(a) && !is_path(ROOT));
@@ -79,8 +80,9 @@ fn a_name_has_one_node_for_as_long_as_the_kernel_knows_it() {
     forget(&mut table, a, 1);
 }
 
+/// A rename takes the subtree with it, and detaches what it replaced.
 #[test]
-fn a_rename_takes_the_subtree_with_it_and_detaches_what_it_replaced() {
+fn rename_of_a_subtree() {
     let mut table = Table::default();
     let (a, b) = (enter(&mut table, ROOT, "a"), enter(&mut table, ROOT, "b"));
     let (inner, old) = (enter(&mut table, a, "i"), enter(&mut table, b, "new"));
@@ -99,8 +101,9 @@ fn a_rename_takes_the_subtree_with_it_and_detaches_what_it_replaced() {
     assert_eq!(table.find(b, &name("new")), Some((a, None)), "two names of one file: nothing happens");
 }
 
+/// An exchange swaps two nodes, of which one may be no directory.
 #[test]
-fn an_exchange_swaps_nodes_of_which_one_may_be_no_directory() {
+fn exchange_of_a_directory_and_a_file() {
     let mut table = Table::default();
     let (a, b) = (enter(&mut table, ROOT, "a"), enter(&mut table, ROOT, "b"));
     rename(&mut table, (ROOT, "a"), (ROOT, "b"), true);
@@ -146,8 +149,9 @@ fn what_is_open_is_its_directory_wherever_that_is() {
     assert_eq!(table.find(ROOT, &name("a")), Some((other, None)));
 }
 
+/// A closed directory is addressed by its name again, unless a process may work in it.
 #[test]
-fn what_is_closed_is_its_name_again_unless_somebody_may_work_in_it() {
+fn node_of_a_closed_directory() {
     let (mut table, bound) = (Table::default(), Bound::default());
     let a = enter(&mut table, ROOT, "a");
     assert!(table.hold(a, 70, false, &bound));
@@ -198,8 +202,9 @@ fn the_kernel_is_told_of_one_directory_for_a_node() {
     bound.are(&[70, 71, 80, 82]);
 }
 
+/// An operation verifies the directories that its path went through.
 #[test]
-fn an_operation_proves_the_directories_it_went_through() {
+fn directories_verified_by_an_operation() {
     let mut table = Table::default();
     let a = enter(&mut table, ROOT, "a");
     let b = enter(&mut table, a, "b");

@@ -19,10 +19,11 @@ fn large() -> Request {
     request(Op::SetXattr(InodeRef::by_id(9), name, value, XattrFlags::default()))
 }
 
-/// The thread that reads one connection writes to the other, and the other way round: were each to
-/// wait for room, neither would read what makes room.
+/// Completions that make many calls over another connection do not wait for room there. The thread
+/// that reads one connection writes to the other, and the other way round: were each to wait for
+/// room, neither would read what makes room.
 #[test]
-fn completions_that_ask_much_over_another_connection_do_not_wait_for_room_there() {
+fn completions_that_call_over_each_other() {
     const EACH: usize = 400;
     let config = || ServerConfig { unsent_bytes_max: 1 << 20, ..ServerConfig::default() };
     let nodes = [(); 2].map(|()| serving(Script::new(generous), config()));
@@ -49,8 +50,9 @@ fn completions_that_ask_much_over_another_connection_do_not_wait_for_room_there(
     remotes.iter().for_each(|remote| remote.close());
 }
 
+/// A connection that has settled looks for its node at the last address and at the given one.
 #[test]
-fn a_connection_that_has_settled_looks_for_its_node_where_it_was_and_where_it_should_be() {
+fn addresses_of_a_settled_connection() {
     let [one, two, three] = [(); 3].map(|()| serving(Script::new(obliging), ServerConfig::default()));
     let gone = listen().local_addr().unwrap();
     let (remote, _) =

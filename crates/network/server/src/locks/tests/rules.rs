@@ -22,8 +22,9 @@ fn unlock(locks: &mut Locks, session: u64, span: LockSpan) -> Vec<Ticket> {
     woken
 }
 
+/// When two readers upgrade their locks, the second one gets a deadlock error.
 #[test]
-fn an_upgrade_of_two_readers_is_a_deadlock_for_the_second() {
+fn upgrade_of_two_readers() {
     let mut locks = Locks::default();
     for session in [1, 2] {
         assert_eq!(set(&mut locks, session, posix(1, READ, 0, 9), None), Ok(Set::Granted));
@@ -33,8 +34,9 @@ fn an_upgrade_of_two_readers_is_a_deadlock_for_the_second() {
     assert_eq!(unlock(&mut locks, 2, posix(1, READ, 0, 9)), [Ticket { session: 1, call: 1 }]);
 }
 
+/// When a session ends, its locks go to the waiters in their order.
 #[test]
-fn when_a_session_ends_the_first_in_line_is_the_first_served() {
+fn waiters_after_the_end_of_a_session() {
     let mut locks = Locks::default();
     assert_eq!(set(&mut locks, 1, posix(1, WRITE, 9, 9), None), Ok(Set::Granted));
     assert_eq!(set(&mut locks, 1, posix(2, READ, 0, 0), None), Ok(Set::Granted));
@@ -46,8 +48,9 @@ fn when_a_session_ends_the_first_in_line_is_the_first_served() {
     assert_eq!(woken, [Ticket { session: 2, call: 1 }]);
 }
 
+/// A circle over files and sessions is found wherever it closes.
 #[test]
-fn a_circle_over_files_and_sessions_is_found_wherever_it_closes() {
+fn deadlock_over_files_and_sessions() {
     let mut locks = Locks::default();
     let of_file = |ino: u64| LockSpan { ino, ..posix(1, WRITE, 0, 0) };
     const MEMBERS: u64 = 50;
@@ -64,8 +67,9 @@ fn a_circle_over_files_and_sessions_is_found_wherever_it_closes() {
     assert_eq!(set(&mut locks, MEMBERS, of_file(1), Some(9)), Ok(Set::Waiting));
 }
 
+/// A BSD lock that cannot be converted at once is lost.
 #[test]
-fn a_bsd_lock_that_cannot_be_converted_at_once_is_lost() {
+fn failed_conversion_of_a_bsd_lock() {
     let mut locks = Locks::default();
     for session in [1, 2] {
         assert_eq!(set(&mut locks, session, flock(1, READ), None), Ok(Set::Granted));
@@ -88,8 +92,9 @@ fn the_two_kinds_do_not_see_each_other() {
     assert_eq!(locks.test(3, &flock(1, READ)).map(|held| held.owner), Some(1));
 }
 
+/// Waiting locks are granted in order, and those of readers together.
 #[test]
-fn those_who_wait_are_served_in_order_and_readers_together() {
+fn order_of_waiting_locks() {
     let mut locks = Locks::default();
     assert_eq!(set(&mut locks, 1, posix(1, WRITE, 0, 99), None), Ok(Set::Granted));
     for (session, mode) in [(2, READ), (3, WRITE), (4, READ), (5, WRITE)] {

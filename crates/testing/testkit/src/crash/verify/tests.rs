@@ -60,8 +60,9 @@ fn the_true_tree_is_accepted() {
     }
 }
 
+/// An operation in flight may have happened or not.
 #[test]
-fn an_operation_in_flight_may_or_may_not_have_happened() {
+fn operation_in_flight_at_a_crash() {
     for seed in 0..30 {
         let (log, states) = history(seed, 120, 1);
         for state in &states[119..] {
@@ -85,8 +86,9 @@ fn an_acknowledged_operation_that_is_gone_is_found() {
     assert!(differing > 15);
 }
 
+/// After a power loss everything since the last sync may be lost, and nothing before it.
 #[test]
-fn after_power_loss_everything_from_the_last_sync_on_may_go_and_nothing_before() {
+fn losses_after_a_power_loss() {
     for seed in 0..6 {
         let (log, states) = history(seed, 100, 0);
         let last_sync = log.threads[&0].iter().rposition(|l| l.op.is_sync()).map_or(0, |i| i + 1);
@@ -173,8 +175,9 @@ fn every_planted_damage_is_found() {
     }
 }
 
+/// A write in flight leaves old bytes or a prefix of new ones, and never zeros.
 #[test]
-fn a_write_in_flight_leaves_old_or_a_prefix_of_new_never_zeros() {
+fn write_in_flight_at_a_crash() {
     let write = |key, len| Op::Write { path: "t0/f".into(), ino: 1, key, len, sync: false };
     let logged =
         |op, at: usize, acked: bool| Logged { op, intent_at: at, acked: acked.then_some((at + 1, 0)) };
@@ -203,8 +206,9 @@ fn a_write_in_flight_leaves_old_or_a_prefix_of_new_never_zeros() {
     assert!(!verdict([content(6, 4096), vec![0; 100]].concat()), "zeros after a prefix");
 }
 
+/// An overwrite in flight leaves the old bytes, the new ones, or the new ones up to some byte.
 #[test]
-fn an_overwrite_in_flight_is_old_new_or_new_up_to_a_byte() {
+fn overwrite_in_flight_at_a_crash() {
     let (old, mut new) = (vec![1u8; 1000], vec![1u8; 1000]);
     new[300..600].fill(2);
     let mixed = |to: usize| [&new[..to], &old[to..]].concat();

@@ -213,7 +213,7 @@ fn any_call(rng: &mut Rng, dirs: &[u64], fresh: &mut u64) -> Call {
 /// Random histories of a correct file system pass; with one answer swapped for another's most do
 /// not.
 #[test]
-fn correct_file_systems_pass_and_faulty_ones_mostly_do_not() {
+fn histories_of_correct_and_faulty_systems() {
     let mut found = 0;
     for seed in 0..60 {
         let mut rng = Rng::new(seed);
@@ -250,8 +250,9 @@ fn correct_file_systems_pass_and_faulty_ones_mostly_do_not() {
     assert!(found > 40, "only {found} of 60 faults found");
 }
 
+/// A rename may find that both names are the file that another rename is moving.
 #[test]
-fn a_rename_may_find_both_names_to_be_what_another_is_moving() {
+fn rename_of_a_file_renamed_meanwhile() {
     let event = |thread, call, answer, begin, end| Event { thread, call, answer: Some(answer), begin, end };
     let mut events = vec![
         event(0, Create(F0), Ino(Some(10)), 0, 1),

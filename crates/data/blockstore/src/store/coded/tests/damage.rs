@@ -38,8 +38,9 @@ fn every_flipped_byte_is_noticed() {
     }
 }
 
+/// A flipped byte of a large object spoils its chunk only.
 #[test]
-fn flipped_bytes_of_large_objects_spoil_their_chunk_only() {
+fn flipped_byte_in_large_object() {
     for coding in codings().into_iter().filter(Coding::changes_objects) {
         let inner = Arc::new(MemoryStore::put_only());
         let written = bytes(LEN, 3);
@@ -166,8 +167,9 @@ fn reseal(stored: &mut [u8], chunks: usize) {
     stored[end..end + 4].copy_from_slice(&table.to_be_bytes());
 }
 
+/// An encrypted object that was changed is refused, also when its checksums fit.
 #[test]
-fn encrypted_objects_cannot_be_forged_with_right_checksums() {
+fn forged_object_with_right_checksums() {
     let coding = coding(Compression::Lz4, Some(1));
     let inner = Arc::new(MemoryStore::put_only());
     let written = bytes(FIRST + 10, 2);

@@ -81,8 +81,9 @@ fn what_a_newer_version_wrote_is_refused_as_such() {
     }
 }
 
+/// Impossible sizes are refused, and cost no memory.
 #[test]
-fn sizes_that_cannot_be_are_refused_and_cost_no_memory() {
+fn impossible_sizes_in_object_headers() {
     // Plain length, sizes of chunks, number of chunks.
     for range in [40..48, 48..52, 52..56, 56..60] {
         for at in range {

@@ -114,8 +114,10 @@ fn store(remote: &Arc<Remote>, compression: Compression) -> CodedStore {
     CodedStore::new(remote.clone(), VOLUME, coding(compression, Some(1)))
 }
 
+/// The first read at the beginning of an object takes one request, and each read of a known object
+/// one.
 #[test]
-fn the_first_byte_takes_one_request_and_a_known_object_one_a_read() {
+fn requests_for_first_and_later_reads() {
     for compression in [Compression::None, Compression::Zstd(1)] {
         let remote = Arc::new(Remote::new());
         let written = bytes(FIRST + 63 * CHUNK, 1);
@@ -135,8 +137,10 @@ fn the_first_byte_takes_one_request_and_a_known_object_one_a_read() {
     }
 }
 
+/// A first read in the middle of an object takes two requests, and the first read of a small object
+/// one.
 #[test]
-fn a_first_read_elsewhere_takes_two_and_a_small_object_one() {
+fn requests_for_a_first_read_elsewhere() {
     let remote = Arc::new(Remote::new());
     let written = bytes(FIRST + 20 * CHUNK, 1);
     put(&store(&remote, Compression::Lz4), 1, &written);
@@ -199,8 +203,9 @@ fn objects_with_long_heads_are_read() {
     assert_eq!(remote.asked().0, 3, "the head in two, then the chunk");
 }
 
+/// The local cache below is filled, and asked what it holds, in offsets of the bytes before coding.
 #[test]
-fn the_cache_below_is_filled_and_asked_in_bytes_as_they_were() {
+fn local_cache_in_offsets_of_plain_bytes() {
     let remote = Arc::new(Remote::new());
     let written = bytes(FIRST + 9 * CHUNK, 4);
     put(&store(&remote, Compression::Zstd(3)), 1, &written);

@@ -132,8 +132,9 @@ proptest! {
     }
 }
 
+/// Without a coding, objects are stored as they come and may be appended to.
 #[test]
-fn what_may_be_stored_as_it_comes_is_and_may_be_appended_to() {
+fn uncoded_objects_and_appends() {
     let inner = Arc::new(MemoryStore::new());
     let plain = coded(&inner, coding(Compression::None, None));
     put(&plain, 1, b"as it is");
@@ -165,8 +166,9 @@ fn compressed_objects_are_smaller_and_figures_say_so() {
     }
 }
 
+/// A put leaves an existing object alone, and a deleted object is gone.
 #[test]
-fn existing_objects_are_left_alone_and_deleted_ones_are_gone() {
+fn existing_and_deleted_objects() {
     let inner = Arc::new(MemoryStore::put_only());
     let store = coded(&inner, coding(Compression::Zstd(1), Some(1)));
     put(&store, 1, &bytes(1000, 1));

@@ -40,8 +40,9 @@ fn files() -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// Files are packed, read and healed over stores that fail.
 #[test]
-fn files_are_packed_read_and_healed_through_failing_stores() {
+fn packing_and_reading_over_failing_stores() {
     for coding in codings().into_iter().filter(Coding::changes_objects) {
         let memory = Arc::new(MemoryStore::put_only());
         let failing = Arc::new(FailingStore::new(memory.clone(), 11));
@@ -92,8 +93,9 @@ fn a_bad_copy_is_healed_by_a_fresh_read() {
     assert_eq!(reader.stats().healed.load(Ordering::Relaxed), 1);
 }
 
+/// A put that fails returns an error, and leaves nothing that can be read.
 #[test]
-fn a_put_that_fails_is_told_and_leaves_nothing_that_reads() {
+fn failed_put_leaves_nothing_readable() {
     let memory = Arc::new(MemoryStore::put_only());
     let failing = Arc::new(FailingStore::new(memory.clone(), 1));
     let store = CodedStore::new(failing.clone(), VOLUME, coding(Compression::Lz4, Some(1)));
