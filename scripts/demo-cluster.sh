@@ -56,7 +56,7 @@ else
     echo "== kestrel cluster init, join, serve, mount twice"
     nodes=()
     for address in "${addresses[@]:0:NODES}"; do nodes+=(--node "$address"); done
-    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" --coordinator "${addresses[NODES]}" | grep -v ^kestrel-cluster
+    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" --coordinator "${addresses[NODES]}" >/dev/null
     serving=$((NODES + 1))
     for ((node = 2; node <= serving; node++)); do
         "$KESTREL" cluster token "${dirs[0]}" | "$KESTREL" cluster join - "${dirs[node - 1]}" --node "$node"

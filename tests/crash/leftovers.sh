@@ -55,8 +55,8 @@ place=$volume
 writer=$!
 check "they are deleted in the background, which the status tells" until_it leftovers "$before"
 # One may be under way at that moment.
-says='^leftovers .*(collected every 1 s|being collected).* objects with'
-check "the status says so to people too" sh -c '"$1" status "$2" | grep -Eq "$3"' sh "$KESTREL" "$volume" "$says"
+says='^leftovers .*(collected every 1 s|being collected).* objects? with'
+check "the status says so to people too" sh -c '"$1" status --verbose "$2" | grep -Eq "$3"' sh "$KESTREL" "$volume" "$says"
 wait "$writer"
 check "a check comes first" "$KESTREL" fsck "$volume"
 check "and a collection" "$KESTREL" gc "$volume"

@@ -57,11 +57,12 @@ pub enum Phase {
   kestrel bench /mnt/data --phase small --sizes 4K,64K,1M --fsync
   kestrel bench /mnt/data --processes 4 --threads 4 --json > result.json
 
-The columns: operations (entries, blocks) a second; megabytes (10^6) a second; latency of one call, or of one file from
-open to close; processor time per operation of the whole machine (user, system and interrupt time from /proc/stat:
-servers and everything else that ran meanwhile are counted; steps of 10 ms) and of the benchmark itself.
-`cold` steps follow a sync and a drop of the kernel's caches, which needs root and concerns the whole machine; without
-root only the pages of the files themselves are dropped.")]
+The columns: operations (entries, blocks) a second; megabytes (10^6) a second; latency of one call,
+or of one file from open to close; processor time per operation of the whole machine (user, system
+and interrupt time from /proc/stat: servers and everything else that ran meanwhile are counted;
+steps of 10 ms) and of the benchmark itself. `cold` steps follow a sync and a drop of the kernel's
+caches, which needs root and concerns the whole machine; without root only the pages of the files
+themselves are dropped.")]
 pub struct BenchArgs {
     /// Directory to measure; a new directory below it is used and removed
     pub dir: PathBuf,

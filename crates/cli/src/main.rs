@@ -4,9 +4,11 @@
 mod args;
 mod at_rest;
 mod bench;
+mod front;
 #[cfg(test)]
 mod manual;
 mod mount_helper;
+mod page;
 mod progress;
 mod verbs;
 
@@ -14,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 use log::LevelFilter;
 
 use kestrel_daemon::failure::{Failure, Verdict};
@@ -24,20 +26,24 @@ use verbs::{
     serve, stats, status, token, umount, warmup,
 };
 
-/// A file system for many small, versioned files.
+/// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
 #[derive(Debug, Parser)]
 #[command(
     name = "kestrel",
     version,
     disable_help_subcommand = true,
-    after_help = "Exit codes: 0 done; 1 it could not be done, or what was found is not as it should be; 2 wrong usage."
+    after_help = "\
+Begin with: kestrel format VOLUME, kestrel mount VOLUME DIR, kestrel status DIR.
+`kestrel help COMMAND` has the options of a command, with examples; `kestrel version` the version.
+
+Exit codes: 0 done; 1 it could not be done, or what was found is not as it should be;
+            2 wrong usage."
 )]
 struct Cli {
-    /// File with the token to show to servers; by default the one that KESTREL_TOKEN_FILE names
+    /// File with the token for servers [default: the one that KESTREL_TOKEN_FILE names]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Access")]
     token_file: Option<PathBuf>,
-    /// How long to wait for a server that is not there (refused, unknown); by default it is told
-    /// within 2 s
+    /// Wait so long for a server that is not there; by default a command fails within 2 s
     #[arg(long, global = true, value_name = "TIME", value_parser = units::duration_arg, help_heading = "Access")]
     wait: Option<Duration>,
     #[command(subcommand)]
@@ -129,7 +135,9 @@ fn main() -> ExitCode {
     let Some(arguments) = mount_helper::arguments(std::env::args_os().collect()) else {
         return ExitCode::SUCCESS;
     };
-    let Cli { token_file, wait, verb } = Cli::parse_from(arguments);
+    let matches = front::command().get_matches_from(front::arguments(arguments));
+    let cli = Cli::from_arg_matches(&matches);
+    let Cli { token_file, wait, verb } = cli.unwrap_or_else(|why| why.exit());
     if let Some(file) = &token_file {
         kestrel_client::remote::read_token_from(file);
     }

@@ -4,17 +4,17 @@
 mod tests {
     use std::fmt::Write as _;
 
-    use clap::{Command, CommandFactory};
+    use clap::Command;
 
-    use crate::Cli;
+    use crate::front::{self, GROUPS};
 
     /// The page before its index.
     const PREAMBLE: &str = "\
 # The command line
 
-This page lists every command of `kestrel` by group. Each section has what `kestrel VERB --help`
-prints. The page is made from the program, and a test keeps the two equal
-(`KESTREL_BLESS=1 cargo test -p kestrel manual` writes it anew).
+This page lists every command of `kestrel` by group. Each section has what `kestrel COMMAND --help`
+prints, and of `kestrel mount` what `--help-all` prints. The page is made from the program, and a
+test keeps the two equal (`KESTREL_BLESS=1 cargo test -p kestrel manual` writes it anew).
 
 - **VOLUME** is a path or `file:///path`; for commands that say so also
   `kestrel://host[:port]/NAME`, a volume that is served.
@@ -33,27 +33,6 @@ prints. The page is made from the program, and a test keeps the two equal
 
 ## Index
 ";
-
-    /// The verbs by what they are for, in the order of the page: group, purpose, verbs.
-    const GROUPS: &[(&str, &str, &[&str])] = &[
-        (
-            "Volume",
-            "Create a volume, mount it, look after it, back it up.",
-            &["format", "mount", "umount", "status", "config", "fsck", "gc", "dump", "backup", "load"],
-        ),
-        (
-            "Data set",
-            "See how files are stored, bring them near, rewrite them.",
-            &["info", "warmup", "compact"],
-        ),
-        ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
-        ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),
-        (
-            "Measuring",
-            "See what a mount or server does, measure a store or file system.",
-            &["stats", "bench", "objbench"],
-        ),
-    ];
 
     /// Columns of the page.
     const COLUMNS: usize = 120;
@@ -126,7 +105,7 @@ prints. The page is made from the program, and a test keeps the two equal
     }
 
     fn manual() -> String {
-        let mut kestrel = Cli::command().term_width(100);
+        let mut kestrel = front::command().term_width(100);
         kestrel.build();
         let mut page = Page::default();
         for (group, purpose, verbs) in GROUPS {
@@ -152,7 +131,7 @@ prints. The page is made from the program, and a test keeps the two equal
         let grouped = GROUPS.iter().flat_map(|(_, _, verbs)| verbs.iter().copied());
         let mut grouped: Vec<&str> = grouped.collect();
         grouped.sort_unstable();
-        let kestrel = Cli::command();
+        let kestrel = front::command();
         let visible = kestrel.get_subcommands().filter(|verb| !verb.is_hide_set());
         let mut verbs: Vec<&str> = visible.map(Command::get_name).collect();
         verbs.sort_unstable();
@@ -161,9 +140,9 @@ prints. The page is made from the program, and a test keeps the two equal
 
     /// Each verb has an example in the manual, and clap accepts the definition.
     #[test]
-    fn manual_has_an_example_for_each_verb() {
-        Cli::command().debug_assert();
-        for verb in Cli::command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
+    fn every_verb_has_an_example_and_the_definition_is_sound() {
+        front::command().debug_assert();
+        for verb in front::command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             let after = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
             assert!(
                 after.contains(&format!("kestrel {} ", verb.get_name())),

@@ -109,7 +109,8 @@ fn a_mount_serves_tells_about_itself_and_ends() {
         fs::metadata(place.mount_point().join("a/inline")).unwrap();
     }
     assert!(requests() >= first + 10);
-    run(&["stats", &place.mnt(), "--once"]).expect(0, "lookup").expect(0, "log");
+    run(&["stats", &place.mnt(), "--once"]).expect(0, "create").expect(0, "unstored data");
+    run(&["stats", &place.mnt(), "--once", "--all"]).expect(0, "lookup").expect(0, "log");
 
     place.umount();
     assert!(!is_mounted(&place));
@@ -131,6 +132,7 @@ fn mistakes_are_told_before_anything_happens() {
     fs::write(place.path("file"), "x").unwrap();
     run(&["mount", &place.volume(), &place.name("file")]).expect(1, "not a directory");
     run(&["mount", &place.volume(), &place.volume()]).expect(1, "hidden");
+    run(&["mount", "kestrel:/meta1/photos", &place.mnt()]).expect(2, "kestrel://meta1/photos");
     place.mount(&["-o", "frobnicate"]).expect(2, "unknown option");
     place.mount(&["--metadata-memory", "1K"]).expect(2, "at least 16M");
     place.mount(&["--metadata-memory", "much"]).expect(2, "not a size");
@@ -141,6 +143,20 @@ fn mistakes_are_told_before_anything_happens() {
     place.mount(&["--log", "/no/such/dir/log"]).expect(1, "--log");
     assert!(!is_mounted(&place));
     run(&["fsck", &place.volume()]).expect(0, "clean");
+}
+
+/// A mount on a directory that has one is refused with what to do, and made with --stack.
+#[test]
+fn mount_over_mount() {
+    let (below, above) = (Place::mounted(), Place::formatted());
+    fs::write(below.mount_point().join("below"), "x").unwrap();
+    let args = ["mount", &above.volume(), &below.mnt()];
+    run(&args).expect(1, "--stack").expect(1, &format!("`kestrel umount {}`", below.mnt()));
+    run(&[&args[..], &["--stack"]].concat()).expect(0, "is mounted on");
+    assert!(!below.mount_point().join("below").exists());
+    below.umount();
+    assert!(below.mount_point().join("below").exists());
+    below.umount();
 }
 
 #[test]

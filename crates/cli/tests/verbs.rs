@@ -23,7 +23,14 @@ fn raw(place: &Place) -> Volume {
 #[test]
 fn help_and_usage() {
     run(&["--help"]).expect(0, "Exit codes");
-    run(&["--version"]).expect(0, env!("CARGO_PKG_VERSION"));
+    for version in ["--version", "version"] {
+        run(&[version]).expect(0, env!("CARGO_PKG_VERSION"));
+    }
+    run(&["help"]).expect(0, "Exit codes").expect(0, "Data set:");
+    run(&["help", "mount"]).expect(0, "--cache-dir").expect(0, "--help-all");
+    run(&["help", "cluster", "init"]).expect(0, "--coordinator");
+    run(&["help", "frobnicate"]).expect(2, "unrecognized");
+    run(&["mount", "--help-all"]).expect(0, "--shortcut-names");
     for verb in [
         "format", "mount", "umount", "status", "info", "stats", "fsck", "gc", "dump", "load", "bench",
         "null-fs",

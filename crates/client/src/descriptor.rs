@@ -551,6 +551,14 @@ pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
         }
         return Ok(path.into());
     }
+    if let Some(rest) = url.strip_prefix("kestrel:").filter(|rest| !rest.starts_with("//")) {
+        let rest = rest.trim_start_matches('/');
+        let example = if rest.contains('/') { rest } else { "HOST/NAME" };
+        return Err(VolumeError::Invalid(format!(
+            "{url}: a served volume has two slashes before its host: kestrel://{example}; write ./{url} if a directory has this \
+             name"
+        )));
+    }
     match url.split_once("://") {
         Some(_) => Err(VolumeError::Invalid(format!(
             "{url}: this needs the volume's directory, a path or file:///PATH; run it on the machine where that is"
@@ -566,6 +574,20 @@ mod tests {
 
     pub(super) fn settings() -> Settings {
         crate::volume::NewVolume::plain("demo", Durability::Fsync).settings
+    }
+
+    /// A URL with one slash is no path, and the message has the URL that was meant.
+    #[test]
+    fn url_with_one_slash() {
+        for (url, meant) in [
+            ("kestrel:/meta1/photos", "kestrel://meta1/photos;"),
+            ("kestrel:meta1:9440/photos", "kestrel://meta1:9440/photos;"),
+            ("kestrel:photos", "kestrel://HOST/NAME;"),
+        ] {
+            let why = volume_dir(url).unwrap_err().to_string();
+            assert!(why.contains(meant), "{why}");
+        }
+        assert!(volume_dir("./kestrel:/meta1/photos").is_ok());
     }
 
     #[test]

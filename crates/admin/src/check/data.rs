@@ -55,6 +55,7 @@ pub fn check(
     check.totals.verified_bytes = work.bytes;
     let rows: Vec<&Key> = work.bad.iter().map(|(_, row, _)| row).collect();
     for (file, (range, _, why)) in name_files_of(engine, &rows)?.into_iter().zip(&work.bad) {
+        let why = why.damage();
         let detail = format!("object {} from byte {}: {why}", range.object, range.offset);
         check.found(Finding::new(FindingKind::DataCorrupt, file, detail));
     }

@@ -15,8 +15,7 @@ const REQUESTS_MAX: usize = 1024;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Block store")]
 pub struct StoreArgs {
-    /// File with the credentials of an s3:// store, as ~/.aws/credentials; by default those of the
-    /// environment (AWS_ACCESS_KEY_ID, …) or of the machine
+    /// File with the credentials of an s3:// store [default: AWS_ACCESS_KEY_ID, … or the machine's]
     #[arg(long, value_name = "FILE")]
     pub credentials: Option<PathBuf>,
     /// File with the key of an encrypted volume; by default the one that KESTREL_KEY_FILE names
@@ -40,8 +39,7 @@ pub struct StoreArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Disk cache")]
 pub struct CacheArgs {
-    /// Directory on a local disk that keeps what was read and written; several for several disks.
-    /// Volumes and mounts may share one
+    /// Directory on a local disk that keeps what was read and written; once for each disk
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Vec<PathBuf>,
     /// Most bytes in each directory, all volumes together; 100G by default

@@ -30,10 +30,11 @@ const DEADLINE: Duration = Duration::from_secs(60);
   kestrel compact /data/vol --rate 20M
   kestrel compact kestrel://meta1/photos
 
-Objects of which less than half is in use are read, what is in use is stored again, and they are deleted after the grace
-period; files that many small writes cut to pieces are stored in one piece. Files may be in use meanwhile. A mounted volume
-does this by itself, slowly; this does it now. Nodes that share a volume do not do it by themselves: this does, as a client of
-theirs, and needs room for a copy of their metadata in the directory for temporary files.")]
+Objects of which less than half is in use are read, what is in use is stored again, and they are
+deleted after the grace period; files that many small writes cut to pieces are stored in one piece.
+Files may be in use meanwhile. A mounted volume does this by itself, slowly; this does it now. Nodes
+that share a volume do not do it by themselves: this does, as a client of theirs, and needs room for
+a copy of their metadata in the directory for temporary files.")]
 pub struct CompactArgs {
     /// The volume (a path, file:///path or kestrel://host[:port]/NAME), or a file or directory in a
     /// mounted volume

@@ -18,7 +18,7 @@ use super::{locate, print_json};
 use crate::args::atime::AtimeArg;
 use crate::at_rest;
 
-/// Show or change settings of a volume: how it stores new data, which reads change access times.
+/// Show or change settings of a volume.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel config /data/vol
@@ -29,10 +29,10 @@ use crate::at_rest;
   kestrel config kestrel://10.0.0.1/photos --compress zstd:3 --token-file admin.token
   kestrel config /data/node1 --node /data/node2 --node /data/node3 --compress lz4
 
-Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable. A
-mount's own option goes before the volume's --atime; of a served volume restart the server, then mount again. Nodes
-that share a volume have the same settings: name the directories of all, and they are changed at all or at none; a change that was
-cut short is finished by the next.")]
+Changes apply to what is written from the next mount on; what is stored already stays as it is and
+stays readable. A mount's own option goes before the volume's --atime; of a served volume restart
+the server, then mount again. Nodes that share a volume have the same settings: name the directories
+of all, and they are changed at all or at none; a change that was cut short is finished by the next.")]
 pub struct ConfigArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME; one of several nodes is only
     /// looked at by URL

@@ -27,11 +27,12 @@ use crate::progress::Progress;
   kestrel dump kestrel://10.0.0.1,10.0.0.2,10.0.0.3/photos /backup/photos.dump
   kestrel dump /data/node1 /backup/photos.dump --node /data/node2 --node /data/node3
 
-Works on mounted and unmounted volumes; the dump of one in use is the state at one moment, also of one that several nodes
-serve: it takes all of them, and changes wait for a fraction of a second. It holds names, attributes, small files and the
-places of all others, so a dump and the objects restore everything, on one node or on several, whatever it was dumped from.
-By URL it takes a token that may administer, and room for a copy of the metadata beside the file.
-The format is JSON Lines, described in docs/format/dump.md.")]
+Works on mounted and unmounted volumes; the dump of one in use is the state at one moment, also of
+one that several nodes serve: it takes all of them, and changes wait for a fraction of a second. It
+holds names, attributes, small files and the places of all others, so a dump and the objects restore
+everything, on one node or on several, whatever it was dumped from. By URL it takes a token that may
+administer, and room for a copy of the metadata beside the file. The format is JSON Lines, described
+in docs/format/dump.md.")]
 pub struct DumpArgs {
     /// The volume: a path, file:///path or, where it is served, kestrel://host[:port]/NAME
     pub volume: String,

@@ -34,8 +34,8 @@ pub enum Mode {
   kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage 's3://…'
   kestrel format /data/vol --storage 's3://bucket/prefix?endpoint=https://s3.example.org&region=eu-1'
 
-Credentials of a store are never kept in the volume: see --credentials. A volume that several metadata nodes share is made by
-`kestrel cluster init`.")]
+Credentials of a store are never kept in the volume: see --credentials. A volume that several
+metadata nodes share is made by `kestrel cluster init`.")]
 pub struct FormatArgs {
     /// Where: a path or file:///path; missing or empty
     pub volume: String,

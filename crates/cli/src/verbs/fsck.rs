@@ -9,6 +9,7 @@ use kestrel_admin::check::{self, Options, ReadData, Totals, check};
 use kestrel_admin::finding::{Finding, Fix};
 use kestrel_admin::repair::{RepairError, repair};
 use kestrel_blockstore::store::BlockStore;
+use kestrel_client::remote::RemoteUrl;
 use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::feed::Feed;
 use kestrel_daemon::jobs::fsck::{finding_event, readers, summary};
@@ -32,15 +33,18 @@ use crate::progress::{Progress, shown};
   kestrel fsck /data/node1 /data/node2 /data/node3 --repair
   kestrel fsck /data/vol --salvage /data/recovered
 
-Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
-needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
-it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together, and repaired when none of
-them runs; a repair that was cut short is finished by the next.
+Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy
+of its metadata that needs as much room in the volume's directory as they do; --repair needs the
+volume unmounted. What cannot be put back where it belongs goes to /lost+found. Of a volume that
+several nodes share, the nodes are checked together, and repaired when none of them runs; a repair
+that was cut short is finished by the next.
 
---salvage is for a volume that cannot be opened because its metadata is damaged: it makes a new volume, in a directory that is missing or
-empty, from every record that is intact, repairs it, and lists by path what could not be recovered. Nothing of the old volume is changed.
-Objects in its directory get a second name in the new one; objects elsewhere are shared, so use only one of the two from then on. Exit code 0: nothing is damaged (any more); 1: something is, or the check
-failed; 2: wrong usage.")]
+--salvage is for a volume whose metadata is damaged so that it cannot be opened: it makes a new
+volume, in a directory that is missing or empty, from every record that is intact, repairs it, and
+lists by path what could not be recovered. Nothing of the old volume is changed. Objects in its
+directory get a second name in the new one; objects elsewhere are shared, so use only one of the two
+from then on. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2:
+wrong usage.")]
 pub struct FsckArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
@@ -154,7 +158,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
         } else {
             salvage::print(&done);
             if done["is_node"] != true {
-                print_summary(args, &done);
+                print_summary(args, &done, &printer.findings);
             }
         }
         return Ok(if done["clean"] == true { Verdict::Good } else { Verdict::Bad });
@@ -185,7 +189,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
         done["repairs"] = printer.repairs.into();
         print_json(&done);
     } else {
-        print_summary(args, &done);
+        print_summary(args, &done, &printer.findings);
     }
     Ok(if done["clean"] == true { Verdict::Good } else { Verdict::Bad })
 }
@@ -250,7 +254,7 @@ fn mend(
     done.map(|(totals, repaired)| summary(&totals, repaired))
 }
 
-fn print_summary(args: &FsckArgs, done: &Value) {
+fn print_summary(args: &FsckArgs, done: &Value, findings: &[Value]) {
     let number = |name: &str| done[name].as_u64().unwrap_or(0);
     println!(
         "{} files, {} directories, {} in {} objects of {}",
@@ -269,11 +273,54 @@ fn print_summary(args: &FsckArgs, done: &Value) {
     if number("repaired") > 0 {
         println!("{} repairs", count(number("repaired")));
     }
-    match number("errors") {
-        0 => println!("clean"),
-        errors if args.repair => {
-            println!("{} errors are left; restore what they concern from a backup", count(errors))
-        }
-        errors => println!("{} errors; --repair repairs what can be repaired", count(errors)),
+    println!("{}", outcome(args, number("errors"), findings));
+}
+
+/// What came of it, and what to do next. `findings` are those that were listed.
+fn outcome(args: &FsckArgs, errors: u64, findings: &[Value]) -> String {
+    let number = match errors {
+        0 => return "clean".into(),
+        1 => "1 error".into(),
+        errors => format!("{} errors", count(errors)),
+    };
+    let all_listed = findings.len() as u64 >= errors;
+    if args.repair {
+        format!("{number} left; restore what is concerned from a backup")
+    } else if all_listed && findings.iter().all(|finding| finding["repairable"] != true) {
+        format!("{number}, which --repair cannot repair; restore what is concerned from a backup")
+    } else if RemoteUrl::is_one(&args.volume) {
+        format!("{number}; stop the servers, then run `kestrel fsck --repair DIR` where the volume is")
+    } else {
+        let volumes = std::iter::once(&*args.volume).chain(args.others.iter().map(|node| &**node));
+        let volumes = volumes.collect::<Vec<_>>().join(" ");
+        format!("{number}; `kestrel fsck --repair {volumes}` repairs what it can, with nothing mounted")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn args(words: &[&str]) -> FsckArgs {
+        let command = FsckArgs::augment_args(Command::new("fsck"));
+        let matches = command.get_matches_from([&["fsck"], words].concat());
+        FsckArgs::from_arg_matches(&matches).unwrap()
+    }
+
+    /// The last line names the command that helps, and none that cannot.
+    #[test]
+    fn next_command() {
+        let [good, bad] = [true, false].map(|repairable| json!({ "repairable": repairable }));
+        let of = |words: &[&str], errors, findings: &[Value]| outcome(&args(words), errors, findings);
+        assert_eq!(of(&["v"], 0, &[]), "clean");
+        assert!(of(&["v", "--data"], 1, std::slice::from_ref(&bad)).contains("cannot repair; restore"));
+        assert!(
+            of(&["v", "w"], 2, &[bad.clone(), good]).starts_with("2 errors; `kestrel fsck --repair v w` ")
+        );
+        assert!(of(&["v"], 5, &[bad]).contains("`kestrel fsck --repair v`"));
+        assert!(of(&["kestrel://a/v"], 5, &[]).contains("stop the servers"));
+        assert!(of(&["v", "--repair"], 1, &[]).starts_with("1 error left; "));
     }
 }

@@ -23,9 +23,10 @@ use crate::progress::{Progress, shown};
   kestrel gc /data/vol --delete
   kestrel gc /data/vol --grace 1d --json
 
-Works on mounted and unmounted volumes. Deletes nothing without --delete, and nothing at all if a page of the store's
-listing or a row of the metadata cannot be read. Of a volume that several nodes serve, all of them are asked; what is found is
-handed to them, and they ask each other again before they delete it.")]
+Works on mounted and unmounted volumes. Deletes nothing without --delete, and nothing at all if a
+page of the store's listing or a row of the metadata cannot be read. Of a volume that several nodes
+serve, all of them are asked; what is found is handed to them, and they ask each other again before
+they delete it.")]
 pub struct GcArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,

@@ -28,7 +28,8 @@ const EXTENTS_SHOWN: usize = 20;
   kestrel info --volume /data/vol /models/model.bin
   kestrel info --volume kestrel://10.0.0.1/photos /models
 
-The sums of a directory are kept up to date by every change: they come at once, however large the tree is.")]
+The sums of a directory are kept up to date by every change: they come at once, however large the
+tree is.")]
 pub struct InfoArgs {
     /// A path in a mounted volume
     pub path: PathBuf,

@@ -24,7 +24,8 @@ use crate::at_rest;
   kestrel key show /data/vol
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
 
-Without its key a volume is lost: keep a copy of the key file away from the volume. See docs/encryption.md.")]
+Whoever loses the key of a volume loses the volume: keep a copy of the key file away from it. See
+docs/encryption.md.")]
 pub struct KeyArgs {
     #[command(subcommand)]
     action: Action,
@@ -75,9 +76,11 @@ struct ShowArgs {
   kestrel key rotate kestrel://10.0.0.1/photos --key-file /root/photos.key --new-key-file /root/photos-2.key
   kestrel key rotate /data/node1 --node /data/node2 --node /data/node3 --key-file /root/photos.key
 
-Nodes that share a volume have the same keys: name the directories of all, and they are changed at all or at none; one that was cut short
-is finished when it is repeated. By URL it takes a token that may administer; keys stay on this machine. The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
-before stays encrypted with the data keys of that time.")]
+Nodes that share a volume have the same keys: name the directories of all, and they are changed at
+all or at none; one that was cut short is finished when it is repeated. By URL it takes a token that
+may administer; keys stay on this machine. The volume may be mounted. Copies of kestrel.json and
+dumps from before still open with the old key; what was written before stays encrypted with the data
+keys of that time.")]
 struct RotateArgs {
     /// The volume: a path, file:///path or, where one node serves it, kestrel://host[:port]/NAME
     volume: String,

@@ -42,9 +42,10 @@ const OBJECT_BYTES_MAX: u64 = 256 << 20;
 
   kestrel load /backup/vol.dump /data/node1 /data/node2 /data/node3 --objects /data/vol/objects
 
-The dump is verified as a whole before anything is created. It holds no file data beyond small files: --objects copies
-the objects that it refers to from the block store of the volume that was dumped. Several nodes are formed first (`kestrel
-cluster init`, `join`); the dump goes to all of them at once, where one machine reaches their directories and none runs.")]
+The dump is verified as a whole before anything is created. It holds no file data beyond small
+files: --objects copies the objects that it refers to from the block store of the volume that was
+dumped. Several nodes are formed first (`kestrel cluster init`, `join`); the dump goes to all of
+them at once, where one machine reaches their directories and none runs.")]
 pub struct LoadArgs {
     /// The dump
     pub file: PathBuf,

@@ -24,7 +24,7 @@ use kestrel_daemon::memory::Memory;
 use kestrel_daemon::remote::RemoteMount;
 use kestrel_daemon::runtime;
 use kestrel_daemon::units::{duration_arg, size_arg};
-use kestrel_fuse::mount::{find, remount};
+use kestrel_fuse::mount::{MountEntry, find, is_dead, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_rpc::tls::Mode;
 use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
@@ -58,15 +58,20 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data -o remount,ro
   kestrel mount /data/vol /mnt/data --atime relatime
 
-Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
-SIGTERM and SIGINT unmount cleanly; a second one cuts off the processes that still use the mount. A mount is nosuid,nodev unless -o suid,dev
-says otherwise. docs/operations/mount.md, \"Mount options\", has all options, and how to use /etc/fstab and mount(8).")]
+The command returns when the mount serves. The process that serves it stays in the background and
+writes to the log file that the command names. SIGTERM and SIGINT unmount cleanly; a second one cuts
+off the programs that still use the mount. A mount is nosuid,nodev unless -o suid,dev says
+otherwise.
+
+All options: kestrel mount --help-all. The options of -o, /etc/fstab: docs/operations/mount.md.")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that
-    /// `kestrel serve` serves
+    /// The volume: a path, file:///path, or of a served one kestrel://host[:port][,host2…]/NAME
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
+    /// Mount over a volume that is mounted there already, and hide it
+    #[arg(long)]
+    pub stack: bool,
     #[command(flatten)]
     pub process: ProcessArgs,
     /// Allow no changes
@@ -75,7 +80,7 @@ pub struct MountArgs {
     /// Others than the mounting user may use it
     #[arg(long)]
     pub allow_other: bool,
-    /// Options as for mount(8): ro, noexec, nosuid, allow_other, …
+    /// Options as for mount(8): ro, noexec, nosuid, allow_other, …; `remount` changes a mount
     #[arg(short = 'o', value_delimiter = ',', value_name = "OPTIONS")]
     pub options: Vec<String>,
     /// Which reads change access times; as the volume says by default (`kestrel config`); as -o
@@ -137,8 +142,7 @@ pub struct MountArgs {
 /// How connections to a metadata server are encrypted, as the URL says it, too.
 #[derive(Debug, Args)]
 pub struct TrustArgs {
-    /// By what to know the metadata server: sha256:… or a file of certificates
-    /// (`kestrel cluster ca` prints both); as ?ca=… in the URL
+    /// By what the server is known: a fingerprint or a file; `kestrel cluster ca` prints both
     #[arg(long, value_name = "FILE|sha256:HEX")]
     pub ca: Option<String>,
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none; as
@@ -270,6 +274,12 @@ fn names_arg(text: &str) -> Result<Duration, String> {
     Ok(names)
 }
 
+/// The KestrelFS mount on exactly this directory whose process answers. What a killed process left
+/// there is in nobody's way: mounting takes it away.
+fn live_mount(dir: &Path) -> Option<MountEntry> {
+    find(dir).ok().flatten().filter(|entry| entry.is_kestrel() && !is_dead(dir))
+}
+
 /// What can be judged without opening the volume, so that mistakes are told before a process goes
 /// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
@@ -297,8 +307,22 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         Err(why) if why.raw_os_error() == Some(libc::ENOTCONN) => {
             std::path::absolute(dir).map_err(|why| fail(&why))?
         }
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+            let make = format!("mkdir -p {}", dir.display());
+            return Err(fail(&format!("{why}; give an existing directory, or make it: {make}")));
+        }
         Err(why) => return Err(fail(&format!("{why}; give an existing directory"))),
     };
+    if !args.stack
+        && let Some(mounted) = live_mount(&dir)
+    {
+        let mounted = mounted.source.to_string_lossy();
+        // The files of such a mount's process are found by its mount point: there can be one.
+        let once = RemoteUrl::is_one(&mounted) && matches!(source, Source::Served(_));
+        let or = if once { "" } else { ", or mount over it with --stack" };
+        let what = format!("unmount it with `kestrel umount {}`{or}", dir.display());
+        return Err(fail(&format!("{mounted} is mounted there already; {what}")));
+    }
     if matches!(&source, Source::Here(volume) if volume.starts_with(&dir)) {
         return Err(fail(&"the volume lies below it and would be hidden; mount it elsewhere"));
     }

@@ -43,12 +43,13 @@ pub enum Part {
   kestrel objbench file:///data --sizes 100K,4M --seconds 10
   kestrel objbench s3://bucket --only check --json
 
-Everything is written below a new name under the URL and removed at the end, also after an error or ctrl-C. Checked is that
-what was written is read at once by everybody, that ranges are exact, that large objects come back whole, that listings
-are complete over several pages, that what was deleted is gone, and that of several writers of one object one wins. The
-exit code is 1 if the store must not be used.
-Columns: requests a second and megabytes (10^6) a second of all threads together; time of one request. `range` reads 64K at
-random places. A local directory is measured with the kernel's cache.")]
+Everything is written below a new name under the URL and removed at the end, also after an error or
+ctrl-C. Checked is that what was written is read at once by everybody, that ranges are exact, that
+large objects come back whole, that listings are complete over several pages, that what was deleted
+is gone, and that of several writers of one object one wins. The exit code is 1 if the store must
+not be used. Columns: requests a second and megabytes (10^6) a second of all threads together; time
+of one request. `range` reads 64K at random places. A local directory is measured with the kernel's
+cache.")]
 pub struct ObjbenchArgs {
     /// The store: s3://BUCKET/PREFIX?… as for format --storage, or file:///path
     pub url: String,

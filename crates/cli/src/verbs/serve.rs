@@ -38,15 +38,18 @@ use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs, RoleArg, TlsArgs};
   kestrel serve /data/node2 --replace
   kestrel serve /data/node2 --in-place-of 3
 
-Clients mount it with `kestrel mount kestrel://HOST:PORT/NAME DIR`. Metadata goes through this process, file data straight
-between them and the block store: format the volume with --storage s3://… unless all of them run on this machine. Returns
-when it serves; the process stays in the background. Clients wait while it is restarted, and go on with their open files and
-locks. Connections with other machines are encrypted, and clients there show a token, which `kestrel token create` makes, and by which they know the
-volume (or the fingerprint in the URL that is printed, which `kestrel cluster ca DIR` shows again). SIGTERM and SIGINT end it cleanly. Of a volume
-that several nodes share each is served like this; they find each other by the addresses that were
-given when the cluster was formed. If their metadata is in a database each takes the place of others that have died: a process for that one is
-started beside it, in NODE_DIR/nodes/N, which `kestrel serve NODE_DIR/nodes/N --stop` ends, and which `kestrel serve DIR --take-over`
-of the node's own directory relieves.")]
+Clients mount it with `kestrel mount kestrel://HOST:PORT/NAME DIR`. Metadata goes through this
+process, file data straight between them and the block store: format the volume with --storage
+s3://… unless all of them run on this machine. Returns when it serves; the process stays in the
+background. Clients wait while it is restarted, and go on with their open files and locks.
+Connections with other machines are encrypted, and clients there show a token, which `kestrel token
+create` makes, and by which they know the volume (or the fingerprint in the URL that is printed,
+which `kestrel cluster ca DIR` shows again). SIGTERM and SIGINT end it cleanly. Of a volume that
+several nodes share each is served like this; they find each other by the addresses that were given
+when the cluster was formed. If their metadata is in a database each takes the place of others that
+have died: a process for that one is started beside it, in NODE_DIR/nodes/N, which `kestrel serve
+NODE_DIR/nodes/N --stop` ends, and which `kestrel serve DIR --take-over` of the node's own directory
+relieves.")]
 pub struct ServeArgs {
     /// The volume: a path or file:///path
     pub volume: Option<String>,

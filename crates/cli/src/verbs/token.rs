@@ -19,7 +19,7 @@ use super::{Target, print_json};
 /// User and group that root stands for unless others are given.
 const NOBODY: &str = "65534:65534";
 
-/// Make, list and revoke tokens: a client that shows one may use a served volume as it says.
+/// Make, list and revoke tokens, which say what a client may do with a served volume.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
@@ -29,7 +29,8 @@ const NOBODY: &str = "65534:65534";
   kestrel token list /data/vol
   kestrel token revoke /data/vol trainer
 
-Clients that are not on the server's machine show a token (`kestrel serve --access`). docs/operations/security.md, \"Tokens\", tells what one allows.")]
+Clients that are not on the server's machine show a token (`kestrel serve --access`).
+docs/operations/security.md, \"Tokens\", tells what one allows.")]
 pub struct TokenArgs {
     #[command(subcommand)]
     action: Action,

@@ -21,9 +21,10 @@ use busy::Users;
   kestrel umount /mnt/data
   kestrel umount --force /mnt/data
 
-Returns when the serving process has stored everything and let go of the volume. --force cuts the connection first: every
-waiting call fails, files that are open break; it gets out also when the serving process hangs or is gone. A volume that a server
-serves is not unmounted without --force while the server does not answer, as what was written last could not be stored.")]
+Returns when the serving process has stored everything and let go of the volume. --force cuts the
+connection first: every waiting call fails, files that are open break; it gets out also when the
+serving process hangs or is gone. A volume that a server serves is not unmounted without --force
+while the server does not answer, as what was written last could not be stored.")]
 pub struct UmountArgs {
     /// Where it is mounted
     pub dir: PathBuf,
@@ -60,7 +61,10 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("umount", why);
     let entry = find(&args.dir).map_err(|why| fail(&why))?;
     let Some(entry) = entry else {
-        return Err(fail(&format!("{}: nothing is mounted there", args.dir.display())));
+        return Err(fail(&format!(
+            "{}: nothing is mounted there; `findmnt -t fuse.kestrel` lists mounts",
+            args.dir.display()
+        )));
     };
     if !entry.is_kestrel() {
         return Err(fail(&format!(

@@ -25,9 +25,10 @@ use paths::Requests;
   kestrel warmup /mnt/data/old --evict
   kestrel warmup /mnt/data/models/large.safetensors --whole
 
-Fills the cache directories of the mount (`kestrel mount --cache-dir`). What is there already is not read again: a run that
-was cut off is resumed by repeating it. --evict drops the objects that the files lie in, and with them what other small files
-stored beside them had in the cache. Exit code 1: something is missing or could not be brought.")]
+Fills the cache directories of the mount (`kestrel mount --cache-dir`). What is there already is not
+read again: a run that was cut off is resumed by repeating it. --evict drops the objects that the
+files lie in, and with them what other small files stored beside them had in the cache. Exit code 1:
+something is missing or could not be brought.")]
 pub struct WarmupArgs {
     /// Files and directories in mounted volumes; `*` and `?` in names are expanded if the shell did
     /// not

@@ -126,7 +126,8 @@ fn callers_of_a_dead_server() {
 fn mount_point_reuse_and_unmount_without_server() {
     let server = Server::start("5s");
     let mounts = Mounts::new(&server);
-    mounts.mount("one", &[]).expect(1, "in use by");
+    mounts.mount("one", &[]).expect(1, "is mounted there already; unmount it");
+    mounts.mount("one", &["--stack"]).expect(1, "in use by");
     mounts.run(&["umount", &server.place.name("two")]).expect(0, "");
     mounts.mount("two", &["--deadline", "2s"]).expect(0, "is mounted on");
     server.kill();

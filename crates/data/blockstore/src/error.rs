@@ -136,6 +136,16 @@ impl Error {
             | Self::Invalid { .. } => ErrorKind::Io,
         }
     }
+
+    /// What is wrong with the object, for a report that names the object and its files: without
+    /// the object, and without the advice to make such a report.
+    pub fn damage(&self) -> String {
+        match self {
+            Self::NotFound { .. } => "missing in the block store".into(),
+            Self::Corrupt { offset, what, .. } => format!("damaged at byte {offset}: {what}"),
+            other => other.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Error {
@@ -144,14 +154,14 @@ impl fmt::Display for Error {
             Self::NotFound { object } => {
                 write!(
                     f,
-                    "object {object:016x} is missing in the block store; fsck tells which files need it"
+                    "object {object:016x} is missing in the block store; `kestrel fsck` tells which files need it"
                 )
             }
             Self::Exists { object } => write!(f, "object {object:016x} already exists: never overwritten"),
             Self::Corrupt { object, offset, what } => {
                 write!(
                     f,
-                    "object {object:016x} is damaged at byte {offset}: {what}; fsck --data lists the files"
+                    "object {object:016x} is damaged at byte {offset}: {what}; `kestrel fsck --data` lists the files"
                 )
             }
             Self::Coding { object, why } => write!(f, "object {object:016x}: {why}"),

@@ -67,7 +67,7 @@ pub(crate) fn provide(
         return from_file(builder, home);
     }
     if environment("AWS_EC2_METADATA_DISABLED").as_deref() == Some("true") {
-        return Err(OpenError::Credentials(format!("no credentials for the store were found; {GIVE_THEM}")));
+        return Err(OpenError::Credentials(NONE_FOUND.into()));
     }
     let builder = match environment("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
         Some(endpoint) => builder.with_metadata_endpoint(endpoint),
@@ -75,6 +75,10 @@ pub(crate) fn provide(
     };
     Ok((builder, "the instance's metadata service".to_string()))
 }
+
+/// That there are no credentials, and what to do about it.
+pub(crate) const NONE_FOUND: &str = "no credentials for the store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a \
+                                     file with --credentials FILE";
 
 /// What to do about missing credentials.
 pub(crate) const GIVE_THEM: &str =

@@ -253,8 +253,9 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Whether nobody serves the mount on top of `dir` any more. A live server is asked for an answer.
-fn is_dead(dir: &Path) -> bool {
+/// Whether no process serves the mount on top of `dir` any more. A live server is asked for an
+/// answer.
+pub fn is_dead(dir: &Path) -> bool {
     let Ok(dir) = c_string(dir.as_os_str().as_bytes()) else { return false };
     let mut totals = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: a live C string and room for the result. Unlike stat, statfs is never answered from a

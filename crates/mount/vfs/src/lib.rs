@@ -182,7 +182,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
 /// Loads the program that tells of walks, if it is wanted and can be had.
 fn load_hints(config: ShortcutConfig) -> (Option<Arc<WalkHints>>, Mode) {
     if config == ShortcutConfig::Off {
-        return (None, Mode { shortcut: false, why: "switched off".into() });
+        return (None, Mode { shortcut: false, why: "switched off by --no-shortcut".into() });
     }
     match hints_as_told() {
         Ok(hints) => (Some(hints), Mode { shortcut: true, why: String::new() }),

@@ -31,10 +31,11 @@ const LOOK: Duration = Duration::from_millis(500);
   kestrel cluster balance kestrel://10.0.0.1/photos
   (umask 077; kestrel cluster add-node /data/node1 --node 10.0.0.5:9440 --role coordinator > token)
 
-DIR is that of the node that leads changes of the cluster; it runs. The new node gets a number of its own, for
-ever, and joins without owning anything; `kestrel cluster balance` gives it its part. Clients go on, and connect to it by themselves.
-All nodes have to be up; one that is not is waited for. With --role coordinator it never owns anything and serves no clients: it waits to be told
-to lead changes (`kestrel cluster coordinator`).")]
+DIR is that of the node that leads changes of the cluster; it runs. The new node gets a number of
+its own, for ever, and joins without owning anything; `kestrel cluster balance` gives it its part.
+Clients go on, and connect to it by themselves. All nodes have to be up; one that is not is waited
+for. With --role coordinator it never owns anything and serves no clients: it waits to be told to
+lead changes (`kestrel cluster coordinator`).")]
 pub struct AddNodeArgs {
     /// The directory of the node that leads changes: a path or file:///path
     pub directory: String,

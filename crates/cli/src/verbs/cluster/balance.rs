@@ -21,10 +21,12 @@ use crate::verbs::print_json;
   kestrel cluster balance kestrel://10.0.0.1/photos
   kestrel cluster balance kestrel://10.0.0.1/photos --without 4
 
-First every node gets the same number of slots, by as few moves as possible; a node that was added gets its own by this. Then names of
-which so many directories have one that a node holds more than its part become exceptions, as `kestrel cluster plan` tells of a list of
-paths, and exceptions that are not needed any more go. Clients work meanwhile; what moves waits for a moment. Slots in which files are
-locked do not move: the verb says so, and can be run again. Returns when all nodes have the new table. All nodes have to be up.")]
+First every node gets the same number of slots, by as few moves as possible; a node that was added
+gets its own by this. Then names of which so many directories have one that a node holds more than
+its part become exceptions, as `kestrel cluster plan` tells of a list of paths, and exceptions that
+are not needed any more go. Clients work meanwhile; what moves waits for a moment. Slots in which
+files are locked do not move: the verb says so, and can be run again. Returns when all nodes have
+the new table. All nodes have to be up.")]
 pub struct BalanceArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,

@@ -14,9 +14,10 @@ use crate::verbs::print_json;
   kestrel cluster ca /data/node1
   kestrel cluster ca /data/vol > ca.pem
 
-Every volume has an authority of its own, which all its nodes can sign for. A client on another machine has to know it: put the
-fingerprint into the URL, kestrel://HOST/NAME?ca=sha256:…, or the name of a file with what this prints, ?ca=/etc/kestrel/ca.pem.
-A volume of one node that has no authority yet gets it.")]
+Every volume has an authority of its own, which all its nodes can sign for. A client on another
+machine has to know it: put the fingerprint into the URL, kestrel://HOST/NAME?ca=sha256:…, or the
+name of a file with what this prints, ?ca=/etc/kestrel/ca.pem. A volume of one node that has no
+authority yet gets it.")]
 pub struct CaArgs {
     /// The directory of a volume, or of a node: a path or file:///path
     pub directory: String,

@@ -15,10 +15,11 @@ use crate::verbs::print_json;
 #[command(after_help = "Examples:
   kestrel cluster drain kestrel://10.0.0.1/photos --node 4
 
-All entries, and what is found by number, go to the other nodes that own slots, while clients work. The node stays a member and has to
-go on running: it keeps its part of the figures of directories and objects, hands out the numbers of objects, and files that were opened
-there are open there. A later `kestrel cluster balance` gives it slots again, unless it is told `--without` the node. To be rid of a node,
-`kestrel cluster remove-node` drains it and takes it out of the cluster.")]
+All entries, and what is found by number, go to the other nodes that own slots, while clients work.
+The node stays a member and has to go on running: it keeps its part of the figures of directories
+and objects, hands out the numbers of objects, and files that were opened there are open there. A
+later `kestrel cluster balance` gives it slots again, unless it is told `--without` the node. To be
+rid of a node, `kestrel cluster remove-node` drains it and takes it out of the cluster.")]
 pub struct DrainArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,

@@ -20,12 +20,16 @@ use crate::verbs::print_json;
   kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --coordinator 10.0.0.9 --registry etcd://10.0.0.4,10.0.0.5,10.0.0.6/photos
   kestrel cluster init n1 --node 127.0.0.1:9441 --node 127.0.0.1:9442 --node 127.0.0.1:9443     (all on this machine)
 
-The nodes are numbered from 1 in the order of their addresses, the first is the one in this directory. Prints the token with
-which `kestrel cluster join` makes the directories of the others; with it anyone can speak as a node, so keep it as a
-password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are those under which clients and
-the other nodes reach a node, and cannot be changed later; `kestrel cluster add-node` adds nodes. Node 1 coordinates unless --coordinator
-gives the address of one more node, with the last number, that does nothing else; it joins as the others do. Without --storage file data goes
-to objects/ in this directory, which all nodes and all clients must then reach under the same path.")]
+The nodes are numbered from 1 in the order of their addresses, the first is the one in this
+directory. Prints the token with which `kestrel cluster join` makes the directories of the others to
+standard output, and all else to standard error, so (umask 077; kestrel cluster init … >token) makes
+a file for `kestrel cluster join token DIR`. A program that has the token can speak as a node: keep
+it as a password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are
+those under which clients and the other nodes reach a node, and cannot be changed later; `kestrel
+cluster add-node` adds nodes. Node 1 coordinates unless --coordinator gives the address of one more
+node, with the last number, that does nothing else; it joins as the others do. Without --storage
+file data goes to objects/ in this directory, which all nodes and all clients must then reach under
+the same path.")]
 pub struct InitArgs {
     /// Where: a path or file:///path; missing or empty
     pub directory: String,
@@ -104,18 +108,19 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
         }));
         return Ok(Verdict::Good);
     }
-    println!("volume {:?} created, which {} nodes share:", made.settings.name, nodes.len());
+    // The token alone goes to standard output, so that `>FILE` makes a file that `join` takes.
+    eprintln!("volume {:?} created, which {} nodes share:", made.settings.name, nodes.len());
     for (node, address) in (1..).zip(&addresses) {
         let place = match role(args, node) {
             Role::Coordinator => "  coordinates".into(),
             Role::Metadata if node == 1 => format!("  {}", dir.display()),
             Role::Metadata => String::new(),
         };
-        println!("  node {node}  {address}{place}");
+        eprintln!("  node {node}  {address}{place}");
     }
-    println!("make the directory of each other node N with: kestrel cluster join TOKEN DIR --node N");
-    println!("then serve each with: kestrel serve DIR");
-    println!("the token, which is secret:");
+    eprintln!("make the directory of each other node N with: kestrel cluster join TOKEN DIR --node N");
+    eprintln!("then serve each with: kestrel serve DIR");
+    eprintln!("the token, which is secret (`kestrel cluster token {}` prints it again):", dir.display());
     println!("{token}");
     Ok(Verdict::Good)
 }

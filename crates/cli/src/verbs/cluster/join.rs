@@ -31,8 +31,9 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
   kestrel cluster add-node /data/node1 --node 10.0.0.4 | ssh node4 kestrel cluster join - /data/node4
 
-Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was lost cannot be made anew:
-what it held is lost, and the other nodes refuse one that is not the one they know. Restore all nodes from backups of one moment.")]
+Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was
+lost cannot be made anew: what it held is lost, and the other nodes refuse one that is not the one
+they know. Restore all nodes from backups of one moment.")]
 pub struct JoinArgs {
     /// The token that `kestrel cluster init`, `token` or `add-node` printed, a file with it, or -
     /// for standard input
@@ -63,7 +64,8 @@ fn token(text: &str) -> Result<Token, Failure> {
     };
     done.map_err(|why| {
         // Not what was given: it may be most of a token.
-        Failure::new("cluster", format!("neither a token nor a file with one was given: {why}"))
+        let what = "`kestrel cluster token DIR` prints one";
+        Failure::new("cluster", format!("neither a token nor a file with one was given: {why}; {what}"))
     })?;
     Token::parse(&read).map_err(failed)
 }

@@ -29,10 +29,11 @@ const SHOWN_MAX: usize = 20;
   kestrel cluster plan --nodes 4 --paths list.txt --json
   zcat Contents-amd64.gz | sed 's/ *[^ ]*$//' | kestrel cluster plan --nodes 16     (all files of all Debian packages)
 
-A node owns the entries with names that hash to it. Names of which so many directories have one that their node would overflow
-are spread by directory, which costs clients a second hop for these names; where few names meet many nodes, single
-names are moved. Both are exceptions, and every node and client holds the table of them. What is printed is counted with
-the exceptions in force, not estimated. The exit code is 1 if the goal is not reached.")]
+A node owns the entries whose names hash to it. Names of which so many directories have one that
+their node would overflow are spread by directory, which costs clients a second hop for these names;
+where few names meet many nodes, single names are moved. Both are exceptions, and every node and
+client holds the table of them. What is printed is counted with the exceptions in force, not
+estimated. The exit code is 1 if the goal is not reached.")]
 pub struct PlanArgs {
     /// Metadata nodes
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

@@ -20,7 +20,10 @@ use crate::verbs::print_json;
   kestrel cluster status kestrel://10.0.0.1/photos --json
   kestrel cluster status kestrel://10.0.0.1/photos --count
 
-`entries` and `bytes` are the node's parts of sums: what was added at it less what was removed at it, wherever it lies now. The role with an asterisk is that of the node that leads changes. One node that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each other and have leases, 1 if not.")]
+`entries` and `bytes` are the node's parts of sums: what was added at it less what was removed at
+it, wherever it lies now. The role with an asterisk is that of the node that leads changes. One node
+that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each
+other and have leases, 1 if not.")]
 pub struct StatusArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,

@@ -1,5 +1,7 @@
 //! The figures of a volume that several nodes serve: each node's, and what they add up to.
 
+use std::fmt::Write as _;
+
 use kestrel_client::error::VolumeError;
 use kestrel_client::remote::{self, NodeAnswer};
 use kestrel_daemon::metrics::percentile_ns;
@@ -93,17 +95,18 @@ fn add_value(sum: &mut Value, other: &Value) {
     }
 }
 
-/// Prints a line for each node, if there are several.
-pub fn print_nodes(now: &Value, before: &Value, seconds: f64) {
+/// Adds a line for each node, if there are several.
+pub fn add_nodes(now: &Value, before: &Value, seconds: f64, out: &mut String) {
     let Some(nodes) = now["nodes"].as_array() else { return };
-    println!(
-        "{:<16} {:>10} {:>10} {:>10} {:>10} {:>8} {:>6} {:>11} {:>7}",
+    let _ = writeln!(
+        out,
+        "{:<22} {:>10} {:>10} {:>10} {:>10} {:>8} {:>6} {:>11} {:>7}",
         "node", "per s", "p50 µs", "p99 µs", "files open", "clients", "lease", "leases lost", "fenced"
     );
     for node in nodes {
         let name = format!("{} {}", node["node"], node["address"].as_str().unwrap_or("?"));
         if node["up"] != true {
-            println!("{name:<16} does not answer; the sums lack its part");
+            let _ = writeln!(out, "{name:<22} does not answer; the sums lack its part");
             continue;
         }
         let same = |other: &&Value| other["node"] == node["node"];
@@ -111,16 +114,18 @@ pub fn print_nodes(now: &Value, before: &Value, seconds: f64) {
         let (figures, earlier) = (&node["figures"], earlier.map_or(&Value::Null, |node| &node["figures"]));
         let latency = latency(figures, earlier);
         let us = |part: f64| percentile_ns(&latency, part) as f64 / 1000.0;
-        println!(
-            "{name:<16} {:>10.0} {:>10.1} {:>10.1} {:>10} {:>8} {:>6} {:>11} {:>7}",
+        let number = |name: &str| figures[name].as_u64().unwrap_or(0);
+        let _ = writeln!(
+            out,
+            "{name:<22} {:>10.0} {:>10.1} {:>10.1} {:>10} {:>8} {:>6} {:>11} {:>7}",
             grown(figures, earlier, "metadata_requests_total") as f64 / seconds,
             us(0.5),
             us(0.99),
-            figures["metadata_open_files"],
-            figures["server_connected"],
+            number("metadata_open_files"),
+            number("server_connected"),
             if figures["cluster_lease_held"] == 1 { "yes" } else { "no" },
-            figures["cluster_lease_lapses_total"],
-            figures["cluster_fenced_total"]
+            number("cluster_lease_lapses_total"),
+            number("cluster_fenced_total")
         );
     }
 }
@@ -145,6 +150,17 @@ fn latency(now: &Value, before: &Value) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The figures of nodes stand below their headings.
+    #[test]
+    fn aligned_nodes() {
+        let node = json!({ "node": 1, "address": "10.0.0.1:9440", "up": true,
+                           "figures": { "metadata_open_files": 12, "server_connected": 3 } });
+        let mut out = String::new();
+        add_nodes(&json!({ "nodes": [node] }), &Value::Null, 1.0, &mut out);
+        let widths: Vec<usize> = out.lines().map(|line| line.chars().count()).collect();
+        assert_eq!(widths[0], widths[1], "{out}");
+    }
 
     #[test]
     fn figures_are_added_up_and_who_is_away_is_told() {

@@ -150,9 +150,9 @@ pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
             OpenError::ClockSkew { place, ahead_seconds }
         }
         Cause::Credentials => OpenError::Credentials(format!(
-            "{place}: {} gave no credentials: {why}; {}",
-            client.credentials_source,
-            crate::credentials::GIVE_THEM
+            "{}; {place}: {} gave none: {why}",
+            crate::credentials::NONE_FOUND,
+            client.credentials_source
         )),
         Cause::Untrusted => OpenError::Other(format!("{place}: {why}; {}", crate::fault::TRUST)),
         Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Inconsistent | Cause::Late => {

@@ -31,7 +31,7 @@ pub(crate) struct RecordKind {
 
 /// What users are told about metadata that cannot be read.
 pub(crate) const ADVICE: &str =
-    "`kestrel fsck --salvage` recovers what is intact; or restore the metadata from a dump";
+    "`kestrel fsck VOLUME --salvage NEW` recovers what is intact; or restore a dump with `kestrel load`";
 
 /// The name of the second copy.
 pub(crate) fn copy_of(name: &str) -> String {
@@ -60,8 +60,9 @@ impl RecordKind {
     /// `Refused` for one of a newer format or of another volume, `Corrupt` for a damaged one.
     pub fn decode(&self, bytes: &[u8], uuid: &Uuid, file: &str) -> Result<[u64; NUMBERS], EngineError> {
         let name = self.name;
-        let corrupt =
-            |why: &str| EngineError::Corrupt(format!("{name} {file}: {why}; {advice}", advice = self.advice));
+        let corrupt = |why: &str| {
+            EngineError::Corrupt(format!("{name} {file}: damaged: {why}; {advice}", advice = self.advice))
+        };
         let bytes: &[u8; BYTES] = bytes.try_into().map_err(|_| corrupt("wrong length"))?;
         if bytes[..8] != self.magic {
             return Err(corrupt(&format!("not a {name}")));

@@ -111,7 +111,7 @@ impl Session {
         self.transport = device.name();
         self.transport_why = match config.transport {
             TransportChoice::Device => "chosen".into(),
-            _ => format!("no io_uring: {why}"),
+            _ => format!("io_uring: {why}"),
         };
         self.spawn(Arc::new(device), core)
     }
