@@ -47,17 +47,17 @@ def io_uring():
 class Server:
     """A volume of its own, served."""
 
-    def __init__(self, scratch, *format_options, serve_options=()):
-        self.dir = tempfile.mkdtemp(dir=scratch)
+    def __init__(self, scratch, *format_options, serve_options=(), program=KESTREL):
+        self.dir, self.program = tempfile.mkdtemp(dir=scratch), program
         self.volume = f"{self.dir}/volume"
-        run(KESTREL, "format", self.volume, *format_options)
-        said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0", *serve_options)
+        run(program, "format", self.volume, *format_options)
+        said = run(program, "serve", self.volume, "--listen", "127.0.0.1:0", *serve_options)
         self.volumes = [self.volume]
         self.url = re.search(r"kestrel://\S+", said).group()
         self.address, self.name = self.url.removeprefix("kestrel://").split("/")
 
     def stop(self):
-        run(KESTREL, "serve", self.volume, "--stop")
+        run(self.program, "serve", self.volume, "--stop")
         shutil.rmtree(self.dir)
 
 

@@ -2,7 +2,7 @@
 """Listing with attributes and removing, on a served volume: `ls -l`, `find -newer`, `du -s`, `rm -rf` of many files in one directory.
 
 Each round makes the files and runs the commands on a local directory and on a mount, one after the other, the caches of
-names dropped by mounting anew. Requests are those of the mount. With KESTREL_BEFORE=FILE the same is done with that program.
+names dropped by mounting anew. Requests are those of the mount. With KESTREL_BEFORE=FILE that program serves and mounts the same.
 
     bench/listing.py            writes target/bench/listing.json, listing.svg
 """
@@ -141,7 +141,7 @@ def main():
             of = {}
             rows += local(scratch, reference, count)
             for side, program in sides:
-                server = Server(scratch)
+                server = Server(scratch, program=program)
                 for row in served(side, program, server, scratch, reference, count):
                     rows.append(row)
                     of[side, row["what"]] = row

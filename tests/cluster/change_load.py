@@ -219,7 +219,8 @@ def main():
             print(f"ok   {name}: {ops} steps, the slowest {slowest:.2f} s", flush=True)
         else:
             failed += 1
-            print(f"FAIL {name}: {why}", flush=True)
+            # The error itself in the line that the report of all suites shows.
+            print(f"FAIL {name}: {why.splitlines()[-1]}\n{why}", flush=True)
         counted += ops if name.startswith("Counter") else 0
     for worker in workers:
         worker.join()

@@ -42,6 +42,46 @@ def close_to_open(a, b):
 
 
 @test
+def pages_of_a_file_renamed_over_another(a, b):
+    """a file that was read here, rewritten there with the same size and renamed there over one that was read here"""
+    for turn, size in enumerate((100, 5000, 60_000, 3_000_000)):
+        old, new, other = (random.Random(10 * size + seed).randbytes(size) for seed in range(3))
+        write(f"{a}/{turn}", old)
+        assert read(f"{b}/{turn}") == old, size
+        os.rename(f"{a}/{turn}", f"{a}/{turn}-moved")
+        write(f"{a}/{turn}-target", other)
+        write(f"{a}/{turn}-moved", new)
+        assert read(f"{b}/{turn}-target") == other, size
+        os.rename(f"{a}/{turn}-moved", f"{a}/{turn}-target")
+        assert read(f"{b}/{turn}-target") == new, size
+
+
+@test
+def pages_after_opens_of_another_kind(a, b):
+    """a change there is read here, whatever a stat, a failed open or an open with other flags came before"""
+    befores = [
+        os.stat,
+        lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY),
+        lambda path: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL),
+        lambda path: os.close(os.open(path, os.O_PATH)),
+        lambda path: os.close(os.open(path, os.O_WRONLY | os.O_APPEND)),
+        lambda path: os.access(path, os.R_OK),
+        lambda path: os.readlink(path),
+        lambda path: os.open(f"{path}/below", os.O_RDONLY),
+    ]
+    for turn, before in enumerate(befores):
+        path = f"file-{turn}"
+        for seed in range(3):
+            data = random.Random(seed).randbytes(60_000)
+            write(f"{a}/{path}", data)
+            try:
+                before(f"{b}/{path}")
+            except OSError:
+                pass
+            assert read(f"{b}/{path}") == data, (turn, seed)
+
+
+@test
 def patches_and_holes(a, b):
     """changes inside a file, appends, truncation and holes"""
     content = bytearray(random.Random(7).randbytes(2_000_000))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the main operations cost in requests. Counted by the proxy, at the latency of a near store, so that callers meet as
-# they do there. The bars that depend on speed are in bench/s3.py.
+# they do there. The bars that depend on speed are in bench/s3.py. BUSY=32 has as many processes that only compute beside
+# the writes of small files.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -9,8 +10,14 @@ make_volume "$volume"
 mount_volume "$volume" "$mnt"
 faults latency:ms=20
 
+computing=()
+for ((i = 0; i < ${BUSY:-0}; i++)); do
+    while :; do :; done &
+    computing+=($!)
+done
 reset_counts
 "$TREE" write "$mnt/small" 2000 100000 --threads 64
+[ ${#computing[@]} = 0 ] || kill "${computing[@]}"
 puts=$(($(count requests put) + $(count requests part)))
 check "2,000 files of 100 kB by 64 threads: $puts PUTs" is_more 200 "$puts"
 check "none of them was looked for first" is_more 20 "$(count requests head)"

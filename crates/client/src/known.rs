@@ -235,6 +235,19 @@ impl KnownInodes {
         }
     }
 
+    /// The kernel never hears of an open: what was recorded for its answer did not happen. `drops` if
+    /// that was to drop the pages, which are therefore still those of another content.
+    pub fn open_abandoned(&self, ino: InodeId, drops: bool) {
+        if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
+            known.told_change = 0;
+            if drops {
+                known.cached_change = 0;
+                known.dropping = known.dropping.saturating_sub(1);
+                known.dropped = known.dropped.min(known.dropping);
+            }
+        }
+    }
+
     /// Records that a change of ours led from the content `from` to `to`, and that the kernel made
     /// it in its pages and size too. If these were another content's, which somebody else has
     /// changed since, they are still of no use to the next open.
@@ -300,6 +313,25 @@ mod tests {
         table.pages_dropped(20);
         assert_eq!(table.opened_as(20, 7), Pages::Keep);
         assert_eq!(table.opened_as(20, 8), Pages::Drop);
+    }
+
+    /// An open of which the kernel never hears drops no pages, so the next one must.
+    #[test]
+    fn pages_after_an_abandoned_open() {
+        let table = KnownInodes::default();
+        table.learned(20, Kind::File, None);
+        assert_eq!(table.opened_as(20, 7), Pages::Drop);
+        table.pages_dropped(20);
+        assert_eq!(table.opened_as(20, 7), Pages::Keep);
+        assert_eq!(table.opened_as(20, 8), Pages::Drop);
+        table.open_abandoned(20, true);
+        assert_eq!(table.opened_as(20, 8), Pages::Drop);
+        table.pages_dropped(20);
+        assert_eq!(table.opened_as(20, 8), Pages::Keep);
+        table.told_as(20, 8);
+        table.open_abandoned(20, false);
+        assert!(!table.is_told_all(20, 8), "the kernel may not have heard the size");
+        assert_eq!(table.opened_as(20, 8), Pages::Keep, "it had the pages before");
     }
 
     #[test]

@@ -184,7 +184,7 @@ impl Fs {
             Err(error) => {
                 // The kernel never learns of it.
                 fs.forget(opened.inode.ino, 1);
-                fs.release(opened.handle, Box::new(move |_| done(Err(error))));
+                fs.abandon(opened.handle, Box::new(move |_| done(Err(error))));
             }
         };
         self.check_protected(caller, dir, &inode, Box::new(checked));
@@ -207,8 +207,11 @@ impl Fs {
             if opened.is_err() {
                 // The kernel never learns of it.
                 fs.forget(ino, 1);
+                fs.abandon(first.handle, Box::new(drop));
+            } else {
+                // The second open drops all pages that the first was to drop.
+                fs.release(first.handle, Box::new(drop));
             }
-            fs.release(first.handle, Box::new(drop));
             done(opened);
         });
         if self.files.get(ino).is_some_and(|file| file.lock().executing > 0) {
@@ -350,8 +353,14 @@ impl Fs {
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache, truncated: flags.truncate })
     }
 
-    /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the
-    /// application and are logged.
+    /// Closes a handle that the kernel never hears of: it has dropped no pages for it.
+    pub fn abandon(self: &Arc<Self>, handle: Arc<FileHandle>, done: Done<()>) {
+        let drops = handle.drops_pages.swap(false, Ordering::Relaxed);
+        self.known.open_abandoned(handle.ino(), drops);
+        self.release(handle, done);
+    }
+
+    /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the application and are logged.
     pub fn release(self: &Arc<Self>, handle: Arc<FileHandle>, done: Done<()>) {
         self.heard_of(&handle);
         self.finished(&handle);

@@ -348,7 +348,7 @@ impl Core {
     /// The kernel never learns of what was created and opened.
     pub fn undo_created(&self, opened: Opened) {
         self.fs.forget(opened.inode.ino, 1);
-        self.fs.release(opened.handle, Box::new(drop));
+        self.fs.abandon(opened.handle, Box::new(drop));
     }
 
     /// Tells of an open file.
@@ -365,7 +365,7 @@ impl Core {
             return with(reply, answer);
         }
         let fs = self.fs.clone();
-        self.patient_or_undo(pid, reply, answer, move |opened| fs.release(opened.handle, Box::new(drop)))
+        self.patient_or_undo(pid, reply, answer, move |opened| fs.abandon(opened.handle, Box::new(drop)))
     }
 
     /// Numbers a handle. Where nothing has to be done when a descriptor is closed, the kernel need

@@ -193,7 +193,7 @@ impl Core {
         match &found {
             // The kernel opens devices and the like itself.
             Found::File(opened) if opened.inode.kind != Kind::File => {
-                self.fs.release(opened.handle.clone(), Box::new(drop));
+                self.fs.abandon(opened.handle.clone(), Box::new(drop));
             }
             _ => paths.wait(Waiting { node: entry.nodeid, caller, flags, found }),
         }

@@ -1,15 +1,17 @@
 //! When an upload of small payloads begins: a decision without I/O and without a clock of its own.
 //!
-//! A lone store is due at once, and while an upload is under way the next round gathers behind it.
-//! Between the two lies the moment when an upload has just ended: its owners are about to store
-//! their next files, and the stores that wait already would leave without them, so that two crowds
-//! would take turns, each with half the files and twice the wait. So a round that expects others
-//! waits for them, as long as that pays: one more moment costs every waiting store that moment, and
-//! saves a store that arrives within it a whole upload. With `n` stores waiting and uploads that
-//! take `t`, waiting on is right while stores keep arriving less than about `t / n` apart (an
-//! optimal stopping rule; group commits of databases wait for a fixed time instead, as PostgreSQL's
-//! `commit_delay`). Owners that do not come back end this: after some vain waits in a row the next
-//! uploads do without.
+//! A lone store is due at once, and while an upload is under way the next round gathers behind it. Between the two lies the
+//! moment when an upload has just ended: its owners are about to store their next files, and whoever waits already would
+//! leave without them, so that two crowds would take turns, each with half the files and twice the wait. So a round that
+//! expects others waits for them, as long as that pays: one more moment costs every waiting store that moment, and saves
+//! whoever arrives within it a whole upload. With `n` stores waiting and uploads that take `t`, waiting on is right while
+//! stores keep arriving less than about `t / n` apart (an optimal stopping rule; group commits of databases wait for a fixed
+//! time instead, as PostgreSQL's `commit_delay`). Owners that do not come back end this: after some vain waits in a row the
+//! next uploads do without.
+//!
+//! On a machine that is busy with something else, the owners arrive as the scheduler lets them: late, and with long pauses
+//! between them. Uploads take longer there too. So no limit is a constant where uploads are slow, a pause is waited through
+//! that is like the longest of late, and the number of owners is taken from several uploads.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +19,14 @@ use std::time::{Duration, Instant};
 /// return together are scheduled one after the other.
 const PAUSE_PART: u32 = 6;
 
-/// Longest such pause.
+/// Longest such pause, unless longer ones were seen between arrivals.
 const PAUSE_MAX: Duration = Duration::from_millis(25);
 
-/// Longest gathering.
-const GATHER_MAX: Duration = Duration::from_millis(100);
+/// Longest gathering, and never longer than an upload.
+const GATHER_MAX: Duration = Duration::from_secs(1);
+
+/// What of the expected owners is forgotten with each upload that has fewer: one part of so many.
+const FORGET_PART: usize = 8;
 
 /// Vain waits in a row after which waiting stops for a while.
 const VAIN_MAX: u32 = 3;
@@ -50,12 +55,14 @@ pub(super) struct Gather {
     upload_time: Duration,
     /// When the last upload ended.
     ended: Option<Instant>,
-    /// Stores that may be waiting soon: those of the last upload that come back, and those that
-    /// waited when it ended.
+    /// Stores that may be waiting soon: those of the last upload that come back, and those that waited when it ended; not
+    /// much fewer than after the uploads before.
     expected: usize,
     /// Of these, how many waited when it ended.
     left_behind: usize,
     last_arrival: Option<Instant>,
+    /// The longest pause between arrivals of late that was no longer than an upload; it shrinks with each upload.
+    gap: Duration,
     vain: u32,
     rest: u32,
 }
@@ -70,6 +77,7 @@ impl Gather {
             expected: 0,
             left_behind: 0,
             last_arrival: None,
+            gap: Duration::ZERO,
             vain: 0,
             rest: 0,
         }
@@ -77,6 +85,12 @@ impl Gather {
 
     /// Something small arrived.
     pub fn arrived(&mut self, now: Instant) {
+        if let Some(before) = self.last_arrival.max(self.ended) {
+            let gap = now.saturating_duration_since(before);
+            if gap <= self.upload_time {
+                self.gap = self.gap.max(gap);
+            }
+        }
         self.last_arrival = Some(now);
     }
 
@@ -90,6 +104,7 @@ impl Gather {
         };
         let worth = 2 * self.upload_time / u32::try_from(waiting).unwrap_or(u32::MAX).max(1);
         let pause = worth.max(self.upload_time / PAUSE_PART).min(PAUSE_MAX);
+        let pause = pause.max((2 * self.gap).min(self.upload_time / 2));
         let last = self.last_arrival.map_or(ended, |arrival| arrival.max(ended));
         let until = (last + pause).min(ended + self.upload_time.min(GATHER_MAX));
         if now >= until { Due::Now } else { Due::At(until) }
@@ -112,6 +127,7 @@ impl Gather {
             // Each end is waited for once.
             self.ended = None;
         }
+        self.gap = 3 * self.gap / 4;
         self.under_way += 1;
     }
 
@@ -120,7 +136,7 @@ impl Gather {
         self.under_way -= 1;
         self.upload_time = if self.upload_time.is_zero() { took } else { (3 * self.upload_time + took) / 4 };
         self.ended = Some(now);
-        self.expected = members + waiting;
+        self.expected = (members + waiting).max(self.expected - self.expected.div_ceil(FORGET_PART));
         self.left_behind = waiting;
     }
 }
@@ -187,6 +203,53 @@ mod tests {
             upload(&mut gather, &mut now, 1, 1);
         }
         assert_eq!(waits, 6, "three, then a rest, then three");
+    }
+
+    /// On a busy machine owners come back late and in bursts. Those that did before are waited for, whatever the pause between
+    /// two bursts, as long as it is short beside an upload.
+    #[test]
+    fn bursts_of_owners_on_a_busy_machine() {
+        let (mut gather, mut now) = (Gather::new(8 * MIB), Instant::now());
+        let mut members = Vec::new();
+        for _ in 0..20 {
+            gather.begin(64);
+            now += 300 * MS;
+            gather.end(now, 64, 300 * MS, 0);
+            // Eight bursts of eight, 60 ms apart; what is due in between is uploaded.
+            let (mut waiting, mut due) = (0, None);
+            for _ in 0..8 {
+                now += 60 * MS;
+                if waiting > 0 && due.is_none_or(|until| until <= now) {
+                    break;
+                }
+                for _ in 0..8 {
+                    gather.arrived(now);
+                    waiting += 1;
+                }
+                due = match gather.due(now, waiting, 100) {
+                    Due::At(until) => Some(until),
+                    Due::Now | Due::Later => None,
+                };
+            }
+            members.push(waiting);
+        }
+        // The first upload is early, the pauses are not known yet; no later one is before 300 ms have passed.
+        assert!(members[1..].iter().all(|&members| members >= 32), "{members:?}");
+    }
+
+    /// The number of owners is not forgotten with one upload that had few of them, but in the end it is.
+    #[test]
+    fn owners_expected_after_a_small_upload() {
+        let (mut gather, mut now) = (Gather::new(8 * MIB), Instant::now());
+        upload(&mut gather, &mut now, 64, 0);
+        upload(&mut gather, &mut now, 2, 0);
+        gather.arrived(now);
+        assert!(matches!(gather.due(now, 10, 100), Due::At(_)));
+        for _ in 0..40 {
+            upload(&mut gather, &mut now, 1, 0);
+        }
+        gather.arrived(now);
+        assert_eq!(gather.due(now, 1, 100), Due::Now);
     }
 
     #[test]

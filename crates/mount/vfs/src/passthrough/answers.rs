@@ -196,7 +196,7 @@ impl Core {
             Err(error) => {
                 core.files.remove(fh);
                 again.released(ino, fh);
-                core.fs.release(handle, Box::new(drop));
+                core.fs.abandon(handle, Box::new(drop));
                 answer(Err(error));
             }
         };

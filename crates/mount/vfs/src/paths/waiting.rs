@@ -93,7 +93,7 @@ impl Waiting {
     /// Gives it back.
     pub fn give_back(self, fs: &Arc<Fs>) {
         if let Found::File(opened) = self.found {
-            fs.release(opened.handle, Box::new(drop));
+            fs.abandon(opened.handle, Box::new(drop));
         }
     }
 }
