@@ -140,7 +140,7 @@ test keeps the two equal (`KESTREL_BLESS=1 cargo test -p kestrel manual` writes 
 
     /// Each verb has an example in the manual, and clap accepts the definition.
     #[test]
-    fn every_verb_has_an_example_and_the_definition_is_sound() {
+    fn examples_and_soundness_of_every_verb() {
         front::command().debug_assert();
         for verb in front::command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             let after = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
