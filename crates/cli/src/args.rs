@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use kestrel_daemon::collector::CollectorOptions;
 use kestrel_daemon::keeper::{Every, KeeperOptions};
 use kestrel_daemon::process::ProcessOptions;
-use kestrel_daemon::role::Role;
+use kestrel_daemon::role::NodeRole;
 use kestrel_daemon::tls::TlsOptions;
 use kestrel_daemon::units::{duration_arg, log_level_arg, size_arg};
 use kestrel_rpc::tls::Mode;
@@ -167,10 +167,10 @@ pub enum RoleArg {
 
 impl RoleArg {
     /// As the daemon takes it.
-    pub fn role(self) -> Role {
+    pub fn role(self) -> NodeRole {
         match self {
-            Self::Metadata => Role::Metadata,
-            Self::Coordinator => Role::Coordinator,
+            Self::Metadata => NodeRole::Metadata,
+            Self::Coordinator => NodeRole::Coordinator,
         }
     }
 }

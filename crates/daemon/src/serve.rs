@@ -40,7 +40,7 @@ use crate::keeper::{Keeper, KeeperOptions, Schedule};
 use crate::memory::Memory;
 use crate::node::NodeOfCluster;
 use crate::process::ProcessOptions;
-use crate::role::Role;
+use crate::role::NodeRole;
 use crate::successor::{self, Failover, Succession, Successor};
 use crate::tls::{ServeTls, TlsOptions};
 use relief::{bind, open};
@@ -77,7 +77,7 @@ pub struct ServeConfig {
     /// Name by which clients ask for the volume.
     pub name: Option<String>,
     /// What this node of a cluster is there for.
-    pub role: Option<Role>,
+    pub role: Option<NodeRole>,
     /// A client that is not heard of for this long loses its locks and what it has open.
     pub lease: Duration,
     /// How long clients of before a restart are waited for; as long as the lease by default.
@@ -137,7 +137,7 @@ pub struct Plan {
     /// The address.
     pub listen: SocketAddr,
     /// Of a cluster: which node, and what it is there for.
-    pub node: Option<(NodeId, Role)>,
+    pub node: Option<(NodeId, NodeRole)>,
 }
 
 /// A name that a URL can carry.
@@ -233,13 +233,13 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
 
 /// The number of a node and what it is there for, which the table that it was formed with tells as
 /// well as any later one.
-fn role_of(section: &ClusterSection) -> Result<(NodeId, Role), Failure> {
+fn role_of(section: &ClusterSection) -> Result<(NodeId, NodeRole), Failure> {
     let placement = section.placement().map_err(fail)?;
-    Ok((section.node, Role::of(placement.is_idle(section.node))))
+    Ok((section.node, NodeRole::of(placement.is_idle(section.node))))
 }
 
 /// Why a volume, or a node of one, is not served in this role, if it is not.
-fn not_its_role(wanted: Role, node: Option<(NodeId, Role)>) -> Option<String> {
+fn not_its_role(wanted: NodeRole, node: Option<(NodeId, NodeRole)>) -> Option<String> {
     let word = wanted.word();
     match node {
         Some((_, role)) if role == wanted => None,
@@ -247,7 +247,7 @@ fn not_its_role(wanted: Role, node: Option<(NodeId, Role)>) -> Option<String> {
             "{word}: the cluster has node {node} as {}, for as long as it is a node; leave --role away, or name the directory of another node",
             role.word()
         )),
-        None if wanted == Role::Metadata => None,
+        None if wanted == NodeRole::Metadata => None,
         None => Some(format!("{word}: one node alone serves this volume, and needs none")),
     }
 }
@@ -459,8 +459,10 @@ fn successor(
     // Of nodes whose rows lie in their directories the coordinator's may lie elsewhere.
     let reaches = |idle| serving.descriptor.is_shared(idle).unwrap_or(false);
     let takes = config.failover != Failover::Off && (reaches(false) || reaches(true));
-    let Some(host) =
-        serving.fs.member().filter(|_| takes && plan.node.is_some_and(|(_, role)| role == Role::Metadata))
+    let Some(host) = serving
+        .fs
+        .member()
+        .filter(|_| takes && plan.node.is_some_and(|(_, role)| role == NodeRole::Metadata))
     else {
         return Ok(None);
     };
@@ -669,7 +671,7 @@ mod tests {
 
     #[test]
     fn a_node_is_served_in_the_role_that_it_has() {
-        let (metadata, coordinator) = (Role::Metadata, Role::Coordinator);
+        let (metadata, coordinator) = (NodeRole::Metadata, NodeRole::Coordinator);
         for (wanted, node, why) in [
             (metadata, None, None),
             (coordinator, None, Some("one node alone")),

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::census::count;
 use super::control::Serving;
-use super::role::Role;
+use super::role::NodeRole;
 
 /// Bytes of a table in one answer.
 const PART_BYTES: usize = 256 << 10;
@@ -60,13 +60,13 @@ pub fn describe(serving: &Serving, out: &mut Value) {
     let node = |(member, slots): (&kestrel_types::placement::Member, usize)| {
         json!({
             "node": member.id, "address": member.address, "slots": slots, "leaving": placement.is_leaving(member.id),
-            "role": Role::of(placement.is_idle(member.id)).word(),
+            "role": NodeRole::of(placement.is_idle(member.id)).word(),
         })
     };
     out["nodes"] = placement.map.members().iter().zip(slots).map(node).collect();
     out["coordinator"] = placement.coordinator.into();
     out["kept"] = kept(serving, placement.is_idle(placement.coordinator)).into();
-    let expected = |(node, announced): (NodeId, Announced)| json!({ "node": node, "address": announced.address, "role": Role::of(announced.idle).word() });
+    let expected = |(node, announced): (NodeId, Announced)| json!({ "node": node, "address": announced.address, "role": NodeRole::of(announced.idle).word() });
     out["expected"] = host.expected().into_iter().map(expected).collect();
     out["joining"] = serving.node.as_ref().is_some_and(|node| node.is_joining(host)).into();
     out["change"] = figures(&host.change_figures());
@@ -250,7 +250,7 @@ fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
 /// node's have come to.
 fn expect(host: &MemberHost, engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let address = question["address"].as_str().ok_or("the question has no address")?.to_string();
-    let idle = question["role"] == Role::Coordinator.word();
+    let idle = question["role"] == NodeRole::Coordinator.word();
     let (reserved, number) = mpsc::channel();
     host.expect(
         Announced { address, idle },

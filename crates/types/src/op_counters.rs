@@ -1,9 +1,9 @@
 //! Counters of metadata requests, at a node or at a client of nodes: requests and errors by kind,
 //! latency, batch sizes.
 //!
-//! Each lane has its own counters, written by whoever holds its role, so that counting shares no
+//! Each worker has its own counters, written by whoever holds its role, so that counting shares no
 //! cache line between workers and needs no locked instruction. Replies that waited for a sync are
-//! counted by the thread that gave them, in a lane of their own.
+//! counted by the thread that gave them, in a worker of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,9 +25,9 @@ struct KindCounters {
     latency: [AtomicU64; LATENCY_BUCKETS],
 }
 
-/// Counters of one lane.
+/// Counters of one worker.
 #[derive(Debug)]
-pub struct LaneCounters {
+pub struct WorkerCounters {
     kinds: Vec<KindCounters>,
     batches: [AtomicU64; BATCH_BUCKETS],
 }
@@ -43,7 +43,7 @@ fn bucket(value: u64, buckets: usize) -> usize {
     (63 - value.max(1).leading_zeros() as usize).min(buckets - 1)
 }
 
-impl Default for LaneCounters {
+impl Default for WorkerCounters {
     fn default() -> Self {
         let zeros = || KindCounters {
             requests: AtomicU64::new(0),
@@ -58,14 +58,14 @@ impl Default for LaneCounters {
     }
 }
 
-impl LaneCounters {
-    /// A batch of `size` requests ran. The caller holds the lane's role.
+impl WorkerCounters {
+    /// A batch of `size` requests ran. The caller holds the worker's state.
     #[inline]
     pub fn batch(&self, size: usize) {
         bump(&self.batches[bucket(size as u64, BATCH_BUCKETS)], 1);
     }
 
-    /// A request was answered. The caller holds the lane's role.
+    /// A request was answered. The caller holds the worker's state.
     #[inline]
     pub fn reply(&self, kind: usize, failed: bool, took: Duration) {
         let counters = &self.kinds[kind];
@@ -112,7 +112,7 @@ pub struct NodeStats {
     pub kinds: Vec<KindStats>,
     /// Batches by size; see [`BATCH_BUCKETS`].
     pub batches: [u64; BATCH_BUCKETS],
-    /// Batches that held every role.
+    /// Batches that held every worker's state.
     pub exclusive_batches: u64,
     /// Files open.
     pub open_files: u64,
@@ -127,13 +127,13 @@ impl NodeStats {
     }
 }
 
-/// Adds lanes up; the one at `exclusive` holds every role.
-pub fn sum(lanes: &[LaneCounters], exclusive: usize) -> NodeStats {
+/// Adds workers up; the one at `exclusive` holds every worker's state.
+pub fn sum(workers: &[WorkerCounters], exclusive: usize) -> NodeStats {
     let mut stats = NodeStats::default();
     for (kind, name) in KINDS.iter().enumerate() {
         let mut total =
             KindStats { kind: name, requests: 0, errors: 0, nanos: 0, latency: [0; LATENCY_BUCKETS] };
-        for counters in lanes.iter().map(|lane| &lane.kinds[kind]) {
+        for counters in workers.iter().map(|worker| &worker.kinds[kind]) {
             total.requests += counters.requests.load(Ordering::Relaxed);
             total.errors += counters.errors.load(Ordering::Relaxed);
             total.nanos += counters.nanos.load(Ordering::Relaxed);
@@ -143,8 +143,8 @@ pub fn sum(lanes: &[LaneCounters], exclusive: usize) -> NodeStats {
         }
         stats.kinds.push(total);
     }
-    for (number, lane) in lanes.iter().enumerate() {
-        for (sum, count) in stats.batches.iter_mut().zip(&lane.batches) {
+    for (number, worker) in workers.iter().enumerate() {
+        for (sum, count) in stats.batches.iter_mut().zip(&worker.batches) {
             let count = count.load(Ordering::Relaxed);
             *sum += count;
             if number == exclusive {

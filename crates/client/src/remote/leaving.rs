@@ -23,7 +23,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use parking_lot::Mutex;
 
-use super::metadata::{Asked, Role, Shared};
+use super::metadata::{Asked, RequestRoute, Shared};
 use super::nodes::{Known, NodeLink};
 use super::opens::{Effect, Open, Row};
 
@@ -102,7 +102,13 @@ impl Shared {
         let op = Op::Release(row.ino);
         let asked = Asked::new(&op, Box::new(|_| ()));
         let request = Request { creds: Creds::root(), op };
-        self.send_to(nodes, nodes.index_of(row.node), request, Role::of(Effect::Releases(row)), asked);
+        self.send_to(
+            nodes,
+            nodes.index_of(row.node),
+            request,
+            RequestRoute::of(Effect::Releases(row)),
+            asked,
+        );
     }
 
     /// Ends the session with a node if nothing is held there any more. Waits for the farewell, not

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kestrel_rpc::client::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
-use kestrel_types::op_counters::{self, LaneCounters, NodeStats};
+use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::op_kind;
 use kestrel_types::placement::Placement;
 use kestrel_types::request::{Answer, Done, Op, Outcome, Reply, Request};
@@ -74,7 +74,7 @@ pub(super) struct Shared {
     pub moves: Moves,
     pub losses: Arc<Losses>,
     pub holdings: Arc<Holdings>,
-    counters: [LaneCounters; 1],
+    counters: [WorkerCounters; 1],
 }
 
 /// A call that wants an answer, and since when.
@@ -101,14 +101,14 @@ impl Asked {
 }
 
 /// What a request means here, beside what is asked.
-pub(super) struct Role {
+pub(super) struct RequestRoute {
     effect: Effect,
     /// The opens that it relies on.
     used: Option<Row>,
     again: Option<SecondTry>,
 }
 
-impl Role {
+impl RequestRoute {
     pub fn of(effect: Effect) -> Self {
         Self { effect, used: None, again: None }
     }
@@ -245,7 +245,7 @@ impl Shared {
         let used = nodes.begin_use(&request.op, &self.holdings.opens);
         let at = nodes.leader(&request.op, used.map(|row| row.node));
         let again = nodes.second_try(&request, at);
-        let role = Role { effect: Effect::of(&request.op), used, again };
+        let role = RequestRoute { effect: Effect::of(&request.op), used, again };
         self.send_to(&nodes, at, request, role, asked);
         if self.holdings.numbers.losses() != losses {
             // It may wait since after the others were ended.
@@ -259,18 +259,25 @@ impl Shared {
         match self.holdings.opens.leave(ino) {
             Leave::Back(given) => {
                 let at = nodes.index_of(given.node);
-                self.send_to(&nodes, at, request, Role::of(Effect::Releases(given)), asked);
+                self.send_to(&nodes, at, request, RequestRoute::of(Effect::Releases(given)), asked);
             }
             Leave::Lost => self.answer(asked, Ok(Answer::Done)),
             Leave::Unknown => {
-                self.send_to(&nodes, nodes.home_of(ino), request, Role::of(Effect::None), asked);
+                self.send_to(&nodes, nodes.home_of(ino), request, RequestRoute::of(Effect::None), asked);
             }
         }
     }
 
     /// Sends a request to this node, and takes in what its answer means before the caller gets it.
-    pub fn send_to(self: &Arc<Self>, nodes: &Known, at: usize, request: Request, role: Role, asked: Asked) {
-        let Role { effect, used, again } = role;
+    pub fn send_to(
+        self: &Arc<Self>,
+        nodes: &Known,
+        at: usize,
+        request: Request,
+        role: RequestRoute,
+        asked: Asked,
+    ) {
+        let RequestRoute { effect, used, again } = role;
         let (shared, version) = (self.clone(), nodes.version());
         let link = &nodes.links[at];
         let node = link.node;
@@ -296,7 +303,7 @@ impl Shared {
             match again {
                 Some(SecondTry { ino, request }) if is_stale(&reply) => answering(|| {
                     let nodes = shared.nodes.known();
-                    shared.send_to(&nodes, nodes.home_of(ino), request, Role::of(effect), asked);
+                    shared.send_to(&nodes, nodes.home_of(ino), request, RequestRoute::of(effect), asked);
                 }),
                 _ => shared.answer(asked, reply),
             }

@@ -18,7 +18,7 @@ use crate::ask::{ask, locate};
 use crate::failure::Failure;
 use crate::holder::END_TIME_MAX;
 use crate::process::{ProcessOptions, process_word};
-use crate::role::Role;
+use crate::role::NodeRole;
 
 /// Time between two looks whether a process that is replaced has ended: clients wait meanwhile.
 const LOOK_REPLACED: Duration = Duration::from_millis(2);
@@ -162,7 +162,7 @@ pub(super) fn open(
 fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
     let descriptor = Descriptor::read(&plan.volume).map_err(fail)?;
     let Some((node, role)) = plan.node else { return Ok(false) };
-    match holder_of(&descriptor, node, role == Role::Coordinator).map_err(fail)? {
+    match holder_of(&descriptor, node, role == NodeRole::Coordinator).map_err(fail)? {
         None => Ok(false),
         Some(holder) if holder == whom => Ok(true),
         Some(holder) => Err(fail(format!("node {node} is served again: {holder} has its rows open"))),
@@ -174,7 +174,7 @@ fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
 fn ask_to_end(plan: &Plan) -> bool {
     let Ok(descriptor) = Descriptor::read(&plan.volume) else { return false };
     let Some((section, (node, role))) = descriptor.cluster.as_ref().zip(plan.node) else { return false };
-    match holder_of(&descriptor, node, role == Role::Coordinator) {
+    match holder_of(&descriptor, node, role == NodeRole::Coordinator) {
         Ok(None) => return true,
         Ok(Some(holder)) => log::info!("node {node}: {holder} is asked to end"),
         Err(why) => {

@@ -2,12 +2,12 @@
 //! write.
 //!
 //! **Stores that append** (local directories). A thread that brings data computes its checks,
-//! queues it and tries to take a *lane* (an open pack). If it gets one it drains the queue, writes
-//! everything with one vectored append and calls back; if all lanes are taken, the threads that
-//! hold them will see the queue before leaving (flat combining: Hendler, Incze, Shavit, Tzafrir,
-//! 2010). So load makes rounds large by itself, a lone store is written at once on its own thread,
-//! and there is no timer and no hand-off. Large payloads get an object of their own, written on the
-//! thread that brings them.
+//! queues it and tries to take a *pack stream* (an open pack). If it gets one it drains the queue,
+//! writes everything with one vectored append and calls back; if all pack streams are taken, the
+//! threads that hold them will see the queue before leaving (flat combining: Hendler, Incze,
+//! Shavit, Tzafrir, 2010). So load makes rounds large by itself, a lone store is written at once on
+//! its own thread, and there is no timer and no hand-off. Large payloads get an object of their
+//! own, written on the thread that brings them.
 //!
 //! **Stores that do not** (object stores). Uploader threads put one object a round ([`upload`]).
 //! While an upload of small payloads is under way the next round gathers; a lone store is uploaded
@@ -22,8 +22,8 @@
 //! round begins a new one. After an I/O error of a disk (not for lack of space) the round itself is
 //! tried once more in a new object; a remote store has tried again already.
 //!
-//! **Open objects.** Everything that may still refer to an object holds a [`Pin`]: the lane while
-//! it appends, and each [`Placed`] until its owner has committed (or given up) the reference.
+//! **Open objects.** Everything that may still refer to an object holds a [`Pin`]: the pack stream
+//! while it appends, and each [`Placed`] until its owner has committed (or given up) the reference.
 //! [`Packer::is_open`] tells whether there is one; what deletes unreferenced objects must leave
 //! pinned ones alone.
 
@@ -50,7 +50,7 @@ mod pins;
 mod queue;
 mod upload;
 
-use append::Lanes;
+use append::PackStreams;
 use pack::Writer;
 pub use pins::Pin;
 use pins::Pins;
@@ -70,7 +70,7 @@ pub struct PackerConfig {
     /// Payloads of this many bytes and more get an object of their own.
     pub own_object_bytes: usize,
     /// Open packs of a store that appends: how many threads can copy at the same time.
-    pub lanes: usize,
+    pub streams: usize,
     /// Uploads under way at a time, to a store that does not append; at least 1.
     pub uploads: usize,
     /// Small payloads that are worth another upload beside those under way, bytes.
@@ -87,7 +87,7 @@ impl PackerConfig {
             volume,
             pack_bytes: PACK_BYTES_MAX,
             own_object_bytes: 1024 * 1024,
-            lanes: cores.min(4),
+            streams: cores.min(4),
             uploads: 20,
             parallel_upload_bytes: 8 * 1024 * 1024,
             idle: Duration::from_secs(10),
@@ -166,7 +166,7 @@ struct Shared {
 
 /// How bytes get into the store.
 enum Path {
-    Append(Lanes),
+    Append(PackStreams),
     Upload(Uploads),
 }
 
@@ -184,7 +184,7 @@ impl Packer {
         };
         let appends = store.appends().is_some();
         let path = if appends {
-            Path::Append(Lanes::new(config.lanes))
+            Path::Append(PackStreams::new(config.streams))
         } else {
             Path::Upload(Uploads::new(&config))
         };
@@ -209,7 +209,7 @@ impl Packer {
     ///
     /// Never waits for other stores: the queue is bounded by the [`crate::Budget`] that callers
     /// hold for their payloads. (It must not wait: callbacks store too, also while their thread is
-    /// getting an object number with a lane in its hands.)
+    /// getting an object number with a pack stream in its hands.)
     pub fn store(
         &self,
         data: impl Into<Payload>,
@@ -240,8 +240,8 @@ impl Packer {
 
     /// Seals all open packs: the next round begins new ones.
     pub fn seal_all(&self) {
-        if let Path::Append(lanes) = &self.shared.path {
-            lanes.seal_all();
+        if let Path::Append(streams) = &self.shared.path {
+            streams.seal_all();
         }
     }
 
@@ -250,7 +250,7 @@ impl Packer {
     pub fn close(&self) {
         *self.shared.closed.write() = true;
         match &self.shared.path {
-            Path::Append(lanes) => lanes.close(),
+            Path::Append(streams) => streams.close(),
             Path::Upload(uploads) => uploads.close(),
         }
         for thread in std::mem::take(&mut *self.threads.lock()) {
@@ -288,14 +288,14 @@ impl Shared {
                 let results = self.writer.write_object(&round);
                 tell(round, results);
             }
-            Path::Append(lanes) => lanes.combine(&self.writer, self.config.pack_bytes, submission),
+            Path::Append(streams) => streams.combine(&self.writer, self.config.pack_bytes, submission),
         }
     }
 
     /// What the packer's own threads do.
     fn attend(&self) {
         match &self.path {
-            Path::Append(lanes) => lanes.seal_idle(self.config.idle),
+            Path::Append(streams) => streams.seal_idle(self.config.idle),
             Path::Upload(uploads) => uploads.work(&self.writer),
         }
     }

@@ -9,12 +9,12 @@ use object_store::path::Path;
 use tokio::sync::SemaphorePermit;
 
 use crate::credentials::{self, Environment};
+use crate::executors::Executors;
 use crate::fault::{Cause, Failure, Fault};
 use crate::figures::Figures;
-use crate::gate::{Direction, Gate, NoTurn};
-use crate::lanes::Lanes;
 use crate::marker::OpenError;
 use crate::options::{S3Limits, S3Options};
+use crate::rate_limiter::{Direction, NoTurn, RateLimiter};
 use crate::retry::{Jitter, attempt_limit, wait};
 use crate::wire::{self, Connector, Traced, Wire};
 
@@ -57,9 +57,9 @@ pub(crate) struct Client {
     pub(crate) credentials_source: String,
     /// Longest time for a request with all its attempts.
     pub(crate) deadline: Duration,
-    gate: Gate,
+    gate: RateLimiter,
     jitter: Jitter,
-    lanes: Lanes,
+    executors: Executors,
 }
 
 impl Client {
@@ -97,12 +97,12 @@ impl Client {
             .with_http_connector(Connector::new(wire))
             .build()
             .map_err(|error| OpenError::Other(format!("{}: {error}", options.url)))?;
-        let lanes = Lanes::new(dialer)
+        let executors = Executors::new(dialer)
             .map_err(|error| OpenError::Other(format!("preparing connections to the store: {error}")))?;
-        let gate = Gate::new(&options.limits);
+        let gate = RateLimiter::new(&options.limits);
         let jitter = Jitter::new();
         let deadline = options.limits.deadline;
-        Ok(Self { s3, options, figures, credentials_source, deadline, gate, jitter, lanes })
+        Ok(Self { s3, options, figures, credentials_source, deadline, gate, jitter, executors })
     }
 
     /// The limits in force.
@@ -118,7 +118,7 @@ impl Client {
 
     /// Runs a request on the calling thread until it is done.
     pub(crate) fn block<T>(&self, request: impl Future<Output = T>) -> T {
-        self.lanes.block(request)
+        self.executors.block(request)
     }
 
     /// Waits for a turn.

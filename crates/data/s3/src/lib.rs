@@ -18,24 +18,24 @@
 //! | `retry`, `gate`, `bandwidth` | when to try again; how many at a time; how many bytes a second: pure, with explicit time |
 //! | `fault` | what an attempt's failure means |
 //! | `wire` | HTTP below the crate `object_store`: counts, times, and looks into answers that it does not check |
-//! | `lanes` | reactors and connections, one set for each call at a time |
+//! | `executors` | reactors and connections, one set for each call at a time |
 //! | [`options`], `credentials` | the URL, the limits, who we are |
 //! | [`objbench`] | measures a store and checks that it does what we need |
 //!
 //! **Threads.** A call blocks its caller; the calling thread drives the sockets of its request
-//! itself (`lanes`); the store has no threads of its own but short-lived ones that look up names.
-//! Its calls must not be made from async code.
+//! itself (`executors`); the store has no threads of its own but short-lived ones that look up
+//! names. Its calls must not be made from async code.
 
 mod bandwidth;
 mod client;
 mod credentials;
+mod executors;
 mod fault;
 mod figures;
-mod gate;
-mod lanes;
 pub mod marker;
 pub mod objbench;
 pub mod options;
+mod rate_limiter;
 mod retry;
 mod scatter;
 pub mod store;

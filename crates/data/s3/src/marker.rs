@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::client::{Attempt, Client};
 use crate::credentials::process_environment;
 use crate::fault::{Cause, Failure, Fault};
-use crate::gate::Direction;
 use crate::options::S3Options;
+use crate::rate_limiter::Direction;
 use crate::store::S3Store;
 use crate::wire::Trace;
 

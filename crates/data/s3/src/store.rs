@@ -17,7 +17,7 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 
 use crate::client::Client;
 use crate::fault::{Cause, Failure};
-use crate::gate::Direction;
+use crate::rate_limiter::Direction;
 
 mod get;
 mod list;

@@ -21,8 +21,8 @@ use object_store::client::{
     HttpService,
 };
 
+use crate::executors::{self, Dialer, Http, IDLE_TIMEOUT};
 use crate::figures::{Figures, Kind};
-use crate::lanes::{self, Dialer, Http, IDLE_TIMEOUT};
 
 mod answer;
 mod date;
@@ -66,7 +66,7 @@ fn parsed(bucket_url: &str) -> Result<Uri, String> {
     bucket_url.parse().map_err(|error| format!("{bucket_url}: {error}"))
 }
 
-/// The store's HTTP service, on the lane of the calling thread.
+/// The store's HTTP service, on the executor of the calling thread.
 pub(crate) struct Wire {
     /// Host and port of the store; requests to elsewhere ask for credentials.
     authority: String,
@@ -158,10 +158,10 @@ impl HttpConnector for Connector {
     }
 }
 
-/// The client of the present lane. Requests are made below
-/// [`Lanes::block`](crate::lanes::Lanes::block) only.
+/// The client of the present executor. Requests are made below
+/// [`Executors::block`](crate::executors::Executors::block) only.
 fn http() -> Result<Http, HttpError> {
-    lanes::current()
+    executors::current()
         .ok_or_else(|| HttpError::new_boxed(HttpErrorKind::Request, "a request outside of a lane".into()))
 }
 

@@ -23,9 +23,9 @@
 //! **A row has at most one member that serves it.** By table v that is the source, until it is
 //! frozen; it stays so, crashes included, until it hears Abort or adopts. No member adopts before
 //! all are frozen, durably. A frozen source has nothing lent of what leaves, and no batch changes
-//! any of it, since that begins with every role held. So between the moment at which the last
-//! source is frozen and the adoption of the destination no member serves the row, and afterwards
-//! only the destination does.
+//! any of it, since that begins with every worker's state held. So between the moment at which the
+//! last source is frozen and the adoption of the destination no member serves the row, and
+//! afterwards only the destination does.
 //!
 //! **Nothing is lost.** What a source had committed before it was frozen its scan saw, or the
 //! batches shown to it name the row: it is read again after all batches that changed it, and sent
@@ -445,7 +445,7 @@ impl Member {
         drop(quiet);
     }
 
-    /// As [`Member::set_table`], with every role held.
+    /// As [`Member::set_table`], with every worker's state held.
     fn put_table(&mut self, table: NodeTable) {
         self.table = Arc::new(table);
         self.cluster().set_table(self.table.clone());

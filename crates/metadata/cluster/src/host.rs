@@ -1,7 +1,7 @@
 //! A member with threads around it: what serves real clients and talks to real nodes.
 //!
 //! **What the node can serve alone it does**, on the thread that brings it, without the member:
-//! [`MemberHost::submit_batch`] puts requests straight into the node's lanes. What comes back as
+//! [`MemberHost::submit_batch`] puts requests straight into the node's workers. What comes back as
 //! not to be served alone ([`Stray`]), listings, and messages of others go to the member, which is
 //! behind a lock.
 //!
@@ -9,7 +9,7 @@
 //! something queues it and tries the lock; the thread that holds it serves the others and looks at
 //! the queue again after letting it go. With the lock held the member only changes state, reads and
 //! commits rows; no callback runs. Afterwards, with no lock held: envelopes leave, replies are
-//! given, and lanes are served that have waited while the member held their roles.
+//! given, and workers are served that have waited while the member held their states.
 //!
 //! **One thread** watches the time, and goes on when the log has become durable or the node has
 //! answered: callbacks of the engine must not do more than wake it.
@@ -626,7 +626,7 @@ impl<E: Ear + 'static> Ear for Relay<E> {
                 if !desk.bell.is_mine() {
                     return desk.drive();
                 }
-                // This thread serves the member, and is only here because that had the lanes
+                // This thread serves the member, and is only here because that had the workers
                 // served.
                 desk.bell.note();
             }

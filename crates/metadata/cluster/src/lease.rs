@@ -16,20 +16,21 @@
 //! record: a member that has started again keeps the longest promise that it may have made.
 //!
 //! **Where it counts** ([`kestrel_meta::lease`]). A batch that finds something in its replica reads
-//! the clock, once: it holds a role then, and a replica's contents change only with every role
-//! held, so all that it finds was true at the moment of that reading, which is its place in the
-//! order, however long it takes to commit. The rows that it reads are its worker's and nobody
-//! changes them while the role is held; those that it writes others see after it, through locks
-//! that are given with every role held. So whatever a fenced member still commits was as good as
-//! done before it was fenced. A transaction reads the clock when it runs: when that was its last
-//! run all its rows were locked, then and until it is decided, and so that is its place. What finds
-//! nothing in the replica (by handle, or by rows of the node's own, which nobody changes without
-//! asking it) needs no lease.
+//! the clock, once: it holds a worker's state then, and a replica's contents change only with every
+//! worker's state held, so all that it finds was true at the moment of that reading, which is its
+//! place in the order, however long it takes to commit. The rows that it reads are its worker's and
+//! nobody changes them while the role is held; those that it writes others see after it, through
+//! locks that are given with every worker's state held. So whatever a fenced member still commits
+//! was as good as done before it was fenced. A transaction reads the clock when it runs: when that
+//! was its last run all its rows were locked, then and until it is decided, and so that is its
+//! place. What finds nothing in the replica (by handle, or by rows of the node's own, which nobody
+//! changes without asking it) needs no lease.
 //!
 //! **Lapse.** A member that gets a lease after having had none, start included, first empties its
-//! replica, with every role held, and what it has asked for dentries is void. Whether it has had
-//! none is judged when a grant comes, by the clock at that moment: if that is within the old lease,
-//! no member has fenced it in between, since some member of both majorities has kept its promise.
+//! replica, with every worker's state held, and what it has asked for dentries is void. Whether it
+//! has had none is judged when a grant comes, by the clock at that moment: if that is within the
+//! old lease, no member has fenced it in between, since some member of both majorities has kept its
+//! promise.
 //!
 //! **Fence.** The leader of a change that a member has not acknowledged within [`PATIENCE`] asks
 //! the others again and again to *hold* the lease of that member: to grant it nothing. Each says so
@@ -82,10 +83,12 @@
 //! before the change, and is thrown away; locks that it says it holds have been held until then,
 //! and what it agreed to is on record and locked again by its successor.
 //!
-//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a
-//! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was heard, which is
-//! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and
-//! says so ([`LeaseMessage::Release`]): then the promise to it is over at once.
+//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within
+//! [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a lease
+//! that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was
+//! heard, which is more by 250 ms: enough for both if clocks agree within a twentieth. One that
+//! ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and says so
+//! ([`LeaseMessage::Release`]): then the promise to it is over at once.
 //!
 //! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its
 //! member ask for no lease, so that another process, which may reach it, can take over. When nobody
@@ -599,7 +602,7 @@ impl Member {
             || leases.granted.get(&node).is_some_and(|sent| now < sent + PROMISE)
     }
 
-    /// The table has other members, perhaps. With every role held.
+    /// The table has other members, perhaps. With every worker's state held.
     pub(super) fn lease_by_table(&mut self) {
         let until = if self.leases.ended {
             NEVER

@@ -1,9 +1,10 @@
 //! A member: one of several metadata nodes that share a volume, as a state machine without threads,
 //! sockets or clock.
 //!
-//! A client sends a request to the member that *leads* it, a function of the request alone ([`NodeTable::leader`]), so a retry comes to
-//! the one that knows whether it was executed. Another one says that it is misdirected. The leader's node tries to serve it
-//! alone, in its batches. What it lacks for that decides how it goes on:
+//! A client sends a request to the member that *leads* it, a function of the request alone
+//! ([`NodeTable::leader`]), so a retry comes to the one that knows whether it was executed. Another
+//! one says that it is misdirected. The leader's node tries to serve it alone, in its batches. What
+//! it lacks for that decides how it goes on:
 //!
 //! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace
 //!   replica, the request run again;
@@ -21,7 +22,8 @@
 //! a loan (crash, time) does not confirm it. A change of a directory (chmod, rename, removal) has
 //! its dentry forgotten by all members before it is decided, or these are fenced; while it is under
 //! way its row is locked, so no member fetches it again, and answers to fetches that were sent
-//! before are thrown away. A member forgets with every role held: no batch runs (quiescence).
+//! before are thrown away. A member forgets with every worker's state held: no batch runs
+//! (quiescence).
 //!
 //! **No deadlock.** A transaction that meets a lock gives up everything and begins again after a
 //! random time. Requests of a member hold nothing while they wait.
@@ -701,7 +703,7 @@ impl Member {
         self.node.core().cluster.as_ref().expect(ONE_OF_SEVERAL)
     }
 
-    /// Commits rows beside the lanes; those of table `link` with every role held.
+    /// Commits rows beside the workers; those of table `link` with every worker's state held.
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
         let links = self.node.core().link_news(&rows);
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
@@ -710,7 +712,8 @@ impl Member {
         Ok(position)
     }
 
-    /// As [`Member::commit`], of rows that the node keeps count of in memory. With every role held.
+    /// As [`Member::commit`], of rows that the node keeps count of in memory. With every worker's
+    /// state held.
     fn commit_changes(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
         let effect = self.node.effect_of(&rows)?;
         let position = self.commit(kind, rows)?;

@@ -147,7 +147,7 @@ impl Member {
     }
 
     /// Whether a transaction claims opens of a file without a name though the time for that is
-    /// over. With every role held.
+    /// over. With every worker's state held.
     pub(super) fn claims_in_vain(&self, ticket: u64) -> bool {
         let Some(work) = self.works.get(&ticket).filter(|work| work.claim.is_some()) else { return false };
         let Stage::Leading(lead) = &work.stage else { return false };

@@ -19,11 +19,11 @@
 //! **Failures.** All leases that a holder has of one granter end at the same time, and they ride on
 //! the leases of [`super::lease`]: a member asks each other one for that lease every
 //! [`super::lease::RENEW`] anyway. A member that grants it promises to keep its leases on sums for
-//! [`PROMISE`](crate::lease::PROMISE) since it heard the question, and the holder uses the sums until [`LEASE`](crate::lease::LEASE) after it
-//! sent that question. So a granter waits for a holder that does not answer a revocation until its
-//! promise is over, and no longer: a grant says that it does not extend the promise while the
-//! holder owes an answer. A holder whose leases of a granter have lapsed forgets all sums of that
-//! granter.
+//! [`PROMISE`](crate::lease::PROMISE) since it heard the question, and the holder uses the sums
+//! until [`LEASE`](crate::lease::LEASE) after it sent that question. So a granter waits for a
+//! holder that does not answer a revocation until its promise is over, and no longer: a grant says
+//! that it does not extend the promise while the holder owes an answer. A holder whose leases of a
+//! granter have lapsed forgets all sums of that granter.
 //!
 //! A granter that starts again does not know what it has told. Before it changes any share it has
 //! all members forget what it said earlier, or waits until what earlier starts may have promised is
@@ -219,7 +219,7 @@ impl Member {
         drop(quiet);
     }
 
-    /// The table is another one. With every role held.
+    /// The table is another one. With every worker's state held.
     pub(super) fn sums_by_table(&mut self) {
         self.sums.others = if self.table.is_idle() || self.table.has_left() {
             Vec::new()

@@ -388,7 +388,7 @@ fn no_answers_without_a_lease() {
     pass(&mut cluster, LEASE + SECOND, &cuts);
     assert!(!leased(&cluster, 2) && leased(&cluster, 1));
     let Op::GetAttr(InodeRef { ino, .. }) = asked.op else { unreachable!() };
-    // Found without any lane.
+    // Found without any worker.
     let chunks = cluster.submit(2, root(Op::Chunks { ino, first: 0, last: 9 }), None);
     let waits = cluster.submit(2, asked, None);
     let made = cluster.submit(2, root(mknod("c2")), None);

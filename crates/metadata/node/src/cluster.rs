@@ -21,9 +21,9 @@
 //! nor to be told which directories change. They take part in changes of the table, and grant
 //! leases.
 //!
-//! The table changes (`kestrel_cluster`) with every role of the node held, so a batch takes it once
-//! and sees the same one from beginning to end. A volume that one process opens alone has no such
-//! record, and pays nothing for it.
+//! The table changes (`kestrel_cluster`) with every worker's state of the node held, so a batch
+//! takes it once and sees the same one from beginning to end. A volume that one process opens alone
+//! has no such record, and pays nothing for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -104,8 +104,8 @@ impl Cluster {
     }
 
     /// What other nodes' shares of a directory come to, if that is known and counts now. The caller
-    /// holds a role, and has read the node's own rows of the directory: all of it was true together
-    /// when this looks at the time.
+    /// holds a worker's state, and has read the node's own rows of the directory: all of it was
+    /// true together when this looks at the time.
     #[inline]
     pub fn sum_of_others(&self, dir: InodeId) -> Option<DirStat> {
         self.sums.get(dir).filter(|_| self.sums.is_held(self.lease.now()))
@@ -141,8 +141,8 @@ impl Cluster {
         self.shared && !self.is_outside()
     }
 
-    /// The present placement table. A thread that holds a role sees the same table until it lets
-    /// the role go.
+    /// The present placement table. A thread that holds a worker's state sees the same table until
+    /// it lets the state go.
     #[inline]
     pub fn table(&self) -> Arc<NodeTable> {
         self.table.read().clone()
@@ -165,7 +165,7 @@ impl Cluster {
         self.outside.store(outside, Ordering::Release);
     }
 
-    /// From now on this is the placement table. With every role held.
+    /// From now on this is the placement table. With every worker's state held.
     pub fn set_table(&self, table: Arc<NodeTable>) {
         self.version.store(table.placement.version, Ordering::Release);
         *self.table.write() = table;

@@ -50,7 +50,8 @@ impl Lease {
         until == FOREVER || self.now() < until
     }
 
-    /// It ends then. A node that had none has emptied its replica before, with every role held.
+    /// It ends then. A node that had none has emptied its replica before, with every worker's state
+    /// held.
     pub fn set(&self, until: Nanos) {
         self.until.store(until, Ordering::Release);
     }
@@ -68,8 +69,8 @@ impl Lease {
 }
 
 /// The lease as one batch, or one run of a transaction, sees it: it is looked at once, when
-/// something was found in the replica first. The replica's contents change only with every role
-/// held, so all that the batch finds there was true at that moment.
+/// something was found in the replica first. The replica's contents change only with every worker's
+/// state held, so all that the batch finds there was true at that moment.
 ///
 /// A member whose store others can claim looks at it before each batch, whatever that finds, and
 /// again when all is read: what was read was true at that second moment, also what came from the
@@ -88,13 +89,13 @@ impl<'a> Tenure<'a> {
         Self { lease, always, held: Cell::new(None) }
     }
 
-    /// Whether a batch may begin. The caller holds a role.
+    /// Whether a batch may begin. The caller holds a worker's state.
     #[inline]
     pub fn may_begin(&self) -> bool {
         !self.always || self.is_held()
     }
 
-    /// Whether what it has read may be answered: a second look. The caller still holds the role.
+    /// Whether what it has read may be answered: a second look. The caller still holds the state.
     #[inline]
     pub fn may_end(&self) -> bool {
         !self.always || self.lease.is_none_or(Lease::is_held)
@@ -105,7 +106,7 @@ impl<'a> Tenure<'a> {
         self.always
     }
 
-    /// Whether what the replica says counts. The caller holds a role.
+    /// Whether what the replica says counts. The caller holds a worker's state.
     #[inline]
     pub fn is_held(&self) -> bool {
         let Some(lease) = self.lease else { return true };

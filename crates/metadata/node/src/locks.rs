@@ -5,8 +5,8 @@
 //! give up and begin again later, requests of this node are parked by their `kestrel_cluster`. No
 //! holder of a lock waits for another one, so there is no deadlock.
 //!
-//! Locks change only with every role of the node held, so a batch sees the same ones from beginning
-//! to end. While there are none, looking costs one load.
+//! Locks change only with every worker's state of the node held, so a batch sees the same ones from
+//! beginning to end. While there are none, looking costs one load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -113,7 +113,7 @@ impl LockTable {
         self.any.load(Ordering::Acquire) > 0
     }
 
-    /// Locks all of these, or nothing if one of them is excluded. With every role held.
+    /// Locks all of these, or nothing if one of them is excluded. With every worker's state held.
     pub fn take(&self, txn: TxnId, keys: &[Key], ranges: &[(Table, u64)], mode: Mode) -> bool {
         let mut state = self.state.lock();
         let excluded = keys.iter().any(|key| state.row_excludes(txn, key, mode))
@@ -134,7 +134,7 @@ impl LockTable {
         true
     }
 
-    /// Gives up everything that a transaction has locked. With every role held.
+    /// Gives up everything that a transaction has locked. With every worker's state held.
     pub fn release(&self, txn: TxnId) {
         let mut state = self.state.lock();
         let state = &mut *state;

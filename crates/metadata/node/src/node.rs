@@ -1,15 +1,15 @@
-//! The metadata node: takes requests, runs them in batches on its workers' roles, and answers.
+//! The metadata node: takes requests, runs them in batches on its workers' states, and answers.
 //!
-//! **Lanes.** Each worker has a lane: its queue and role. One more lane is for exclusive batches;
-//! whoever holds its role takes all the others too, in order of their numbers, and nobody takes a
-//! second role in any other way, so there is no deadlock. Taking all roles is the quiescence point
-//! of `docs/design/metadata.md`, section 3: no operation is running that could have seen what the
-//! exclusive batch is going to change.
+//! **Workers.** Each worker has a worker: its queue and role. One more worker is for exclusive
+//! batches; whoever holds its role takes all the others too, in order of their numbers, and nobody
+//! takes a second role in any other way, so there is no deadlock. Taking all workers' states is the
+//! quiescence point of `docs/design/metadata.md`, section 3: no operation is running that could
+//! have seen what the exclusive batch is going to change.
 //!
-//! **Replies** leave when no role is held, so a callback may send the next request. In mode `fsync`
-//! they leave at once. In mode `commit` those that changed something, or saw something that is not
-//! durable, wait for the log; nobody holds a role meanwhile. In either mode a callback may send
-//! requests, blocking ones too.
+//! **Replies** leave when no worker's state is held, so a callback may send the next request. In
+//! mode `fsync` they leave at once. In mode `commit` those that changed something, or saw something
+//! that is not durable, wait for the log; nobody holds a worker's state meanwhile. In either mode a
+//! callback may send requests, blocking ones too.
 
 mod caller;
 mod clients;
@@ -30,13 +30,13 @@ use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::Mutex;
 
 use crate::ids::{Allocator, Timestamps, system_key};
-use crate::ops::{self, Lane};
+use crate::ops::{self, RunsOn};
 use crate::pipeline::engine_error;
 use crate::rows::SCAN_ROWS_MAX;
 use crate::view::{Core, Route};
-use crate::worker::{Job, Sink, Worker};
+use crate::worker::{QueuedRequest, Sink, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_types::op_counters::{self, LaneCounters, NodeStats};
+use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 
 use courier::Courier;
 
@@ -113,9 +113,9 @@ pub struct Node {
     batch_max: usize,
     core: Core,
     /// One for each worker, then the exclusive one.
-    lanes: Box<[Worker]>,
-    /// As `lanes`, then one for replies that waited, then one for requests without a lane.
-    counters: Arc<[LaneCounters]>,
+    workers: Box<[Worker]>,
+    /// As `workers`, then one for replies that waited, then one for requests without a worker.
+    counters: Arc<[WorkerCounters]>,
     inodes: Allocator,
     objects: Allocator,
     stamps: Timestamps,
@@ -126,8 +126,8 @@ pub struct Node {
     reopening: Mutex<()>,
     /// Newest position any batch was committed at.
     committed: AtomicU64,
-    /// A member has let go of all roles, or brought a request: [`Node::drive_due`] is to look at
-    /// every lane.
+    /// A member has let go of all workers' states, or brought a request: [`Node::drive_due`] is to
+    /// look at every worker.
     due: AtomicBool,
     courier: Courier,
 }
@@ -135,10 +135,10 @@ pub struct Node {
 impl Node {
     /// Sends a request and waits for its reply. It runs on this thread unless its worker is busy.
     pub fn call(&self, request: Request) -> Reply {
-        match ops::lane(&self.core, &request.op, &Route::AsAsked) {
-            Lane::Worker(worker) => self.call_on(worker, Job::new(request, Sink::Caller)),
-            Lane::Exclusive => self.call_on(self.core.workers, Job::new(request, Sink::Caller)),
-            Lane::Caller => self.call_without_lane(request),
+        match ops::runs_on(&self.core, &request.op, &Route::AsAsked) {
+            RunsOn::Worker(worker) => self.call_on(worker, QueuedRequest::new(request, Sink::Caller)),
+            RunsOn::Exclusive => self.call_on(self.core.workers, QueuedRequest::new(request, Sink::Caller)),
+            RunsOn::Caller => self.call_without_worker(request),
         }
     }
 
@@ -164,21 +164,21 @@ impl Node {
         self.drive(pending);
     }
 
-    /// Puts a request into its lane, whose bit is returned; one without a lane is served at once.
-    /// What may have been executed before runs with every role held: that is rare, and its answer
-    /// may concern a file without names.
+    /// Puts a request into its worker, whose bit is returned; one without a worker is served at
+    /// once. What may have been executed before runs with every worker's state held: that is rare,
+    /// and its answer may concern a file without names.
     fn enqueue(&self, request: Request, origin: Option<Origin>, sink: Sink, now: Instant) -> u128 {
-        let lane = match ops::lane(&self.core, &request.op, &Route::AsAsked) {
-            Lane::Caller => {
-                self.submit_without_lane(request, sink);
+        let worker = match ops::runs_on(&self.core, &request.op, &Route::AsAsked) {
+            RunsOn::Caller => {
+                self.submit_without_worker(request, sink);
                 return 0;
             }
-            Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() => {
+            RunsOn::Worker(worker) if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() => {
                 worker
             }
-            Lane::Worker(_) | Lane::Exclusive => self.core.workers,
+            RunsOn::Worker(_) | RunsOn::Exclusive => self.core.workers,
         };
-        self.lanes[lane].push(Job {
+        self.workers[worker].push(QueuedRequest {
             request,
             origin,
             claim: None,
@@ -188,7 +188,7 @@ impl Node {
             since: now,
             sink,
         });
-        1 << lane
+        1 << worker
     }
 
     /// Counters since the node was opened.

@@ -82,18 +82,18 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
 
 /// Where a request is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
+pub enum RunsOn {
     /// By the worker with this number.
     Worker(usize),
-    /// With every role held.
+    /// With every worker's state held.
     Exclusive,
     /// By the caller: it reads the engine or asks for numbers, and no batch.
     Caller,
 }
 
-/// The lane where a request starts; it may turn out to belong elsewhere.
-pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
-    let at = Lane::Worker;
+/// The worker where a request starts; it may turn out to belong elsewhere.
+pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
+    let at = RunsOn::Worker;
     let by_place = |place: &Place| at(core.worker_of_name(core.replica.guess(place), place.name.as_bytes()));
     let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
         (Route::Name(parent, name), _) => at(core.worker_of_name(*parent, name)),
@@ -101,13 +101,13 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         _ => at(core.worker_of_inode(inode.ino)),
     };
     match op {
-        Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
-        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => Lane::Caller,
+        Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => RunsOn::Exclusive,
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => RunsOn::Caller,
         _ => match op.subject() {
             Subject::Place(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),
             Subject::Open(ino) | Subject::Number(ino) => at(core.worker_of_inode(ino)),
-            Subject::Volume => Lane::Caller,
+            Subject::Volume => RunsOn::Caller,
         },
     }
 }

@@ -29,12 +29,12 @@ use crate::effects::{Effects, Mark};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::lease::PROMISE;
 use crate::lease::Tenure;
-use crate::ops::{self, Lane};
+use crate::ops::{self, RunsOn};
 use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
 use crate::view::{Core, Planned, Route, Run, Stop, View};
 use crate::walks::Walks;
-use crate::worker::{Elsewhere, Job};
+use crate::worker::{Elsewhere, QueuedRequest};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
 /// After so many stops for rows a batch plans only the operation that stopped, not the whole rest
@@ -87,7 +87,7 @@ pub enum Verdict {
     /// With this reply.
     Reply(Reply),
     /// It has to run elsewhere.
-    Move(Lane, Route),
+    Move(RunsOn, Route),
     /// Rows of this file have to be deleted first, from this chunk on.
     Sweep(InodeId, u64),
     /// It concerns other nodes too: its sender hears why.
@@ -113,7 +113,12 @@ pub struct Step {
 pub type UsageChange = [i64; 3];
 
 /// Runs the jobs as one batch; one step a job in `steps`.
-pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec<Step>) -> UsageChange {
+pub fn run(
+    means: &Means<'_>,
+    desk: &mut Desk<'_>,
+    jobs: &[QueuedRequest],
+    steps: &mut Vec<Step>,
+) -> UsageChange {
     let first = steps.len();
     if !means.tenure.may_begin() {
         hand_back(jobs.len(), &Elsewhere::Unleased, first, steps);
@@ -211,7 +216,7 @@ fn hand_back(count: usize, why: &Elsewhere, first: usize, steps: &mut Vec<Step>)
 }
 
 /// Whether some of the operations may succeed alone though the batch failed.
-fn is_worth_single_runs(error: &EngineError, jobs: &[Job]) -> bool {
+fn is_worth_single_runs(error: &EngineError, jobs: &[QueuedRequest]) -> bool {
     match error {
         EngineError::NoSpace => jobs.iter().any(|job| ops::is_freeing(&job.request.op)),
         // One damaged or unreadable row must not fail its neighbours.
@@ -250,7 +255,7 @@ pub fn abandon(means: &Means<'_>, desk: &mut Desk<'_>, count: usize, steps: &mut
 fn attempt(
     means: &Means<'_>,
     desk: &mut Desk<'_>,
-    job: &Job,
+    job: &QueuedRequest,
     told: Option<&Told>,
     planned: &mut Option<Planned>,
     stamp: u64,
@@ -285,7 +290,7 @@ fn attempt(
 fn execute(
     means: &Means<'_>,
     desk: &mut Desk<'_>,
-    jobs: &[Job],
+    jobs: &[QueuedRequest],
     stamp: u64,
     steps: &mut Vec<Step>,
 ) -> Result<(), EngineError> {
@@ -363,8 +368,8 @@ fn within(scope: Scope<'_>, desk: &mut Desk<'_>) -> Run<()> {
 fn verdict_of(stop: Stop) -> Option<Verdict> {
     match stop {
         Stop::Need => None,
-        Stop::Exclusive => Some(Verdict::Move(Lane::Exclusive, Route::AsAsked)),
-        Stop::Forward(worker, route) => Some(Verdict::Move(Lane::Worker(worker), route)),
+        Stop::Exclusive => Some(Verdict::Move(RunsOn::Exclusive, Route::AsAsked)),
+        Stop::Forward(worker, route) => Some(Verdict::Move(RunsOn::Worker(worker), route)),
         Stop::Unswept(ino, first) => Some(Verdict::Sweep(ino, first)),
         Stop::Away => Some(Verdict::Elsewhere(Elsewhere::Away)),
         Stop::Locked => Some(Verdict::Elsewhere(Elsewhere::Locked)),
@@ -380,7 +385,7 @@ fn verdict_of(stop: Stop) -> Option<Verdict> {
 fn commit(
     means: &Means<'_>,
     desk: &mut Desk<'_>,
-    jobs: &[Job],
+    jobs: &[QueuedRequest],
     steps: &mut [Step],
 ) -> Result<(), EngineError> {
     let mut position = 0;
@@ -411,7 +416,7 @@ fn commit(
 }
 
 /// Rows for the answers to numbered requests that changed something.
-fn answers(jobs: &[Job], steps: &[Step]) -> impl Iterator<Item = Mutation> {
+fn answers(jobs: &[QueuedRequest], steps: &[Step]) -> impl Iterator<Item = Mutation> {
     let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed);
     steps.filter_map(|(job, step)| match (job.origin, &step.verdict) {
         (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),

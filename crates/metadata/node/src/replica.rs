@@ -12,11 +12,12 @@
 //! always just doubled and some are nearly full.
 //!
 //! **Coherence.** A change to a directory that paths depend on (rmdir, chmod, chown, rename) runs
-//! with every worker's role held and takes the dentry out before it lets them go. A thread that
-//! fills or reads the replica for an operation holds a role. So no operation can see a dentry older
-//! than the last change, and no lock is held across an operation. One of several nodes may be left
-//! out of a change when it has no lease ([`crate::lease`]): what is here counts only while it has
-//! one. Reads without a role (routing, listings) get an answer that was right a moment ago.
+//! with every worker's state held and takes the dentry out before it lets them go. A thread that
+//! fills or reads the replica for an operation holds a worker's state. So no operation can see a
+//! dentry older than the last change, and no lock is held across an operation. One of several nodes
+//! may be left out of a change when it has no lease ([`crate::lease`]): what is here counts only
+//! while it has one. Reads without a worker's state (routing, listings) get an answer that was
+//! right a moment ago.
 
 mod guesses;
 mod names;
@@ -137,17 +138,17 @@ impl Replica {
     }
 
     /// How many directories it was told to forget, cached or not: what was found here for a path
-    /// stays true until there are more. Exact for a thread that holds a role, since directories
-    /// change and are forgotten with all of them held. Without a role: what was found here after
-    /// one look at the count was true then, if a look after it finds the same. (A directory is
-    /// counted when it is gone from here.)
+    /// stays true until there are more. Exact for a thread that holds a worker's state, since
+    /// directories change and are forgotten with all of them held. Without a worker's state: what
+    /// was found here after one look at the count was true then, if a look after it finds the same.
+    /// (A directory is counted when it is gone from here.)
     #[inline]
     pub fn forgotten(&self) -> u64 {
         self.forgotten.load(Ordering::Acquire)
     }
 
-    /// The directory in which a place probably lies, as far as is known. For routing; no role is
-    /// needed.
+    /// The directory in which a place probably lies, as far as is known. For routing; no worker's
+    /// state is needed.
     #[inline]
     pub fn guess(&self, place: &Place) -> InodeId {
         if place.dirs.is_empty() {
@@ -170,7 +171,7 @@ impl Replica {
         dir
     }
 
-    /// Takes a directory in. The caller holds a role.
+    /// Takes a directory in. The caller holds a worker's state.
     pub fn insert(&self, dir: Dentry, name: &[u8], changed_at: Position) {
         let number = part_of(hash_inode(dir.ino));
         let mut dropped = Vec::new();
@@ -200,7 +201,7 @@ impl Replica {
         }
     }
 
-    /// Forgets a directory. The caller holds every role if it changed.
+    /// Forgets a directory. The caller holds every worker's state if it changed.
     pub fn remove(&self, ino: InodeId) {
         let number = part_of(hash_inode(ino));
         let mut dropped = Vec::new();
@@ -213,7 +214,7 @@ impl Replica {
         self.forgotten.fetch_add(1, Ordering::Release);
     }
 
-    /// Forgets everything. The caller holds every role.
+    /// Forgets everything. The caller holds every worker's state.
     pub fn clear(&self) {
         for shard in &self.dirs {
             *shard.write() = Shard::default();

@@ -34,10 +34,10 @@ pub struct OpenState {
 
 /// Open files by inode.
 ///
-/// Counts go up under the role of the worker that owns the name (or the inode, for one without),
-/// and down under that of the inode's; names go away from open files only with every role held. So
-/// "is it open?" has a stable answer for a thread that holds every role, and for the owner of a
-/// name as far as nought is concerned.
+/// Counts go up under the state of the worker that owns the name (or the inode, for one without),
+/// and down under that of the inode's; names go away from open files only with every worker's state
+/// held. So "is it open?" has a stable answer for a thread that holds every worker's state, and for
+/// the owner of a name as far as nought is concerned.
 #[derive(Default)]
 pub struct OpenTable {
     shards: Vec<Mutex<FxHashMap<InodeId, OpenState>>>,
@@ -127,7 +127,8 @@ pub enum Moved {
 /// that are open stay here until they are closed; of the others the latest [`MOVED_MAX`].
 ///
 /// Of files open across a network table `moved` keeps the place too, so that it outlives a restart
-/// of the node. A row changes under the role of the inode's worker or with every role held.
+/// of the node. A row changes under the state of the inode's worker or with every worker's state
+/// held.
 #[derive(Default)]
 pub struct MovedTable(RwLock<MovedState>);
 
@@ -225,8 +226,8 @@ impl MovedTable {
 /// - the place of every file that is renamed is written to table `moved`;
 /// - no object is deleted.
 ///
-/// It begins before the node serves any client and ends with every role held, so a thread that
-/// holds a role has a stable answer.
+/// It begins before the node serves any client and ends with every worker's state held, so a thread
+/// that holds a worker's state has a stable answer.
 #[derive(Default)]
 pub struct Reclaiming {
     on: AtomicBool,
@@ -253,7 +254,7 @@ impl Reclaiming {
         self.nameless.lock().insert(ino);
     }
 
-    /// Ends; the files to look at. With every role held.
+    /// Ends; the files to look at. With every worker's state held.
     pub fn end(&self) -> BTreeSet<InodeId> {
         self.on.store(false, Ordering::Release);
         std::mem::take(&mut *self.nameless.lock())

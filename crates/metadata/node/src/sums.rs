@@ -5,8 +5,8 @@
 //! A node has two tables. [`KnownSums`] has what other nodes said of their shares: a directory is
 //! shown from it and the node's own rows, without a message. [`LeasedShares`] has the directories
 //! of whose shares the node told others: a batch must not change such a share before the leases are
-//! revoked. Both change only with every role of the node held, so a batch sees the same ones from
-//! beginning to end.
+//! revoked. Both change only with every worker's state of the node held, so a batch sees the same
+//! ones from beginning to end.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 

@@ -26,7 +26,7 @@ use kestrel_types::request::Reply;
 use kestrel_types::wire::{ClientId, WHO_BYTES_MAX, decode_reply, encode_reply};
 
 use crate::locks::TxnId;
-use crate::worker::Job;
+use crate::worker::QueuedRequest;
 use kestrel_engine::{Engine, EngineError, Mutation};
 
 /// Most numbered requests of one client that may be unanswered.
@@ -208,7 +208,7 @@ pub struct Told {
 
 /// Looks up the answers to those of the jobs that may have been executed already: one element a
 /// job, or none at all if nobody asks again.
-pub fn recall(engine: &dyn Engine, jobs: &[Job]) -> Result<Vec<Option<Told>>, EngineError> {
+pub fn recall(engine: &dyn Engine, jobs: &[QueuedRequest]) -> Result<Vec<Option<Told>>, EngineError> {
     let retries = || {
         let origins = jobs.iter().enumerate().filter_map(|(number, job)| Some((number, job.origin?)));
         origins.filter(|(_, origin)| origin.retry)

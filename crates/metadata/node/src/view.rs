@@ -15,7 +15,8 @@
 //! **Who may write what.** The entry of a name and its shares belong to the worker that the
 //! placement hash of `(parent, name)` gives; a row of table `link` to that of the inode's number.
 //! Records of directories, names of hard-linked files and of open files change only in *exclusive*
-//! batches, which hold every worker's role. So a thread that holds any role may read all of them.
+//! batches, which hold every worker's state. So a thread that holds any worker's state may read all
+//! of them.
 
 mod dirs;
 mod inodes;
@@ -150,7 +151,8 @@ impl Core {
             self.nameless.remove(ino);
             let open = self.opens.get(ino);
             if open.orphan {
-                // It got a name, with every role held, by which others may open it elsewhere.
+                // It got a name, with every worker's state held, by which others may open it
+                // elsewhere.
                 self.opens.set(ino, OpenState { orphan: false, ..open });
             }
         }
@@ -341,13 +343,13 @@ impl View<'_> {
         })
     }
 
-    /// Whether every role is held.
+    /// Whether every worker's state is held.
     #[inline]
     pub fn exclusive(&self) -> bool {
         self.worker == self.core.workers
     }
 
-    /// Stops until every role is held.
+    /// Stops until every worker's state is held.
     pub fn need_exclusive(&self) -> Run<()> {
         if self.exclusive() { Ok(()) } else { Err(Stop::Exclusive) }
     }
@@ -381,13 +383,13 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Stops on the way to the worker of `home`; not with every role held.
+    /// Stops on the way to the worker of `home`; not with every worker's state held.
     #[cold]
     pub fn forward(&self, home: usize, route: Route) -> Stop {
         if self.core.is_own(home) { Stop::Forward(Core::worker_of(home), route) } else { Stop::Away }
     }
 
-    /// Whether the worker of `home`, or every role, is held.
+    /// Whether the worker of `home`, or every worker's state, is held.
     #[inline]
     pub fn holds(&self, home: usize) -> bool {
         self.exclusive() || (Core::worker_of(home) == self.worker && self.core.is_own(home))

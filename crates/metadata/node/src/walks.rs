@@ -7,9 +7,9 @@
 //!
 //! **Coherence.** A walk is good as long as the replica has been told to forget no directory
 //! ([`Replica::forgotten`]): a directory's record, place and existence change only in batches that
-//! hold every worker's role and have it forgotten before they let go. A thread that looks here
-//! holds a role, so it sees the count of the last such batch. Eviction from the replica changes
-//! nothing. Operations of a batch that has changed directories itself do not look here.
+//! hold every worker's state and have it forgotten before they let go. A thread that looks here
+//! holds a worker's state, so it sees the count of the last such batch. Eviction from the replica
+//! changes nothing. Operations of a batch that has changed directories itself do not look here.
 //!
 //! [`Replica::forgotten`]: crate::replica::Replica::forgotten
 

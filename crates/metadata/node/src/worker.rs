@@ -1,15 +1,15 @@
 //! Workers are roles, not threads (flat combining: Hendler, Incze, Shavit, Tzafrir, 2010).
 //!
-//! Each worker has a queue and a role, which is a lock around its working memory. The thread that
-//! brings a request tries to take the role; if another thread has it, the request stays in the
-//! queue and the holder serves it. So an idle worker serves a request at once on the caller's own
-//! thread, and load makes batches large by itself.
+//! Each worker has a queue and a worker's state, which is a lock around its working memory. The
+//! thread that brings a request tries to take the state; if another thread has it, the request
+//! stays in the queue and the holder serves it. So an idle worker serves a request at once on the
+//! caller's own thread, and load makes batches large by itself.
 //!
 //! **No request is forgotten.** The thread that brings one puts it into the queue, *then* tries the
-//! role. The thread that holds the role lets it go, *then* looks at the queue again. The queue's
-//! mutex orders the two: if the holder's look came before the request, then its release of the role
-//! came before the other's attempt, which therefore succeeds or meets a new holder, which will
-//! look.
+//! role. The thread that holds the state lets it go, *then* looks at the queue again. The queue's
+//! mutex orders the two: if the holder's look came before the request, then its release of the
+//! state came before the other's attempt, which therefore succeeds or meets a new holder, which
+//! will look.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -74,7 +74,7 @@ pub enum Elsewhere {
 
 /// Where a blocked caller waits.
 #[derive(Default)]
-pub struct Slot {
+pub struct ReplySlot {
     state: Mutex<SlotState>,
     changed: Condvar,
 }
@@ -83,7 +83,8 @@ pub struct Slot {
 enum SlotState {
     #[default]
     Waiting,
-    /// The holder of this lane's role has worked for others long enough: it is the waiter's turn.
+    /// The holder of this worker's state has worked for others long enough: it is the waiter's
+    /// turn.
     TakeOver(usize),
     Done(Box<Reply>),
 }
@@ -92,18 +93,18 @@ enum SlotState {
 pub enum Woken {
     /// The reply.
     Done(Reply),
-    /// Serve this lane.
+    /// Serve this worker.
     TakeOver(usize),
 }
 
-impl Slot {
+impl ReplySlot {
     /// Blocks until there is something to do.
     pub fn wait(&self) -> Woken {
         let mut state = self.state.lock();
         loop {
             match std::mem::take(&mut *state) {
                 SlotState::Done(reply) => return Woken::Done(*reply),
-                SlotState::TakeOver(lane) => return Woken::TakeOver(lane),
+                SlotState::TakeOver(worker) => return Woken::TakeOver(worker),
                 SlotState::Waiting => self.changed.wait(&mut state),
             }
         }
@@ -115,13 +116,13 @@ impl Slot {
         self.changed.notify_one();
     }
 
-    /// Asks the waiter to serve `lane`; not if it already has its reply.
-    pub fn hand_over(&self, lane: usize) -> bool {
+    /// Asks the waiter to serve `worker`; not if it already has its reply.
+    pub fn hand_over(&self, worker: usize) -> bool {
         let mut state = self.state.lock();
         if matches!(*state, SlotState::Done(_)) {
             return false;
         }
-        *state = SlotState::TakeOver(lane);
+        *state = SlotState::TakeOver(worker);
         self.changed.notify_one();
         true
     }
@@ -132,7 +133,7 @@ pub enum Sink {
     /// The thread that runs the batch: its own request.
     Caller,
     /// A thread that waits.
-    Slot(Arc<Slot>),
+    Slot(Arc<ReplySlot>),
     /// A callback.
     Callback(Done),
     /// The sender of many requests, of which this is the one with this number.
@@ -152,7 +153,7 @@ impl Sink {
 }
 
 /// A request on its way.
-pub struct Job {
+pub struct QueuedRequest {
     /// What is asked.
     pub request: Request,
     /// Where it comes from, if it is numbered.
@@ -172,7 +173,7 @@ pub struct Job {
     pub sink: Sink,
 }
 
-impl Job {
+impl QueuedRequest {
     /// A request that has just come.
     pub fn new(request: Request, sink: Sink) -> Self {
         Self::since(request, sink, Instant::now())
@@ -195,7 +196,7 @@ impl Job {
 
 /// A worker's memory. The thread that holds it is the worker.
 #[derive(Default)]
-pub struct Role {
+pub struct WorkerState {
     /// Rows of the present batch.
     pub rows: Rows,
     /// What the present batch does besides.
@@ -205,23 +206,24 @@ pub struct Role {
     /// Paths walked lately.
     pub walks: Walks,
     /// Requests of the present batch; empty between batches.
-    pub jobs: VecDeque<Job>,
+    pub jobs: VecDeque<QueuedRequest>,
 }
 
-/// A queue and a role. On cache lines of its own (two, because processors fetch them in pairs).
+/// A queue and a worker's state. On cache lines of its own (two, because processors fetch them in
+/// pairs).
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Worker {
     /// Requests that wait. Bounded by the callers: each has one request, or throttles itself.
-    pub queue: Mutex<VecDeque<Job>>,
-    /// The role.
-    pub role: Mutex<Role>,
+    pub queue: Mutex<VecDeque<QueuedRequest>>,
+    /// The state.
+    pub worker_state: Mutex<WorkerState>,
 }
 
 impl Worker {
     /// Puts a request into the queue.
     #[inline]
-    pub fn push(&self, job: Job) {
+    pub fn push(&self, job: QueuedRequest) {
         self.queue.lock().push_back(job);
     }
 
@@ -232,7 +234,7 @@ impl Worker {
 
     /// Moves up to `max` waiting requests to `jobs`, which is empty. As a rule there are no more,
     /// and they need not be moved one by one.
-    pub fn drain(&self, jobs: &mut VecDeque<Job>, max: usize) {
+    pub fn drain(&self, jobs: &mut VecDeque<QueuedRequest>, max: usize) {
         debug_assert!(jobs.is_empty());
         let mut queue = self.queue.lock();
         if queue.len() <= max {
@@ -242,11 +244,11 @@ impl Worker {
         }
     }
 
-    /// Wakes a thread that waits in the queue to serve `lane`. False if there is none.
-    pub fn hand_over(&self, lane: usize) -> bool {
+    /// Wakes a thread that waits in the queue to serve `worker`. False if there is none.
+    pub fn hand_over(&self, worker: usize) -> bool {
         let queue = self.queue.lock();
         queue.iter().any(|job| match &job.sink {
-            Sink::Slot(slot) => slot.hand_over(lane),
+            Sink::Slot(slot) => slot.hand_over(worker),
             Sink::Caller | Sink::Callback(_) | Sink::Ear(..) => false,
         })
     }

@@ -5,7 +5,7 @@ use kestrel_client::descriptor::Durability;
 use kestrel_client::remote::address;
 use kestrel_client::volume::{self, Token};
 use kestrel_daemon::failure::{Failure, Verdict};
-use kestrel_daemon::role::Role;
+use kestrel_daemon::role::NodeRole;
 use serde_json::{Value, json};
 
 use super::failed;
@@ -39,8 +39,9 @@ pub struct InitArgs {
     /// Address of a node more that owns nothing and only coordinates: HOST or HOST:PORT
     #[arg(long, value_name = "ADDR")]
     pub coordinator: Option<String>,
-    /// Keep what the coordinator knows in etcd: etcd://HOST[:PORT][,HOST2]/PREFIX, or etcds:// for TLS; in its directory by default. The
-    /// password comes from ETCDCTL_PASSWORD or a file (see docs/operations/etcd.md)
+    /// Keep what the coordinator knows in etcd: etcd://HOST[:PORT][,HOST2]/PREFIX, or etcds:// for
+    /// TLS; in its directory by default. The password comes from ETCDCTL_PASSWORD or a file (see
+    /// docs/operations/etcd.md)
     #[arg(long, value_name = "URL", requires = "coordinator")]
     pub registry: Option<String>,
     /// When changes survive power loss: before they are acknowledged; a cluster knows no other way
@@ -76,8 +77,8 @@ fn addresses(args: &InitArgs) -> Result<Vec<String>, Failure> {
 }
 
 /// What a node is there for.
-fn role(args: &InitArgs, node: usize) -> Role {
-    Role::of(node > args.nodes.len())
+fn role(args: &InitArgs, node: usize) -> NodeRole {
+    NodeRole::of(node > args.nodes.len())
 }
 
 /// Creates the volume.
@@ -112,9 +113,9 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
     eprintln!("volume {:?} created, which {} nodes share:", made.settings.name, nodes.len());
     for (node, address) in (1..).zip(&addresses) {
         let place = match role(args, node) {
-            Role::Coordinator => "  coordinates".into(),
-            Role::Metadata if node == 1 => format!("  {}", dir.display()),
-            Role::Metadata => String::new(),
+            NodeRole::Coordinator => "  coordinates".into(),
+            NodeRole::Metadata if node == 1 => format!("  {}", dir.display()),
+            NodeRole::Metadata => String::new(),
         };
         eprintln!("  node {node}  {address}{place}");
     }

@@ -4,7 +4,7 @@ use clap::Args;
 use kestrel_client::remote::RemoteUrl;
 use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::jobs::status;
-use kestrel_daemon::role::Role;
+use kestrel_daemon::role::NodeRole;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::Value;
 
@@ -135,7 +135,7 @@ fn is_well(node: &Value) -> bool {
 /// Whether it has the lease that it needs. A node that serves no clients needs none, and a node
 /// that is down is told of as such.
 fn has_lease(node: &Value) -> bool {
-    node["role"] == Role::Coordinator.word() || node["lease"]["held"] != false
+    node["role"] == NodeRole::Coordinator.word() || node["lease"]["held"] != false
 }
 
 /// What a node is there for; the one that leads changes is marked.

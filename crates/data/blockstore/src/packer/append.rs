@@ -1,10 +1,10 @@
-//! Rounds of a store that appends: lanes, and the thread that seals idle ones.
+//! Rounds of a store that appends: pack streams, and the thread that seals idle ones.
 
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::pack::{Lane, Writer};
+use super::pack::{PackStream, Writer};
 use super::queue::{Queue, Submission};
 use super::tell;
 
@@ -17,36 +17,36 @@ struct Watch {
 }
 
 /// Open packs, and what waits for them.
-pub(super) struct Lanes {
+pub(super) struct PackStreams {
     queue: Mutex<Queue>,
-    lanes: Vec<Mutex<Lane>>,
+    streams: Vec<Mutex<PackStream>>,
     watch: Mutex<Watch>,
     changed: Condvar,
 }
 
-impl Lanes {
-    pub fn new(lanes: usize) -> Self {
+impl PackStreams {
+    pub fn new(streams: usize) -> Self {
         Self {
             queue: Mutex::default(),
-            lanes: std::iter::repeat_with(Mutex::default).take(lanes.max(1)).collect(),
+            streams: std::iter::repeat_with(Mutex::default).take(streams.max(1)).collect(),
             watch: Mutex::default(),
             changed: Condvar::new(),
         }
     }
 
-    /// Queues, then serves the queue as long as a lane is free and there is something in it. A
-    /// thread that fails to get a lane queued before its holder's last look at the queue, which
-    /// comes after the holder let the lane go: nothing is left.
+    /// Queues, then serves the queue as long as a pack stream is free and there is something in it.
+    /// A thread that fails to get a pack stream queued before its holder's last look at the queue,
+    /// which comes after the holder let the pack stream go: nothing is left.
     pub fn combine(&self, writer: &Writer, pack_bytes: u64, submission: Submission) {
         self.queue.lock().push(submission);
-        while let Some(mut lane) = self.lanes.iter().find_map(Mutex::try_lock) {
+        while let Some(mut stream) = self.streams.iter().find_map(Mutex::try_lock) {
             let round = self.queue.lock().take(pack_bytes);
             if round.is_empty() {
                 return;
             }
-            let begins = lane.is_sealed();
-            let results = writer.write_round(&mut lane, &round);
-            drop(lane);
+            let begins = stream.is_sealed();
+            let results = writer.write_round(&mut stream, &round);
+            drop(stream);
             if begins {
                 self.pack_begun();
             }
@@ -86,11 +86,11 @@ impl Lanes {
     /// Seals packs that took nothing since the last call; true if any stays open.
     fn seal_untouched(&self) -> bool {
         let mut open = false;
-        for lane in &self.lanes {
-            match lane.try_lock() {
-                Some(mut lane) => {
-                    lane.seal_if_idle();
-                    open |= !lane.is_sealed();
+        for stream in &self.streams {
+            match stream.try_lock() {
+                Some(mut stream) => {
+                    stream.seal_if_idle();
+                    open |= !stream.is_sealed();
                 }
                 None => open = true,
             }
@@ -99,12 +99,12 @@ impl Lanes {
     }
 
     pub fn seal_all(&self) {
-        self.lanes.iter().for_each(|lane| lane.lock().seal());
+        self.streams.iter().for_each(|stream| stream.lock().seal());
     }
 
     #[cfg(test)]
     pub fn all_sealed(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.lock().is_sealed())
+        self.streams.iter().all(|stream| stream.lock().is_sealed())
     }
 
     pub fn close(&self) {

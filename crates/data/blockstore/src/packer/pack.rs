@@ -1,4 +1,4 @@
-//! Writing rounds: into the open pack of a lane, or as an object of their own.
+//! Writing rounds: into the open pack of a pack stream, or as an object of their own.
 //!
 //! Every round that is begun ends with places or an error, also if the store panics: others wait
 //! for its members, and the thread that writes it goes on to the next one.
@@ -30,13 +30,13 @@ struct OpenPack {
 
 /// The thread that holds its lock may append to its pack.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct PackStream {
     open: Option<OpenPack>,
     /// Rounds since the pack was looked at for idleness.
     rounds: u64,
 }
 
-impl Lane {
+impl PackStream {
     pub fn is_sealed(&self) -> bool {
         self.open.is_none()
     }
@@ -127,27 +127,27 @@ impl Writer {
         Err(taken)
     }
 
-    /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or
-    /// none.
-    pub fn write_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
-        // A lane gives its pack away while it appends: after a panic it is sealed, as after any
-        // failure.
-        match unpanicked(|| self.append_round(lane, round)) {
-            Err(Error::Io { .. } | Error::NotFound { .. }) => unpanicked(|| self.append_round(lane, round)),
+    /// Appends a round to the pack stream's pack, beginning and sealing packs as needed. All
+    /// members or none.
+    pub fn write_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<Placed>> {
+        // A pack stream gives its pack away while it appends: after a panic it is sealed, as after
+        // any failure.
+        match unpanicked(|| self.append_round(stream, round)) {
+            Err(Error::Io { .. } | Error::NotFound { .. }) => unpanicked(|| self.append_round(stream, round)),
             other => other,
         }
         .inspect(|_| self.count(round))
     }
 
-    fn append_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
+    fn append_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<Placed>> {
         let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
         let is_over = |pack: &OpenPack| {
             pack.appender.len() + bytes as u64 > self.pack_bytes || self.ids.is_lost(pack.pin.object())
         };
-        if lane.open.as_ref().is_some_and(is_over) {
-            lane.seal();
+        if stream.open.as_ref().is_some_and(is_over) {
+            stream.seal();
         }
-        let mut pack = match lane.open.take() {
+        let mut pack = match stream.open.take() {
             Some(pack) => pack,
             None => self.begin_pack()?,
         };
@@ -166,9 +166,9 @@ impl Writer {
         }
         crash::point("data.pack.written");
         let places = placed(plan.ranges, &self.pins.pin(object));
-        lane.rounds += 1;
+        stream.rounds += 1;
         if pack.appender.len() < self.pack_bytes {
-            lane.open = Some(pack);
+            stream.open = Some(pack);
         }
         Ok(places)
     }

@@ -260,7 +260,7 @@ fn numbers_of_existing_objects_are_passed_over() {
 }
 
 fn all_sealed(packer: &Packer) -> bool {
-    matches!(&packer.shared.path, Path::Append(lanes) if lanes.all_sealed())
+    matches!(&packer.shared.path, Path::Append(streams) if streams.all_sealed())
 }
 
 /// Packs grow over rounds, are sealed when they are full or idle, and are pinned while they are
@@ -270,7 +270,7 @@ fn growth_sealing_and_pins_of_packs() {
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
     let config = PackerConfig {
         pack_bytes: 100_000,
-        lanes: 1,
+        streams: 1,
         idle: Duration::from_millis(20),
         ..PackerConfig::new(VOLUME)
     };
@@ -365,7 +365,7 @@ fn panic_of_the_store() {
             let store = Arc::new(FailingStore::new(Arc::new(make()), 1));
             // More than there are threads.
             store.add(Rule { times: 8, ..Rule::always(call, Fault::Panic) });
-            let config = PackerConfig { uploads: 2, lanes: 1, ..PackerConfig::new(VOLUME) };
+            let config = PackerConfig { uploads: 2, streams: 1, ..PackerConfig::new(VOLUME) };
             let packer = Packer::new(store.clone(), ids(), config).unwrap();
             for number in 0..8 {
                 let error = store_wait(&packer, bytes_of(number, len), 1).unwrap_err();
@@ -402,7 +402,7 @@ fn storing_while_a_number_is_being_got_does_not_hang() {
         Ok(number)
     };
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
-    let config = PackerConfig { lanes: 1, ..PackerConfig::new(VOLUME) };
+    let config = PackerConfig { streams: 1, ..PackerConfig::new(VOLUME) };
     let packer = Arc::new(Packer::new(store, Arc::new(ids), config).unwrap());
     slot.lock().0 = Arc::downgrade(&packer);
     assert!(store_wait(&packer, vec![1; 100], 1).is_ok());

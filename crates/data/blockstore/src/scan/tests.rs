@@ -17,7 +17,7 @@ fn pack() -> Vec<u8> {
     let store = Arc::new(MemoryStore::new());
     let next = AtomicU64::new(7);
     let ids = Arc::new(move || Ok(next.fetch_add(1, Ordering::Relaxed)));
-    let config = PackerConfig { lanes: 1, ..PackerConfig::new([3; 16]) };
+    let config = PackerConfig { streams: 1, ..PackerConfig::new([3; 16]) };
     let packer = Packer::new(store.clone(), ids, config).unwrap();
     for (inode, len) in LENGTHS.into_iter().enumerate() {
         let done = Box::new(|placed: Result<crate::Placed>| drop(placed.unwrap()));

@@ -14,7 +14,7 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use super::S3Store;
 use crate::client::Attempt;
 use crate::fault::{Cause, Failure, Fault};
-use crate::gate::Direction;
+use crate::rate_limiter::Direction;
 use crate::scatter::Scatter;
 
 impl S3Store {

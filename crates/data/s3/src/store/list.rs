@@ -15,7 +15,7 @@ use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use super::S3Store;
 use crate::client::Attempt;
 use crate::fault::{Cause, Failure, Fault};
-use crate::gate::Direction;
+use crate::rate_limiter::Direction;
 
 /// Most keys in one answer: S3's own bound.
 const KEYS_MAX: usize = 1000;

@@ -16,7 +16,7 @@ use super::S3Store;
 use super::put::cut;
 use crate::client::Attempt;
 use crate::fault::{Cause, Failure};
-use crate::gate::Direction;
+use crate::rate_limiter::Direction;
 
 impl S3Store {
     /// Puts an object in parts. Each request has its own deadline.

@@ -17,7 +17,7 @@ use object_store::{GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPa
 use super::S3Store;
 use crate::client::Attempt;
 use crate::fault::{Cause, Failure, Fault};
-use crate::gate::Direction;
+use crate::rate_limiter::Direction;
 use crate::wire::Trace;
 
 impl S3Store {

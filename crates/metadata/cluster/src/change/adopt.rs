@@ -1,9 +1,9 @@
 //! The next table becomes the present one.
 //!
-//! One batch makes it so, with every role held, and what the node keeps in memory of rows that came
-//! or went follows before anybody runs. Rows that leave have been kept from everybody until now,
-//! and nobody has seen those that came, so what is said of them here, before the roles are taken,
-//! still holds then.
+//! One batch makes it so, with every worker's state held, and what the node keeps in memory of rows
+//! that came or went follows before anybody runs. Rows that leave have been kept from everybody
+//! until now, and nobody has seen those that came, so what is said of them here, before the roles
+//! are taken, still holds then.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ const PASSES_MAX: u32 = 64;
 
 /// What a destination gets.
 #[derive(Default)]
-struct Lane {
+struct CopyStream {
     queue: VecDeque<Mutation>,
     bytes: usize,
     /// Of the last message.
@@ -64,7 +64,7 @@ pub(super) struct Copying {
     _tap: Option<TapGuard>,
     /// `None`: all rows have been visited.
     scan: Option<Cursor>,
-    lanes: BTreeMap<NodeId, Lane>,
+    destinations: BTreeMap<NodeId, CopyStream>,
     passes: u32,
     /// The coordinator has been told that little is left.
     said: bool,
@@ -77,11 +77,12 @@ fn bytes_of(row: &Mutation) -> usize {
 impl Copying {
     /// Of a member that loses nothing: it is done.
     fn nothing(stream: u64, next: Arc<Placement>) -> Self {
-        let (changed, lanes) = (Arc::default(), BTreeMap::new());
-        Self { stream, next, changed, _tap: None, scan: None, lanes, passes: 0, said: false }
+        let (changed, destinations) = (Arc::default(), BTreeMap::new());
+        Self { stream, next, changed, _tap: None, scan: None, destinations, passes: 0, said: false }
     }
 
-    /// Has the batches shown to it from now on. With every role held, so that none is on its way.
+    /// Has the batches shown to it from now on. With every worker's state held, so that none is on
+    /// its way.
     fn of(node: &Node, stream: u64, table: Arc<NodeTable>, next: Arc<Placement>) -> Self {
         let mut copying = Self::nothing(stream, next.clone());
         let changed = copying.changed.clone();
@@ -104,18 +105,20 @@ impl Copying {
 
     fn queue(&mut self, me: NodeId, row: Mutation) {
         let to = owner(&self.next, me, row.key.table, row.key.id, &row.key.suffix);
-        let lane = self.lanes.entry(to).or_default();
-        lane.bytes += bytes_of(&row);
-        lane.queue.push_back(row);
+        let destination = self.destinations.entry(to).or_default();
+        destination.bytes += bytes_of(&row);
+        destination.queue.push_back(row);
     }
 
     fn is_full(&self) -> bool {
-        self.lanes.values().any(|lane| lane.bytes >= QUEUE_BYTES)
+        self.destinations.values().any(|destination| destination.bytes >= QUEUE_BYTES)
     }
 
     /// Whether all that was read has arrived.
     fn is_delivered(&self) -> bool {
-        self.lanes.values().all(|lane| lane.queue.is_empty() && lane.under_way.is_none())
+        self.destinations
+            .values()
+            .all(|destination| destination.queue.is_empty() && destination.under_way.is_none())
     }
 
     /// Whether nothing is left to send.
@@ -173,26 +176,26 @@ impl Copying {
     /// Messages to be sent, and how many rows are in those that were not sent before.
     fn messages(&mut self, attempt: Attempt, now: Nanos) -> (Vec<(NodeId, ChangeMessage)>, u64) {
         let (mut messages, mut count) = (Vec::new(), 0);
-        for (to, lane) in &mut self.lanes {
-            if lane.under_way.is_none() && !lane.queue.is_empty() {
+        for (to, destination) in &mut self.destinations {
+            if destination.under_way.is_none() && !destination.queue.is_empty() {
                 let (mut rows, mut bytes) = (Vec::new(), 0);
-                while let Some(row) = lane.queue.front() {
+                while let Some(row) = destination.queue.front() {
                     let more = bytes_of(row);
                     if !rows.is_empty() && bytes + more > MESSAGE_BYTES {
                         break;
                     }
                     bytes += more;
-                    rows.extend(lane.queue.pop_front());
+                    rows.extend(destination.queue.pop_front());
                 }
-                lane.bytes -= bytes;
-                lane.number += 1;
-                lane.sent = now - RESEND;
+                destination.bytes -= bytes;
+                destination.number += 1;
+                destination.sent = now - RESEND;
                 count += rows.len() as u64;
-                lane.under_way = Some(rows);
+                destination.under_way = Some(rows);
             }
-            if let Some(rows) = lane.under_way.as_ref().filter(|_| lane.sent + RESEND <= now) {
-                lane.sent = now;
-                let (stream, number, rows) = (self.stream, lane.number, rows.clone());
+            if let Some(rows) = destination.under_way.as_ref().filter(|_| destination.sent + RESEND <= now) {
+                destination.sent = now;
+                let (stream, number, rows) = (self.stream, destination.number, rows.clone());
                 messages.push((*to, ChangeMessage::Rows { attempt, stream, number, rows }));
             }
         }
@@ -235,8 +238,10 @@ impl Member {
         if copying.stream != stream {
             return;
         }
-        if let Some(lane) = copying.lanes.get_mut(&from).filter(|lane| lane.number == number) {
-            lane.under_way = None;
+        if let Some(destination) =
+            copying.destinations.get_mut(&from).filter(|destination| destination.number == number)
+        {
+            destination.under_way = None;
             self.drive_copying();
             self.drive_freezing();
         }

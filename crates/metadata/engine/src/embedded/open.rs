@@ -28,7 +28,7 @@ use super::sync::Syncer;
 use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared, no_space};
 
 /// What a thread does.
-type Role = fn(&Shared);
+type ThreadBody = fn(&Shared);
 
 /// An error of the disk, in words.
 pub(crate) fn io_error(what: &str, why: &io::Error) -> EngineError {
@@ -196,7 +196,7 @@ pub(super) fn assemble(
     // What the last process left unsynced becomes durable without waiting for somebody to ask.
     shared.syncer.request(shared.log.appended());
     let mut engine = EmbeddedEngine { shared, epoch, threads: Vec::new() };
-    let roles: [(&str, Role); 5] = [
+    let roles: [(&str, ThreadBody); 5] = [
         ("kestrel-sync", Shared::run_syncer),
         ("kestrel-log", |shared| shared.log.keep()),
         ("kestrel-flush", Shared::run_flusher),

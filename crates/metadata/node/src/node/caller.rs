@@ -1,5 +1,5 @@
-//! Requests that need no worker: they read the engine where a batch would gain nothing and a role
-//! would be held too long, or ask for numbers.
+//! Requests that need no worker: they read the engine where a batch would gain nothing and a
+//! worker's state would be held too long, or ask for numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,16 +22,16 @@ use crate::ops::{chunks, locate, readdir, usage};
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
-use crate::worker::{Elsewhere, Sink, Slot, Stray, Woken};
+use crate::worker::{Elsewhere, ReplySlot, Sink, Stray, Woken};
 
 /// Most object numbers handed out at once.
 pub const OBJECTS_MAX: u32 = OBJECT_BLOCK as u32;
 
 impl Node {
-    pub(super) fn call_without_lane(&self, request: Request) -> Reply {
-        let slot = std::sync::Arc::new(Slot::default());
+    pub(super) fn call_without_worker(&self, request: Request) -> Reply {
+        let slot = std::sync::Arc::new(ReplySlot::default());
         let waiter = slot.clone();
-        self.submit_without_lane(request, Sink::Slot(waiter));
+        self.submit_without_worker(request, Sink::Slot(waiter));
         loop {
             if let Woken::Done(reply) = slot.wait() {
                 return reply;
@@ -39,7 +39,7 @@ impl Node {
         }
     }
 
-    pub(super) fn submit_without_lane(&self, request: Request, sink: Sink) {
+    pub(super) fn submit_without_worker(&self, request: Request, sink: Sink) {
         let since = Instant::now();
         let kind = op_kind::kind(&request.op);
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());

@@ -20,7 +20,7 @@ use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
 use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
-use crate::worker::{Ear, Job, Sink};
+use crate::worker::{Ear, QueuedRequest, Sink};
 
 /// Row of the longest lease that a client may believe in, in nanoseconds.
 const LEASE: &str = "lease";
@@ -193,8 +193,8 @@ impl Node {
     /// not find it by itself: ask its `kestrel_cluster::Member`.)
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
-        let job = Job::new(request, Sink::Callback(done));
-        self.submit_on(self.core.workers, Job { claim: Some(Claim { count, linkable }), ..job });
+        let job = QueuedRequest::new(request, Sink::Callback(done));
+        self.submit_on(self.core.workers, QueuedRequest { claim: Some(Claim { count, linkable }), ..job });
     }
 
     /// Whether clients may still claim what they had open before the node started
@@ -245,7 +245,7 @@ impl Node {
         settled.map(|()| count)
     }
 
-    /// Deletes rows of table `moved` of files that nobody has open. With every role held.
+    /// Deletes rows of table `moved` of files that nobody has open. With every worker's state held.
     fn settle_moved(&self) -> FsResult<()> {
         let closed = self.core.moved.closed_rows(&self.core.opens);
         for part in closed.chunks(DELETED_MAX) {

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use kestrel_engine::EngineError;
-use kestrel_types::op_counters::LaneCounters;
+use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::request::{Outcome, Reply};
 
 use crate::pipeline::engine_error;
@@ -50,8 +50,8 @@ pub(super) struct Courier {
 #[derive(Clone)]
 pub(super) struct Tray {
     rounds: Option<Sender<Vec<(Sink, Reply)>>>,
-    counters: Arc<[LaneCounters]>,
-    lane: usize,
+    counters: Arc<[WorkerCounters]>,
+    worker: usize,
     /// Callbacks do not hear of a failure of the store.
     silent: bool,
 }
@@ -67,10 +67,10 @@ impl Courier {
         Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
-    /// A tray whose replies count in lane `lane` of the counters. `silent`: others can claim the
-    /// store.
-    pub fn tray(&self, counters: Arc<[LaneCounters]>, lane: usize, silent: bool) -> Tray {
-        Tray { rounds: self.rounds.clone(), counters, lane, silent }
+    /// A tray whose replies count in worker `worker` of the counters. `silent`: others can claim
+    /// the store.
+    pub fn tray(&self, counters: Arc<[WorkerCounters]>, worker: usize, silent: bool) -> Tray {
+        Tray { rounds: self.rounds.clone(), counters, worker, silent }
     }
 }
 
@@ -98,7 +98,7 @@ fn deliver(incoming: &Receiver<Vec<(Sink, Reply)>>) {
 impl Tray {
     /// Gives a reply that need not wait, on this thread.
     pub fn give_here(self, parcel: Parcel) {
-        self.counters[self.lane].reply_shared(parcel.kind, parcel.reply.is_err(), parcel.since.elapsed());
+        self.counters[self.worker].reply_shared(parcel.kind, parcel.reply.is_err(), parcel.since.elapsed());
         parcel.sink.give(parcel.reply);
     }
 
@@ -117,7 +117,7 @@ impl Tray {
                 Ok(()) => parcel.reply,
             };
             let took = end.saturating_duration_since(parcel.since);
-            self.counters[self.lane].reply_shared(parcel.kind, reply.is_err(), took);
+            self.counters[self.worker].reply_shared(parcel.kind, reply.is_err(), took);
             match parcel.sink {
                 sink @ (Sink::Callback(_) | Sink::Ear(..)) => round.push((sink, reply)),
                 sink => sink.give(reply),

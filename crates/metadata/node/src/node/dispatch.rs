@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::Position;
-use kestrel_types::op_counters::LaneCounters;
+use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::op_kind;
 use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
 use parking_lot::MutexGuard;
@@ -18,14 +18,15 @@ use parking_lot::MutexGuard;
 use super::courier::Parcel;
 use super::{Durability, Node};
 use crate::lease::Tenure;
-use crate::ops::Lane;
+use crate::ops::RunsOn;
 use crate::pipeline::{self, Desk, Means, Verdict};
-use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Stray, Woken};
+use crate::worker::{Elsewhere, QueuedRequest, ReplySlot, Sink, Stray, Woken, WorkerState};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
 
-/// Times a request is sent on before it runs with every role held, where it can go nowhere else.
+/// Times a request is sent on before it runs with every worker's state held, where it can go
+/// nowhere else.
 const HOPS_MAX: u8 = 6;
 
 /// Batches in which nothing was deleted of what is in a request's way before it fails.
@@ -33,7 +34,7 @@ const STALLED_MAX: u8 = 16;
 
 thread_local! {
     /// The slot this thread waits in, kept for the next time.
-    static SLOT: Cell<Option<Arc<Slot>>> = const { Cell::new(None) };
+    static SLOT: Cell<Option<Arc<ReplySlot>>> = const { Cell::new(None) };
 }
 
 /// What became of the request of the thread that ran the batch.
@@ -41,10 +42,10 @@ enum Own {
     Reply(Reply),
     /// The reply comes when this position is durable.
     Later(Reply, Position),
-    Moved(usize, Box<Job>),
+    Moved(usize, Box<QueuedRequest>),
 }
 
-/// What a batch leaves to do when no role is held any more.
+/// What a batch leaves to do when no worker's state is held any more.
 #[derive(Default)]
 struct Aftermath {
     own: Option<Own>,
@@ -54,20 +55,20 @@ struct Aftermath {
     /// Replies that must wait for their own batch, and its position.
     waiting: Vec<Parcel>,
     position: Position,
-    /// Lanes to look at.
+    /// Workers to look at.
     pending: u128,
 }
 
 impl Node {
-    /// Runs a request of this thread on a lane, or waits until somebody has.
-    pub(super) fn call_on(&self, mut lane: usize, mut job: Job) -> Reply {
+    /// Runs a request of this thread on a worker, or waits until somebody has.
+    pub(super) fn call_on(&self, mut worker: usize, mut job: QueuedRequest) -> Reply {
         loop {
-            let Some(role) = self.lanes[lane].role.try_lock() else {
-                return self.call_queued(lane, job);
+            let Some(worker_state) = self.workers[worker].worker_state.try_lock() else {
+                return self.call_queued(worker, job);
             };
             let kind = op_kind::kind(&job.request.op);
             let since = job.since;
-            let mut after = self.serve(lane, role, Some(job));
+            let mut after = self.serve(worker, worker_state, Some(job));
             let own = after.own.take();
             match own {
                 Some(Own::Reply(reply)) => {
@@ -83,7 +84,7 @@ impl Node {
                 }
                 Some(Own::Moved(to, moved)) => {
                     self.finish(after);
-                    (lane, job) = (to, *moved);
+                    (worker, job) = (to, *moved);
                 }
                 None => unreachable!("a batch ends each of its requests"),
             }
@@ -91,53 +92,53 @@ impl Node {
     }
 
     #[cold]
-    fn call_queued(&self, lane: usize, mut job: Job) -> Reply {
+    fn call_queued(&self, worker: usize, mut job: QueuedRequest) -> Reply {
         let slot = take_slot();
         job.sink = Sink::Slot(slot.clone());
-        self.lanes[lane].push(job);
-        self.drive(1 << lane);
+        self.workers[worker].push(job);
+        self.drive(1 << worker);
         self.wait(slot)
     }
 
-    fn wait(&self, slot: Arc<Slot>) -> Reply {
+    fn wait(&self, slot: Arc<ReplySlot>) -> Reply {
         loop {
             match slot.wait() {
                 Woken::Done(reply) => {
                     SLOT.set(Some(slot));
                     return reply;
                 }
-                Woken::TakeOver(lane) => self.drive(1 << lane),
+                Woken::TakeOver(worker) => self.drive(1 << worker),
             }
         }
     }
 
-    /// Puts a request into a lane and serves what can be served.
-    pub(super) fn submit_on(&self, lane: usize, job: Job) {
-        self.lanes[lane].push(job);
-        self.drive(1 << lane);
+    /// Puts a request into a worker and serves what can be served.
+    pub(super) fn submit_on(&self, worker: usize, job: QueuedRequest) {
+        self.workers[worker].push(job);
+        self.drive(1 << worker);
     }
 
-    /// Serves lanes until they are empty or somebody else serves them.
+    /// Serves workers until they are empty or somebody else serves them.
     pub(super) fn drive(&self, pending: u128) {
         let left = self.drive_some(pending, usize::MAX);
         debug_assert_eq!(left, 0, "nothing bounds it");
     }
 
-    /// As [`Node::drive`], at most so many batches; the lanes that were not come to.
+    /// As [`Node::drive`], at most so many batches; the workers that were not come to.
     fn drive_some(&self, mut pending: u128, rounds_max: usize) -> u128 {
         let mut rounds = 0;
         while pending != 0 && rounds < rounds_max {
-            let lane = pending.trailing_zeros() as usize;
-            pending &= !(1 << lane);
-            if !self.lanes[lane].has_work() {
+            let worker = pending.trailing_zeros() as usize;
+            pending &= !(1 << worker);
+            if !self.workers[worker].has_work() {
                 continue;
             }
-            if rounds >= ROUNDS_MAX && self.lanes[lane].hand_over(lane) {
+            if rounds >= ROUNDS_MAX && self.workers[worker].hand_over(worker) {
                 continue;
             }
-            if let Some(role) = self.lanes[lane].role.try_lock() {
+            if let Some(worker_state) = self.workers[worker].worker_state.try_lock() {
                 rounds += 1;
-                let after = self.serve(lane, role, None);
+                let after = self.serve(worker, worker_state, None);
                 pending |= after.pending;
                 self.deliver(after);
             }
@@ -152,30 +153,42 @@ impl Node {
         self.drive(pending);
     }
 
-    /// Runs one batch: what waits in the lane, and `own`. All roles are free when it returns.
-    fn serve(&self, lane: usize, mut role: MutexGuard<'_, Role>, own: Option<Job>) -> Aftermath {
-        let exclusive = lane == self.core.workers;
+    /// Runs one batch: what waits in the worker, and `own`. All workers' states are free when it
+    /// returns.
+    fn serve(
+        &self,
+        worker: usize,
+        mut worker_state: MutexGuard<'_, WorkerState>,
+        own: Option<QueuedRequest>,
+    ) -> Aftermath {
+        let exclusive = worker == self.core.workers;
         let others: Vec<_> = if exclusive {
-            self.lanes[..lane].iter().map(|lane| lane.role.lock()).collect()
+            self.workers[..worker].iter().map(|worker| worker.worker_state.lock()).collect()
         } else {
             Vec::new()
         };
-        let mut jobs = std::mem::take(&mut role.jobs);
-        self.lanes[lane].drain(&mut jobs, self.batch_max);
+        let mut jobs = std::mem::take(&mut worker_state.jobs);
+        self.workers[worker].drain(&mut jobs, self.batch_max);
         jobs.extend(own);
         let mut after = Aftermath::default();
         if !jobs.is_empty() {
-            self.run_batch(lane, &mut role, &mut jobs, &mut after);
+            self.run_batch(worker, &mut worker_state, &mut jobs, &mut after);
         }
-        role.jobs = jobs;
+        worker_state.jobs = jobs;
         drop(others);
-        drop(role);
-        // Requests that came meanwhile found the role taken. An exclusive batch held them all.
-        after.pending |= if exclusive { (1 << (lane + 1)) - 1 } else { 1 << lane };
+        drop(worker_state);
+        // Requests that came meanwhile found the state taken. An exclusive batch held them all.
+        after.pending |= if exclusive { (1 << (worker + 1)) - 1 } else { 1 << worker };
         after
     }
 
-    fn run_batch(&self, lane: usize, role: &mut Role, jobs: &mut VecDeque<Job>, after: &mut Aftermath) {
+    fn run_batch(
+        &self,
+        worker: usize,
+        worker_state: &mut WorkerState,
+        jobs: &mut VecDeque<QueuedRequest>,
+        after: &mut Aftermath,
+    ) {
         if self.closed.load(Ordering::Relaxed) {
             self.reopen();
         }
@@ -190,14 +203,14 @@ impl Node {
             inodes: &self.inodes,
             stamps: &self.stamps,
             now: self.clock.now(),
-            worker: lane,
+            worker,
         };
         let mut steps = Vec::with_capacity(jobs.len());
         let mut desk = Desk {
-            rows: &mut role.rows,
-            effects: &mut role.effects,
-            ids: &mut role.ids,
-            walks: &mut role.walks,
+            rows: &mut worker_state.rows,
+            effects: &mut worker_state.effects,
+            ids: &mut worker_state.ids,
+            walks: &mut worker_state.walks,
         };
         let jobs_in_order = &*jobs.make_contiguous();
         let run = || pipeline::run(&means, &mut desk, jobs_in_order, &mut steps);
@@ -206,7 +219,7 @@ impl Node {
             // A bug, reported by the panic itself. Nobody may wait for ever because of it.
             Err(_) => pipeline::abandon(&means, &mut desk, jobs.len(), &mut steps),
         }
-        let counters = &self.counters[lane];
+        let counters = &self.counters[worker];
         counters.batch(jobs.len());
         let durable = match self.durability {
             Durability::Fsync => Position::MAX,
@@ -251,9 +264,9 @@ impl Node {
     #[cold]
     fn move_on(
         &self,
-        counters: &LaneCounters,
+        counters: &WorkerCounters,
         end: Instant,
-        jobs: &mut VecDeque<Job>,
+        jobs: &mut VecDeque<QueuedRequest>,
         moves: Vec<(usize, Verdict)>,
         after: &mut Aftermath,
     ) {
@@ -273,7 +286,7 @@ impl Node {
                     job.hops += 1;
                     job.route = route;
                     let to = match to {
-                        Lane::Worker(worker) if job.hops <= HOPS_MAX => worker,
+                        RunsOn::Worker(worker) if job.hops <= HOPS_MAX => worker,
                         _ => self.core.workers,
                     };
                     self.send_on(to, job, after);
@@ -302,29 +315,30 @@ impl Node {
                         }
                         continue;
                     }
-                    // One step of it comes before the job, in the same lane, and the job asks
+                    // One step of it comes before the job, in the same worker, and the job asks
                     // again.
                     job.unswept = Some((ino, first, stalled));
                     let sweep = Request { creds: Creds::root(), op: Op::Sweep(ino) };
-                    self.lanes[self.core.workers].push(Job::new(sweep, Sink::Callback(Box::new(|_| ()))));
+                    self.workers[self.core.workers]
+                        .push(QueuedRequest::new(sweep, Sink::Callback(Box::new(|_| ()))));
                     self.send_on(self.core.workers, job, after);
                 }
             }
         }
     }
 
-    /// Sends a job to another lane.
-    fn send_on(&self, to: usize, job: Job, after: &mut Aftermath) {
+    /// Sends a job to another worker.
+    fn send_on(&self, to: usize, job: QueuedRequest, after: &mut Aftermath) {
         match job.sink {
             Sink::Caller => after.own = Some(Own::Moved(to, Box::new(job))),
             _ => {
-                self.lanes[to].push(job);
+                self.workers[to].push(job);
                 after.pending |= 1 << to;
             }
         }
     }
 
-    /// Gives replies. No role is held.
+    /// Gives replies. No worker's state is held.
     fn deliver(&self, after: Aftermath) {
         for (sink, reply) in after.replies {
             sink.give(reply);
@@ -345,10 +359,10 @@ impl Node {
         self.engine.on_durable(after.position, Box::new(move |result| tray.give(waiting, &result)));
     }
 
-    /// Takes every role, in order.
+    /// Takes every worker's state, in order.
     pub(super) fn hold_all(&self) -> Held<'_> {
-        let roles = self.lanes.iter().rev().take(1).chain(&self.lanes[..self.core.workers]);
-        Held { node: self, roles: roles.map(|lane| lane.role.lock()).collect(), serves: true }
+        let states = self.workers.iter().rev().take(1).chain(&self.workers[..self.core.workers]);
+        Held { node: self, states: states.map(|worker| worker.worker_state.lock()).collect(), serves: true }
     }
 
     /// As [`Node::hold_all`], for a member, which has locks of its own: what comes meanwhile waits
@@ -359,36 +373,36 @@ impl Node {
         held
     }
 
-    /// Serves what came while a member held every role, and what it brought; for others not for
-    /// ever. False if nothing was due: else it has to be called again.
+    /// Serves what came while a member held every worker's state, and what it brought; for others
+    /// not for ever. False if nothing was due: else it has to be called again.
     pub fn drive_due(&self) -> bool {
         let due = self.due.swap(false, Ordering::AcqRel);
-        if due && self.drive_some((1 << self.lanes.len()) - 1, self.lanes.len() + ROUNDS_MAX) != 0 {
+        if due && self.drive_some((1 << self.workers.len()) - 1, self.workers.len() + ROUNDS_MAX) != 0 {
             self.due.store(true, Ordering::Release);
         }
         due
     }
 }
 
-/// Every role. Letting go of it serves what came meanwhile.
+/// Every worker's state. Letting go of it serves what came meanwhile.
 pub struct Held<'a> {
     node: &'a Node,
-    roles: Vec<MutexGuard<'a, Role>>,
+    states: Vec<MutexGuard<'a, WorkerState>>,
     serves: bool,
 }
 
 impl Held<'_> {
-    /// The memory of the lane for exclusive batches, whose role is the first.
-    pub fn exclusive(&mut self) -> &mut Role {
-        &mut self.roles[0]
+    /// The memory of the worker for exclusive batches, whose role is the first.
+    pub fn exclusive(&mut self) -> &mut WorkerState {
+        &mut self.states[0]
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.roles.clear();
+        self.states.clear();
         if self.serves {
-            self.node.drive((1 << self.node.lanes.len()) - 1);
+            self.node.drive((1 << self.node.workers.len()) - 1);
         } else {
             self.node.due.store(true, Ordering::Release);
         }
@@ -400,6 +414,6 @@ pub(super) fn several() -> Outcome {
     FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()
 }
 
-fn take_slot() -> Arc<Slot> {
+fn take_slot() -> Arc<ReplySlot> {
     SLOT.take().unwrap_or_default()
 }

@@ -59,8 +59,8 @@ impl Node {
     /// Up to `limit` objects whose grace period is over and that nothing refers to. From now on
     /// until [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`.
     /// Objects for which `in_use` holds (somebody may still come to refer to bytes just stored
-    /// there) stay due; it is asked with every role held. While clients claim what they had open
-    /// before a restart nobody knows that: none.
+    /// there) stay due; it is asked with every worker's state held. While clients claim what they
+    /// had open before a restart nobody knows that: none.
     ///
     /// # Errors
     /// The engine's. `EINVAL` for one of several nodes: its member asks them all.

@@ -28,7 +28,7 @@ use crate::pipeline::{UsageChange, engine_error};
 use crate::rows::{Lent, Missing, number_of};
 use crate::txn::{self, Origin};
 use crate::view::{Core, Route, Run, Stop, View, Want};
-use crate::worker::{Ear, Job, Role, Sink};
+use crate::worker::{Ear, QueuedRequest, Sink, WorkerState};
 use kestrel_engine::{Engine, Mutation};
 
 use std::collections::BTreeSet;
@@ -174,7 +174,8 @@ impl Node {
         &self.core
     }
 
-    /// Holds every role: no batch runs meanwhile. What waits is served by [`Node::drive_due`].
+    /// Holds every worker's state: no batch runs meanwhile. What waits is served by
+    /// [`Node::drive_due`].
     pub fn quiesce(&self) -> Held<'_> {
         self.hold_quietly()
     }
@@ -190,8 +191,8 @@ impl Node {
         number: usize,
     ) {
         if claim.is_some() {
-            let job = Job::new(request, Sink::Ear(ear, number));
-            self.lanes[self.core.workers].push(Job { claim, ..job });
+            let job = QueuedRequest::new(request, Sink::Ear(ear, number));
+            self.workers[self.core.workers].push(QueuedRequest { claim, ..job });
         } else {
             self.enqueue(request, origin, Sink::Ear(ear, number), Instant::now());
         }
@@ -256,8 +257,8 @@ impl Node {
         Ok(TreePart { sum: [sum.children, sum.subdirs, sum.bytes], children, more })
     }
 
-    /// What a transaction's changes of rows do to what is kept in memory. With every role held,
-    /// before they are committed.
+    /// What a transaction's changes of rows do to what is kept in memory. With every worker's state
+    /// held, before they are committed.
     ///
     /// # Errors
     /// The engine's.
@@ -291,7 +292,7 @@ impl Node {
         }
     }
 
-    /// Rows have come, and gone, with a new table. With every role held.
+    /// Rows have come, and gone, with a new table. With every worker's state held.
     pub fn take_moved(&self, moved: Moved) {
         self.add_usage(moved.usage);
         for (ino, comes, size, nameless) in moved.files {
@@ -340,13 +341,13 @@ impl Node {
         self.stamps.tick(&*self.engine, self.clock.now()).map(drop).map_err(engine_error)
     }
 
-    /// A batch was committed beside the lanes.
+    /// A batch was committed beside the workers.
     #[inline]
     pub fn note_commit(&self, position: u64) {
         self.committed_at(position);
     }
 
-    /// Position of the newest batch, of the lanes or beside them.
+    /// Position of the newest batch, of the workers or beside them.
     #[inline]
     pub fn last_commit(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
@@ -371,7 +372,7 @@ impl Node {
             return Ok(Ran::Unleased);
         }
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
-        let Role { rows, effects, walks, .. } = held.exclusive();
+        let WorkerState { rows, effects, walks, .. } = held.exclusive();
         rows.clear();
         let ran = loop {
             effects.back_to(&Mark::default(), &self.core.opens);
@@ -448,7 +449,7 @@ enum Listing {
     Lacks(Missing),
 }
 
-/// Runs the operation; a listing, which has no lane of its own, too.
+/// Runs the operation; a listing, which has no worker of its own, too.
 fn run(view: &mut View<'_>, request: &Request, claim: Option<Claim>, lent: &Lent) -> Run<Listing> {
     if let Some(claim) = claim {
         return ops::open::claim(view, &request.op, claim).map(Listing::Answer);

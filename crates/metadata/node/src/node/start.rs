@@ -12,7 +12,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
-use kestrel_types::op_counters::LaneCounters;
+use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::placement::WORKERS_MAX;
 use kestrel_types::request::{Creds, Op, Request};
 use parking_lot::Mutex;
@@ -252,8 +252,8 @@ impl Node {
             durability: Durability::Fsync,
             batch_max: config.batch_max,
             core,
-            lanes: (0..=config.workers).map(|_| Worker::default()).collect(),
-            counters: (0..config.workers + 3).map(|_| LaneCounters::default()).collect(),
+            workers: (0..=config.workers).map(|_| Worker::default()).collect(),
+            counters: (0..config.workers + 3).map(|_| WorkerCounters::default()).collect(),
             inodes: Allocator::new("inodes", inodes?),
             objects: Allocator::new("objects", objects?),
             stamps: Timestamps::new(stamps?),

@@ -4,7 +4,7 @@
 //! answer ends after [`EXTENTS_TOLD_MAX`] extents, which bounds its size and its time; the client
 //! goes on behind its last chunk.
 //!
-//! Reads the engine without a worker's role. Extents that a concurrent change replaced stay
+//! Reads the engine without a worker's state. Extents that a concurrent change replaced stay
 //! readable for the grace period.
 
 use std::ops::ControlFlow;

@@ -3,7 +3,7 @@
 //!
 //! The cookie is the last name given, so a listing is stable under concurrent creates, renames and
 //! unlinks: an entry that is there all the time appears exactly once, others at most once
-//! (`telldir`/`seekdir` build on this in the client). Reads the engine without a worker's role, a
+//! (`telldir`/`seekdir` build on this in the client). Reads the engine without a worker's state, a
 //! page may be large; each entry is as some batch left it.
 
 use std::ops::ControlFlow;

@@ -1,10 +1,10 @@
 //! RmDir: removes an empty directory.
 //!
 //! Order of errors as Linux: `ENOENT`, `EACCES`, `EPERM` (sticky), `ENOTDIR`, `ESTALE` (another one
-//! than expected), `ENOTEMPTY`. Exclusive: with every role held nobody can be creating in it, and
-//! the sum of its shares says exactly whether it is empty. Deletes entry, `dirid`, `subdir`, all
-//! shares and its extended attributes in one batch, so that after a crash it is there or not, never
-//! half. The dentry leaves the replica before the roles are let go.
+//! than expected), `ENOTEMPTY`. Exclusive: with every worker's state held nobody can be creating in
+//! it, and the sum of its shares says exactly whether it is empty. Deletes entry, `dirid`,
+//! `subdir`, all shares and its extended attributes in one batch, so that after a crash it is there
+//! or not, never half. The dentry leaves the replica before the state are let go.
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;

@@ -1,5 +1,6 @@
 //! Guesses where paths lead, for routing: which worker a request belongs to is a question of the
-//! last directory of its path, and a thread that routes holds no role. A wrong guess costs a hop.
+//! last directory of its path, and a thread that routes holds no worker's state. A wrong guess
+//! costs a hop.
 //!
 //! A table without locks (R. Hyatt and T. Mann, "A lock-less transposition table implementation for
 //! parallel search chess engines", 2002): each place holds a number and, beside it, the number

@@ -1,9 +1,10 @@
 //! Objects on their way out: watched, in case somebody refers to them, and condemned.
 //!
-//! A node that has a volume for itself adds up an object's shares with every role held and condemns
-//! it at once. Of several nodes one asks all, in *rounds* of which each reaper has one at a time
-//! (see `kestrel_cluster`): first each of them begins to watch the object and tells its part of the
-//! sum; then each says whether anybody has referred to it since, and if not condemns it.
+//! A node that has a volume for itself adds up an object's shares with every worker's state held
+//! and condemns it at once. Of several nodes one asks all, in *rounds* of which each reaper has one
+//! at a time (see `kestrel_cluster`): first each of them begins to watch the object and tells its
+//! part of the sum; then each says whether anybody has referred to it since, and if not condemns
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -21,8 +22,8 @@ struct Round {
     condemned: FxHashSet<ObjectId>,
 }
 
-/// See the module's header. Changes with every role held, but for what operations say that refer to
-/// objects.
+/// See the module's header. Changes with every worker's state held, but for what operations say
+/// that refer to objects.
 #[derive(Default)]
 pub struct Condemned(RwLock<BTreeMap<NodeId, Round>>);
 

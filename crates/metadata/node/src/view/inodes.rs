@@ -49,7 +49,7 @@ pub enum Use {
     Open,
     /// Change its record.
     Write,
-    /// Count opens of before a restart; with every role held.
+    /// Count opens of before a restart; with every worker's state held.
     Claim,
 }
 

@@ -39,8 +39,8 @@ impl View<'_> {
         left.is_none_or(|left| left.count == 0)
     }
 
-    /// Changes how a file is open. Only with every role held, or for an inode that nobody knows
-    /// yet.
+    /// Changes how a file is open. Only with every worker's state held, or for an inode that nobody
+    /// knows yet.
     pub fn set_open(&mut self, ino: InodeId, state: OpenState) {
         self.effects.opens.push(OpenUndo::Set(ino, self.core.opens.get(ino)));
         self.core.opens.set(ino, state);
@@ -159,7 +159,7 @@ impl View<'_> {
 
     /// A file has another place now. Clients that saw it elsewhere still find it, those that have
     /// it open across a network also after a restart of the node; of several nodes all do until it
-    /// is gone. With every role held.
+    /// is gone. With every worker's state held.
     pub fn move_to(&mut self, ino: InodeId, parent: InodeId, name: &[u8]) {
         if self.core.cluster.is_some() {
             let cell = self.rows.cell(Table::Moved, ino, b"");
@@ -177,7 +177,8 @@ impl View<'_> {
         self.effects.moved.push((ino, Moved::To { place: (parent, name.into()), row }));
     }
 
-    /// No place leads to a file's record any more. If somebody has it open, with every role held.
+    /// No place leads to a file's record any more. If somebody has it open, with every worker's
+    /// state held.
     pub fn move_away(&mut self, ino: InodeId) {
         if self.core.cluster.is_some() {
             let cell = self.rows.cell(Table::Moved, ino, b"");

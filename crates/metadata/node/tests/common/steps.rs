@@ -382,7 +382,7 @@ impl World {
         Ok(())
     }
 
-    /// Runs requests as one batch a lane. The model follows in the order of the replies.
+    /// Runs requests as one batch a worker. The model follows in the order of the replies.
     fn batch(&mut self, requests: Vec<(Creds, Op)>) -> Result<(), String> {
         self.fixture().clock.advance(1_000_000);
         self.model.now += 1_000_000;

@@ -25,12 +25,12 @@ pub(crate) enum Direction {
 
 /// The turns of one direction.
 #[derive(Debug)]
-struct Lane {
+struct DirectionLimit {
     turns: Semaphore,
     bandwidth: Option<Mutex<Bandwidth>>,
 }
 
-impl Lane {
+impl DirectionLimit {
     fn new(turns: usize, bytes_per_second: Option<NonZeroU64>) -> Self {
         let bandwidth = bytes_per_second.map(|limit| Mutex::new(Bandwidth::new(limit, Instant::now())));
         Self { turns: Semaphore::new(turns), bandwidth }
@@ -39,9 +39,9 @@ impl Lane {
 
 /// All turns of a store.
 #[derive(Debug)]
-pub(crate) struct Gate {
-    up: Lane,
-    down: Lane,
+pub(crate) struct RateLimiter {
+    up: DirectionLimit,
+    down: DirectionLimit,
     answers: AtomicU64,
     patience: Duration,
 }
@@ -50,12 +50,12 @@ pub(crate) struct Gate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoTurn;
 
-impl Gate {
+impl RateLimiter {
     /// A gate with these limits.
     pub(crate) fn new(limits: &S3Limits) -> Self {
         Self {
-            up: Lane::new(limits.max_uploads, limits.upload_bytes_per_second),
-            down: Lane::new(limits.max_downloads, limits.download_bytes_per_second),
+            up: DirectionLimit::new(limits.max_uploads, limits.upload_bytes_per_second),
+            down: DirectionLimit::new(limits.max_downloads, limits.download_bytes_per_second),
             answers: AtomicU64::new(0),
             patience: limits.deadline,
         }
@@ -68,10 +68,10 @@ impl Gate {
 
     /// Waits for a turn.
     pub(crate) async fn turn(&self, direction: Direction) -> Result<SemaphorePermit<'_>, NoTurn> {
-        let lane = self.lane(direction);
+        let limit = self.limit(direction);
         loop {
             let seen = self.answers.load(Ordering::Relaxed);
-            match tokio::time::timeout(self.patience, lane.turns.acquire()).await {
+            match tokio::time::timeout(self.patience, limit.turns.acquire()).await {
                 Ok(Ok(turn)) => return Ok(turn),
                 // Nobody closes the semaphore.
                 Ok(Err(_)) => return Err(NoTurn),
@@ -83,13 +83,13 @@ impl Gate {
 
     /// Waits until so many bytes may pass.
     pub(crate) async fn pass(&self, direction: Direction, bytes: u64) {
-        if let Some(bandwidth) = &self.lane(direction).bandwidth {
+        if let Some(bandwidth) = &self.limit(direction).bandwidth {
             let wait = bandwidth.lock().book(bytes, Instant::now());
             tokio::time::sleep(wait).await;
         }
     }
 
-    fn lane(&self, direction: Direction) -> &Lane {
+    fn limit(&self, direction: Direction) -> &DirectionLimit {
         match direction {
             Direction::Up => &self.up,
             Direction::Down => &self.down,
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn turns_are_bounded_and_directions_apart() {
         let limits = S3Limits { max_uploads: 2, deadline: Duration::from_millis(30), ..S3Limits::default() };
-        let gate = Gate::new(&limits);
+        let gate = RateLimiter::new(&limits);
         runtime().block_on(async {
             let first = gate.turn(Direction::Up).await.unwrap();
             let _second = gate.turn(Direction::Up).await.unwrap();
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn turn_deadline_while_the_store_answers() {
         let limits = S3Limits { max_uploads: 1, deadline: Duration::from_millis(400), ..S3Limits::default() };
-        let gate = Gate::new(&limits);
+        let gate = RateLimiter::new(&limits);
         runtime().block_on(async {
             let held = gate.turn(Direction::Up).await.unwrap();
             let others = async {
