@@ -19,8 +19,8 @@ use kestrel_cluster::known::{Known, peer_of};
 use kestrel_cluster::{Prepared, decode_decision, decode_prepared, encode_decision};
 use kestrel_engine::embedded::EmbeddedEngine;
 use kestrel_engine::{Engine, EngineError, Mutation};
-use kestrel_meta::cluster::{MEMBER_SHARES, NodeTable};
 use kestrel_meta::locks::TxnId;
+use kestrel_meta::owners::{MEMBER_SHARES, MapView};
 use kestrel_meta::tokens;
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::clock::Nanos;
@@ -28,7 +28,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::FIRST_INODE;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
-    COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement, maker_of_id, maker_of_object,
+    COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, maker_of_id, maker_of_object,
 };
 use kestrel_types::token::TokenRecord;
 
@@ -47,7 +47,7 @@ const FINDINGS_MAX: usize = 100_000;
 
 /// What is known of one node.
 struct Node {
-    table: NodeTable,
+    table: MapView,
     /// Volume-wide records, by name.
     records: BTreeMap<Box<[u8]>, Box<[u8]>>,
     /// Highest counter seen in an inode number that it made up, and in an object's.
@@ -68,7 +68,7 @@ struct Node {
 /// If rows cannot be read, or the copy cannot be written.
 pub fn gather(
     nodes: &Nodes<'_>,
-    placement: &Placement,
+    placement: &PlacementMap,
     (scratch, reserve_bytes): (&Path, u64),
     progress: &mut dyn FnMut(u64),
 ) -> Result<Gathered, CutError> {
@@ -128,12 +128,12 @@ impl Gathering {
     ///
     /// # Errors
     /// If it cannot be made, or the table makes no cluster.
-    pub fn new(parent: &Path, reserve_bytes: u64, placement: &Placement) -> Result<Self, CutError> {
+    pub fn new(parent: &Path, reserve_bytes: u64, placement: &PlacementMap) -> Result<Self, CutError> {
         let (rows, scratch) = empty(parent, reserve_bytes)?;
         let copy = |why: &dyn Display| CutError::Copy(parent.into(), why.to_string());
         let mut nodes = BTreeMap::new();
         for member in placement.map.members() {
-            let table = NodeTable::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
+            let table = MapView::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
             let node = Node {
                 table,
                 records: BTreeMap::new(),
@@ -264,7 +264,7 @@ impl Gathering {
 /// over.
 fn unchanged(id: NodeId, node: &Node) -> Result<(), String> {
     let Some(row) = node.records.get(TABLE.as_bytes()) else { return Ok(()) };
-    match Placement::decode(row) {
+    match PlacementMap::decode(row) {
         Ok(table) if table.version <= node.table.placement.version => Ok(()),
         Ok(_) => Err(format!("node {id}: the table of placement has changed meanwhile; repeat it")),
         Err(why) => Err(format!("node {id}: record \"{TABLE}\": {why}")),

@@ -15,12 +15,12 @@ use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::RootAttr;
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placement};
+use kestrel_types::placement::{self, Exceptions, NodeId, PlacementMap, SlotMap};
 
-fn placement() -> Placement {
+fn placement() -> PlacementMap {
     let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
-    let map = ClusterMap::even(vec![member(1), member(2), member(3)]).unwrap();
-    Placement::new(map, ExceptionTable::default())
+    let map = SlotMap::even(vec![member(1), member(2), member(3)]).unwrap();
+    PlacementMap::new(map, Exceptions::default())
 }
 
 /// The nodes of a new volume.
@@ -71,7 +71,7 @@ fn a_table_that_changes_meanwhile_makes_no_whole() {
     for (newer, whole) in [(false, true), (true, false)] {
         let version = 1 + u64::from(newer);
         let table =
-            put(Table::System, 0, TABLE.as_bytes(), Placement { version, ..placement() }.encode().into());
+            put(Table::System, 0, TABLE.as_bytes(), PlacementMap { version, ..placement() }.encode().into());
         nodes[1].1.commit(BatchKind::Growing, vec![table]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut gathering = Gathering::new(dir.path(), 0, &placement()).unwrap();

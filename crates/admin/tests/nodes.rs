@@ -29,15 +29,15 @@ use kestrel_meta::node::RootAttr;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
-    self, ClusterMap, ExceptionTable, NodeId, Placement, id_in, maker_of_id, object_in,
+    self, Exceptions, NodeId, PlacementMap, SlotMap, id_in, maker_of_id, object_in,
 };
 use serde_json::json;
 use tempfile::TempDir;
 
-fn placement(nodes: u32) -> Placement {
+fn placement(nodes: u32) -> PlacementMap {
     let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
-    let map = ClusterMap::even((1..=nodes).map(member).collect()).unwrap();
-    Placement::new(map, ExceptionTable::default())
+    let map = SlotMap::even((1..=nodes).map(member).collect()).unwrap();
+    PlacementMap::new(map, Exceptions::default())
 }
 
 type Cluster = BTreeMap<NodeId, MemoryEngine>;

@@ -28,7 +28,7 @@ use kestrel_types::extent::Extent;
 use kestrel_types::ids::{Position, ROOT};
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{NodeId, Placement, object_in};
+use kestrel_types::placement::{NodeId, PlacementMap, object_in};
 
 /// Another node than the one that owns a row.
 fn elsewhere(key: &Key) -> NodeId {
@@ -234,7 +234,7 @@ fn repair_with_open_transactions() {
 #[test]
 fn what_is_in_motion_is_not_repaired() {
     let volume = Volume::new();
-    let newer = Placement { version: 2, ..placement() }.encode();
+    let newer = PlacementMap { version: 2, ..placement() }.encode();
     for (name, value) in [
         (TABLE.as_bytes(), newer.clone()),
         (b"change", newer),

@@ -17,7 +17,7 @@ use kestrel_daemon::failure::Failure;
 use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::serve::CUT_SHORT;
 use kestrel_engine::Engine;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 use crate::args::store::StoreArgs;
@@ -67,7 +67,7 @@ fn named(verb: &'static str, urls: &[&str]) -> Result<BTreeMap<NodeId, Named>, F
 }
 
 /// The newest table that a node at rest knows of.
-fn table_of(verb: &'static str, volume: &Volume, section: &ClusterSection) -> Result<Placement, Failure> {
+fn table_of(verb: &'static str, volume: &Volume, section: &ClusterSection) -> Result<PlacementMap, Failure> {
     let records = ChangeRecords::read(&*volume.engine).map_err(|why| Failure::new(verb, why))?;
     match records.newest() {
         Some(table) => Ok(table.clone()),
@@ -86,7 +86,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(table: &Placement) -> Self {
+    fn of(table: &PlacementMap) -> Self {
         let former = table.former.iter().map(|(node, _)| *node).collect();
         Self { version: table.version, members: table.map.members().to_vec(), former }
     }
@@ -194,8 +194,8 @@ pub fn dirs(
 /// All nodes of a volume, opened here.
 pub struct AtRest {
     verb: &'static str,
-    /// The placement table.
-    pub placement: Placement,
+    /// The placement map.
+    pub placement: PlacementMap,
     /// Each node's part.
     pub parts: BTreeMap<NodeId, Volume>,
 }
@@ -227,7 +227,7 @@ impl AtRest {
             parts.insert(*node, part);
         }
         // The newest of all is the cluster's.
-        let newest = newest(tables, |table: &Placement| table.version);
+        let newest = newest(tables, |table: &PlacementMap| table.version);
         let placement = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
         let Known { members, former, .. } = Known::of(&placement);
         are_all(verb, &named, &members, &former)?;
@@ -266,7 +266,7 @@ mod tests {
     use kestrel_client::volume::{NewVolume, Token, form, join};
     use kestrel_engine::{BatchKind, Mutation};
     use kestrel_types::key::{Key, Table};
-    use kestrel_types::placement::ClusterMap;
+    use kestrel_types::placement::SlotMap;
 
     use super::*;
 
@@ -282,8 +282,8 @@ mod tests {
         }
         let formed = token.placement().unwrap();
         let owner = |slot| formed.map.owner(slot).id % 2 + 1;
-        let map = ClusterMap::new(formed.map.members().to_vec(), owner).unwrap();
-        let drained = Placement { map, ..formed.clone() };
+        let map = SlotMap::new(formed.map.members().to_vec(), owner).unwrap();
+        let drained = PlacementMap { map, ..formed.clone() };
         let table = drained.with_leaving(3).unwrap().without(3, 1).unwrap();
         for dir in &dirs[..3] {
             let part =

@@ -15,7 +15,7 @@ use common::*;
 use kestrel_admin::rows::{Rows, delete, put};
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_engine::{BatchKind, Mutation};
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_types::entry::Entry;
 use kestrel_types::key::{Key, Table};
 
@@ -41,7 +41,7 @@ fn source(place: &Place) -> String {
 
 /// Changes rows in the directories of the nodes: gets all rows, makes changes of them, each for one
 /// node.
-fn tamper(dirs: &[String], change: impl Fn(&NodeTable, &[(u32, Key, Box<[u8]>)]) -> Vec<(u32, Mutation)>) {
+fn tamper(dirs: &[String], change: impl Fn(&MapView, &[(u32, Key, Box<[u8]>)]) -> Vec<(u32, Mutation)>) {
     let open = |dir: &String| Volume::open_part(Path::new(dir), "test", &Resources::default()).unwrap();
     let parts: Vec<Volume> = dirs.iter().map(open).collect();
     let mut rows = Vec::new();
@@ -54,7 +54,7 @@ fn tamper(dirs: &[String], change: impl Fn(&NodeTable, &[(u32, Key, Box<[u8]>)])
         }
     }
     let section = parts[0].descriptor.cluster.clone().unwrap();
-    let table = NodeTable::new(1, section.placement().unwrap()).unwrap();
+    let table = MapView::new(1, section.placement().unwrap()).unwrap();
     for (node, row) in change(&table, &rows) {
         let engine = &parts[node as usize - 1].engine;
         engine.commit(BatchKind::Growing, vec![row]).unwrap();

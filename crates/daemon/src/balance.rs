@@ -13,7 +13,7 @@ use kestrel_cluster::change::Phase;
 use kestrel_cluster::host::MemberHost;
 use kestrel_engine::Engine;
 use kestrel_types::error::FsResult;
-use kestrel_types::placement::{NodeId, Placement, Rule};
+use kestrel_types::placement::{NodeId, PlacementMap, Rule};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -255,7 +255,7 @@ impl Looker {
         }
     }
 
-    fn change(&self, next: Placement) -> Result<FsResult<()>, Ends> {
+    fn change(&self, next: PlacementMap) -> Result<FsResult<()>, Ends> {
         let (tell, told) = mpsc::channel();
         self.host.change(
             next,
@@ -289,7 +289,7 @@ fn shortened(names: &[String]) -> String {
 }
 
 /// What becomes of a name.
-pub fn rule(change: &Change, next: &Placement) -> String {
+pub fn rule(change: &Change, next: &PlacementMap) -> String {
     match change.to {
         None => "placed by its hash again".into(),
         Some(Rule::PathWalk) => "spread by directory".into(),
@@ -298,7 +298,7 @@ pub fn rule(change: &Change, next: &Placement) -> String {
 }
 
 /// The same with the name, for people.
-pub fn tell(change: &Change, next: &Placement) -> String {
+pub fn tell(change: &Change, next: &PlacementMap) -> String {
     let name = String::from_utf8_lossy(change.name.as_bytes()).into_owned();
     format!("{name:?} with {} entries: {}", count(change.entries), rule(change, next))
 }

@@ -14,7 +14,7 @@ use kestrel_balancer::frequent::{Frequent, NAMES_MAX};
 use kestrel_balancer::report::{Report, names_wanted};
 use kestrel_cluster::host::MemberHost;
 use kestrel_engine::Engine;
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use parking_lot::{Condvar, Mutex};
@@ -37,7 +37,7 @@ const FRESH: Duration = Duration::from_secs(5);
 /// # Errors
 /// The engine's, in words. `Ok(None)`: it was not to go on.
 pub fn count(
-    (me, table): (NodeId, &NodeTable),
+    (me, table): (NodeId, &MapView),
     engine: &dyn Engine,
     go_on: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<Report>, String> {

@@ -149,7 +149,7 @@ impl Admin for Questions {
             && asked["verb"] == "whereabouts"
             && let (Some(host), None) = (serving.fs.member(), asker.ended())
         {
-            let answer = super::table::whereabouts(host, &asked).to_string();
+            let answer = super::map::whereabouts(host, &asked).to_string();
             return asker.answer(Ok(answer.into_bytes().into()));
         }
         // Each thread holds one reference, and so does this.

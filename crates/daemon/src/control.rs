@@ -79,7 +79,7 @@ impl Attendant for Serving {
         self.facts.figures(&mut |name, value| snapshot.add(name, value));
         self.keeper.figures(&mut |name, value| snapshot.add(name, value));
         self.collector.figures(&mut |name, value| snapshot.add(name, value));
-        super::table::metrics(self, &mut |name, value| snapshot.add(name, value));
+        super::map::metrics(self, &mut |name, value| snapshot.add(name, value));
         snapshot
     }
 

@@ -9,7 +9,7 @@
 //! | [`serve`], [`process`], [`background`], [`limits`], [`memory`], [`signals`], [`logger`] | start and end of the process, its memory and its log |
 //! | [`control`], [`remote`], [`part`], [`attendant`], [`ask`], [`feed`], [`clients`], [`tokens`] | questions and answers; `ask` is the asking side |
 //! | [`metrics`], [`http`], [`facts`] | metrics, and Prometheus' way to them |
-//! | [`successor`], [`holder`], [`role`], [`node`], [`table`] | a node of a cluster: failover, changes of the placement |
+//! | [`successor`], [`holder`], [`role`], [`node`], [`map`] | a node of a cluster: failover, changes of the placement |
 //! | [`balance`], [`census`] | balancing of the nodes |
 //! | [`keeper`], [`collector`], [`worker`] | backups and collections in the background |
 //! | [`jobs`], [`nodes`] | work of verbs, on one volume or over the nodes that share it |
@@ -33,6 +33,7 @@ pub mod jobs;
 pub mod keeper;
 pub mod limits;
 pub mod logger;
+pub mod map;
 pub mod memory;
 pub mod metrics;
 pub mod node;
@@ -45,7 +46,6 @@ pub mod runtime;
 pub mod serve;
 pub mod signals;
 pub mod successor;
-pub mod table;
 pub mod tls;
 pub mod tokens;
 pub mod units;

@@ -8,7 +8,7 @@ use kestrel_client::volume::Volume;
 use kestrel_cluster::host::MemberHost;
 use kestrel_server::peers::{Identity, Peers};
 use kestrel_server::server::Server;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::wire::PeerSecret;
 use serde_json::{Value, json};
 
@@ -28,7 +28,7 @@ pub struct NodeOfCluster {
     /// What came of that.
     pub balancing: Arc<Balancing>,
     /// The table that it was formed with.
-    formed: Placement,
+    formed: PlacementMap,
     /// It was formed for a cluster that does not have it yet.
     joins: bool,
     /// The node on whose machine it is served, and since when, if that is not its own.
@@ -106,7 +106,7 @@ impl NodeOfCluster {
     }
 
     /// What a status tells of the connections to members.
-    pub fn peers(&self, placement: &Placement) -> Value {
+    pub fn peers(&self, placement: &PlacementMap) -> Value {
         let link = |(node, figures): (NodeId, kestrel_rpc::peer::PeerFigures)| {
             json!({
                 "node": node,

@@ -12,7 +12,7 @@ use kestrel_admin::info::{InfoError, TreeSums};
 use kestrel_client::remote::{Alone, MOVED_OUT, NodeLink, Panel, RemoteMetadata};
 use kestrel_engine::EngineError;
 use kestrel_types::ids::InodeId;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 /// How long a node may take for an answer.
@@ -35,8 +35,8 @@ pub trait Asked: Send + Sync {
 
 /// The nodes of a volume that several share.
 pub trait Nodes: Asked {
-    /// The placement table.
-    fn placement(&self) -> &Placement;
+    /// The placement map.
+    fn placement(&self) -> &PlacementMap;
 }
 
 impl Asked for Alone {
@@ -50,12 +50,12 @@ impl Asked for Alone {
     }
 }
 
-fn members_of(placement: &Placement) -> Vec<NodeId> {
+fn members_of(placement: &PlacementMap) -> Vec<NodeId> {
     placement.map.members().iter().map(|member| member.id).collect()
 }
 
 impl Nodes for Panel {
-    fn placement(&self) -> &Placement {
+    fn placement(&self) -> &PlacementMap {
         &self.placement
     }
 }
@@ -72,20 +72,20 @@ impl Asked for Panel {
 
 /// The nodes that a mount is connected to.
 pub struct OfMount {
-    placement: Placement,
+    placement: PlacementMap,
     links: Vec<Arc<NodeLink>>,
 }
 
 impl OfMount {
     /// None if the volume has one node.
     pub fn new(metadata: &RemoteMetadata) -> Option<Self> {
-        let placement = Placement::clone(&*metadata.placement()?);
+        let placement = PlacementMap::clone(&*metadata.placement()?);
         Some(Self { placement, links: metadata.members() })
     }
 }
 
 impl Nodes for OfMount {
-    fn placement(&self) -> &Placement {
+    fn placement(&self) -> &PlacementMap {
         &self.placement
     }
 }

@@ -61,7 +61,7 @@ fn answer_now(
         Some("stats") => Ok(to_json(&serving.snapshot())),
         Some("rows") => rows::page(&*serving.engine, question),
         Some("table" | "whereabouts" | "entries" | "change" | "expect" | "forget") => {
-            super::table::answer(serving, question, tell)
+            super::map::answer(serving, question, tell)
         }
         Some("unheard" | "stand-in") => super::successor::answer(serving, question),
         Some("sums") => rows::sums(&*serving.engine, question),
@@ -93,7 +93,7 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
     let mut out = describe_part(&serving.dir, &serving.descriptor, section, &*serving.engine)
         .map_err(|why| why.to_string())?;
     serving.describe_process(&mut out);
-    super::table::describe(serving, &mut out);
+    super::map::describe(serving, &mut out);
     let placement = serving.fs.member().map(|host| host.placement());
     out["peers"] =
         serving.node.as_ref().zip(placement).map(|(node, placement)| node.peers(&placement)).into();

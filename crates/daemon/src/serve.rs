@@ -24,7 +24,7 @@ use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use kestrel_types::placement::NodeId;
-use kestrel_types::placement::map::ADDRESS_MAX;
+use kestrel_types::placement::slot_map::ADDRESS_MAX;
 use kestrel_types::security::is_loopback;
 
 use crate::ask::{ask, locate};

@@ -19,7 +19,7 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::volume::{has_left, holder_of, stand_in};
 use kestrel_cluster::host::MemberHost;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -233,7 +233,7 @@ impl Succession {
         self.standing.lock().retain(|_, standing| standing.pid != pid);
     }
 
-    fn placement(&self) -> Result<Placement, String> {
+    fn placement(&self) -> Result<PlacementMap, String> {
         self.host.upgrade().map(|host| host.placement()).ok_or("the node is shutting down".into())
     }
 
@@ -271,7 +271,7 @@ impl Succession {
             url.addresses.retain(|address| near.contains(&&**address));
         }
         let who = super::who("a node that watches others");
-        let wanted = |_: &Placement, other| live.contains(&other);
+        let wanted = |_: &PlacementMap, other| live.contains(&other);
         let Ok(Some(panel)) = Panel::connect_to(&url.to_string(), &who, wanted) else { return false };
         live.iter().all(|other| {
             let answer = panel.ask(*other, &json!({ "verb": "unheard" }), ANSWER).unwrap_or_default();

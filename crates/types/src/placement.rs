@@ -5,7 +5,7 @@
 //! 1. its *slot*, one of [`SLOTS`]: the hash of the name alone, so that a client finds it without
 //!    knowing the directory; unless the [`exceptions`] name another slot, or say that for this name
 //!    the directory counts as well;
-//! 2. the *node* that the [`map`] gives the slot to;
+//! 2. the *node* that the [`slot_map`] gives the slot to;
 //! 3. within the node the worker, by a hash of directory and name that is independent of the slot.
 //!
 //! The hashes decide where rows are kept on disk, so they are written down here and pinned by test
@@ -13,12 +13,12 @@
 //! names that meet in one slot makes one node fuller, which the balancing evens out.
 
 pub mod exceptions;
-pub mod map;
-mod table;
+mod map;
+pub mod slot_map;
 
-pub use exceptions::{ExceptionTable, Rule};
-pub use map::{ClusterMap, Member, NodeId};
-pub use table::{Owner, PLACEMENT_BYTES_MAX, Placement, PlacementError};
+pub use exceptions::{Exceptions, Rule};
+pub use map::{Owner, PLACEMENT_BYTES_MAX, PlacementError, PlacementMap};
+pub use slot_map::{Member, NodeId, SlotMap};
 
 use crate::ids::{InodeId, ObjectId};
 

@@ -635,7 +635,7 @@ pub enum Outcome {
         target: Box<[u8]>,
     },
     /// Another node leads the request. Nothing changed, and nothing will: the client looks at a
-    /// newer table of placement, or waits until this node has one, and asks the node that leads it
+    /// newer placement map, or waits until this node has one, and asks the node that leads it
     /// by that table, as a new request.
     Misdirected {
         /// Version of the table by which this node says so.

@@ -19,13 +19,13 @@ use std::path::Path;
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_cluster::change::records::ChangeRecords;
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_meta::tokens;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{NodeId, Placement, WORKERS_MAX, maker_of_object};
+use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_object};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use super::load::{Header, load};
@@ -61,7 +61,7 @@ pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
 pub fn load_into(
     input: impl BufRead,
     nodes: &Nodes<'_>,
-    placement: &Placement,
+    placement: &PlacementMap,
     scratch: (&Path, u64),
     progress: &mut dyn FnMut(u64),
 ) -> Result<(Header, Counts), DumpError> {
@@ -125,14 +125,14 @@ fn raise(engine: &dyn Engine, name: &[u8], least: u64) -> Result<(), EngineError
 
 struct Spread<'a> {
     nodes: &'a Nodes<'a>,
-    /// The placement table, as any of them knows it.
-    table: NodeTable,
+    /// The placement map, as any of them knows it.
+    table: MapView,
     members: Vec<NodeId>,
     batches: BTreeMap<NodeId, Vec<Mutation>>,
 }
 
 impl<'a> Spread<'a> {
-    fn new(nodes: &'a Nodes<'a>, placement: &Placement) -> Result<Self, DumpError> {
+    fn new(nodes: &'a Nodes<'a>, placement: &PlacementMap) -> Result<Self, DumpError> {
         let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
         let refused = |why: &str| DumpError::Mismatch(why.to_string());
         if !members.iter().eq(nodes.keys()) {
@@ -140,7 +140,7 @@ impl<'a> Spread<'a> {
         }
         let first = placement.serving().next().map(|member| member.id);
         let first = first.ok_or_else(|| refused("the volume has no nodes"))?;
-        let table = NodeTable::new(first, placement.clone()).map_err(|why| refused(&why.reason))?;
+        let table = MapView::new(first, placement.clone()).map_err(|why| refused(&why.reason))?;
         Ok(Self { nodes, table, members, batches: BTreeMap::new() })
     }
 

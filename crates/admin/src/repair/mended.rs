@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_cluster::{Prepared, decode_prepared};
 use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation};
-use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::locks::TxnId;
+use kestrel_meta::owners::MapView;
 use kestrel_meta::txn::{RECORDS_ID, TxnKey};
 use kestrel_types::ids::{FIRST_INODE, InodeId, Position};
 use kestrel_types::key::{Key, Table};
@@ -29,7 +29,7 @@ use crate::rows::{CLOCK, INODES, Rows, USAGE, decode_ceiling, delete, encode_cei
 pub struct Mended<'a> {
     whole: &'a dyn Engine,
     nodes: &'a Nodes<'a>,
-    table: NodeTable,
+    table: MapView,
     begun: AtomicBool,
 }
 
@@ -39,12 +39,12 @@ fn refused(why: impl Into<String>) -> EngineError {
 
 impl<'a> Mended<'a> {
     /// The rows of all nodes, put together in `whole`, and the nodes.
-    pub fn new(whole: &'a dyn Engine, nodes: &'a Nodes<'a>, table: NodeTable) -> Self {
+    pub fn new(whole: &'a dyn Engine, nodes: &'a Nodes<'a>, table: MapView) -> Self {
         Self { whole, nodes, table, begun: AtomicBool::new(false) }
     }
 
-    /// The placement table.
-    pub fn table(&self) -> &NodeTable {
+    /// The placement map.
+    pub fn table(&self) -> &MapView {
         &self.table
     }
 

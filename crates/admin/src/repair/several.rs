@@ -14,10 +14,10 @@ use std::path::Path;
 
 use kestrel_cluster::change::records::{ChangeRecords, Strangers};
 use kestrel_engine::{BatchKind, Engine};
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_types::clock::Nanos;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{Placement, WORKERS_MAX};
+use kestrel_types::placement::{PlacementMap, WORKERS_MAX};
 
 use super::mended::Mended;
 use super::strays::Strays;
@@ -36,8 +36,8 @@ const GATHERINGS_MAX: u32 = 100;
 pub struct Several<'a> {
     /// The rows of all nodes, none of which is in use.
     pub nodes: &'a Nodes<'a>,
-    /// The placement table.
-    pub placement: &'a Placement,
+    /// The placement map.
+    pub placement: &'a PlacementMap,
     /// Where a copy of the metadata may be made that goes away.
     pub scratch: &'a Path,
     /// Bytes that stay free there.
@@ -48,7 +48,7 @@ pub struct Several<'a> {
 /// Returns the totals of the last check and the number of repairs.
 ///
 /// # Errors
-/// As for [`super::repair`]; if the table of placement is being changed, a dump was loaded in part,
+/// As for [`super::repair`]; if the placement map is being changed, a dump was loaded in part,
 /// or a node's rows are an old copy.
 pub fn repair(
     volume: &Several<'_>,
@@ -74,7 +74,7 @@ pub fn repair(
                  load a dump, the last one of the volume or one of these directories, into new nodes"
             )));
         }
-        let table = NodeTable::new(first, volume.placement.clone());
+        let table = MapView::new(first, volume.placement.clone());
         let table = table.map_err(|why| RepairError::Refused(why.reason.to_string()))?;
         let mended = Mended::new(whole.engine(), volume.nodes, table);
         let mut kept = Vec::new();

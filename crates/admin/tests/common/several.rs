@@ -12,13 +12,13 @@ use kestrel_blockstore::store::MemoryStore;
 use kestrel_cluster::Member;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::node::RootAttr;
+use kestrel_meta::owners::MapView;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Data;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placement};
+use kestrel_types::placement::{self, Exceptions, NodeId, PlacementMap, SlotMap};
 
 use super::{NOW, Volume};
 
@@ -29,15 +29,15 @@ pub struct Several<'a> {
     pub store: &'a MemoryStore,
 }
 
-pub fn placement() -> Placement {
+pub fn placement() -> PlacementMap {
     let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
-    let map = ClusterMap::even((1..=NODES).map(member).collect()).unwrap();
-    Placement::new(map, ExceptionTable::default())
+    let map = SlotMap::even((1..=NODES).map(member).collect()).unwrap();
+    PlacementMap::new(map, Exceptions::default())
 }
 
-/// The placement table.
-pub fn table() -> NodeTable {
-    NodeTable::new(1, placement()).unwrap()
+/// The placement map.
+pub fn table() -> MapView {
+    MapView::new(1, placement()).unwrap()
 }
 
 /// A file, by its path: what is in it.

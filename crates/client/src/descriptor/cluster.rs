@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement, WORKERS_MAX};
+use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, WORKERS_MAX};
 use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER, authority_of};
@@ -29,7 +29,7 @@ const WORKERS: u32 = 8;
 pub struct ClusterSection {
     /// Its number.
     pub node: NodeId,
-    /// The placement table, hexadecimal.
+    /// The placement map, hexadecimal.
     pub(crate) placement: String,
     /// By what the nodes know each other, hexadecimal. A process that knows it can speak as a node
     /// of the cluster.
@@ -80,7 +80,7 @@ impl ClusterSection {
     ///
     /// # Errors
     /// If the system has no randomness.
-    pub fn new(node: NodeId, placement: &Placement) -> Result<Self, VolumeError> {
+    pub fn new(node: NodeId, placement: &PlacementMap) -> Result<Self, VolumeError> {
         Ok(Self {
             node,
             placement: to_hex(&placement.encode()),
@@ -108,7 +108,7 @@ impl ClusterSection {
 
     /// Of a node that is to join a cluster with this table, which the table names, and to count
     /// from there on.
-    pub(crate) fn joining(self, node: NodeId, placement: &Placement, counters: [u64; 2]) -> Self {
+    pub(crate) fn joining(self, node: NodeId, placement: &PlacementMap, counters: [u64; 2]) -> Self {
         let placement = to_hex(&placement.encode());
         Self { node, placement, birth: None, joining: true, counters: Some(counters), ..self }
     }
@@ -133,14 +133,14 @@ impl ClusterSection {
         })
     }
 
-    /// The placement table.
+    /// The placement map.
     ///
     /// # Errors
     /// If the table is damaged, or a newer version of KestrelFS wrote it.
-    pub fn placement(&self) -> Result<Placement, VolumeError> {
+    pub fn placement(&self) -> Result<PlacementMap, VolumeError> {
         let bytes = from_hex(&self.placement)
             .ok_or_else(|| VolumeError::Invalid("the placement table is not hexadecimal".into()))?;
-        Placement::decode(&bytes).map_err(|why| VolumeError::Invalid(why.to_string()))
+        PlacementMap::decode(&bytes).map_err(|why| VolumeError::Invalid(why.to_string()))
     }
 
     /// URL of the volume, with what tells its nodes from others if they are on other machines.
@@ -160,7 +160,7 @@ impl ClusterSection {
         Ok(RemoteUrl { ca: Some(Ca::Fingerprint(fingerprint)), ..url }.to_string())
     }
 
-    /// The placement table as an offer to clients carries it.
+    /// The placement map as an offer to clients carries it.
     pub fn placement_hex(&self) -> &str {
         &self.placement
     }
@@ -289,12 +289,12 @@ mod tests {
     use super::super::tests::settings;
     use super::super::{COPY_NAME, FILE_NAME, RowsAt, Settings};
     use super::*;
-    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+    use kestrel_types::placement::{Exceptions, Member, SlotMap};
 
-    fn placement() -> Placement {
+    fn placement() -> PlacementMap {
         let member = |id| Member { id, address: format!("node-{id}:9440") };
-        let map = ClusterMap::even(vec![member(1), member(2), member(3)]).unwrap();
-        Placement::new(map, ExceptionTable::default())
+        let map = SlotMap::even(vec![member(1), member(2), member(3)]).unwrap();
+        PlacementMap::new(map, Exceptions::default())
     }
 
     fn of_node(node: NodeId) -> Result<Descriptor, VolumeError> {

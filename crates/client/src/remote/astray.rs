@@ -1,4 +1,4 @@
-//! What was asked of a node that does not lead it: the placement table has changed, or is about to.
+//! What was asked of a node that does not lead it: the placement map has changed, or is about to.
 //!
 //! A node that says so has done nothing, and its answer is the last one to that call: it is asked
 //! anew, with a new number, of the node that leads it by a newer table. One thread per volume, the
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use kestrel_rpc::client::{Remote, ask_for_others};
 use kestrel_rpc::session::CallId;
 use kestrel_types::error::FsError;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::request::Request;
 use kestrel_types::wire::{LockReply, LockRequest};
 use parking_lot::{Condvar, Mutex};
@@ -318,7 +318,7 @@ impl Shared {
         let known = self.nodes.known();
         let mut links: Vec<_> = known.links.iter().filter(|link| link.remote.is_up()).collect();
         links.sort_by_key(|link| link.node != from);
-        let mut best: Option<Placement> = None;
+        let mut best: Option<PlacementMap> = None;
         for link in links {
             match table_of(&link.remote) {
                 Ok(table) if best.as_ref().is_none_or(|best| best.version < table.version) => {
@@ -348,7 +348,7 @@ impl Shared {
 }
 
 /// The table of a node: in parts, since an answer has a bound.
-pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
+pub(super) fn table_of(remote: &Remote) -> Result<PlacementMap, String> {
     table_in_parts(|question| {
         remote.admin(question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())
     })
@@ -359,7 +359,7 @@ pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
 /// # Errors
 /// What the node said, or that the table was another one, or its nodes elsewhere, before all of it
 /// was there.
-pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> Result<Placement, String> {
+pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> Result<PlacementMap, String> {
     let mut bytes: Vec<u8> = Vec::new();
     let mut first = None;
     for _ in 0..PARTS_MAX {
@@ -371,7 +371,7 @@ pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> R
         }
         bytes.extend_from_slice(&part);
         if answer["bytes"].as_u64() == Some(bytes.len() as u64) {
-            return Placement::decode(&bytes).map_err(|why| why.to_string());
+            return PlacementMap::decode(&bytes).map_err(|why| why.to_string());
         }
     }
     Err("it is too long".into())
@@ -379,7 +379,7 @@ pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> R
 
 #[cfg(test)]
 mod tests {
-    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+    use kestrel_types::placement::{Exceptions, Member, SlotMap};
 
     use super::*;
     use crate::hex::to_hex;
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn parts_of_a_table_are_of_one_moment() {
         let members = (1..=3).map(|id| Member { id, address: format!("127.0.0.1:{}", 9440 + id) }).collect();
-        let table = Placement::new(ClusterMap::even(members).unwrap(), ExceptionTable::default());
+        let table = PlacementMap::new(SlotMap::even(members).unwrap(), Exceptions::default());
         let bytes = table.encode();
         let (first, second) = bytes.split_at(bytes.len() / 2);
         let fetch = |of: [Value; 2], then: [Value; 2]| {

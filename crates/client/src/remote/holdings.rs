@@ -11,7 +11,7 @@ use std::time::Duration;
 use kestrel_rpc::client::Holder;
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::name::InodeRef;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use kestrel_types::wire::{
     LockSpan, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, SessionState, Welcome,
 };
@@ -31,8 +31,8 @@ pub struct Holdings {
     volume: OnceLock<String>,
     /// The directory that is the root here, known likewise.
     root: OnceLock<InodeId>,
-    /// The present placement table, if there are several nodes.
-    placement: RwLock<Option<Arc<Placement>>>,
+    /// The present placement map, if there are several nodes.
+    placement: RwLock<Option<Arc<PlacementMap>>>,
     /// Open files.
     pub opens: Opens,
     /// Object numbers.
@@ -42,13 +42,13 @@ pub struct Holdings {
     /// Ends requests that wait and name objects of a lost session.
     objects_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Hears of tables.
-    newer_table: OnceLock<Box<NewerTable>>,
+    newer_table: OnceLock<Box<NewerMap>>,
     /// Hears of connections that are lost.
     node_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A node has a table of this version.
-pub type NewerTable = dyn Fn(NodeId, u64) + Send + Sync;
+pub type NewerMap = dyn Fn(NodeId, u64) + Send + Sync;
 
 impl Holdings {
     /// Of a client that has nothing yet.
@@ -72,20 +72,20 @@ impl Holdings {
         let _ = self.fs.set(Arc::downgrade(fs));
     }
 
-    /// Tells that there are several nodes, and the placement table from now on; first before
+    /// Tells that there are several nodes, and the placement map from now on; first before
     /// anything is held. What is locked does not move.
-    pub fn is_placed_by(&self, placement: Arc<Placement>) {
+    pub fn is_placed_by(&self, placement: Arc<PlacementMap>) {
         self.numbers.avoid(&placement.leaving);
         *self.placement.write() = Some(placement);
     }
 
-    fn placement(&self) -> Option<Arc<Placement>> {
+    fn placement(&self) -> Option<Arc<PlacementMap>> {
         self.placement.read().clone()
     }
 
     /// Has `tell` called when a node mentions a newer table than it did before. Once. `tell` must
     /// not wait.
-    pub fn when_a_table_is_newer(&self, tell: Box<NewerTable>) {
+    pub fn when_a_table_is_newer(&self, tell: Box<NewerMap>) {
         let _ = self.newer_table.set(tell);
     }
 

@@ -14,7 +14,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::op_kind;
-use kestrel_types::placement::Placement;
+use kestrel_types::placement::PlacementMap;
 use kestrel_types::request::{Answer, Done, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use serde_json::Value;
@@ -173,8 +173,8 @@ impl RemoteMetadata {
         self.shared.nodes.known().links.clone()
     }
 
-    /// The present placement table; none in a volume of one node.
-    pub fn placement(&self) -> Option<Arc<Placement>> {
+    /// The present placement map; none in a volume of one node.
+    pub fn placement(&self) -> Option<Arc<PlacementMap>> {
         self.shared.nodes.known().placement.clone()
     }
 

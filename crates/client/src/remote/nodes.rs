@@ -1,7 +1,7 @@
 //! The metadata nodes of a volume: a connection to each, made when the volume is mounted, or when a
 //! newer table names it, and kept.
 //!
-//! Whichever node answers first tells the placement table, which names the others. Each must be the
+//! Whichever node answers first tells the placement map, which names the others. Each must be the
 //! node that the table says, of the same volume; now, and whenever it is connected to again
 //! (`Seat::welcomed`). To each the client is another client, with a number of its own: nodes write
 //! down what became of a client's numbered calls, and no two may take each other's for theirs.
@@ -18,7 +18,7 @@ use std::time::Duration;
 use kestrel_rpc::client::{ConnectError, Remote, RemoteConfig, RemoteStats};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_rpc::token::Token;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use parking_lot::{Mutex, RwLock};
 
 use super::contact::{Waiting, contact};
@@ -92,8 +92,8 @@ pub(super) struct First {
     pub(super) remote: Arc<Remote>,
     /// What the node told of the volume.
     pub offer: Offer,
-    /// The placement table, if there are several nodes.
-    pub placement: Option<Placement>,
+    /// The placement map, if there are several nodes.
+    pub placement: Option<PlacementMap>,
     /// The other nodes are only to be asked something: one that is not there is told of, and not
     /// waited for.
     are_asked: bool,
@@ -116,8 +116,8 @@ pub(super) struct Nodes {
 /// The nodes, by one table.
 #[derive(Clone)]
 pub(super) struct Known {
-    /// The placement table; none in a volume of one node.
-    pub placement: Option<Arc<Placement>>,
+    /// The placement map; none in a volume of one node.
+    pub placement: Option<Arc<PlacementMap>>,
     /// Connections. Never none; in the order of the table's members.
     pub links: Vec<Arc<NodeLink>>,
     /// Which of them was there first; another one if that leaves.
@@ -166,7 +166,7 @@ impl First {
 
     /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order,
     /// and which of them is this one.
-    pub fn others(&self) -> (Option<Placement>, Vec<Connected>, usize) {
+    pub fn others(&self) -> (Option<PlacementMap>, Vec<Connected>, usize) {
         self.those(&|_, _| true)
     }
 
@@ -174,8 +174,8 @@ impl First {
     /// if it is not.
     pub fn those(
         &self,
-        wanted: &dyn Fn(&Placement, NodeId) -> bool,
-    ) -> (Option<Placement>, Vec<Connected>, usize) {
+        wanted: &dyn Fn(&PlacementMap, NodeId) -> bool,
+    ) -> (Option<PlacementMap>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
             return (None, vec![(member, Ok((self.remote.clone(), self.seat.clone())))], 0);
@@ -298,7 +298,7 @@ impl Nodes {
     ///
     /// # Errors
     /// If a thread does not start: the table stays as it was.
-    pub fn adopt(&self, placement: Placement) -> Result<Vec<Arc<NodeLink>>, ConnectError> {
+    pub fn adopt(&self, placement: PlacementMap) -> Result<Vec<Arc<NodeLink>>, ConnectError> {
         let known = self.known();
         if known.version() >= placement.version {
             return Ok(Vec::new());
@@ -357,7 +357,7 @@ impl Nodes {
 }
 
 impl Known {
-    fn new(placement: Option<Arc<Placement>>, links: Vec<Arc<NodeLink>>, first: usize) -> Self {
+    fn new(placement: Option<Arc<PlacementMap>>, links: Vec<Arc<NodeLink>>, first: usize) -> Self {
         let mut known = Self { placement, links, first };
         if known.is_leaving(known.links[first].node) {
             let stays = |link: &Arc<NodeLink>| !known.is_leaving(link.node);

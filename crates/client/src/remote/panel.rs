@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_rpc::client::Remote;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::Value;
 
 use super::RemoteUrl;
@@ -32,8 +32,8 @@ pub struct Alone {
 
 /// Connections to all nodes of a volume that several share.
 pub struct Panel {
-    /// The placement table.
-    pub placement: Placement,
+    /// The placement map.
+    pub placement: PlacementMap,
     url: RemoteUrl,
     offer: Offer,
     links: Vec<(Member, Arc<Remote>)>,
@@ -63,7 +63,7 @@ impl Panel {
     pub fn connect_to(
         url: &str,
         who: &str,
-        wanted: impl Fn(&Placement, NodeId) -> bool,
+        wanted: impl Fn(&PlacementMap, NodeId) -> bool,
     ) -> Result<Option<Self>, VolumeError> {
         Ok(match Self::reach_those(url, who, wanted)? {
             Reached::One(_) => None,
@@ -74,7 +74,7 @@ impl Panel {
     fn reach_those(
         url: &str,
         who: &str,
-        wanted: impl Fn(&Placement, NodeId) -> bool,
+        wanted: impl Fn(&PlacementMap, NodeId) -> bool,
     ) -> Result<Reached, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let first = connect(&url, who, crate::control::QUICK)?;
@@ -129,7 +129,7 @@ impl Panel {
     ///
     /// # Errors
     /// As for [`Panel::ask`].
-    pub fn table_of(&self, node: NodeId) -> Result<Placement, VolumeError> {
+    pub fn table_of(&self, node: NodeId) -> Result<PlacementMap, VolumeError> {
         table_of(self.remote(node)?).map_err(|why| self.failed(node, &why))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | what the request is about | who is asked |
 //! | --- | --- |
-//! | an entry, an inode, what is found by a number | who leads it by the placement table ([`Placement::leader`]) |
+//! | an entry, an inode, what is found by a number | who leads it by the placement map ([`PlacementMap::leader`]) |
 //! | a file that is open ([`Subject::Held`]) | a node that lets this client write it; one where it is open at all; else its home |
 //! | an open that is given back | a node that counts one, those first that do not let it be written ([`super::opens`]) |
 //! | object numbers, figures of the volume, what is to be durable | the node that was there first, or another one if it does not answer |
@@ -31,7 +31,7 @@
 //! a handle is released after everything that came through it has been answered. A background
 //! compaction may lose its file under way; a node serves it all the same (it changes no content).
 //!
-//! [`Placement::leader`]: kestrel_types::placement::Placement::leader
+//! [`PlacementMap::leader`]: kestrel_types::placement::PlacementMap::leader
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::InodeRef;

@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use kestrel_blockstore::store::key::MARKER;
-use kestrel_types::placement::{Placement, PlacementError};
+use kestrel_types::placement::{PlacementError, PlacementMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ pub struct Offer {
     descriptor: Value,
     /// Where its objects are, if that is a directory.
     pub objects: Option<SharedDir>,
-    /// The placement table of its metadata nodes in hexadecimal digits ([`Placement::encode`]), if
+    /// The placement map of its metadata nodes in hexadecimal digits ([`PlacementMap::encode`]), if
     /// they are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
@@ -70,8 +70,8 @@ impl Offer {
         })
     }
 
-    /// The same with another table of placement, of a volume that several nodes share.
-    pub fn placed_by(&self, placement: &Placement) -> Self {
+    /// The same with another placement map, of a volume that several nodes share.
+    pub fn placed_by(&self, placement: &PlacementMap) -> Self {
         Self { placement: Some(to_hex(&placement.encode())), ..self.clone() }
     }
 
@@ -109,7 +109,7 @@ impl Offer {
     ///
     /// # Errors
     /// If the table is damaged, or a newer version of this program wrote it.
-    pub fn placement(&self, server: &str) -> Result<Option<Placement>, VolumeError> {
+    pub fn placement(&self, server: &str) -> Result<Option<PlacementMap>, VolumeError> {
         let Some(digits) = &self.placement else { return Ok(None) };
         let damaged = |why: String| {
             VolumeError::Corrupt(
@@ -119,7 +119,7 @@ impl Offer {
         };
         let bytes =
             from_hex(digits).ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
-        Placement::decode(&bytes).map(Some).map_err(|error| match error {
+        PlacementMap::decode(&bytes).map(Some).map_err(|error| match error {
             PlacementError::Newer(_) => VolumeError::Invalid(format!("{server}: {error}")),
             PlacementError::Damaged(why) => damaged(format!("{why}; use the same version of kestrel")),
         })
@@ -232,7 +232,7 @@ pub(super) fn recognize(objects: &Path, word: Option<&str>) -> Result<(), Volume
 
 #[cfg(test)]
 mod tests {
-    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+    use kestrel_types::placement::{Exceptions, Member, SlotMap};
 
     use super::*;
 
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn placement_map_in_offer() {
         let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
-        let table = Placement::new(ClusterMap::even(members.to_vec()).unwrap(), ExceptionTable::default());
+        let table = PlacementMap::new(SlotMap::even(members.to_vec()).unwrap(), Exceptions::default());
         let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
         let again = |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
         assert_eq!(again(&offer).unwrap(), None);

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use kestrel_types::placement::map::MapError;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, NodeId, Placement};
+use kestrel_types::placement::slot_map::SlotMapError;
+use kestrel_types::placement::{Exceptions, Member, NodeId, PlacementMap, SlotMap};
 
 use super::format::{clear, format_as, make, occupy};
 use super::token::Token;
@@ -31,9 +31,9 @@ pub fn form(
     options: &StoreOptions,
 ) -> Result<Descriptor, VolumeError> {
     let members = (FIRST_NODE..).zip(addresses).map(|(id, address)| Member { id, address: address.clone() });
-    let invalid = |why: MapError| VolumeError::Invalid(why.to_string());
-    let map = ClusterMap::even(members.collect()).map_err(invalid)?;
-    let mut placement = Placement::new(map, ExceptionTable::default());
+    let invalid = |why: SlotMapError| VolumeError::Invalid(why.to_string());
+    let map = SlotMap::even(members.collect()).map_err(invalid)?;
+    let mut placement = PlacementMap::new(map, Exceptions::default());
     if let (Some(address), Some(last)) = (coordinator, placement.map.members().last().map(|last| last.id)) {
         let member = Member { id: last + 1, address: address.into() };
         placement = placement.with_member(member, true).map_err(invalid)?;

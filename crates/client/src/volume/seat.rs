@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use kestrel_cluster::seat::{self, HOLDER_BYTES_MAX, Seat, seat_key};
 use kestrel_engine::Engine;
 use kestrel_types::error::FsError;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 
 use super::{MountedVolume, Volume};
 use crate::descriptor::{ClusterSection, Descriptor, RowsAt};
@@ -143,7 +143,7 @@ const NOT_SHARED: &str = "the metadata of the node lies in its own directory";
 ///
 /// # Errors
 /// If that node's rows cannot be served from here, in words.
-pub fn stand_in(dir: &Path, node: NodeId, placement: Option<&Placement>) -> Result<PathBuf, VolumeError> {
+pub fn stand_in(dir: &Path, node: NodeId, placement: Option<&PlacementMap>) -> Result<PathBuf, VolumeError> {
     let refused = |why: String| VolumeError::Invalid(format!("{}: {why}", dir.display()));
     let descriptor = Descriptor::read(dir)?;
     let Some(section) = descriptor.cluster.clone() else {

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::path::Path;
 
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 
 use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
@@ -51,7 +51,7 @@ impl Token {
     /// If the table cannot take it.
     pub fn joining(
         &self,
-        placement: &Placement,
+        placement: &PlacementMap,
         member: Member,
         idle: bool,
         counters: [u64; 2],
@@ -101,11 +101,11 @@ impl Token {
         &self.descriptor.settings.name
     }
 
-    /// The placement table.
+    /// The placement map.
     ///
     /// # Errors
     /// If the table is damaged.
-    pub fn placement(&self) -> Result<Placement, VolumeError> {
+    pub fn placement(&self) -> Result<PlacementMap, VolumeError> {
         self.section.placement()
     }
 

@@ -21,7 +21,7 @@ use kestrel_server::server::Server;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, NodeId, Placement};
+use kestrel_types::placement::{Exceptions, Member, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Op, Outcome, Subject};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
@@ -50,7 +50,7 @@ pub struct Notes {
     pub strange: Mutex<Vec<InodeId>>,
     /// The table it has, if that is another one than the client was mounted with: what another node
     /// leads by it is refused.
-    pub present: Mutex<Option<Placement>>,
+    pub present: Mutex<Option<PlacementMap>>,
     /// What it refused so.
     pub misdirected: Mutex<u64>,
 }
@@ -82,7 +82,7 @@ pub struct Cluster {
     _dir: TempDir,
     metadata: Arc<Node>,
     pub offer: Offer,
-    pub table: Placement,
+    pub table: PlacementMap,
     pub served: Vec<Served>,
 }
 
@@ -148,8 +148,8 @@ impl Cluster {
             })
             .collect();
         let members = served.iter().map(|served| Member { id: served.node, address: served.address() });
-        let map = ClusterMap::new(members.collect(), |slot| 1 + u32::from(slot) % count).unwrap();
-        let table = Placement::new(map, ExceptionTable::default());
+        let map = SlotMap::new(members.collect(), |slot| 1 + u32::from(slot) % count).unwrap();
+        let table = PlacementMap::new(map, Exceptions::default());
         Self { _dir: dir, metadata, offer, table, served }
     }
 
@@ -220,7 +220,7 @@ impl Cluster {
     }
 
     /// The nodes at these places have this table from now on.
-    pub fn place(&self, table: &Placement, places: impl IntoIterator<Item = usize>) {
+    pub fn place(&self, table: &PlacementMap, places: impl IntoIterator<Item = usize>) {
         places.into_iter().for_each(|at| *self.notes(at).present.lock() = Some(table.clone()));
     }
 
@@ -254,7 +254,7 @@ impl Cluster {
     }
 }
 
-pub fn hex(table: &Placement) -> String {
+pub fn hex(table: &PlacementMap) -> String {
     table.encode().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -284,7 +284,7 @@ struct Recording {
     door: Door,
     notes: Arc<Notes>,
     node: NodeId,
-    table: Option<Placement>,
+    table: Option<PlacementMap>,
 }
 
 struct Visitor {
@@ -292,7 +292,7 @@ struct Visitor {
     outbox: Arc<dyn Outbox>,
     notes: Arc<Notes>,
     node: NodeId,
-    table: Option<Placement>,
+    table: Option<PlacementMap>,
 }
 
 impl Handler for Recording {
@@ -332,7 +332,7 @@ impl Visitor {
             }
             ToServer::Call(call) => match &call.body {
                 Body::Op(request) => {
-                    let leader = |table: &Placement| table.leader(&request.op).map(|member| member.id);
+                    let leader = |table: &PlacementMap| table.leader(&request.op).map(|member| member.id);
                     if let Some(version) = self.leads_not(leader) {
                         let reply = Err(Outcome::Misdirected { table: version });
                         self.answer(call.id, version, Answered::Op(reply));
@@ -341,7 +341,7 @@ impl Visitor {
                     return self.note_op(call.id, &request.op);
                 }
                 Body::Lock(request) => {
-                    let home = |table: &Placement| Some(table.home_of(request.ino()).id);
+                    let home = |table: &PlacementMap| Some(table.home_of(request.ino()).id);
                     if let Some(version) = self.leads_not(home) {
                         let why = FsError::new(LOCK_MISDIRECTED, "another node keeps this");
                         self.answer(call.id, version, Answered::Lock(Err(why)));
@@ -385,7 +385,7 @@ impl Visitor {
     }
 
     /// The version of the node's newer table, if by that another one leads something.
-    fn leads_not(&self, leader: impl FnOnce(&Placement) -> Option<NodeId>) -> Option<u64> {
+    fn leads_not(&self, leader: impl FnOnce(&PlacementMap) -> Option<NodeId>) -> Option<u64> {
         let present = self.notes.present.lock();
         let table = present.as_ref()?;
         let elsewhere = leader(table).is_some_and(|leader| leader != self.node);

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use kestrel_client::remote::ask_each;
-use kestrel_types::placement::{ClusterMap, Member, Placement};
+use kestrel_types::placement::{Member, PlacementMap, SlotMap};
 use serde_json::json;
 
 use crate::client::Client;
@@ -122,8 +122,8 @@ fn addresses_and_tables_that_are_of_no_use_are_told() {
     for address in ["0.0.0.0:9440", "[::]:9440", ":9440"] {
         let here = cluster.served[0].address();
         let members = vec![Member { id: 1, address: here }, Member { id: 2, address: address.into() }];
-        let map = ClusterMap::even(members).unwrap();
-        let table = Placement { map, ..cluster.table.clone() };
+        let map = SlotMap::even(members).unwrap();
+        let table = PlacementMap { map, ..cluster.table.clone() };
         told(&mut cluster, hex(&table), "--node");
     }
     told(&mut cluster, "zz".into(), "hexadecimal");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kestrel_client::fs::{LockWait, LockedRange, wait};
-use kestrel_types::placement::{ClusterMap, Member, NodeId, Placement, Rule};
+use kestrel_types::placement::{Member, NodeId, PlacementMap, Rule, SlotMap};
 use kestrel_types::request::{Op, Outcome};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
@@ -11,19 +11,19 @@ use crate::client::{Client, READ, at, name};
 use crate::cluster::{Cluster, PATIENCE, until};
 
 /// The table after `table`, in which the node `from` owns nothing and `to` what that had.
-fn moved(table: &Placement, from: NodeId, to: NodeId) -> Placement {
+fn moved(table: &PlacementMap, from: NodeId, to: NodeId) -> PlacementMap {
     let owner = |slot| table.map.owner(slot).id;
-    let map = ClusterMap::new(table.map.members().to_vec(), |slot| match owner(slot) {
+    let map = SlotMap::new(table.map.members().to_vec(), |slot| match owner(slot) {
         owner if owner == from => to,
         owner => owner,
     });
-    Placement { version: table.version + 1, map: map.unwrap(), ..table.clone() }
+    PlacementMap { version: table.version + 1, map: map.unwrap(), ..table.clone() }
 }
 
-fn with(table: &Placement, member: Member) -> Placement {
+fn with(table: &PlacementMap, member: Member) -> PlacementMap {
     let members = table.map.members().iter().cloned().chain([member]).collect();
-    let map = ClusterMap::new(members, |slot| table.map.owner(slot).id).unwrap();
-    Placement { version: table.version + 1, map, ..table.clone() }
+    let map = SlotMap::new(members, |slot| table.map.owner(slot).id).unwrap();
+    PlacementMap { version: table.version + 1, map, ..table.clone() }
 }
 
 /// Once the client has fetched the new placement map, requests for rows that moved go to the new
@@ -171,7 +171,7 @@ fn names_with_exceptions_are_followed() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
     let hot = cluster.name_at(0, 0);
-    let mut next = Placement { version: 2, ..cluster.table.clone() };
+    let mut next = PlacementMap { version: 2, ..cluster.table.clone() };
     let slot = (0..).find(|slot| next.map.owner(*slot).id == 3).unwrap();
     next.exceptions.set(name(&hot), Some(Rule::Override(slot))).unwrap();
     cluster.place(&next, 0..3);

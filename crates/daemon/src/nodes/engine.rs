@@ -8,7 +8,7 @@ use kestrel_admin::rows::Row as OwnedRow;
 use kestrel_engine::{
     BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
@@ -19,7 +19,7 @@ use super::rows::Pages;
 /// See the module's header.
 pub struct NodesEngine<'a> {
     nodes: &'a dyn Nodes,
-    table: NodeTable,
+    table: MapView,
 }
 
 fn failed(why: String) -> EngineError {
@@ -34,7 +34,7 @@ impl<'a> NodesEngine<'a> {
     pub fn new(nodes: &'a dyn Nodes) -> Result<Self, String> {
         let placement = nodes.placement().clone();
         let first = placement.map.members().first().map_or(0, |member| member.id);
-        let table = NodeTable::new(first, placement).map_err(|why| why.reason.to_string())?;
+        let table = MapView::new(first, placement).map_err(|why| why.reason.to_string())?;
         Ok(Self { nodes, table })
     }
 

@@ -10,7 +10,7 @@ use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl, table_in_parts};
 use kestrel_client::volume::{Resources, Volume, VolumeLock, holder_of, stand_in};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
 
 use super::{Plan, ServeConfig, fail, listen, reached_at};
@@ -82,7 +82,7 @@ pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Fa
 }
 
 /// The table that the process that serves a directory has, if one does.
-fn present_table(dir: &Path) -> Result<Option<Placement>, Failure> {
+fn present_table(dir: &Path) -> Result<Option<PlacementMap>, Failure> {
     let mut served = true;
     let table = table_in_parts(|question| {
         let answer = ask("serve", dir, question, QUICK).map_err(|why| why.reason().to_string())?;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::disk::{Disk, Side};
 use crate::figures::Figures;
-use crate::object::{Object, REUSED_BIT, Table};
+use crate::object::{Object, ObjectIndex, REUSED_BIT};
 use crate::options::CacheOptions;
 use crate::page::{OBJECT_BYTES_MAX, Owner};
 use crate::span::SpanPolicy;
@@ -19,7 +19,7 @@ pub(crate) struct Core {
     pub store: Arc<dyn BlockStore>,
     pub volume: VolumeId,
     pub disks: Vec<Arc<Disk>>,
-    pub table: Arc<Table>,
+    pub table: Arc<ObjectIndex>,
     pub span: Mutex<SpanPolicy>,
     pub figures: Arc<Figures>,
     pub clock: Arc<dyn Clock>,

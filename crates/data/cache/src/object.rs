@@ -249,13 +249,13 @@ struct Shard {
 
 /// The objects, a bounded number of them (CLOCK), and the bound on open files.
 #[derive(Default)]
-pub(crate) struct Table {
+pub(crate) struct ObjectIndex {
     shards: [Mutex<Shard>; SHARDS],
     /// Objects with an open file, oldest first.
     files: Mutex<VecDeque<Weak<Object>>>,
 }
 
-impl Table {
+impl ObjectIndex {
     fn shard(&self, id: ObjectId) -> &Mutex<Shard> {
         &self.shards[usize::from(kestrel_blockstore::store::key::prefix(id)) % SHARDS]
     }
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded_and_keeps_what_is_in_use() {
-        let table = Table::default();
+        let table = ObjectIndex::default();
         let kept = table.get(1);
         kept.state.lock().end = Some(5);
         for id in 2..3 * OBJECTS_MAX as u64 {
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn open_files_are_bounded() {
-        let table = Table::default();
+        let table = ObjectIndex::default();
         let file = Arc::new(tempfile::tempfile().unwrap());
         let objects: Vec<_> = (1..=2 * FILES_MAX as u64).map(|id| table.get(id)).collect();
         for object in &objects {

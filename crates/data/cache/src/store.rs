@@ -16,7 +16,7 @@ use crate::core::Core;
 use crate::disk::{Disk, keeper};
 use crate::figures::Figures;
 use crate::flight::Fetched;
-use crate::object::Table;
+use crate::object::ObjectIndex;
 use crate::options::{CacheOptions, DIRS_MAX, FREE_SPACE_RATIO_MAX};
 use crate::page;
 use crate::read::{AtEnd, Check};
@@ -67,7 +67,7 @@ impl CachedStore {
             )));
         }
         let figures = Arc::<Figures>::default();
-        let table = Arc::<Table>::default();
+        let table = Arc::<ObjectIndex>::default();
         let mut disks: Vec<Arc<Disk>> = Vec::with_capacity(options.dirs.len());
         for (index, dir) in options.dirs.iter().enumerate() {
             let failed =

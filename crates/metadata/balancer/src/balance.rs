@@ -21,7 +21,7 @@ use std::fmt;
 
 use kestrel_types::name::Name;
 use kestrel_types::placement::exceptions::EXCEPTIONS_MAX;
-use kestrel_types::placement::{ExceptionTable, NodeId, Placement, Rule};
+use kestrel_types::placement::{Exceptions, NodeId, PlacementMap, Rule};
 
 use crate::model::{Lies, Model};
 use crate::report::{Report, names_wanted};
@@ -88,7 +88,7 @@ pub struct Move {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// The exceptions to put in force.
-    pub exceptions: ExceptionTable,
+    pub exceptions: Exceptions,
     /// What differs from those in force.
     pub changes: Vec<Change>,
     /// Most entries that a node should hold.
@@ -138,7 +138,7 @@ impl std::error::Error for BalanceError {}
 ///
 /// # Errors
 /// If a report is missing or contradicts itself.
-pub fn balance(placement: &Placement, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
+pub fn balance(placement: &PlacementMap, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
     plan(placement, reports, goal, even_out)
 }
 
@@ -146,12 +146,12 @@ pub fn balance(placement: &Placement, reports: &[Report], goal: &Goal) -> Result
 ///
 /// # Errors
 /// As [`balance`].
-pub fn unneeded(placement: &Placement, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
+pub fn unneeded(placement: &PlacementMap, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
     plan(placement, reports, goal, |before, _| before.clone())
 }
 
 fn plan(
-    placement: &Placement,
+    placement: &PlacementMap,
     reports: &[Report],
     goal: &Goal,
     add: fn(&Model, u64) -> Model,

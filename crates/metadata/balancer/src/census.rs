@@ -8,7 +8,7 @@ use std::fmt;
 
 use kestrel_types::ids::{FIRST_INODE, InodeId, ROOT};
 use kestrel_types::name::{Name, PATH_MAX};
-use kestrel_types::placement::{Placement, Rule};
+use kestrel_types::placement::{PlacementMap, Rule};
 use rustc_hash::FxHashMap;
 
 use crate::balance::{BalanceError, Goal, balance};
@@ -115,7 +115,7 @@ impl Census {
     }
 
     /// For every name its entries on each member of the map, in the order of the members.
-    fn each<'a>(&'a self, placement: &Placement, mut tell: impl FnMut(&'a Counted, usize, u64)) {
+    fn each<'a>(&'a self, placement: &PlacementMap, mut tell: impl FnMut(&'a Counted, usize, u64)) {
         let mut spread: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
         for (number, counted) in self.names.iter().enumerate() {
             match placement.exceptions.slot_of_name(counted.name.as_bytes()) {
@@ -141,7 +141,7 @@ impl Census {
     }
 
     /// What the nodes that own slots would report if this table were in force.
-    pub fn reports(&self, placement: &Placement) -> Vec<Report> {
+    pub fn reports(&self, placement: &PlacementMap) -> Vec<Report> {
         let members = placement.map.members();
         let wanted = names_wanted(sharing(placement).len());
         let mut names: Vec<Vec<(&Counted, u64)>> = vec![Vec::new(); members.len()];
@@ -168,7 +168,7 @@ impl Census {
     }
 
     /// Entries of the nodes that own slots, in the order of their ids, if this table were in force.
-    pub fn loads(&self, placement: &Placement) -> Vec<u64> {
+    pub fn loads(&self, placement: &PlacementMap) -> Vec<u64> {
         let mut loads = vec![0; placement.map.members().len()];
         self.each(placement, |_, member, entries| loads[member] += entries);
         sharing(placement).into_iter().map(|member| loads[member]).collect()
@@ -180,7 +180,7 @@ impl Census {
     ///
     /// # Errors
     /// As [`balance`].
-    pub fn settle(&self, placement: &mut Placement, goal: &Goal) -> Result<usize, BalanceError> {
+    pub fn settle(&self, placement: &mut PlacementMap, goal: &Goal) -> Result<usize, BalanceError> {
         for round in 1..=ROUNDS_MAX {
             let plan = balance(placement, &self.reports(placement), goal)?;
             if plan.changes.is_empty() {
@@ -193,7 +193,7 @@ impl Census {
     }
 
     /// Exceptions of each kind in force, most frequent name first, with the entries of each.
-    pub fn excepted(&self, placement: &Placement) -> Vec<(NameCount, Rule)> {
+    pub fn excepted(&self, placement: &PlacementMap) -> Vec<(NameCount, Rule)> {
         let mut found: Vec<(NameCount, Rule)> = placement
             .exceptions
             .iter()

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use kestrel_types::name::Name;
-use kestrel_types::placement::{ExceptionTable, NodeId};
+use kestrel_types::placement::{Exceptions, NodeId};
 use rustc_hash::FxHashMap;
 
 use crate::report::{NameCount, Report};
@@ -39,7 +39,7 @@ struct Counter {
 
 impl Frequent {
     /// Nothing is counted. `capacity`, not 0: names counted at a time, [`NAMES_MAX`] as a rule.
-    pub fn new(exceptions: &ExceptionTable, capacity: usize) -> Self {
+    pub fn new(exceptions: &Exceptions, capacity: usize) -> Self {
         Self {
             entries: 0,
             exceptions: exceptions.iter().map(|(name, _)| (name.clone(), 0)).collect(),
@@ -119,7 +119,7 @@ mod tests {
         ) {
             // Lower numbers are far more frequent.
             let names: Vec<u32> = names.into_iter().map(|number| number * number / 400).collect();
-            let mut exceptions = ExceptionTable::default();
+            let mut exceptions = Exceptions::default();
             exceptions.set(name(3), Some(Rule::PathWalk)).unwrap();
             let mut frequent = Frequent::new(&exceptions, capacity);
             let mut truth: FxHashMap<Name, u64> = FxHashMap::default();
@@ -147,7 +147,7 @@ mod tests {
     /// With room for all names the counts are exact, and the most frequent names are reported.
     #[test]
     fn exact_counts_with_room_for_all_names() {
-        let mut frequent = Frequent::new(&ExceptionTable::default(), 100);
+        let mut frequent = Frequent::new(&Exceptions::default(), 100);
         for number in 0..50 {
             (0..=number).for_each(|_| frequent.count(name(number).as_bytes()));
         }

@@ -1,4 +1,4 @@
-//! Decisions about placement: what the placement table of a cluster should be.
+//! Decisions about placement: what the placement map of a cluster should be.
 //!
 //! `kestrel_types::placement` says what a table *means*, which every client and node has to know.
 //! Here is what only the coordinator does, and `kestrel cluster plan` on a list of paths: find the

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use kestrel_types::name::Name;
 use kestrel_types::placement::{
-    ExceptionTable, NodeId, Placement, Rule, SLOTS, Slot, hash_name, slot_of_hash,
+    Exceptions, NodeId, PlacementMap, Rule, SLOTS, Slot, hash_name, slot_of_hash,
 };
 use rustc_hash::FxHashMap;
 
@@ -51,7 +51,7 @@ pub struct Model {
 impl Model {
     /// The picture that reports give; the id of a node that should have reported and has not,
     /// otherwise.
-    pub fn new(placement: &Placement, reports: &[Report]) -> Result<Self, NodeId> {
+    pub fn new(placement: &PlacementMap, reports: &[Report]) -> Result<Self, NodeId> {
         let members = sharing(placement);
         let mut slots = vec![Vec::new(); members.len()];
         let owners = (0..SLOTS as Slot)
@@ -232,8 +232,8 @@ impl Model {
     }
 
     /// The exceptions in force.
-    pub fn table(&self) -> ExceptionTable {
-        let mut table = ExceptionTable::default();
+    pub fn table(&self) -> Exceptions {
+        let mut table = Exceptions::default();
         for known in self.names.iter().filter(|known| known.rule.is_some()) {
             // It cannot be full: the balancing stops below the limit.
             let _ = table.set(known.name.clone(), known.rule);

@@ -8,8 +8,8 @@
 
 use std::fmt;
 
-use kestrel_types::placement::map::MapError;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::slot_map::SlotMapError;
+use kestrel_types::placement::{NodeId, PlacementMap};
 
 use crate::balance::{BalanceError, Goal, Plan, balance, unneeded};
 use crate::report::Report;
@@ -28,10 +28,13 @@ pub const ENTRIES_MIN: u64 = 2000;
 ///
 /// # Errors
 /// As [`resize`].
-pub fn even_slots(present: &Placement, without: &[NodeId]) -> Result<Option<(Placement, usize)>, MapError> {
+pub fn even_slots(
+    present: &PlacementMap,
+    without: &[NodeId],
+) -> Result<Option<(PlacementMap, usize)>, SlotMapError> {
     let without = [without, &present.leaving, &present.idle].concat();
     let (map, moves) = resize(&present.map, present.map.members(), &without)?;
-    let next = Placement { version: present.version + 1, map, ..present.clone() };
+    let next = PlacementMap { version: present.version + 1, map, ..present.clone() };
     Ok((!moves.is_empty()).then_some((next, moves.len())))
 }
 
@@ -41,10 +44,10 @@ pub fn even_slots(present: &Placement, without: &[NodeId]) -> Result<Option<(Pla
 /// # Errors
 /// As [`balance`].
 pub fn even_names(
-    present: &Placement,
+    present: &PlacementMap,
     reports: &[Report],
     epsilon: Option<f64>,
-) -> Result<(Plan, Option<Placement>), BalanceError> {
+) -> Result<(Plan, Option<PlacementMap>), BalanceError> {
     let owners = present.map.slots_of_members().into_iter().filter(|slots| *slots > 0).count();
     let total: u64 = reports.iter().map(|report| report.entries).sum();
     let enough = ENTRIES_MIN.saturating_mul(owners as u64);
@@ -56,7 +59,7 @@ pub fn even_names(
         None => unneeded(present, reports, &Goal { epsilon: 1.0 }),
     }?;
     let exceptions = plan.exceptions.clone();
-    let next = Placement { version: present.version + 1, exceptions, ..present.clone() };
+    let next = PlacementMap { version: present.version + 1, exceptions, ..present.clone() };
     let differs = !plan.changes.is_empty();
     Ok((plan, differs.then_some(next)))
 }
@@ -65,7 +68,7 @@ pub fn even_names(
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
     /// The present table.
-    pub present: &'a Placement,
+    pub present: &'a PlacementMap,
     /// A change of it is under way, or rows of one before are still being deleted.
     pub changing: bool,
     /// Members that it does not reach.
@@ -82,9 +85,9 @@ pub enum Decision {
     /// It asks the nodes what they have.
     Ask,
     /// So many slots go to other nodes.
-    Slots(Placement, usize),
+    Slots(PlacementMap, usize),
     /// Names get other rules.
-    Names(Placement, Plan),
+    Names(PlacementMap, Plan),
 }
 
 /// Why the coordinator does nothing.
@@ -160,7 +163,7 @@ pub fn decide(sight: &Sight<'_>) -> Decision {
 
 /// A name that is moved is kept from everybody for a moment: not for less than what a node may have
 /// above its part.
-fn decide_names(plan: Plan, next: Option<Placement>) -> Decision {
+fn decide_names(plan: Plan, next: Option<PlacementMap>) -> Decision {
     let (before, after) = (most(&plan.before), most(&plan.expected));
     let (total, nodes): (u64, _) = (plan.before.iter().sum(), plan.before.len() as u64);
     let Some(next) = next else {
@@ -183,7 +186,7 @@ fn most(loads: &[u64]) -> u64 {
 }
 
 /// Members without slots.
-fn owning_nothing(present: &Placement) -> Vec<NodeId> {
+fn owning_nothing(present: &PlacementMap) -> Vec<NodeId> {
     let members = present.map.members().iter().zip(present.map.slots_of_members());
     members.filter(|(_, slots)| *slots == 0).map(|(member, _)| member.id).collect()
 }

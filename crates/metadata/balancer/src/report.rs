@@ -1,7 +1,7 @@
 //! What nodes tell the coordinator of their share of the entries.
 
 use kestrel_types::name::Name;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 
 /// How many entries a node has of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub fn names_wanted(nodes: usize) -> usize {
 }
 
 /// Indexes, among the members of the map, of the nodes that own slots: those that share the load.
-pub(crate) fn sharing(placement: &Placement) -> Vec<usize> {
+pub(crate) fn sharing(placement: &PlacementMap) -> Vec<usize> {
     let slots = placement.map.slots_of_members();
     (0..slots.len()).filter(|member| slots[*member] > 0).collect()
 }

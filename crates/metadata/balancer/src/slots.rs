@@ -1,8 +1,8 @@
 //! Slots for nodes that join, and away from nodes that leave: everybody gets an equal number, and
 //! no more slots move than that takes.
 
-use kestrel_types::placement::map::MapError;
-use kestrel_types::placement::{ClusterMap, Member, NodeId, SLOTS, Slot};
+use kestrel_types::placement::slot_map::SlotMapError;
+use kestrel_types::placement::{Member, NodeId, SLOTS, Slot, SlotMap};
 
 /// A slot that gets another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,20 +21,20 @@ pub struct SlotMove {
 ///
 /// # Errors
 /// If nobody would stay, a slot's owner is not among the members, or the members make no cluster
-/// ([`ClusterMap::new`]).
+/// ([`SlotMap::new`]).
 pub fn resize(
-    map: &ClusterMap,
+    map: &SlotMap,
     members: &[Member],
     leaving: &[NodeId],
-) -> Result<(ClusterMap, Vec<SlotMove>), MapError> {
+) -> Result<(SlotMap, Vec<SlotMove>), SlotMapError> {
     let mut staying: Vec<NodeId> =
         members.iter().map(|member| member.id).filter(|id| !leaving.contains(id)).collect();
     staying.sort_unstable();
     if staying.is_empty() {
-        return Err(MapError("nobody stays to own the slots; add a node before the last one leaves"));
+        return Err(SlotMapError("nobody stays to own the slots; add a node before the last one leaves"));
     }
     if map.members().iter().any(|owner| !members.iter().any(|member| member.id == owner.id)) {
-        return Err(MapError("a node can only be dropped once it owns nothing; drain it first"));
+        return Err(SlotMapError("a node can only be dropped once it owns nothing; drain it first"));
     }
     let mut quotas = quotas(map, &staying);
     let mut moving = Vec::new();
@@ -53,13 +53,13 @@ pub fn resize(
         moves.push(SlotMove { slot: slot as Slot, from: owners[slot], to });
         owners[slot] = to;
     }
-    let map = ClusterMap::new(members.to_vec(), |slot| owners[usize::from(slot)])?;
+    let map = SlotMap::new(members.to_vec(), |slot| owners[usize::from(slot)])?;
     Ok((map, moves))
 }
 
 /// Slots that each node that stays will own. Where the number does not divide, the nodes with the
 /// most keep one more.
-fn quotas(map: &ClusterMap, staying: &[NodeId]) -> Vec<usize> {
+fn quotas(map: &SlotMap, staying: &[NodeId]) -> Vec<usize> {
     let counts = map.slots_of_members();
     let owned = |id: NodeId| {
         let at = map.members().iter().position(|member| member.id == id);
@@ -93,7 +93,7 @@ mod tests {
             leaving in prop::collection::vec(0u32..60, 0..8), seed in any::<u64>(),
         ) {
             let ids: Vec<NodeId> = old.iter().copied().collect();
-            let map = ClusterMap::new(members(ids.clone()), |slot| {
+            let map = SlotMap::new(members(ids.clone()), |slot| {
                 let at = (seed ^ u64::from(slot / 7)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
                 ids[at as usize % ids.len()]
             }).unwrap();
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_cluster_grows_and_shrinks_again() {
-        let one = ClusterMap::even(members([1])).unwrap();
+        let one = SlotMap::even(members([1])).unwrap();
         let (two, moves) = resize(&one, &members([1, 2]), &[]).unwrap();
         assert_eq!((moves.len(), two.slots_of_members()), (SLOTS / 2, vec![SLOTS / 2; 2]));
         let (drained, moves) = resize(&two, &members([1, 2]), &[1]).unwrap();

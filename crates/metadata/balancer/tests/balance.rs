@@ -7,14 +7,14 @@ use kestrel_balancer::census::{Census, ROUNDS_MAX};
 use kestrel_balancer::report::{NameCount, Report};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{
-    ClusterMap, ExceptionTable, Member, Placement, Rule, SLOTS, Slot, hash_name, slot_of_hash,
+    Exceptions, Member, PlacementMap, Rule, SLOTS, Slot, SlotMap, hash_name, slot_of_hash,
 };
 use proptest::prelude::*;
 
-fn cluster(nodes: usize) -> Placement {
+fn cluster(nodes: usize) -> PlacementMap {
     let member = |id| Member { id, address: format!("node-{id}:7000") };
-    let map = ClusterMap::even((1..=nodes as u32).map(member).collect()).unwrap();
-    Placement::new(map, ExceptionTable::default())
+    let map = SlotMap::even((1..=nodes as u32).map(member).collect()).unwrap();
+    PlacementMap::new(map, Exceptions::default())
 }
 
 fn name(text: impl AsRef<[u8]>) -> Name {
@@ -33,7 +33,7 @@ fn tree<'a>(dirs: usize, files: impl Fn(usize) -> Vec<String> + 'a) -> Census {
 }
 
 /// The most entries of a node, as a part of all.
-fn fullest(census: &Census, placement: &Placement) -> f64 {
+fn fullest(census: &Census, placement: &PlacementMap) -> f64 {
     *census.loads(placement).iter().max().unwrap() as f64 / census.entries() as f64
 }
 
@@ -145,7 +145,7 @@ fn reports_that_cannot_be_are_refused() {
 fn nodes_without_slots_take_no_part() {
     let member = |id| Member { id, address: format!("node-{id}:7000") };
     let mut placement = cluster(4);
-    placement.map = ClusterMap::new((1..=5).map(member).collect(), |slot| u32::from(slot % 4) + 1).unwrap();
+    placement.map = SlotMap::new((1..=5).map(member).collect(), |slot| u32::from(slot % 4) + 1).unwrap();
     let census = tree(1000, |dir| vec!["hot".into(), format!("{dir}")]);
     assert_eq!(census.loads(&placement).len(), 4);
     let goal = Goal::usual(4);

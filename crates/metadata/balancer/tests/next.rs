@@ -6,17 +6,15 @@ use kestrel_balancer::census::Census;
 use kestrel_balancer::next::{Decision, ENTRIES_MIN, Reason, Sight, decide, even_names, even_slots};
 use kestrel_balancer::report::{NameCount, Report};
 use kestrel_types::name::Name;
-use kestrel_types::placement::{
-    ClusterMap, ExceptionTable, Member, Placement, Rule, hash_name, slot_of_hash,
-};
+use kestrel_types::placement::{Exceptions, Member, PlacementMap, Rule, SlotMap, hash_name, slot_of_hash};
 
 fn member(id: u32) -> Member {
     Member { id, address: format!("node-{id}:7000") }
 }
 
-fn cluster(nodes: u32) -> Placement {
-    let map = ClusterMap::even((1..=nodes).map(member).collect()).unwrap();
-    Placement::new(map, ExceptionTable::default())
+fn cluster(nodes: u32) -> PlacementMap {
+    let map = SlotMap::even((1..=nodes).map(member).collect()).unwrap();
+    PlacementMap::new(map, Exceptions::default())
 }
 
 /// So many directories, each with a file of its own and one that has the same name everywhere, if
@@ -32,18 +30,18 @@ fn tree(dirs: u32, hot: bool) -> Census {
     census
 }
 
-fn with_rule(mut placement: Placement, name: &str) -> Placement {
+fn with_rule(mut placement: PlacementMap, name: &str) -> PlacementMap {
     placement.exceptions.set(Name::new(name.as_bytes()).unwrap(), Some(Rule::PathWalk)).unwrap();
     placement
 }
 
 /// What is decided of a cluster with this tree, once it has reported.
-fn decided(present: &Placement, census: &Census) -> Decision {
+fn decided(present: &PlacementMap, census: &Census) -> Decision {
     let reports = census.reports(present);
     decide(&Sight { present, changing: false, away: &[], reports: Some(&reports) })
 }
 
-fn rule_of(next: &Placement, name: &str) -> Option<Rule> {
+fn rule_of(next: &PlacementMap, name: &str) -> Option<Rule> {
     next.exceptions.rule(name.as_bytes())
 }
 
@@ -54,7 +52,7 @@ fn it_waits_while_anything_is_amiss() {
     let drained = even_slots(&three, &[3]).unwrap().unwrap().0;
     let leaving = drained.with_leaving(3).unwrap();
     let alone = cluster(1);
-    let cases: [(&Placement, bool, &[u32], Option<Reason>); 6] = [
+    let cases: [(&PlacementMap, bool, &[u32], Option<Reason>); 6] = [
         (&alone, false, &[], Some(Reason::Alone)),
         (&three, true, &[], Some(Reason::Changing)),
         (&three, false, &[2, 3], Some(Reason::Away(2))),
@@ -130,8 +128,8 @@ fn nodes_without_slots_and_unequal_nodes() {
     let drained = even_slots(&three, &[2]).unwrap().unwrap().0;
     assert!(matches!(decided(&drained, &tree(5000, false)), Decision::Wait(Reason::Even(..))));
     // As by hand: the second node has all slots but those of the third.
-    let map = ClusterMap::new((1..=3).map(member).collect(), |slot| if slot % 3 == 0 { 3 } else { 2 });
-    let uneven = Placement { map: map.unwrap(), ..three };
+    let map = SlotMap::new((1..=3).map(member).collect(), |slot| if slot % 3 == 0 { 3 } else { 2 });
+    let uneven = PlacementMap { map: map.unwrap(), ..three };
     match decide(&Sight { present: &uneven, changing: false, away: &[], reports: None }) {
         Decision::Slots(next, moves) => {
             let slots = next.map.slots_of_members();

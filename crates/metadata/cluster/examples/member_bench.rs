@@ -21,7 +21,7 @@ use kestrel_types::clock::{MILLISECOND, Nanos, SystemClock};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Op, Reply, Request};
 
 type Failure = Box<dyn std::error::Error>;
@@ -41,7 +41,7 @@ struct Said {
 
 struct Cluster {
     members: BTreeMap<NodeId, Member>,
-    placement: Placement,
+    placement: PlacementMap,
     now: Nanos,
     said: Said,
 }
@@ -49,8 +49,8 @@ struct Cluster {
 impl Cluster {
     fn new(nodes: u32) -> Result<Self, Failure> {
         let members = (1..=nodes).map(|id| MapMember { id, address: format!("node{id}:1") }).collect();
-        let map = ClusterMap::even(members)?;
-        let placement = Placement::new(map, ExceptionTable::default());
+        let map = SlotMap::even(members)?;
+        let placement = PlacementMap::new(map, Exceptions::default());
         let open = |id| {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
             let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kestrel_balancer::report::Report;
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::placement::NodeId;
@@ -14,7 +14,7 @@ use super::poll::{Answer, Question, Then, out_of_reach};
 
 /// Tells what a node has by this table, or begins to count and tells nothing yet. It must not
 /// block.
-pub type Census = dyn Fn(&NodeTable) -> Option<Report> + Send + Sync;
+pub type Census = dyn Fn(&MapView) -> Option<Report> + Send + Sync;
 
 /// Hears what all nodes have.
 pub type Counted = Box<dyn FnOnce(FsResult<Vec<Report>>) + Send>;

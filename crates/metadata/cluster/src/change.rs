@@ -57,7 +57,7 @@
 //! **Opens** stay where they were counted. A file may be deleted without asking others only if no
 //! client can have opened it elsewhere, and for that it no longer suffices that it lies where it
 //! was made: from its first gain of slots or names on a member believes that only of files that it
-//! has made since (record "only here", [`NodeTable::made_here`]). Files without names go to their
+//! has made since (record "only here", [`MapView::made_here`]). Files without names go to their
 //! new home as such, which asks all members; the old one forgets that its last release would have
 //! deleted them.
 //!
@@ -97,12 +97,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_engine::{BatchKind, Mutation};
-use kestrel_meta::cluster::{NodeTable, has_shares_of};
+use kestrel_meta::owners::{MapView, has_shares_of};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::placement::{NodeId, Placement, SLOTS, Slot};
+use kestrel_types::placement::{NodeId, PlacementMap, SLOTS, Slot};
 
 use super::Member;
 use super::message::Message;
@@ -128,12 +128,12 @@ pub type LockGuard = dyn Fn(&dyn Fn(InodeId) -> bool) -> usize + Send + Sync;
 
 /// Hears of tables: one that is the node's from now on, and a next one that has new nodes, before
 /// it is anybody's. It must not block.
-pub type TableListener = dyn Fn(&Placement) + Send + Sync;
+pub type MapListener = dyn Fn(&PlacementMap) + Send + Sync;
 
 /// A member's part in an attempt.
 struct Part {
     attempt: Attempt,
-    next: Arc<Placement>,
+    next: Arc<PlacementMap>,
     step: Step,
     /// Record "frozen" is of this attempt.
     recorded: bool,
@@ -161,7 +161,7 @@ struct Taken {
 }
 
 /// What a member knows of changes.
-pub(super) struct Changing {
+pub(super) struct MapChanges {
     /// It is not one of the cluster yet.
     pub joining: bool,
     strangers: Strangers,
@@ -177,7 +177,7 @@ pub(super) struct Changing {
     rows_purged: u64,
 }
 
-impl Changing {
+impl MapChanges {
     /// As the records say.
     pub fn new(records: &ChangeRecords, joining: bool, now: Nanos) -> Self {
         let purge = (records.strangers == Strangers::Leftover).then(Purge::default);
@@ -218,33 +218,33 @@ impl Changing {
 }
 
 /// Whether a node loses slots, names or shares by a change of the table, or may.
-fn loses(me: NodeId, present: &Placement, next: &Placement) -> bool {
+fn loses(me: NodeId, present: &PlacementMap, next: &PlacementMap) -> bool {
     let lost = |before, after| before == me && after != me;
     moves(present, next, lost) || shares_move(present, next, lost)
 }
 
 /// Whether it is the coordinator and another member is to be.
-fn hands_over(me: NodeId, present: &Placement, next: &Placement) -> bool {
+fn hands_over(me: NodeId, present: &PlacementMap, next: &PlacementMap) -> bool {
     present.coordinator == me && next.coordinator != me
 }
 
 /// Whether it gains slots or names.
-fn gains(me: NodeId, present: &Placement, next: &Placement) -> bool {
+fn gains(me: NodeId, present: &PlacementMap, next: &PlacementMap) -> bool {
     moves(present, next, |before, after| before != me && after == me)
 }
 
 /// Whether it gets shares of a node that leaves.
-fn inherits(me: NodeId, present: &Placement, next: &Placement) -> bool {
+fn inherits(me: NodeId, present: &PlacementMap, next: &PlacementMap) -> bool {
     shares_move(present, next, |before, after| before != me && after == me)
 }
 
-fn shares_move(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+fn shares_move(present: &PlacementMap, next: &PlacementMap, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
     let members = present.map.members().iter().map(|member| member.id);
     let mut holders = members.chain(present.former.iter().map(|(node, _)| *node));
     holders.any(|node| counts(has_shares_of(present, node), has_shares_of(next, node)))
 }
 
-fn moves(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+fn moves(present: &PlacementMap, next: &PlacementMap, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
     let moved = |slot: Slot| counts(present.map.owner(slot).id, next.map.owner(slot).id);
     // Which node has entries of a name that gets or loses an exception only the entries tell.
     present.exceptions != next.exceptions || (0..SLOTS as Slot).any(moved)
@@ -252,7 +252,7 @@ fn moves(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) 
 
 impl Member {
     /// The present table.
-    pub fn placement(&self) -> Placement {
+    pub fn placement(&self) -> PlacementMap {
         self.table.placement.clone()
     }
 
@@ -293,7 +293,7 @@ impl Member {
     }
 
     /// Has `told` hear of tables.
-    pub fn set_table_listener(&mut self, told: Box<TableListener>) {
+    pub fn set_table_listener(&mut self, told: Box<MapListener>) {
         self.table_listener = Some(told);
     }
 
@@ -345,7 +345,7 @@ impl Member {
         }
     }
 
-    fn begin_change(&mut self, attempt: Attempt, next: Arc<Placement>) {
+    fn begin_change(&mut self, attempt: Attempt, next: Arc<PlacementMap>) {
         let expected = next.version == self.table.placement.version + 1;
         if self.changing.joining || !expected || attempt < self.changing.latest {
             return;
@@ -432,13 +432,13 @@ impl Member {
             self.changing.purge = Some(Purge::default());
         }
         if self.table.leaving.is_some() {
-            self.set_table(NodeTable { leaving: None, ..NodeTable::clone(&self.table) });
+            self.set_table(MapView { leaving: None, ..MapView::clone(&self.table) });
         }
         true
     }
 
     /// Makes this the node's table. A request that waits for rows looks again.
-    fn set_table(&mut self, table: NodeTable) {
+    fn set_table(&mut self, table: MapView) {
         let node = self.node.clone();
         let quiet = node.quiesce();
         self.put_table(table);
@@ -446,7 +446,7 @@ impl Member {
     }
 
     /// As [`Member::set_table`], with every worker's state held.
-    fn put_table(&mut self, table: NodeTable) {
+    fn put_table(&mut self, table: MapView) {
         self.table = Arc::new(table);
         self.cluster().set_table(self.table.clone());
         self.lease_by_table();

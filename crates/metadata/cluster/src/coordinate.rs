@@ -19,11 +19,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kestrel_engine::{BatchKind, Mutation};
-use kestrel_meta::cluster::NODES_MAX;
+use kestrel_meta::owners::NODES_MAX;
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::placement::map::ADDRESS_MAX;
-use kestrel_types::placement::{Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::slot_map::ADDRESS_MAX;
+use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap};
 
 use super::change::records::{self, ChangeRecords};
 use super::change::{Announced, Attempt, ChangeMessage, Changed, Charge, Expected};
@@ -92,7 +92,7 @@ struct Asking {
 
 /// A change that is led.
 struct Change {
-    next: Arc<Placement>,
+    next: Arc<PlacementMap>,
     step: Step,
     attempts: u32,
     done: Option<Changed>,
@@ -110,7 +110,7 @@ pub(super) struct Coordinator {
 
 impl Coordinator {
     /// As the records say, of the member `me` with this table.
-    pub fn new(me: NodeId, present: &Placement, records: ChangeRecords, epoch: u64, now: Nanos) -> Self {
+    pub fn new(me: NodeId, present: &PlacementMap, records: ChangeRecords, epoch: u64, now: Nanos) -> Self {
         let ChangeRecords { expected, last_node, change, era, .. } = records;
         let change = change.map(|next| {
             let step = adopting(me, present, &next, &expected, now - RESEND);
@@ -129,7 +129,7 @@ impl Coordinator {
 
     /// A member of the present table that was added, never came and is taken out again. Only when
     /// no table is being adopted.
-    fn forgotten(&self, present: &Placement) -> Option<NodeId> {
+    fn forgotten(&self, present: &PlacementMap) -> Option<NodeId> {
         self.expected.keys().copied().find(|node| present.map.member(*node).is_some())
     }
 
@@ -150,7 +150,7 @@ impl Coordinator {
 
     /// Takes over with a table that is decided and on record here, but not durably yet. `epoch` is
     /// this start of the member.
-    pub fn take_over(&mut self, next: Arc<Placement>, charge: Charge, epoch: u64) {
+    pub fn take_over(&mut self, next: Arc<PlacementMap>, charge: Charge, epoch: u64) {
         let Charge { era, last_node, expected } = charge;
         let attempt = Attempt { epoch: era.saturating_add(epoch), number: 0 };
         let change = Some(Change { next, step: Step::Deciding, attempts: 0, done: None });
@@ -181,8 +181,8 @@ impl Coordinator {
 /// member has adopted it already.
 fn adopting(
     me: NodeId,
-    present: &Placement,
-    next: &Placement,
+    present: &PlacementMap,
+    next: &PlacementMap,
     expected: &BTreeMap<NodeId, Announced>,
     now: Nanos,
 ) -> Step {
@@ -200,13 +200,13 @@ fn adopting(
 }
 
 /// Members of a table that are not coming with it.
-fn old(next: &Placement, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<NodeId> {
+fn old(next: &PlacementMap, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<NodeId> {
     let members = next.map.members().iter().map(|member| member.id);
     members.filter(|node| !expected.contains_key(node)).collect()
 }
 
 /// Members that come with a table.
-fn new(next: &Placement, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<NodeId> {
+fn new(next: &PlacementMap, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<NodeId> {
     let members = next.map.members().iter().map(|member| member.id);
     members.filter(|node| expected.contains_key(node)).collect()
 }
@@ -229,7 +229,7 @@ impl Member {
     /// nothing else changes, and when it has succeeded this member is the coordinator no more.
     /// `done` hears how it ended: after a failure everything is as it was; `ETIMEDOUT` and `EAGAIN`
     /// say that it may succeed later.
-    pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
+    pub fn change(&mut self, next: PlacementMap, done: Changed, now: Nanos) {
         self.at(now);
         match self.may_change(&next) {
             Err(why) => done(Err(why)),
@@ -238,14 +238,14 @@ impl Member {
         self.pump();
     }
 
-    fn lead_change(&mut self, next: Placement, done: Option<Changed>) {
+    fn lead_change(&mut self, next: PlacementMap, done: Option<Changed>) {
         let (next, step) = (Arc::new(next), Step::Resting(self.now));
         self.coordinator.change = Some(Change { next, step, attempts: 0, done });
         self.tick_coordinator();
     }
 
     /// Whether this member can lead this change.
-    fn may_change(&mut self, next: &Placement) -> FsResult<()> {
+    fn may_change(&mut self, next: &PlacementMap) -> FsResult<()> {
         if !self.is_sound()
             && let Some(why) = self.failure()
         {
@@ -312,7 +312,7 @@ impl Member {
     }
 
     /// Whether a table may follow that a node is not in any more.
-    fn may_leave(&self, node: NodeId, next: &Placement) -> FsResult<()> {
+    fn may_leave(&self, node: NodeId, next: &PlacementMap) -> FsResult<()> {
         let present = &self.table.placement;
         if node == self.me {
             return Err(cannot_leave(node));
@@ -345,7 +345,7 @@ impl Member {
     }
 
     /// The table without it, if it is in the present one.
-    fn try_forget(&mut self, node: NodeId) -> FsResult<Option<Placement>> {
+    fn try_forget(&mut self, node: NodeId) -> FsResult<Option<PlacementMap>> {
         if !self.is_sound()
             && let Some(why) = self.failure()
         {
@@ -610,7 +610,7 @@ impl Member {
     }
 
     /// By what a member hears that a table is decided.
-    fn adopt_message(&self, to: NodeId, next: Arc<Placement>) -> ChangeMessage {
+    fn adopt_message(&self, to: NodeId, next: Arc<PlacementMap>) -> ChangeMessage {
         if to == next.coordinator && to != self.me {
             return ChangeMessage::Entrust { next, charge: self.coordinator.charge() };
         }
@@ -700,7 +700,7 @@ impl Member {
         };
         let present = &self.table.placement;
         match present.with_member(MapMember { id: from, address }, idle) {
-            Ok(with) => self.lead_change(Placement { version: present.version + 1, ..with }, None),
+            Ok(with) => self.lead_change(PlacementMap { version: present.version + 1, ..with }, None),
             Err(why) => log::error!("metadata: node {from} cannot be taken in: {why}"),
         }
     }

@@ -18,7 +18,7 @@
 //! that it may have been executed. So nothing is done here about copies.
 
 mod bell;
-mod tables;
+mod maps;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,11 +27,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kestrel_engine::{Engine, Hurry};
-use kestrel_meta::cluster::Cluster;
 use kestrel_meta::ids::system_key;
 use kestrel_meta::lease::NEVER;
 use kestrel_meta::lease::Now;
 use kestrel_meta::node::{Ear, Node, Replies};
+use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
 use kestrel_meta::worker::Stray;
 use kestrel_types::clock::{Clock, Nanos, SECOND};
@@ -353,7 +353,7 @@ impl MemberHost {
         idle
     }
 
-    /// Whether it may answer anybody at this moment ([`Cluster::may_answer`]), and tell clients
+    /// Whether it may answer anybody at this moment ([`Owners::may_answer`]), and tell clients
     /// that they still have a session.
     pub fn may_answer(&self) -> bool {
         self.desk.cluster().may_answer()
@@ -420,7 +420,7 @@ impl Drop for MemberHost {
 }
 
 impl Desk {
-    fn cluster(&self) -> &Cluster {
+    fn cluster(&self) -> &Owners {
         self.node.cluster().expect(ONE_OF_SEVERAL)
     }
 

@@ -8,7 +8,7 @@ use kestrel_types::codec::{DecodeError, Reader, put_string};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
-use kestrel_types::placement::map::ADDRESS_MAX;
+use kestrel_types::placement::slot_map::ADDRESS_MAX;
 
 /// Version of its rows.
 const VERSION: u8 = 2;

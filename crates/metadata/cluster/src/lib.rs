@@ -2,7 +2,7 @@
 //! sockets or clock.
 //!
 //! A client sends a request to the member that *leads* it, a function of the request alone
-//! ([`NodeTable::leader`]), so a retry comes to the one that knows whether it was executed. Another
+//! ([`MapView::leader`]), so a retry comes to the one that knows whether it was executed. Another
 //! one says that it is misdirected. The leader's node tries to serve it alone, in its batches. What
 //! it lacks for that decides how it goes on:
 //!
@@ -68,12 +68,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
-use kestrel_meta::cluster::{Cluster, NodeTable};
 use kestrel_meta::ids::{counter_row, decode_counter, system_key};
 use kestrel_meta::lease::Now;
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_meta::ops::open::Claim;
+use kestrel_meta::owners::{MapView, Owners};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_meta::txn::Origin;
 use kestrel_meta::worker::{Ear, Elsewhere, Stray};
@@ -82,12 +82,12 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::request::{Creds, Done, Op, OpenFlags, Reply, Request};
 use parking_lot::Mutex;
 
 use change::records::ChangeRecords;
-use change::{Changed, Changing, DepartureGuard, Expected, LockGuard, TableListener};
+use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
 use commit::Decision;
 use coordinate::Coordinator;
 use fetch::Fetching;
@@ -129,8 +129,8 @@ pub const DEADLINE: Nanos = 20 * SECOND;
 pub struct MemberConfig {
     /// Its number.
     pub me: NodeId,
-    /// The placement table.
-    pub placement: Placement,
+    /// The placement map.
+    pub placement: PlacementMap,
     /// Settings of its node: mode `commit`.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
@@ -220,8 +220,8 @@ impl Ear for Inbox {
 pub struct Member {
     node: Arc<Node>,
     me: NodeId,
-    /// The placement table: its node's.
-    table: Arc<NodeTable>,
+    /// The placement map: its node's.
+    table: Arc<MapView>,
     /// Counts its starts.
     epoch: u64,
     now: Nanos,
@@ -287,8 +287,8 @@ pub struct Member {
     /// Whether the process knows of a client that keeps this node from leaving.
     departure_guard: Option<Box<DepartureGuard>>,
     /// The listener for new tables.
-    table_listener: Option<Box<TableListener>>,
-    changing: Changing,
+    table_listener: Option<Box<MapListener>>,
+    changing: MapChanges,
     coordinator: Coordinator,
 }
 
@@ -296,15 +296,15 @@ impl Member {
     /// Writes what a member of a new volume begins with.
     ///
     /// # Errors
-    /// As [`Node::format`] and [`Cluster::new`].
+    /// As [`Node::format`] and [`Owners::new`].
     pub fn format(
         engine: &dyn Engine,
         root: RootAttr,
         now: Nanos,
         me: NodeId,
-        placement: Placement,
+        placement: PlacementMap,
     ) -> FsResult<()> {
-        Node::format_one_of(engine, root, now, &Cluster::new(me, placement)?)
+        Node::format_one_of(engine, root, now, &Owners::new(me, placement)?)
     }
 
     /// Has a new member count on from there: inodes and objects. What it makes up then differs from
@@ -356,11 +356,11 @@ impl Member {
         // A claim takes its time; what is counted from it must not begin before.
         let claimed = time.as_ref().map_or(now, |time| time()).max(now);
         let changes = ChangeRecords::read(&*engine)?;
-        let changing = Changing::new(&changes, config.joining, now);
+        let changing = MapChanges::new(&changes, config.joining, now);
         let table = changes.present(config.me, config.placement)?;
         let (present, outside) = (table.placement.clone(), changing.joining || table.has_left());
         let shared = engine.is_shared();
-        let cluster = Cluster::with(table).on_shared(shared);
+        let cluster = Owners::with(table).on_shared(shared);
         if let Some(time) = time {
             cluster.lease.set_clock(time);
         }
@@ -370,7 +370,7 @@ impl Member {
         let coordinator = Coordinator::new(config.me, &present, changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
-            table: node.cluster().map(Cluster::table).expect(ONE_OF_SEVERAL),
+            table: node.cluster().map(Owners::table).expect(ONE_OF_SEVERAL),
             node,
             me: config.me,
             epoch,
@@ -699,7 +699,7 @@ impl Member {
         engine.on_durable(position, Box::new(synced));
     }
 
-    fn cluster(&self) -> &Cluster {
+    fn cluster(&self) -> &Owners {
         self.node.core().cluster.as_ref().expect(ONE_OF_SEVERAL)
     }
 

@@ -1,6 +1,6 @@
 //! Where the nodes of a cluster are: the address of the newest start of each that was heard of.
 //!
-//! The table of placement says where a node was when it joined. A node that was started elsewhere
+//! The placement map says where a node was when it joined. A node that was started elsewhere
 //! since tells its address when it connects; a member that hears that has it on record, durably
 //! ([`super::known`]), and tells all others ([`Message::Whereabouts`]), as it does whenever it
 //! connects to one. What was only heard by the way is kept in memory: by it the node is looked for

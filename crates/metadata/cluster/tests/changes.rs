@@ -19,7 +19,7 @@ use kestrel_types::extent::Extent;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement, Rule, Slot};
+use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, Rule, Slot, SlotMap};
 use kestrel_types::request::{
     Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, XattrFlags,
 };
@@ -48,14 +48,14 @@ const MOVING: [Table; 8] = [
 type Ended = Arc<Mutex<Option<FsResult<()>>>>;
 
 /// The table after this one, with these owners of slots.
-fn after(table: &Placement, owner: impl Fn(Slot, NodeId) -> NodeId) -> Placement {
+fn after(table: &PlacementMap, owner: impl Fn(Slot, NodeId) -> NodeId) -> PlacementMap {
     let members = table.map.members().to_vec();
-    let map = ClusterMap::new(members, |slot| owner(slot, table.map.owner(slot).id)).unwrap();
-    Placement { version: table.version + 1, map, ..table.clone() }
+    let map = SlotMap::new(members, |slot| owner(slot, table.map.owner(slot).id)).unwrap();
+    PlacementMap { version: table.version + 1, map, ..table.clone() }
 }
 
 /// Every member's slots go to the next one, and names get other rules.
-fn turned(table: &Placement) -> Placement {
+fn turned(table: &PlacementMap) -> PlacementMap {
     let nodes = table.map.members().len() as u32;
     let mut next = after(table, |_, owner| owner % nodes + 1);
     for (name, rule) in
@@ -67,12 +67,12 @@ fn turned(table: &Placement) -> Placement {
 }
 
 /// Half of the slots of node 2 go to node 3.
-fn shifted(table: &Placement) -> Placement {
+fn shifted(table: &PlacementMap) -> PlacementMap {
     after(table, |slot, owner| if owner == 2 && slot % 2 == 0 { 3 } else { owner })
 }
 
 impl Cluster {
-    fn begin(&mut self, next: Placement) -> Ended {
+    fn begin(&mut self, next: PlacementMap) -> Ended {
         let slot: Ended = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |result| *filled.lock() = Some(result));
@@ -95,7 +95,7 @@ impl Cluster {
         panic!("the change does not end");
     }
 
-    fn change(&mut self, next: Placement) {
+    fn change(&mut self, next: PlacementMap) {
         let ended = self.begin(next.clone());
         self.end(&ended).unwrap();
         self.placement = next;
@@ -418,8 +418,8 @@ fn a_node_joins_and_gets_slots_later() {
         let present = cluster.members[&1].placement();
         let mut members = present.map.members().to_vec();
         members.push(MapMember { id, address: format!("node-{id}") });
-        let map = ClusterMap::new(members, |slot| present.map.owner(slot).id).unwrap();
-        cluster.form(id, Placement { map, ..present.clone() }, true);
+        let map = SlotMap::new(members, |slot| present.map.owner(slot).id).unwrap();
+        cluster.form(id, PlacementMap { map, ..present.clone() }, true);
         for _ in 0..3000 {
             cluster.step();
             if cluster.members.values().all(Member::is_idle) {
@@ -522,11 +522,11 @@ fn refused_changes() {
     let present = cluster.placement.clone();
     let mut stranger = present.map.members().to_vec();
     stranger.push(MapMember { id: 7, address: "node-7".into() });
-    let map = ClusterMap::new(stranger, |slot| present.map.owner(slot).id).unwrap();
+    let map = SlotMap::new(stranger, |slot| present.map.owner(slot).id).unwrap();
     for (at, next, why) in [
         (2, after(&present, |_, _| 1), "node 1 leads"),
         (1, present.clone(), "meanwhile"),
-        (1, Placement { version: 2, map, ..present.clone() }, "not expected"),
+        (1, PlacementMap { version: 2, map, ..present.clone() }, "not expected"),
     ] {
         let ended: Ended = Arc::default();
         let filled = ended.clone();

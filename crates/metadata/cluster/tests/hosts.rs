@@ -19,7 +19,7 @@ use kestrel_model::code as errno;
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, RenameFlags, Reply, Request};
 use kestrel_types::wire::{ClientId, TooLarge};
 use parking_lot::{Mutex, RwLock};
@@ -55,14 +55,14 @@ impl Carrier for Wire {
 struct Cluster {
     hosts: BTreeMap<NodeId, Arc<MemberHost>>,
     wire: Arc<Wire>,
-    placement: Placement,
+    placement: PlacementMap,
 }
 
 impl Cluster {
     fn new() -> Self {
         let members = (1..=NODES).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
-        let map = ClusterMap::even(members).unwrap();
-        let placement = Placement::new(map, ExceptionTable::default());
+        let map = SlotMap::even(members).unwrap();
+        let placement = PlacementMap::new(map, Exceptions::default());
         let (wire, mut hosts) = (Arc::new(Wire::default()), BTreeMap::new());
         for me in 1..=NODES {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
@@ -310,10 +310,10 @@ fn tables_change_while_many_threads_work() {
         .collect();
     for _ in 0..5 {
         let present = cluster.hosts[&1].placement();
-        let map = ClusterMap::new(present.map.members().to_vec(), |slot| {
+        let map = SlotMap::new(present.map.members().to_vec(), |slot| {
             if slot % 3 == 0 { present.map.owner(slot).id % NODES + 1 } else { present.map.owner(slot).id }
         });
-        let next = Placement { version: present.version + 1, map: map.unwrap(), ..present };
+        let next = PlacementMap { version: present.version + 1, map: map.unwrap(), ..present };
         let (sender, ended) = channel();
         cluster.hosts[&1].change(next, Box::new(move |result| sender.send(result).unwrap()));
         ended.recv_timeout(Duration::from_secs(60)).expect("an end within a minute").unwrap();

@@ -15,7 +15,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
@@ -294,8 +294,8 @@ fn leases_under_a_larger_placement_map() {
     let members = |count: u32| -> Vec<MapMember> {
         (1..=count).map(|id| MapMember { id, address: format!("node-{id}") }).collect()
     };
-    let map = ClusterMap::new(members(4), |slot| present.map.owner(slot).id).unwrap();
-    cluster.form(4, Placement { map, ..present.clone() }, true);
+    let map = SlotMap::new(members(4), |slot| present.map.owner(slot).id).unwrap();
+    cluster.form(4, PlacementMap { map, ..present.clone() }, true);
     pass(&mut cluster, 5 * SECOND, &cuts);
     assert!(cluster.members.values().all(|member| member.placement().version == present.version + 1));
     assert!(leased(&cluster, 1) && !leased(&cluster, 2) && leased(&cluster, 3) && leased(&cluster, 4));
@@ -306,11 +306,11 @@ fn leases_under_a_larger_placement_map() {
     assert!(look(&mut cluster, "a1/b2", &cuts).lock().is_none());
     // Majorities of tables two members apart need not meet.
     let present = cluster.members[&1].placement();
-    let map = ClusterMap::new(members(6), |slot| present.map.owner(slot).id).unwrap();
+    let map = SlotMap::new(members(6), |slot| present.map.owner(slot).id).unwrap();
     let refused: Arc<Mutex<Option<i32>>> = Arc::default();
     let filled = refused.clone();
     let done = move |ended: FsResult<()>| *filled.lock() = ended.err().map(|why| why.errno);
-    let next = Placement { version: present.version + 1, map, ..present };
+    let next = PlacementMap { version: present.version + 1, map, ..present };
     cluster.members.get_mut(&1).unwrap().change(next, Box::new(done), cluster.now);
     assert_eq!(*refused.lock(), Some(libc::EINVAL));
 }

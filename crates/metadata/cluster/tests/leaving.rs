@@ -10,14 +10,14 @@ use std::sync::Arc;
 use kestrel_cluster::change::{Announced, ChangeMessage, Changed};
 use kestrel_cluster::{Envelope, Member, Message};
 use kestrel_engine::Engine;
-use kestrel_meta::cluster::share_holder_of;
+use kestrel_meta::owners::share_holder_of;
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement, object_in};
+use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, SlotMap, object_in};
 use kestrel_types::request::{Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, Reply, Request};
 use parking_lot::Mutex;
 
@@ -37,17 +37,17 @@ fn heard() -> (Ended, Changed) {
 }
 
 /// All slots of a node go to node 1.
-fn drained(table: &Placement, node: NodeId) -> Placement {
+fn drained(table: &PlacementMap, node: NodeId) -> PlacementMap {
     let members = table.map.members().to_vec();
-    let map = ClusterMap::new(members, |slot| match table.map.owner(slot).id {
+    let map = SlotMap::new(members, |slot| match table.map.owner(slot).id {
         owner if owner == node => 1,
         owner => owner,
     });
-    Placement { version: table.version + 1, map: map.unwrap(), ..table.clone() }
+    PlacementMap { version: table.version + 1, map: map.unwrap(), ..table.clone() }
 }
 
 impl Cluster {
-    fn begin(&mut self, next: Placement) -> Ended {
+    fn begin(&mut self, next: PlacementMap) -> Ended {
         let (slot, done) = heard();
         self.members.get_mut(&1).unwrap().change(next, done, self.now);
         slot
@@ -78,7 +78,7 @@ impl Cluster {
         panic!("the change does not end");
     }
 
-    fn change(&mut self, next: Placement) -> FsResult<()> {
+    fn change(&mut self, next: PlacementMap) -> FsResult<()> {
         let ended = self.begin(next.clone());
         self.end(&ended)?;
         self.placement = next;
@@ -430,19 +430,19 @@ fn who_cannot_leave_is_told_why() {
     let present = drained(&cluster.placement.clone(), 3);
     cluster.change(present.clone()).unwrap();
     let all_to_2 = {
-        let map = ClusterMap::new(present.map.members().to_vec(), |_| 2).unwrap();
-        Placement { version: present.version + 1, map, ..present.clone() }
+        let map = SlotMap::new(present.map.members().to_vec(), |_| 2).unwrap();
+        PlacementMap { version: present.version + 1, map, ..present.clone() }
     };
     let mut two_more = present.map.members().to_vec();
     two_more.extend([8, 9].map(|id| MapMember { id, address: format!("node-{id}") }));
-    let map = ClusterMap::new(two_more, |slot| present.map.owner(slot).id).unwrap();
-    let two_more = Placement { version: present.version + 1, map, ..present.clone() };
+    let map = SlotMap::new(two_more, |slot| present.map.owner(slot).id).unwrap();
+    let two_more = PlacementMap { version: present.version + 1, map, ..present.clone() };
     let mut twice = present.with_leaving(3).unwrap();
     twice.leaving.clear();
     twice.former = vec![(9, 1)];
     for (next, why) in [
         (present.without(3, 1).unwrap(), "is not leaving"),
-        (Placement { version: 3, leaving: vec![1], ..all_to_2.clone() }, "cannot leave"),
+        (PlacementMap { version: 3, leaving: vec![1], ..all_to_2.clone() }, "cannot leave"),
         (two_more, "one after the other"),
         (twice, "something else"),
     ] {

@@ -13,7 +13,7 @@ use kestrel_engine::Engine;
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
 use kestrel_types::key::Table;
-use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Op, RenameFlags, Request};
 use parking_lot::Mutex;
 
@@ -32,7 +32,7 @@ fn member(id: NodeId) -> MapMember {
 /// Three members, and a coordinator without rows.
 fn with_coordinator() -> Cluster {
     let table = placement(3).with_member(member(COORDINATOR), true).unwrap();
-    Cluster::of(Placement { coordinator: COORDINATOR, ..table })
+    Cluster::of(PlacementMap { coordinator: COORDINATOR, ..table })
 }
 
 impl Cluster {
@@ -41,7 +41,7 @@ impl Cluster {
         self.tick(SECOND / 100);
     }
 
-    fn begin(&mut self, at: NodeId, next: Placement) -> Ended {
+    fn begin(&mut self, at: NodeId, next: PlacementMap) -> Ended {
         let slot: Ended = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |result| *filled.lock() = Some(result));
@@ -49,7 +49,7 @@ impl Cluster {
         slot
     }
 
-    fn change(&mut self, next: Placement) -> FsResult<()> {
+    fn change(&mut self, next: PlacementMap) -> FsResult<()> {
         let ended = self.begin(self.placement.coordinator, next.clone());
         for _ in 0..20_000 {
             self.step();
@@ -84,7 +84,7 @@ impl Cluster {
         slot.lock().take().unwrap()
     }
 
-    fn tables(&self) -> Vec<Placement> {
+    fn tables(&self) -> Vec<PlacementMap> {
         self.members.values().map(Member::placement).collect()
     }
 
@@ -152,7 +152,7 @@ fn idle_member() {
     let lease = cluster.members[&COORDINATOR].lease_figures();
     assert!(!lease.held && cluster.members[&1].lease_figures().held);
     let present = cluster.placement.clone();
-    let busy = Placement { version: present.version + 1, idle: Vec::new(), ..present.clone() };
+    let busy = PlacementMap { version: present.version + 1, idle: Vec::new(), ..present.clone() };
     let never = cluster.change(busy).unwrap_err();
     assert!(never.to_string().contains("never changes"), "{never}");
     assert!(present.with_leaving(1).is_err(), "it owns slots");
@@ -188,7 +188,7 @@ fn the_role_moves_with_all_that_a_coordinator_knows() {
         assert_eq!(cluster.members[&node].expected(), if node == 3 { at_first.clone() } else { Vec::new() });
         cluster.restart(node);
     }
-    let mut at = |node: NodeId, next: Placement| {
+    let mut at = |node: NodeId, next: PlacementMap| {
         let ended = cluster.begin(node, next);
         let refused = ended.lock().take().and_then(|result| result.err());
         refused.map(|why| why.to_string()).unwrap_or_default()
@@ -206,8 +206,8 @@ fn the_role_moves_with_all_that_a_coordinator_knows() {
     cluster.settle();
     let present = cluster.placement.clone();
     let members = present.map.members().to_vec();
-    let map = ClusterMap::new(members, |slot| present.map.owner(slot).id.max(2)).unwrap();
-    cluster.change(Placement { version: present.version + 1, map, ..present }).unwrap();
+    let map = SlotMap::new(members, |slot| present.map.owner(slot).id.max(2)).unwrap();
+    cluster.change(PlacementMap { version: present.version + 1, map, ..present }).unwrap();
     cluster.change(cluster.placement.with_leaving(1).unwrap()).unwrap();
     cluster.change(cluster.placement.without(1, 2).unwrap()).unwrap();
     cluster.settle();
@@ -223,7 +223,7 @@ fn move_of_the_coordinator() {
     let mut cluster = with_coordinator();
     let present = cluster.placement.clone();
     let mut more = present.with_coordinator(2).unwrap();
-    more.map = ClusterMap::new(present.map.members().to_vec(), |_| 1).unwrap();
+    more.map = SlotMap::new(present.map.members().to_vec(), |_| 1).unwrap();
     assert!(cluster.change(more).unwrap_err().to_string().contains("differs by that only"));
     let ended = cluster.begin(COORDINATOR, present.with_coordinator(2).unwrap());
     assert_eq!(errno_of(cluster.expect("node-5", false)), libc::EBUSY);

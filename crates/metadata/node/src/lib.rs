@@ -5,7 +5,6 @@
 //! ([`rows`]), *execute* the operations ([`ops`], each a pure function of a [`view`]), *commit* to
 //! the [engine](kestrel_engine), reply.
 
-pub mod cluster;
 pub mod content;
 pub mod effects;
 pub mod ids;
@@ -13,6 +12,7 @@ pub mod lease;
 pub mod locks;
 pub mod node;
 pub mod ops;
+pub mod owners;
 pub mod perm;
 pub mod pipeline;
 pub mod replica;

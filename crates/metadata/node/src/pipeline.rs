@@ -24,12 +24,12 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
-use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Effects, Mark};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::lease::PROMISE;
 use crate::lease::Tenure;
 use crate::ops::{self, RunsOn};
+use crate::owners::{MapView, Owners};
 use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
 use crate::view::{Core, Planned, Route, Run, Stop, View};
@@ -56,8 +56,8 @@ pub struct Means<'a> {
     pub engine: &'a dyn Engine,
     /// What workers share.
     pub core: &'a Core,
-    /// The placement table, of several nodes.
-    pub table: Option<&'a NodeTable>,
+    /// The placement map, of several nodes.
+    pub table: Option<&'a MapView>,
     /// The lease as this batch sees it.
     pub tenure: &'a Tenure<'a>,
     /// Inode numbers.
@@ -304,7 +304,7 @@ fn execute(
     }
     let cluster = means.core.cluster.as_deref();
     let scope = cluster.zip(means.table).map(|(cluster, table)| {
-        let Cluster { locks, leased, .. } = cluster;
+        let Owners { locks, leased, .. } = cluster;
         Scope { table, locks, leased }
     });
     desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;

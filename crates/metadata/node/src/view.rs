@@ -40,10 +40,10 @@ use kestrel_types::placement::{NodeId, WORKERS_MAX, hash_entry, hash_inode, plac
 use kestrel_types::request::Outcome;
 use kestrel_types::stat::DirStat;
 
-use crate::cluster::{Cluster, NodeTable, has_shares_of};
 use crate::effects::Effects;
 use crate::ids::Block;
 use crate::lease::Tenure;
+use crate::owners::{MapView, Owners, has_shares_of};
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
 use crate::session::{Condemned, MovedTable, Nameless, OpenState, OpenTable, Reclaiming, Sweeps};
@@ -82,7 +82,7 @@ pub struct Core {
     /// Time between the last reference to an object and its deletion.
     pub grace: Nanos,
     /// The node is one of several that share the volume.
-    pub cluster: Option<Box<Cluster>>,
+    pub cluster: Option<Box<Owners>>,
 }
 
 impl Core {
@@ -255,8 +255,8 @@ pub struct View<'a> {
     pub rows: &'a mut Rows,
     /// What all workers share.
     pub core: &'a Core,
-    /// The placement table, of several nodes.
-    pub table: Option<&'a NodeTable>,
+    /// The placement map, of several nodes.
+    pub table: Option<&'a MapView>,
     /// The lease of one of several nodes, as its batch sees it.
     pub tenure: &'a Tenure<'a>,
     /// What happens besides.

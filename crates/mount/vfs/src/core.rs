@@ -19,7 +19,7 @@ use crate::handles::Handles;
 use crate::locking::Locking;
 use crate::naming::{MOMENT, Naming, Trust};
 use crate::passthrough::PassthroughState;
-use crate::paths::Target;
+use crate::paths::NodeTarget;
 use crate::patience::Patience;
 use crate::told::Told;
 
@@ -155,14 +155,14 @@ impl Core {
         act: impl FnOnce(&Arc<Self>, InodeId, Reply) + Send + 'static,
     ) {
         match self.naming.target(node) {
-            Target::Inode(ino) => act(self, ino, reply),
-            Target::At(place) => {
+            NodeTarget::Inode(ino) => act(self, ino, reply),
+            NodeTarget::At(place) => {
                 let core = self.clone();
                 let found = move |reply: Reply, ino| act(&core, ino, reply);
                 let done = self.asked(caller.pid, reply, found);
                 self.find(caller, node, place, done);
             }
-            Target::Gone => reply.error(libc::ESTALE),
+            NodeTarget::Gone => reply.error(libc::ESTALE),
         }
     }
 

@@ -9,7 +9,7 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 
 use crate::convert;
-use crate::paths::{Paths, Target};
+use crate::paths::{NodeTarget, Paths};
 
 /// What the kernel may keep for the moment between a lookup and the stat that made it: it rounds up
 /// to the next tick of its clock.
@@ -64,9 +64,9 @@ impl Naming {
     }
 
     /// What an operation on a node is about.
-    pub fn target(&self, node: u64) -> Target {
+    pub fn target(&self, node: u64) -> NodeTarget {
         match self {
-            Self::Numbers => Target::Inode(node),
+            Self::Numbers => NodeTarget::Inode(node),
             Self::Paths(paths) => paths.target(node),
         }
     }

@@ -10,7 +10,7 @@
 //!   the kernel asks.
 //! - A name is only believed where everybody may search every directory on the way to it; see
 //!   [`seen`].
-//! - Directories that are open or may be worked in are their identity; see [`table`].
+//! - Directories that are open or may be worked in are their identity; see [`nodes`].
 //! - What turns out to be no directory is answered `ESTALE`: the kernel walks again, with a flag,
 //!   and is told the truth at every step. Symbolic links are remembered, so that this happens once.
 //!
@@ -20,9 +20,9 @@
 mod counters;
 mod filter;
 mod keeper;
+mod nodes;
 mod plan;
 mod seen;
-mod table;
 mod waiting;
 
 use std::sync::Arc;
@@ -39,14 +39,14 @@ use kestrel_walkhint::WalkHints;
 use parking_lot::{Mutex, RwLock};
 
 pub use self::counters::{Counters, Figures};
+pub use self::nodes::{NodeTarget, is_path};
 pub use self::plan::{Plan, Purpose, Use};
 pub use self::seen::SEARCH_ALL;
-pub use self::table::{Target, is_path};
 pub use self::waiting::{Found, Waiting};
 
 use self::filter::Filter;
 use self::keeper::Keeper;
-use self::table::{Directories, Lent, Table};
+use self::nodes::{Directories, NameTrust, PathNodes};
 use self::waiting::Waits;
 use crate::convert;
 use crate::naming::{MOMENT, Trust};
@@ -74,7 +74,7 @@ const TICKS: Duration = Duration::from_millis(20);
 pub struct Paths {
     fs: Arc<Fs>,
     nodes_max: NodesMax,
-    table: RwLock<Table>,
+    table: RwLock<PathNodes>,
     /// Names that were found to be symbolic links.
     links: Filter,
     /// Names that were last found to be neither directory nor absent.
@@ -99,7 +99,7 @@ impl Directories for Fs {
     }
 }
 
-impl Target {
+impl NodeTarget {
     /// The attributes of what it is.
     pub fn attributes(self, fs: &Arc<Fs>, caller: Caller, done: Done<Inode>) {
         match self {
@@ -126,7 +126,7 @@ impl Paths {
     pub fn new(fs: Arc<Fs>, hints: Arc<WalkHints>, trust: Trust, nodes_max: NodesMax) -> Arc<Self> {
         Arc::new(Self {
             nodes_max,
-            table: RwLock::new(Table::starting(fs.now().cast_unsigned())),
+            table: RwLock::new(PathNodes::starting(fs.now().cast_unsigned())),
             fs,
             links: Filter::default(),
             files: Filter::default(),
@@ -171,7 +171,7 @@ impl Paths {
     }
 
     /// What an operation on a node is about.
-    pub fn target(&self, node: u64) -> Target {
+    pub fn target(&self, node: u64) -> NodeTarget {
         self.table.read().target(node)
     }
 
@@ -190,7 +190,7 @@ impl Paths {
 
     /// How long the kernel may believe the name of a node; a node of which the attributes would
     /// have to be known for that.
-    fn names_ttl(&self, table: &Table, node: u64) -> (Duration, Option<u64>) {
+    fn names_ttl(&self, table: &PathNodes, node: u64) -> (Duration, Option<u64>) {
         let (verified, names) = (table.verified_ms(node), self.trust.names.as_millis() as u64);
         if verified == 0 || names == 0 || !self.hinted.load(Ordering::Acquire) {
             return (Duration::ZERO, None);
@@ -201,9 +201,9 @@ impl Paths {
             return (Duration::ZERO, None);
         }
         match table.lend(node, until) {
-            Lent::Yes => (Duration::from_millis(until - now), None),
-            Lent::No => (Duration::ZERO, None),
-            Lent::Unknown(dir) => (Duration::ZERO, table.claim_look(dir).then_some(dir)),
+            NameTrust::Yes => (Duration::from_millis(until - now), None),
+            NameTrust::No => (Duration::ZERO, None),
+            NameTrust::Unknown(dir) => (Duration::ZERO, table.claim_look(dir).then_some(dir)),
         }
     }
 
@@ -325,7 +325,7 @@ impl Paths {
         table.learned(nodeid);
         // Everybody may pass what the kernel believes.
         let until = self.now_ms() + TICKS.as_millis() as u64;
-        let entry_ttl = if table.lend(nodeid, until) == Lent::Yes { MOMENT } else { Duration::ZERO };
+        let entry_ttl = if table.lend(nodeid, until) == NameTrust::Yes { MOMENT } else { Duration::ZERO };
         Some(Entry { nodeid, generation: 1, attr, attr_ttl: Duration::ZERO, entry_ttl })
     }
 
@@ -365,7 +365,7 @@ impl Paths {
         // Called when the last one drops it.
         let then = Arc::new(Last(Mutex::new(Some(then))));
         for node in lent {
-            let Target::At(place) = self.target(node) else { continue };
+            let NodeTarget::At(place) = self.target(node) else { continue };
             let (paths, then) = (self.clone(), then.clone());
             let found = move |found: FsResult<Inode>| {
                 if let Ok(inode) = found {

@@ -15,7 +15,7 @@ use kestrel_types::request::OpenFlags;
 use kestrel_walkhint::Lookup;
 
 use crate::core::{Core, How};
-use crate::paths::{Counters, Found, Plan, Purpose, SEARCH_ALL, Target, Use, Waiting, is_path};
+use crate::paths::{Counters, Found, NodeTarget, Plan, Purpose, SEARCH_ALL, Use, Waiting, is_path};
 
 /// How a directory is opened to be listed.
 const LIST: OpenFlags =
@@ -242,12 +242,14 @@ impl Core {
         let core = self.clone();
         let open = move |reply: Reply, ino| core.opened_directory(node, ino, keeps_access_time, reply);
         match self.naming.target(node) {
-            Target::Inode(ino) => {
+            NodeTarget::Inode(ino) => {
                 let done = self.asked(caller.pid, reply, move |reply, ()| open(reply, ino));
                 self.fs.access(caller, ino, libc::R_OK as u32, done);
             }
-            Target::At(place) => self.reach(caller, node, place, LIST, self.asked(caller.pid, reply, open)),
-            Target::Gone => reply.error(libc::ESTALE),
+            NodeTarget::At(place) => {
+                self.reach(caller, node, place, LIST, self.asked(caller.pid, reply, open))
+            }
+            NodeTarget::Gone => reply.error(libc::ESTALE),
         }
     }
 
@@ -307,15 +309,15 @@ impl Core {
         });
         let reads = mask & libc::W_OK as u32 == 0;
         match self.naming.target(node) {
-            Target::Inode(ino) => {
+            NodeTarget::Inode(ino) => {
                 self.fs.access(caller, ino, mask, Box::new(move |allowed| done(allowed.map(|()| ino))));
             }
-            Target::At(place) if reads => {
+            NodeTarget::At(place) if reads => {
                 let [read, exec] = [libc::R_OK, libc::X_OK].map(|bit| mask & bit as u32 != 0);
                 let flags = OpenFlags { read, exec, ..OpenFlags::default() };
                 self.reach(caller, node, place, flags, done);
             }
-            Target::At(place) => {
+            NodeTarget::At(place) => {
                 let core = self.clone();
                 let found = Box::new(move |found: FsResult<InodeId>| match found {
                     Ok(ino) => {
@@ -330,7 +332,7 @@ impl Core {
                 });
                 self.find(caller, node, place, found);
             }
-            Target::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
+            NodeTarget::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
         }
     }
 

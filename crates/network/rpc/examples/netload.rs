@@ -26,7 +26,7 @@ use kestrel_rpc::tls::{ClientTls, Mode, Trust};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::placement::{Member, Placement};
+use kestrel_types::placement::{Member, PlacementMap};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::{Reclaim, ReclaimReply, SessionState, Welcome};
 use parking_lot::Mutex;
@@ -80,7 +80,7 @@ fn main() -> Result<(), Failure> {
 /// Connections to all metadata nodes of a volume.
 struct Nodes {
     /// Where requests go, if there are several.
-    placement: Option<Placement>,
+    placement: Option<PlacementMap>,
     /// In the order of the table's members.
     remotes: Vec<Arc<Remote>>,
 }
@@ -94,7 +94,7 @@ impl Nodes {
         };
         first.close();
         let bytes = (0..table.len() / 2).map(|at| u8::from_str_radix(&table[2 * at..2 * at + 2], 16));
-        let placement = Placement::decode(&bytes.collect::<Result<Vec<_>, _>>()?)?;
+        let placement = PlacementMap::decode(&bytes.collect::<Result<Vec<_>, _>>()?)?;
         let connect = |member: &Member| {
             let config = RemoteConfig { addresses: vec![member.address.clone()], ..config.clone() };
             Remote::connect(config, Arc::new(Nothing)).map(|(remote, _)| remote)

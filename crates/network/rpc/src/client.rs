@@ -115,7 +115,7 @@ pub trait Holder: Send + Sync {
     /// The outage is over.
     fn restored(&self, after: Duration);
 
-    /// The node has mentioned a version of the table of placement that is newer than all it
+    /// The node has mentioned a version of the placement map that is newer than all it
     /// mentioned before.
     fn newer_table(&self, _version: u64) {}
 }
@@ -468,7 +468,7 @@ impl Remote {
         self.shared.link.lock().is_up()
     }
 
-    /// Newest version of the table of placement that the node mentioned.
+    /// Newest version of the placement map that the node mentioned.
     pub fn table(&self) -> u64 {
         self.shared.link.lock().table()
     }

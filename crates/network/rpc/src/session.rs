@@ -1,5 +1,6 @@
-//! A client's session with a metadata node, without sockets, threads, clocks and randomness: messages and the time go in,
-//! bytes, completions and events come out. [`crate::client`] drives it with a real connection, the simulator with a virtual one.
+//! A client's session with a metadata node, without sockets, threads, clocks and randomness:
+//! messages and the time go in, bytes, completions and events come out. [`crate::client`] drives it
+//! with a real connection, the simulator with a virtual one.
 //!
 //! **Exactly once.** Calls that change something carry numbers 1, 2, 3 and so on, given when they
 //! are first sent, at most [`WINDOW`] of them unanswered. After a reconnect everything unanswered
@@ -143,7 +144,7 @@ pub enum Event {
     },
     /// Calls are served (again).
     Serving,
-    /// The node has mentioned a newer table of placement than before.
+    /// The node has mentioned a newer placement map than before.
     Table {
         /// Its version.
         version: u64,
@@ -388,7 +389,7 @@ impl<D> Link<D> {
         self.events.pop_front()
     }
 
-    /// Newest version of the table of placement that the node mentioned.
+    /// Newest version of the placement map that the node mentioned.
     pub fn table(&self) -> u64 {
         self.table
     }
@@ -430,7 +431,7 @@ impl<D> Link<D> {
         LinkFigures { in_flight, waiting: self.calls.len().saturating_sub(in_flight), ..self.figures }
     }
 
-    /// The node has this version of the table of placement.
+    /// The node has this version of the placement map.
     fn mention(&mut self, version: u64) {
         if version > self.table {
             self.table = version;

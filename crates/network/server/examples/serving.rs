@@ -29,7 +29,7 @@ use kestrel_types::clock::SystemClock;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
-use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placement};
+use kestrel_types::placement::{self, Exceptions, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Done, Op, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
@@ -75,7 +75,7 @@ struct Names {
 }
 
 impl Names {
-    fn of(me: NodeId, placement: &Placement) -> Self {
+    fn of(me: NodeId, placement: &PlacementMap) -> Self {
         let own = |name: &String| placement.owner_of(ROOT, name.as_bytes()).id == me;
         let names = |kind: &'static str, end: &'static str| {
             (0..).map(move |number: u64| format!("{kind}{number:08}{end}")).filter(own)
@@ -119,7 +119,7 @@ impl Carrier for Nobody {
 fn backend(
     engine: Arc<dyn Engine>,
     me: NodeId,
-    placement: &Placement,
+    placement: &PlacementMap,
 ) -> Result<Backend, Box<dyn std::error::Error>> {
     let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
     let node =
@@ -168,8 +168,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = EmbeddedEngine::open(&dir, [7; 16], options, Arc::new(|| Ok(())), &mut |_| true)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
     let members = (1..=nodes).map(|id| placement::Member { id, address: format!("node{id}:1") }).collect();
-    let map = ClusterMap::even(members)?;
-    let placement = Placement::new(map, ExceptionTable::default());
+    let map = SlotMap::even(members)?;
+    let placement = PlacementMap::new(map, Exceptions::default());
     // The one that has the root.
     let me = placement.owner_of(0, b"").id;
     let names = Names::of(me, &placement);

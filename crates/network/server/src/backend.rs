@@ -3,8 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use kestrel_cluster::host::MemberHost;
-use kestrel_meta::cluster::Cluster;
 use kestrel_meta::node::{Ear, Node};
+use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Done, Request};
@@ -13,7 +13,7 @@ use kestrel_types::wire::ReclaimOpen;
 use crate::server::Submission;
 use crate::session::given::Tree;
 
-/// Version of the table of placement of a node that has a volume to itself.
+/// Version of the placement map of a node that has a volume to itself.
 const TABLE_ALONE: u64 = 1;
 
 /// See the module's header.
@@ -46,7 +46,7 @@ impl Backend {
         }
     }
 
-    /// Version of the present table of placement.
+    /// Version of the present placement map.
     pub fn table(&self) -> u64 {
         version(self.node())
     }
@@ -63,8 +63,8 @@ impl Backend {
     }
 
     /// What the table says, for callers that must not keep the node open.
-    pub(crate) fn tables(&self) -> Tables {
-        Tables(Arc::downgrade(self.node()))
+    pub(crate) fn tables(&self) -> CurrentMap {
+        CurrentMap(Arc::downgrade(self.node()))
     }
 
     /// Executes requests of a session; `ear` hears each reply with the request's index.
@@ -109,18 +109,18 @@ impl Tree for Backend {
 }
 
 fn version(node: &Node) -> u64 {
-    node.cluster().map_or(TABLE_ALONE, Cluster::version)
+    node.cluster().map_or(TABLE_ALONE, Owners::version)
 }
 
 fn may_answer(node: &Node) -> bool {
-    node.cluster().is_none_or(Cluster::may_answer)
+    node.cluster().is_none_or(Owners::may_answer)
 }
 
-/// The table of placement, as it is whenever it is looked at.
+/// The placement map, as it is whenever it is looked at.
 #[derive(Clone)]
-pub(crate) struct Tables(Weak<Node>);
+pub(crate) struct CurrentMap(Weak<Node>);
 
-impl Tables {
+impl CurrentMap {
     /// Its version.
     pub fn version(&self) -> u64 {
         self.0.upgrade().map_or(TABLE_ALONE, |node| version(&node))

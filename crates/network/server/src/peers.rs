@@ -18,7 +18,7 @@ use kestrel_cluster::whereabouts::{Whereabout, Whereabouts};
 use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::peer::{Greeting, PeerConfig, PeerFigures, PeerLink};
 use kestrel_rpc::tls::ClientTls;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::wire::{PeerHello, PeerSecret, Versions};
 use parking_lot::RwLock;
 
@@ -118,7 +118,7 @@ impl Peers {
     ///
     /// # Errors
     /// If a thread does not start; the rest is tried again when this is called again.
-    pub fn meet(&self, placement: &Placement) -> io::Result<()> {
+    pub fn meet(&self, placement: &PlacementMap) -> io::Result<()> {
         let Some(introduction) = self.introduction.get() else { return Ok(()) };
         let mut links = self.links.write();
         for member in placement.map.members().iter().filter(|member| member.id != introduction.me) {
@@ -192,7 +192,7 @@ impl Peers {
 
     /// Lets go of nodes that are not in the table any more, when they have gone. Until then they
     /// may have to hear that.
-    pub fn forget_former(&self, placement: &Placement) {
+    pub fn forget_former(&self, placement: &PlacementMap) {
         if let Some(introduction) = self.introduction.get() {
             introduction.whereabouts.forget(|node| placement.heir_of(node).is_some());
         }

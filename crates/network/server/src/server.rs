@@ -25,7 +25,7 @@ use kestrel_rpc::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::request::{Creds, Done, Op, Outcome, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 
 use crate::admin::Admin;
 use crate::audit::Audit;
-use crate::backend::{Backend, Tables};
+use crate::backend::{Backend, CurrentMap};
 use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use crate::connection::Connection;
 use crate::figures::{Counts, Figures, SessionInfo};
@@ -61,8 +61,8 @@ const NAMED_MAX: usize = 5;
 /// about one address.
 const REFUSED_LINES: (Nanos, u32, u32) = (60 * SECOND, 30, 5);
 
-/// What clients are told of a volume by a table of placement.
-pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
+/// What clients are told of a volume by a placement map.
+pub type Describe = dyn Fn(&PlacementMap) -> Box<[u8]> + Send + Sync;
 
 /// By which table it was made, and after how many changes of nodes' addresses.
 type Description = ((u64, u64), Box<[u8]>);
@@ -71,8 +71,8 @@ type Description = ((u64, u64), Box<[u8]>);
 /// open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
-    /// The table of placement.
-    pub tables: Tables,
+    /// The placement map.
+    pub tables: CurrentMap,
     /// Makes what clients are told of the volume, of which several nodes have a table.
     describe: OnceLock<Box<Describe>>,
     /// What it made last.
@@ -226,7 +226,7 @@ impl Server {
         self.shared.in_use(object)
     }
 
-    /// Has clients told what `describe` makes of the present table of placement, with nodes where
+    /// Has clients told what `describe` makes of the present placement map, with nodes where
     /// they are, in the place of [`ServerConfig::descriptor`]. Once; of use to a member's server
     /// only. It must not wait.
     pub fn describe_by(&self, describe: Box<Describe>) {

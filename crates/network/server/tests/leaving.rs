@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use cluster::{Cluster, eventually, identity, introduce, mknod, say_all};
 use kestrel_types::error::FsResult;
-use kestrel_types::placement::{ClusterMap, Placement};
+use kestrel_types::placement::{PlacementMap, SlotMap};
 use kestrel_types::wire::{
     ClientId, Frames, Hello, PeerHello, REFUSED_LEFT, Refused, ToClient, ToServer, Versions, decode_to_client,
 };
 
-fn change(cluster: &Cluster, next: &Placement) -> FsResult<()> {
+fn change(cluster: &Cluster, next: &PlacementMap) -> FsResult<()> {
     let (send, ended) = mpsc::channel();
     let done = Box::new(move |result| send.send(result).unwrap());
     cluster.sites[0].running().host.change(next.clone(), done);
@@ -50,11 +50,11 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
     let client = cluster.client();
     client.done(mknod("file"));
     let present = &cluster.placement;
-    let map = ClusterMap::new(present.map.members().to_vec(), |slot| match present.map.owner(slot).id {
+    let map = SlotMap::new(present.map.members().to_vec(), |slot| match present.map.owner(slot).id {
         3 => 1,
         other => other,
     });
-    let drained = Placement { version: 6, map: map.unwrap(), ..present.clone() };
+    let drained = PlacementMap { version: 6, map: map.unwrap(), ..present.clone() };
     change(&cluster, &drained).unwrap();
     let leaving = drained.with_leaving(3).unwrap();
     change(&cluster, &leaving).unwrap();

@@ -16,7 +16,7 @@ use kestrel_server::config::ServerConfig;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{SECOND, SystemClock};
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{ToClient, ToServer};
 
@@ -56,8 +56,8 @@ fn next(line: &Line) -> Vec<ToClient> {
 #[test]
 fn ping_that_may_not_be_answered() {
     let engine = Arc::new(MemoryEngine::shared(SyncWhen::Asked));
-    let map = ClusterMap::even(vec![MapMember { id: 1, address: "node-1:1".into() }]).unwrap();
-    let placement = Placement::new(map, ExceptionTable::default());
+    let map = SlotMap::even(vec![MapMember { id: 1, address: "node-1:1".into() }]).unwrap();
+    let placement = PlacementMap::new(map, Exceptions::default());
     let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
     Member::format(&*engine, root, SECOND, 1, placement.clone()).unwrap();
     let node =

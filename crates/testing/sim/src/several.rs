@@ -12,11 +12,11 @@ mod faults;
 mod finish;
 mod host;
 mod leaving;
+mod maps;
 mod objects;
 mod opens;
 mod sessions;
 mod store;
-mod tables;
 mod zombie;
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
+use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap};
 use kestrel_types::request::{Reply, Request};
 use kestrel_types::wire::ClientId;
 
@@ -39,9 +39,9 @@ use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
 use leaving::Leaving;
+use maps::MapChanges;
 use objects::Objects;
 use sessions::Claimed;
-use tables::Tables;
 use zombie::Moan;
 
 /// How long clients ask at most, in virtual time.
@@ -112,7 +112,7 @@ pub struct Several {
     agenda: Agenda<Event>,
     dice: Dice,
     hosts: BTreeMap<NodeId, Host>,
-    placement: Placement,
+    placement: PlacementMap,
     clients: Vec<Caller>,
     clients_begun: u64,
     calls_sent: u64,
@@ -140,16 +140,16 @@ pub struct Several {
     bias: Bias,
     /// Others can claim the members' stores.
     shared: bool,
-    tables: Tables,
+    tables: MapChanges,
     leaving: Leaving,
     tally: Tally,
 }
 
 /// A table for so many nodes, with exceptions to some of the names of the workload.
-fn placement(nodes: u32, dice: &mut Dice) -> Placement {
+fn placement(nodes: u32, dice: &mut Dice) -> PlacementMap {
     let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
-    let map = ClusterMap::even(members).expect("a few members");
-    let mut exceptions = ExceptionTable::default();
+    let map = SlotMap::even(members).expect("a few members");
+    let mut exceptions = Exceptions::default();
     for name in NAMES {
         // Hashes of so few names may all lie on one node.
         let rule = match dice.below(10) {
@@ -159,7 +159,7 @@ fn placement(nodes: u32, dice: &mut Dice) -> Placement {
         };
         exceptions.set(Name::new(name.as_bytes()).expect("a name"), Some(rule)).expect("a few exceptions");
     }
-    Placement::new(map, exceptions)
+    PlacementMap::new(map, exceptions)
 }
 
 impl Scene for Several {
@@ -308,7 +308,7 @@ impl Several {
             gathering: if dice.chance(50) { MS / 10 * dice.between(1, 100) } else { 0 },
             bias: Bias { moves: dice.chance(25), looks: dice.chance(25) },
             shared,
-            tables: Tables::new(dice.chance(80), (seed, workers)),
+            tables: MapChanges::new(dice.chance(80), (seed, workers)),
             leaving,
             tally: Tally::default(),
             dice,

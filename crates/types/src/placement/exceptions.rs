@@ -10,8 +10,8 @@ use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::ids::InodeId;
 use crate::name::{NAME_MAX, Name};
 
-/// Most exceptions of a table: n log₂ n for the largest cluster ([`super::map::MEMBERS_MAX`]) and
-/// some room. An encoded table stays below 3.2 MB, so it fits one frame.
+/// Most exceptions of a table: n log₂ n for the largest cluster ([`super::slot_map::MEMBERS_MAX`])
+/// and some room. An encoded table stays below 3.2 MB, so it fits one frame.
 pub const EXCEPTIONS_MAX: usize = 12_288;
 
 /// What is done with a name.
@@ -37,12 +37,12 @@ struct Exception {
 /// Names with a rule of their own. Looked up with the name's hash, which placement computes anyway:
 /// without exceptions a look-up costs nothing but that.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ExceptionTable {
+pub struct Exceptions {
     /// Ascending by hash, then name; no name twice.
     sorted: Vec<Exception>,
 }
 
-impl ExceptionTable {
+impl Exceptions {
     /// Where a name is, or where it belongs.
     fn position(&self, hash: u64, name: &[u8]) -> Result<usize, usize> {
         self.sorted.binary_search_by(|one| one.hash.cmp(&hash).then_with(|| one.name.as_bytes().cmp(name)))
@@ -83,7 +83,7 @@ impl ExceptionTable {
     }
 
     /// Gives a name a rule, or takes it away. The coordinator, which changes a table that is in
-    /// use, gives it a new version and has the entries moved; see [`super::Placement`].
+    /// use, gives it a new version and has the entries moved; see [`super::PlacementMap`].
     ///
     /// # Errors
     /// If the table is full; it is unchanged then.
@@ -136,7 +136,7 @@ impl ExceptionTable {
         }
     }
 
-    /// Reads what [`ExceptionTable::encode_into`] wrote.
+    /// Reads what [`Exceptions::encode_into`] wrote.
     pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let count = reader.varint()?;
         if count > EXCEPTIONS_MAX as u64 {

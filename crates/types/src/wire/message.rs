@@ -164,7 +164,7 @@ pub struct Welcome {
     pub session: SessionState,
     /// A client not heard of for this long has lost its session.
     pub lease_ms: u32,
-    /// Version of the table of placement.
+    /// Version of the placement map.
     pub table: u64,
     /// The directory that this client takes for the root: another one than that if it is confined
     /// to a subtree.
@@ -198,7 +198,7 @@ pub enum ToClient {
     },
     /// The answer to a Ping.
     Pong {
-        /// Version of the table of placement that the node has, as in a [`ReplyTo`]: a client that
+        /// Version of the placement map that the node has, as in a [`ReplyTo`]: a client that
         /// asks for nothing hears of a newer one, too.
         table: u64,
     },
@@ -214,7 +214,7 @@ pub enum ToClient {
 pub struct ReplyTo {
     /// The call's id.
     pub id: u64,
-    /// Version of the node's table of placement.
+    /// Version of the node's placement map.
     pub table: u64,
     /// The answer.
     pub answered: Answered,

@@ -8,7 +8,7 @@ use super::session::{MAGIC, versions};
 use super::{HELLO_BYTES_MAX, Versions, WireError};
 use crate::codec::{DecodeError, Reader};
 use crate::placement::NodeId;
-use crate::placement::map::ADDRESS_MAX;
+use crate::placement::slot_map::ADDRESS_MAX;
 
 /// Refused: the directory of the node that dials is not the one that this cluster knows.
 pub const REFUSED_BIRTH: i32 = libc::EKEYREJECTED;
@@ -60,7 +60,7 @@ pub struct PeerHello {
     pub from: NodeId,
     /// The node that it means to have reached.
     pub to: NodeId,
-    /// Version of its table of placement.
+    /// Version of its placement map.
     pub table: u64,
     /// Random, of this connection: what the other side proves itself by.
     pub nonce: [u8; 16],

@@ -11,7 +11,7 @@ use kestrel_client::remote::address;
 use kestrel_client::volume::Token;
 use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::units::duration_arg;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 use super::failed;
@@ -72,7 +72,7 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
     let answer =
         ask(&dir, &json!({ "verb": "expect", "address": address, "role": args.role.role().word() }))?;
     let bytes = answer["table"].as_str().and_then(from_hex).unwrap_or_default();
-    let placement = Placement::decode(&bytes).map_err(fail)?;
+    let placement = PlacementMap::decode(&bytes).map_err(fail)?;
     let node = answer["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
     let node =
         node.ok_or_else(|| fail("the node's answer has no number; use the same version of kestrel"))?;

@@ -7,7 +7,7 @@ use kestrel_balancer::next::{ROUNDS_MAX, even_names, even_slots};
 use kestrel_daemon::balance::{rule, tell};
 use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::units::count;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 use super::change::{Target, slots};
@@ -105,7 +105,7 @@ pub fn run(args: &BalanceArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-fn fair_part(placement: &Placement) -> String {
+fn fair_part(placement: &PlacementMap) -> String {
     let owners = placement.map.slots_of_members().into_iter().filter(|slots| *slots > 0);
     count(owners.max().unwrap_or(0) as u64)
 }
@@ -114,7 +114,7 @@ fn fair_part(placement: &Placement) -> String {
 fn names(
     args: &BalanceArgs,
     target: &Target,
-    present: &mut Placement,
+    present: &mut PlacementMap,
     done: &mut Done,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
@@ -140,7 +140,7 @@ fn names(
     Ok(())
 }
 
-fn document(change: &Change, next: &Placement) -> Value {
+fn document(change: &Change, next: &PlacementMap) -> Value {
     json!({
         "name": String::from_utf8_lossy(change.name.as_bytes()),
         "entries": change.entries,

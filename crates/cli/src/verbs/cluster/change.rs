@@ -8,7 +8,7 @@ use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_daemon::failure::Failure;
 use kestrel_types::name::Name;
-use kestrel_types::placement::{Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 use super::failed;
@@ -39,7 +39,7 @@ impl Target {
     /// Connects to the node that leads changes, and to no other one.
     pub fn coordinator_of(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
-        let leads = |table: &Placement, node| table.coordinator == node;
+        let leads = |table: &PlacementMap, node| table.coordinator == node;
         let panel = Panel::connect_to(url, &kestrel_daemon::who(verb), leads).map_err(failed)?;
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
@@ -67,7 +67,7 @@ impl Target {
     }
 
     /// The present table.
-    pub fn table(&self) -> Result<Placement, Failure> {
+    pub fn table(&self) -> Result<PlacementMap, Failure> {
         self.panel.table_of(self.coordinator()).map_err(failed)
     }
 
@@ -103,7 +103,7 @@ impl Target {
 
     /// Makes `next` the table, with the version after the present one; returns when all nodes have
     /// it.
-    pub fn change(&self, next: &Placement, progress: &mut Progress) -> Result<(), Failure> {
+    pub fn change(&self, next: &PlacementMap, progress: &mut Progress) -> Result<(), Failure> {
         let question = json!({ "verb": "change", "table": to_hex(&next.encode()) });
         let mut show = |event: Value| {
             let phase = event["phase"].as_str().unwrap_or("working");
@@ -146,14 +146,14 @@ fn report(answer: &Value) -> Result<Report, Failure> {
 }
 
 /// The numbers of the members of a table that own no slots.
-fn without_slots(placement: &Placement) -> Vec<NodeId> {
+fn without_slots(placement: &PlacementMap) -> Vec<NodeId> {
     let slots = placement.map.slots_of_members();
     let members = placement.map.members().iter().zip(slots);
     members.filter(|(_, slots)| *slots == 0).map(|(member, _)| member.id).collect()
 }
 
 /// The table in which a member owns no slots, and how many move.
-pub fn drained(present: &Placement, node: NodeId) -> Result<(Placement, usize), Failure> {
+pub fn drained(present: &PlacementMap, node: NodeId) -> Result<(PlacementMap, usize), Failure> {
     // A node that owns nothing now is not to get anything by this, unless no other is there.
     let mut without = without_slots(present);
     if !without.contains(&node) {
@@ -163,11 +163,11 @@ pub fn drained(present: &Placement, node: NodeId) -> Result<(Placement, usize), 
         without = [&[node], &present.leaving[..], &present.idle].concat();
     }
     let (map, moves) = resize(&present.map, present.map.members(), &without).map_err(fail)?;
-    Ok((Placement { version: present.version + 1, map, ..present.clone() }, moves.len()))
+    Ok((PlacementMap { version: present.version + 1, map, ..present.clone() }, moves.len()))
 }
 
 /// Members and their slots, as JSON.
-pub fn slots(placement: &Placement) -> Value {
+pub fn slots(placement: &PlacementMap) -> Value {
     let of = |(member, slots): (&Member, usize)| json!({ "node": member.id, "slots": slots });
     placement.map.members().iter().zip(placement.map.slots_of_members()).map(of).collect()
 }

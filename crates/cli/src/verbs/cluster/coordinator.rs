@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kestrel_daemon::failure::{Failure, Verdict};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
 
 use super::change::Target;
@@ -52,7 +52,7 @@ pub fn run(args: &CoordinatorArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-fn say(args: &CoordinatorArgs, table: &Placement, what: &str) {
+fn say(args: &CoordinatorArgs, table: &PlacementMap, what: &str) {
     if args.json {
         print_json(&json!({ "coordinator": table.coordinator, "table": table.version }));
     } else {

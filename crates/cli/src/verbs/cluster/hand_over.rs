@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_daemon::failure::{Failure, Verdict};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
 
 use super::failed;
@@ -44,7 +44,7 @@ pub fn run(args: &HandOverArgs) -> Result<Verdict, Failure> {
     RemoteUrl::parse(&args.url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
     let fail = |why: String| Failure::new("cluster", why);
     let who = kestrel_daemon::who("kestrel cluster hand-over");
-    let wanted = |table: &Placement, node| successor(table, args) == Some(node);
+    let wanted = |table: &PlacementMap, node| successor(table, args) == Some(node);
     let panel = Panel::connect_to(&args.url, &who, wanted).map_err(failed)?;
     let panel =
         panel.ok_or_else(|| fail(format!("{}: one node serves it; there is no other one", args.url)))?;
@@ -76,7 +76,7 @@ pub fn run(args: &HandOverArgs) -> Result<Verdict, Failure> {
 }
 
 /// The node whose machine takes it: that one, or the next in cyclic order that serves clients.
-fn successor(table: &Placement, args: &HandOverArgs) -> Option<NodeId> {
+fn successor(table: &PlacementMap, args: &HandOverArgs) -> Option<NodeId> {
     let members = || table.map.members().iter().map(|member| member.id).filter(|node| *node != args.node);
     if let Some(to) = args.to {
         return members().find(|node| *node == to);

@@ -8,8 +8,8 @@ use kestrel_balancer::balance::{Goal, exceptions_allowed};
 use kestrel_balancer::census::Census;
 use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::units::count;
-use kestrel_types::placement::map::MEMBERS_MAX;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement, Rule};
+use kestrel_types::placement::slot_map::MEMBERS_MAX;
+use kestrel_types::placement::{Exceptions, Member, PlacementMap, Rule, SlotMap};
 use serde_json::{Value, json};
 
 use crate::verbs::print_json;
@@ -68,7 +68,7 @@ impl Spread {
 /// What was found.
 struct Found {
     census: Census,
-    balanced: Placement,
+    balanced: PlacementMap,
     limit: u64,
     before: Vec<u64>,
     after: Vec<u64>,
@@ -143,9 +143,9 @@ fn read_lines(from: &str, mut input: impl BufRead) -> Result<Census, Failure> {
 fn balance(census: Census, nodes: usize, goal: &Goal) -> Result<Found, Failure> {
     let member = |id| Member { id, address: format!("node-{id}") };
     // MEMBERS_MAX fits.
-    let map = ClusterMap::even((1..=nodes as u32).map(member).collect())
+    let map = SlotMap::even((1..=nodes as u32).map(member).collect())
         .map_err(|why| Failure::new("cluster plan", why))?;
-    let mut balanced = Placement::new(map, ExceptionTable::default());
+    let mut balanced = PlacementMap::new(map, Exceptions::default());
     let before = census.loads(&balanced);
     let rounds = census.settle(&mut balanced, goal).map_err(|why| Failure::new("cluster plan", why))?;
     let after = census.loads(&balanced);

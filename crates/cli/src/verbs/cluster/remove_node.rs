@@ -6,7 +6,7 @@ use clap::Args;
 use kestrel_client::remote::Panel;
 use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::units::{count, duration_arg};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 use super::change::{Target, drained};
@@ -117,7 +117,7 @@ struct Leave<'a> {
 }
 
 impl Leave<'_> {
-    fn undo(&self, present: &Placement) -> Result<Verdict, Failure> {
+    fn undo(&self, present: &PlacementMap) -> Result<Verdict, Failure> {
         if !present.is_leaving(self.args.node) {
             return Err(fail(format!("node {} is not leaving", self.args.node)));
         }
@@ -184,8 +184,8 @@ impl Leave<'_> {
     fn change(
         &self,
         step: &str,
-        mut next: impl FnMut(&Placement) -> Result<Option<Placement>, Failure>,
-    ) -> Result<Placement, Failure> {
+        mut next: impl FnMut(&PlacementMap) -> Result<Option<PlacementMap>, Failure>,
+    ) -> Result<PlacementMap, Failure> {
         let mut told = String::new();
         loop {
             let present = self.target.table()?;
@@ -255,7 +255,7 @@ fn named(clients: &[String]) -> String {
 
 /// The node that gets the part of a node that leaves: of those that stay the one that has inherited
 /// least.
-fn heir(present: &Placement) -> Option<NodeId> {
+fn heir(present: &PlacementMap) -> Option<NodeId> {
     let inherited = |node: NodeId| present.former.iter().filter(|(_, heir)| *heir == node).count();
     let staying = present.serving().map(|member| member.id).filter(|node| !present.is_leaving(*node));
     staying.min_by_key(|node| inherited(*node))

@@ -69,7 +69,7 @@ fn count_owned(url: &str, status: &mut Value) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells of the table of placement, and of what is about to become of it.
+/// Tells of the placement map, and of what is about to become of it.
 fn changes(status: &Value, nodes: &[Value]) {
     let versions = nodes.iter().filter_map(|node| node["table"].as_u64());
     let (least, most) = (versions.clone().min().unwrap_or(0), versions.max().unwrap_or(0));

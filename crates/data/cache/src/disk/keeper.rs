@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Disk, Side, c_string, marker};
 use crate::faults::DiskOp;
-use crate::object::Table;
+use crate::object::ObjectIndex;
 use crate::sys;
 
 /// Between two looks at the room on the disk, and at a disk that is out of service.
@@ -23,7 +23,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(600);
 const TRIAL_BYTES: usize = 4096;
 
 /// Starts the keeper of a disk, and the thread that watches over its promises.
-pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<Table>) -> io::Result<()> {
+pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<ObjectIndex>) -> io::Result<()> {
     let of = Arc::clone(disk);
     disk.promises.start(format!("kestrel-cache-p{}", disk.index), move || of.note_unanswered(Side::Read))?;
     let (disk, table) = (Arc::clone(disk), Arc::downgrade(table));
@@ -33,7 +33,7 @@ pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<Table>) -> io::Result<()> {
     std::thread::Builder::new().name(name).spawn(move || run(&disk, &table)).map(drop)
 }
 
-fn run(disk: &Disk, table: &Weak<Table>) {
+fn run(disk: &Disk, table: &Weak<ObjectIndex>) {
     let mut swept = Instant::now();
     while let Some(is_wished) = wait(disk) {
         for side in [Side::Read, Side::Write] {
@@ -65,7 +65,7 @@ fn wait(disk: &Disk) -> Option<bool> {
     (!wishes.closed).then(|| std::mem::take(&mut wishes.sweep))
 }
 
-fn sweep(disk: &Disk, table: &Weak<Table>) {
+fn sweep(disk: &Disk, table: &Weak<ObjectIndex>) {
     let begun = Instant::now();
     match disk.sweep() {
         Ok(Some(swept)) => {

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kestrel_engine::{BatchKind, Mutation};
-use kestrel_meta::cluster::{NodeTable, owner};
 use kestrel_meta::node::{Moved, figures_of};
+use kestrel_meta::owners::{MapView, owner};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_meta::rows::number_of;
 use kestrel_types::codec::Reader;
@@ -18,7 +18,7 @@ use kestrel_types::error::FsResult;
 use kestrel_types::ids::Position;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
-use kestrel_types::placement::Placement;
+use kestrel_types::placement::PlacementMap;
 
 use super::records::{self, Strangers};
 use super::{ChangeMessage, Charge, Purge, gains, hands_over, inherits, loses, shares_move};
@@ -27,7 +27,7 @@ use crate::{Member, Message, Todo};
 
 impl Member {
     /// The coordinator says that this is the table. With a charge if this member is to follow him.
-    pub(super) fn adopt(&mut self, next: Arc<Placement>, charge: Option<Charge>) {
+    pub(super) fn adopt(&mut self, next: Arc<PlacementMap>, charge: Option<Charge>) {
         let (version, present) = (next.version, self.table.placement.version);
         let adopted = Message::Change(ChangeMessage::Adopted(version));
         if version <= present && !self.changing.joining {
@@ -59,7 +59,7 @@ impl Member {
         }
     }
 
-    fn adopt_now(&mut self, next: Arc<Placement>, charge: Option<Charge>) -> FsResult<Position> {
+    fn adopt_now(&mut self, next: Arc<PlacementMap>, charge: Option<Charge>) -> FsResult<Position> {
         let (node, before) = (self.node.clone(), self.table.clone());
         let hands_over = hands_over(self.me, &before.placement, &next);
         let gains = gains(self.me, &before.placement, &next);
@@ -82,8 +82,8 @@ impl Member {
             rows.extend(records_of(&next, charge));
         }
         let position = self.commit_beside(BatchKind::Freeing, rows)?;
-        let placement = Placement::clone(&next);
-        self.put_table(NodeTable { me: self.me, placement, leaving: None, strangers: left, only_here });
+        let placement = PlacementMap::clone(&next);
+        self.put_table(MapView { me: self.me, placement, leaving: None, strangers: left, only_here });
         node.take_moved(moved);
         drop(quiet);
 
@@ -114,7 +114,7 @@ impl Member {
     }
 
     /// What goes and comes by the next table. A damaged row is fsck's business.
-    fn moved(&self, next: &Placement) -> FsResult<Moved> {
+    fn moved(&self, next: &PlacementMap) -> FsResult<Moved> {
         let (mut moved, me, engine) = (Moved::default(), self.me, self.node.engine());
         let row_comes = |table: Table, id: u64, suffix: &[u8]| match (
             self.table.owner(table, id, suffix) == me,
@@ -178,7 +178,7 @@ impl Member {
 }
 
 /// What a member puts on record that is the coordinator by this table, which is decided.
-fn records_of(next: &Placement, charge: &Charge) -> Vec<Mutation> {
+fn records_of(next: &PlacementMap, charge: &Charge) -> Vec<Mutation> {
     let mut rows = vec![
         records::change_row(next),
         records::era_row(charge.era),

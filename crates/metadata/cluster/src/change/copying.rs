@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use kestrel_engine::{Mutation, TapGuard};
-use kestrel_meta::cluster::{NodeTable, owner};
 use kestrel_meta::node::Node;
+use kestrel_meta::owners::{MapView, owner};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsResult;
 use kestrel_types::key::Key;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use parking_lot::Mutex;
 
 use super::purge::{Cursor, visited_max};
@@ -58,7 +58,7 @@ struct CopyStream {
 pub(super) struct Copying {
     /// A number that no other copying has.
     stream: u64,
-    next: Arc<Placement>,
+    next: Arc<PlacementMap>,
     /// Rows that leave and have changed since they were read last.
     changed: Arc<Mutex<BTreeSet<Key>>>,
     _tap: Option<TapGuard>,
@@ -76,14 +76,14 @@ fn bytes_of(row: &Mutation) -> usize {
 
 impl Copying {
     /// Of a member that loses nothing: it is done.
-    fn nothing(stream: u64, next: Arc<Placement>) -> Self {
+    fn nothing(stream: u64, next: Arc<PlacementMap>) -> Self {
         let (changed, destinations) = (Arc::default(), BTreeMap::new());
         Self { stream, next, changed, _tap: None, scan: None, destinations, passes: 0, said: false }
     }
 
     /// Has the batches shown to it from now on. With every worker's state held, so that none is on
     /// its way.
-    fn of(node: &Node, stream: u64, table: Arc<NodeTable>, next: Arc<Placement>) -> Self {
+    fn of(node: &Node, stream: u64, table: Arc<MapView>, next: Arc<PlacementMap>) -> Self {
         let mut copying = Self::nothing(stream, next.clone());
         let changed = copying.changed.clone();
         let tap = move |batch: &[Mutation]| {
@@ -127,7 +127,7 @@ impl Copying {
     }
 
     /// Visits some rows more.
-    fn scan_some(&mut self, node: &Node, table: &NodeTable) -> FsResult<()> {
+    fn scan_some(&mut self, node: &Node, table: &MapView) -> FsResult<()> {
         let Some(mut cursor) = self.scan.take() else { return Ok(()) };
         let me = table.me;
         let walked = cursor.walk(&**node.engine(), visited_max(node), |key, value| {

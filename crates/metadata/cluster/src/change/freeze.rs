@@ -1,7 +1,7 @@
 //! The source: rows that leave are kept from everybody, and what is left of them is sent.
 
 use kestrel_engine::BatchKind;
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::owners::MapView;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};
@@ -34,7 +34,7 @@ impl Member {
             let frozen = Message::Change(ChangeMessage::Frozen(attempt));
             return self.when_durable(last, Todo::Send(coordinator, frozen));
         }
-        self.set_table(NodeTable { leaving: Some(next), ..NodeTable::clone(&self.table) });
+        self.set_table(MapView { leaving: Some(next), ..MapView::clone(&self.table) });
         // After that: no lock of such a file is given from now on.
         let files = self.locked_files();
         if files > 0 {
@@ -101,7 +101,7 @@ impl Member {
 
     /// Whether a transaction still has rows that leave, or a directory's entries: a listing must
     /// not miss what comes elsewhere meanwhile.
-    fn lends_what_leaves(&self, table: &NodeTable) -> bool {
+    fn lends_what_leaves(&self, table: &MapView) -> bool {
         self.cluster().locks.touches(
             |key: &Key| table.is_leaving(key.table, key.id, &key.suffix),
             |kind, id| kind == Table::Entry || table.is_leaving_home(id),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kestrel_engine::Mutation;
 use kestrel_types::error::FsError;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 
 /// A try to change the table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +47,7 @@ pub enum ChangeMessage {
         /// Which.
         attempt: Attempt,
         /// What the table shall be.
-        next: Arc<Placement>,
+        next: Arc<PlacementMap>,
     },
     /// There are no strangers.
     Clean(Attempt),
@@ -89,12 +89,12 @@ pub enum ChangeMessage {
     /// The attempt has failed.
     Abort(Attempt),
     /// This is decided to be the table.
-    Adopt(Arc<Placement>),
+    Adopt(Arc<PlacementMap>),
     /// This is decided to be the table, and by it the member is the coordinator: it is to see to it
     /// that all adopt it.
     Entrust {
         /// The table.
-        next: Arc<Placement>,
+        next: Arc<PlacementMap>,
         /// What it has to know.
         charge: Charge,
     },

@@ -9,8 +9,8 @@
 use std::ops::ControlFlow;
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_meta::cluster::{NodeTable, share_holder_of};
 use kestrel_meta::node::Node;
+use kestrel_meta::owners::{MapView, share_holder_of};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
@@ -143,7 +143,7 @@ impl Member {
     /// There are no strangers any more.
     fn purged(&mut self) {
         self.changing.strangers = Strangers::None;
-        self.set_table(NodeTable { strangers: false, ..NodeTable::clone(&self.table) });
+        self.set_table(MapView { strangers: false, ..MapView::clone(&self.table) });
         let Some(part) = &mut self.changing.part else { return };
         if matches!(part.step, Step::Cleaning) {
             part.step = Step::Clean;

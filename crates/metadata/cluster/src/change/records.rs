@@ -5,14 +5,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kestrel_engine::{Engine, Mutation};
-use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::ids::{counter_row, decode_counter};
+use kestrel_meta::owners::MapView;
 use kestrel_meta::pipeline::engine_error;
 use kestrel_types::codec::{DecodeError, Reader, put_varint};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::map::ADDRESS_MAX;
-use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, Placement};
+use kestrel_types::placement::slot_map::ADDRESS_MAX;
+use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, PlacementMap};
 
 use super::{Announced, Attempt};
 
@@ -61,13 +61,13 @@ pub enum Strangers {
 #[derive(Debug, Default)]
 pub struct ChangeRecords {
     /// The present table, if it is not that with which the node was formed.
-    pub table: Option<Placement>,
+    pub table: Option<PlacementMap>,
     /// Rows that are not its own.
     pub strangers: Strangers,
     /// Frozen for this attempt.
-    pub frozen: Option<(Attempt, Arc<Placement>)>,
+    pub frozen: Option<(Attempt, Arc<PlacementMap>)>,
     /// Decided.
-    pub change: Option<Arc<Placement>>,
+    pub change: Option<Arc<PlacementMap>>,
     /// Counters of files that can only be open here are not below.
     pub only_here: u64,
     /// Nodes to come; of members those that are taken out again because they never came.
@@ -94,11 +94,11 @@ pub(crate) fn gone(name: &str) -> Mutation {
     row(name, None)
 }
 
-pub(crate) fn table_row(table: &Placement) -> Mutation {
+pub(crate) fn table_row(table: &PlacementMap) -> Mutation {
     row(TABLE, Some(table.encode()))
 }
 
-pub(crate) fn change_row(table: &Placement) -> Mutation {
+pub(crate) fn change_row(table: &PlacementMap) -> Mutation {
     row(CHANGE, Some(table.encode()))
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn strangers_row(strangers: Strangers) -> Mutation {
     row(STRANGERS, value)
 }
 
-pub(crate) fn frozen_row(attempt: Attempt, next: &Placement) -> Mutation {
+pub(crate) fn frozen_row(attempt: Attempt, next: &PlacementMap) -> Mutation {
     let mut out = vec![VERSION];
     put_attempt(&mut out, attempt);
     out.extend_from_slice(&next.encode());
@@ -174,7 +174,7 @@ pub fn decode_strangers(bytes: &[u8]) -> Result<Strangers, DecodeError> {
 ///
 /// # Errors
 /// If it is none.
-pub fn decode_frozen(bytes: &[u8]) -> Result<(Attempt, Placement), DecodeError> {
+pub fn decode_frozen(bytes: &[u8]) -> Result<(Attempt, PlacementMap), DecodeError> {
     let mut r = Reader::new(bytes);
     if r.u8()? != VERSION {
         return Err(DecodeError("a record of an unknown format version"));
@@ -187,8 +187,8 @@ pub fn decode_frozen(bytes: &[u8]) -> Result<(Attempt, Placement), DecodeError> 
 ///
 /// # Errors
 /// If it is none.
-pub fn decode_table(bytes: &[u8]) -> Result<Placement, DecodeError> {
-    Placement::decode(bytes).map_err(|_| DecodeError("no table of placement"))
+pub fn decode_table(bytes: &[u8]) -> Result<PlacementMap, DecodeError> {
+    PlacementMap::decode(bytes).map_err(|_| DecodeError("no table of placement"))
 }
 
 /// Reads the record of an expected node.
@@ -227,17 +227,17 @@ impl ChangeRecords {
 
     /// The table that a member starts with: the one on record, or else that with which it was
     /// formed.
-    pub(crate) fn present(&self, me: NodeId, formed: Placement) -> FsResult<NodeTable> {
-        let table = NodeTable::new(me, self.table.clone().unwrap_or(formed))?;
+    pub(crate) fn present(&self, me: NodeId, formed: PlacementMap) -> FsResult<MapView> {
+        let table = MapView::new(me, self.table.clone().unwrap_or(formed))?;
         let leaving = self.frozen.as_ref().map(|(_, next)| next.clone());
         let strangers = self.strangers != Strangers::None;
-        Ok(NodeTable { leaving, strangers, only_here: self.only_here, ..table })
+        Ok(MapView { leaving, strangers, only_here: self.only_here, ..table })
     }
 
     /// The newest table that these say is decided. Of several nodes at rest the newest of all is
     /// the cluster's: a node that has an older one has not heard of it, and everything is where the
     /// newest one says, besides rows that records "strangers" and "frozen" explain.
-    pub fn newest(&self) -> Option<&Placement> {
+    pub fn newest(&self) -> Option<&PlacementMap> {
         self.table.iter().chain(self.change.as_deref()).max_by_key(|table| table.version)
     }
 
@@ -266,15 +266,15 @@ impl ChangeRecords {
 
 #[cfg(test)]
 mod tests {
-    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+    use kestrel_types::placement::{Exceptions, Member, SlotMap};
 
     use super::*;
 
     #[test]
     fn records_survive_a_round_trip_and_damage_is_noticed() {
         let members = vec![Member { id: 1, address: "a".into() }];
-        let (map, exceptions) = (ClusterMap::even(members).unwrap(), ExceptionTable::default());
-        let table = Placement { version: 4, ..Placement::new(map, exceptions) };
+        let (map, exceptions) = (SlotMap::even(members).unwrap(), Exceptions::default());
+        let table = PlacementMap { version: 4, ..PlacementMap::new(map, exceptions) };
         let attempt = Attempt { epoch: 3, number: 500 };
         for strangers in [Strangers::Leftover, Strangers::Coming(attempt)] {
             let row = strangers_row(strangers).value.unwrap();

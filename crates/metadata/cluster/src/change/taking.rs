@@ -1,7 +1,7 @@
 //! The destination: rows that come are strangers until their table is adopted.
 
 use kestrel_engine::{BatchKind, Mutation};
-use kestrel_meta::cluster::{NodeTable, owner};
+use kestrel_meta::owners::{MapView, owner};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 
@@ -51,7 +51,7 @@ impl Member {
         let mut batch = rows;
         if self.changing.strangers != Strangers::Coming(attempt) {
             if !self.table.strangers {
-                self.set_table(NodeTable { strangers: true, ..NodeTable::clone(&self.table) });
+                self.set_table(MapView { strangers: true, ..MapView::clone(&self.table) });
             }
             batch.push(records::strangers_row(Strangers::Coming(attempt)));
         }

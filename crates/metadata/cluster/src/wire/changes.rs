@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kestrel_engine::Mutation;
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
-use kestrel_types::placement::map::ADDRESS_MAX;
-use kestrel_types::placement::{NodeId, Placement, PlacementError};
+use kestrel_types::placement::slot_map::ADDRESS_MAX;
+use kestrel_types::placement::{NodeId, PlacementError, PlacementMap};
 use kestrel_types::request::Outcome;
 use kestrel_types::wire::{decode_reply, encode_reply};
 
@@ -136,13 +136,13 @@ fn attempt(r: &mut Reader<'_>) -> Result<Attempt, DecodeError> {
     Ok(Attempt { epoch: r.varint()?, number: r.varint()? })
 }
 
-fn put_table(out: &mut Vec<u8>, table: &Placement) {
+fn put_table(out: &mut Vec<u8>, table: &PlacementMap) {
     put_string(out, &table.encode());
 }
 
-fn table(r: &mut Reader<'_>) -> Result<Arc<Placement>, DecodeError> {
+fn table(r: &mut Reader<'_>) -> Result<Arc<PlacementMap>, DecodeError> {
     let bytes = r.string(kestrel_types::placement::PLACEMENT_BYTES_MAX)?;
-    match Placement::decode(bytes) {
+    match PlacementMap::decode(bytes) {
         Ok(table) => Ok(Arc::new(table)),
         Err(PlacementError::Damaged(why)) => Err(why),
         Err(PlacementError::Newer(_)) => Err(DecodeError("a table of a newer format")),

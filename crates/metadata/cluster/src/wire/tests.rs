@@ -8,7 +8,7 @@ use kestrel_meta::node::{Part, TreePart};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Name;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
+use kestrel_types::placement::{Exceptions, Member as MapMember, PlacementMap, SlotMap};
 use kestrel_types::request::DirEntry;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -285,8 +285,8 @@ fn any_change() -> BoxedStrategy<ChangeMessage> {
     let placement = || {
         (1u64.., 1u32..4).prop_map(|(version, nodes)| {
             let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
-            let (map, exceptions) = (ClusterMap::even(members).unwrap(), ExceptionTable::default());
-            Arc::new(Placement { version, ..Placement::new(map, exceptions) })
+            let (map, exceptions) = (SlotMap::even(members).unwrap(), Exceptions::default());
+            Arc::new(PlacementMap { version, ..PlacementMap::new(map, exceptions) })
         })
     };
     let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });

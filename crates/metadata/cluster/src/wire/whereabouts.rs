@@ -1,7 +1,7 @@
 //! The bytes of what nodes say of where others are.
 
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
-use kestrel_types::placement::map::{ADDRESS_MAX, MEMBERS_MAX};
+use kestrel_types::placement::slot_map::{ADDRESS_MAX, MEMBERS_MAX};
 
 use super::{list, put_list};
 use crate::whereabouts::Whereabout;

@@ -11,17 +11,17 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
+use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use parking_lot::Mutex;
 
 pub const ROOT_ATTR: RootAttr = RootAttr { mode: 0o777, uid: 0, gid: 0 };
 
 /// Names `a1`, `b2` … belong to the node of their digit; `walked` belongs to one in each directory.
-pub fn placement(nodes: u32) -> Placement {
+pub fn placement(nodes: u32) -> PlacementMap {
     let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
-    let map = ClusterMap::even(members).unwrap();
-    let mut exceptions = ExceptionTable::default();
+    let map = SlotMap::even(members).unwrap();
+    let mut exceptions = Exceptions::default();
     for letter in 'a'..='f' {
         for node in 1..=nodes {
             let slot = (0..1 << 14).find(|slot| map.owner(*slot).id == node).unwrap();
@@ -30,7 +30,7 @@ pub fn placement(nodes: u32) -> Placement {
         }
     }
     exceptions.set(Name::new(b"walked").unwrap(), Some(Rule::PathWalk)).unwrap();
-    Placement::new(map, exceptions)
+    PlacementMap::new(map, exceptions)
 }
 
 pub fn settings() -> NodeConfig {
@@ -43,9 +43,9 @@ pub struct Cluster {
     pub members: BTreeMap<NodeId, Member>,
     pub clock: Arc<ManualClock>,
     /// The table by which members are asked.
-    pub placement: Placement,
+    pub placement: PlacementMap,
     /// That with which they were formed.
-    pub formed: BTreeMap<NodeId, Placement>,
+    pub formed: BTreeMap<NodeId, PlacementMap>,
     pub under_way: VecDeque<(NodeId, Envelope)>,
     pub now: Nanos,
     /// Members that start from now on wait for claims.
@@ -65,11 +65,11 @@ impl Cluster {
     }
 
     /// The members of a table.
-    pub fn of(placement: Placement) -> Self {
+    pub fn of(placement: PlacementMap) -> Self {
         Self::formed_by(placement, false)
     }
 
-    fn formed_by(placement: Placement, shared: bool) -> Self {
+    fn formed_by(placement: PlacementMap, shared: bool) -> Self {
         let nodes: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
         let mut cluster = Self {
             engines: BTreeMap::new(),
@@ -90,7 +90,7 @@ impl Cluster {
     }
 
     /// Forms a member and starts it.
-    pub fn form(&mut self, id: NodeId, placement: Placement, joining: bool) {
+    pub fn form(&mut self, id: NodeId, placement: PlacementMap, joining: bool) {
         let engine = match self.shared {
             true => MemoryEngine::shared(SyncWhen::Asked),
             false => MemoryEngine::new(SyncWhen::Asked),

@@ -18,7 +18,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
 use kestrel_types::request::DirEntry;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -208,8 +208,8 @@ fn polls() -> Vec<(&'static str, Message)> {
 fn changes() -> Vec<(&'static str, Message)> {
     let attempt = Attempt { epoch: 7, number: 300 };
     let members = (1..=2).map(|id| Member { id, address: format!("node{id}:9440") }).collect();
-    let map = ClusterMap::even(members).unwrap();
-    let table = Arc::new(Placement { version: 6, ..Placement::new(map, ExceptionTable::default()) });
+    let map = SlotMap::even(members).unwrap();
+    let table = Arc::new(PlacementMap { version: 6, ..PlacementMap::new(map, Exceptions::default()) });
     let rows = vec![
         Mutation { key: key(b"moved"), value: value(b"row") },
         Mutation { key: key(b"gone"), value: None },

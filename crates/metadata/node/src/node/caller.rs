@@ -17,8 +17,8 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 use super::courier::Parcel;
 use super::dispatch::several;
 use super::{Durability, Node};
-use crate::cluster::NodeTable;
 use crate::ops::{chunks, locate, readdir, usage};
+use crate::owners::MapView;
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
@@ -88,7 +88,7 @@ impl Node {
     /// ended asks for them after that, and must not see them as they were: they stay lent until
     /// this node, too, has made the changes. (A client that asks at the same time may see either,
     /// as on one node: the check and the reading are two moments.)
-    fn is_kept(&self, op: &Op, table: Option<&NodeTable>) -> bool {
+    fn is_kept(&self, op: &Op, table: Option<&MapView>) -> bool {
         match (op, &self.core.cluster, table) {
             (Op::Chunks { ino, .. }, Some(cluster), Some(table)) => {
                 let owned = table.home_of(*ino) == table.me && !table.is_leaving_home(*ino);

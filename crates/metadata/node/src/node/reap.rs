@@ -18,7 +18,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::stat::ObjStat;
 
 use super::Node;
-use crate::cluster::share_holder_of;
+use crate::owners::share_holder_of;
 use crate::pipeline::engine_error;
 use crate::rows::{number_of, share_suffix};
 use kestrel_engine::{BatchKind, Mutation};

@@ -16,13 +16,13 @@ use kestrel_types::stat::DirStat;
 
 use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
-use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Mark, OpenChange};
 use crate::ids::Block;
 use crate::lease::Tenure;
 use crate::ops;
 use crate::ops::open::Claim;
 use crate::ops::{readdir, usage};
+use crate::owners::{MapView, Owners};
 use crate::perm::Dentry;
 use crate::pipeline::{UsageChange, engine_error};
 use crate::rows::{Lent, Missing, number_of};
@@ -100,7 +100,7 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::format`].
-    pub fn format_one_of(engine: &dyn Engine, root: RootAttr, now: Nanos, cluster: &Cluster) -> FsResult<()> {
+    pub fn format_one_of(engine: &dyn Engine, root: RootAttr, now: Nanos, cluster: &Owners) -> FsResult<()> {
         let table = cluster.table();
         Self::format_rows(engine, root, now, &|key| table.owns(key.table, key.id, &key.suffix))
     }
@@ -113,14 +113,14 @@ impl Node {
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
         config: NodeConfig,
-        cluster: Cluster,
+        cluster: Owners,
     ) -> FsResult<Arc<Self>> {
         Self::open_as(engine, clock, config, Some(cluster))
     }
 
     /// What it knows of the other nodes, if it is one of several.
     #[inline]
-    pub fn cluster(&self) -> Option<&Cluster> {
+    pub fn cluster(&self) -> Option<&Owners> {
         self.core.cluster.as_deref()
     }
 
@@ -154,7 +154,7 @@ impl Node {
     }
 
     /// The table if the node may have rows that it does not own.
-    pub(super) fn strangers_table(&self) -> Option<Arc<NodeTable>> {
+    pub(super) fn strangers_table(&self) -> Option<Arc<MapView>> {
         self.core.cluster.as_ref().map(|cluster| cluster.table()).filter(|table| table.strangers)
     }
 

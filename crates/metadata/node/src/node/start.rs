@@ -19,9 +19,9 @@ use parking_lot::Mutex;
 
 use super::courier::Courier;
 use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
-use crate::cluster::{Cluster, MEMBER_SHARES};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
+use crate::owners::{MEMBER_SHARES, Owners};
 use crate::pipeline::engine_error;
 use crate::replica::Replica;
 use crate::rows::number_of;
@@ -163,7 +163,7 @@ impl Node {
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
         config: NodeConfig,
-        cluster: Option<Cluster>,
+        cluster: Option<Owners>,
     ) -> FsResult<Arc<Self>> {
         if config.workers == 0 || config.workers > WORKERS_MAX {
             return Err(refused("metadata: a node has 1 to 64 workers"));
@@ -186,7 +186,7 @@ impl Node {
             Some(_) if config.workers.max(recorded) <= MEMBER_SHARES => MEMBER_SHARES,
             Some(_) => return Err(refused("metadata: a node of several has at most 16 workers")),
         };
-        let table = cluster.as_ref().map(Cluster::table).filter(|table| table.strangers);
+        let table = cluster.as_ref().map(Owners::table).filter(|table| table.strangers);
         // What is found by an id may be another node's.
         let own = |id: u64| table.as_ref().is_none_or(|table| table.home_of(id) == table.me);
         let closed = read(&*engine, system_key("usage"))?;

@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
 use super::{CellId, Rows, Value, is_full, number_of};
-use crate::cluster::NodeTable;
 use crate::locks::{LockTable, Mode};
+use crate::owners::MapView;
 use crate::sums::LeasedShares;
 use crate::view::{Run, Stop};
 
@@ -69,8 +69,8 @@ pub struct Missing {
 /// What a request of one of several nodes may have: rows that the node owns and nobody has locked.
 #[derive(Clone, Copy)]
 pub struct Scope<'a> {
-    /// The placement table.
-    pub table: &'a NodeTable,
+    /// The placement map.
+    pub table: &'a MapView,
     /// What is lent.
     pub locks: &'a LockTable,
     /// Of whose shares other nodes were told.

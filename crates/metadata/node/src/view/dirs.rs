@@ -15,7 +15,7 @@ use kestrel_types::stat::DirStat;
 use super::{
     DIR_SIZE, Found, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail, guard_of,
 };
-use crate::cluster::DIR_RENAMES;
+use crate::owners::DIR_RENAMES;
 use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
 

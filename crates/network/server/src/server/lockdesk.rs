@@ -23,7 +23,7 @@ use kestrel_types::wire::{
     encode_to_client,
 };
 
-use crate::backend::Tables;
+use crate::backend::CurrentMap;
 use crate::locks::{LockLimits, Locks, Owner, Set, Ticket};
 
 const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
@@ -47,7 +47,7 @@ struct Parked {
 /// See the module's header.
 pub(crate) struct LockDesk {
     /// Says which files' locks are kept here.
-    tables: Tables,
+    tables: CurrentMap,
     pub locks: Locks,
     /// The grace period lasts: nobody gets a lock that was not held before.
     grace: bool,
@@ -57,7 +57,7 @@ pub(crate) struct LockDesk {
 }
 
 impl LockDesk {
-    pub fn new(limits: LockLimits, tables: Tables) -> Self {
+    pub fn new(limits: LockLimits, tables: CurrentMap) -> Self {
         Self { tables, locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
     }
 
@@ -135,8 +135,8 @@ impl LockDesk {
 
     /// Of how many files that leave this node there are locks, or calls that wait for one: those
     /// must not leave. From when a file is about to leave none comes to be
-    /// ([`Tables::keeps_locks_of`]), so none means that there will be none. While it is not known
-    /// which locks there were before a restart there is at least one.
+    /// ([`CurrentMap::keeps_locks_of`]), so none means that there will be none. While it is not
+    /// known which locks there were before a restart there is at least one.
     pub fn files_kept(&self, leaves: &dyn Fn(InodeId) -> bool) -> usize {
         let parked = self.parked.iter().filter(|parked| leaves(parked.lock.ino)).count();
         // A number carries its slot, so that one file stands for all of a slot.

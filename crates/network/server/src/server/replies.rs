@@ -44,7 +44,7 @@ pub(crate) struct Batch {
     grant: Option<Arc<Grant>>,
     outbox: Arc<dyn Outbox>,
     checksum: Checksum,
-    /// Version of the table of placement when the batch came.
+    /// Version of the placement map when the batch came.
     table: u64,
     gathered: Mutex<Gathered>,
     /// The calls, in the order of the requests they became.

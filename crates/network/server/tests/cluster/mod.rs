@@ -27,7 +27,7 @@ use kestrel_server::server::Server;
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::wire::{
     Checksum, Frames, PeerHello, PeerSecret, Prover, Reclaim, ReclaimReply, Refused, SessionState, ToClient,
@@ -121,7 +121,7 @@ pub struct Site {
     pub id: NodeId,
     pub address: SocketAddr,
     dir: TempDir,
-    placement: Placement,
+    placement: PlacementMap,
     running: Option<Running>,
     starts: u64,
 }
@@ -233,7 +233,7 @@ fn bind(address: SocketAddr) -> TcpListener {
 /// Three nodes.
 pub struct Cluster {
     pub sites: Vec<Site>,
-    pub placement: Placement,
+    pub placement: PlacementMap,
 }
 
 impl Cluster {
@@ -241,8 +241,8 @@ impl Cluster {
         let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
         let member = |(id, address): (NodeId, &SocketAddr)| MapMember { id, address: address.to_string() };
-        let map = ClusterMap::even((1..).zip(&addresses).map(member).collect()).unwrap();
-        let placement = Placement { version: 5, ..Placement::new(map, ExceptionTable::default()) };
+        let map = SlotMap::even((1..).zip(&addresses).map(member).collect()).unwrap();
+        let placement = PlacementMap { version: 5, ..PlacementMap::new(map, Exceptions::default()) };
         let mut sites = Vec::new();
         for ((id, address), listener) in (1..).zip(addresses).zip(listeners) {
             let dir = TempDir::new().unwrap();
@@ -303,7 +303,7 @@ impl Holder for Bare {
 /// A client with a session at each node.
 pub struct Client {
     remotes: BTreeMap<NodeId, Arc<Remote>>,
-    placement: Placement,
+    placement: PlacementMap,
 }
 
 impl Client {

@@ -1,4 +1,4 @@
-//! Clients: one call at a time, to the member that leads it by the table of placement that the
+//! Clients: one call at a time, to the member that leads it by the placement map that the
 //! client has, in its session there if it is numbered, again and again until it is answered.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::InodeId;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 
 use super::host::is_no_answer;
@@ -27,8 +27,8 @@ const SETTLES: Nanos = 5 * SECOND;
 pub struct Caller {
     /// What it knows.
     pub client: Client,
-    /// Its copy of the table of placement.
-    pub placement: Placement,
+    /// Its copy of the placement map.
+    pub placement: PlacementMap,
     /// What it waits for.
     pub waiting: Option<Waiting>,
     /// What it asks next, if it knows: the home of a file that it has been told does not exist.

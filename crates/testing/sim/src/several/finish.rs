@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use kestrel_cluster::change::records::{ERA, LAST_NODE, expected_of};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_meta::cluster::Cluster;
 use kestrel_meta::ids::counter_row;
+use kestrel_meta::owners::Owners;
 use kestrel_meta::perm::Dentry;
 use kestrel_meta::txn::TxnKey;
 use kestrel_meta::view::guard_of;
@@ -226,7 +226,7 @@ fn keeps_what_a_coordinator_does(engine: &dyn Engine) -> bool {
 }
 
 /// What is wrong about a row where it is.
-fn misplaced(node: u32, cluster: &Cluster, table: Table, id: u64, suffix: &[u8]) -> Option<String> {
+fn misplaced(node: u32, cluster: &Owners, table: Table, id: u64, suffix: &[u8]) -> Option<String> {
     if table == Table::Txn {
         return match TxnKey::decode(id, suffix) {
             Some(TxnKey::Answer(..)) => None,

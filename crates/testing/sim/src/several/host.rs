@@ -13,7 +13,7 @@ use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::ids::ObjectId;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::{Mutex, MutexGuard};
@@ -89,7 +89,7 @@ impl Host {
     /// A machine with its part of an empty volume, perhaps one that is yet to join; nothing runs.
     pub fn new(
         (me, joining): (NodeId, bool),
-        placement: Placement,
+        placement: PlacementMap,
         clock: Arc<ManualClock>,
         (workers, scan_rows): (usize, usize),
         seed: u64,
@@ -337,12 +337,12 @@ impl Host {
     }
 
     /// The table that the process has, if it runs.
-    pub fn placement(&self) -> Option<Placement> {
+    pub fn placement(&self) -> Option<PlacementMap> {
         self.member.as_ref().map(|member| member.placement())
     }
 
     /// The table with which it was set up.
-    pub fn formed(&self) -> &Placement {
+    pub fn formed(&self) -> &PlacementMap {
         &self.config.placement
     }
 
@@ -373,7 +373,7 @@ impl Host {
     }
 
     /// Somebody asks for another table.
-    pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
+    pub fn change(&mut self, next: PlacementMap, done: Changed, now: Nanos) {
         if let Some(member) = &mut self.member {
             member.change(next, done, now);
         }

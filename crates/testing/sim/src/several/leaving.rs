@@ -9,11 +9,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use kestrel_meta::cluster::NODES_MAX;
+use kestrel_meta::owners::NODES_MAX;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::ObjectId;
-use kestrel_types::placement::{NodeId, OBJECT_BLOCK, Placement};
+use kestrel_types::placement::{NodeId, OBJECT_BLOCK, PlacementMap};
 use kestrel_types::request::{Creds, Op, OpenFlags, Request};
 use parking_lot::Mutex;
 
@@ -58,12 +58,12 @@ pub fn giver_of(object: ObjectId) -> NodeId {
     (object / OBJECT_BLOCK % u64::from(NODES_MAX)) as NodeId
 }
 
-fn is_staying(table: &Placement, node: NodeId) -> bool {
+fn is_staying(table: &PlacementMap, node: NodeId) -> bool {
     table.map.member(node).is_some() && !table.is_leaving(node) && !table.is_idle(node)
 }
 
 /// Members that serve clients and are there to stay.
-pub fn staying(table: &Placement) -> Vec<NodeId> {
+pub fn staying(table: &PlacementMap) -> Vec<NodeId> {
     let members = table.serving().map(|member| member.id);
     members.filter(|node| !table.is_leaving(*node)).collect()
 }
@@ -83,7 +83,7 @@ impl Several {
     }
 
     /// The table without a member that is leaving, or one by which another member is.
-    pub(super) fn leaving_table(&mut self) -> Option<Placement> {
+    pub(super) fn leaving_table(&mut self) -> Option<PlacementMap> {
         let table = self.newest();
         let stay = staying(&table);
         if let Some(node) = self.dice.pick(&table.leaving).copied()
@@ -101,12 +101,12 @@ impl Several {
         let mut next = self.next_table();
         let owners: Vec<NodeId> = (0..1 << 14).map(|slot| next.map.owner(slot).id).collect();
         let to = *self.dice.pick(&stay).filter(|to| **to != node)?;
-        let map = kestrel_types::placement::ClusterMap::new(next.map.members().to_vec(), |slot| {
+        let map = kestrel_types::placement::SlotMap::new(next.map.members().to_vec(), |slot| {
             let owner = owners[usize::from(slot)];
             if owner == node { to } else { owner }
         });
         next.map = map.expect("the same members");
-        Some(Placement { version: table.version + 1, ..next.with_leaving(node).expect("it is drained") })
+        Some(PlacementMap { version: table.version + 1, ..next.with_leaving(node).expect("it is drained") })
     }
 
     /// What a client has to do first, because of members that leave.

@@ -2,7 +2,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ROOT;
-use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Request};
 
 use super::*;
@@ -15,8 +15,8 @@ const CLIENT: ClientId = ClientId([1; 16]);
 /// A node alone, where a client has a file without a name open, and the file's number.
 fn host() -> (Host, InodeId) {
     let member = Member { id: 1, address: "node-1".into() };
-    let map = ClusterMap::even(vec![member]).unwrap();
-    let placement = Placement::new(map, ExceptionTable::default());
+    let map = SlotMap::even(vec![member]).unwrap();
+    let placement = PlacementMap::new(map, Exceptions::default());
     let clock = Arc::new(ManualClock::new(SECOND));
     let mut host = Host::new((1, false), placement, clock, (1, 2), 1, Default::default(), false);
     host.start(NOW);

@@ -1,4 +1,4 @@
-//! Questions to one of several nodes about the table of placement: what it is, what the node has
+//! Questions to one of several nodes about the placement map: what it is, what the node has
 //! that decides about it, and, to the coordinator, that it be another one.
 
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ use kestrel_cluster::lease::LeaseFigures;
 use kestrel_cluster::whereabouts::Whereabout;
 use kestrel_engine::Engine;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::map::MEMBERS_MAX;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::slot_map::MEMBERS_MAX;
+use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
 use super::census::count;
@@ -148,7 +148,7 @@ fn figures(figures: &ChangeFigures) -> Value {
 }
 
 /// The table, with nodes where they are.
-fn present(host: &MemberHost) -> Placement {
+fn present(host: &MemberHost) -> PlacementMap {
     host.placement().at(&host.whereabouts())
 }
 
@@ -205,7 +205,7 @@ fn change(
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
     let bytes = question["table"].as_str().and_then(from_hex).ok_or("the question has no table")?;
-    let next = Placement::decode(&bytes).map_err(|why| why.to_string())?;
+    let next = PlacementMap::decode(&bytes).map_err(|why| why.to_string())?;
     // The asker has been told where nodes are; in the table they stay where they joined.
     let joined: BTreeMap<NodeId, String> =
         host.placement().map.members().iter().map(|member| (member.id, member.address.clone())).collect();

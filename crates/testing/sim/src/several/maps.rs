@@ -9,7 +9,7 @@ use kestrel_cluster::change::Announced;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::name::Name;
-use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement, Rule, Slot, slot_of_id};
+use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, Rule, Slot, SlotMap, slot_of_id};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
@@ -29,11 +29,11 @@ type Heard<T> = Arc<Mutex<Vec<FsResult<T>>>>;
 
 /// See the module's header.
 #[derive(Default)]
-pub struct Tables {
+pub struct MapChanges {
     /// Tables change in this run.
     pub on: bool,
     /// Tables that were asked for.
-    past: Vec<Placement>,
+    past: Vec<PlacementMap>,
     changed: Heard<()>,
     /// Numbers of members to come, and whether they are to be idle.
     expected: Heard<(NodeId, bool)>,
@@ -49,7 +49,7 @@ pub struct Tables {
     host: (u64, (usize, usize)),
 }
 
-impl Tables {
+impl MapChanges {
     /// None has changed yet.
     pub fn new(on: bool, host: (u64, (usize, usize))) -> Self {
         Self { on, host, ..Self::default() }
@@ -58,7 +58,7 @@ impl Tables {
 
 impl Several {
     /// The newest table that a member has.
-    pub(super) fn newest(&self) -> Placement {
+    pub(super) fn newest(&self) -> PlacementMap {
         let tables = self.hosts.values().filter(|host| !host.joins()).filter_map(Host::placement);
         let newest = tables.max_by_key(|table| table.version);
         newest.unwrap_or_else(|| self.placement.clone())
@@ -96,9 +96,9 @@ impl Several {
 
     /// The table in which another member coordinates: one that members know that wait to be taken
     /// in, since they ask no other.
-    fn handed_table(&mut self) -> Option<Placement> {
+    fn handed_table(&mut self) -> Option<PlacementMap> {
         let table = self.newest();
-        let waiting: Vec<&Placement> =
+        let waiting: Vec<&PlacementMap> =
             self.hosts.values().filter(|host| host.joins()).map(Host::formed).collect();
         let members = table.map.members().iter().map(|member| member.id);
         let known = |node: NodeId| waiting.iter().all(|formed| formed.map.member(node).is_some());
@@ -114,7 +114,7 @@ impl Several {
     }
 
     /// Somebody wants this table.
-    pub(super) fn ask_for(&mut self, next: Placement) {
+    pub(super) fn ask_for(&mut self, next: PlacementMap) {
         let (node, now) = (self.coordinator(), self.agenda.now);
         let heard = self.tables.changed.clone();
         let done = Box::new(move |result| heard.lock().push(result));
@@ -197,10 +197,10 @@ impl Several {
     }
 
     /// A table that is another one than the newest where clients are at work.
-    pub(super) fn next_table(&mut self) -> Placement {
+    pub(super) fn next_table(&mut self) -> PlacementMap {
         let newest = self.newest();
         let members = staying(&newest);
-        let Placement { version, map, mut exceptions, .. } = newest.clone();
+        let PlacementMap { version, map, mut exceptions, .. } = newest.clone();
         let mut owners: Vec<NodeId> = (0..1 << 14).map(|slot| map.owner(slot).id).collect();
         let used = self.used_slots();
         let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
@@ -235,8 +235,8 @@ impl Several {
                 *owner = to;
             }
         }
-        let map = ClusterMap::new(map.members().to_vec(), |slot| owners[usize::from(slot)]);
-        Placement { version: version + 1, map: map.expect("the same members"), exceptions, ..newest }
+        let map = SlotMap::new(map.members().to_vec(), |slot| owners[usize::from(slot)]);
+        PlacementMap { version: version + 1, map: map.expect("the same members"), exceptions, ..newest }
     }
 
     /// A client has heard that a member has a newer table.
@@ -261,7 +261,7 @@ impl Several {
     }
 
     /// A table for a client that comes to be: some member's, perhaps an old one.
-    pub(super) fn some_table(&mut self) -> Placement {
+    pub(super) fn some_table(&mut self) -> PlacementMap {
         let node = self.pick_host();
         let table = self.hosts.get(&node).filter(|host| !host.joins()).and_then(Host::placement);
         table.unwrap_or_else(|| self.placement.clone())
@@ -299,7 +299,7 @@ impl Several {
             self.fail("a change of the table does not end");
         }
         let members = self.hosts.values().filter(|host| !host.is_out());
-        let tables: Vec<Option<Placement>> = members.map(Host::placement).collect();
+        let tables: Vec<Option<PlacementMap>> = members.map(Host::placement).collect();
         if tables.iter().any(|table| *table != tables[0]) {
             self.fail("members have different tables of one version");
         }

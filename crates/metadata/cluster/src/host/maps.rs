@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use kestrel_meta::cluster::NodeTable;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_meta::owners::MapView;
+use kestrel_types::placement::{NodeId, PlacementMap};
 
 use super::MemberHost;
-use crate::change::{Announced, ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, TableListener};
+use crate::change::{Announced, ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, MapListener};
 use crate::lease::LeaseFigures;
 use crate::{Census, Counted};
 
@@ -51,12 +51,13 @@ impl MemberHost {
     }
 
     /// As [`Member::set_table_listener`](crate::Member::set_table_listener).
-    pub fn set_table_listener(&self, told: Box<TableListener>) {
+    pub fn set_table_listener(&self, told: Box<MapListener>) {
         self.desk.turn(move |member, _| member.set_table_listener(told));
     }
 
-    /// As [`Member::change`](crate::Member::change); `done` hears it on any thread, with no lock held, and must not block.
-    pub fn change(&self, next: Placement, done: Changed) {
+    /// As [`Member::change`](crate::Member::change); `done` hears it on any thread, with no lock
+    /// held, and must not block.
+    pub fn change(&self, next: PlacementMap, done: Changed) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.change(next, done, now));
     }
@@ -75,12 +76,12 @@ impl MemberHost {
     }
 
     /// The present table.
-    pub fn placement(&self) -> Placement {
+    pub fn placement(&self) -> PlacementMap {
         self.table().placement.clone()
     }
 
     /// The present table as its node has it.
-    pub fn table(&self) -> Arc<NodeTable> {
+    pub fn table(&self) -> Arc<MapView> {
         self.desk.cluster().table()
     }
 

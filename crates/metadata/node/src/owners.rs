@@ -1,7 +1,7 @@
 //! What a node that is one of several knows of the others: which node owns which row, and which of
 //! its own rows are lent.
 //!
-//! **Every row has one owner**, a pure function of its key and the placement table:
+//! **Every row has one owner**, a pure function of its key and the placement map:
 //!
 //! | table | owner |
 //! | --- | --- |
@@ -16,10 +16,10 @@
 //! An inode number carries the slot of the name it was made for, so creating anything concerns one
 //! node.
 //!
-//! Idle members ([`Placement::idle`]) own none of that but their own `system` and `txn` rows, and
-//! lead no request: so nobody has to ask them for figures, names or opens, and they need no lease,
-//! nor to be told which directories change. They take part in changes of the table, and grant
-//! leases.
+//! Idle members ([`PlacementMap::idle`]) own none of that but their own `system` and `txn` rows,
+//! and lead no request: so nobody has to ask them for figures, names or opens, and they need no
+//! lease, nor to be told which directories change. They take part in changes of the table, and
+//! grant leases.
 //!
 //! The table changes (`kestrel_cluster`) with every worker's state of the node held, so a batch
 //! takes it once and sees the same one from beginning to end. A volume that one process opens alone
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
-use kestrel_types::placement::{NodeId, Placement, WORKERS_MAX, maker_of_id};
+use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_id};
 use kestrel_types::request::Op;
 use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
@@ -57,7 +57,7 @@ const _: () = assert!(WORKERS_MAX * NODES_MAX as usize == 1 << 16, "a share's nu
 pub const DIR_RENAMES: &[u8] = b"dir renames";
 
 /// See the module's header.
-pub struct Cluster {
+pub struct Owners {
     /// This node.
     pub me: NodeId,
     /// Own rows that are lent.
@@ -68,7 +68,7 @@ pub struct Cluster {
     pub sums: KnownSums,
     /// Directories of whose shares other nodes were told.
     pub leased: LeasedShares,
-    table: RwLock<Arc<NodeTable>>,
+    table: RwLock<Arc<MapView>>,
     /// Version of the table, for callers that need no more of it.
     version: AtomicU64,
     /// The node is not one of the cluster, not yet or not any more: it serves nobody.
@@ -77,18 +77,18 @@ pub struct Cluster {
     shared: bool,
 }
 
-impl Cluster {
+impl Owners {
     /// A node of a cluster.
     ///
     /// # Errors
     /// `EINVAL` if it is not in the table and has not left either, or a node has a number that is
     /// too high.
-    pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
-        Ok(Self::with(NodeTable::new(me, placement)?))
+    pub fn new(me: NodeId, placement: PlacementMap) -> FsResult<Self> {
+        Ok(Self::with(MapView::new(me, placement)?))
     }
 
-    /// As [`Cluster::new`], in the middle of what a table may be in the middle of.
-    pub fn with(table: NodeTable) -> Self {
+    /// As [`Owners::new`], in the middle of what a table may be in the middle of.
+    pub fn with(table: MapView) -> Self {
         let (me, version) = (table.me, AtomicU64::new(table.placement.version));
         Self {
             me,
@@ -141,10 +141,10 @@ impl Cluster {
         self.shared && !self.is_outside()
     }
 
-    /// The present placement table. A thread that holds a worker's state sees the same table until
+    /// The present placement map. A thread that holds a worker's state sees the same table until
     /// it lets the state go.
     #[inline]
-    pub fn table(&self) -> Arc<NodeTable> {
+    pub fn table(&self) -> Arc<MapView> {
         self.table.read().clone()
     }
 
@@ -165,23 +165,23 @@ impl Cluster {
         self.outside.store(outside, Ordering::Release);
     }
 
-    /// From now on this is the placement table. With every worker's state held.
-    pub fn set_table(&self, table: Arc<NodeTable>) {
+    /// From now on this is the placement map. With every worker's state held.
+    pub fn set_table(&self, table: Arc<MapView>) {
         self.version.store(table.placement.version, Ordering::Release);
         *self.table.write() = table;
     }
 }
 
-/// The placement table, as a node knows it at one time.
+/// The placement map, as a node knows it at one time.
 #[derive(Debug, Clone)]
-pub struct NodeTable {
+pub struct MapView {
     /// The node.
     pub me: NodeId,
-    /// The placement table.
-    pub placement: Placement,
+    /// The placement map.
+    pub placement: PlacementMap,
     /// The next table, while those of the node's rows that it gives to others are kept from
     /// everybody.
-    pub leaving: Option<Arc<Placement>>,
+    pub leaving: Option<Arc<PlacementMap>>,
     /// The node may have rows that it does not own.
     pub strangers: bool,
     /// Files with numbers that the node made of lower counters may be open elsewhere, though they
@@ -189,12 +189,12 @@ pub struct NodeTable {
     pub only_here: u64,
 }
 
-impl NodeTable {
+impl MapView {
     /// A table in which nothing is under way.
     ///
     /// # Errors
-    /// As [`Cluster::new`].
-    pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
+    /// As [`Owners::new`].
+    pub fn new(me: NodeId, placement: PlacementMap) -> FsResult<Self> {
         if placement.map.member(me).is_none() && placement.heir_of(me).is_none() {
             return Err(FsError::new(libc::EINVAL, "metadata: this node is not in the placement table"));
         }
@@ -237,11 +237,11 @@ impl NodeTable {
     }
 
     /// The node whose shares of directories and objects come at this place, from 0
-    /// to [`NodeTable::share_holders`]: members that are not idle, and then those that have left,
+    /// to [`MapView::share_holders`]: members that are not idle, and then those that have left,
     /// whose shares their heirs have.
     #[inline]
     pub fn share_holder(&self, at: usize) -> NodeId {
-        let Placement { map, idle, former, .. } = &self.placement;
+        let PlacementMap { map, idle, former, .. } = &self.placement;
         let members = map.members();
         let mut place = at;
         for node in idle {
@@ -254,7 +254,7 @@ impl NodeTable {
     /// How many nodes have, or had, shares of their own.
     #[inline]
     pub fn share_holders(&self) -> usize {
-        let Placement { map, idle, former, .. } = &self.placement;
+        let PlacementMap { map, idle, former, .. } = &self.placement;
         map.members().len() - idle.len() + former.len()
     }
 
@@ -301,14 +301,14 @@ impl NodeTable {
         }
     }
 
-    /// As [`NodeTable::is_leaving`], of everything that is found by an id.
+    /// As [`MapView::is_leaving`], of everything that is found by an id.
     #[inline]
     pub fn is_leaving_home(&self, id: u64) -> bool {
         self.leaving.as_ref().is_some_and(|next| next.home_of(id).id != self.me)
     }
 
-    /// The node that leads an operation ([`Placement::leader`]); this one if any could, unless it
-    /// has left or is idle. One that is leaving gives no object numbers any more: no node would
+    /// The node that leads an operation ([`PlacementMap::leader`]); this one if any could, unless
+    /// it has left or is idle. One that is leaving gives no object numbers any more: no node would
     /// know which clients use them.
     pub fn leader(&self, op: &Op) -> NodeId {
         if let Some(member) = self.placement.leader(op) {
@@ -345,13 +345,13 @@ pub fn share_holder_of(suffix: &[u8]) -> NodeId {
 
 /// The node that has the shares which bear a node's number.
 #[inline]
-pub fn has_shares_of(placement: &Placement, node: NodeId) -> NodeId {
+pub fn has_shares_of(placement: &PlacementMap, node: NodeId) -> NodeId {
     placement.heir_of(node).unwrap_or(node)
 }
 
 /// The node that owns a row by this table, as the node `me` sees it.
 #[inline]
-pub fn owner(placement: &Placement, me: NodeId, table: Table, id: u64, suffix: &[u8]) -> NodeId {
+pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix: &[u8]) -> NodeId {
     match table {
         Table::Entry => placement.owner_of(id, suffix).id,
         Table::DirStat | Table::ObjStat if suffix.len() == 2 => {
@@ -369,20 +369,20 @@ pub fn owner(placement: &Placement, me: NodeId, table: Table, id: u64, suffix: &
 
 #[cfg(test)]
 mod tests {
-    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+    use kestrel_types::placement::{Exceptions, Member, SlotMap};
 
     use super::*;
 
     #[test]
     fn idle_members_have_no_shares() {
         let member = |id: NodeId| Member { id, address: format!("n{id}:1") };
-        let map = ClusterMap::new([2, 5, 8].map(member).into(), |_| 5).unwrap();
-        let mut placement = Placement::new(map, ExceptionTable::default()).with_coordinator(5).unwrap();
+        let map = SlotMap::new([2, 5, 8].map(member).into(), |_| 5).unwrap();
+        let mut placement = PlacementMap::new(map, Exceptions::default()).with_coordinator(5).unwrap();
         placement = placement.without(2, 8).unwrap();
         for id in [1, 6, 7, 9] {
             placement = placement.with_member(member(id), true).unwrap();
         }
-        let table = NodeTable::new(1, placement).unwrap();
+        let table = MapView::new(1, placement).unwrap();
         let holders: Vec<NodeId> = (0..table.share_holders()).map(|at| table.share_holder(at)).collect();
         assert_eq!(holders, [5, 8, 2]);
     }

@@ -9,7 +9,7 @@
 //! means meanwhile.
 //!
 //! **What the kernel was told.** It keeps attributes for a moment and one inode for a node. So the
-//! attributes of one directory only are told of a node ([`Table::told`]), and it is bound to no
+//! attributes of one directory only are told of a node ([`PathNodes::told`]), and it is bound to no
 //! other: otherwise an open that was answered before its name changed, and attributes that were
 //! asked for after, would be those of two directories.
 //!
@@ -23,7 +23,7 @@
 //! after their parents.
 //!
 //! **Numbers and file handles.** A file handle of the kernel's is a node's number, which may come
-//! back after this mount has ended ([`Table::by_handle`]). So the number of a node contains its
+//! back after this mount has ended ([`PathNodes::by_handle`]). So the number of a node contains its
 //! directory's, if that is known when the node is made, or before an operation has gone through the
 //! node, and no other node has the number. Other nodes are numbered from the time of the mount's
 //! start in nanoseconds on: such a number is not used again, and means nothing to a later mount.
@@ -69,7 +69,7 @@ fn node_of(ino: InodeId) -> Option<u64> {
 
 /// What an operation on a node is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum NodeTarget {
     /// This inode.
     Inode(InodeId),
     /// Whatever is at this place.
@@ -80,7 +80,7 @@ pub enum Target {
 
 /// Whether the kernel may believe a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lent {
+pub enum NameTrust {
     /// It may.
     Yes,
     /// It may not.
@@ -100,7 +100,7 @@ pub trait Directories {
 }
 
 #[derive(Debug)]
-struct Node {
+struct PathNode {
     parent: u64,
     name: Name,
     attached: bool,
@@ -127,7 +127,7 @@ struct Node {
     lent_until_ms: AtomicU64,
 }
 
-impl Node {
+impl PathNode {
     /// One that the kernel learns of, at this name, and that is this directory if that is known.
     fn new(parent: u64, name: &Name, ino: Option<InodeId>) -> Self {
         Self {
@@ -160,8 +160,8 @@ impl Node {
 
 /// The table.
 #[derive(Debug, Default)]
-pub struct Table {
-    nodes: FxHashMap<u64, Node>,
+pub struct PathNodes {
+    nodes: FxHashMap<u64, PathNode>,
     by_name: FxHashMap<(u64, Name), u64>,
     /// Directories that nodes are bound to, and how many.
     bound: FxHashMap<InodeId, u32>,
@@ -170,7 +170,7 @@ pub struct Table {
     root: Mutex<Seen>,
 }
 
-impl Table {
+impl PathNodes {
     /// An empty table of a mount that starts at this time, in nanoseconds since the epoch.
     pub fn starting(now: u64) -> Self {
         Self { made: now % MADE, ..Self::default() }
@@ -184,7 +184,7 @@ impl Table {
     /// Numbers of nodes that nothing here needs, for the kernel to be asked to drop them: at most
     /// `count`, in no order, from another place on with each `turn`.
     pub fn droppable(&self, count: usize, turn: usize) -> Vec<u64> {
-        let free = |node: &Node| node.identity.is_none() && node.children == 0;
+        let free = |node: &PathNode| node.identity.is_none() && node.children == 0;
         let start = turn.wrapping_mul(count) % self.nodes.len().max(1);
         let all = self.nodes.iter().skip(start).chain(self.nodes.iter().take(start));
         all.filter(|(_, node)| free(node)).map(|(id, _)| *id).take(count).collect()
@@ -212,20 +212,20 @@ impl Table {
     }
 
     /// A path node without an identity.
-    fn unbound(&self, at: u64) -> Option<&Node> {
+    fn unbound(&self, at: u64) -> Option<&PathNode> {
         self.nodes.get(&at).filter(|node| node.identity.is_none())
     }
 
     /// What a node stands for.
-    pub fn target(&self, id: u64) -> Target {
+    pub fn target(&self, id: u64) -> NodeTarget {
         if !is_path(id) {
-            return Target::Inode(id);
+            return NodeTarget::Inode(id);
         }
-        let Some(node) = self.nodes.get(&id) else { return Target::Gone };
+        let Some(node) = self.nodes.get(&id) else { return NodeTarget::Gone };
         match node.identity {
-            Some(ino) => Target::Inode(ino),
-            None if !node.attached => Target::Gone,
-            None => self.place(node.parent, node.name.clone()).map_or(Target::Gone, Target::At),
+            Some(ino) => NodeTarget::Inode(ino),
+            None if !node.attached => NodeTarget::Gone,
+            None => self.place(node.parent, node.name.clone()).map_or(NodeTarget::Gone, NodeTarget::At),
         }
     }
 
@@ -295,7 +295,7 @@ impl Table {
             self.made += 1;
             PATH_NODE | MADE | self.made
         });
-        self.nodes.insert(id, Node::new(parent, name, ino));
+        self.nodes.insert(id, PathNode::new(parent, name, ino));
         self.by_name.insert((parent, name.clone()), id);
         self.adopt(parent);
         id
@@ -306,7 +306,7 @@ impl Table {
     /// operation has gone through the node: with the kernel's entry of a node go mounts on what
     /// lies below it.
     fn is_replaceable(&self, id: u64, ino: InodeId) -> bool {
-        let unused = |node: &Node| node.told().is_none() && node.verified_ms.load(Ordering::Relaxed) == 0;
+        let unused = |node: &PathNode| node.told().is_none() && node.verified_ms.load(Ordering::Relaxed) == 0;
         id & MADE != 0
             && self.unbound(id).is_some_and(unused)
             && node_of(ino).is_some_and(|contains| !self.nodes.contains_key(&contains))
@@ -340,7 +340,7 @@ impl Table {
         }
         directory_of(there).filter(|of| *of == ino)?;
         // The name is never shown: the node has no path.
-        let mut node = Node::new(ROOT, &Name::new(b"handle").ok()?, Some(ino));
+        let mut node = PathNode::new(ROOT, &Name::new(b"handle").ok()?, Some(ino));
         (node.attached, node.by_handle) = (false, true);
         self.nodes.insert(there, node);
         self.bind(there, ino, directories);
@@ -518,7 +518,7 @@ impl Table {
     }
 
     /// Notes the attributes of a node's directory, as somebody asked for them; false if it is
-    /// another one ([`Table::told`]).
+    /// another one ([`PathNodes::told`]).
     pub fn seen(&self, id: u64, attr: &Attr) -> bool {
         let is = self.told(id, attr.ino);
         if is && let Some(seen) = self.seen_of(id) {
@@ -540,30 +540,30 @@ impl Table {
 
     /// What `ask` says of the directories that a node's path leads through, from the nearest up to
     /// the root. A detached node has no path.
-    fn on_the_way(&self, id: u64, mut ask: impl FnMut(&mut Seen) -> Option<bool>) -> Lent {
+    fn on_the_way(&self, id: u64, mut ask: impl FnMut(&mut Seen) -> Option<bool>) -> NameTrust {
         let mut at = id;
         while at != ROOT {
-            let Some(node) = self.nodes.get(&at).filter(|node| node.attached) else { return Lent::No };
+            let Some(node) = self.nodes.get(&at).filter(|node| node.attached) else { return NameTrust::No };
             at = node.parent;
             match self.seen_of(at).map(|seen| ask(&mut seen.lock())) {
                 Some(Some(true)) => {}
-                Some(None) => return Lent::Unknown(at),
-                _ => return Lent::No,
+                Some(None) => return NameTrust::Unknown(at),
+                _ => return NameTrust::No,
             }
         }
-        Lent::Yes
+        NameTrust::Yes
     }
 
     /// Lets the kernel believe a node's name until then, if everybody may search every directory on
     /// the way to it: see [`Seen`].
-    pub fn lend(&self, id: u64, until_ms: u64) -> Lent {
+    pub fn lend(&self, id: u64, until_ms: u64) -> NameTrust {
         // Looked at first, so that nobody waits for what was not lent in the end; a change in
         // between is found by `Seen::lend`.
         let lent = match self.on_the_way(id, |seen| seen.lends()) {
-            Lent::Yes => self.on_the_way(id, |seen| seen.lend(until_ms)),
+            NameTrust::Yes => self.on_the_way(id, |seen| seen.lend(until_ms)),
             other => other,
         };
-        if lent == Lent::Yes
+        if lent == NameTrust::Yes
             && let Some(node) = self.nodes.get(&id)
         {
             node.lent_until_ms.fetch_max(until_ms, Ordering::Relaxed);
@@ -571,12 +571,12 @@ impl Table {
         lent
     }
 
-    /// Lends nothing below a node until [`Table::recalled`]. What was lent below it, or is its own
-    /// name, and is not bound: the kernel may have let somebody take hold of it. None of it if the
-    /// node is not known.
+    /// Lends nothing below a node until [`PathNodes::recalled`]. What was lent below it, or is its
+    /// own name, and is not bound: the kernel may have let somebody take hold of it. None of it if
+    /// the node is not known.
     pub fn recall(&self, id: u64) -> Vec<u64> {
         let Some(lent) = self.seen_of(id).map(|seen| seen.lock().recall()) else { return Vec::new() };
-        let own = |node: &Node| node.lent_until_ms.load(Ordering::Relaxed) > 0 && node.identity.is_none();
+        let own = |node: &PathNode| node.lent_until_ms.load(Ordering::Relaxed) > 0 && node.identity.is_none();
         if !lent {
             return self.nodes.get(&id).filter(|node| own(node)).map(|_| id).into_iter().collect();
         }
@@ -587,7 +587,7 @@ impl Table {
         self.nodes.iter().filter(|(at, node)| own(node) && below(**at)).map(|(at, _)| *at).collect()
     }
 
-    /// What [`Table::recall`] was for is done.
+    /// What [`PathNodes::recall`] was for is done.
     pub fn recalled(&self, id: u64) {
         if let Some(seen) = self.seen_of(id) {
             seen.lock().recalled();
@@ -597,7 +597,7 @@ impl Table {
     /// Whether names in a directory may be believed.
     pub fn is_public(&self, dir: u64) -> bool {
         self.seen_of(dir).is_some_and(|seen| seen.lock().lends() == Some(true))
-            && self.on_the_way(dir, |seen| seen.lends()) == Lent::Yes
+            && self.on_the_way(dir, |seen| seen.lends()) == NameTrust::Yes
     }
 
     /// Somebody should find out a directory's attributes, and is the first to hear of it.
