@@ -4,7 +4,7 @@
 //! thrown away and asked for again. (All of them are, whichever directory it was: that is simpler
 //! than to know which, and changes of directories are rare.)
 
-use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::perm::{Dentry, Guard};
 use kestrel_meta::view::{Want, decode_dir_id, guard_of};
 use kestrel_types::clock::{MILLISECOND, Nanos};
@@ -71,7 +71,8 @@ impl Member {
         };
         let (mut found, mut wait) = (Ok(Fetched::None), 0);
         let leaves = self.table.is_leaving(key.table, key.id, &key.suffix);
-        if !self.agrees(from, table) || leaves || self.cluster().locks.bars(key.borrow(), Mode::Shared) {
+        if !self.agrees(from, table) || leaves || self.cluster().locks.bars(key.borrow(), RowLockMode::Shared)
+        {
             found = Ok(Fetched::Busy);
         } else {
             let read = self.node.engine().get_many(&[key.borrow()], &mut |_, row| {

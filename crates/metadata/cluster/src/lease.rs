@@ -83,11 +83,11 @@
 //! before the change, and is thrown away; locks that it says it holds have been held until then,
 //! and what it agreed to is on record and locked again by its successor.
 //!
-//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within
-//! [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a lease
-//! that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was
-//! heard, which is more by 250 ms: enough for both if clocks agree within a twentieth. One that
-//! ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and says so
+//! **Locked rows that are not confirmed** ([`super::txn::leader`]): who was lent all his rows
+//! within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a
+//! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after
+//! that was heard, which is more by 250 ms: enough for both if clocks agree within a twentieth. One
+//! that ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and says so
 //! ([`LeaseMessage::Release`]): then the promise to it is over at once.
 //!
 //! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its
@@ -105,9 +105,9 @@ use kestrel_types::placement::NodeId;
 
 use super::change::ChangeMessage;
 use super::known::Known;
-use super::lead::Phase;
 use super::message::Message;
 use super::sums::SumMessage;
+use super::txn::leader::TxnPhase;
 use super::voice::Voice;
 use super::work::{Stage, Work};
 use super::{DEADLINE, Member, RESEND};
@@ -658,7 +658,7 @@ impl Member {
             return;
         }
         let Some((ticket, lead)) = self.led(txn) else { return };
-        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        let TxnPhase::Invalidating(nodes, _) = &mut lead.phase else { return };
         let Some(fence) = nodes.get_mut(&node) else { return };
         fence.heard(from, round, hold);
         if fence.holds(majority) {
@@ -687,7 +687,7 @@ impl Member {
             return;
         };
         let txn = lead.txn;
-        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        let TxnPhase::Invalidating(nodes, _) = &mut lead.phase else { return };
         let mut questions = Vec::new();
         for (node, fence) in nodes.iter_mut().filter(|(_, fence)| fence.due <= now) {
             self.leases.fences += u64::from(fence.round == 0);

@@ -9,21 +9,22 @@
 //! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace
 //!   replica, the request run again;
 //! - **a row that is lent**: it is parked until locks are given up;
-//! - **rows of other members**: it becomes a *transaction* ([`lead`]). Its rows are borrowed, those
-//!   of the leader itself too; lenders ([`lend`]) lock them. The operation, a pure function of
-//!   rows, runs on what was lent and says what it lacks, until it ends. Then every lender confirms
-//!   that his locks held all the while and puts on record what is to change there; the leader
-//!   decides with one batch, which holds its own changes, the answer for retries, and the decision
-//!   ([`commit`]). What has only read, and fast, needs nobody's word: no loan is lost so soon.
+//! - **rows of other members**: it becomes a *transaction* ([`txn::leader`]). Its rows are
+//!   borrowed, those of the leader itself too; participants ([`txn::participant`]) lock them. The
+//!   operation, a pure function of rows, runs on what was lent and says what it lacks, until it
+//!   ends. Then every participant confirms that his locks held all the while and puts on record
+//!   what is to change there; the leader decides with one batch, which holds its own changes, the
+//!   answer for retries, and the decision ([`txn::commit`]). What has only read, and fast, needs
+//!   nobody's word: no locked rows are lost so soon.
 //!
 //! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the
 //! operation saw of the replica is true at the moment it runs, if the member has a lease then
-//! ([`lease`]): that moment is between the two halves of two-phase locking. A lender that has lost
-//! a loan (crash, time) does not confirm it. A change of a directory (chmod, rename, removal) has
-//! its dentry forgotten by all members before it is decided, or these are fenced; while it is under
-//! way its row is locked, so no member fetches it again, and answers to fetches that were sent
-//! before are thrown away. A member forgets with every worker's state held: no batch runs
-//! (quiescence).
+//! ([`lease`]): that moment is between the two halves of two-phase locking. A participant that has
+//! lost a set of locked rows (crash, time) does not confirm it. A change of a directory (chmod,
+//! rename, removal) has its dentry forgotten by all members before it is decided, or these are
+//! fenced; while it is under way its row is locked, so no member fetches it again, and answers to
+//! fetches that were sent before are thrown away. A member forgets with every worker's state held:
+//! no batch runs (quiescence).
 //!
 //! **No deadlock.** A transaction that meets a lock gives up everything and begins again after a
 //! random time. Requests of a member hold nothing while they wait.
@@ -32,31 +33,28 @@
 //! batch that decides it. Requests come by sessions, which see to it that no two copies of one are
 //! under way and none comes late, as on a single node.
 //!
-//! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and
-//! locked again; it asks the leader. A leader that restarts knows its decisions; what it does not
-//! know was not decided and changes nothing.
+//! **Crashes.** Locked rows are forgotten by a participant that restarts, what it agreed to is on
+//! record and locked again; it asks the leader. A leader that restarts knows its decisions; what it
+//! does not know was not decided and changes nothing.
 //!
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
 mod census;
 pub mod change;
-mod commit;
 mod coordinate;
 mod fetch;
 pub mod host;
 pub mod known;
-mod lead;
 pub mod lease;
-mod lend;
 mod message;
 mod nameless;
 mod poll;
 mod reap;
-mod records;
 pub mod seat;
 mod stop;
 pub mod sums;
 mod tree;
+mod txn;
 mod unsent;
 mod voice;
 pub mod whereabouts;
@@ -88,25 +86,25 @@ use parking_lot::Mutex;
 
 use change::records::ChangeRecords;
 use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
-use commit::Decision;
 use coordinate::Coordinator;
 use fetch::Fetching;
 use host::Bell;
 use lease::{LeaseMessage, Leases};
-use lend::Loan;
 use nameless::Asking;
 use poll::Poll;
 use reap::Reaping;
 use sums::Sums;
 use tree::Walk;
+use txn::commit::Decision;
+use txn::participant::LockedRows;
 use work::{Back, Work};
 
 pub use census::{Census, Counted};
-pub use message::{Envelope, Fetched, LoanId, Message, TokensMessage, Vote};
+pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
 pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
-pub use records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
 pub use sums::SumMessage;
+pub use txn::records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
 
 const ONE_OF_SEVERAL: &str = "a member's node was opened as one of several";
 
@@ -241,10 +239,10 @@ pub struct Member {
     fetches: BTreeMap<u64, Fetching>,
     /// Transactions that it leads and has not decided: their tickets.
     leads: BTreeMap<TxnId, u64>,
-    /// Transactions that it decided and some lenders may not know.
+    /// Transactions that it decided and some participants may not know.
     decisions: BTreeMap<TxnId, Decision>,
     /// What it has lent.
-    loans: BTreeMap<TxnId, Loan>,
+    locked_rows: BTreeMap<TxnId, LockedRows>,
     /// Questions to all members, by number.
     polls: BTreeMap<u64, Poll>,
     /// Walks over trees for figures, by ticket.
@@ -366,7 +364,7 @@ impl Member {
         }
         cluster.set_outside(outside);
         let epoch = next_epoch(&*engine)?;
-        let records = records::read(&*engine)?;
+        let records = txn::records::read(&*engine)?;
         let coordinator = Coordinator::new(config.me, &present, changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
@@ -387,7 +385,7 @@ impl Member {
             fetches: BTreeMap::new(),
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
-            loans: BTreeMap::new(),
+            locked_rows: BTreeMap::new(),
             polls: BTreeMap::new(),
             walks: BTreeMap::new(),
             reaping: None,
@@ -494,7 +492,7 @@ impl Member {
         self.tick_sums();
         self.tick_works();
         self.tick_fetches();
-        self.tick_loans();
+        self.tick_locked_rows();
         self.tick_decisions();
         self.tick_polls();
         self.sweep();
@@ -565,13 +563,13 @@ impl Member {
         self.epoch
     }
 
-    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know,
-    /// no rows that were cut off, no change of the table, no rows of other members.
+    /// Whether it has nothing to do: no request, no locked rows, no decision that somebody does not
+    /// know, no rows that were cut off, no change of the table, no rows of other members.
     pub fn is_idle(&self) -> bool {
         let swept = self.node.core().sweeps.after(0).is_none();
         swept
             && self.works.is_empty()
-            && self.loans.is_empty()
+            && self.locked_rows.is_empty()
             && self.decisions.is_empty()
             && self.waiting.is_empty()
             && self.changing.is_idle()
@@ -593,13 +591,13 @@ impl Member {
             Message::Borrow { txn, round, table, mode, rows } => {
                 self.lend(from, txn, (round, table), mode, &rows);
             }
-            Message::Lent { txn, round, loan, rows, spans } => {
-                self.lent(from, txn, round, loan, rows, spans);
+            Message::Lent { txn, round, locked, rows, spans } => {
+                self.lent(from, txn, round, locked, rows, spans);
             }
             Message::Refused(txn, round) => self.refused(from, txn, round),
             Message::Invalidate(changes) => self.invalidate(from, changes),
             Message::Invalidated(txns) => txns.into_iter().for_each(|txn| self.invalidated(from, txn)),
-            Message::Prepare { txn, loan, mutations } => self.prepare(from, txn, loan, mutations),
+            Message::Prepare { txn, locked, mutations } => self.prepare(from, txn, locked, mutations),
             Message::Voted(txn, vote) => self.voted(from, txn, vote),
             Message::Decide(txn, commit) => self.decide(from, txn, commit),
             Message::Decided(txn) => self.decided(from, txn),

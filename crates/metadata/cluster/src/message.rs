@@ -2,7 +2,7 @@
 //! them.
 
 use kestrel_engine::Mutation;
-use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
 use kestrel_types::error::FsError;
@@ -28,13 +28,13 @@ pub struct Envelope {
     pub message: Message,
 }
 
-/// Rows locked for a transaction: which start of the lender, and which of its loans. A loan that
-/// was given up and begun again is another one.
+/// Rows locked for a transaction: which start of the participant, and which of its locked rows. A
+/// set of locked rows that was given up and begun again is another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LoanId {
-    /// Start of the lender.
+pub struct LockedRowsId {
+    /// Start of the participant.
     pub epoch: u64,
-    /// Counts its loans since.
+    /// Counts its locked rows since.
     pub number: u64,
 }
 
@@ -60,12 +60,12 @@ pub enum Fetched {
     Busy,
 }
 
-/// Whether a lender agrees to a transaction's end.
+/// Whether a participant agrees to a transaction's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Vote {
     /// What it lent is still locked, and what is to be changed there is on record.
     Yes,
-    /// The loan does not exist any more: begin again.
+    /// The locked rows do not exist any more: begin again.
     No,
     /// It cannot.
     Failed(FsError),
@@ -89,12 +89,12 @@ pub enum Message {
     Borrow {
         /// For what.
         txn: TxnId,
-        /// Counts what the transaction asks of all its lenders.
+        /// Counts what the transaction asks of all its participants.
         round: u32,
         /// Version of the leader's table.
         table: u64,
         /// How to lock.
-        mode: Mode,
+        mode: RowLockMode,
         /// Which rows.
         rows: Missing,
     },
@@ -104,8 +104,8 @@ pub enum Message {
         txn: TxnId,
         /// As asked.
         round: u32,
-        /// The loan that they belong to.
-        loan: LoanId,
+        /// The locked rows that they belong to.
+        locked: LockedRowsId,
         /// Single rows.
         rows: Vec<(Key, Option<Box<[u8]>>)>,
         /// Ranges.
@@ -123,9 +123,9 @@ pub enum Message {
     Prepare {
         /// Which.
         txn: TxnId,
-        /// The loan it relies on.
-        loan: LoanId,
-        /// Changes of the lender's rows.
+        /// The locked rows it relies on.
+        locked: LockedRowsId,
+        /// Changes of the participant's rows.
         mutations: Vec<Mutation>,
     },
     /// Answers.

@@ -8,10 +8,10 @@
 //! waits for clients of before its start to claim theirs.
 //!
 //! **Why no client loses a file.** A question goes out after the name was gone: a member that
-//! relied on the name has counted its open by then or is about to, since its loan of the name ended
-//! when the transaction that took the name away began. After that only its home, by number, and the
-//! members that say yes count opens of the file. (A name that it gets meanwhile makes another case
-//! of it.)
+//! relied on the name has counted its open by then or is about to, since its locked rows of the
+//! name ended when the transaction that took the name away began. After that only its home, by
+//! number, and the members that say yes count opens of the file. (A name that it gets meanwhile
+//! makes another case of it.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,8 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Creds, Op, Reply, Request};
 
-use super::lead::Phase;
 use super::poll::{Answer, Question, Then};
+use super::txn::leader::TxnPhase;
 use super::work::{Back, Stage};
 use super::{Asker, Member};
 
@@ -78,16 +78,16 @@ impl Member {
         }
     }
 
-    /// Files that a transaction which nothing can stop any more but its lenders is about to open
-    /// here.
+    /// Files that a transaction which nothing can stop any more but its participants is about to
+    /// open here.
     pub(super) fn about_to_open(&self) -> BTreeSet<InodeId> {
         let opened = self.works.values().filter_map(|work| match &work.stage {
             Stage::Leading(lead) => match &lead.phase {
-                Phase::Preparing(_, _, ended) | Phase::Invalidating(_, ended) => match &ended.reply {
+                TxnPhase::Preparing(_, _, ended) | TxnPhase::Invalidating(_, ended) => match &ended.reply {
                     Ok(Answered::Opened { inode, .. }) => Some(inode.ino),
                     _ => None,
                 },
-                Phase::Borrowing | Phase::Decided(..) => None,
+                TxnPhase::Borrowing | TxnPhase::Decided(..) => None,
             },
             _ => None,
         });
@@ -151,7 +151,7 @@ impl Member {
     pub(super) fn claims_in_vain(&self, ticket: u64) -> bool {
         let Some(work) = self.works.get(&ticket).filter(|work| work.claim.is_some()) else { return false };
         let Stage::Leading(lead) = &work.stage else { return false };
-        let Phase::Preparing(_, _, ended) = &lead.phase else { return false };
+        let TxnPhase::Preparing(_, _, ended) = &lead.phase else { return false };
         let core = self.node.core();
         match &ended.reply {
             Ok(Answered::Opened { inode, .. }) => {

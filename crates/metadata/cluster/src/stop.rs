@@ -2,7 +2,7 @@
 //!
 //! A decision that was being written when the log failed may be on disk or not; only a restart,
 //! which reads the log, can tell. So the member must not say to anybody that it was made, nor that
-//! it was not: lenders go on asking, and hear after the restart. The same holds for what was
+//! it was not: participants go on asking, and hear after the restart. The same holds for what was
 //! decided and could not be synced. Clients hear `EIO`, as those of a node do that has a volume for
 //! itself.
 //!

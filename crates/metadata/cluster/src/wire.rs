@@ -5,7 +5,7 @@
 //! the bytes there are.
 
 use kestrel_engine::Mutation;
-use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
@@ -15,7 +15,7 @@ use kestrel_types::name::NAME_MAX;
 use kestrel_types::request::{Outcome, Reply};
 use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply};
 
-use super::message::{Envelope, Fetched, LoanId, Message, SpanRow, Vote};
+use super::message::{Envelope, Fetched, LockedRowsId, Message, SpanRow, Vote};
 
 mod changes;
 mod leases;
@@ -106,14 +106,14 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             put_txn(out, BORROW, *txn);
             put_varint(out, u64::from(*round));
             put_varint(out, *table);
-            out.push(u8::from(*mode == Mode::Exclusive));
+            out.push(u8::from(*mode == RowLockMode::Exclusive));
             put_list(out, &rows.keys, put_key);
             put_list(out, &rows.spans, put_span);
         }
-        Message::Lent { txn, round, loan, rows, spans } => {
+        Message::Lent { txn, round, locked, rows, spans } => {
             put_txn(out, LENT, *txn);
             put_varint(out, u64::from(*round));
-            put_loan(out, *loan);
+            put_locked(out, *locked);
             put_list(out, rows, |out, (key, value)| put_row(out, key, value.as_deref()));
             put_list(out, spans, |out, (span, rows)| {
                 put_span(out, span);
@@ -138,9 +138,9 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(INVALIDATED);
             put_list(out, txns, |out, txn| put_txn_id(out, *txn));
         }
-        Message::Prepare { txn, loan, mutations } => {
+        Message::Prepare { txn, locked, mutations } => {
             put_txn(out, PREPARE, *txn);
-            put_loan(out, *loan);
+            put_locked(out, *locked);
             put_list(out, mutations, |out, Mutation { key, value }| put_row(out, key, value.as_deref()));
         }
         Message::Voted(txn, vote) => {
@@ -200,15 +200,15 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         FETCHED => Message::Fetched(r.varint()?, fetched(r)?),
         BORROW => {
             let (txn, round, table) = (txn(r)?, r.varint32()?, r.varint()?);
-            let mode = if boolean(r)? { Mode::Exclusive } else { Mode::Shared };
+            let mode = if boolean(r)? { RowLockMode::Exclusive } else { RowLockMode::Shared };
             let rows = Missing { keys: list(r, KEY_MIN, key)?, spans: list(r, SPAN_MIN, span)? };
             Message::Borrow { txn, round, table, mode, rows }
         }
         LENT => {
-            let (txn, round, loan) = (txn(r)?, r.varint32()?, loan(r)?);
+            let (txn, round, locked) = (txn(r)?, r.varint32()?, locked(r)?);
             let rows = list(r, KEY_MIN + 1, row)?;
             let spans = list(r, SPAN_MIN + 1, |r| Ok((span(r)?, list(r, 2, span_row)?)))?;
-            Message::Lent { txn, round, loan, rows, spans }
+            Message::Lent { txn, round, locked, rows, spans }
         }
         REFUSED => Message::Refused(txn(r)?, r.varint32()?),
         INVALIDATE => {
@@ -216,9 +216,9 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         }
         INVALIDATED => Message::Invalidated(list(r, TXN_MIN, txn)?),
         PREPARE => {
-            let (txn, loan) = (txn(r)?, loan(r)?);
+            let (txn, locked) = (txn(r)?, locked(r)?);
             let mutations = list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
-            Message::Prepare { txn, loan, mutations }
+            Message::Prepare { txn, locked, mutations }
         }
         VOTED => Message::Voted(txn(r)?, vote(r)?),
         DECIDE => Message::Decide(txn(r)?, boolean(r)?),
@@ -291,13 +291,13 @@ fn txn(r: &mut Reader<'_>) -> Result<TxnId, DecodeError> {
     Ok(TxnId { node: r.varint32()?, epoch: r.varint()?, number: r.varint()? })
 }
 
-fn put_loan(out: &mut Vec<u8>, loan: LoanId) {
-    put_varint(out, loan.epoch);
-    put_varint(out, loan.number);
+fn put_locked(out: &mut Vec<u8>, locked: LockedRowsId) {
+    put_varint(out, locked.epoch);
+    put_varint(out, locked.number);
 }
 
-fn loan(r: &mut Reader<'_>) -> Result<LoanId, DecodeError> {
-    Ok(LoanId { epoch: r.varint()?, number: r.varint()? })
+fn locked(r: &mut Reader<'_>) -> Result<LockedRowsId, DecodeError> {
+    Ok(LockedRowsId { epoch: r.varint()?, number: r.varint()? })
 }
 
 /// Fewest bytes of a key.

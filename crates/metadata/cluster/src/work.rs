@@ -9,9 +9,9 @@ use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 
-use super::lead::Lead;
 use super::lease;
 use super::poll::{Question, Then, out_of_reach};
+use super::txn::leader::LeaderTxn;
 use super::{Asker, DEADLINE, Member, RESEND, Todo};
 
 /// The longest random pause before something is tried again.
@@ -39,7 +39,7 @@ pub(super) enum Stage {
     /// It is tried again then: as a transaction, or alone.
     Resting { until: Nanos, leads: bool },
     /// It is a transaction.
-    Leading(Lead),
+    Leading(LeaderTxn),
     /// It waits for what all members say; the poll has its own deadline.
     Polling,
     /// It has ended; the reply waits for the log.

@@ -554,14 +554,15 @@ fn single_failure_of_the_store() {
     fail(&cluster, 2);
     // A batch: it is not put off, for it would fail again.
     assert_eq!(errno(&cluster.ask(2, mknod("c2"))), libc::EIO);
-    // A lender's part in a transaction.
+    // A participant's part in a transaction.
     cluster.inode(2, mknod("b2"));
     let rename = || root(Op::Rename(at("b2"), at("b1"), RenameFlags::default()));
     let moved = cluster.submit(1, rename(), None);
-    let (lender, prepare) = cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
-    fail(&cluster, lender);
+    let (participant, prepare) =
+        cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
+    fail(&cluster, participant);
     let now = cluster.now;
-    cluster.members.get_mut(&lender).unwrap().receive(prepare, now);
+    cluster.members.get_mut(&participant).unwrap().receive(prepare, now);
     carry_but(&mut cluster, &[]);
     assert_eq!(errno(&moved.lock().take().unwrap()), libc::EIO);
     pass(&mut cluster, SECOND, &[]);

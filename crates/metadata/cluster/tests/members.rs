@@ -124,13 +124,14 @@ fn lost_row_locks_begun_again() {
         cluster.carry(|to, message| to == 2 && matches!(message, Message::Borrow { .. })).unwrap();
     cluster.members.get_mut(&2).unwrap().receive(borrow.clone(), 0);
     let (_, prepare) = cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
-    // The lender forgets, somebody makes a file of the name, and a copy of the old question comes.
+    // The participant forgets, somebody makes a file of the name, and a copy of the old question
+    // comes.
     cluster.restart(2);
     cluster.inode(2, mknod("b2"));
-    let lender = cluster.members.get_mut(&2).unwrap();
-    lender.receive(borrow, 0);
-    lender.receive(prepare, 0);
-    let votes: Vec<_> = lender.take_outbox().into_iter().map(|(_, envelope)| envelope.message).collect();
+    let participant = cluster.members.get_mut(&2).unwrap();
+    participant.receive(borrow, 0);
+    participant.receive(prepare, 0);
+    let votes: Vec<_> = participant.take_outbox().into_iter().map(|(_, envelope)| envelope.message).collect();
     assert!(votes.iter().any(|vote| matches!(vote, Message::Voted(_, Vote::No))), "{votes:?}");
     for _ in 0..1000 {
         cluster.carry(|_, _| false);

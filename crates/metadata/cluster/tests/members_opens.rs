@@ -293,7 +293,7 @@ fn open_in_flight_while_the_name_goes() {
     assert!(slot.lock().is_none());
     assert_eq!(errno(&cluster.ask(2, Op::Unlink(at("b2")))), 0);
     for _ in 0..20 {
-        // Nobody asks the lender again so soon.
+        // Nobody asks the participant again so soon.
         cluster.carry(|_, message| matches!(message, Message::Prepare { .. }));
         cluster.tick(SECOND / 200);
     }

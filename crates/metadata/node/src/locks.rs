@@ -28,7 +28,7 @@ pub struct TxnId {
 
 /// What a lock allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum RowLockMode {
     /// Reading, beside other readers.
     Shared,
     /// Reading and writing.
@@ -43,17 +43,17 @@ struct Lock {
 
 impl Lock {
     /// Whether others than `txn` exclude it.
-    fn excludes(&self, txn: TxnId, mode: Mode) -> bool {
+    fn excludes(&self, txn: TxnId, mode: RowLockMode) -> bool {
         self.writer.is_some_and(|writer| writer != txn)
-            || mode == Mode::Exclusive && self.readers.iter().any(|reader| *reader != txn)
+            || mode == RowLockMode::Exclusive && self.readers.iter().any(|reader| *reader != txn)
     }
 
-    fn take(&mut self, txn: TxnId, mode: Mode) {
+    fn take(&mut self, txn: TxnId, mode: RowLockMode) {
         match mode {
-            Mode::Shared => {
+            RowLockMode::Shared => {
                 self.readers.insert(txn);
             }
-            Mode::Exclusive => self.writer = Some(txn),
+            RowLockMode::Exclusive => self.writer = Some(txn),
         }
     }
 
@@ -69,12 +69,12 @@ impl Lock {
 struct State {
     rows: BTreeMap<Key, Lock>,
     ranges: BTreeMap<(Table, u64), Lock>,
-    held: BTreeMap<TxnId, Held>,
+    held: BTreeMap<TxnId, TxnLocks>,
 }
 
 /// What a transaction has locked; some of it perhaps repeatedly.
 #[derive(Debug, Default)]
-struct Held {
+struct TxnLocks {
     keys: Vec<Key>,
     ranges: Vec<(Table, u64)>,
 }
@@ -87,12 +87,12 @@ pub struct LockTable {
 }
 
 impl State {
-    fn row_excludes(&self, txn: TxnId, key: &Key, mode: Mode) -> bool {
+    fn row_excludes(&self, txn: TxnId, key: &Key, mode: RowLockMode) -> bool {
         self.rows.get(key).is_some_and(|lock| lock.excludes(txn, mode))
             || self.ranges.get(&(key.table, key.id)).is_some_and(|lock| lock.excludes(txn, mode))
     }
 
-    fn range_excludes(&self, txn: TxnId, range: (Table, u64), mode: Mode) -> bool {
+    fn range_excludes(&self, txn: TxnId, range: (Table, u64), mode: RowLockMode) -> bool {
         let (table, id) = range;
         self.ranges.get(&range).is_some_and(|lock| lock.excludes(txn, mode))
             || self
@@ -114,7 +114,7 @@ impl LockTable {
     }
 
     /// Locks all of these, or nothing if one of them is excluded. With every worker's state held.
-    pub fn take(&self, txn: TxnId, keys: &[Key], ranges: &[(Table, u64)], mode: Mode) -> bool {
+    pub fn take(&self, txn: TxnId, keys: &[Key], ranges: &[(Table, u64)], mode: RowLockMode) -> bool {
         let mut state = self.state.lock();
         let excluded = keys.iter().any(|key| state.row_excludes(txn, key, mode))
             || ranges.iter().any(|range| state.range_excludes(txn, *range, mode));
@@ -138,7 +138,7 @@ impl LockTable {
     pub fn release(&self, txn: TxnId) {
         let mut state = self.state.lock();
         let state = &mut *state;
-        let Held { keys, ranges } = state.held.remove(&txn).unwrap_or_default();
+        let TxnLocks { keys, ranges } = state.held.remove(&txn).unwrap_or_default();
         for key in keys {
             if let Some(lock) = state.rows.get_mut(&key)
                 && lock.give(txn)
@@ -162,8 +162,8 @@ impl LockTable {
             return false;
         }
         let state = self.state.lock();
-        keys.iter().any(|key| state.row_excludes(NOBODY, key, Mode::Exclusive))
-            || ranges.iter().any(|range| state.range_excludes(NOBODY, *range, Mode::Exclusive))
+        keys.iter().any(|key| state.row_excludes(NOBODY, key, RowLockMode::Exclusive))
+            || ranges.iter().any(|range| state.range_excludes(NOBODY, *range, RowLockMode::Exclusive))
     }
 
     /// Whether some row is locked that `row` holds for, or some range that `range` does.
@@ -174,13 +174,13 @@ impl LockTable {
 
     /// Whether a lock keeps requests of the node from a row.
     #[inline]
-    pub fn bars(&self, key: KeyRef<'_>, mode: Mode) -> bool {
+    pub fn bars(&self, key: KeyRef<'_>, mode: RowLockMode) -> bool {
         self.any() && self.state.lock().row_excludes(NOBODY, &key.to_owned(), mode)
     }
 
     /// Whether a lock keeps requests of the node from reading a range.
     pub fn bars_range(&self, range: (Table, u64)) -> bool {
-        self.any() && self.state.lock().range_excludes(NOBODY, range, Mode::Shared)
+        self.any() && self.state.lock().range_excludes(NOBODY, range, RowLockMode::Shared)
     }
 }
 
@@ -196,17 +196,19 @@ mod tests {
     fn readers_share_and_writers_exclude() {
         let locks = LockTable::default();
         let (a, b) = (Key::new(Table::Entry, 1, b"a"), Key::new(Table::Entry, 1, b"b"));
-        assert!(locks.take(txn(1), std::slice::from_ref(&a), &[], Mode::Shared));
-        assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Shared));
-        assert!(!locks.take(txn(3), &[b.clone(), a.clone()], &[], Mode::Exclusive));
-        assert!(!locks.bars(b.borrow(), Mode::Exclusive), "nothing of a lock that was refused stays");
-        assert!(!locks.bars(a.borrow(), Mode::Shared) && locks.bars(a.borrow(), Mode::Exclusive));
+        assert!(locks.take(txn(1), std::slice::from_ref(&a), &[], RowLockMode::Shared));
+        assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], RowLockMode::Shared));
+        assert!(!locks.take(txn(3), &[b.clone(), a.clone()], &[], RowLockMode::Exclusive));
+        assert!(!locks.bars(b.borrow(), RowLockMode::Exclusive), "nothing of a lock that was refused stays");
+        assert!(
+            !locks.bars(a.borrow(), RowLockMode::Shared) && locks.bars(a.borrow(), RowLockMode::Exclusive)
+        );
         locks.release(txn(1));
         assert!(
-            locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Exclusive),
+            locks.take(txn(2), std::slice::from_ref(&a), &[], RowLockMode::Exclusive),
             "its own reading is no obstacle"
         );
-        assert!(locks.bars(a.borrow(), Mode::Shared));
+        assert!(locks.bars(a.borrow(), RowLockMode::Shared));
         locks.release(txn(2));
         assert!(!locks.any());
         locks.release(txn(2));
@@ -216,13 +218,13 @@ mod tests {
     fn ranges_and_rows_in_them_exclude_each_other() {
         let locks = LockTable::default();
         let row = Key::new(Table::Entry, 7, b"x");
-        assert!(locks.take(txn(1), &[], &[(Table::Entry, 7)], Mode::Shared));
-        assert!(!locks.take(txn(2), std::slice::from_ref(&row), &[], Mode::Exclusive));
-        assert!(locks.take(txn(2), &[Key::new(Table::Entry, 8, b"x")], &[], Mode::Exclusive));
-        assert!(locks.bars(row.borrow(), Mode::Exclusive) && !locks.bars_range((Table::Entry, 7)));
+        assert!(locks.take(txn(1), &[], &[(Table::Entry, 7)], RowLockMode::Shared));
+        assert!(!locks.take(txn(2), std::slice::from_ref(&row), &[], RowLockMode::Exclusive));
+        assert!(locks.take(txn(2), &[Key::new(Table::Entry, 8, b"x")], &[], RowLockMode::Exclusive));
+        assert!(locks.bars(row.borrow(), RowLockMode::Exclusive) && !locks.bars_range((Table::Entry, 7)));
         assert!(locks.bars_range((Table::Entry, 8)));
         locks.release(txn(1));
-        assert!(locks.take(txn(3), std::slice::from_ref(&row), &[], Mode::Exclusive));
-        assert!(!locks.take(txn(4), &[], &[(Table::Entry, 7)], Mode::Shared));
+        assert!(locks.take(txn(3), std::slice::from_ref(&row), &[], RowLockMode::Exclusive));
+        assert!(!locks.take(txn(4), &[], &[(Table::Entry, 7)], RowLockMode::Shared));
     }
 }

@@ -8,7 +8,7 @@
 //! A journal undoes the changes of an operation that stopped half-way, so an operation happens
 //! wholly or not at all.
 
-mod lent;
+mod locked;
 mod scan;
 
 use kestrel_types::codec::{DecodeError, Reader};
@@ -22,9 +22,9 @@ use kestrel_types::stat::{DirStat, ObjStat};
 use rustc_hash::FxHashMap;
 
 use kestrel_engine::{Engine, EngineError, Mutation};
-use lent::Bar;
+use locked::RowBlocked;
 
-pub use lent::{Lent, Missing, Scope, Span, SpanRows};
+pub use locked::{Missing, Scope, Span, SpanRows, TxnRows};
 pub use scan::is_full;
 
 /// Index of a cell within its batch.
@@ -36,7 +36,7 @@ pub enum Value {
     /// Not fetched yet.
     Wanted,
     /// Not to be had here: it is another node's, or lent.
-    Barred(Bar),
+    Barred(RowBlocked),
     /// No such row.
     Absent,
     /// As fetched: a stretch of the batch's buffer.
@@ -95,7 +95,7 @@ pub struct Rows {
     /// second.
     partial: FxHashMap<(Table, u64), (u64, u64)>,
     /// Of `(table, id)` nothing is to be had here.
-    barred: FxHashMap<(Table, u64), Bar>,
+    barred: FxHashMap<(Table, u64), RowBlocked>,
     wanted_scans: Vec<(Table, u64, u64)>,
     dirty_cells: usize,
 }

@@ -5,14 +5,14 @@
 //! to have no more of it does not get again.
 //!
 //! **It leaves no member in doubt.** It is frozen when everything that it has decided is known to
-//! all lenders, and when nothing that it has agreed to is undecided. So of a transaction that it
-//! led, and that a member has agreed to and not heard the end of, it was not decided; and of
+//! all participants, and when nothing that it has agreed to is undecided. So of a transaction that
+//! it led, and that a member has agreed to and not heard the end of, it was not decided; and of
 //! decisions of others it has made all its changes.
 
 use kestrel_engine::BatchKind;
 use kestrel_types::error::FsError;
 
-use super::super::records::decision_key;
+use super::super::txn::records::decision_key;
 use super::super::without;
 use super::Step;
 use crate::Member;
@@ -66,7 +66,7 @@ impl Member {
     pub(super) fn is_busy_with_others(&self) -> bool {
         !(self.leads.is_empty()
             && self.decisions.is_empty()
-            && self.loans.is_empty()
+            && self.locked_rows.is_empty()
             && self.polls.is_empty()
             && self.reaping.is_none())
     }
@@ -78,7 +78,7 @@ impl Member {
         if table.placement.former.is_empty() {
             return;
         }
-        let led = self.loans.keys().filter(|txn| has_left(txn.node));
+        let led = self.locked_rows.keys().filter(|txn| has_left(txn.node));
         for txn in led.copied().collect::<Vec<_>>() {
             self.decide(txn.node, txn, false);
         }

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use kestrel_engine::EngineError;
 use kestrel_meta::node::Ran;
 use kestrel_meta::ops::readdir;
-use kestrel_meta::rows::{Lent, Missing, SpanRows};
+use kestrel_meta::rows::{Missing, SpanRows, TxnRows};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, Position};
@@ -124,12 +124,12 @@ impl Member {
         if limit == 0 {
             return self.lead(ticket);
         }
-        let lent = Lent { spans: [(readdir::span(dir, after, limit), rows)].into(), ..Lent::default() };
+        let lent = TxnRows { spans: [(readdir::span(dir, after, limit), rows)].into(), ..TxnRows::default() };
         self.end_page(ticket, limit, &lent, own.wait);
     }
 
     /// Checks what the caller may see, and answers.
-    fn end_page(&mut self, ticket: u64, most: usize, lent: &Lent, wait: Position) {
+    fn end_page(&mut self, ticket: u64, most: usize, lent: &TxnRows, wait: Position) {
         let Some(work) = self.works.get(&ticket) else { return };
         let mut request = work.request.clone();
         if let Op::ReadDir { limit, .. } = &mut request.op {

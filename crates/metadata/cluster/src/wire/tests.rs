@@ -58,8 +58,8 @@ fn any_txn() -> BoxedStrategy<TxnId> {
     (any::<u32>(), number(), number()).prop_map(|(node, epoch, number)| TxnId { node, epoch, number }).boxed()
 }
 
-fn any_loan() -> BoxedStrategy<LoanId> {
-    (number(), number()).prop_map(|(epoch, number)| LoanId { epoch, number }).boxed()
+fn any_locked() -> BoxedStrategy<LockedRowsId> {
+    (number(), number()).prop_map(|(epoch, number)| LockedRowsId { epoch, number }).boxed()
 }
 
 fn any_error() -> BoxedStrategy<FsError> {
@@ -90,7 +90,7 @@ fn ids() -> BoxedStrategy<Vec<InodeId>> {
 }
 
 fn about_rows() -> BoxedStrategy<Message> {
-    let mode = prop_oneof![Just(Mode::Shared), Just(Mode::Exclusive)];
+    let mode = prop_oneof![Just(RowLockMode::Shared), Just(RowLockMode::Exclusive)];
     let missing =
         (vec(any_key(), 0..4), vec(any_span(), 0..3)).prop_map(|(keys, spans)| Missing { keys, spans });
     let spans = vec((any_span(), vec((bytes(SUFFIX_MAX), bytes(60)), 0..4)), 0..3);
@@ -99,13 +99,10 @@ fn about_rows() -> BoxedStrategy<Message> {
         (any_txn(), any::<u32>(), number(), mode, missing).prop_map(|(txn, round, table, mode, rows)| {
             Message::Borrow { txn, round, table, mode, rows }
         }),
-        (any_txn(), any::<u32>(), any_loan(), vec(any_row(), 0..4), spans)
-            .prop_map(|(txn, round, loan, rows, spans)| Message::Lent { txn, round, loan, rows, spans }),
-        (any_txn(), any_loan(), vec(mutation, 0..4)).prop_map(|(txn, loan, mutations)| Message::Prepare {
-            txn,
-            loan,
-            mutations
-        }),
+        (any_txn(), any::<u32>(), any_locked(), vec(any_row(), 0..4), spans)
+            .prop_map(|(txn, round, locked, rows, spans)| Message::Lent { txn, round, locked, rows, spans }),
+        (any_txn(), any_locked(), vec(mutation, 0..4))
+            .prop_map(|(txn, locked, mutations)| Message::Prepare { txn, locked, mutations }),
     ]
     .boxed()
 }
@@ -383,8 +380,8 @@ fn bytes_are_pinned() {
 fn oversized_envelopes_and_counts() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let row = Mutation { key: Key::new(Table::Chunk, 7, b"12345678"), value: Some(vec![0; 1 << 20].into()) };
-    let loan = LoanId { epoch: 1, number: 1 };
-    let message = Message::Prepare { txn, loan, mutations: vec![row; 4] };
+    let locked = LockedRowsId { epoch: 1, number: 1 };
+    let message = Message::Prepare { txn, locked, mutations: vec![row; 4] };
     let mut out = vec![1, 2, 3];
     assert!(Envelope { from: 1, stamp: 5, message }.encode(&mut out).is_err());
     assert_eq!(out, [1, 2, 3]);

@@ -7,9 +7,11 @@ use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::whereabouts::Whereabout;
-use kestrel_cluster::{Answer, Fetched, LoanId, Message, Question, SumMessage, TokensMessage, Vote, Weight};
+use kestrel_cluster::{
+    Answer, Fetched, LockedRowsId, Message, Question, SumMessage, TokensMessage, Vote, Weight,
+};
 use kestrel_engine::Mutation;
-use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::node::{Part, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
@@ -25,7 +27,7 @@ use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
 const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
 const OTHER: TxnId = TxnId { node: 2, epoch: 3, number: 301 };
-const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
+const LOCKED: LockedRowsId = LockedRowsId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
     [rows(), dirs(), ends(), polls(), changes(), leases(), sums(), tokens(), whereabouts()].concat()
@@ -110,17 +112,20 @@ fn rows() -> Vec<(&'static str, Message)> {
         Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
     let nothing = Missing { keys: vec![], spans: vec![] };
     vec![
-        ("borrow", Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Exclusive, rows: missing }),
+        (
+            "borrow",
+            Message::Borrow { txn: TXN, round: 4, table: 5, mode: RowLockMode::Exclusive, rows: missing },
+        ),
         (
             "borrow-nothing",
-            Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Shared, rows: nothing },
+            Message::Borrow { txn: TXN, round: 4, table: 5, mode: RowLockMode::Shared, rows: nothing },
         ),
         (
             "lent",
             Message::Lent {
                 txn: TXN,
                 round: 4,
-                loan: LOAN,
+                locked: LOCKED,
                 rows: vec![(key(b"name"), value(b"row")), (key(b"none"), None)],
                 spans: vec![
                     (span(Some(b"x")), vec![(b"y"[..].into(), b"1"[..].into())]),
@@ -133,7 +138,7 @@ fn rows() -> Vec<(&'static str, Message)> {
             "prepare",
             Message::Prepare {
                 txn: TXN,
-                loan: LOAN,
+                locked: LOCKED,
                 mutations: vec![
                     Mutation { key: key(b"new"), value: value(b"row") },
                     Mutation { key: key(b"old"), value: None },

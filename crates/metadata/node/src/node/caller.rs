@@ -144,8 +144,8 @@ impl Node {
                 Ok(Answer::Usage(usage::tree(&*self.engine, *dir)?))
             }
             // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable
-            // there, and the halves that lenders have yet to make are on record. So there is nobody
-            // to ask.
+            // there, and the halves that participants have yet to make are on record. So there is
+            // nobody to ask.
             Op::Sync => {
                 *wait = self.committed.load(Ordering::Relaxed);
                 Ok(Answer::Done)

@@ -25,7 +25,7 @@ use crate::ops::{readdir, usage};
 use crate::owners::{MapView, Owners};
 use crate::perm::Dentry;
 use crate::pipeline::{UsageChange, engine_error};
-use crate::rows::{Lent, Missing, number_of};
+use crate::rows::{Missing, TxnRows, number_of};
 use crate::txn::{self, Origin};
 use crate::view::{Core, Route, Run, Stop, View, Want};
 use crate::worker::{Ear, QueuedRequest, Sink, WorkerState};
@@ -360,7 +360,7 @@ impl Node {
     pub fn transact(
         &self,
         (request, claim): (&Request, Option<Claim>),
-        lent: &Lent,
+        lent: &TxnRows,
         no_dirs: &BTreeSet<Want>,
         counter: u64,
     ) -> FsResult<Ran> {
@@ -450,7 +450,7 @@ enum Listing {
 }
 
 /// Runs the operation; a listing, which has no worker of its own, too.
-fn run(view: &mut View<'_>, request: &Request, claim: Option<Claim>, lent: &Lent) -> Run<Listing> {
+fn run(view: &mut View<'_>, request: &Request, claim: Option<Claim>, lent: &TxnRows) -> Run<Listing> {
     if let Some(claim) = claim {
         return ops::open::claim(view, &request.op, claim).map(Listing::Answer);
     }

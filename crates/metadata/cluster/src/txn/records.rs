@@ -1,5 +1,5 @@
 //! Rows of table `txn` that transactions over several nodes leave until they have ended everywhere:
-//! at a lender what it has agreed to change, at the leader that it was decided.
+//! at a participant what it has agreed to change, at the leader that it was decided.
 
 use std::ops::ControlFlow;
 
@@ -12,7 +12,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
 use kestrel_types::placement::NodeId;
 
-use super::message::LoanId;
+use crate::message::LockedRowsId;
 
 /// Version of both rows.
 const VERSION: u8 = 1;
@@ -21,11 +21,11 @@ const VERSION: u8 = 1;
 /// version, and chunks.
 const VALUE_BYTES_MAX: usize = 16 << 20;
 
-/// What a lender has agreed to change.
+/// What a participant has agreed to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prepared {
-    /// The loan.
-    pub loan: LoanId,
+    /// The locked rows.
+    pub locked: LockedRowsId,
     /// The changes.
     pub mutations: Vec<Mutation>,
 }
@@ -41,8 +41,8 @@ pub fn decision_key(txn: TxnId) -> Key {
 /// The row of what was agreed to.
 pub fn encode_prepared(prepared: &Prepared) -> Box<[u8]> {
     let mut out = vec![VERSION];
-    out.extend_from_slice(&prepared.loan.epoch.to_be_bytes());
-    out.extend_from_slice(&prepared.loan.number.to_be_bytes());
+    out.extend_from_slice(&prepared.locked.epoch.to_be_bytes());
+    out.extend_from_slice(&prepared.locked.number.to_be_bytes());
     put_varint(&mut out, prepared.mutations.len() as u64);
     for Mutation { key, value } in &prepared.mutations {
         let mut bytes = Vec::with_capacity(PREFIX_LEN + key.suffix.len());
@@ -62,7 +62,7 @@ pub fn decode_prepared(bytes: &[u8]) -> Result<Prepared, DecodeError> {
     if reader.u8()? != VERSION {
         return Err(DecodeError("prepared changes of an unknown format version"));
     }
-    let loan = LoanId { epoch: reader.u64()?, number: reader.u64()? };
+    let locked = LockedRowsId { epoch: reader.u64()?, number: reader.u64()? };
     let mut mutations = Vec::new();
     for _ in 0..reader.varint()? {
         let key = KeyRef::decode(reader.string(PREFIX_LEN + SUFFIX_MAX)?);
@@ -75,13 +75,13 @@ pub fn decode_prepared(bytes: &[u8]) -> Result<Prepared, DecodeError> {
         mutations.push(Mutation { key, value });
     }
     reader.end()?;
-    Ok(Prepared { loan, mutations })
+    Ok(Prepared { locked, mutations })
 }
 
-/// The row of a decision: the lenders that must make their changes.
-pub fn encode_decision(lenders: &[NodeId]) -> Box<[u8]> {
+/// The row of a decision: the participants that must make their changes.
+pub fn encode_decision(participants: &[NodeId]) -> Box<[u8]> {
     let mut out = vec![VERSION];
-    for node in lenders {
+    for node in participants {
         out.extend_from_slice(&node.to_be_bytes());
     }
     out.into()
@@ -104,7 +104,7 @@ pub fn decode_decision(bytes: &[u8]) -> Result<Vec<NodeId>, DecodeError> {
 pub struct Records {
     /// Changes it has agreed to.
     pub prepared: Vec<(TxnId, Prepared)>,
-    /// Decisions it made that some lenders may not know.
+    /// Decisions it made that some participants may not know.
     pub decided: Vec<(TxnId, Vec<NodeId>)>,
 }
 
@@ -120,7 +120,7 @@ pub fn read(engine: &dyn Engine) -> FsResult<Records> {
                 decode_prepared(row).map(|prepared| records.prepared.push((txn, prepared)))
             }
             Some(TxnKey::Decided(txn)) => {
-                decode_decision(row).map(|lenders| records.decided.push((txn, lenders)))
+                decode_decision(row).map(|participants| records.decided.push((txn, participants)))
             }
             // A client whose number begins with these bytes has its answers here.
             _ => Ok(()),
@@ -148,7 +148,7 @@ mod tests {
             Mutation { key: Key::new(Table::Entry, 7, b"a"), value: Some(b"row"[..].into()) },
             Mutation { key: Key::new(Table::DirId, 8, b""), value: None },
         ];
-        let prepared = Prepared { loan: LoanId { epoch: 3, number: 9 }, mutations };
+        let prepared = Prepared { locked: LockedRowsId { epoch: 3, number: 9 }, mutations };
         let bytes = encode_prepared(&prepared);
         assert_eq!(decode_prepared(&bytes), Ok(prepared));
         for len in 0..bytes.len() {

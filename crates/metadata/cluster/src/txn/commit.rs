@@ -1,10 +1,10 @@
 //! The end of a transaction, at its leader: two-phase commit, and before it the invalidation of
 //! directories that change.
 //!
-//! One batch decides: the leader's own changes, the answer for retries, and a record of the lenders
-//! that have changes to make. When it is durable the reply leaves and the lenders are told, again
-//! and again until each has said that it is done; then the record goes. What is not on record was
-//! not decided.
+//! One batch decides: the leader's own changes, the answer for retries, and a record of the
+//! participants that have changes to make. When it is durable the reply leaves and the participants
+//! are told, again and again until each has said that it is done; then the record goes. What is not
+//! on record was not decided.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,38 +16,38 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 
-use super::lead::{Phase, SURE};
-use super::lend::encode_decision;
-use super::message::{Message, Vote};
-use super::records::decision_key;
-use super::work::Stage;
-use super::{Member, RESEND, Todo, without};
+use crate::message::{Message, Vote};
+use crate::txn::leader::{SURE, TxnPhase};
+use crate::txn::participant::encode_decision;
+use crate::txn::records::decision_key;
+use crate::work::Stage;
+use crate::{Member, RESEND, Todo, without};
 
 /// Most transactions in one message about directories to be forgotten: each changes a few, so it
 /// has some hundred kilobytes at most.
 const BROADCAST_MAX: usize = 4096;
 
-/// A decision that some lenders may not know.
-pub(super) struct Decision {
-    lenders: BTreeSet<NodeId>,
+/// A decision that some participants may not know.
+pub(crate) struct Decision {
+    participants: BTreeSet<NodeId>,
     sent: Nanos,
 }
 
 impl Decision {
-    pub fn to(lenders: Vec<NodeId>, sent: Nanos) -> Self {
-        Self { lenders: lenders.into_iter().collect(), sent }
+    pub fn to(participants: Vec<NodeId>, sent: Nanos) -> Self {
+        Self { participants: participants.into_iter().collect(), sent }
     }
 
     /// These need not be told. Whether that were all that did not know.
     pub fn forget(&mut self, known: impl Fn(NodeId) -> bool) -> bool {
-        self.lenders.retain(|node| !known(*node));
-        self.lenders.is_empty()
+        self.participants.retain(|node| !known(*node));
+        self.participants.is_empty()
     }
 }
 
 impl Member {
     /// The operation needs no more rows.
-    pub(super) fn end(&mut self, ticket: u64, ended: Box<Ended>) {
+    pub(crate) fn end(&mut self, ticket: u64, ended: Box<Ended>) {
         if self.has_read_at_once(ticket, &ended) {
             // All rows are locked at this moment, without anybody having to say so again.
             let Ended { reply, wait, .. } = *ended;
@@ -66,7 +66,7 @@ impl Member {
         };
         let (txn, dirs) = (lead.txn, ended.dirs.clone());
         lead.sent = now;
-        lead.phase = Phase::Invalidating(fences, ended);
+        lead.phase = TxnPhase::Invalidating(fences, ended);
         for node in nodes {
             self.have_forget(node, txn, dirs.clone());
         }
@@ -75,13 +75,13 @@ impl Member {
 
     /// A member is to forget directories. That leaves with whatever else it is to forget at the
     /// moment: many removals share a message, a wait for its batches, and an answer.
-    pub(super) fn have_forget(&mut self, node: NodeId, txn: TxnId, dirs: Vec<InodeId>) {
+    pub(crate) fn have_forget(&mut self, node: NodeId, txn: TxnId, dirs: Vec<InodeId>) {
         self.broadcast.entry(node).or_default().push((txn, dirs));
     }
 
     /// Sends what is to be forgotten. This member does so at once, and with whatever may go on
     /// after that.
-    pub(super) fn send_broadcast(&mut self) {
+    pub(crate) fn send_broadcast(&mut self) {
         while let Some(own) = self.broadcast.remove(&self.me) {
             self.handle(self.me, Message::Invalidate(own));
             self.pump();
@@ -94,8 +94,8 @@ impl Member {
         }
     }
 
-    /// Whether a transaction has only read, and in so short a time that no lender can have lost a
-    /// loan.
+    /// Whether a transaction has only read, and in so short a time that no participant can have
+    /// lost a locked rows.
     fn has_read_at_once(&self, ticket: u64, ended: &Ended) -> bool {
         let Some(work) = self.works.get(&ticket) else { return false };
         let Stage::Leading(lead) = &work.stage else { return false };
@@ -109,19 +109,19 @@ impl Member {
         reads && self.time() - lead.begun < SURE
     }
 
-    pub(super) fn invalidated(&mut self, from: NodeId, txn: TxnId) {
+    pub(crate) fn invalidated(&mut self, from: NodeId, txn: TxnId) {
         let Some((ticket, lead)) = self.led(txn) else { return };
-        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        let TxnPhase::Invalidating(nodes, _) = &mut lead.phase else { return };
         nodes.remove(&from);
         if !nodes.is_empty() {
             return;
         }
-        if let Phase::Invalidating(_, ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing) {
+        if let TxnPhase::Invalidating(_, ended) = std::mem::replace(&mut lead.phase, TxnPhase::Borrowing) {
             self.settle(ticket, ended);
         }
     }
 
-    /// Asks all lenders but this member whether they agree.
+    /// Asks all participants but this member whether they agree.
     fn settle(&mut self, ticket: u64, mut ended: Box<Ended>) {
         let mut changes: BTreeMap<NodeId, Vec<Mutation>> = BTreeMap::new();
         let (me, now, cluster) = (self.me, self.now, &self.table);
@@ -135,32 +135,35 @@ impl Member {
             return;
         };
         let txn = lead.txn;
-        let lenders = lead.lenders.iter().filter(|(node, _)| **node != me);
-        let lenders: Vec<_> = lenders.filter_map(|(node, lender)| Some((*node, lender.loan?))).collect();
-        debug_assert!(changes.keys().all(|node| lenders.iter().any(|(lender, _)| lender == node)));
-        let nodes: BTreeSet<NodeId> = lenders.iter().map(|(node, _)| *node).collect();
+        let participants = lead.participants.iter().filter(|(node, _)| **node != me);
+        let participants: Vec<_> =
+            participants.filter_map(|(node, participant)| Some((*node, participant.locked?))).collect();
+        debug_assert!(
+            changes.keys().all(|node| participants.iter().any(|(participant, _)| participant == node))
+        );
+        let nodes: BTreeSet<NodeId> = participants.iter().map(|(node, _)| *node).collect();
         lead.sent = now;
-        lead.phase = Phase::Preparing(nodes, changes.clone(), ended);
-        for (node, loan) in &lenders {
+        lead.phase = TxnPhase::Preparing(nodes, changes.clone(), ended);
+        for (node, locked) in &participants {
             let mutations = changes.remove(node).unwrap_or_default();
-            self.send(*node, Message::Prepare { txn, loan: *loan, mutations });
+            self.send(*node, Message::Prepare { txn, locked: *locked, mutations });
         }
-        if lenders.is_empty() {
+        if participants.is_empty() {
             self.commit_txn(ticket);
         }
     }
 
-    pub(super) fn voted(&mut self, from: NodeId, txn: TxnId, vote: Vote) {
+    pub(crate) fn voted(&mut self, from: NodeId, txn: TxnId, vote: Vote) {
         let Some((ticket, lead)) = self.led(txn) else { return };
-        if let (Phase::Borrowing, Vote::Failed(why)) = (&lead.phase, &vote)
-            && lead.lenders.contains_key(&from)
+        if let (TxnPhase::Borrowing, Vote::Failed(why)) = (&lead.phase, &vote)
+            && lead.participants.contains_key(&from)
         {
             // He cannot even lend.
             let why = why.clone();
             self.give_up(ticket);
             return self.answer(ticket, Err(why.into()));
         }
-        let Phase::Preparing(nodes, ..) = &mut lead.phase else { return };
+        let TxnPhase::Preparing(nodes, ..) = &mut lead.phase else { return };
         if !nodes.contains(&from) {
             return;
         }
@@ -182,7 +185,7 @@ impl Member {
         }
     }
 
-    /// All lenders agree: decides.
+    /// All participants agree: decides.
     fn commit_txn(&mut self, ticket: u64) {
         let node = self.node.clone();
         let quiet = node.quiesce();
@@ -194,20 +197,22 @@ impl Member {
         let Some(work) = self.works.get_mut(&ticket) else { return };
         let origin = work.asker.origin();
         let Stage::Leading(lead) = &mut work.stage else { return };
-        let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
+        let TxnPhase::Preparing(_, changes, mut ended) =
+            std::mem::replace(&mut lead.phase, TxnPhase::Borrowing)
         else {
             return;
         };
         let wait = ended.wait;
-        let (txn, own) = (lead.txn, lead.lenders.get(&self.me).and_then(|lender| lender.loan));
+        let (txn, own) =
+            (lead.txn, lead.participants.get(&self.me).and_then(|participant| participant.locked));
         debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
-        let lenders: Vec<NodeId> = changes.into_keys().collect();
+        let participants: Vec<NodeId> = changes.into_keys().collect();
         let mut batch = std::mem::take(&mut ended.mutations);
-        let changes = !batch.is_empty() || !lenders.is_empty();
+        let changes = !batch.is_empty() || !participants.is_empty();
         let recorded = origin.filter(|_| changes);
         batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
-        if !lenders.is_empty() {
-            batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
+        if !participants.is_empty() {
+            batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&participants)) });
         }
         let condemned = &self.node.core().condemned;
         if ended.referred.iter().any(|object| condemned.refer(*object)) {
@@ -234,7 +239,7 @@ impl Member {
             Err(()) => return,
         };
         if let Some((_, lead)) = self.led(txn) {
-            lead.phase = Phase::Decided(lenders, ended);
+            lead.phase = TxnPhase::Decided(participants, ended);
         }
         // A request that sees its changes here waits for the log as well.
         self.decide(self.me, txn, false);
@@ -242,36 +247,37 @@ impl Member {
     }
 
     /// The decision is durable.
-    pub(super) fn finish(&mut self, txn: TxnId) {
+    pub(crate) fn finish(&mut self, txn: TxnId) {
         let Some((ticket, lead)) = self.led(txn) else { return };
-        let Phase::Decided(lenders, ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing) else {
+        let TxnPhase::Decided(participants, ended) = std::mem::replace(&mut lead.phase, TxnPhase::Borrowing)
+        else {
             return;
         };
         self.leads.remove(&txn);
-        for node in &lenders {
+        for node in &participants {
             self.send(*node, Message::Decide(txn, true));
         }
-        if !lenders.is_empty() {
-            self.decisions.insert(txn, Decision::to(lenders, self.now));
+        if !participants.is_empty() {
+            self.decisions.insert(txn, Decision::to(participants, self.now));
         }
         self.answer(ticket, ended.reply);
     }
 
-    /// A lender has made its changes.
-    pub(super) fn decided(&mut self, from: NodeId, txn: TxnId) {
+    /// A participant has made its changes.
+    pub(crate) fn decided(&mut self, from: NodeId, txn: TxnId) {
         let Some(decision) = self.decisions.get_mut(&txn) else { return };
-        decision.lenders.remove(&from);
-        if decision.lenders.is_empty() {
+        decision.participants.remove(&from);
+        if decision.participants.is_empty() {
             self.decisions.remove(&txn);
-            // If that fails, or is lost, the lenders are told once more after the next start.
+            // If that fails, or is lost, the participants are told once more after the next start.
             if let Err(why) = self.commit(BatchKind::Freeing, vec![without(decision_key(txn))]) {
                 log::warn!("the record of a transaction that has ended: {why}");
             }
         }
     }
 
-    /// A lender asks what became of a transaction.
-    pub(super) fn asked(&mut self, from: NodeId, txn: TxnId) {
+    /// A participant asks what became of a transaction.
+    pub(crate) fn asked(&mut self, from: NodeId, txn: TxnId) {
         let answer = if self.decisions.contains_key(&txn) {
             Message::Decide(txn, true)
         } else if self.leads.contains_key(&txn) {
@@ -282,13 +288,13 @@ impl Member {
         self.send(from, answer);
     }
 
-    pub(super) fn tick_decisions(&mut self) {
+    pub(crate) fn tick_decisions(&mut self) {
         let now = self.now;
         let mut again = Vec::new();
         for (txn, decision) in &mut self.decisions {
             if decision.sent + RESEND <= now {
                 decision.sent = now;
-                again.extend(decision.lenders.iter().map(|node| (*node, Message::Decide(*txn, true))));
+                again.extend(decision.participants.iter().map(|node| (*node, Message::Decide(*txn, true))));
             }
         }
         for (node, message) in again {

@@ -1,66 +1,67 @@
 //! The leader of a transaction: borrows rows until the operation needs no more, then ends it
-//! ([`super::commit`]).
+//! ([`crate::txn::commit`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::node::{Ended, Ran};
-use kestrel_meta::rows::{Lent, Missing, Span};
+use kestrel_meta::rows::{Missing, Span, TxnRows};
 use kestrel_types::clock::Nanos;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::Op;
 
-use super::Member;
-use super::lease::Fence;
-use super::message::{LoanId, Message, SpanRow};
-use super::work::Stage;
+use crate::Member;
+use crate::lease::Fence;
+use crate::message::{LockedRowsId, Message, SpanRow};
+use crate::work::Stage;
 
 /// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path
 /// has up to 2,048 parts.
 const ROUNDS_MAX: u32 = 4096;
 
-/// For so long after a transaction has begun no lender has lost a loan: silence takes him longer
-/// ([`super::lend`]), and so does a restart ([`super::RESTART_MIN`]).
-pub(super) const SURE: Nanos = super::RESTART_MIN;
+/// For so long after a transaction has begun no participant has lost a set of locked rows: silence
+/// takes him longer ([`crate::txn::participant`]), and so does a restart ([`crate::RESTART_MIN`]).
+pub(crate) const SURE: Nanos = crate::RESTART_MIN;
 
-/// A lender, as the leader sees him.
+/// A participant, as the leader sees him.
 #[derive(Default)]
-pub(super) struct Lender {
-    pub loan: Option<LoanId>,
+pub(crate) struct Participant {
+    pub locked: Option<LockedRowsId>,
     /// What he was asked for and has not answered.
     asked: Option<(u32, Missing)>,
 }
 
 /// How far a transaction is.
-pub(super) enum Phase {
+pub(crate) enum TxnPhase {
     /// It borrows rows, or waits for a dentry.
     Borrowing,
     /// It waits for these members to forget the directories it changes, or to be fenced.
     Invalidating(BTreeMap<NodeId, Fence>, Box<Ended>),
-    /// It waits for these lenders to agree; what each is to change.
+    /// It waits for these participants to agree; what each is to change.
     Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<kestrel_engine::Mutation>>, Box<Ended>),
-    /// It is decided, and waits for the log. The lenders that have something to change; the answer.
+    /// It is decided, and waits for the log. The participants that have something to change; the
+    /// answer.
     Decided(Vec<NodeId>, Box<Ended>),
 }
 
 /// One attempt of a transaction.
-pub(super) struct Lead {
+pub(crate) struct LeaderTxn {
     pub txn: TxnId,
-    mode: Mode,
-    lent: Lent,
+    mode: RowLockMode,
+    lent: TxnRows,
     round: u32,
-    pub lenders: BTreeMap<NodeId, Lender>,
-    pub phase: Phase,
-    /// When it asked the first lender, or was about to.
+    pub participants: BTreeMap<NodeId, Participant>,
+    pub phase: TxnPhase,
+    /// When it asked the first participant, or was about to.
     pub begun: Nanos,
     /// When somebody was asked last.
     pub sent: Nanos,
 }
 
-impl Lead {
+impl LeaderTxn {
     pub fn is_decided(&self) -> bool {
-        matches!(self.phase, Phase::Decided(..))
+        matches!(self.phase, TxnPhase::Decided(..))
     }
 
     pub fn sent(&self) -> Nanos {
@@ -79,7 +80,7 @@ impl Lead {
 
 impl Member {
     /// Begins a transaction for a request.
-    pub(super) fn lead(&mut self, ticket: u64) {
+    pub(crate) fn lead(&mut self, ticket: u64) {
         if self.is_misdirected(ticket) {
             return;
         }
@@ -98,14 +99,14 @@ impl Member {
             }
         }
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let mode = if may_change(&work.request.op) { Mode::Exclusive } else { Mode::Shared };
-        work.stage = Stage::Leading(Lead {
+        let mode = if may_change(&work.request.op) { RowLockMode::Exclusive } else { RowLockMode::Shared };
+        work.stage = Stage::Leading(LeaderTxn {
             txn,
             mode,
-            lent: Lent::default(),
+            lent: TxnRows::default(),
             round: 0,
-            lenders: BTreeMap::new(),
-            phase: Phase::Borrowing,
+            participants: BTreeMap::new(),
+            phase: TxnPhase::Borrowing,
             begun: now,
             sent: now,
         });
@@ -114,7 +115,7 @@ impl Member {
     }
 
     /// The transaction that a message is about, if it goes on.
-    pub(super) fn led(&mut self, txn: TxnId) -> Option<(u64, &mut Lead)> {
+    pub(crate) fn led(&mut self, txn: TxnId) -> Option<(u64, &mut LeaderTxn)> {
         let ticket = *self.leads.get(&txn)?;
         match &mut self.works.get_mut(&ticket)?.stage {
             Stage::Leading(lead) if lead.txn == txn => Some((ticket, lead)),
@@ -123,7 +124,7 @@ impl Member {
     }
 
     /// Runs the operation on what was lent so far.
-    pub(super) fn run(&mut self, ticket: u64) {
+    pub(crate) fn run(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };
         let Stage::Leading(lead) = &work.stage else { return };
         let counter = work.counter.unwrap_or_default();
@@ -188,45 +189,45 @@ impl Member {
         let (txn, round, mode) = (lead.txn, lead.round, lead.mode);
         let table = self.table.placement.version;
         for (node, rows) in &parts {
-            lead.lenders.entry(*node).or_default().asked = Some((round, rows.clone()));
+            lead.participants.entry(*node).or_default().asked = Some((round, rows.clone()));
         }
         for (node, rows) in parts {
             self.send(node, Message::Borrow { txn, round, table, mode, rows });
         }
     }
 
-    pub(super) fn lent(
+    pub(crate) fn lent(
         &mut self,
         from: NodeId,
         txn: TxnId,
         round: u32,
-        loan: LoanId,
+        locked: LockedRowsId,
         rows: Vec<(Key, Option<Box<[u8]>>)>,
         spans: Vec<(Span, Vec<SpanRow>)>,
     ) {
         let Some((ticket, lead)) = self.led(txn) else { return };
-        let Some(lender) = lead.lenders.get_mut(&from) else { return };
-        if lender.asked.as_ref().is_none_or(|(asked, _)| *asked != round) {
+        let Some(participant) = lead.participants.get_mut(&from) else { return };
+        if participant.asked.as_ref().is_none_or(|(asked, _)| *asked != round) {
             return;
         }
-        if lender.loan.is_some_and(|before| before != loan) {
+        if participant.locked.is_some_and(|before| before != locked) {
             // What he lent before is not locked any more.
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
-        (lender.loan, lender.asked) = (Some(loan), None);
+        (participant.locked, participant.asked) = (Some(locked), None);
         lead.lent.rows.extend(rows);
         for (span, rows) in spans {
             lead.lent.spans.entry(span).or_default().extend(rows);
         }
-        if lead.lenders.values().all(|lender| lender.asked.is_none()) {
+        if lead.participants.values().all(|participant| participant.asked.is_none()) {
             self.run(ticket);
         }
     }
 
-    pub(super) fn refused(&mut self, from: NodeId, txn: TxnId, round: u32) {
+    pub(crate) fn refused(&mut self, from: NodeId, txn: TxnId, round: u32) {
         let Some((ticket, lead)) = self.led(txn) else { return };
-        let asked = lead.lenders.get(&from).and_then(|lender| lender.asked.as_ref());
+        let asked = lead.participants.get(&from).and_then(|participant| participant.asked.as_ref());
         if asked.is_some_and(|(asked, _)| *asked == round) {
             self.give_up(ticket);
             self.rest(ticket, true);
@@ -234,22 +235,22 @@ impl Member {
     }
 
     /// Ends an attempt that has not been decided: nothing has happened.
-    pub(super) fn give_up(&mut self, ticket: u64) {
+    pub(crate) fn give_up(&mut self, ticket: u64) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
         let Stage::Leading(lead) = &work.stage else { return };
         debug_assert!(!lead.is_decided());
-        let (txn, lenders) = (lead.txn, lead.lenders.keys().copied().collect::<Vec<_>>());
+        let (txn, participants) = (lead.txn, lead.participants.keys().copied().collect::<Vec<_>>());
         work.stage = Stage::Ending;
         self.leads.remove(&txn);
         self.forget_fetches(ticket);
-        for node in lenders {
+        for node in participants {
             // If this is lost he asks.
             self.send(node, Message::Decide(txn, false));
         }
     }
 
     /// Asks the members that have not answered once more.
-    pub(super) fn send_again(&mut self, ticket: u64) {
+    pub(crate) fn send_again(&mut self, ticket: u64) {
         let (now, table) = (self.now, self.table.placement.version);
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
@@ -258,24 +259,25 @@ impl Member {
         let (txn, mode) = (lead.txn, lead.mode);
         let (mut messages, mut forget) = (Vec::new(), Vec::new());
         match &lead.phase {
-            Phase::Borrowing => {
-                for (node, lender) in &lead.lenders {
-                    if let Some((round, rows)) = lender.asked.clone() {
+            TxnPhase::Borrowing => {
+                for (node, participant) in &lead.participants {
+                    if let Some((round, rows)) = participant.asked.clone() {
                         messages.push((*node, Message::Borrow { txn, round, table, mode, rows }));
                     }
                 }
             }
-            Phase::Invalidating(nodes, ended) => {
+            TxnPhase::Invalidating(nodes, ended) => {
                 forget.extend(nodes.keys().map(|node| (*node, ended.dirs.clone())));
             }
-            Phase::Preparing(nodes, changes, _) => {
+            TxnPhase::Preparing(nodes, changes, _) => {
                 for node in nodes {
-                    let loan = lead.lenders.get(node).and_then(|lender| lender.loan);
+                    let locked = lead.participants.get(node).and_then(|participant| participant.locked);
                     let mutations = changes.get(node).cloned().unwrap_or_default();
-                    messages.extend(loan.map(|loan| (*node, Message::Prepare { txn, loan, mutations })));
+                    messages
+                        .extend(locked.map(|locked| (*node, Message::Prepare { txn, locked, mutations })));
                 }
             }
-            Phase::Decided(..) => {}
+            TxnPhase::Decided(..) => {}
         }
         for (node, message) in messages {
             self.send(node, message);

@@ -8,25 +8,25 @@ use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
 use super::{CellId, Rows, Value, is_full, number_of};
-use crate::locks::{LockTable, Mode};
+use crate::locks::{LockTable, RowLockMode};
 use crate::owners::MapView;
 use crate::sums::LeasedShares;
 use crate::view::{Run, Stop};
 
 /// Why a row is not to be had by a request of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bar {
+pub enum RowBlocked {
     /// It is another node's.
     Away,
     /// It is lent to a transaction.
     Locked,
 }
 
-impl Bar {
+impl RowBlocked {
     fn stop(self) -> Stop {
         match self {
-            Bar::Away => Stop::Away,
-            Bar::Locked => Stop::Locked,
+            RowBlocked::Away => Stop::Away,
+            RowBlocked::Locked => Stop::Locked,
         }
     }
 }
@@ -50,7 +50,7 @@ pub type SpanRows = BTreeMap<Box<[u8]>, Box<[u8]>>;
 /// What a transaction over several nodes has been lent so far. Whatever it lacks it asks for and is
 /// run again.
 #[derive(Debug, Default)]
-pub struct Lent {
+pub struct TxnRows {
     /// Rows that were asked for, there or not.
     pub rows: FxHashMap<Key, Option<Box<[u8]>>>,
     /// Ranges that were asked for: suffixes and values of what is there.
@@ -78,12 +78,12 @@ pub struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    fn bar(&self, key: KeyRef<'_>, mode: Mode) -> Option<Bar> {
+    fn bar(&self, key: KeyRef<'_>, mode: RowLockMode) -> Option<RowBlocked> {
         if !self.table.owns(key.table, key.id, key.suffix) {
-            return Some(Bar::Away);
+            return Some(RowBlocked::Away);
         }
         let locked = self.table.is_leaving(key.table, key.id, key.suffix) || self.locks.bars(key, mode);
-        locked.then_some(Bar::Locked)
+        locked.then_some(RowBlocked::Locked)
     }
 }
 
@@ -94,7 +94,7 @@ impl Rows {
         self.wanted.retain(|number| {
             let cell = &mut cells[*number as usize];
             let suffix = &suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)];
-            let bar = scope.bar(KeyRef::new(cell.table, cell.id, suffix), Mode::Shared);
+            let bar = scope.bar(KeyRef::new(cell.table, cell.id, suffix), RowLockMode::Shared);
             if let Some(bar) = bar {
                 cell.value = Value::Barred(bar);
             }
@@ -104,10 +104,10 @@ impl Rows {
         self.wanted_scans.retain(|(table, id, _)| {
             // What is scanned has its home at its id.
             let bar = if scope.table.home_of(*id) != scope.table.me {
-                Some(Bar::Away)
+                Some(RowBlocked::Away)
             } else {
                 let locked = scope.table.is_leaving_home(*id) || scope.locks.bars_range((*table, *id));
-                locked.then_some(Bar::Locked)
+                locked.then_some(RowBlocked::Locked)
             };
             if let Some(bar) = bar {
                 barred.insert((*table, *id), bar);
@@ -147,7 +147,7 @@ impl Rows {
                 return Some(Stop::Away);
             }
             let locked = table.is_leaving(cell.table, cell.id, suffix)
-                || locks.bars(KeyRef::new(cell.table, cell.id, suffix), Mode::Exclusive);
+                || locks.bars(KeyRef::new(cell.table, cell.id, suffix), RowLockMode::Exclusive);
             if !locked && cell.table == Table::DirStat && leased.bars(cell.id) {
                 return Some(Stop::Leased(cell.id));
             }
@@ -157,7 +157,7 @@ impl Rows {
 
     /// Gives what was wanted from what was lent, of the chunks of a file at most `most`; what is
     /// still missing.
-    pub fn supply(&mut self, lent: &Lent, most: usize) -> Missing {
+    pub fn supply(&mut self, lent: &TxnRows, most: usize) -> Missing {
         let mut missing = Missing::default();
         for (table, id, first) in std::mem::take(&mut self.wanted_scans) {
             let after = first.checked_sub(1).map(|before| before.to_be_bytes()[..].into());

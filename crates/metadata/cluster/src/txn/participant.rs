@@ -1,29 +1,31 @@
-//! The lender: rows that are locked for transactions, what was agreed to, and what becomes of it.
+//! The participant: rows that are locked for transactions, what was agreed to, and what becomes of
+//! it.
 //!
-//! A loan that is not prepared may be given up at any time, because its number is asked for before
-//! the transaction ends. A prepared one stays, on record too, until the leader says how it ended.
+//! A set of locked rows that is not prepared may be given up at any time, because its number is
+//! asked for before the transaction ends. A prepared one stays, on record too, until the leader
+//! says how it ended.
 
 use std::ops::ControlFlow;
 
 use kestrel_engine::{BatchKind, EngineError, Mutation};
-use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span, is_full};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 
-use super::commit::Decision;
-use super::message::{LoanId, Message, SpanRow, Vote};
-use super::records::{self, Prepared, Records, encode_prepared, prepared_key};
-use super::{Member, RESEND, Todo, without};
+use crate::message::{LockedRowsId, Message, SpanRow, Vote};
+use crate::txn::commit::Decision;
+use crate::txn::records::{self, Prepared, Records, encode_prepared, prepared_key};
+use crate::{Member, RESEND, Todo, without};
 
 /// A leader that has not been heard of for so long loses what it was lent, unless that is prepared.
 const SILENCE_MAX: Nanos = 3 * SECOND;
 
 /// Rows lent to a transaction.
-pub(super) struct Loan {
-    id: LoanId,
+pub(crate) struct LockedRows {
+    id: LockedRowsId,
     /// When the leader was heard of last, and asked last.
     heard: Nanos,
     asked: Nanos,
@@ -33,55 +35,55 @@ pub(super) struct Loan {
 
 /// Rows as they are lent.
 #[derive(Default)]
-pub(super) struct Read {
+pub(crate) struct LockedRead {
     rows: Vec<(Key, Option<Box<[u8]>>)>,
-    pub(super) spans: Vec<(Span, Vec<SpanRow>)>,
+    pub(crate) spans: Vec<(Span, Vec<SpanRow>)>,
     /// Nobody may see them before this is durable.
-    pub(super) wait: Position,
+    pub(crate) wait: Position,
 }
 
 impl Member {
     /// Takes up what an earlier start had agreed to and decided.
-    pub(super) fn restore(&mut self, records: Records) {
+    pub(crate) fn restore(&mut self, records: Records) {
         let quiet = self.node.quiesce();
-        for (txn, Prepared { loan, mutations }) in records.prepared {
+        for (txn, Prepared { locked, mutations }) in records.prepared {
             let keys: Vec<Key> = mutations.iter().map(|mutation| mutation.key.clone()).collect();
-            let taken = self.cluster().locks.take(txn, &keys, &[], Mode::Exclusive);
+            let taken = self.cluster().locks.take(txn, &keys, &[], RowLockMode::Exclusive);
             debug_assert!(taken, "two transactions have agreed on one row");
             let (heard, asked) = (self.now, self.now - RESEND);
-            let loan = Loan { id: loan, heard, asked, prepared: Some((mutations, 0)) };
-            self.loans.insert(txn, loan);
+            let locked = LockedRows { id: locked, heard, asked, prepared: Some((mutations, 0)) };
+            self.locked_rows.insert(txn, locked);
         }
         drop(quiet);
-        for (txn, lenders) in records.decided {
-            self.decisions.insert(txn, Decision::to(lenders, self.now - RESEND));
+        for (txn, participants) in records.decided {
+            self.decisions.insert(txn, Decision::to(participants, self.now - RESEND));
         }
     }
 
     /// Lends rows, or refuses.
-    pub(super) fn lend(
+    pub(crate) fn lend(
         &mut self,
         from: NodeId,
         txn: TxnId,
         (round, table): (u32, u64),
-        mode: Mode,
+        mode: RowLockMode,
         wanted: &Missing,
     ) {
-        if self.loans.get(&txn).is_some_and(|loan| loan.prepared.is_some()) {
+        if self.locked_rows.get(&txn).is_some_and(|locked| locked.prepared.is_some()) {
             // A copy of a question that was answered long ago.
             return;
         }
         let ranges: Vec<(Table, u64)> = wanted.spans.iter().map(|span| (span.table, span.id)).collect();
         // Readers that take turns must not keep out for ever a transaction that waits here to
         // write.
-        let waited_for = mode == Mode::Shared
+        let waited_for = mode == RowLockMode::Shared
             && !self.parked.is_empty()
-            && !self.loans.contains_key(&txn)
+            && !self.locked_rows.contains_key(&txn)
             && self.cluster().locks.holds_any(&wanted.keys, &ranges);
         if waited_for || !self.agrees(from, table) || self.some_leave(wanted) {
             return self.send(from, Message::Refused(txn, round));
         }
-        if mode == Mode::Exclusive && self.revoke_for(&wanted.keys) {
+        if mode == RowLockMode::Exclusive && self.revoke_for(&wanted.keys) {
             // A moment: a holder of a lease answers without waiting for anything.
             let rows = wanted.clone();
             return self.borrow_later(from, Message::Borrow { txn, round, table, mode, rows });
@@ -93,15 +95,16 @@ impl Member {
             return self.send(from, Message::Refused(txn, round));
         }
         let (now, number) = (self.now, self.number());
-        let id = LoanId { epoch: self.epoch, number };
-        let loan = self.loans.entry(txn).or_insert(Loan { id, heard: now, asked: now, prepared: None });
-        loan.heard = now;
-        let loan = loan.id;
+        let id = LockedRowsId { epoch: self.epoch, number };
+        let locked =
+            self.locked_rows.entry(txn).or_insert(LockedRows { id, heard: now, asked: now, prepared: None });
+        locked.heard = now;
+        let locked = locked.id;
         match self.read(wanted) {
             // Another one may have begun to serve these rows while they were read.
             Ok(_) if !self.cluster().may_answer() => {}
-            Ok(Read { rows, spans, wait }) => {
-                let lent = Message::Lent { txn, round, loan, rows, spans };
+            Ok(LockedRead { rows, spans, wait }) => {
+                let lent = Message::Lent { txn, round, locked, rows, spans };
                 self.when_durable(wait, Todo::Send(from, lent));
             }
             Err(why) => {
@@ -125,8 +128,8 @@ impl Member {
     }
 
     /// Reads rows of this member's own.
-    pub(super) fn read(&self, wanted: &Missing) -> Result<Read, EngineError> {
-        let mut read = Read::default();
+    pub(crate) fn read(&self, wanted: &Missing) -> Result<LockedRead, EngineError> {
+        let mut read = LockedRead::default();
         let (engine, most) = (self.node.engine(), self.node.core().scan_rows);
         let keys: Vec<_> = wanted.keys.iter().map(Key::borrow).collect();
         engine.get_many(&keys, &mut |index, row| {
@@ -162,28 +165,28 @@ impl Member {
         Ok(read)
     }
 
-    /// Gives up a loan.
+    /// Gives up a set of locked rows.
     fn give_back(&mut self, txn: TxnId) {
         let quiet = self.node.quiesce();
-        self.loans.remove(&txn);
+        self.locked_rows.remove(&txn);
         self.cluster().locks.release(txn);
         drop(quiet);
         self.unlocked = true;
         self.unlocks += 1;
     }
 
-    /// Whether a loan still exists as it was.
-    pub(super) fn still_lends(&self, txn: TxnId, id: LoanId) -> bool {
-        self.loans.get(&txn).is_some_and(|loan| loan.id == id)
+    /// Whether a set of locked rows still exists as it was.
+    pub(crate) fn still_lends(&self, txn: TxnId, id: LockedRowsId) -> bool {
+        self.locked_rows.get(&txn).is_some_and(|locked| locked.id == id)
     }
 
-    pub(super) fn prepare(&mut self, from: NodeId, txn: TxnId, id: LoanId, mutations: Vec<Mutation>) {
+    pub(crate) fn prepare(&mut self, from: NodeId, txn: TxnId, id: LockedRowsId, mutations: Vec<Mutation>) {
         let vote = Message::Voted(txn, Vote::Yes);
-        let Some(loan) = self.loans.get_mut(&txn).filter(|loan| loan.id == id) else {
+        let Some(locked) = self.locked_rows.get_mut(&txn).filter(|locked| locked.id == id) else {
             return self.send(from, Message::Voted(txn, Vote::No));
         };
-        loan.heard = self.now;
-        if let Some((_, position)) = loan.prepared {
+        locked.heard = self.now;
+        if let Some((_, position)) = locked.prepared {
             return self.when_durable(position, Todo::Send(from, vote));
         }
         if mutations.is_empty() {
@@ -199,12 +202,12 @@ impl Member {
             self.give_back(txn);
             return self.send(from, Message::Voted(txn, Vote::Failed(why)));
         }
-        let prepared = Prepared { loan: id, mutations };
+        let prepared = Prepared { locked: id, mutations };
         let row = Mutation { key: prepared_key(txn), value: Some(encode_prepared(&prepared)) };
         match self.commit(BatchKind::Growing, vec![row]) {
             Ok(position) => {
-                if let Some(loan) = self.loans.get_mut(&txn) {
-                    loan.prepared = Some((prepared.mutations, position));
+                if let Some(locked) = self.locked_rows.get_mut(&txn) {
+                    locked.prepared = Some((prepared.mutations, position));
                 }
                 self.when_durable(position, Todo::Send(from, vote));
             }
@@ -217,13 +220,13 @@ impl Member {
     }
 
     /// The leader says how it ended.
-    pub(super) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool) {
+    pub(crate) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool) {
         if from != txn.node {
             return;
         }
         let done = Message::Decided(txn);
         self.forget_borrows(txn);
-        let Some(loan) = self.loans.get(&txn) else {
+        let Some(locked) = self.locked_rows.get(&txn) else {
             // It is done, or was never begun. What was done may still wait for the log.
             if commit {
                 self.when_durable(self.node.last_commit(), Todo::Send(from, done));
@@ -231,7 +234,7 @@ impl Member {
             return;
         };
         let mut changes = Vec::new();
-        if let Some((mutations, _)) = &loan.prepared {
+        if let Some((mutations, _)) = &locked.prepared {
             if commit {
                 changes.clone_from(mutations);
             }
@@ -255,24 +258,24 @@ impl Member {
         }
     }
 
-    pub(super) fn alive(&mut self, from: NodeId, txn: TxnId) {
-        if let Some(loan) = self.loans.get_mut(&txn).filter(|_| from == txn.node) {
-            loan.heard = self.now;
+    pub(crate) fn alive(&mut self, from: NodeId, txn: TxnId) {
+        if let Some(locked) = self.locked_rows.get_mut(&txn).filter(|_| from == txn.node) {
+            locked.heard = self.now;
         }
     }
 
-    /// Asks the leaders of loans that nothing was heard of.
-    pub(super) fn tick_loans(&mut self) {
+    /// Asks the leaders of locked rows that nothing was heard of.
+    pub(crate) fn tick_locked_rows(&mut self) {
         let (now, me) = (self.now, self.me);
         let (mut lost, mut ask) = (Vec::new(), Vec::new());
-        for (txn, loan) in &mut self.loans {
+        for (txn, locked) in &mut self.locked_rows {
             if txn.node == me && self.leads.contains_key(txn) {
                 continue;
             }
-            if loan.prepared.is_none() && loan.heard + SILENCE_MAX <= now {
+            if locked.prepared.is_none() && locked.heard + SILENCE_MAX <= now {
                 lost.push(*txn);
-            } else if loan.heard.max(loan.asked) + RESEND <= now {
-                loan.asked = now;
+            } else if locked.heard.max(locked.asked) + RESEND <= now {
+                locked.asked = now;
                 ask.push(*txn);
             }
         }
@@ -291,4 +294,4 @@ impl Member {
     }
 }
 
-pub(super) use records::encode_decision;
+pub(crate) use records::encode_decision;
