@@ -21,12 +21,12 @@
 //! with each ([`nodes`]), asks the node that leads a request ([`routes`]), and claims again from a
 //! node what that one counted. An outage of one stops what it leads, and nothing else. When the
 //! table changes, a node that is asked by the old one and does not lead the request says so, and is
-//! not asked again before there is a newer one ([`astray`]). What is held at a node that leaves is
-//! had elsewhere before it goes ([`leaving`]).
+//! not asked again before there is a newer one ([`redirects`]). What is held at a node that leaves
+//! is had elsewhere before it goes ([`leaving`]).
 
 mod access;
+mod addresses;
 mod ask;
-mod astray;
 mod contact;
 mod durable;
 mod holdings;
@@ -35,10 +35,10 @@ mod metadata;
 mod nodes;
 mod opens;
 mod panel;
+mod redirects;
 mod rooted;
 mod routes;
 mod url;
-mod whereabouts;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,11 +47,11 @@ use kestrel_types::clock::{Clock, SystemClock};
 
 pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
 pub use self::ask::{NodeAnswer, ask, ask_each};
-pub use self::astray::table_in_parts;
 pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
 pub use self::panel::{Alone, Panel, Reached};
+pub use self::redirects::table_in_parts;
 pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;

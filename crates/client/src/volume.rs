@@ -28,8 +28,8 @@ mod contents;
 mod engine;
 mod format;
 mod lock;
+mod ownership;
 mod salvage;
-mod seat;
 mod sizes;
 mod token;
 
@@ -38,8 +38,8 @@ pub use cluster::{form, join};
 pub use engine::discard_rows;
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
+pub use ownership::{has_left, holder_of, stand_in};
 pub use salvage::{Salvaged, salvage};
-pub use seat::{has_left, holder_of, stand_in};
 pub(crate) use sizes::{data_reserve, disk_bytes};
 pub use sizes::{scratch_reserve, scratch_room};
 pub use token::Token;
@@ -169,7 +169,7 @@ impl Volume {
             let why = "not a node of a cluster: it has all of the volume";
             return Err(VolumeError::Invalid(format!("{}: {why}", self.dir.display())));
         };
-        let sole = self.take_seat(resources.take_over)?;
+        let exclusive = self.take_ownership(resources.take_over)?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let config = MemberConfig {
             me: section.node,
@@ -177,7 +177,7 @@ impl Volume {
             node: NodeConfig { workers: section.workers as usize, ..self.node_config(resources, true) },
             seed: clock.now().cast_unsigned(),
             joining: section.joining,
-            sole,
+            exclusive,
         };
         let host = MemberHost::open(self.engine.clone(), clock.clone(), config, carrier)
             .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;

@@ -16,8 +16,8 @@ use super::control::Serving;
 /// Questions being answered at a time; each has a thread.
 const QUESTIONS_MAX: usize = 32;
 
-/// Longest question for the whereabouts of nodes that is answered at once, bytes.
-const WHEREABOUTS_BYTES_MAX: usize = 1024;
+/// Longest question for the addresses of nodes that is answered at once, bytes.
+const ADDRESSES_BYTES_MAX: usize = 1024;
 
 /// Sessions told of in a status; all are counted.
 const SESSIONS_TOLD_MAX: usize = 1000;
@@ -144,12 +144,12 @@ impl Admin for Questions {
         };
         // Every client that has lost a node asks this, several times a second: it needs no thread,
         // and no room among the others.
-        if question.len() <= WHEREABOUTS_BYTES_MAX
+        if question.len() <= ADDRESSES_BYTES_MAX
             && let Ok(asked) = serde_json::from_slice::<Value>(&question)
             && asked["verb"] == "whereabouts"
             && let (Some(host), None) = (serving.fs.member(), asker.ended())
         {
-            let answer = super::map::whereabouts(host, &asked).to_string();
+            let answer = super::map::addresses(host, &asked).to_string();
             return asker.answer(Ok(answer.into_bytes().into()));
         }
         // Each thread holds one reference, and so does this.

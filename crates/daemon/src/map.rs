@@ -9,10 +9,10 @@ use std::time::Duration;
 use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
 use kestrel_client::descriptor::RowsAt;
 use kestrel_client::hex::{from_hex, to_hex};
+use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::change::{Announced, ChangeFigures, Phase};
 use kestrel_cluster::host::MemberHost;
 use kestrel_cluster::lease::LeaseFigures;
-use kestrel_cluster::whereabouts::Whereabout;
 use kestrel_engine::Engine;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::slot_map::MEMBERS_MAX;
@@ -41,7 +41,7 @@ pub fn answer(
     let host = serving.fs.member().ok_or("this is no node of a cluster")?;
     match question["verb"].as_str() {
         Some("table") => part_of_table(host, question),
-        Some("whereabouts") => Ok(whereabouts(host, question)),
+        Some("whereabouts") => Ok(addresses(host, question)),
         Some("entries") => entries(host, &*serving.engine, tell),
         Some("change") => change(host, question, tell),
         Some("expect") => expect(host, &*serving.engine, question),
@@ -122,7 +122,7 @@ pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
     put("cluster_fences", lease.fences);
     put("cluster_fenced", lease.fenced);
     let figures = host.figures();
-    put("cluster_strays", figures.strays);
+    put("cluster_strays", figures.handed_back);
     put("cluster_misdirected", figures.misdirected);
     put("cluster_messages_sent", figures.sent);
     put("cluster_messages_received", figures.received);
@@ -149,15 +149,15 @@ fn figures(figures: &ChangeFigures) -> Value {
 
 /// The table, with nodes where they are.
 fn present(host: &MemberHost) -> PlacementMap {
-    host.placement().at(&host.whereabouts())
+    host.placement().at(&host.addresses())
 }
 
 /// Where nodes are that have said so, each with the number of the start that did: `nodes` of the
 /// question, or all. From memory, without waiting for anything: clients that have lost a node ask
 /// again and again.
-pub fn whereabouts(host: &MemberHost, question: &Value) -> Value {
-    let told = |at: Whereabout| json!([at.node, at.epoch, at.address]);
-    let kept = host.whereabouts_kept();
+pub fn addresses(host: &MemberHost, question: &Value) -> Value {
+    let told = |at: NodeAddress| json!([at.node, at.epoch, at.address]);
+    let kept = host.address_book();
     let nodes: Value = match question["nodes"].as_array() {
         Some(nodes) => {
             let nodes =
@@ -173,7 +173,7 @@ pub fn whereabouts(host: &MemberHost, question: &Value) -> Value {
 /// `version` and `moves`, the changes of nodes' addresses so far, are the same.
 fn part_of_table(host: &MemberHost, question: &Value) -> Result<Value, String> {
     // First: an address that changes now is in a part with too low a number, which fits no other.
-    let moves = host.whereabouts_kept().changes();
+    let moves = host.address_book().changes();
     let placement = present(host);
     let bytes = placement.encode();
     let from = question["from"].as_u64().unwrap_or(0);

@@ -339,7 +339,7 @@ fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<Verdict, Failure> {
     let served = served.and_then(|()| attend(config, plan, &memory, &opened, node, (listener, &tls), begun));
     let stored = opened.fs.shutdown().map_err(fail);
     if stored.is_ok()
-        && let Err(why) = opened.leave_seat()
+        && let Err(why) = opened.leave_ownership()
     {
         log::warn!("that this process has ended is not on record, so the next one waits longer: {why}");
     }
@@ -527,7 +527,7 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
 fn until_end(signal: &mpsc::Receiver<()>, serving: &Serving, opened: &MountedVolume) -> Option<String> {
     loop {
         if serving.fs.member().is_some_and(|host| host.lease_figures().held)
-            && let Err(why) = opened.settle_seat()
+            && let Err(why) = opened.settle_ownership()
         {
             log::warn!("that this process has a lease is not on record yet: {why}");
         }

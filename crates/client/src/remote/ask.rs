@@ -9,7 +9,7 @@ use kestrel_rpc::client::Remote;
 use kestrel_types::placement::NodeId;
 use serde_json::Value;
 
-use super::holdings::{Holdings, Seat};
+use super::holdings::{Holdings, NodeReclaimable};
 use super::nodes::First;
 use super::{DEADLINE_DEFAULT, Introduction, RemoteUrl};
 use crate::error::VolumeError;
@@ -65,7 +65,7 @@ pub fn ask_each(
             .into_iter()
             .map(|(member, remote)| {
                 let (tell, node) = (tell.clone(), member.id);
-                let ask = move |(remote, _): (Arc<Remote>, Arc<Seat>)| {
+                let ask = move |(remote, _): (Arc<Remote>, Arc<NodeReclaimable>)| {
                     let answer = remote.admin(question, limit, &mut |event| drop(tell.send((node, event))));
                     remote.close();
                     answer

@@ -131,7 +131,7 @@ impl Holdings {
 }
 
 /// One node's part of what is held.
-pub struct Seat {
+pub struct NodeReclaimable {
     holdings: Arc<Holdings>,
     /// The node: 0 in a volume of one node; of the first connection known since it was welcomed.
     node: OnceLock<NodeId>,
@@ -143,7 +143,7 @@ pub struct Seat {
     overdue: AtomicBool,
 }
 
-impl Seat {
+impl NodeReclaimable {
     /// Of the node that will be connected to first, whichever that is.
     pub fn first(holdings: Arc<Holdings>) -> Self {
         Self {
@@ -210,7 +210,7 @@ impl Seat {
     }
 }
 
-impl Holder for Seat {
+impl Holder for NodeReclaimable {
     fn welcomed(&self, welcome: &Welcome) -> Result<(), String> {
         let offer = Offer::from_json(&welcome.descriptor, &self.name()).map_err(|why| why.to_string())?;
         // A volume of one node does not number it.

@@ -19,16 +19,16 @@ use kestrel_types::request::{Answer, Done, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use serde_json::Value;
 
+use super::addresses::{AddressResolver, LostNodes};
 use super::ask::NodeAnswer;
-use super::astray::{CLOSED, Guide, INTERRUPTED, LockAsked, Stray, Strays};
 use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
 use super::holdings::Holdings;
 use super::leaving::Moves;
 use super::nodes::{Known, NodeLink, Nodes};
 use super::opens::{Effect, Leave, Row};
+use super::redirects::{CLOSED, INTERRUPTED, LockAsked, MapRefresher, RedirectedCall, Redirects};
 use super::rooted;
 use super::routes::SecondTry;
-use super::whereabouts::{Losses, Seeker};
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
 
@@ -61,8 +61,8 @@ pub(super) fn answering(call: impl FnOnce()) {
 /// The way to a volume's metadata across a network.
 pub struct RemoteMetadata {
     shared: Arc<Shared>,
-    guide: Guide,
-    seeker: Seeker,
+    guide: MapRefresher,
+    seeker: AddressResolver,
     /// Where bytes need a sync before a commit may name them.
     sync_first: OnceLock<SyncFirst>,
 }
@@ -70,9 +70,9 @@ pub struct RemoteMetadata {
 /// What answers need.
 pub(super) struct Shared {
     pub nodes: Nodes,
-    pub astray: Strays,
+    pub redirects: Redirects,
     pub moves: Moves,
-    pub losses: Arc<Losses>,
+    pub losses: Arc<LostNodes>,
     pub holdings: Arc<Holdings>,
     counters: [WorkerCounters; 1],
 }
@@ -82,21 +82,21 @@ pub(super) struct Asked {
     kind: usize,
     since: Instant,
     /// How often the wrong node was asked so far.
-    strayed: u32,
+    redirected: u32,
     done: Done,
 }
 
 impl Asked {
     pub fn new(op: &Op, done: Done) -> Self {
-        Self { kind: op_kind::kind(op), since: Instant::now(), strayed: 0, done }
+        Self { kind: op_kind::kind(op), since: Instant::now(), redirected: 0, done }
     }
 
     pub fn since(&self) -> Instant {
         self.since
     }
 
-    pub fn strayed(&self) -> u32 {
-        self.strayed
+    pub fn redirected(&self) -> u32 {
+        self.redirected
     }
 }
 
@@ -121,16 +121,16 @@ impl RemoteMetadata {
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
     pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
-        let (astray, moves, losses, counters) = Default::default();
-        let shared = Arc::new(Shared { nodes, astray, moves, losses, holdings, counters });
+        let (redirects, moves, losses, counters) = Default::default();
+        let shared = Arc::new(Shared { nodes, redirects, moves, losses, holdings, counters });
         let weak = Arc::downgrade(&shared);
         shared.holdings.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
                 shared.fail_lost();
             }
         }));
-        let guide = Guide::start(&shared).inspect_err(|_| shared.nodes.close())?;
-        let seeker = Seeker::start(&shared).inspect_err(|_| {
+        let guide = MapRefresher::start(&shared).inspect_err(|_| shared.nodes.close())?;
+        let seeker = AddressResolver::start(&shared).inspect_err(|_| {
             guide.end(&shared);
             shared.nodes.close();
         })?;
@@ -139,12 +139,12 @@ impl RemoteMetadata {
         let weak = Arc::downgrade(&shared);
         shared.holdings.when_a_table_is_newer(Box::new(move |node, version| {
             if let Some(shared) = weak.upgrade() {
-                shared.astray.heard_of(node, version);
+                shared.redirects.heard_of(node, version);
             }
         }));
         for link in &shared.nodes.known().links {
             // What was mentioned before anybody listened.
-            shared.astray.heard_of(link.node, link.remote.table());
+            shared.redirects.heard_of(link.node, link.remote.table());
         }
         Ok(Self { shared, guide, seeker, sync_first: OnceLock::new() })
     }
@@ -284,17 +284,19 @@ impl Shared {
         let numbers = &self.holdings.numbers;
         let generation = matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
         // The time that is left is counted from the first node that was asked.
-        let left = (asked.strayed > 0).then(|| self.time_left(asked.since));
+        let left = (asked.redirected > 0).then(|| self.time_left(asked.since));
         let answered = move |reply: Reply, request: Option<Request>| {
             if let Some(row) = &used {
                 shared.holdings.opens.end_use(row);
             }
             // An open is given back where it is counted.
-            let may_stray = !matches!(effect, Effect::Releases(_));
-            if let (Err(Outcome::Misdirected { table }), Some(request), true) = (&reply, request, may_stray) {
-                shared.astray.heard_of(node, *table);
-                let asked = Asked { strayed: asked.strayed + 1, ..asked };
-                return shared.led_elsewhere(Stray::Op(request, asked), version);
+            let may_be_redirected = !matches!(effect, Effect::Releases(_));
+            if let (Err(Outcome::Misdirected { table }), Some(request), true) =
+                (&reply, request, may_be_redirected)
+            {
+                shared.redirects.heard_of(node, *table);
+                let asked = Asked { redirected: asked.redirected + 1, ..asked };
+                return shared.led_elsewhere(RedirectedCall::Op(request, asked), version);
             }
             if let (Some(generation), Ok(Answer::Objects { first, count })) = (generation, &reply) {
                 shared.holdings.numbers.gave(node, generation, (*first, *count));
@@ -317,12 +319,12 @@ impl Shared {
     }
 
     /// Goes on with what a node does not lead, which was asked by a table of this version.
-    fn led_elsewhere(self: &Arc<Self>, stray: Stray, version: u64) {
+    fn led_elsewhere(self: &Arc<Self>, redirected_call: RedirectedCall, version: u64) {
         if self.nodes.known().version() > version {
             // There is a newer one meanwhile.
-            answering(|| stray.go_on(self));
-        } else if let Some(stray) = self.astray.park(stray, version) {
-            answering(|| stray.end(self, CLOSED));
+            answering(|| redirected_call.go_on(self));
+        } else if let Some(redirected_call) = self.redirects.park(redirected_call, version) {
+            answering(|| redirected_call.end(self, CLOSED));
         }
     }
 
@@ -331,13 +333,13 @@ impl Shared {
         let nodes = self.nodes.known();
         let link = nodes.links[nodes.home_of(asked.request.ino())].clone();
         let (shared, version) = (self.clone(), nodes.version());
-        let (request, place, attempt) = (asked.request, asked.place.clone(), asked.strayed);
+        let (request, place, attempt) = (asked.request, asked.place.clone(), asked.redirected);
         if !place.lock().is_wanted() {
             return asked.end(Err(INTERRUPTED));
         }
         let answered = move |reply: LockReply| match reply {
             Err(why) if why.errno == LOCK_MISDIRECTED => {
-                shared.led_elsewhere(Stray::Lock(asked.astray()), version);
+                shared.led_elsewhere(RedirectedCall::Lock(asked.redirects()), version);
             }
             reply => asked.end(reply),
         };

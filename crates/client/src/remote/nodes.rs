@@ -3,13 +3,14 @@
 //!
 //! Whichever node answers first tells the placement map, which names the others. Each must be the
 //! node that the table says, of the same volume; now, and whenever it is connected to again
-//! (`Seat::welcomed`). To each the client is another client, with a number of its own: nodes write
-//! down what became of a client's numbered calls, and no two may take each other's for theirs.
+//! (`NodeReclaimable::welcomed`). To each the client is another client, with a number of its own:
+//! nodes write down what became of a client's numbered calls, and no two may take each other's for
+//! theirs.
 //!
 //! A newer table is put in the place of the one before ([`Nodes::adopt`]) while requests are under
 //! way: each goes by one, and a node that was asked by an old one and does not lead the request
-//! says so ([`super::astray`]). A node that leaves the table is first one that is leaving, for as
-//! long as clients move out of it ([`super::leaving`]).
+//! says so ([`super::redirects`]). A node that leaves the table is first one that is leaving, for
+//! as long as clients move out of it ([`super::leaving`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,9 +22,9 @@ use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use parking_lot::{Mutex, RwLock};
 
+use super::addresses::{self, NodeAddress};
 use super::contact::{Waiting, contact};
-use super::holdings::{Holdings, Seat};
-use super::whereabouts::{self, Whereabout};
+use super::holdings::{Holdings, NodeReclaimable};
 use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
 use crate::storage::Offer;
@@ -37,15 +38,15 @@ pub struct NodeLink {
     at: Mutex<(u64, String)>,
     /// The connection.
     pub remote: Arc<Remote>,
-    seat: Arc<Seat>,
+    node_reclaimable: Arc<NodeReclaimable>,
     /// The session has been ended: the node leaves, or has left.
     left: AtomicBool,
 }
 
 impl NodeLink {
-    fn new(member: &Member, (remote, seat): (Arc<Remote>, Arc<Seat>)) -> Self {
-        let at = Mutex::new((0, seat.address().unwrap_or_else(|| member.address.clone())));
-        Self { node: member.id, at, remote, seat, left: AtomicBool::new(false) }
+    fn new(member: &Member, (remote, node_reclaimable): (Arc<Remote>, Arc<NodeReclaimable>)) -> Self {
+        let at = Mutex::new((0, node_reclaimable.address().unwrap_or_else(|| member.address.clone())));
+        Self { node: member.id, at, remote, node_reclaimable, left: AtomicBool::new(false) }
     }
 
     /// Where it is reached, for people.
@@ -62,11 +63,11 @@ impl NodeLink {
                 return;
             }
             if at.1 != address {
-                log::info!("{}: it is at {address} now, as other nodes say", self.seat.name());
+                log::info!("{}: it is at {address} now, as other nodes say", self.node_reclaimable.name());
             }
             *at = (epoch, address.to_string());
         }
-        self.seat.is_at(address);
+        self.node_reclaimable.is_at(address);
         self.remote.redirect(address);
     }
 
@@ -88,7 +89,7 @@ pub(super) struct First {
     how: Introduction,
     shows: Shows,
     holdings: Arc<Holdings>,
-    seat: Arc<Seat>,
+    node_reclaimable: Arc<NodeReclaimable>,
     pub(super) remote: Arc<Remote>,
     /// What the node told of the volume.
     pub offer: Offer,
@@ -100,7 +101,7 @@ pub(super) struct First {
 }
 
 /// A node of the table, and the connection to it or why there is none.
-pub(super) type Connected = (Member, Result<(Arc<Remote>, Arc<Seat>), VolumeError>);
+pub(super) type Connected = (Member, Result<(Arc<Remote>, Arc<NodeReclaimable>), VolumeError>);
 
 /// All nodes of a volume.
 pub(super) struct Nodes {
@@ -135,14 +136,15 @@ impl First {
         holdings: &Arc<Holdings>,
     ) -> Result<Self, VolumeError> {
         let server = url.to_string();
-        let seat = Arc::new(Seat::first(holdings.clone()));
+        let node_reclaimable = Arc::new(NodeReclaimable::first(holdings.clone()));
         let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
         let config = config(url, how, &shows, url.addresses.clone());
         let mut waiting = Waiting::begin(contact());
         let mut meanwhile = |remote: &Remote| waiting.goes_on(&server, remote);
-        let (remote, welcome) = Remote::connect_asking(config, seat.clone(), contact(), &mut meanwhile)
-            .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
+        let (remote, welcome) =
+            Remote::connect_asking(config, node_reclaimable.clone(), contact(), &mut meanwhile)
+                .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
         let offer = Offer::from_json(&welcome.descriptor, &server);
         let read = offer.and_then(|offer| Ok((offer.placement(&server)?, offer)));
         let (placement, offer) = read.inspect_err(|_| remote.close())?;
@@ -151,7 +153,7 @@ impl First {
             how: how.clone(),
             shows,
             holdings: holdings.clone(),
-            seat,
+            node_reclaimable,
             remote,
             offer,
             placement,
@@ -178,12 +180,12 @@ impl First {
     ) -> (Option<PlacementMap>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
-            return (None, vec![(member, Ok((self.remote.clone(), self.seat.clone())))], 0);
+            return (None, vec![(member, Ok((self.remote.clone(), self.node_reclaimable.clone())))], 0);
         };
         self.holdings.is_placed_by(Arc::new(placement.clone()));
         let members: Vec<Member> =
             placement.map.members().iter().filter(|member| wanted(&placement, member.id)).cloned().collect();
-        let first = members.iter().position(|member| member.id == self.seat.node());
+        let first = members.iter().position(|member| member.id == self.node_reclaimable.node());
         match first.map(|first| &members[first].address) {
             Some(address) if !is_anywhere(address) => self.remote.settle(address),
             Some(_) => {}
@@ -199,7 +201,7 @@ impl First {
             connecting
                 .into_iter()
                 .map(|thread| match thread {
-                    None => Ok((self.remote.clone(), self.seat.clone())),
+                    None => Ok((self.remote.clone(), self.node_reclaimable.clone())),
                     Some(thread) => thread.join().unwrap_or_else(|_| {
                         Err(VolumeError::Io(format!("{}: the thread that connects has failed", self.url)))
                     }),
@@ -209,13 +211,13 @@ impl First {
         (Some(placement.clone()), members.into_iter().zip(connected).collect(), first.unwrap_or(0))
     }
 
-    fn connect_to(&self, member: &Member) -> Result<(Arc<Remote>, Arc<Seat>), VolumeError> {
+    fn connect_to(&self, member: &Member) -> Result<(Arc<Remote>, Arc<NodeReclaimable>), VolumeError> {
         let Member { id, address } = member;
         let failed = |why: String| VolumeError::Io(format!("{}: node {id} at {address}: {why}", self.url));
         if is_anywhere(address) {
             return Err(failed(format!("one can listen there, but not connect to it; {FORM_ANEW}")));
         }
-        let seat = Arc::new(Seat::of(self.holdings.clone(), member));
+        let node_reclaimable = Arc::new(NodeReclaimable::of(self.holdings.clone(), member));
         let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
         // It may have gone elsewhere since, or be about to; or all nodes are just being started.
         let wait = if self.are_asked { contact() } else { self.how.deadline.max(contact()) };
@@ -225,16 +227,16 @@ impl First {
             if !self.are_asked {
                 waiting.goes_on(&named, remote);
             }
-            let told = whereabouts::ask(&self.remote, &[*id]).unwrap_or_default();
+            let told = addresses::ask(&self.remote, &[*id]).unwrap_or_default();
             let told = told.into_iter().find(|told| told.node == *id && told.epoch > newest);
-            if let Some(Whereabout { epoch, address, .. }) = told {
+            if let Some(NodeAddress { epoch, address, .. }) = told {
                 newest = epoch;
-                seat.is_at(&address);
+                node_reclaimable.is_at(&address);
                 remote.redirect(&address);
             }
         };
-        let connected = Remote::connect_asking(config, seat.clone(), wait, &mut ask);
-        connected.map(|(remote, _)| (remote, seat.clone())).map_err(|why| match self.are_asked {
+        let connected = Remote::connect_asking(config, node_reclaimable.clone(), wait, &mut ask);
+        connected.map(|(remote, _)| (remote, node_reclaimable.clone())).map_err(|why| match self.are_asked {
             true => VolumeError::Io(format!("node {id}: {}", why.why)),
             false => failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")),
         })
@@ -337,10 +339,12 @@ impl Nodes {
     fn begin(&self, member: &Member) -> Result<NodeLink, ConnectError> {
         let Member { id, address } = member;
         log::info!("{}: node {id} at {address} is new; connecting to it", self.url);
-        let seat = Arc::new(Seat::of(self.holdings.clone(), member));
-        let remote =
-            Remote::begin(config(&self.url, &self.how, &self.shows, vec![address.clone()]), seat.clone())?;
-        Ok(NodeLink::new(member, (remote, seat)))
+        let node_reclaimable = Arc::new(NodeReclaimable::of(self.holdings.clone(), member));
+        let remote = Remote::begin(
+            config(&self.url, &self.how, &self.shows, vec![address.clone()]),
+            node_reclaimable.clone(),
+        )?;
+        Ok(NodeLink::new(member, (remote, node_reclaimable)))
     }
 
     /// Ends all sessions, at once.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::RemoteUrl;
 use super::ask::connect;
-use super::astray::table_of;
+use super::redirects::table_of;
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};

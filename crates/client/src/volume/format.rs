@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kestrel_blockstore::store::coded::Compression;
-use kestrel_cluster::{Member, seat};
+use kestrel_cluster::{Member, ownership};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
@@ -181,8 +181,8 @@ pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(
             .and_then(|()| section.counters.map_or(Ok(()), |from| Member::count_from(&*engine, from)))
             .and_then(|()| match section.birth() {
                 // What the node is known by stays, whichever directory serves it.
-                Ok(birth) if engine.is_shared() && seat::birth(&*engine)?.is_none() => {
-                    seat::bear(&*engine, birth)
+                Ok(birth) if engine.is_shared() && ownership::birth(&*engine)?.is_none() => {
+                    ownership::bear(&*engine, birth)
                 }
                 _ => Ok(()),
             })

@@ -68,7 +68,7 @@ impl Core {
                     // written.
                     core.remove_pages(&object, &of, pages.pages());
                 }
-                object.state.lock().seats.leave(&flight);
+                object.state.lock().flights.leave(&flight);
                 flight.kept(Kept::Written);
             }
             drop(grant);
@@ -80,7 +80,7 @@ impl Core {
 
     fn drop_unwritten(&self, object: &Object, flight: &Arc<Flight>) {
         self.figures.dropped_writes.add(1);
-        object.state.lock().seats.leave(flight);
+        object.state.lock().flights.leave(flight);
         flight.kept(Kept::Dropped);
     }
 

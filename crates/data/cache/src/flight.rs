@@ -163,7 +163,7 @@ impl Flight {
 
 /// A flight of an object, and the pages it brings.
 #[derive(Debug)]
-struct Seat {
+struct PageFlight {
     pages: Range<u32>,
     flight: Arc<Flight>,
     is_grounded: bool,
@@ -172,25 +172,25 @@ struct Seat {
 /// The flights of one object: under way, waiting, and landed with bytes that are not on the cache
 /// disk yet.
 #[derive(Debug, Default)]
-pub(crate) struct Seats {
-    seats: Vec<Seat>,
+pub(crate) struct ObjectFlights {
+    flights: Vec<PageFlight>,
     flying: usize,
 }
 
-impl Seats {
+impl ObjectFlights {
     pub fn is_empty(&self) -> bool {
-        self.seats.is_empty()
+        self.flights.is_empty()
     }
 
     /// The flight that brings, or has brought, a page.
     pub fn of(&self, page: u32) -> Option<&Arc<Flight>> {
-        let serves = |seat: &&Seat| seat.pages.contains(&page) && !seat.flight.is_stale();
-        self.seats.iter().find(serves).map(|seat| &seat.flight)
+        let serves = |seat: &&PageFlight| seat.pages.contains(&page) && !seat.flight.is_stale();
+        self.flights.iter().find(serves).map(|seat| &seat.flight)
     }
 
     /// Adds pages to a flight that waits and brings pages near them.
     pub fn gather(&mut self, pages: &Range<u32>) -> Option<Arc<Flight>> {
-        let seat = self.seats.iter_mut().filter(|seat| seat.is_grounded).find(|seat| {
+        let seat = self.flights.iter_mut().filter(|seat| seat.is_grounded).find(|seat| {
             let (start, end) = (seat.pages.start.min(pages.start), seat.pages.end.max(pages.end));
             let is_near =
                 pages.start <= seat.pages.end + GAP_PAGES && seat.pages.start <= pages.end + GAP_PAGES;
@@ -200,42 +200,42 @@ impl Seats {
         Some(Arc::clone(&seat.flight))
     }
 
-    /// Takes a seat. The caller must wait for its turn, ask for its [`Seats::pages`] and
-    /// [`Seats::land`] it.
+    /// Takes a seat. The caller must wait for its turn, ask for its [`ObjectFlights::pages`] and
+    /// [`ObjectFlights::land`] it.
     pub fn take(&mut self, pages: Range<u32>) -> Arc<Flight> {
         let is_grounded = self.flying >= GETS_MAX;
         self.flying += usize::from(!is_grounded);
         let flight = Flight::new(is_grounded);
-        self.seats.push(Seat { pages, flight: Arc::clone(&flight), is_grounded });
+        self.flights.push(PageFlight { pages, flight: Arc::clone(&flight), is_grounded });
         flight
     }
 
     /// The pages of a flight. They may grow until its turn has come.
     pub fn pages(&self, flight: &Arc<Flight>) -> Range<u32> {
-        let seat = self.seats.iter().find(|seat| Arc::ptr_eq(&seat.flight, flight));
+        let seat = self.flights.iter().find(|seat| Arc::ptr_eq(&seat.flight, flight));
         seat.map_or(0..0, |seat| seat.pages.clone())
     }
 
     /// Notes the end of a request and calls the next flight. Landed bytes stay until
-    /// [`Seats::leave`].
+    /// [`ObjectFlights::leave`].
     pub fn land(&mut self, flight: &Arc<Flight>, result: Result<Arc<Fetched>>) {
-        let Some(at) = self.seats.iter().position(|seat| Arc::ptr_eq(&seat.flight, flight)) else { return };
-        if self.seats[at].is_grounded {
+        let Some(at) = self.flights.iter().position(|seat| Arc::ptr_eq(&seat.flight, flight)) else { return };
+        if self.flights[at].is_grounded {
             // Given up before its turn.
-            self.seats[at].is_grounded = false;
+            self.flights[at].is_grounded = false;
         } else {
             self.flying -= 1;
         }
         let phase = match result {
             Ok(fetched) => Phase::Landed(fetched),
             Err(error) => {
-                self.seats.remove(at);
+                self.flights.remove(at);
                 Phase::Failed(error)
             }
         };
         flight.change(|old| old.0 = phase);
         if self.flying < GETS_MAX
-            && let Some(next) = self.seats.iter_mut().find(|seat| seat.is_grounded)
+            && let Some(next) = self.flights.iter_mut().find(|seat| seat.is_grounded)
         {
             next.is_grounded = false;
             self.flying += 1;
@@ -245,13 +245,13 @@ impl Seats {
 
     /// Gives up the seat of a landed flight: its bytes are on the cache disk, or will not be.
     pub fn leave(&mut self, flight: &Arc<Flight>) {
-        self.seats.retain(|seat| !Arc::ptr_eq(&seat.flight, flight));
+        self.flights.retain(|seat| !Arc::ptr_eq(&seat.flight, flight));
     }
 
     /// Marks flights that bring any of these pages as wrong.
     pub fn mark_stale(&self, pages: &Range<u32>) {
-        let overlaps = |seat: &&Seat| seat.pages.start < pages.end && pages.start < seat.pages.end;
-        self.seats.iter().filter(overlaps).for_each(|seat| seat.flight.mark_stale());
+        let overlaps = |seat: &&PageFlight| seat.pages.start < pages.end && pages.start < seat.pages.end;
+        self.flights.iter().filter(overlaps).for_each(|seat| seat.flight.mark_stale());
     }
 }
 
@@ -259,8 +259,8 @@ impl Seats {
 mod tests {
     use super::*;
 
-    fn pages_of(seats: &Seats, flight: &Arc<Flight>) -> Range<u32> {
-        seats.pages(flight)
+    fn pages_of(flights: &ObjectFlights, flight: &Arc<Flight>) -> Range<u32> {
+        flights.pages(flight)
     }
 
     fn bytes(pages: Range<u32>) -> Result<Arc<Fetched>> {
@@ -270,48 +270,48 @@ mod tests {
 
     #[test]
     fn few_fly_the_rest_gathers_and_is_called_in_turn() {
-        let mut seats = Seats::default();
-        let flying: Vec<_> = (0..4).map(|i| seats.take(i * 100..i * 100 + 2)).collect();
-        let waiting = seats.take(1000..1002);
-        assert!(seats.gather(&(50..52)).is_none());
-        assert!(seats.gather(&(1005..1007)).is_some_and(|flight| Arc::ptr_eq(&flight, &waiting)));
-        assert!(seats.gather(&(990..991)).is_none());
-        assert!(seats.gather(&(1000..1000 + GATHER_PAGES_MAX + 1)).is_none());
-        assert_eq!(pages_of(&seats, &waiting), 1000..1007);
-        assert!(seats.of(1006).is_some() && seats.of(1007).is_none());
-        seats.land(&flying[0], bytes(0..2));
+        let mut flights = ObjectFlights::default();
+        let flying: Vec<_> = (0..4).map(|i| flights.take(i * 100..i * 100 + 2)).collect();
+        let waiting = flights.take(1000..1002);
+        assert!(flights.gather(&(50..52)).is_none());
+        assert!(flights.gather(&(1005..1007)).is_some_and(|flight| Arc::ptr_eq(&flight, &waiting)));
+        assert!(flights.gather(&(990..991)).is_none());
+        assert!(flights.gather(&(1000..1000 + GATHER_PAGES_MAX + 1)).is_none());
+        assert_eq!(pages_of(&flights, &waiting), 1000..1007);
+        assert!(flights.of(1006).is_some() && flights.of(1007).is_none());
+        flights.land(&flying[0], bytes(0..2));
         waiting.wait_for_turn();
-        assert!(seats.gather(&(1007..1008)).is_none());
+        assert!(flights.gather(&(1007..1008)).is_none());
         assert_eq!(flying[0].wait().unwrap().page(1).map(<[u8]>::len), Some(PAGE_BYTES as usize));
-        assert!(seats.of(0).is_some());
-        seats.leave(&flying[0]);
-        assert!(seats.of(0).is_none());
-        seats.land(&waiting, Err(Error::NotFound { object: 1 }));
-        assert!(waiting.wait().is_err() && seats.of(1000).is_none());
+        assert!(flights.of(0).is_some());
+        flights.leave(&flying[0]);
+        assert!(flights.of(0).is_none());
+        flights.land(&waiting, Err(Error::NotFound { object: 1 }));
+        assert!(waiting.wait().is_err() && flights.of(1000).is_none());
     }
 
     #[test]
     fn a_flight_given_up_before_its_turn_keeps_the_count() {
-        let mut seats = Seats::default();
-        let flying: Vec<_> = (0..4).map(|i| seats.take(i * 100..i * 100 + 2)).collect();
-        let (first, second) = (seats.take(1000..1001), seats.take(2000..2001));
-        seats.land(&first, Err(Error::NotFound { object: 1 }));
-        assert!(second.landed().is_none() && seats.flying == 4);
-        flying.iter().for_each(|flight| seats.land(flight, Err(Error::NotFound { object: 1 })));
+        let mut flights = ObjectFlights::default();
+        let flying: Vec<_> = (0..4).map(|i| flights.take(i * 100..i * 100 + 2)).collect();
+        let (first, second) = (flights.take(1000..1001), flights.take(2000..2001));
+        flights.land(&first, Err(Error::NotFound { object: 1 }));
+        assert!(second.landed().is_none() && flights.flying == 4);
+        flying.iter().for_each(|flight| flights.land(flight, Err(Error::NotFound { object: 1 })));
         second.wait_for_turn();
-        seats.land(&second, bytes(2000..2001));
-        assert_eq!(seats.flying, 0);
+        flights.land(&second, bytes(2000..2001));
+        assert_eq!(flights.flying, 0);
     }
 
     #[test]
     fn stale_flights_serve_nobody() {
-        let mut seats = Seats::default();
-        let flight = seats.take(10..20);
-        seats.land(&flight, bytes(10..20));
-        seats.mark_stale(&(20..30));
-        assert!(seats.of(12).is_some());
-        seats.mark_stale(&(19..30));
-        assert!(seats.of(12).is_none() && flight.is_stale());
+        let mut flights = ObjectFlights::default();
+        let flight = flights.take(10..20);
+        flights.land(&flight, bytes(10..20));
+        flights.mark_stale(&(20..30));
+        assert!(flights.of(12).is_some());
+        flights.mark_stale(&(19..30));
+        assert!(flights.of(12).is_none() && flight.is_stale());
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Core {
         let (mut missing, mut pending) = (Vec::new(), Vec::new());
         let state = object.state.lock();
         for page in pages.iter().copied().filter(|page| !state.on_disk.contains(*page)) {
-            match state.seats.of(page) {
+            match state.flights.of(page) {
                 // What lies behind the object's end is there as much as it can be.
                 Some(flight) if flight.landed().is_none_or(|fetched| fetched.page_len(page) > 0) => {
                     pending.push(Arc::clone(flight));

@@ -16,7 +16,7 @@ use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::flight::Seats;
+use crate::flight::ObjectFlights;
 use crate::page::{self, PAGE_BYTES};
 use crate::pages::PageSet;
 
@@ -68,7 +68,7 @@ pub(crate) struct ObjectState {
     /// How often this process wrote to the cache file: what was found by a look during which that
     /// happened is out of date.
     pub writes: u64,
-    pub seats: Seats,
+    pub flights: ObjectFlights,
     /// Pages that were asked for.
     used: PageSet,
     /// Pages fetched without being asked for, and not asked for since.

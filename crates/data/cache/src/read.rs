@@ -86,13 +86,13 @@ struct Pilot<'a> {
 impl Pilot<'_> {
     fn land(&mut self, result: Result<Arc<Fetched>>) {
         self.has_landed = true;
-        self.object.state.lock().seats.land(&self.flight, result);
+        self.object.state.lock().flights.land(&self.flight, result);
     }
 
     /// Makes the request.
     fn fly(&mut self) -> Result<Arc<Fetched>> {
         self.flight.wait_for_turn();
-        let pages = self.object.state.lock().seats.pages(&self.flight);
+        let pages = self.object.state.lock().flights.pages(&self.flight);
         let mut bytes = vec![0; pages.len() * PAGE_BYTES as usize];
         let read = self.core.store.read_up_to(self.object.id, page::page_at(pages.start), &mut bytes);
         let fetched = read.map(|len| {
@@ -179,7 +179,7 @@ impl Core {
         let mut state = object.state.lock();
         state.bind(disk.index);
         let is_known = state.on_disk.contains_all(pages.clone());
-        if !is_known && (state.looked.is_some() && state.is_look_recent(now) || !state.seats.is_empty()) {
+        if !is_known && (state.looked.is_some() && state.is_look_recent(now) || !state.flights.is_empty()) {
             return false;
         }
         let opened = match &state.file {
@@ -274,7 +274,7 @@ impl Core {
         let now = self.now();
         let state = object.state.lock();
         for page in page::pages(want.offset, want.len) {
-            let flight = state.seats.of(page);
+            let flight = state.flights.of(page);
             match flight.map(|flight| flight.landed()) {
                 Some(Some(fetched)) if is_end_final || fetched.page_len(page) >= want.until(page) => {
                     landed.push((page, fetched));
@@ -331,7 +331,7 @@ impl Core {
         let mut state = object.state.lock();
         let mut unclaimed = Vec::new();
         for page in missing {
-            match state.seats.of(page) {
+            match state.flights.of(page) {
                 // One that has landed short was looked at already.
                 Some(flight)
                     if flight.landed().is_none_or(|fetched| fetched.page_len(page) >= want.until(page)) =>
@@ -342,14 +342,14 @@ impl Core {
             }
         }
         for run in runs(unclaimed.iter().copied(), GAP_PAGES) {
-            if let Some(flight) = state.seats.gather(&run) {
+            if let Some(flight) = state.flights.gather(&run) {
                 let mine = unclaimed.iter().filter(|page| run.contains(page));
                 claims.joined.extend(mine.map(|page| (*page, Arc::clone(&flight))));
                 continue;
             }
             let requests = state.count_request(now);
             let (plan, grant) = self.plan(&mut state, disk, run, requests);
-            let flight = state.seats.take(plan);
+            let flight = state.flights.take(plan);
             claims.own.push(Pilot { core: self, object, flight, grant, has_landed: false });
         }
         claims
@@ -366,9 +366,9 @@ impl Core {
     ) -> Result<Vec<Arc<Flight>>> {
         let mut own = Vec::new();
         let mut state = object.state.lock();
-        let unclaimed = missing.iter().copied().filter(|page| state.seats.of(*page).is_none());
+        let unclaimed = missing.iter().copied().filter(|page| state.flights.of(*page).is_none());
         for run in runs(unclaimed.collect::<Vec<_>>(), 0) {
-            let flight = state.seats.take(run);
+            let flight = state.flights.take(run);
             own.push(Pilot { core: self, object, flight, grant: None, has_landed: false });
         }
         drop(state);
@@ -392,7 +392,7 @@ impl Core {
         requests: u32,
     ) -> (Range<u32>, Option<Grant>) {
         let bytes = |pages: &Range<u32>| pages.len() as u64 * PAGE_BYTES;
-        let is_here = |page| state.on_disk.contains(page) || state.seats.of(page).is_some();
+        let is_here = |page| state.on_disk.contains(page) || state.flights.of(page).is_some();
         let mut policy = self.span.lock();
         let mut plan = policy.plan(&run, requests, state.end, is_here);
         let is_roomy =

@@ -119,7 +119,7 @@ impl CachedStore {
         {
             let mut state = object.state.lock();
             state.bind(disk.index);
-            state.seats.mark_stale(&pages);
+            state.flights.mark_stale(&pages);
         }
         let wanted: Vec<u32> = pages.collect();
         let found = self.core.look(&object, disk, &wanted);
@@ -292,8 +292,8 @@ impl Core {
         let mut state = object.state.lock();
         state.bind(disk.index);
         state.end = self.store.appends().is_none().then_some(fetched.pages().end);
-        let flight = state.seats.take(fetched.pages());
-        state.seats.land(&flight, Ok(Arc::clone(&fetched)));
+        let flight = state.flights.take(fetched.pages());
+        state.flights.land(&flight, Ok(Arc::clone(&fetched)));
         drop(state);
         self.keep_granted(&object, disk, &flight, &fetched, grant);
     }

@@ -63,7 +63,7 @@ impl Cluster {
                 node,
                 seed: 1,
                 joining: false,
-                sole: true,
+                exclusive: true,
             };
             Ok::<_, Failure>((id, Member::open(engine, Arc::new(SystemClock), config, 0)?))
         };

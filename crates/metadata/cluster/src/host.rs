@@ -2,8 +2,8 @@
 //!
 //! **What the node can serve alone it does**, on the thread that brings it, without the member:
 //! [`MemberHost::submit_batch`] puts requests straight into the node's workers. What comes back as
-//! not to be served alone ([`Stray`]), listings, and messages of others go to the member, which is
-//! behind a lock.
+//! not to be served alone ([`HandedBack`]), listings, and messages of others go to the member,
+//! which is behind a lock.
 //!
 //! **The lock is a role**, as a worker's is ([`kestrel_meta::worker`]): a thread that brings
 //! something queues it and tries the lock; the thread that holds it serves the others and looks at
@@ -17,8 +17,8 @@
 //! **Once.** A session has no two requests of one number at the node at a time, and says of one
 //! that it may have been executed. So nothing is done here about copies.
 
-mod bell;
 mod maps;
+mod wakeup;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ use kestrel_meta::lease::Now;
 use kestrel_meta::node::{Ear, Node, Replies};
 use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
-use kestrel_meta::worker::Stray;
+use kestrel_meta::worker::HandedBack;
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
@@ -43,12 +43,12 @@ use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
+use super::addresses::AddressBook;
 use super::reap::{Forgot, Reap};
-use super::whereabouts::Whereabouts;
 use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL, RESTART_MIN};
 
-pub(super) use bell::Bell;
-use bell::{Busy, Woken};
+pub(super) use wakeup::Wakeup;
+use wakeup::{Busy, Woken};
 
 /// Time between two looks at the clock while something is under way.
 const TICK: Duration = Duration::from_millis(10);
@@ -92,7 +92,7 @@ pub struct HostFigures {
     /// Requests of sessions that another member leads: refused.
     pub misdirected: u64,
     /// Requests of sessions that the node could not serve alone.
-    pub strays: u64,
+    pub handed_back: u64,
     /// Envelopes taken from other members.
     pub received: u64,
     /// Envelopes of other members dropped because too many waited.
@@ -106,7 +106,7 @@ pub struct HostFigures {
 #[derive(Default)]
 struct Counters {
     misdirected: AtomicU64,
-    strays: AtomicU64,
+    handed_back: AtomicU64,
     received: AtomicU64,
     overrun: AtomicU64,
     sent: AtomicU64,
@@ -122,7 +122,7 @@ enum Incoming {
     Envelope(Envelope),
     /// The node's own background work, or what the node does not serve by itself.
     Request(Request, Asker, Done),
-    Stray(Stray, Done),
+    HandedBack(HandedBack, Done),
     Unsent(NodeId, Box<Unsent>),
     /// Anything else, with the host's time.
     Turn(Turn),
@@ -139,12 +139,12 @@ struct Desk {
     node: Arc<Node>,
     me: NodeId,
     epoch: u64,
-    whereabouts: Arc<Whereabouts>,
+    address_book: Arc<AddressBook>,
     member: Mutex<Member>,
     incoming: Mutex<VecDeque<Incoming>>,
     /// Callbacks for what was done in a turn.
     calls: Arc<Mutex<Vec<Call>>>,
-    bell: Arc<Bell>,
+    wakeup: Arc<Wakeup>,
     carrier: Arc<dyn Carrier>,
     /// As [`boot_time`] says.
     opened: Nanos,
@@ -178,22 +178,22 @@ impl MemberHost {
         config.node.replies = Replies::Thread;
         // Whether an earlier process has just ended nobody knows.
         std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
-        let (bell, me) = (Arc::new(Bell::default()), config.me);
+        let (wakeup, me) = (Arc::new(Wakeup::default()), config.me);
         let opened = boot_time();
-        let host = (bell.clone(), Box::new(move || boot_time() - opened) as Box<Now>);
+        let host = (wakeup.clone(), Box::new(move || boot_time() - opened) as Box<Now>);
         let member = Member::open_with(engine, clock, config, 0, Some(host))?;
         let placement = &member.cluster().table().placement;
         let others = placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
-        let whereabouts = Whereabouts::read(&**member.node().engine(), others)?;
+        let address_book = AddressBook::read(&**member.node().engine(), others)?;
         let desk = Arc::new(Desk {
             node: member.node().clone(),
             me,
             epoch: member.epoch(),
-            whereabouts: Arc::new(whereabouts),
+            address_book: Arc::new(address_book),
             member: Mutex::new(member),
             incoming: Mutex::default(),
             calls: Arc::default(),
-            bell,
+            wakeup,
             carrier,
             opened,
             // What an earlier start has agreed to is asked about.
@@ -227,13 +227,13 @@ impl MemberHost {
 
     /// Where it and the other nodes are, as far as they have said so: nodes that are not in here
     /// are where the table says.
-    pub fn whereabouts(&self) -> BTreeMap<NodeId, String> {
-        self.desk.whereabouts.addresses()
+    pub fn addresses(&self) -> BTreeMap<NodeId, String> {
+        self.desk.address_book.addresses()
     }
 
     /// The same as it changes.
-    pub fn whereabouts_kept(&self) -> &Arc<Whereabouts> {
-        &self.desk.whereabouts
+    pub fn address_book(&self) -> &Arc<AddressBook> {
+        &self.desk.address_book
     }
 
     /// Has a request of the node's own executed, which leads it. Not numbered.
@@ -267,10 +267,10 @@ impl MemberHost {
         });
         {
             // What comes back is only queued meanwhile: the member takes all of it at once.
-            let _busy = Busy::on(&desk.bell);
+            let _busy = Busy::on(&desk.wakeup);
             desk.node.submit_numbered(alone, &relay);
         }
-        if brought || desk.bell.is_noted() {
+        if brought || desk.wakeup.is_noted() {
             desk.drive();
         }
         for number in refused {
@@ -283,7 +283,7 @@ impl MemberHost {
     /// again.
     pub fn failure(&self) -> Option<FsError> {
         let failure = self.desk.member.lock().failure().cloned();
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         failure
     }
 
@@ -337,7 +337,7 @@ impl MemberHost {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         HostFigures {
             misdirected: of(&counters.misdirected),
-            strays: of(&counters.strays),
+            handed_back: of(&counters.handed_back),
             received: of(&counters.received),
             overrun: of(&counters.overrun),
             sent: of(&counters.sent),
@@ -349,7 +349,7 @@ impl MemberHost {
     pub fn is_idle(&self) -> bool {
         let idle = self.desk.incoming.lock().is_empty() && self.desk.member.lock().is_idle();
         // A thread that found the lock taken has left it to its holder.
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         idle
     }
 
@@ -363,7 +363,7 @@ impl MemberHost {
     /// then it may be itself that is cut off.
     pub fn unheard(&self) -> Option<Vec<(NodeId, Duration)>> {
         let unheard = self.desk.member.lock().unheard(self.desk.now());
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         let in_time = |(node, time): (NodeId, Nanos)| (node, Duration::from_nanos(time.unsigned_abs()));
         Some(unheard?.into_iter().map(in_time).collect())
     }
@@ -376,7 +376,7 @@ impl MemberHost {
             return;
         }
         self.desk.member.lock().give_up_lease(self.desk.now());
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         if self.desk.cluster().is_shared() {
             // What it has just lent may be relied on for so long.
             std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
@@ -386,7 +386,7 @@ impl MemberHost {
             member.say_released();
             member.take_outbox()
         };
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         self.desk.send(outbox);
     }
 
@@ -402,7 +402,7 @@ impl MemberHost {
     }
 
     fn stop(&self) {
-        self.desk.bell.close();
+        self.desk.wakeup.close();
         let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         // A callback of it may hold the last reference to the host.
         let thread = self.thread.lock().take();
@@ -456,16 +456,16 @@ impl Desk {
     /// Serves the member until nothing is left to do, or somebody else does. Of what was queued
     /// before nothing is forgotten.
     fn drive(&self) {
-        self.bell.note();
-        let Some(_busy) = Busy::on(&self.bell) else {
+        self.wakeup.note();
+        let Some(_busy) = Busy::on(&self.wakeup) else {
             // This thread gives replies, or carries envelopes: it must not go deeper, and may be
             // about to block.
-            return self.bell.wake();
+            return self.wakeup.wake();
         };
         for _ in 0..ROUNDS_MAX {
             let Some(mut member) = self.member.try_lock() else { return };
             let (whole, hurry) = (Whole, Hurry::begin());
-            self.bell.look();
+            self.wakeup.look();
             let incoming = {
                 let mut queue = self.incoming.lock();
                 let taken = queue.len().min(TAKEN_MAX);
@@ -473,7 +473,7 @@ impl Desk {
                 std::mem::replace(&mut *queue, rest)
             };
             if incoming.len() == TAKEN_MAX {
-                self.bell.note();
+                self.wakeup.note();
             }
             for what in incoming {
                 self.take(&mut member, what);
@@ -487,7 +487,7 @@ impl Desk {
             let waits = member.is_waiting();
             if waits && !self.waiting.swap(waits, Ordering::Relaxed) {
                 // The thread looks at the clock rarely until it knows.
-                self.bell.wake();
+                self.wakeup.wake();
             } else {
                 self.waiting.store(waits, Ordering::Relaxed);
             }
@@ -503,13 +503,13 @@ impl Desk {
             }
             if self.node.drive_due() {
                 // Perhaps not everything was served.
-                self.bell.note();
+                self.wakeup.note();
             }
-            if !self.bell.is_noted() {
+            if !self.wakeup.is_noted() {
                 return;
             }
         }
-        self.bell.wake();
+        self.wakeup.wake();
     }
 
     fn take(&self, member: &mut Member, what: Incoming) {
@@ -517,7 +517,7 @@ impl Desk {
         match what {
             Incoming::Envelope(envelope) => member.receive(envelope, now),
             Incoming::Request(request, asker, done) => member.submit(request, asker, done, now),
-            Incoming::Stray(stray, done) => member.take_up(stray, done, now),
+            Incoming::HandedBack(handed_back, done) => member.take_up(handed_back, done, now),
             Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
             Incoming::Turn(turn) => turn(member, now),
         }
@@ -532,7 +532,7 @@ impl Desk {
             if let Err(unsent) = self.carrier.carry(to, envelope) {
                 count(&self.counters.unsent);
                 self.incoming.lock().push_back(Incoming::Unsent(to, unsent));
-                self.bell.note();
+                self.wakeup.note();
             }
         }
         self.carrier.flush();
@@ -543,7 +543,7 @@ impl Desk {
         let mut ticked = Instant::now();
         loop {
             let pause = if self.waiting.load(Ordering::Relaxed) { TICK } else { TICK_IDLE };
-            if self.bell.wait(pause) == Woken::Closed {
+            if self.wakeup.wait(pause) == Woken::Closed {
                 return;
             }
             if ticked.elapsed() >= TICK {
@@ -617,18 +617,18 @@ impl<E: Ear + 'static> Ear for Relay<E> {
         }
     }
 
-    fn elsewhere(&self, number: usize, stray: Stray) {
+    fn hand_back(&self, number: usize, handed_back: HandedBack) {
         match self.desk.upgrade() {
             Some(desk) => {
-                count(&desk.counters.strays);
+                count(&desk.counters.handed_back);
                 let done = done_of(&desk, self.ear.clone(), number);
-                desk.incoming.lock().push_back(Incoming::Stray(stray, done));
-                if !desk.bell.is_mine() {
+                desk.incoming.lock().push_back(Incoming::HandedBack(handed_back, done));
+                if !desk.wakeup.is_mine() {
                     return desk.drive();
                 }
                 // This thread serves the member, and is only here because that had the workers
                 // served.
-                desk.bell.note();
+                desk.wakeup.note();
             }
             None => self.ear.hear(
                 number,

@@ -1,6 +1,6 @@
 //! What a member knows of the directory of another one, in table `system`: by it a directory that
 //! was made anew, an old copy of one and a second start of one are told from the node that the
-//! cluster has. And where it was last ([`super::whereabouts`]).
+//! cluster has. And where it was last ([`super::addresses`]).
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::pipeline::engine_error;

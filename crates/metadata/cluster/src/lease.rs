@@ -69,8 +69,8 @@
 //! newer one is *sole*: no earlier start can be running. A member that has started again does not
 //! know what it has promised to older starts, so until that is over it grants to sole ones only.
 //! Any two majorities have a member in common; if that is another one, these rules keep the two
-//! apart; if it is the member itself, or another one that runs twice, its voice does
-//! ([`super::voice`]).
+//! apart; if it is the member itself, or another one that runs twice, its self lease does
+//! ([`super::self_lease`]).
 //!
 //! A start that has had a lease is sole from then on: most members have it on record, so no earlier
 //! one gets a lease any more.
@@ -106,9 +106,9 @@ use kestrel_types::placement::NodeId;
 use super::change::ChangeMessage;
 use super::known::Known;
 use super::message::Message;
+use super::self_lease::SelfLease;
 use super::sums::SumMessage;
 use super::txn::leader::TxnPhase;
-use super::voice::Voice;
 use super::work::{Stage, Work};
 use super::{DEADLINE, Member, RESEND};
 
@@ -136,7 +136,7 @@ pub enum LeaseMessage {
         /// Which of his starts he is.
         epoch: u64,
         /// No earlier start of his can be running, or get a lease.
-        sole: bool,
+        exclusive: bool,
     },
     /// This start of the sender has no lease any more, and will have none.
     Release {
@@ -218,9 +218,9 @@ pub(super) struct Leases {
     /// When something was heard of each last.
     heard: BTreeMap<NodeId, Nanos>,
     /// Whether this start speaks for its member.
-    pub(super) voice: Voice,
+    pub(super) self_lease: SelfLease,
     /// No earlier start can be running, or get a lease.
-    pub(super) sole: bool,
+    pub(super) exclusive: bool,
     /// It gets none any more.
     ended: bool,
     /// Fenced, and not heard of since.
@@ -232,7 +232,7 @@ pub(super) struct Leases {
 
 impl Leases {
     /// Those of a member that starts, and claimed its store then.
-    pub fn new(shared: bool, sole: bool, now: Nanos) -> Self {
+    pub fn new(shared: bool, exclusive: bool, now: Nanos) -> Self {
         Self {
             asks: VecDeque::new(),
             due: now,
@@ -245,8 +245,8 @@ impl Leases {
             holds: BTreeMap::new(),
             opened: now,
             heard: BTreeMap::new(),
-            voice: Voice::new(shared, sole, now),
-            sole: sole || !shared,
+            self_lease: SelfLease::new(shared, exclusive, now),
+            exclusive: exclusive || !shared,
             ended: false,
             silent: BTreeSet::new(),
             lapses: 0,
@@ -339,7 +339,7 @@ impl Member {
 
     pub(super) fn heard_of_lease(&mut self, from: NodeId, message: LeaseMessage) {
         match message {
-            LeaseMessage::Ask { number, epoch, sole } => self.grant(from, number, epoch, sole),
+            LeaseMessage::Ask { number, epoch, exclusive } => self.grant(from, number, epoch, exclusive),
             LeaseMessage::Release { epoch } => self.released(from, epoch),
             LeaseMessage::Granted { number, sums } => self.granted(from, number, sums),
             LeaseMessage::Fence { txn, round, node } => self.hold(from, txn, round, node),
@@ -370,13 +370,13 @@ impl Member {
         // Older ones are worth nothing when they are granted.
         self.leases.asks.retain(|(_, sent)| sent + LEASE > now);
         self.leases.asks.push_back((number, now));
-        if let Some(vote) = self.leases.voice.votes(self.time()) {
+        if let Some(vote) = self.leases.self_lease.votes(self.time()) {
             self.leases.granted.insert(self.me, vote.min(now));
             self.count_grants();
         }
-        let (epoch, sole) = (self.epoch, self.leases.sole);
+        let (epoch, exclusive) = (self.epoch, self.leases.exclusive);
         for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
-            self.send(node, Message::Lease(LeaseMessage::Ask { number, epoch, sole }));
+            self.send(node, Message::Lease(LeaseMessage::Ask { number, epoch, exclusive }));
         }
     }
 
@@ -393,7 +393,7 @@ impl Member {
     }
 
     /// Somebody asks for a lease.
-    fn grant(&mut self, from: NodeId, number: u64, epoch: u64, sole: bool) {
+    fn grant(&mut self, from: NodeId, number: u64, epoch: u64, exclusive: bool) {
         // Not when this member was told the time last: that may be before the question was sent.
         let now = self.time();
         if self.table.placement.map.member(from).is_none()
@@ -404,9 +404,9 @@ impl Member {
         let leases = &mut self.leases;
         leases.starts.insert(from, epoch);
         let earlier = leases.promises.get(&from).is_some_and(|(start, until)| *start < epoch && now < *until);
-        let unknown = now < leases.voice.forgets();
-        if !leases.voice.is_held(now)
-            || !sole && (earlier || unknown)
+        let unknown = now < leases.self_lease.forgets();
+        if !leases.self_lease.is_held(now)
+            || !exclusive && (earlier || unknown)
             || leases.holds.get(&from).is_some_and(|(_, until)| now < *until)
         {
             return;
@@ -437,7 +437,7 @@ impl Member {
         // What it has asked for may still be granted.
         self.leases.asks.clear();
         self.leases.granted.clear();
-        self.leases.voice.end();
+        self.leases.self_lease.end();
         let node = self.node.clone();
         let quiet = node.quiesce();
         self.leases.until = NEVER;
@@ -492,7 +492,7 @@ impl Member {
             | Message::Lease(_)
             | Message::Sum(_)
             | Message::Tokens(_)
-            | Message::Whereabouts(_) => false,
+            | Message::Addresses(_) => false,
         };
         !relied_on || self.cluster().may_answer()
     }
@@ -565,7 +565,7 @@ impl Member {
             log::warn!("most nodes of the cluster answer again, and so does this one");
         }
         // Most members have this start on record: no earlier one gets a lease any more.
-        self.leases.sole = true;
+        self.leases.exclusive = true;
         self.look_for_lease();
     }
 
@@ -647,7 +647,7 @@ impl Member {
         let leases = &self.leases;
         let promised = leases.promises.get(&node).is_some_and(|(_, until)| now < *until);
         // What an earlier start has promised nobody remembers.
-        if !promised && leases.voice.forgets() <= now && leases.voice.is_held(now) {
+        if !promised && leases.self_lease.forgets() <= now && leases.self_lease.is_held(now) {
             self.send(from, Message::Lease(LeaseMessage::Fenced { txn, round, node, hold }));
         }
     }

@@ -39,6 +39,7 @@
 //!
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
+pub mod addresses;
 mod census;
 pub mod change;
 mod coordinate;
@@ -48,16 +49,15 @@ pub mod known;
 pub mod lease;
 mod message;
 mod nameless;
+pub mod ownership;
 mod poll;
 mod reap;
-pub mod seat;
+mod self_lease;
 mod stop;
 pub mod sums;
 mod tree;
 mod txn;
 mod unsent;
-mod voice;
-pub mod whereabouts;
 mod wire;
 mod work;
 
@@ -74,7 +74,7 @@ use kestrel_meta::ops::open::Claim;
 use kestrel_meta::owners::{MapView, Owners};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_meta::txn::Origin;
-use kestrel_meta::worker::{Ear, Elsewhere, Stray};
+use kestrel_meta::worker::{Ear, HandedBack, NotAloneReason};
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, Position};
@@ -88,7 +88,7 @@ use change::records::ChangeRecords;
 use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
 use coordinate::Coordinator;
 use fetch::Fetching;
-use host::Bell;
+use host::Wakeup;
 use lease::{LeaseMessage, Leases};
 use nameless::Asking;
 use poll::Poll;
@@ -138,7 +138,7 @@ pub struct MemberConfig {
     pub joining: bool,
     /// No earlier start of this member can be running any more. Of consequence only if its engine
     /// is shared.
-    pub sole: bool,
+    pub exclusive: bool,
 }
 
 /// The requester: what asks a member for something.
@@ -180,7 +180,7 @@ enum Todo {
 /// What the node said.
 enum Heard {
     Reply(Reply),
-    Elsewhere(Elsewhere),
+    Elsewhere(NotAloneReason),
 }
 
 /// What was said to a member, perhaps on other threads, and not looked at yet.
@@ -188,7 +188,7 @@ enum Heard {
 struct Inbox {
     heard: Mutex<VecDeque<(u64, Heard)>>,
     /// The thread to wake, if the member has threads around it.
-    bell: Option<Arc<Bell>>,
+    wakeup: Option<Arc<Wakeup>>,
 }
 
 impl Inbox {
@@ -198,8 +198,8 @@ impl Inbox {
     }
 
     fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell.ring();
+        if let Some(wakeup) = &self.wakeup {
+            wakeup.ring();
         }
     }
 }
@@ -209,8 +209,8 @@ impl Ear for Inbox {
         self.push(number as u64, Heard::Reply(reply));
     }
 
-    fn elsewhere(&self, number: usize, stray: Stray) {
-        self.push(number as u64, Heard::Elsewhere(stray.why));
+    fn hand_back(&self, number: usize, handed_back: HandedBack) {
+        self.push(number as u64, Heard::Elsewhere(handed_back.why));
     }
 }
 
@@ -333,7 +333,7 @@ impl Member {
         Self::open_with(engine, clock, config, now, None)
     }
 
-    /// As [`Member::open`]. With a bell, which is rung on whatever thread when there is something
+    /// As [`Member::open`]. With a wakeup, which is rung on whatever thread when there is something
     /// to look at, the thread that holds the member leaves to do what may take other threads' time:
     /// [`Node::drive_due`] and [`Member::take_finished`]. The clock beside it says what time it is,
     /// as `now` does.
@@ -342,7 +342,7 @@ impl Member {
         clock: Arc<dyn Clock>,
         config: MemberConfig,
         now: Nanos,
-        host: Option<(Arc<Bell>, Box<Now>)>,
+        host: Option<(Arc<Wakeup>, Box<Now>)>,
     ) -> FsResult<Self> {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
@@ -350,7 +350,7 @@ impl Member {
         // Before anything is read: the process that had the rows until now gets no commit through
         // any more.
         let engine = engine.claim().map_err(engine_error)?;
-        let (bell, time) = host.unzip();
+        let (wakeup, time) = host.unzip();
         // A claim takes its time; what is counted from it must not begin before.
         let claimed = time.as_ref().map_or(now, |time| time()).max(now);
         let changes = ChangeRecords::read(&*engine)?;
@@ -376,7 +376,7 @@ impl Member {
             random: config.seed ^ epoch.rotate_left(32) ^ u64::from(config.me),
             // Others may still answer what an earlier start asked.
             numbers: epoch << 32,
-            inbox: Arc::new(Inbox { bell, ..Inbox::default() }),
+            inbox: Arc::new(Inbox { wakeup, ..Inbox::default() }),
             outbox: Vec::new(),
             broadcast: BTreeMap::new(),
             own: VecDeque::new(),
@@ -397,7 +397,7 @@ impl Member {
             sync_failure: Arc::default(),
             failure: None,
             nameless: BTreeMap::new(),
-            leases: Leases::new(shared, config.sole, claimed),
+            leases: Leases::new(shared, config.exclusive, claimed),
             sums: Sums::default(),
             parked: BTreeSet::new(),
             unlocked: false,
@@ -487,7 +487,7 @@ impl Member {
         if !self.is_sound() {
             return;
         }
-        self.tick_voice();
+        self.tick_self_lease();
         self.tick_lease();
         self.tick_sums();
         self.tick_works();
@@ -612,7 +612,7 @@ impl Member {
             Message::Change(message) => self.heard_of_change(from, message),
             Message::Lease(message) => self.heard_of_lease(from, message),
             Message::Sum(message) => self.heard_of_sums(from, message),
-            Message::Tokens(_) | Message::Whereabouts(_) => {}
+            Message::Tokens(_) | Message::Addresses(_) => {}
         }
     }
 
@@ -645,7 +645,7 @@ impl Member {
                             done(Ok(()));
                         }
                     }
-                    Todo::Confirmed(made) => self.leases.voice.confirmed(made),
+                    Todo::Confirmed(made) => self.leases.self_lease.confirmed(made),
                 }
                 continue;
             }
@@ -654,7 +654,7 @@ impl Member {
                 continue;
             }
             self.tell_finished();
-            if self.inbox.bell.is_some() || !self.node.drive_due() {
+            if self.inbox.wakeup.is_some() || !self.node.drive_due() {
                 return;
             }
         }
@@ -662,7 +662,7 @@ impl Member {
 
     /// Answers requests that have ended, unless a thread lets go of the member first.
     fn tell_finished(&mut self) {
-        if self.inbox.bell.is_none() {
+        if self.inbox.wakeup.is_none() {
             for (done, reply) in self.take_finished() {
                 done(reply);
             }

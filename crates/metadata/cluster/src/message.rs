@@ -11,11 +11,11 @@ use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 use kestrel_types::token::{TokenId, TokenRecord};
 
+use super::addresses::NodeAddress;
 use super::change::ChangeMessage;
 use super::lease::LeaseMessage;
 use super::poll::{Answer, Question};
 use super::sums::SumMessage;
-use super::whereabouts::Whereabout;
 
 /// A message on its way, and the newest timestamp of its sender.
 #[derive(Debug, Clone, PartialEq)]
@@ -164,7 +164,7 @@ pub enum Message {
     /// nothing.
     Tokens(TokensMessage),
     /// Where nodes are. The host's matter: members say nothing of it and hear nothing.
-    Whereabouts(Vec<Whereabout>),
+    Addresses(Vec<NodeAddress>),
 }
 
 /// What servers tell each other of the records of tokens they have.

@@ -27,9 +27,9 @@
 //!
 //! A granter that starts again does not know what it has told. Before it changes any share it has
 //! all members forget what it said earlier, or waits until what earlier starts may have promised is
-//! over ([`super::voice::Voice::forgets`]). A holder does not believe a sum that an earlier start
-//! of the granter tells. A start of a holder answers for earlier ones only if none of them can be
-//! running.
+//! over ([`super::self_lease::SelfLease::forgets`]). A holder does not believe a sum that an
+//! earlier start of the granter tells. A start of a holder answers for earlier ones only if none of
+//! them can be running.
 //!
 //! **Directories that are changed and looked at in turn** would pay for a lease and its revocation
 //! each time. So a granter that had to revoke a lease refuses leases on that directory for a while,
@@ -261,7 +261,7 @@ impl Member {
 
     pub(super) fn tick_sums(&mut self) {
         let now = self.time();
-        let forgets = self.leases.voice.forgets();
+        let forgets = self.leases.self_lease.forgets();
         let Sums { revoking, promises, .. } = &mut self.sums;
         for revoking in revoking.values_mut() {
             revoking

@@ -17,6 +17,7 @@ use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply}
 
 use super::message::{Envelope, Fetched, LockedRowsId, Message, SpanRow, Vote};
 
+mod addresses;
 mod changes;
 mod leases;
 mod polls;
@@ -24,7 +25,6 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod tokens;
-mod whereabouts;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
 const VERSION: u8 = 6;
@@ -51,7 +51,7 @@ const POLLED: u8 = 17;
 const CHANGE: u8 = 18;
 const LEASE: u8 = 19;
 const TOKENS: u8 = 22;
-const WHEREABOUTS: u8 = 23;
+const ADDRESSES: u8 = 23;
 const SUM: u8 = 24;
 
 impl Envelope {
@@ -186,9 +186,9 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(TOKENS);
             tokens::put(out, message);
         }
-        Message::Whereabouts(nodes) => {
-            out.push(WHEREABOUTS);
-            whereabouts::put(out, nodes);
+        Message::Addresses(nodes) => {
+            out.push(ADDRESSES);
+            addresses::put(out, nodes);
         }
     }
     Ok(())
@@ -231,7 +231,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         LEASE => Message::Lease(leases::take(r)?),
         SUM => Message::Sum(sums::take(r)?),
         TOKENS => Message::Tokens(tokens::take(r)?),
-        WHEREABOUTS => Message::Whereabouts(whereabouts::take(r)?),
+        ADDRESSES => Message::Addresses(addresses::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),
     })
 }

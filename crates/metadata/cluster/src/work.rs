@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kestrel_meta::ops::open::Claim;
 use kestrel_meta::view::Want;
-use kestrel_meta::worker::{Elsewhere, Stray};
+use kestrel_meta::worker::{HandedBack, NotAloneReason};
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
@@ -94,9 +94,9 @@ impl Member {
 
     /// Takes a request of a session that the node has tried to serve alone. Copies of it do not
     /// come: its session sees to that.
-    pub(super) fn take_up(&mut self, stray: Stray, done: Done, now: Nanos) {
+    pub(super) fn take_up(&mut self, handed_back: HandedBack, done: Done, now: Nanos) {
         self.at(now);
-        let Stray { request, origin, why } = stray;
+        let HandedBack { request, origin, why } = handed_back;
         if let Some(failure) = self.failure() {
             let failure = failure.clone();
             return self.refuse(done, failure);
@@ -153,14 +153,14 @@ impl Member {
     }
 
     /// The node cannot serve it alone.
-    pub(super) fn elsewhere(&mut self, ticket: u64, why: Elsewhere) {
+    pub(super) fn elsewhere(&mut self, ticket: u64, why: NotAloneReason) {
         match why {
-            Elsewhere::Away => self.lead(ticket),
-            Elsewhere::Later => self.rest(ticket, false),
-            Elsewhere::Unleased => self.await_lease(ticket),
-            Elsewhere::Sum(dir) => self.gather(dir, ticket),
-            Elsewhere::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
-            Elsewhere::Locked | Elsewhere::Leased(_) => {
+            NotAloneReason::Away => self.lead(ticket),
+            NotAloneReason::Later => self.rest(ticket, false),
+            NotAloneReason::Unleased => self.await_lease(ticket),
+            NotAloneReason::Sum(dir) => self.gather(dir, ticket),
+            NotAloneReason::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
+            NotAloneReason::Locked | NotAloneReason::Leased(_) => {
                 let Some(work) = self.works.get_mut(&ticket) else { return };
                 // Locks that were given up since the node tried it wake nobody any more.
                 if work.unlocks != self.unlocks {
@@ -169,7 +169,7 @@ impl Member {
                 work.stage = Stage::Parked;
                 self.parked.insert(ticket);
             }
-            Elsewhere::Dentry(want) => {
+            NotAloneReason::Dentry(want) => {
                 if let Some(work) = self.works.get_mut(&ticket) {
                     work.stage = Stage::Fetching;
                 }

@@ -80,7 +80,7 @@ impl Cluster {
                 node,
                 seed: u64::from(me),
                 joining: false,
-                sole: true,
+                exclusive: true,
             };
             let host = MemberHost::open(engine, Arc::new(SystemClock), config, wire.clone()).unwrap();
             host.node().end_grace().unwrap();
@@ -198,8 +198,8 @@ fn threads_in_the_same_directories() {
         assert!(Instant::now() < until, "something stays under way");
         thread::sleep(Duration::from_millis(10));
     }
-    let strays: u64 = cluster.hosts.values().map(|host| host.figures().strays).sum();
-    assert!(strays > 0, "nothing concerned several nodes");
+    let handed_back: u64 = cluster.hosts.values().map(|host| host.figures().handed_back).sum();
+    assert!(handed_back > 0, "nothing concerned several nodes");
     for host in cluster.hosts.values() {
         host.close().unwrap();
     }

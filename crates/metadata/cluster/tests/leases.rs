@@ -431,17 +431,17 @@ fn leases_of_two_starts() {
 /// A start need not wait if the start before it announced its end, or if it is the only one.
 #[test]
 fn lease_after_an_announced_end() {
-    for sole in [false, true] {
+    for exclusive in [false, true] {
         let mut cluster = three_on_shared();
         pass(&mut cluster, PROMISE, &[]);
         let now = cluster.now;
-        if !sole {
+        if !exclusive {
             let ends = cluster.members.get_mut(&2).unwrap();
             ends.give_up_lease(now);
             ends.say_released();
             carry_but(&mut cluster, &[]);
         }
-        drop(cluster.take_over(2, sole));
+        drop(cluster.take_over(2, exclusive));
         pass(&mut cluster, 3 * STEP, &[]);
         assert!(leased(&cluster, 2));
     }
@@ -451,9 +451,9 @@ fn lease_after_an_announced_end() {
 /// and to others late.
 #[test]
 fn grants_after_a_restart() {
-    for (sole, waits) in [(true, false), (false, true)] {
+    for (exclusive, waits) in [(true, false), (false, true)] {
         let mut cluster = three_on_shared();
-        drop(cluster.take_over(2, sole));
+        drop(cluster.take_over(2, exclusive));
         // Member 3 is away: the lease of member 2 needs member 1, which has forgotten what it
         // promised.
         cluster.members.remove(&3);

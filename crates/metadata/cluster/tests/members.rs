@@ -209,7 +209,7 @@ fn settings_that_make_no_sense_are_refused() {
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
     for node in [fsync, NodeConfig { workers: 17, ..settings() }] {
         let config =
-            MemberConfig { me: 1, placement: placement(2), node, seed: 1, joining: false, sole: true };
+            MemberConfig { me: 1, placement: placement(2), node, seed: 1, joining: false, exclusive: true };
         let opened = Member::open(engine.clone(), clock.clone(), config, 0);
         assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
     }

@@ -75,14 +75,14 @@ impl Lease {
 /// A member whose store others can claim looks at it before each batch, whatever that finds, and
 /// again when all is read: what was read was true at that second moment, also what came from the
 /// store itself.
-pub struct Tenure<'a> {
+pub struct LeaseView<'a> {
     lease: Option<&'a Lease>,
     /// Nothing is answered without it.
     always: bool,
     held: Cell<Option<bool>>,
 }
 
-impl<'a> Tenure<'a> {
+impl<'a> LeaseView<'a> {
     /// None: there are no others, and nothing to look at. `always`: nothing at all is answered
     /// without it.
     pub fn of(lease: Option<&'a Lease>, always: bool) -> Self {
@@ -126,15 +126,15 @@ mod tests {
     fn a_batch_looks_once() {
         let lease = Lease::default();
         lease.tell(5);
-        assert!(!lease.is_held() && !Tenure::of(Some(&lease), false).is_held());
+        assert!(!lease.is_held() && !LeaseView::of(Some(&lease), false).is_held());
         lease.set(7);
-        let tenure = Tenure::of(Some(&lease), false);
-        assert!(tenure.is_held());
+        let lease_view = LeaseView::of(Some(&lease), false);
+        assert!(lease_view.is_held());
         lease.tell(7);
         lease.tell(6);
-        assert!(!lease.is_held() && tenure.is_held() && !Tenure::of(Some(&lease), false).is_held());
+        assert!(!lease.is_held() && lease_view.is_held() && !LeaseView::of(Some(&lease), false).is_held());
         lease.set(FOREVER);
-        assert!(lease.is_held() && Tenure::of(None, false).is_held());
+        assert!(lease.is_held() && LeaseView::of(None, false).is_held());
     }
 
     /// A batch that always needs the lease looks at it before and after.
@@ -142,10 +142,10 @@ mod tests {
     fn lease_checks_around_a_batch() {
         let lease = Lease::default();
         lease.tell(5);
-        let (strict, easy) = (Tenure::of(Some(&lease), true), Tenure::of(Some(&lease), false));
+        let (strict, easy) = (LeaseView::of(Some(&lease), true), LeaseView::of(Some(&lease), false));
         assert!(!strict.may_begin() && !strict.may_end() && easy.may_begin() && easy.may_end());
         lease.set(7);
-        let strict = Tenure::of(Some(&lease), true);
+        let strict = LeaseView::of(Some(&lease), true);
         assert!(strict.may_begin() && strict.may_end());
         lease.tell(7);
         assert!(strict.may_begin() && !strict.may_end(), "it looks once before, and once more after");

@@ -36,7 +36,7 @@ use kestrel_types::request::Op;
 use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
 
-use crate::lease::{Lease, Tenure};
+use crate::lease::{Lease, LeaseView};
 use crate::locks::LockTable;
 use crate::rows::number_of;
 use crate::sums::{KnownSums, LeasedShares};
@@ -130,8 +130,8 @@ impl Owners {
     }
 
     /// The lease as a batch that begins now sees it.
-    pub(crate) fn tenure(&self) -> Tenure<'_> {
-        Tenure::of(Some(&self.lease), self.needs_lease())
+    pub(crate) fn lease_view(&self) -> LeaseView<'_> {
+        LeaseView::of(Some(&self.lease), self.needs_lease())
     }
 
     /// Nothing is answered without a lease; a node that is outside answers only clients that ask

@@ -26,15 +26,15 @@ use kestrel_types::request::{Outcome, Reply};
 
 use crate::effects::{Effects, Mark};
 use crate::ids::{Allocator, Block, Timestamps};
+use crate::lease::LeaseView;
 use crate::lease::PROMISE;
-use crate::lease::Tenure;
 use crate::ops::{self, RunsOn};
 use crate::owners::{MapView, Owners};
 use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
 use crate::view::{Core, Planned, Route, Run, Stop, View};
 use crate::walks::Walks;
-use crate::worker::{Elsewhere, QueuedRequest};
+use crate::worker::{NotAloneReason, QueuedRequest};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
 /// After so many stops for rows a batch plans only the operation that stopped, not the whole rest
@@ -59,7 +59,7 @@ pub struct Means<'a> {
     /// The placement map, of several nodes.
     pub table: Option<&'a MapView>,
     /// The lease as this batch sees it.
-    pub tenure: &'a Tenure<'a>,
+    pub lease_view: &'a LeaseView<'a>,
     /// Inode numbers.
     pub inodes: &'a Allocator,
     /// Timestamps.
@@ -91,7 +91,7 @@ pub enum Verdict {
     /// Rows of this file have to be deleted first, from this chunk on.
     Sweep(InodeId, u64),
     /// It concerns other nodes too: its sender hears why.
-    Elsewhere(Elsewhere),
+    Elsewhere(NotAloneReason),
 }
 
 /// A request's end.
@@ -120,8 +120,8 @@ pub fn run(
     steps: &mut Vec<Step>,
 ) -> UsageChange {
     let first = steps.len();
-    if !means.tenure.may_begin() {
-        hand_back(jobs.len(), &Elsewhere::Unleased, first, steps);
+    if !means.lease_view.may_begin() {
+        hand_back(jobs.len(), &NotAloneReason::Unleased, first, steps);
         return [0; 3];
     }
     let stamp = means.stamps.tick(means.engine, means.now);
@@ -134,23 +134,23 @@ pub fn run(
     let result = execute(means, desk, jobs, *stamp.as_ref().unwrap_or(&0), steps)
         // Without a timestamp nothing may change, but reads are as good as ever.
         .and_then(|()| if desk.rows.is_dirty() { stamp.map(drop) } else { Ok(()) });
-    if result.is_ok() && means.tenure.is_always_asked() {
+    if result.is_ok() && means.lease_view.is_always_asked() {
         for step in &mut steps[first..] {
             if matches!(&step.verdict, Verdict::Reply(reply) if is_lost(means.engine, reply)) {
-                step.verdict = Verdict::Elsewhere(Elsewhere::Later);
+                step.verdict = Verdict::Elsewhere(NotAloneReason::Later);
             }
         }
     }
-    let may_end = means.tenure.may_end();
+    let may_end = means.lease_view.may_end();
     let result = match result {
         Ok(()) if may_end => commit(means, desk, jobs, &mut steps[first..]),
         other => other,
     };
-    let taken = if may_end { taken_over(means, &result) } else { Some(Elsewhere::Unleased) };
+    let taken = if may_end { taken_over(means, &result) } else { Some(NotAloneReason::Unleased) };
     let usage = match result {
         _ if taken.is_some() => {
             desk.effects.back_to(&Mark::default(), &means.core.opens);
-            hand_back(jobs.len(), taken.as_ref().unwrap_or(&Elsewhere::Later), first, steps);
+            hand_back(jobs.len(), taken.as_ref().unwrap_or(&NotAloneReason::Later), first, steps);
             [0; 3]
         }
         Ok(()) => std::mem::take(&mut desk.effects.usage),
@@ -176,13 +176,13 @@ pub fn run(
 
 /// Whether the store was lost to another process, which may be asked in a moment, or does not
 /// answer: nothing of the batch has happened.
-fn taken_over(means: &Means<'_>, result: &Result<(), EngineError>) -> Option<Elsewhere> {
+fn taken_over(means: &Means<'_>, result: &Result<(), EngineError>) -> Option<NotAloneReason> {
     let lost = match result {
-        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => means.tenure.is_always_asked(),
-        Err(EngineError::Io(_)) => means.tenure.is_always_asked() && is_away(means.engine),
+        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => means.lease_view.is_always_asked(),
+        Err(EngineError::Io(_)) => means.lease_view.is_always_asked() && is_away(means.engine),
         Err(EngineError::NoSpace | EngineError::Corrupt(_)) | Ok(()) => false,
     };
-    lost.then_some(Elsewhere::Later)
+    lost.then_some(NotAloneReason::Later)
 }
 
 /// Whether the store is lost to this process: one that takes another batch is not.
@@ -203,7 +203,7 @@ pub fn is_lost(engine: &dyn Engine, reply: &Reply) -> bool {
 
 /// Nothing of the batch has happened, and its senders hear why.
 #[cold]
-fn hand_back(count: usize, why: &Elsewhere, first: usize, steps: &mut Vec<Step>) {
+fn hand_back(count: usize, why: &NotAloneReason, first: usize, steps: &mut Vec<Step>) {
     steps.truncate(first);
     let handed = || Step {
         verdict: Verdict::Elsewhere(why.clone()),
@@ -265,7 +265,7 @@ fn attempt(
         rows: desk.rows,
         core: means.core,
         table: means.table,
-        tenure: means.tenure,
+        lease_view: means.lease_view,
         effects: desk.effects,
         ids: desk.ids,
         walks: desk.walks,
@@ -371,12 +371,12 @@ fn verdict_of(stop: Stop) -> Option<Verdict> {
         Stop::Exclusive => Some(Verdict::Move(RunsOn::Exclusive, Route::AsAsked)),
         Stop::Forward(worker, route) => Some(Verdict::Move(RunsOn::Worker(worker), route)),
         Stop::Unswept(ino, first) => Some(Verdict::Sweep(ino, first)),
-        Stop::Away => Some(Verdict::Elsewhere(Elsewhere::Away)),
-        Stop::Locked => Some(Verdict::Elsewhere(Elsewhere::Locked)),
-        Stop::Dentry(want) => Some(Verdict::Elsewhere(Elsewhere::Dentry(want))),
-        Stop::Unleased => Some(Verdict::Elsewhere(Elsewhere::Unleased)),
-        Stop::Sum(dir) => Some(Verdict::Elsewhere(Elsewhere::Sum(dir))),
-        Stop::Leased(dir) => Some(Verdict::Elsewhere(Elsewhere::Leased(dir))),
+        Stop::Away => Some(Verdict::Elsewhere(NotAloneReason::Away)),
+        Stop::Locked => Some(Verdict::Elsewhere(NotAloneReason::Locked)),
+        Stop::Dentry(want) => Some(Verdict::Elsewhere(NotAloneReason::Dentry(want))),
+        Stop::Unleased => Some(Verdict::Elsewhere(NotAloneReason::Unleased)),
+        Stop::Sum(dir) => Some(Verdict::Elsewhere(NotAloneReason::Sum(dir))),
+        Stop::Leased(dir) => Some(Verdict::Elsewhere(NotAloneReason::Leased(dir))),
         Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
     }

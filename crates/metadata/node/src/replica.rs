@@ -33,7 +33,7 @@ use parking_lot::RwLock;
 use crate::perm::Dentry;
 use crate::walks::hash_dirs;
 use guesses::Guesses;
-use names::{Names, SLOTS_MAX, Whereabouts};
+use names::{DentryIndex, Names, SLOTS_MAX};
 pub use shard::DENTRY_BYTES;
 use shard::Shard;
 
@@ -133,7 +133,7 @@ impl Replica {
     /// The directory there, if it is the one at this place. Of the two tables that of names is
     /// locked first, if both are.
     #[inline]
-    fn at(&self, at: Whereabouts, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
+    fn at(&self, at: DentryIndex, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
         self.dirs[at.shard()].read().at(at.slot(), parent, name)
     }
 
@@ -181,13 +181,13 @@ impl Replica {
             changed_at,
             self.part_bytes_max(number),
             &mut |slot, parent, name| {
-                dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)))
+                dropped.push((hash_entry(parent, name), DentryIndex::new(number, slot)))
             },
         );
         self.drop_names(dropped);
         let hash = hash_entry(dir.parent, name);
         let is_same = |other| self.at(other, dir.parent, name).is_some();
-        let at = Whereabouts::new(number, slot);
+        let at = DentryIndex::new(number, slot);
         self.names[part_of(hash)].write().insert(hash, at, is_same);
         if self.at(at, dir.parent, name).is_none() {
             // Somebody has evicted it in between, and found no name to drop.
@@ -195,7 +195,7 @@ impl Replica {
         }
     }
 
-    fn drop_names(&self, dropped: Vec<(u64, Whereabouts)>) {
+    fn drop_names(&self, dropped: Vec<(u64, DentryIndex)>) {
         for (hash, at) in dropped {
             self.names[part_of(hash)].write().remove(hash, at);
         }
@@ -206,7 +206,7 @@ impl Replica {
         let number = part_of(hash_inode(ino));
         let mut dropped = Vec::new();
         self.dirs[number].write().remove(ino, &mut |slot, parent, name| {
-            dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)));
+            dropped.push((hash_entry(parent, name), DentryIndex::new(number, slot)));
         });
         self.drop_names(dropped);
         // Counted also for a directory that is not cached any more: it may have been when a path

@@ -42,7 +42,7 @@ use kestrel_types::stat::DirStat;
 
 use crate::effects::Effects;
 use crate::ids::Block;
-use crate::lease::Tenure;
+use crate::lease::LeaseView;
 use crate::owners::{MapView, Owners, has_shares_of};
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
@@ -258,7 +258,7 @@ pub struct View<'a> {
     /// The placement map, of several nodes.
     pub table: Option<&'a MapView>,
     /// The lease of one of several nodes, as its batch sees it.
-    pub tenure: &'a Tenure<'a>,
+    pub lease_view: &'a LeaseView<'a>,
     /// What happens besides.
     pub effects: &'a mut Effects,
     /// Inode numbers to give out.

@@ -37,25 +37,25 @@ pub trait Ear: Send + Sync {
     /// One of several nodes cannot serve a request by itself, nothing has happened, and there will
     /// be no reply: it hands the request back. Only a `kestrel_cluster` sends its node such
     /// requests.
-    fn elsewhere(&self, number: usize, _stray: Stray) {
+    fn hand_back(&self, number: usize, _handed_back: HandedBack) {
         self.hear(number, Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()));
     }
 }
 
 /// A request that its node cannot serve by itself.
 #[derive(Debug)]
-pub struct Stray {
+pub struct HandedBack {
     /// The request.
     pub request: Request,
     /// Where it comes from, if it is numbered.
     pub origin: Option<Origin>,
     /// What is in its way.
-    pub why: Elsewhere,
+    pub why: NotAloneReason,
 }
 
 /// Why a node cannot serve a request by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Elsewhere {
+pub enum NotAloneReason {
     /// It needs rows of other nodes.
     Away,
     /// It needs rows that are lent.

@@ -599,13 +599,13 @@ impl Shared {
 
     /// Runs completions. What the last of them ask is left to be written.
     fn complete(&self, ended: &mut Vec<Completion<Sink>>) {
-        for (number, Completion { id, done, result, astray }) in ended.drain(..).enumerate() {
+        for (number, Completion { id, done, result, misdirected }) in ended.drain(..).enumerate() {
             if number > 0 && number.is_multiple_of(WRITE_EVERY) {
                 self.write_some();
             }
             match done {
                 Sink::Admin => self.admin.end(id, result),
-                sink => sink.give(result, astray),
+                sink => sink.give(result, misdirected),
             }
         }
     }

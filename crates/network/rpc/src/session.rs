@@ -117,7 +117,7 @@ pub struct Completion<D> {
     /// The answer, or why there is none.
     pub result: FsResult<Answered>,
     /// The request, if the answer is that another node leads it.
-    pub astray: Option<Request>,
+    pub misdirected: Option<Request>,
 }
 
 /// What the driver should know.
@@ -488,11 +488,11 @@ impl<D> Link<D> {
         }
         if let Owner::Asker(done) = pending.owner {
             self.figures.failed += u64::from(result.is_err());
-            let astray = match (pending.call.body, &result) {
+            let misdirected = match (pending.call.body, &result) {
                 (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => Some(request),
                 _ => None,
             };
-            self.completions.push(Completion { id, done, result, astray });
+            self.completions.push(Completion { id, done, result, misdirected });
         }
     }
 

@@ -130,7 +130,8 @@ fn backend(
         return Ok(Node::open(engine, clock, node)?.into());
     }
     Member::format(&*engine, root, 0, me, placement.clone())?;
-    let config = MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false, sole: true };
+    let config =
+        MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false, exclusive: true };
     let nobody = Arc::new(Nobody::default());
     let host = MemberHost::open(engine, clock, config, nobody.clone())?;
     nobody.0.get_or_init(|| Arc::downgrade(&host));

@@ -4,7 +4,7 @@
 //! What comes from them comes over connections that they have dialed, to the same port that clients
 //! use ([`crate::server`]'s gate).
 //!
-//! A node is dialed where it was last heard of ([`kestrel_cluster::whereabouts`]): at once when it,
+//! A node is dialed where it was last heard of ([`kestrel_cluster::addresses`]): at once when it,
 //! or somebody else, says where that is. The connection to where it was is given up then: that
 //! start of it has ended, or must not be talked to any more. A node that is connected to is told
 //! first where the others are.
@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
+use kestrel_cluster::addresses::{AddressBook, NodeAddress};
 use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
-use kestrel_cluster::whereabouts::{Whereabout, Whereabouts};
 use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::peer::{Greeting, PeerConfig, PeerFigures, PeerLink};
 use kestrel_rpc::tls::ClientTls;
@@ -43,7 +43,7 @@ struct Introduction {
     me: NodeId,
     epoch: u64,
     tls: ClientTls,
-    whereabouts: Arc<Whereabouts>,
+    address_book: Arc<AddressBook>,
 }
 
 impl Introduction {
@@ -63,27 +63,26 @@ impl Introduction {
         };
         let seed = u64::from(self.me) << 32 | u64::from(node);
         let mut config = PeerConfig::new(address, hello, identity.secret, &self.tls);
-        let (me, whereabouts) = (self.me, self.whereabouts.clone());
+        let (me, address_book) = (self.me, self.address_book.clone());
         config.greeting = Some(Greeting(Arc::new(move || {
             // The receiver knows where it is itself, and has just been told where this node is.
-            let others = whereabouts.all().into_iter().filter(|at| at.node != me && at.node != node);
+            let others = address_book.all().into_iter().filter(|at| at.node != me && at.node != node);
             envelope(me, others.collect())
         })));
         PeerLink::start(config, seed)
     }
 
-    fn envelope(&self, nodes: Vec<Whereabout>) -> Option<Vec<u8>> {
+    fn envelope(&self, nodes: Vec<NodeAddress>) -> Option<Vec<u8>> {
         envelope(self.me, nodes)
     }
 }
 
 /// What tells where these nodes are; none if there is nothing to tell.
-fn envelope(from: NodeId, nodes: Vec<Whereabout>) -> Option<Vec<u8>> {
+fn envelope(from: NodeId, nodes: Vec<NodeAddress>) -> Option<Vec<u8>> {
     if nodes.is_empty() {
         return None;
     }
-    let (envelope, mut bytes) =
-        (Envelope { from, stamp: 0, message: Message::Whereabouts(nodes) }, Vec::new());
+    let (envelope, mut bytes) = (Envelope { from, stamp: 0, message: Message::Addresses(nodes) }, Vec::new());
     // As many as a cluster has nodes fit.
     envelope.encode(&mut bytes).ok()?;
     Some(bytes)
@@ -101,16 +100,16 @@ impl Peers {
     /// Sets the identity of this node for the others, and how it proves that
     /// ([`ClientTls::of_node`]): once, when its member has counted its start.
     pub fn introduce(self: &Arc<Self>, identity: &Identity, host: &MemberHost, tls: ClientTls) {
-        let (me, epoch, whereabouts) = (host.me(), host.epoch(), host.whereabouts_kept().clone());
-        whereabouts.met(&Whereabout { node: me, epoch, address: identity.address.clone() });
+        let (me, epoch, address_book) = (host.me(), host.epoch(), host.address_book().clone());
+        address_book.met(&NodeAddress { node: me, epoch, address: identity.address.clone() });
         let weak = Arc::downgrade(self);
-        whereabouts.listen(Box::new(move |at, is_new| {
+        address_book.listen(Box::new(move |at, is_new| {
             if let Some(peers) = weak.upgrade() {
                 peers.found(at, is_new);
             }
         }));
         let _ =
-            self.introduction.set(Introduction { identity: identity.clone(), me, epoch, tls, whereabouts });
+            self.introduction.set(Introduction { identity: identity.clone(), me, epoch, tls, address_book });
     }
 
     /// Begins to connect to those nodes of a table that there are no connections to, each where it
@@ -125,7 +124,7 @@ impl Peers {
             if links.contains_key(&member.id) {
                 continue;
             }
-            let address = introduction.whereabouts.of(member.id).map(|at| at.address);
+            let address = introduction.address_book.of(member.id).map(|at| at.address);
             let address = address.unwrap_or_else(|| member.address.clone());
             links.insert(member.id, introduction.dial(member.id, address, placement.version)?);
         }
@@ -133,7 +132,7 @@ impl Peers {
     }
 
     /// A node has said where it is, or others have.
-    fn found(&self, at: &Whereabout, is_new: bool) {
+    fn found(&self, at: &NodeAddress, is_new: bool) {
         let Some(introduction) = self.introduction.get() else { return };
         if at.node == introduction.me {
             return;
@@ -157,7 +156,7 @@ impl Peers {
     fn redirect(&self, introduction: &Introduction, node: NodeId) {
         let mut links = self.links.write();
         // Somebody else may have been faster, with newer news.
-        let Some(at) = introduction.whereabouts.of(node) else { return };
+        let Some(at) = introduction.address_book.of(node) else { return };
         let Some(link) = links.get(&node).filter(|link| link.address() != at.address) else { return };
         let before = link.address().to_string();
         match introduction.dial(node, at.address.clone(), 0) {
@@ -180,7 +179,7 @@ impl Peers {
 
     /// Tells all other nodes that one is elsewhere. A node that does not hear it is told when it is
     /// connected to.
-    fn pass_on(&self, introduction: &Introduction, at: &Whereabout) {
+    fn pass_on(&self, introduction: &Introduction, at: &NodeAddress) {
         let links = self.links.read();
         let Some(envelope) = introduction.envelope(vec![at.clone()]) else { return };
         for (_, link) in links.iter().filter(|(node, _)| **node != at.node) {
@@ -194,7 +193,7 @@ impl Peers {
     /// may have to hear that.
     pub fn forget_former(&self, placement: &PlacementMap) {
         if let Some(introduction) = self.introduction.get() {
-            introduction.whereabouts.forget(|node| placement.heir_of(node).is_some());
+            introduction.address_book.forget(|node| placement.heir_of(node).is_some());
         }
         let goes = |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.figures().up;
         let is_any = self.links.read().iter().any(|(node, link)| goes(node, link));

@@ -239,10 +239,10 @@ impl Server {
             return self.shared.config.descriptor.clone();
         };
         let mut description = self.shared.description.lock();
-        let (table, changes) = (host.table(), host.whereabouts_kept().changes());
+        let (table, changes) = (host.table(), host.address_book().changes());
         let version = (table.placement.version, changes);
         if description.0 != version {
-            *description = (version, describe(&table.placement.at(&host.whereabouts())));
+            *description = (version, describe(&table.placement.at(&host.addresses())));
         }
         description.1.clone()
     }

@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use cluster::{Cluster, at, eventually, identity, introduce, mknod, say_all};
-use kestrel_cluster::whereabouts::Whereabout;
+use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
@@ -232,14 +232,14 @@ fn addresses_of_other_members_only() {
     let cluster = Cluster::start();
     let (address, host) = (cluster.sites[0].address, cluster.sites[0].running().host.clone());
     eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);
-    let at = |node| Whereabout { node, epoch: 9, address: "127.0.0.1:1".into() };
-    let (message, mut bytes) = (Message::Whereabouts(vec![at(1), at(77), at(3)]), Vec::new());
+    let at = |node| NodeAddress { node, epoch: 9, address: "127.0.0.1:1".into() };
+    let (message, mut bytes) = (Message::Addresses(vec![at(1), at(77), at(3)]), Vec::new());
     Envelope { from: 2, stamp: 1, message }.encode(&mut bytes).unwrap();
     eventually("it is heard", || {
         // The true node 2 may have come back before.
         let _stream = come(address, &hello(2, 1), &[ToServer::Peer(bytes.clone().into())]);
-        host.whereabouts_kept().of(3) == Some(at(3))
+        host.address_book().of(3) == Some(at(3))
     });
-    assert_eq!(host.whereabouts_kept().of(77), None);
-    assert_ne!(host.whereabouts_kept().of(1), Some(at(1)));
+    assert_eq!(host.address_book().of(77), None);
+    assert_ne!(host.address_book().of(1), Some(at(1)));
 }

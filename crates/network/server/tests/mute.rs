@@ -62,7 +62,7 @@ fn ping_that_may_not_be_answered() {
     Member::format(&*engine, root, SECOND, 1, placement.clone()).unwrap();
     let node =
         NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
-    let config = MemberConfig { me: 1, placement, node, seed: 1, joining: false, sole: true };
+    let config = MemberConfig { me: 1, placement, node, seed: 1, joining: false, exclusive: true };
     let clock = Arc::new(SystemClock);
     let host = MemberHost::open(engine, clock.clone(), config, Arc::new(Nowhere)).unwrap();
     eventually(|| host.may_answer().then_some(()));

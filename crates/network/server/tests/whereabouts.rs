@@ -20,7 +20,7 @@ fn met(cluster: &Cluster, what: &str) {
 fn known(cluster: &Cluster, what: &str) {
     eventually(what, || {
         let all = cluster.sites.iter().map(|site| (site.id, site.address.to_string())).collect();
-        cluster.sites.iter().all(|site| site.running().host.whereabouts() == all)
+        cluster.sites.iter().all(|site| site.running().host.addresses() == all)
     });
 }
 

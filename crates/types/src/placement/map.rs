@@ -144,8 +144,8 @@ impl PlacementMap {
     /// elsewhere since the table was made. What tables are told apart by does not change; one that
     /// is to follow another keeps that one's addresses.
     #[must_use]
-    pub fn at(&self, whereabouts: &BTreeMap<NodeId, String>) -> Self {
-        Self { map: self.map.at(whereabouts), ..self.clone() }
+    pub fn at(&self, address_book: &BTreeMap<NodeId, String>) -> Self {
+        Self { map: self.map.at(address_book), ..self.clone() }
     }
 
     /// Whether this member serves no clients.

@@ -35,7 +35,7 @@ impl MemberHost {
     /// As [`Member::leads_changes`](crate::Member::leads_changes).
     pub fn leads_changes(&self) -> bool {
         let leads = self.desk.member.lock().leads_changes().is_ok();
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         leads
     }
 
@@ -71,7 +71,7 @@ impl MemberHost {
     /// As [`Member::expected`](crate::Member::expected).
     pub fn expected(&self) -> Vec<(NodeId, Announced)> {
         let expected = self.desk.member.lock().expected();
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         expected
     }
 
@@ -88,14 +88,14 @@ impl MemberHost {
     /// As [`Member::lease_figures`](crate::Member::lease_figures).
     pub fn lease_figures(&self) -> LeaseFigures {
         let figures = self.desk.member.lock().lease_figures();
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         figures
     }
 
     /// As [`Member::change_figures`](crate::Member::change_figures).
     pub fn change_figures(&self) -> ChangeFigures {
         let figures = self.desk.member.lock().change_figures();
-        self.desk.bell.wake();
+        self.desk.wakeup.wake();
         figures
     }
 }

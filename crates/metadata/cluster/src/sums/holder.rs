@@ -197,7 +197,7 @@ impl Member {
         for subject in dirs.iter().flat_map(|dir| self.subjects_of(*dir)).collect::<Vec<_>>() {
             self.lead_instead(from, &subject);
         }
-        if holder == self.epoch || self.leases.sole {
+        if holder == self.epoch || self.leases.exclusive {
             self.send(from, Message::Sum(SumMessage::Revoked { number }));
         }
     }

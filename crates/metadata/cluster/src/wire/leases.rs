@@ -17,10 +17,10 @@ const SOLE: u8 = 1;
 
 pub(super) fn put(out: &mut Vec<u8>, message: LeaseMessage) {
     match message {
-        LeaseMessage::Ask { number, epoch, sole } => {
+        LeaseMessage::Ask { number, epoch, exclusive } => {
             put_numbered(out, ASK, number);
             put_varint(out, epoch);
-            out.push(if sole { SOLE } else { 0 });
+            out.push(if exclusive { SOLE } else { 0 });
         }
         LeaseMessage::Release { epoch } => put_numbered(out, RELEASE, epoch),
         LeaseMessage::Granted { number, sums } => {
@@ -46,12 +46,12 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<LeaseMessage, DecodeError> {
     Ok(match r.u8()? {
         ASK => {
             let (number, epoch) = (r.varint()?, r.varint()?);
-            let sole = match r.u8()? {
+            let exclusive = match r.u8()? {
                 0 => false,
                 SOLE => true,
                 _ => return Err(DecodeError("a question for a lease of an unknown kind")),
             };
-            LeaseMessage::Ask { number, epoch, sole }
+            LeaseMessage::Ask { number, epoch, exclusive }
         }
         RELEASE => LeaseMessage::Release { epoch: r.varint()? },
         GRANTED => LeaseMessage::Granted { number: r.varint()?, sums: boolean(r)? },

@@ -17,13 +17,13 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
+use crate::addresses::NodeAddress;
 use crate::change::{Announced, Attempt, ChangeMessage, Charge};
 use crate::lease::{HoldId, LeaseMessage};
 use crate::message::TokensMessage;
 use crate::poll::{Answer, Question};
 use crate::reap::Weight;
 use crate::sums::{Also, Names, SumMessage};
-use crate::whereabouts::Whereabout;
 
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {
@@ -184,15 +184,15 @@ fn any_message() -> BoxedStrategy<Message> {
         any_lease().prop_map(Message::Lease),
         any_sum().prop_map(Message::Sum),
         any_tokens().prop_map(Message::Tokens),
-        vec(any_whereabout(), 0..3).prop_map(Message::Whereabouts),
+        vec(any_address(), 0..3).prop_map(Message::Addresses),
         (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
     ]
     .boxed()
 }
 
-fn any_whereabout() -> BoxedStrategy<Whereabout> {
+fn any_address() -> BoxedStrategy<NodeAddress> {
     (any::<u32>(), number(), "[a-z0-9.:]{1,40}")
-        .prop_map(|(node, epoch, address)| Whereabout { node, epoch, address })
+        .prop_map(|(node, epoch, address)| NodeAddress { node, epoch, address })
         .boxed()
 }
 
@@ -225,10 +225,10 @@ fn any_tokens() -> BoxedStrategy<TokensMessage> {
 fn any_lease() -> BoxedStrategy<LeaseMessage> {
     let hold = (number(), number()).prop_map(|(epoch, number)| HoldId { epoch, number });
     prop_oneof![
-        (number(), number(), any::<bool>()).prop_map(|(number, epoch, sole)| LeaseMessage::Ask {
+        (number(), number(), any::<bool>()).prop_map(|(number, epoch, exclusive)| LeaseMessage::Ask {
             number,
             epoch,
-            sole
+            exclusive
         }),
         number().prop_map(|epoch| LeaseMessage::Release { epoch }),
         (number(), any::<bool>()).prop_map(|(number, sums)| LeaseMessage::Granted { number, sums }),

@@ -139,16 +139,16 @@ impl Cluster {
     }
 
     /// Another process takes a member over, whose own goes on.
-    pub fn take_over(&mut self, id: NodeId, sole: bool) -> Member {
+    pub fn take_over(&mut self, id: NodeId, exclusive: bool) -> Member {
         let zombie = self.members.remove(&id).unwrap();
-        self.open_member(id, false, sole);
+        self.open_member(id, false, exclusive);
         zombie
     }
 
-    fn open_member(&mut self, id: NodeId, joining: bool, sole: bool) {
+    fn open_member(&mut self, id: NodeId, joining: bool, exclusive: bool) {
         let node = NodeConfig { serves: self.serves, ..settings() };
         let config =
-            MemberConfig { me: id, placement: self.formed[&id].clone(), node, seed: 7, joining, sole };
+            MemberConfig { me: id, placement: self.formed[&id].clone(), node, seed: 7, joining, exclusive };
         let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
         self.members.insert(id, member);
     }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kestrel_balancer::report::{NameCount, Report};
+use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
-use kestrel_cluster::whereabouts::Whereabout;
 use kestrel_cluster::{
     Answer, Fetched, LockedRowsId, Message, Question, SumMessage, TokensMessage, Vote, Weight,
 };
@@ -30,13 +30,13 @@ const OTHER: TxnId = TxnId { node: 2, epoch: 3, number: 301 };
 const LOCKED: LockedRowsId = LockedRowsId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
-    [rows(), dirs(), ends(), polls(), changes(), leases(), sums(), tokens(), whereabouts()].concat()
+    [rows(), dirs(), ends(), polls(), changes(), leases(), sums(), tokens(), addresses()].concat()
 }
 
-fn whereabouts() -> Vec<(&'static str, Message)> {
-    let at = |node, epoch, address: &str| Whereabout { node, epoch, address: address.into() };
+fn addresses() -> Vec<(&'static str, Message)> {
+    let at = |node, epoch, address: &str| NodeAddress { node, epoch, address: address.into() };
     let nodes = vec![at(1, 17, "10.0.0.1:9440"), at(300, 1 << 40, "node-300.example:9440")];
-    vec![("whereabouts", Message::Whereabouts(nodes))]
+    vec![("whereabouts", Message::Addresses(nodes))]
 }
 
 fn tokens() -> Vec<(&'static str, Message)> {
@@ -66,7 +66,7 @@ fn tokens() -> Vec<(&'static str, Message)> {
 fn leases() -> Vec<(&'static str, Message)> {
     let hold = HoldId { epoch: 7, number: 1 << 40 };
     vec![
-        ("lease-ask", Message::Lease(LeaseMessage::Ask { number: 300, epoch: 3, sole: true })),
+        ("lease-ask", Message::Lease(LeaseMessage::Ask { number: 300, epoch: 3, exclusive: true })),
         ("lease-release", Message::Lease(LeaseMessage::Release { epoch: 3 })),
         ("lease-granted", Message::Lease(LeaseMessage::Granted { number: 300, sums: true })),
         ("lease-fence", Message::Lease(LeaseMessage::Fence { txn: TXN, round: 4, node: 3 })),

@@ -22,7 +22,7 @@ use crate::owners::MapView;
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
-use crate::worker::{Elsewhere, ReplySlot, Sink, Stray, Woken};
+use crate::worker::{HandedBack, NotAloneReason, ReplySlot, Sink, Woken};
 
 /// Most object numbers handed out at once.
 pub const OBJECTS_MAX: u32 = OBJECT_BLOCK as u32;
@@ -44,15 +44,15 @@ impl Node {
         let kind = op_kind::kind(&request.op);
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
         let hand_back = |request: Request, sink: Sink, why| match sink {
-            Sink::Ear(ear, number) => ear.elsewhere(number, Stray { request, origin: None, why }),
+            Sink::Ear(ear, number) => ear.hand_back(number, HandedBack { request, origin: None, why }),
             sink => sink.give(Err(several())),
         };
         let may_answer = || self.core.cluster.as_ref().is_none_or(|cluster| cluster.may_answer());
         if !may_answer() {
-            return hand_back(request, sink, Elsewhere::Unleased);
+            return hand_back(request, sink, NotAloneReason::Unleased);
         }
         if self.is_kept(&request.op, table.as_deref()) {
-            return hand_back(request, sink, Elsewhere::Locked);
+            return hand_back(request, sink, NotAloneReason::Locked);
         }
         let mut wait = 0;
         let reply = self.answer(&request, &mut wait);
@@ -63,14 +63,14 @@ impl Node {
             && !self.core.cluster.as_ref().is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
         {
             // What was read may be another node's by now, and changed there, or gone from here.
-            return hand_back(request, sink, Elsewhere::Locked);
+            return hand_back(request, sink, NotAloneReason::Locked);
         }
         // As a batch does ([`crate::pipeline`]).
         if !may_answer() {
-            return hand_back(request, sink, Elsewhere::Unleased);
+            return hand_back(request, sink, NotAloneReason::Unleased);
         }
         if self.is_claimable() && pipeline::is_lost(&*self.engine, &reply) {
-            return hand_back(request, sink, Elsewhere::Later);
+            return hand_back(request, sink, NotAloneReason::Later);
         }
         let sync = matches!(request.op, Op::Sync);
         let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());

@@ -17,10 +17,10 @@ use parking_lot::MutexGuard;
 
 use super::courier::Parcel;
 use super::{Durability, Node};
-use crate::lease::Tenure;
+use crate::lease::LeaseView;
 use crate::ops::RunsOn;
 use crate::pipeline::{self, Desk, Means, Verdict};
-use crate::worker::{Elsewhere, QueuedRequest, ReplySlot, Sink, Stray, Woken, WorkerState};
+use crate::worker::{HandedBack, NotAloneReason, QueuedRequest, ReplySlot, Sink, Woken, WorkerState};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
@@ -51,7 +51,7 @@ struct Aftermath {
     own: Option<Own>,
     replies: Vec<(Sink, Reply)>,
     /// Requests that this node cannot serve by itself.
-    elsewhere: Vec<(Sink, Stray)>,
+    handed_back: Vec<(Sink, HandedBack)>,
     /// Replies that must wait for their own batch, and its position.
     waiting: Vec<Parcel>,
     position: Position,
@@ -193,13 +193,16 @@ impl Node {
             self.reopen();
         }
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        let tenure =
-            self.core.cluster.as_ref().map_or_else(|| Tenure::of(None, false), |cluster| cluster.tenure());
+        let lease_view = self
+            .core
+            .cluster
+            .as_ref()
+            .map_or_else(|| LeaseView::of(None, false), |cluster| cluster.lease_view());
         let means = Means {
             engine: &*self.engine,
             core: &self.core,
             table: table.as_deref(),
-            tenure: &tenure,
+            lease_view: &lease_view,
             inodes: &self.inodes,
             stamps: &self.stamps,
             now: self.clock.now(),
@@ -278,8 +281,8 @@ impl Node {
                 Verdict::Elsewhere(why) => match job.sink {
                     Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
                     sink => {
-                        let stray = Stray { request: job.request, origin: job.origin, why };
-                        after.elsewhere.push((sink, stray));
+                        let handed_back = HandedBack { request: job.request, origin: job.origin, why };
+                        after.handed_back.push((sink, handed_back));
                     }
                 },
                 Verdict::Move(to, route) => {
@@ -295,8 +298,10 @@ impl Node {
                 Verdict::Sweep(..) if self.shares_volume() => match job.sink {
                     Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
                     sink => {
-                        let why = Elsewhere::Later;
-                        after.elsewhere.push((sink, Stray { request: job.request, origin: job.origin, why }));
+                        let why = NotAloneReason::Later;
+                        after
+                            .handed_back
+                            .push((sink, HandedBack { request: job.request, origin: job.origin, why }));
                     }
                 },
                 Verdict::Sweep(ino, first) => {
@@ -343,9 +348,9 @@ impl Node {
         for (sink, reply) in after.replies {
             sink.give(reply);
         }
-        for (sink, stray) in after.elsewhere {
+        for (sink, handed_back) in after.handed_back {
             match sink {
-                Sink::Ear(ear, number) => ear.elsewhere(number, stray),
+                Sink::Ear(ear, number) => ear.hand_back(number, handed_back),
                 sink => sink.give(Err(several())),
             }
         }

@@ -18,7 +18,7 @@ use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
 use crate::effects::{Mark, OpenChange};
 use crate::ids::Block;
-use crate::lease::Tenure;
+use crate::lease::LeaseView;
 use crate::ops;
 use crate::ops::open::Claim;
 use crate::ops::{readdir, usage};
@@ -366,9 +366,12 @@ impl Node {
     ) -> FsResult<Ran> {
         let mut held = self.hold_quietly();
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        let tenure =
-            self.core.cluster.as_ref().map_or_else(|| Tenure::of(None, false), |cluster| cluster.tenure());
-        if !tenure.may_begin() {
+        let lease_view = self
+            .core
+            .cluster
+            .as_ref()
+            .map_or_else(|| LeaseView::of(None, false), |cluster| cluster.lease_view());
+        if !lease_view.may_begin() {
             return Ok(Ran::Unleased);
         }
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
@@ -382,7 +385,7 @@ impl Node {
                 rows,
                 core: &self.core,
                 table: table.as_deref(),
-                tenure: &tenure,
+                lease_view: &lease_view,
                 effects,
                 ids,
                 walks,

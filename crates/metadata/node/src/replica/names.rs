@@ -6,7 +6,7 @@ use super::shard::Slot;
 
 /// A slot of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Whereabouts(u32);
+pub(super) struct DentryIndex(u32);
 
 /// Bits that tell the shard.
 const SHARD_BITS: u32 = 6;
@@ -14,7 +14,7 @@ const SHARD_BITS: u32 = 6;
 /// Most slots that a shard may have.
 pub(super) const SLOTS_MAX: usize = 1 << (u32::BITS - SHARD_BITS);
 
-impl Whereabouts {
+impl DentryIndex {
     pub fn new(shard: usize, slot: Slot) -> Self {
         debug_assert!(shard < 1 << SHARD_BITS && (slot as usize) < SLOTS_MAX);
         Self((slot << SHARD_BITS) | shard as u32)
@@ -33,7 +33,7 @@ impl Whereabouts {
 #[derive(Default)]
 pub(super) struct Names {
     /// Tags and where.
-    places: HashTable<(u32, Whereabouts)>,
+    places: HashTable<(u32, DentryIndex)>,
 }
 
 /// What is kept of a hash. Its highest bits chose the table.
@@ -48,7 +48,7 @@ fn table_hash(tag: u32) -> u64 {
 impl Names {
     /// The first answer of `confirm` to what may be it.
     #[inline]
-    pub fn find<T>(&self, hash: u64, confirm: impl Fn(Whereabouts) -> Option<T>) -> Option<T> {
+    pub fn find<T>(&self, hash: u64, confirm: impl Fn(DentryIndex) -> Option<T>) -> Option<T> {
         let tag = tag(hash);
         let mut found = None;
         self.places.find(table_hash(tag), |place| {
@@ -59,7 +59,7 @@ impl Names {
     }
 
     /// Takes a place in; one that `is_same` leads there from now on instead.
-    pub fn insert(&mut self, hash: u64, at: Whereabouts, is_same: impl Fn(Whereabouts) -> bool) {
+    pub fn insert(&mut self, hash: u64, at: DentryIndex, is_same: impl Fn(DentryIndex) -> bool) {
         let tag = tag(hash);
         if let Some(place) = self.places.find_mut(table_hash(tag), |place| place.0 == tag && is_same(place.1))
         {
@@ -70,7 +70,7 @@ impl Names {
     }
 
     /// Forgets a place that leads there.
-    pub fn remove(&mut self, hash: u64, at: Whereabouts) {
+    pub fn remove(&mut self, hash: u64, at: DentryIndex) {
         let tag = tag(hash);
         if let Ok(entry) = self.places.find_entry(table_hash(tag), |place| *place == (tag, at)) {
             entry.remove();

@@ -23,7 +23,7 @@ impl View<'_> {
     /// Something was found in the replica: stops unless that counts.
     #[inline]
     fn leased(&self) -> Run<()> {
-        if self.tenure.is_held() { Ok(()) } else { Err(Stop::Unleased) }
+        if self.lease_view.is_held() { Ok(()) } else { Err(Stop::Unleased) }
     }
 
     /// Parent and name of a directory: where its record lies.

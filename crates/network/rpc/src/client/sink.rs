@@ -26,11 +26,11 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// Gives it; `astray` is the request if another node leads it.
-    pub fn give(self, result: FsResult<Answered>, astray: Option<Request>) {
+    /// Gives it; `misdirected` is the request if another node leads it.
+    pub fn give(self, result: FsResult<Answered>, misdirected: Option<Request>) {
         match (self, result) {
             (Sink::Op(done), result) => done(reply(result)),
-            (Sink::OpOrBack(done), result) => done(reply(result), astray),
+            (Sink::OpOrBack(done), result) => done(reply(result), misdirected),
             (Sink::Lock(done), Ok(Answered::Lock(reply))) => done(reply),
             (Sink::Lock(done), Err(error)) => done(Err(error)),
             (Sink::Lock(done), Ok(_)) => done(Err(misfit())),

@@ -143,7 +143,7 @@ impl<D> Link<D> {
         }
         if let Owner::Asker(done) = asker {
             self.figures.failed += 1;
-            self.completions.push(super::Completion { id, done, result: Err(error), astray: None });
+            self.completions.push(super::Completion { id, done, result: Err(error), misdirected: None });
         }
     }
 }

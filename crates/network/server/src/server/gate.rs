@@ -9,7 +9,7 @@
 //! are copies.
 //!
 //! **Where it is** it says, too: that is on record with its start
-//! ([`kestrel_cluster::whereabouts`]), and this node dials it there.
+//! ([`kestrel_cluster::addresses`]), and this node dials it there.
 //!
 //! **That it is of this cluster** it proves by what only nodes of the cluster can work out
 //! ([`kestrel_rpc::peer::proof`]), and over TLS by a certificate with its number besides. Until
@@ -21,9 +21,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::host::MemberHost;
 use kestrel_cluster::known::Known;
-use kestrel_cluster::whereabouts::Whereabout;
 use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::handler::Outbox;
 use kestrel_rpc::peer::proof::{holds, nonce, prove};
@@ -41,15 +41,15 @@ use crate::backend::Backend;
 use crate::peers::Identity;
 
 /// The connection of a node.
-struct Seat {
+struct PeerConn {
     number: u64,
     outbox: Arc<dyn Outbox>,
 }
 
 #[derive(Default)]
-struct Seats {
+struct PeerConns {
     last: u64,
-    taken: BTreeMap<NodeId, Seat>,
+    taken: BTreeMap<NodeId, PeerConn>,
 }
 
 /// See the module's header.
@@ -57,11 +57,11 @@ pub(crate) struct Gate {
     host: Arc<MemberHost>,
     identity: Identity,
     /// What is on record of other nodes, as far as it was asked for. Held while a node is let in,
-    /// and taken before the seats.
+    /// and taken before the connections.
     known: Mutex<BTreeMap<NodeId, Known>>,
     /// Nodes that are to join, or are in a table that is to come.
     expected: Mutex<BTreeSet<NodeId>>,
-    seats: Mutex<Seats>,
+    conns: Mutex<PeerConns>,
 }
 
 const NO_CLUSTER: FsError =
@@ -93,7 +93,7 @@ impl Gate {
             identity: identity.clone(),
             known: Mutex::default(),
             expected: Mutex::default(),
-            seats: Mutex::default(),
+            conns: Mutex::default(),
         })
     }
 
@@ -281,16 +281,16 @@ impl Server {
         let (guest, replaced) = {
             let mut known = gate.known.lock();
             gate.recognize(&mut known, hello, address)?;
-            let mut seats = gate.seats.lock();
-            seats.last += 1;
-            let number = seats.last;
-            let replaced = seats.taken.insert(hello.from, Seat { number, outbox: outbox.clone() });
+            let mut conns = gate.conns.lock();
+            conns.last += 1;
+            let number = conns.last;
+            let replaced = conns.taken.insert(hello.from, PeerConn { number, outbox: outbox.clone() });
             (Guest { from: hello.from, number }, replaced)
         };
         self.shared.counts.peers_welcomed.add(1);
-        let at = Whereabout { node: hello.from, epoch: hello.epoch, address: hello.address.clone() };
-        gate.host.whereabouts_kept().met(&at);
-        if let Some(Seat { outbox, .. }) = replaced {
+        let at = NodeAddress { node: hello.from, epoch: hello.epoch, address: hello.address.clone() };
+        gate.host.address_book().met(&at);
+        if let Some(PeerConn { outbox, .. }) = replaced {
             outbox.close("a newer connection of the same node has taken over");
         }
         Ok(guest)
@@ -303,7 +303,7 @@ impl Server {
     pub(crate) fn hear_peer(&self, guest: Guest, messages: impl Iterator<Item = ToServer>) -> FsResult<()> {
         let Some(gate) = &self.gate else { return Ok(()) };
         let current =
-            gate.seats.lock().taken.get(&guest.from).is_some_and(|seat| seat.number == guest.number);
+            gate.conns.lock().taken.get(&guest.from).is_some_and(|conn| conn.number == guest.number);
         if !current {
             return Ok(());
         }
@@ -314,13 +314,13 @@ impl Server {
                     Ok(Envelope { from, message: Message::Tokens(message), .. }) if from == guest.from => {
                         self.tokens.heard(from, message, self.clock.now());
                     }
-                    Ok(Envelope { from, message: Message::Whereabouts(mut nodes), .. })
+                    Ok(Envelope { from, message: Message::Addresses(mut nodes), .. })
                         if from == guest.from =>
                     {
                         // Where it is itself this node knows best; of others there are as many as
                         // the cluster has.
                         nodes.retain(|at| at.node != gate.host.me() && gate.belongs(at.node));
-                        gate.host.whereabouts_kept().heard(&nodes);
+                        gate.host.address_book().heard(&nodes);
                     }
                     Ok(envelope) if envelope.from == guest.from => envelopes.push(envelope),
                     Ok(_) => {
@@ -350,14 +350,14 @@ impl Server {
     /// Another node's connection has ended.
     pub(crate) fn peer_left(&self, guest: Guest) {
         if let Some(gate) = &self.gate {
-            gate.seats.lock().taken.retain(|_, seat| seat.number != guest.number);
+            gate.conns.lock().taken.retain(|_, conn| conn.number != guest.number);
         }
     }
 
     pub(super) fn close_peers(&self) {
         let Some(gate) = &self.gate else { return };
-        for (_, seat) in std::mem::take(&mut gate.seats.lock().taken) {
-            seat.outbox.close("the node is shutting down");
+        for (_, conn) in std::mem::take(&mut gate.conns.lock().taken) {
+            conn.outbox.close("the node is shutting down");
         }
     }
 }

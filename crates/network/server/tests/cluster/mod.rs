@@ -149,7 +149,7 @@ impl Site {
             node,
             seed: u64::from(self.id),
             joining: false,
-            sole: true,
+            exclusive: true,
         };
         let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
         peers.introduce(&identity, &host, ClientTls::default());

@@ -115,7 +115,7 @@ impl Host {
         Self {
             engine: Some(Arc::new(engine)),
             clock,
-            config: MemberConfig { me, placement, node, seed, joining, sole: true },
+            config: MemberConfig { me, placement, node, seed, joining, exclusive: true },
             member: None,
             ghost: None,
             zombie: None,
@@ -151,8 +151,8 @@ impl Host {
             engine = Arc::new(Store { engine: self.engine().clone(), way: way.clone() });
             self.way = Some(way);
         }
-        let sole = !std::mem::take(&mut self.elsewhere) && self.zombie.is_none();
-        let config = MemberConfig { sole, ..self.config.clone() };
+        let exclusive = !std::mem::take(&mut self.elsewhere) && self.zombie.is_none();
+        let config = MemberConfig { exclusive, ..self.config.clone() };
         let member = Member::open(engine, self.clock.clone(), config, now);
         let mut member = member.expect("a sound volume");
         let (me, used) = (self.config.me, self.used.clone());

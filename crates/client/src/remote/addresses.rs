@@ -3,11 +3,11 @@
 //!
 //! To a client that is an outage of the node and a restart. It knows the node by its number and
 //! goes on with the same session, so all that is to be found out is the address, and the other
-//! nodes know that: a node that starts tells them. One thread per volume, the [`Seeker`], asks one
-//! of them, at once when a connection is lost and every [`ASK`] until all nodes are well, about all
-//! that are not; each time another one. A thousand clients that lose a node at one moment do not
-//! ask at one moment: pauses are drawn. The newest start counts, whichever node told of it: an
-//! answer of a node that has not heard of it changes nothing.
+//! nodes know that: a node that starts tells them. One thread per volume, the [`AddressResolver`],
+//! asks one of them, at once when a connection is lost and every [`ASK`] until all nodes are well,
+//! about all that are not; each time another one. A thousand clients that lose a node at one moment
+//! do not ask at one moment: pauses are drawn. The newest start counts, whichever node told of it:
+//! an answer of a node that has not heard of it changes nothing.
 //!
 //! A node may also be gone without a word. What it was asked stays without an answer then, which is
 //! noticed within two seconds ([`Remote::missing`]); the connection is given up when somebody says
@@ -39,27 +39,27 @@ const LOOK: Duration = Duration::from_secs(1);
 const FIRST_MAX: Duration = Duration::from_millis(50);
 
 /// Where a start of a node is.
-pub(super) struct Whereabout {
+pub(super) struct NodeAddress {
     pub node: NodeId,
     pub epoch: u64,
     pub address: String,
 }
 
 /// Asks a node where these are.
-pub(super) fn ask(remote: &Remote, nodes: &[NodeId]) -> Result<Vec<Whereabout>, String> {
+pub(super) fn ask(remote: &Remote, nodes: &[NodeId]) -> Result<Vec<NodeAddress>, String> {
     let question = json!({ "verb": "whereabouts", "nodes": nodes });
     let answer = remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
     let read = |told: &Value| {
         let node = NodeId::try_from(told[0].as_u64()?).ok()?;
         let address = told[2].as_str().filter(|address| !is_anywhere(address))?;
-        Some(Whereabout { node, epoch: told[1].as_u64()?, address: address.into() })
+        Some(NodeAddress { node, epoch: told[1].as_u64()?, address: address.into() })
     };
     Ok(answer["nodes"].as_array().map_or(Vec::new(), |told| told.iter().filter_map(read).collect()))
 }
 
 /// Wakes the seeker.
 #[derive(Default)]
-pub(super) struct Losses {
+pub(super) struct LostNodes {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -70,7 +70,7 @@ struct State {
     closed: bool,
 }
 
-impl Losses {
+impl LostNodes {
     /// A connection is lost. Does not wait.
     pub fn noticed(&self) {
         self.state.lock().lost = true;
@@ -99,9 +99,9 @@ impl Losses {
 }
 
 /// See the module's header.
-pub(super) struct Seeker(Mutex<Option<JoinHandle<()>>>);
+pub(super) struct AddressResolver(Mutex<Option<JoinHandle<()>>>);
 
-impl Seeker {
+impl AddressResolver {
     /// Starts it, unless there is only one node: nobody else could be asked.
     pub fn start(shared: &Arc<Shared>) -> Result<Self, VolumeError> {
         if shared.nodes.known().placement.is_none() {
@@ -127,9 +127,9 @@ impl Seeker {
     }
 }
 
-fn run(weak: &Weak<Shared>, losses: &Losses) {
+fn run(weak: &Weak<Shared>, losses: &LostNodes) {
     ask_for_others();
-    let mut turn = Turn::begin();
+    let mut turn = RetryJitter::begin();
     while losses.wait() {
         let mut pause = turn.draw(Duration::ZERO, FIRST_MAX);
         loop {
@@ -149,9 +149,9 @@ fn run(weak: &Weak<Shared>, losses: &Losses) {
 }
 
 /// Draws pauses and the node to ask.
-struct Turn(u64);
+struct RetryJitter(u64);
 
-impl Turn {
+impl RetryJitter {
     fn begin() -> Self {
         Self(crate::descriptor::random().map_or(1, u64::from_be_bytes) | 1)
     }
@@ -179,7 +179,7 @@ impl Shared {
     }
 
     /// Asks one node that is well where those are that are not, and goes there.
-    fn seek(&self, turn: &mut Turn) {
+    fn seek(&self, turn: &mut RetryJitter) {
         let nodes = self.nodes.known();
         let well = |link: &&Arc<super::NodeLink>| !link.has_left() && link.remote.missing().is_none();
         let well: Vec<_> = nodes.links.iter().filter(well).collect();
@@ -189,7 +189,7 @@ impl Shared {
         };
         match ask(&well[at].remote, &lost) {
             Ok(told) => {
-                for Whereabout { node, epoch, address } in told {
+                for NodeAddress { node, epoch, address } in told {
                     if let Some(link) =
                         nodes.links.iter().find(|link| link.node == node && lost.contains(&node))
                     {

@@ -1,10 +1,10 @@
 //! A call for a look at the member: a note that there is something, and a thread to wake.
 //!
 //! **Nothing is forgotten.** A thread that has something queues it, *then* notes that
-//! ([`Bell::note`]), *then* tries the member's lock or wakes the thread, which tries it. The thread
-//! that holds the lock takes the note away, *then* looks at the queues, and after letting the lock
-//! go looks for a note again. If that look came before the note, the lock was let go before it, so
-//! the other's attempt succeeds or meets a new holder, which will look.
+//! ([`Wakeup::note`]), *then* tries the member's lock or wakes the thread, which tries it. The
+//! thread that holds the lock takes the note away, *then* looks at the queues, and after letting
+//! the lock go looks for a note again. If that look came before the note, the lock was let go
+//! before it, so the other's attempt succeeds or meets a new holder, which will look.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +13,13 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 thread_local! {
-    /// Address of the bell of the member that this thread serves, or 0.
+    /// Address of the wakeup of the member that this thread serves, or 0.
     static BUSY: Cell<usize> = const { Cell::new(0) };
 }
 
 /// See the module's header.
 #[derive(Default)]
-pub struct Bell {
+pub struct Wakeup {
     noted: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
@@ -42,7 +42,7 @@ pub(super) enum Woken {
     Closed,
 }
 
-impl Bell {
+impl Wakeup {
     /// There is something to look at: notes it and wakes the thread, unless this one will look by
     /// itself.
     pub fn ring(&self) {
@@ -110,11 +110,11 @@ pub(super) struct Busy;
 
 impl Busy {
     /// None if it does already, this one or another.
-    pub fn on(bell: &Bell) -> Option<Self> {
+    pub fn on(wakeup: &Wakeup) -> Option<Self> {
         if BUSY.get() != 0 {
             return None;
         }
-        BUSY.set(bell.address());
+        BUSY.set(wakeup.address());
         Some(Self)
     }
 }

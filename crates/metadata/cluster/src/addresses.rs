@@ -2,7 +2,7 @@
 //!
 //! The placement map says where a node was when it joined. A node that was started elsewhere
 //! since tells its address when it connects; a member that hears that has it on record, durably
-//! ([`super::known`]), and tells all others ([`Message::Whereabouts`]), as it does whenever it
+//! ([`super::known`]), and tells all others ([`Message::Addresses`]), as it does whenever it
 //! connects to one. What was only heard by the way is kept in memory: by it the node is looked for
 //! there, and the node that answers there says itself which one it is. So nodes that went elsewhere
 //! at one moment find each other as long as each finds one that has heard of both.
@@ -11,7 +11,7 @@
 //! at that of an older one is that older start or another node. Of one start what it says itself
 //! counts more than what others say. A node that is not in here is where the table says.
 //!
-//! [`Message::Whereabouts`]: super::Message::Whereabouts
+//! [`Message::Addresses`]: super::Message::Addresses
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ use super::known::Known;
 
 /// Where a start of a node is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Whereabout {
+pub struct NodeAddress {
     /// The node.
     pub node: NodeId,
     /// Which of its starts, counted from 1.
@@ -34,13 +34,13 @@ pub struct Whereabout {
     pub address: String,
 }
 
-/// Hears where a node is, and whether that is new. Called with no lock of the whereabouts held; it
+/// Hears where a node is, and whether that is new. Called with no lock of the addresses held; it
 /// must not wait.
-pub type Listener = dyn Fn(&Whereabout, bool) + Send + Sync;
+pub type Listener = dyn Fn(&NodeAddress, bool) + Send + Sync;
 
 /// See the module's header.
 #[derive(Default)]
-pub struct Whereabouts {
+pub struct AddressBook {
     state: Mutex<State>,
     listener: OnceLock<Box<Listener>>,
 }
@@ -48,24 +48,24 @@ pub struct Whereabouts {
 #[derive(Default)]
 struct State {
     changes: u64,
-    of: BTreeMap<NodeId, Place>,
+    of: BTreeMap<NodeId, StartAddress>,
 }
 
 /// Where a start is.
-struct Place {
+struct StartAddress {
     epoch: u64,
     address: String,
     /// It has said so itself.
     proven: bool,
 }
 
-impl Place {
-    fn of(&self, node: NodeId) -> Whereabout {
-        Whereabout { node, epoch: self.epoch, address: self.address.clone() }
+impl StartAddress {
+    fn of(&self, node: NodeId) -> NodeAddress {
+        NodeAddress { node, epoch: self.epoch, address: self.address.clone() }
     }
 }
 
-impl Whereabouts {
+impl AddressBook {
     /// What is on record of these nodes.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Whereabouts {
             if let Some(known) = Known::read(engine, node)?
                 && let Some(address) = known.address
             {
-                state.of.insert(node, Place { epoch: known.epoch, address, proven: true });
+                state.of.insert(node, StartAddress { epoch: known.epoch, address, proven: true });
             }
         }
         Ok(Self { state: Mutex::new(state), listener: OnceLock::new() })
@@ -88,13 +88,13 @@ impl Whereabouts {
     }
 
     /// The node itself has said where it is.
-    pub fn met(&self, at: &Whereabout) {
+    pub fn met(&self, at: &NodeAddress) {
         let is_new = self.take(at, true);
         self.tell(at, is_new);
     }
 
     /// Another node has said where these are. What is not newer than what is known says nothing.
-    pub fn heard(&self, nodes: &[Whereabout]) {
+    pub fn heard(&self, nodes: &[NodeAddress]) {
         for at in nodes {
             if self.take(at, false) {
                 self.tell(at, true);
@@ -110,33 +110,33 @@ impl Whereabouts {
         state.changes += u64::from(state.of.len() != before);
     }
 
-    fn take(&self, at: &Whereabout, proven: bool) -> bool {
+    fn take(&self, at: &NodeAddress, proven: bool) -> bool {
         let mut state = self.state.lock();
-        let known = |place: &Place| (place.epoch, place.proven) >= (at.epoch, proven);
+        let known = |place: &StartAddress| (place.epoch, place.proven) >= (at.epoch, proven);
         if state.of.get(&at.node).is_some_and(known) {
             return false;
         }
-        let place = Place { epoch: at.epoch, address: at.address.clone(), proven };
+        let place = StartAddress { epoch: at.epoch, address: at.address.clone(), proven };
         let before = state.of.insert(at.node, place);
         let moved = before.as_ref().is_none_or(|before| before.address != at.address);
         state.changes += u64::from(moved);
         moved || before.is_none_or(|before| before.epoch != at.epoch)
     }
 
-    fn tell(&self, at: &Whereabout, is_new: bool) {
+    fn tell(&self, at: &NodeAddress, is_new: bool) {
         if let Some(listener) = self.listener.get() {
             listener(at, is_new);
         }
     }
 
     /// Where a node is, and by which of its starts, if it was heard of.
-    pub fn of(&self, node: NodeId) -> Option<Whereabout> {
+    pub fn of(&self, node: NodeId) -> Option<NodeAddress> {
         let state = self.state.lock();
         state.of.get(&node).map(|place| place.of(node))
     }
 
     /// All of them, ascending by node.
-    pub fn all(&self) -> Vec<Whereabout> {
+    pub fn all(&self) -> Vec<NodeAddress> {
         let state = self.state.lock();
         state.of.iter().map(|(node, place)| place.of(*node)).collect()
     }
@@ -159,42 +159,42 @@ mod tests {
 
     use super::*;
 
-    fn at(node: NodeId, epoch: u64, address: &str) -> Whereabout {
-        Whereabout { node, epoch, address: address.into() }
+    fn at(node: NodeId, epoch: u64, address: &str) -> NodeAddress {
+        NodeAddress { node, epoch, address: address.into() }
     }
 
     /// The address of the newest start counts, and listeners hear of each start that connects
     /// itself.
     #[test]
     fn addresses_of_the_newest_start() {
-        let (whereabouts, told) = (Whereabouts::default(), Arc::new(Mutex::new(Vec::new())));
+        let (address_book, told) = (AddressBook::default(), Arc::new(Mutex::new(Vec::new())));
         let notes = told.clone();
-        whereabouts.listen(Box::new(move |at, is_new| notes.lock().push((at.epoch, is_new))));
-        whereabouts.met(&at(2, 5, "b:1"));
-        whereabouts.met(&at(2, 5, "b:1"));
-        assert_eq!(whereabouts.changes(), 1);
-        whereabouts.heard(&[at(2, 5, "x:1"), at(2, 4, "y:1")]);
-        assert_eq!(whereabouts.of(2), Some(at(2, 5, "b:1")));
-        whereabouts.heard(&[at(2, 6, "b:1"), at(3, 1, "c:1")]);
+        address_book.listen(Box::new(move |at, is_new| notes.lock().push((at.epoch, is_new))));
+        address_book.met(&at(2, 5, "b:1"));
+        address_book.met(&at(2, 5, "b:1"));
+        assert_eq!(address_book.changes(), 1);
+        address_book.heard(&[at(2, 5, "x:1"), at(2, 4, "y:1")]);
+        assert_eq!(address_book.of(2), Some(at(2, 5, "b:1")));
+        address_book.heard(&[at(2, 6, "b:1"), at(3, 1, "c:1")]);
         assert_eq!(*told.lock(), [(5, true), (5, false), (6, true), (1, true)]);
         // An older start that is still there.
-        whereabouts.met(&at(2, 5, "b:1"));
-        assert_eq!(whereabouts.all(), [at(2, 6, "b:1"), at(3, 1, "c:1")]);
-        assert_eq!((whereabouts.changes(), whereabouts.addresses().len()), (2, 2));
+        address_book.met(&at(2, 5, "b:1"));
+        assert_eq!(address_book.all(), [at(2, 6, "b:1"), at(3, 1, "c:1")]);
+        assert_eq!((address_book.changes(), address_book.addresses().len()), (2, 2));
     }
 
     /// The address that a start gives itself counts more than hearsay, and nodes that have left are
     /// forgotten.
     #[test]
     fn own_address_and_forgotten_nodes() {
-        let whereabouts = Whereabouts::default();
-        whereabouts.heard(&[at(2, 5, "x:1"), at(3, 1, "c:1")]);
-        whereabouts.met(&at(2, 5, "b:1"));
-        whereabouts.heard(&[at(2, 5, "x:1")]);
-        assert_eq!((whereabouts.of(2), whereabouts.changes()), (Some(at(2, 5, "b:1")), 3));
-        whereabouts.forget(|node| node == 4);
-        assert_eq!(whereabouts.changes(), 3);
-        whereabouts.forget(|node| node == 3);
-        assert_eq!((whereabouts.all(), whereabouts.changes()), (vec![at(2, 5, "b:1")], 4));
+        let address_book = AddressBook::default();
+        address_book.heard(&[at(2, 5, "x:1"), at(3, 1, "c:1")]);
+        address_book.met(&at(2, 5, "b:1"));
+        address_book.heard(&[at(2, 5, "x:1")]);
+        assert_eq!((address_book.of(2), address_book.changes()), (Some(at(2, 5, "b:1")), 3));
+        address_book.forget(|node| node == 4);
+        assert_eq!(address_book.changes(), 3);
+        address_book.forget(|node| node == 3);
+        assert_eq!((address_book.all(), address_book.changes()), (vec![at(2, 5, "b:1")], 4));
     }
 }

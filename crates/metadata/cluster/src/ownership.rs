@@ -33,14 +33,14 @@ const SEAT: &str = "seat";
 
 /// The process that served the rows last.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seat {
+pub struct Ownership {
     /// The word of the directory; none: it has ended and said so.
     pub holder: Option<Box<[u8]>>,
     /// No start before it could answer anybody any more.
     pub settled: bool,
 }
 
-impl Seat {
+impl Ownership {
     /// What is on record; `None` if nobody has served the rows yet.
     ///
     /// # Errors
@@ -60,8 +60,10 @@ impl Seat {
 
     /// Whether a start of `holder`, which has the holder's lock, finds that no earlier start can be
     /// running.
-    pub fn is_sole(seat: Option<&Self>, holder: &[u8]) -> bool {
-        seat.is_none_or(|seat| seat.settled && seat.holder.as_deref().is_none_or(|last| last == holder))
+    pub fn is_exclusive(ownership: Option<&Self>, holder: &[u8]) -> bool {
+        ownership.is_none_or(|ownership| {
+            ownership.settled && ownership.holder.as_deref().is_none_or(|last| last == holder)
+        })
     }
 
     fn encode(&self) -> Box<[u8]> {
@@ -94,7 +96,7 @@ impl Seat {
 
 /// The key of the record of the process that served rows last: for looking at it without opening
 /// them.
-pub fn seat_key() -> Key {
+pub fn ownership_key() -> Key {
     system_key(SEAT).to_owned()
 }
 
@@ -135,38 +137,38 @@ mod tests {
     use super::*;
     use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
-    fn seat(holder: &[u8], settled: bool) -> Seat {
-        Seat { holder: (!holder.is_empty()).then(|| holder.into()), settled }
+    fn ownership(holder: &[u8], settled: bool) -> Ownership {
+        Ownership { holder: (!holder.is_empty()).then(|| holder.into()), settled }
     }
 
     #[test]
     fn records_come_back() {
         let engine = MemoryEngine::new(SyncWhen::Asked);
-        assert_eq!((birth(&engine), Seat::read(&engine)), (Ok(None), Ok(None)));
+        assert_eq!((birth(&engine), Ownership::read(&engine)), (Ok(None), Ok(None)));
         bear(&engine, 7).unwrap();
         assert_eq!(birth(&engine), Ok(Some(7)));
-        for written in [seat(b"here", false), seat(b"here", true), seat(b"", true)] {
+        for written in [ownership(b"here", false), ownership(b"here", true), ownership(b"", true)] {
             written.write(&engine).unwrap();
-            assert_eq!(Seat::read(&engine), Ok(Some(written)));
+            assert_eq!(Ownership::read(&engine), Ok(Some(written)));
         }
         for damaged in [&b""[..], b"\x01", b"\x02\x01here", b"\x01\x02here", &[1; 300]] {
-            assert!(Seat::decode(damaged).is_err());
+            assert!(Ownership::decode(damaged).is_err());
         }
     }
 
     /// A start is the only one if it follows a settled start of the same holder, or an end.
     #[test]
     fn sole_starts() {
-        for (last, sole) in [
+        for (last, exclusive) in [
             (None, true),
-            (Some(seat(b"here", true)), true),
-            (Some(seat(b"", true)), true),
+            (Some(ownership(b"here", true)), true),
+            (Some(ownership(b"", true)), true),
             // One before it may answer yet.
-            (Some(seat(b"here", false)), false),
-            (Some(seat(b"", false)), false),
-            (Some(seat(b"there", true)), false),
+            (Some(ownership(b"here", false)), false),
+            (Some(ownership(b"", false)), false),
+            (Some(ownership(b"there", true)), false),
         ] {
-            assert_eq!(Seat::is_sole(last.as_ref(), b"here"), sole, "{last:?}");
+            assert_eq!(Ownership::is_exclusive(last.as_ref(), b"here"), exclusive, "{last:?}");
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The voice of a member: which of its starts speaks for it where leases are granted.
+//! The self lease of a member: which of its starts speaks for it where leases are granted.
 //!
 //! A store that others can claim ([`kestrel_engine::Engine::is_shared`]) may be taken over while
 //! the process that had it goes on and does not know. Leases rest on this, that two majorities have
 //! a member in common; a member that runs twice could give each of them what the other must not
 //! have. So a start grants nothing, holds nothing for a fence, and does not count itself, unless it
-//! *has the voice*.
+//! *has the self lease*.
 //!
 //! **Having it.** Each [`RENEW`] a start commits a record that changes nothing. Commits carry the
 //! engine's epoch, so when one of them gets through no other process had claimed the store by the
-//! time at which it was made: from that time on the start has the voice for [`VOICE`]. One that is
-//! not *sole* (no earlier start can be running) does not have it before [`VOICE_PAST`] is over
-//! since its own claim.
+//! time at which it was made: from that time on the start has the self lease for [`SELF_LEASE`].
+//! One that is not *sole* (no earlier start can be running) does not have it before
+//! [`SELF_LEASE_PAST`] is over since its own claim.
 //!
 //! **No two have it at a time.** What an earlier start committed was made before the later one
-//! claimed, so its voice has ended by [`VOICE`] after that, and [`VOICE_PAST`] is longer by as much
-//! as clocks may disagree. What it had promised until then nobody remembers: a later start keeps
-//! the longest promise it may have made since ([`Voice::forgets`]). That of a store that nobody
-//! else can claim is its holder's for ever.
+//! claimed, so its self lease has ended by [`SELF_LEASE`] after that, and [`SELF_LEASE_PAST`] is
+//! longer by as much as clocks may disagree. What it had promised until then nobody remembers: a
+//! later start keeps the longest promise it may have made since ([`SelfLease::forgets`]). That of a
+//! store that nobody else can claim is its holder's for ever.
 //!
 //! **A store that is full** takes no commits, and is this start's nevertheless: it is asked
 //! ([`kestrel_engine::Engine::confirmations`]), or else nobody could even read.
@@ -32,14 +32,14 @@ use kestrel_types::clock::Nanos;
 use super::lease::{LEASE, PROMISE, RENEW};
 use super::{Member, Todo};
 
-/// How long a start has the voice after a commit that got through was made.
-pub const VOICE: Nanos = 2 * LEASE;
+/// How long a start has the self lease after a commit that got through was made.
+pub const SELF_LEASE: Nanos = 2 * LEASE;
 
-/// When the voice of earlier starts has ended, after a claim.
-pub const VOICE_PAST: Nanos = VOICE + VOICE / 8;
+/// When the self lease of earlier starts has ended, after a claim.
+pub const SELF_LEASE_PAST: Nanos = SELF_LEASE + SELF_LEASE / 8;
 
 /// See the module's header.
-pub(super) struct Voice {
+pub(super) struct SelfLease {
     from: Nanos,
     until: Nanos,
     /// When the newest of its commits was made.
@@ -50,11 +50,11 @@ pub(super) struct Voice {
     counted: (u64, Nanos),
 }
 
-impl Voice {
+impl SelfLease {
     /// That of a start which claimed its store then, and has made a durable commit since.
-    pub fn new(shared: bool, sole: bool, claimed: Nanos) -> Self {
-        let from = if shared && !sole { claimed + VOICE_PAST } else { claimed };
-        let until = if shared { claimed + VOICE } else { FOREVER };
+    pub fn new(shared: bool, exclusive: bool, claimed: Nanos) -> Self {
+        let from = if shared && !exclusive { claimed + SELF_LEASE_PAST } else { claimed };
+        let until = if shared { claimed + SELF_LEASE } else { FOREVER };
         Self { from, until, asked: claimed, waits: false, counted: (0, claimed) }
     }
 
@@ -93,7 +93,7 @@ impl Voice {
 
     fn extend(&mut self, asked: Nanos) {
         if self.until != NEVER {
-            self.until = self.until.max(asked + VOICE);
+            self.until = self.until.max(asked + SELF_LEASE);
         }
     }
 
@@ -105,21 +105,21 @@ impl Voice {
 
 impl Member {
     /// Asks the store whether it is still this start's.
-    pub(super) fn tick_voice(&mut self) {
+    pub(super) fn tick_self_lease(&mut self) {
         let (now, shared) = (self.time(), self.cluster().is_shared());
         let confirmations = self.node.engine().confirmations();
-        let voice = &mut self.leases.voice;
-        voice.count(confirmations, now);
-        if !shared || voice.waits || voice.until == NEVER || now < voice.asked + RENEW {
+        let self_lease = &mut self.leases.self_lease;
+        self_lease.count(confirmations, now);
+        if !shared || self_lease.waits || self_lease.until == NEVER || now < self_lease.asked + RENEW {
             return;
         }
-        (voice.asked, voice.waits) = (now, true);
+        (self_lease.asked, self_lease.waits) = (now, true);
         match self.commit(BatchKind::Freeing, vec![counter_row("epoch", self.epoch)]) {
             Ok(position) => self.when_durable(position, Todo::Confirmed(now)),
             Err(why) if self.has_lost_store(&why) => {}
             Err(why) => {
                 log::warn!("what tells that the store is this node's: {why}");
-                self.leases.voice.waits = false;
+                self.leases.self_lease.waits = false;
             }
         }
     }
@@ -131,43 +131,51 @@ mod tests {
 
     #[test]
     fn a_start_has_it_while_its_commits_get_through() {
-        let mut voice = Voice::new(true, true, 5);
-        assert!(voice.is_held(5) && voice.is_held(4 + VOICE) && !voice.is_held(5 + VOICE));
-        assert_eq!(voice.votes(6), Some(6));
-        assert_eq!(voice.votes(4 + VOICE), Some(5 + VOICE - LEASE), "its vote ends with it");
-        voice.confirmed(10);
-        assert!(voice.is_held(9 + VOICE) && !voice.is_held(10 + VOICE));
-        voice.end();
-        voice.confirmed(20);
-        assert!(!voice.is_held(20));
+        let mut self_lease = SelfLease::new(true, true, 5);
+        assert!(
+            self_lease.is_held(5)
+                && self_lease.is_held(4 + SELF_LEASE)
+                && !self_lease.is_held(5 + SELF_LEASE)
+        );
+        assert_eq!(self_lease.votes(6), Some(6));
+        assert_eq!(self_lease.votes(4 + SELF_LEASE), Some(5 + SELF_LEASE - LEASE), "its vote ends with it");
+        self_lease.confirmed(10);
+        assert!(self_lease.is_held(9 + SELF_LEASE) && !self_lease.is_held(10 + SELF_LEASE));
+        self_lease.end();
+        self_lease.confirmed(20);
+        assert!(!self_lease.is_held(20));
     }
 
     /// A full store confirms the start's right to answer only by a request that was made after a
     /// look.
     #[test]
     fn confirmation_by_a_full_store() {
-        let mut voice = Voice::new(true, true, 0);
-        voice.count(2, 100);
-        assert!(!voice.is_held(VOICE), "it may have been asked for at the claim");
-        voice.count(3, 200);
-        assert!(!voice.is_held(VOICE));
-        voice.count(4, 300);
-        assert!(voice.is_held(99 + VOICE) && !voice.is_held(100 + VOICE));
-        voice.count(6, 400);
-        assert!(voice.is_held(299 + VOICE) && !voice.is_held(300 + VOICE));
+        let mut self_lease = SelfLease::new(true, true, 0);
+        self_lease.count(2, 100);
+        assert!(!self_lease.is_held(SELF_LEASE), "it may have been asked for at the claim");
+        self_lease.count(3, 200);
+        assert!(!self_lease.is_held(SELF_LEASE));
+        self_lease.count(4, 300);
+        assert!(self_lease.is_held(99 + SELF_LEASE) && !self_lease.is_held(100 + SELF_LEASE));
+        self_lease.count(6, 400);
+        assert!(self_lease.is_held(299 + SELF_LEASE) && !self_lease.is_held(300 + SELF_LEASE));
     }
 
     /// A start that is not the only one waits until earlier starts cannot have the right to answer.
     #[test]
     fn start_after_one_that_may_still_answer() {
-        let (claimed, mut earlier) = (1000, Voice::new(true, true, 0));
+        let (claimed, mut earlier) = (1000, SelfLease::new(true, true, 0));
         earlier.confirmed(claimed);
-        let mut voice = Voice::new(true, false, claimed);
-        voice.confirmed(claimed + VOICE_PAST);
-        let begins = claimed + VOICE_PAST;
-        assert!(!voice.is_held(begins - 1) && voice.is_held(begins) && !earlier.is_held(claimed + VOICE));
-        assert_eq!(voice.forgets(), begins + PROMISE);
-        let own = Voice::new(false, false, 7);
+        let mut self_lease = SelfLease::new(true, false, claimed);
+        self_lease.confirmed(claimed + SELF_LEASE_PAST);
+        let begins = claimed + SELF_LEASE_PAST;
+        assert!(
+            !self_lease.is_held(begins - 1)
+                && self_lease.is_held(begins)
+                && !earlier.is_held(claimed + SELF_LEASE)
+        );
+        assert_eq!(self_lease.forgets(), begins + PROMISE);
+        let own = SelfLease::new(false, false, 7);
         assert!(own.is_held(7) && own.is_held(1 << 60));
         assert_eq!((own.votes(9), own.forgets()), (Some(9), 7 + PROMISE));
     }

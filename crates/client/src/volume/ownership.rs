@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use kestrel_cluster::seat::{self, HOLDER_BYTES_MAX, Seat, seat_key};
+use kestrel_cluster::ownership::{self, HOLDER_BYTES_MAX, Ownership, ownership_key};
 use kestrel_engine::Engine;
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, PlacementMap};
@@ -31,7 +31,7 @@ impl Volume {
         if !self.engine.is_shared() {
             return section.birth();
         }
-        match seat::birth(&*self.engine).map_err(|why| self.failed(&why))? {
+        match ownership::birth(&*self.engine).map_err(|why| self.failed(&why))? {
             Some(birth) => Ok(birth),
             None => Err(VolumeError::Invalid(format!(
                 "{}: its rows have no word by which other nodes know it; form the cluster anew, from a dump",
@@ -41,18 +41,18 @@ impl Volume {
     }
 
     /// Puts on record that this directory serves the rows now. Whether no earlier start of the node
-    /// can be running ([`kestrel_cluster::seat`]).
-    pub(super) fn take_seat(&self, by_force: bool) -> Result<bool, VolumeError> {
+    /// can be running ([`kestrel_cluster::ownership`]).
+    pub(super) fn take_ownership(&self, by_force: bool) -> Result<bool, VolumeError> {
         if !self.engine.is_shared() {
             return Ok(true);
         }
         let taken = || {
-            let last = Seat::read(&*self.engine)?;
-            let holder = word_of(&self.dir)?;
+            let last = Ownership::read(&*self.engine)?;
+            let holder = uuid_of(&self.dir)?;
             // A process that ended the session of another knows nothing of that other process,
             // whatever is on record: it may be a copy.
-            let settled = !by_force && Seat::is_sole(last.as_ref(), &holder);
-            Seat { holder: Some(holder), settled }.write(&*self.engine)?;
+            let settled = !by_force && Ownership::is_exclusive(last.as_ref(), &holder);
+            Ownership { holder: Some(holder), settled }.write(&*self.engine)?;
             Ok(settled)
         };
         taken().map_err(|why| self.failed(&why))
@@ -64,7 +64,7 @@ impl Volume {
 }
 
 /// The word of a directory, which no copy of it has: where it lies, on which machine.
-fn word_of(dir: &Path) -> Result<Box<[u8]>, FsError> {
+fn uuid_of(dir: &Path) -> Result<Box<[u8]>, FsError> {
     let failed = |why: std::io::Error| FsError::because(libc::EIO, format!("{}: {why}", dir.display()));
     let inode = fs::metadata(dir).map_err(failed)?.ino();
     let birth = match Descriptor::read(dir) {
@@ -83,8 +83,8 @@ impl MountedVolume {
     ///
     /// # Errors
     /// The engine's.
-    pub fn settle_seat(&self) -> Result<(), FsError> {
-        self.change_seat(|seat| seat.settled = true)
+    pub fn settle_ownership(&self) -> Result<(), FsError> {
+        self.change_ownership(|ownership| ownership.settled = true)
     }
 
     /// Of a node that answers nothing any more: the next process that serves it need not wait for
@@ -92,18 +92,18 @@ impl MountedVolume {
     ///
     /// # Errors
     /// The engine's.
-    pub fn leave_seat(&self) -> Result<(), FsError> {
-        self.change_seat(|seat| seat.holder = None)
+    pub fn leave_ownership(&self) -> Result<(), FsError> {
+        self.change_ownership(|ownership| ownership.holder = None)
     }
 
-    fn change_seat(&self, change: impl Fn(&mut Seat)) -> Result<(), FsError> {
+    fn change_ownership(&self, change: impl Fn(&mut Ownership)) -> Result<(), FsError> {
         let Some(host) = self.fs.member().filter(|_| self.volume.engine.is_shared()) else { return Ok(()) };
         // In the member's epoch, which is newer than that of the opening.
         let engine: &dyn Engine = &**host.node().engine();
-        let Some(mut seat) = Seat::read(engine)? else { return Ok(()) };
-        let before = seat.clone();
-        change(&mut seat);
-        if seat == before { Ok(()) } else { seat.write(engine) }
+        let Some(mut ownership) = Ownership::read(engine)? else { return Ok(()) };
+        let before = ownership.clone();
+        change(&mut ownership);
+        if ownership == before { Ok(()) } else { ownership.write(engine) }
     }
 }
 
@@ -125,14 +125,14 @@ pub fn holder_of(descriptor: &Descriptor, node: NodeId, idle: bool) -> Result<Op
 /// # Errors
 /// As for [`holder_of`], and if the record of that is damaged.
 pub fn has_left(descriptor: &Descriptor, node: NodeId, idle: bool) -> Result<bool, String> {
-    let key = seat_key();
+    let key = ownership_key();
     let row = match descriptor.rows_of(idle).map_err(|why| why.to_string())? {
         RowsAt::Postgres(place) => kestrel_postgres::peek(&place, node, key.borrow())?,
         RowsAt::Etcd(place) => kestrel_etcd::peek(&place, node, key.borrow())?,
         RowsAt::Directory => return Err(NOT_SHARED.into()),
     };
-    let seat = row.as_deref().map(Seat::decode).transpose().map_err(|why| why.to_string())?;
-    Ok(seat.is_none_or(|seat| seat.holder.is_none()))
+    let ownership = row.as_deref().map(Ownership::decode).transpose().map_err(|why| why.to_string())?;
+    Ok(ownership.is_none_or(|ownership| ownership.holder.is_none()))
 }
 
 const NOT_SHARED: &str = "the metadata of the node lies in its own directory";
@@ -226,9 +226,9 @@ mod tests {
         let [own, stands] = [Descriptor::read(&dir).unwrap().cluster.unwrap(), read()];
         assert_eq!((stands.node, stands.secret().unwrap()), (2, own.secret().unwrap()));
         assert_ne!(stands.birth().unwrap(), own.birth().unwrap());
-        let word = word_of(&made).unwrap();
+        let word = uuid_of(&made).unwrap();
         stand_in(&dir, 2, None).unwrap();
-        assert_eq!((read(), word_of(&made).unwrap()), (stands, word.clone()));
-        assert_ne!(word_of(&dir).unwrap(), word);
+        assert_eq!((read(), uuid_of(&made).unwrap()), (stands, word.clone()));
+        assert_ne!(uuid_of(&dir).unwrap(), word);
     }
 }

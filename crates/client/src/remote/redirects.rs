@@ -2,10 +2,10 @@
 //!
 //! A node that says so has done nothing, and its answer is the last one to that call: it is asked
 //! anew, with a new number, of the node that leads it by a newer table. One thread per volume, the
-//! [`Guide`], fetches that table once a node has mentioned it, by Misdirected or with any answer;
-//! what went astray waits meanwhile. If no node has a newer one (the nodes are about to change
-//! theirs, or one has it before the others), the same is asked again after a pause. All that counts
-//! against the time that a call may take. The same thread moves out of nodes that leave
+//! [`MapRefresher`], fetches that table once a node has mentioned it, by Misdirected or with any
+//! answer; what was redirected waits meanwhile. If no node has a newer one (the nodes are about to
+//! change theirs, or one has it before the others), the same is asked again after a pause. All that
+//! counts against the time that a call may take. The same thread moves out of nodes that leave
 //! ([`super::leaving`]).
 //!
 //! A lock is not moved while a process holds it or waits for it; a client that asks its home while
@@ -53,14 +53,14 @@ const TOO_LATE: FsError = FsError::new(
 pub(super) const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is being closed");
 
 /// Something that the wrong node was asked.
-pub(super) enum Stray {
+pub(super) enum RedirectedCall {
     /// A request.
     Op(Request, Asked),
     /// A request for a lock.
     Lock(LockAsked),
 }
 
-impl Stray {
+impl RedirectedCall {
     /// Asks the node that leads it by the present table.
     pub fn go_on(self, shared: &Arc<Shared>) {
         match self {
@@ -84,10 +84,10 @@ impl Stray {
         }
     }
 
-    fn strayed(&self) -> u32 {
+    fn redirected(&self) -> u32 {
         match self {
-            Self::Op(_, asked) => asked.strayed(),
-            Self::Lock(asked) => asked.strayed,
+            Self::Op(_, asked) => asked.redirected(),
+            Self::Lock(asked) => asked.redirected,
         }
     }
 }
@@ -95,10 +95,10 @@ impl Stray {
 /// A call that wants a lock.
 pub(super) struct LockAsked {
     pub request: LockRequest,
-    /// When it went astray first; before that, when it was asked.
+    /// When it was redirected first; before that, when it was asked.
     pub since: Instant,
     /// How often the wrong node was asked so far.
-    pub strayed: u32,
+    pub redirected: u32,
     pub place: Arc<Mutex<LockPlace>>,
     done: Box<dyn FnOnce(LockReply) + Send>,
 }
@@ -109,14 +109,14 @@ impl LockAsked {
         done: Box<dyn FnOnce(LockReply) + Send>,
     ) -> (Self, Arc<Mutex<LockPlace>>) {
         let place = Arc::<Mutex<LockPlace>>::default();
-        (Self { request, since: Instant::now(), strayed: 0, place: place.clone(), done }, place)
+        (Self { request, since: Instant::now(), redirected: 0, place: place.clone(), done }, place)
     }
 
     /// One more node did not lead it. A lock may be waited for as long as somebody holds it, which
     /// is not waiting for nodes.
-    pub fn astray(self) -> Self {
-        let since = if self.strayed == 0 { Instant::now() } else { self.since };
-        Self { since, strayed: self.strayed + 1, ..self }
+    pub fn redirects(self) -> Self {
+        let since = if self.redirected == 0 { Instant::now() } else { self.since };
+        Self { since, redirected: self.redirected + 1, ..self }
     }
 
     pub fn end(self, reply: LockReply) {
@@ -164,7 +164,7 @@ impl LockPlace {
 
 /// What waits, and what is known of newer tables.
 #[derive(Default)]
-pub(super) struct Strays {
+pub(super) struct Redirects {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -174,19 +174,19 @@ struct State {
     /// The newest version mentioned, and by which node.
     newest: u64,
     from: NodeId,
-    waiting: Vec<Waiting>,
+    waiting: Vec<ParkedCall>,
     closed: bool,
 }
 
-struct Waiting {
-    stray: Stray,
+struct ParkedCall {
+    redirected_call: RedirectedCall,
     /// Version of the table it was asked by.
     version: u64,
     /// When to ask again by the same table.
     again: Instant,
 }
 
-impl Strays {
+impl Redirects {
     /// A node has a table of this version. Does not wait.
     pub fn heard_of(&self, node: NodeId, version: u64) {
         let mut state = self.state.lock();
@@ -198,27 +198,27 @@ impl Strays {
 
     /// Keeps what was asked by a table of this version until it can be asked again. Does not wait.
     /// Gives it back if the volume is being closed: the thread that would ask again has ended then.
-    pub fn park(&self, stray: Stray, version: u64) -> Option<Stray> {
-        let again = Instant::now() + pause(stray.strayed());
+    pub fn park(&self, redirected_call: RedirectedCall, version: u64) -> Option<RedirectedCall> {
+        let again = Instant::now() + pause(redirected_call.redirected());
         let mut state = self.state.lock();
         if state.closed {
-            return Some(stray);
+            return Some(redirected_call);
         }
-        state.waiting.push(Waiting { stray, version, again });
+        state.waiting.push(ParkedCall { redirected_call, version, again });
         drop(state);
         self.changed.notify_all();
         None
     }
 }
 
-fn pause(strayed: u32) -> Duration {
-    PAUSE.0.saturating_mul(1 << strayed.saturating_sub(1).min(8)).min(PAUSE.1)
+fn pause(redirected: u32) -> Duration {
+    PAUSE.0.saturating_mul(1 << redirected.saturating_sub(1).min(8)).min(PAUSE.1)
 }
 
 /// The thread that fetches tables, asks again, and moves out.
-pub(super) struct Guide(Mutex<Option<JoinHandle<()>>>);
+pub(super) struct MapRefresher(Mutex<Option<JoinHandle<()>>>);
 
-impl Guide {
+impl MapRefresher {
     /// Starts it, unless there is only one node.
     pub fn start(shared: &Arc<Shared>) -> Result<Self, VolumeError> {
         if shared.nodes.known().placement.is_none() {
@@ -234,8 +234,8 @@ impl Guide {
 
     /// Ends it; what waits fails.
     pub fn end(&self, shared: &Shared) {
-        shared.astray.state.lock().closed = true;
-        shared.astray.changed.notify_all();
+        shared.redirects.state.lock().closed = true;
+        shared.redirects.changed.notify_all();
         let thread = self.0.lock().take();
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // If it panicked, that has been reported by the panic itself.
@@ -247,9 +247,9 @@ impl Guide {
 /// What to do next.
 enum Step {
     Fetch(NodeId, u64),
-    Ask(Vec<Waiting>),
+    Ask(Vec<ParkedCall>),
     MoveOut,
-    End(Vec<Waiting>),
+    End(Vec<ParkedCall>),
 }
 
 fn run(weak: &Weak<Shared>) {
@@ -265,15 +265,15 @@ fn run(weak: &Weak<Shared>) {
             }
             Some(Step::MoveOut) => move_out = shared.move_out().map(|pause| Instant::now() + pause),
             Some(Step::Ask(waiting)) => {
-                for Waiting { stray, .. } in waiting {
-                    match shared.time_left(stray.since()).is_zero() {
-                        true => stray.end(&shared, TOO_LATE),
-                        false => stray.go_on(&shared),
+                for ParkedCall { redirected_call, .. } in waiting {
+                    match shared.time_left(redirected_call.since()).is_zero() {
+                        true => redirected_call.end(&shared, TOO_LATE),
+                        false => redirected_call.go_on(&shared),
                     }
                 }
             }
             Some(Step::End(waiting)) => {
-                return waiting.into_iter().for_each(|waiting| waiting.stray.end(&shared, CLOSED));
+                return waiting.into_iter().for_each(|waiting| waiting.redirected_call.end(&shared, CLOSED));
             }
         }
     }
@@ -286,7 +286,7 @@ impl Shared {
     /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for
     /// in vain; `move_out`: when to look at nodes that leave.
     fn next_step(&self, failed: Option<Instant>, move_out: Option<Instant>) -> Option<Step> {
-        let mut state = self.astray.state.lock();
+        let mut state = self.redirects.state.lock();
         let version = self.nodes.known().version();
         if state.closed {
             return Some(Step::End(std::mem::take(&mut state.waiting)));
@@ -298,8 +298,8 @@ impl Shared {
             return Some(Step::Fetch(state.from, state.newest));
         }
         // Later ones by the newer table, when it is there.
-        let due = |waiting: &mut Waiting| waiting.version < version || waiting.again <= now;
-        let ready: Vec<Waiting> = state.waiting.extract_if(.., due).collect();
+        let due = |waiting: &mut ParkedCall| waiting.version < version || waiting.again <= now;
+        let ready: Vec<ParkedCall> = state.waiting.extract_if(.., due).collect();
         if !ready.is_empty() {
             return Some(Step::Ask(ready));
         }
@@ -308,7 +308,7 @@ impl Shared {
         }
         let agains = state.waiting.iter().map(|waiting| waiting.again).chain(move_out);
         let until = agains.chain(wants_table.then_some(fetch_at)).fold(now + LOOK, cmp::min);
-        self.astray.changed.wait_until(&mut state, until);
+        self.redirects.changed.wait_until(&mut state, until);
         None
     }
 
