@@ -34,7 +34,7 @@ use crate::workers::Workers;
 
 pub(crate) mod keeper;
 pub(crate) mod marker;
-pub(crate) mod sweep;
+pub(crate) mod scan;
 mod whole;
 
 /// Threads for reads: what is not in the page cache needs the disk, and disks like many requests at
@@ -230,7 +230,7 @@ impl Disk {
 
     /// Path of an object's cache file below the directory.
     fn name(&self, object: ObjectId) -> CString {
-        c_string(sweep::name(&self.volume, object))
+        c_string(scan::name(&self.volume, object))
     }
 
     fn root(&self) -> Arc<File> {
@@ -287,8 +287,8 @@ impl Disk {
     pub fn remove_file(&self, object: ObjectId) -> io::Result<u64> {
         let (root, name) = (self.root(), self.name(object));
         let Some(file) = found(sys::open_at(root.as_fd(), &name))? else { return Ok(0) };
-        let bytes = sweep::disk_bytes(&file.metadata()?);
-        sweep::cut(&self.path.join(name.to_string_lossy().as_ref()))?;
+        let bytes = scan::disk_bytes(&file.metadata()?);
+        scan::cut(&self.path.join(name.to_string_lossy().as_ref()))?;
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(bytes)))
             .ok();

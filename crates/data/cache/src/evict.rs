@@ -14,7 +14,7 @@
 //!
 //! Nothing is in a cache file that is not in the store. Write-back, when it comes, must keep what
 //! the store does not have under other names: only names of cache files are ever listed, and so
-//! removed ([`crate::disk::sweep`]).
+//! removed ([`crate::disk::scan`]).
 
 use kestrel_types::clock::{Nanos, SECOND};
 

@@ -7,9 +7,9 @@
 //! goes on serving them. An attempt goes through these steps, each when all members have done the
 //! one before:
 //!
-//! 1. **Clean** ([`purge`]). A member may have rows that it does not own, *strangers*: copies on
-//!    their way in, leftovers of rows that went. Record "strangers" is in the log before the first
-//!    of them. They are deleted before anything else comes.
+//! 1. **Clean** ([`range_delete`]). A member may have rows that it does not own, *strangers*:
+//!    copies on their way in, leftovers of rows that went. Record "strangers" is in the log before
+//!    the first of them. They are deleted before anything else comes.
 //! 2. **Copy** ([`copying`]). The source has every batch shown to it from now on, which says what
 //!    has changed since, and scans its rows.
 //! 3. **Freeze** ([`freeze`]). The source keeps leaving rows from everybody, as if they were lent,
@@ -89,7 +89,7 @@ mod copying;
 mod departure;
 mod freeze;
 mod message;
-mod purge;
+mod range_delete;
 pub mod records;
 mod taking;
 
@@ -107,7 +107,7 @@ use kestrel_types::placement::{NodeId, PlacementMap, SLOTS, Slot};
 use super::Member;
 use super::message::Message;
 use copying::Copying;
-use purge::Purge;
+use range_delete::RangeDelete;
 use records::{ChangeRecords, Strangers};
 
 pub use departure::DepartureGuard;
@@ -168,7 +168,7 @@ pub(super) struct MapChanges {
     /// The newest attempt it had to do with since the start.
     latest: Attempt,
     part: Option<Part>,
-    purge: Option<Purge>,
+    purge: Option<RangeDelete>,
     /// When the coordinator was asked last. He is asked all the time, and so knows that the member
     /// lives.
     asked: Nanos,
@@ -180,7 +180,7 @@ pub(super) struct MapChanges {
 impl MapChanges {
     /// As the records say.
     pub fn new(records: &ChangeRecords, joining: bool, now: Nanos) -> Self {
-        let purge = (records.strangers == Strangers::Leftover).then(Purge::default);
+        let purge = (records.strangers == Strangers::Leftover).then(RangeDelete::default);
         let part = records.frozen.as_ref().map(|(attempt, next)| Part {
             attempt: *attempt,
             next: next.clone(),
@@ -429,7 +429,7 @@ impl Member {
         self.changing.part = None;
         if came {
             self.changing.strangers = Strangers::Leftover;
-            self.changing.purge = Some(Purge::default());
+            self.changing.purge = Some(RangeDelete::default());
         }
         if self.table.leaving.is_some() {
             self.set_table(MapView { leaving: None, ..MapView::clone(&self.table) });

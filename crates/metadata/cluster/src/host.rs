@@ -44,7 +44,7 @@ use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
 use super::addresses::AddressBook;
-use super::reap::{Forgot, Reap};
+use super::gc::{Forgot, GcListener};
 use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL, RESTART_MIN};
 
 pub(super) use wakeup::Wakeup;
@@ -299,7 +299,7 @@ impl MemberHost {
 
     /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not
     /// block.
-    pub fn condemn(&self, wall: Nanos, limit: usize, done: Reap) {
+    pub fn condemn(&self, wall: Nanos, limit: usize, done: GcListener) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.condemn(wall, limit, done, now));
     }

@@ -44,14 +44,14 @@ mod census;
 pub mod change;
 mod coordinate;
 mod fetch;
+mod gc;
 pub mod host;
 pub mod known;
 pub mod lease;
 mod message;
-mod nameless;
+mod orphans;
 pub mod ownership;
 mod poll;
-mod reap;
 mod self_lease;
 mod stop;
 pub mod sums;
@@ -88,11 +88,11 @@ use change::records::ChangeRecords;
 use change::{Changed, DepartureGuard, Expected, LockGuard, MapChanges, MapListener};
 use coordinate::Coordinator;
 use fetch::Fetching;
+use gc::GcRound;
 use host::Wakeup;
 use lease::{LeaseMessage, Leases};
-use nameless::Asking;
+use orphans::Asking;
 use poll::Poll;
-use reap::Reaping;
 use sums::Sums;
 use tree::Walk;
 use txn::commit::Decision;
@@ -100,9 +100,9 @@ use txn::participant::LockedRows;
 use work::{Back, Work};
 
 pub use census::{Census, Counted};
+pub use gc::{Forgot, GcListener, Weight};
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
 pub use poll::{Answer, Question};
-pub use reap::{Forgot, Reap, Weight};
 pub use sums::SumMessage;
 pub use txn::records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
 
@@ -248,7 +248,7 @@ pub struct Member {
     /// Walks over trees for figures, by ticket.
     walks: BTreeMap<u64, Walk>,
     /// Its round of deleting objects.
-    reaping: Option<Reaping>,
+    reaping: Option<GcRound>,
     /// Whether one of its clients may come to refer to an object.
     object_users: Option<Box<ObjectUsers>>,
     /// Rows that were cut off files are being deleted.
@@ -263,7 +263,7 @@ pub struct Member {
     sync_failure: Arc<Mutex<Option<FsError>>>,
     failure: Option<FsError>,
     /// Files without names at their home.
-    nameless: BTreeMap<InodeId, Asking>,
+    orphans: BTreeMap<InodeId, Asking>,
     leases: Leases,
     sums: Sums,
     /// Requests that wait until locks are given up; some may have ended.
@@ -396,7 +396,7 @@ impl Member {
             sweep_due: now,
             sync_failure: Arc::default(),
             failure: None,
-            nameless: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             leases: Leases::new(shared, config.exclusive, claimed),
             sums: Sums::default(),
             parked: BTreeSet::new(),
@@ -496,7 +496,7 @@ impl Member {
         self.tick_decisions();
         self.tick_polls();
         self.sweep();
-        self.tick_nameless();
+        self.tick_orphans();
         self.tick_change();
         self.pump();
     }

@@ -18,8 +18,8 @@ use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, DirEntry, Usage};
 
+use super::gc::Weight;
 use super::message::Message;
-use super::reap::Weight;
 use super::tree::Place;
 use super::{DEADLINE, Member, RESEND, Todo};
 
@@ -33,7 +33,7 @@ pub enum Question {
     /// Of these directories: their figures, unless that is a question for more, and which
     /// directories are in them, after this place.
     Tree(Vec<InodeId>, Option<Place>),
-    /// A round of deleting objects begins ([`super::reap`]): what the member has to say of each of
+    /// A round of deleting objects begins ([`super::gc`]): what the member has to say of each of
     /// them.
     Weigh(u64, Vec<ObjectId>),
     /// Of this round: which of these objects nothing there has come to refer to; they are
@@ -123,7 +123,7 @@ pub(super) struct Poll {
 
 impl Poll {
     /// Whether it decides about files without names.
-    pub fn is_about_nameless(&self) -> bool {
+    pub fn is_about_orphans(&self) -> bool {
         matches!(self.then, Then::Delete(_))
     }
 }

@@ -453,8 +453,8 @@ fn open_file_after_a_move_of_its_slots() {
     let file = opened(cluster.ask(1, create("a1")));
     let linked = opened(cluster.ask(1, create("b1")));
     cluster.inode(1, Op::Link(seen(&linked, "b1"), at("c1")));
-    let nameless = opened(cluster.ask(1, Op::TmpFile { dir: 1, mode: 0o600, exclusive: false }));
-    let made_at = cluster.placement.home_of(nameless.ino).id;
+    let orphans = opened(cluster.ask(1, Op::TmpFile { dir: 1, mode: 0o600, exclusive: false }));
+    let made_at = cluster.placement.home_of(orphans.ino).id;
     assert_eq!(made_at, 1);
     cluster.change(after(&cluster.placement.clone(), |_, owner| 3 - owner));
     for name in ["a1", "b1", "c1"] {
@@ -464,11 +464,11 @@ fn open_file_after_a_move_of_its_slots() {
         cluster.step();
     }
     let get = |cluster: &mut Cluster, ino| errno(&cluster.ask(1, Op::GetAttr(InodeRef::by_id(ino))));
-    for file in [&file, &linked, &nameless] {
+    for file in [&file, &linked, &orphans] {
         assert_eq!(get(&mut cluster, file.ino), 0);
     }
     // They are closed where they were opened.
-    for file in [&file, &linked, &nameless] {
+    for file in [&file, &linked, &orphans] {
         let slot = cluster.submit(1, Request { creds: Creds::root(), op: Op::Release(file.ino) }, None);
         cluster.step();
         assert_eq!(errno(&slot.lock().take().unwrap()), 0);
@@ -476,7 +476,7 @@ fn open_file_after_a_move_of_its_slots() {
     for _ in 0..2000 {
         cluster.step();
     }
-    for file in [&file, &linked, &nameless] {
+    for file in [&file, &linked, &orphans] {
         assert_eq!(get(&mut cluster, file.ino), libc::ESTALE);
     }
     // What is made after the change is its home's business again.

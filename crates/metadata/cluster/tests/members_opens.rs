@@ -46,8 +46,8 @@ fn counts(cluster: &Cluster) -> Vec<u64> {
     cluster.members.values().map(|member| member.node().stats().open_files).collect()
 }
 
-fn nameless(cluster: &Cluster) -> usize {
-    cluster.members.values().map(|member| member.node().nameless_files()).sum()
+fn orphans(cluster: &Cluster) -> usize {
+    cluster.members.values().map(|member| member.node().orphans()).sum()
 }
 
 /// Time passes, and everything that is said is heard.
@@ -113,7 +113,7 @@ fn unlinked_file_open_elsewhere() {
     cluster.inode(3, mknod("c3"));
     rename(&mut cluster, "c3", "b2");
     wait(&mut cluster, 20);
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     // Where it is open it can be looked at and cut; it is opened by number, at its home.
     let set = SetAttr { size: Some(9), through_handle: true, ..SetAttr::default() };
     let cut = cluster.inode(2, Op::SetAttr(seen(file.ino, "b2"), set));
@@ -129,7 +129,7 @@ fn unlinked_file_open_elsewhere() {
     assert_eq!(cluster.inode(3, Op::GetAttr(InodeRef::by_id(file.ino))).nlink, 0);
     assert_eq!(errno(&cluster.ask(1, Op::Release(file.ino))), 0);
     wait(&mut cluster, 1);
-    assert_eq!((nameless(&cluster), counts(&cluster)), (0, vec![0, 0, 0]));
+    assert_eq!((orphans(&cluster), counts(&cluster)), (0, vec![0, 0, 0]));
     assert_eq!(errno(&cluster.ask(1, Op::GetAttr(InodeRef::by_id(file.ino)))), libc::ESTALE);
 }
 
@@ -143,13 +143,13 @@ fn unlinked_file_that_was_never_renamed() {
             assert_eq!(errno(&cluster.ask(2, Op::Release(file.ino))), 0);
         }
         assert_eq!(errno(&cluster.ask(2, Op::Unlink(at(path)))), 0);
-        assert_eq!(nameless(&cluster), usize::from(open_then), "{path}");
+        assert_eq!(orphans(&cluster), usize::from(open_then), "{path}");
         let is_question = |message: &Message| matches!(message, Message::Poll { .. });
         cluster.tick(SECOND);
         assert!(cluster.carry(|_, message| is_question(message)).is_none(), "nobody else is asked");
         if open_then {
             assert_eq!(errno(&cluster.ask(2, Op::Release(file.ino))), 0);
-            assert_eq!(nameless(&cluster), 0, "gone with the last release");
+            assert_eq!(orphans(&cluster), 0, "gone with the last release");
         }
     }
 }
@@ -169,10 +169,10 @@ fn opens_led_by_other_members() {
         assert_eq!(counts(&cluster)[leader as usize - 1], 1);
         assert_eq!(errno(&cluster.ask(owner, Op::Unlink(at(&path)))), 0);
         wait(&mut cluster, 1);
-        assert_eq!(nameless(&cluster), 1, "{path}: made at {owner}, open at {leader}");
+        assert_eq!(orphans(&cluster), 1, "{path}: made at {owner}, open at {leader}");
         assert_eq!(errno(&cluster.ask(leader, Op::Release(file.ino))), 0);
         wait(&mut cluster, 10);
-        assert_eq!(nameless(&cluster), 0);
+        assert_eq!(orphans(&cluster), 0);
     }
 }
 
@@ -201,10 +201,10 @@ fn link_of_unnamed_file_at_another_member() {
         assert_eq!(errno(&cluster.ask(home, Op::Release(ino))), 0);
     }
     wait(&mut cluster, 10);
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     assert_eq!(errno(&cluster.ask(elsewhere, Op::Release(file.ino))), 0);
     wait(&mut cluster, 10);
-    assert_eq!(nameless(&cluster), 0);
+    assert_eq!(orphans(&cluster), 0);
 }
 
 /// A cluster member that waits for claims keeps each file alive.
@@ -222,17 +222,17 @@ fn files_kept_during_the_grace_period() {
     assert_eq!(errno(&cluster.ask(2, Op::Unlink(at("b2")))), 0);
     cluster.restart(3);
     wait(&mut cluster, 20);
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     // The claim is of a file whose record is another member's.
     let claimed = cluster.claim(3, seen(file.ino, "c3"));
     assert!(matches!(&claimed, Ok(Answer::Opened { inode, .. }) if inode.ino == file.ino), "{claimed:?}");
     assert_eq!(counts(&cluster), [0, 0, 1]);
     cluster.members[&3].node().end_grace().unwrap();
     wait(&mut cluster, 20);
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     assert_eq!(errno(&cluster.ask(3, Op::Release(file.ino))), 0);
     wait(&mut cluster, 10);
-    assert_eq!(nameless(&cluster), 0);
+    assert_eq!(orphans(&cluster), 0);
     let gone = cluster.claim(3, seen(file.ino, "c3"));
     assert_eq!(errno(&gone), libc::ESTALE, "it does not exist any more");
 }
@@ -254,7 +254,7 @@ fn claim_after_the_grace_period() {
     wait(&mut cluster, 5);
     let reply = claim.lock().take().unwrap();
     assert_eq!(errno(&reply), libc::ESTALE);
-    assert_eq!((counts(&cluster), nameless(&cluster)), (vec![0, 0], 0));
+    assert_eq!((counts(&cluster), orphans(&cluster)), (vec![0, 0], 0));
 }
 
 /// After a restart the home of files without names asks the other members about them again.
@@ -266,16 +266,16 @@ fn orphans_after_a_restart_of_their_home() {
     open(&mut cluster, 2, Op::OpenAt(at("b2"), FLAGS));
     assert_eq!(errno(&cluster.ask(2, Op::Unlink(at("b2")))), 0);
     cluster.restart(1);
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     cluster.tick(SECOND);
     let asks = |message: &Message| matches!(message, Message::Poll { question: Question::Held(files), .. } if *files == [file.ino]);
     let question = cluster.carry(|to, message| to == 2 && asks(message)).unwrap();
     cluster.under_way.push_back(question);
     wait(&mut cluster, 10);
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     assert_eq!(errno(&cluster.ask(2, Op::Release(file.ino))), 0);
     wait(&mut cluster, 10);
-    assert_eq!(nameless(&cluster), 0);
+    assert_eq!(orphans(&cluster), 0);
 }
 
 /// An open that is about to count keeps a file that loses its name meanwhile.
@@ -297,12 +297,12 @@ fn open_in_flight_while_the_name_goes() {
         cluster.carry(|_, message| matches!(message, Message::Prepare { .. }));
         cluster.tick(SECOND / 200);
     }
-    assert_eq!(nameless(&cluster), 1);
+    assert_eq!(orphans(&cluster), 1);
     cluster.under_way.push_back(agreed);
     wait(&mut cluster, 10);
     assert_eq!(errno(&slot.lock().take().unwrap()), 0);
-    assert_eq!((counts(&cluster), nameless(&cluster)), (vec![0, 0, 1], 1));
+    assert_eq!((counts(&cluster), orphans(&cluster)), (vec![0, 0, 1], 1));
     assert_eq!(errno(&cluster.ask(3, Op::Release(file.ino))), 0);
     wait(&mut cluster, 10);
-    assert_eq!(nameless(&cluster), 0);
+    assert_eq!(orphans(&cluster), 0);
 }

@@ -15,10 +15,9 @@ mod caller;
 mod clients;
 mod courier;
 mod dispatch;
-mod reap;
+mod gc;
 mod several;
 mod start;
-mod sweep;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -43,7 +42,7 @@ use courier::Courier;
 pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::Ear;
 pub use courier::Replies;
-pub use reap::{Due, Part};
+pub use gc::objects::{Due, ReferencePart};
 pub use several::{Effect, Ended, Moved, Ran, TreePart, figures_of};
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).

@@ -2,7 +2,7 @@
 //! everything, but clients across a network live on and claim what they had open ([`Reclaiming`]).
 //! Beside it what the node itself has begun: objects and rows on their way out.
 
-mod condemned;
+mod pending_deletes;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,7 +14,7 @@ use kestrel_types::placement::{hash_inode, place_of};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub use condemned::Condemned;
+pub use pending_deletes::PendingDeletes;
 
 const SHARDS: usize = 64;
 
@@ -232,13 +232,13 @@ impl MovedTable {
 pub struct Reclaiming {
     on: AtomicBool,
     /// Files that had no name and were not open at some moment of this time.
-    nameless: Mutex<BTreeSet<InodeId>>,
+    orphans: Mutex<BTreeSet<InodeId>>,
 }
 
 impl Reclaiming {
     /// Begins, with the files without names there are.
-    pub fn begin(&self, nameless: impl IntoIterator<Item = InodeId>) {
-        self.nameless.lock().extend(nameless);
+    pub fn begin(&self, orphans: impl IntoIterator<Item = InodeId>) {
+        self.orphans.lock().extend(orphans);
         self.on.store(true, Ordering::Release);
     }
 
@@ -251,13 +251,13 @@ impl Reclaiming {
     /// This file has no name and is not open: to be looked at when the time ends. (If the batch
     /// that says so fails, that look finds nothing to do.)
     pub fn keep(&self, ino: InodeId) {
-        self.nameless.lock().insert(ino);
+        self.orphans.lock().insert(ino);
     }
 
     /// Ends; the files to look at. With every worker's state held.
     pub fn end(&self) -> BTreeSet<InodeId> {
         self.on.store(false, Ordering::Release);
-        std::mem::take(&mut *self.nameless.lock())
+        std::mem::take(&mut *self.orphans.lock())
     }
 }
 
@@ -268,16 +268,16 @@ impl Reclaiming {
 /// Changes with the rows, before anybody else runs. A file that got a name and lost it again is
 /// another case than before: it has another number.
 #[derive(Default)]
-pub struct Nameless(Mutex<NamelessFiles>);
+pub struct Orphans(Mutex<OrphanFiles>);
 
 #[derive(Default)]
-struct NamelessFiles {
+struct OrphanFiles {
     cases: u64,
     files: BTreeMap<InodeId, u64>,
     news: BTreeSet<InodeId>,
 }
 
-impl Nameless {
+impl Orphans {
     /// A file has no name, as from now or from before.
     pub fn insert(&self, ino: InodeId) {
         let mut state = self.0.lock();
@@ -328,13 +328,13 @@ impl Nameless {
 /// Files with rows that were cut off and are being deleted, at their home: from which chunk on. As
 /// table `sweep` has them.
 #[derive(Default)]
-pub struct Sweeps {
+pub struct PendingChunkDeletes {
     /// How many, so that looking costs nothing while there is none.
     count: AtomicUsize,
     files: Mutex<BTreeMap<InodeId, u64>>,
 }
 
-impl Sweeps {
+impl PendingChunkDeletes {
     /// From which chunk on rows of `ino` are being deleted.
     #[inline]
     pub fn get(&self, ino: InodeId) -> Option<u64> {
@@ -384,19 +384,19 @@ mod tests {
 
     #[test]
     fn a_file_that_loses_its_name_twice_is_two_cases() {
-        let nameless = Nameless::default();
-        nameless.closed(16);
-        nameless.insert(16);
-        let first = nameless.case(16);
-        nameless.insert(16);
-        assert_eq!((nameless.case(16), nameless.take_news()), (first, [16].into()));
-        nameless.closed(16);
-        assert_eq!(nameless.take_news(), [16].into());
-        nameless.remove(16);
-        nameless.closed(16);
-        assert!(nameless.is_empty() && nameless.take_news().is_empty());
-        nameless.insert(16);
-        assert!(nameless.case(16).is_some() && nameless.case(16) != first);
+        let orphans = Orphans::default();
+        orphans.closed(16);
+        orphans.insert(16);
+        let first = orphans.case(16);
+        orphans.insert(16);
+        assert_eq!((orphans.case(16), orphans.take_news()), (first, [16].into()));
+        orphans.closed(16);
+        assert_eq!(orphans.take_news(), [16].into());
+        orphans.remove(16);
+        orphans.closed(16);
+        assert!(orphans.is_empty() && orphans.take_news().is_empty());
+        orphans.insert(16);
+        assert!(orphans.case(16).is_some() && orphans.case(16) != first);
     }
 
     /// The table of moved files keeps open files, and others within its bound.

@@ -46,7 +46,9 @@ use crate::lease::LeaseView;
 use crate::owners::{MapView, Owners, has_shares_of};
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
-use crate::session::{Condemned, MovedTable, Nameless, OpenState, OpenTable, Reclaiming, Sweeps};
+use crate::session::{
+    MovedTable, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
+};
 use crate::walks::Walks;
 
 /// Size that a directory shows.
@@ -64,15 +66,15 @@ pub struct Core {
     /// Renamed files.
     pub moved: MovedTable,
     /// Objects being deleted.
-    pub condemned: Condemned,
+    pub condemned: PendingDeletes,
     /// Files with rows being deleted.
-    pub sweeps: Sweeps,
+    pub sweeps: PendingChunkDeletes,
     /// Clients across a network use this node: what they have open outlives it.
     pub serves: bool,
     /// The time in which they claim it.
     pub reclaiming: Reclaiming,
     /// Of one of several nodes: files without names whose home it is.
-    pub nameless: Nameless,
+    pub orphans: Orphans,
     /// Workers that run.
     pub workers: usize,
     /// Shares that rows may have: the most workers this volume ever had.
@@ -143,12 +145,12 @@ impl Core {
 
     /// These changes were committed, and nobody has run since.
     pub fn note_links(&self, LinkNews(news): LinkNews) {
-        for (ino, nameless) in news {
-            if nameless {
-                self.nameless.insert(ino);
+        for (ino, orphans) in news {
+            if orphans {
+                self.orphans.insert(ino);
                 continue;
             }
-            self.nameless.remove(ino);
+            self.orphans.remove(ino);
             let open = self.opens.get(ino);
             if open.orphan {
                 // It got a name, with every worker's state held, by which others may open it

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Disk, c_string, found, sweep};
+use super::{Disk, c_string, found, scan};
 use crate::sys;
 use crate::whole::{DIR, label};
 
@@ -80,7 +80,7 @@ impl Disk {
     pub fn remove_whole(&self, name: &str) -> io::Result<u64> {
         let (root, path) = (self.root(), self.whole_name(name));
         let Some(file) = found(sys::open_at(root.as_fd(), &path))? else { return Ok(0) };
-        let bytes = sweep::disk_bytes(&file.metadata()?);
+        let bytes = scan::disk_bytes(&file.metadata()?);
         match sys::unlink_at(root.as_fd(), &path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
             other => other?,
@@ -93,7 +93,7 @@ impl Disk {
 
     /// Names of the volume's whole copies.
     pub fn whole_names(&self) -> Vec<String> {
-        let names = sweep::names(&self.path.join(&self.volume).join(DIR)).unwrap_or_default();
+        let names = scan::names(&self.path.join(&self.volume).join(DIR)).unwrap_or_default();
         names.into_iter().filter(|name| label::parse(name).is_some()).collect()
     }
 }

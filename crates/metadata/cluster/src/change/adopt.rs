@@ -21,7 +21,7 @@ use kestrel_types::key::Table;
 use kestrel_types::placement::PlacementMap;
 
 use super::records::{self, Strangers};
-use super::{ChangeMessage, Charge, Purge, gains, hands_over, inherits, loses, shares_move};
+use super::{ChangeMessage, Charge, RangeDelete, gains, hands_over, inherits, loses, shares_move};
 use crate::work::Stage;
 use crate::{Member, Message, Todo};
 
@@ -92,7 +92,7 @@ impl Member {
         self.cluster().set_outside(self.table.has_left());
         self.changing.part = None;
         self.changing.strangers = strangers;
-        self.changing.purge = left.then(Purge::default);
+        self.changing.purge = left.then(RangeDelete::default);
         self.begin_again();
         self.forget_former();
         if let Some(charge) = charge {

@@ -16,7 +16,7 @@ use kestrel_types::key::Key;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use parking_lot::Mutex;
 
-use super::purge::{Cursor, visited_max};
+use super::range_delete::{Cursor, visited_max};
 use super::{Attempt, ChangeMessage, Step, loses};
 use crate::{Member, RESEND};
 

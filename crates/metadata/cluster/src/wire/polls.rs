@@ -1,7 +1,7 @@
 //! The bytes of questions to all members, and of the answers.
 
 use kestrel_balancer::report::{NameCount, Report};
-use kestrel_meta::node::{Part, TreePart};
+use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
@@ -9,8 +9,8 @@ use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::request::DirEntry;
 
 use super::{boolean, list, put_ids, put_list, put_numbered};
+use crate::gc::Weight;
 use crate::poll::{Answer, Question};
-use crate::reap::Weight;
 use crate::tree::Place;
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
@@ -181,24 +181,24 @@ fn name_count(r: &mut Reader<'_>) -> Result<NameCount, DecodeError> {
 fn put_weight(out: &mut Vec<u8>, weight: &Weight) {
     match weight {
         Weight::Used => out.push(0),
-        Weight::Part(Part::None) => out.push(1),
-        Weight::Part(Part::Bytes(bytes)) => {
+        Weight::Part(ReferencePart::None) => out.push(1),
+        Weight::Part(ReferencePart::Bytes(bytes)) => {
             out.push(2);
             out.extend_from_slice(&bytes.to_be_bytes());
         }
-        Weight::Part(Part::Damaged) => out.push(3),
+        Weight::Part(ReferencePart::Damaged) => out.push(3),
     }
 }
 
 fn weight(r: &mut Reader<'_>) -> Result<Weight, DecodeError> {
     Ok(match r.u8()? {
         0 => Weight::Used,
-        1 => Weight::Part(Part::None),
+        1 => Weight::Part(ReferencePart::None),
         2 => {
             let bytes = Some(r.i64()?).filter(|bytes| bytes.unsigned_abs() < PART_MAX);
-            Weight::Part(Part::Bytes(bytes.ok_or(DecodeError("a share out of bounds"))?))
+            Weight::Part(ReferencePart::Bytes(bytes.ok_or(DecodeError("a share out of bounds"))?))
         }
-        3 => Weight::Part(Part::Damaged),
+        3 => Weight::Part(ReferencePart::Damaged),
         _ => return Err(DecodeError("an unknown weight")),
     })
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kestrel_balancer::report::{NameCount, Report};
-use kestrel_meta::node::{Part, TreePart};
+use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Name;
@@ -19,10 +19,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::addresses::NodeAddress;
 use crate::change::{Announced, Attempt, ChangeMessage, Charge};
+use crate::gc::Weight;
 use crate::lease::{HoldId, LeaseMessage};
 use crate::message::TokensMessage;
 use crate::poll::{Answer, Question};
-use crate::reap::Weight;
 use crate::sums::{Also, Names, SumMessage};
 
 /// Small and large ones alike, so that every length of a varint occurs.
@@ -128,9 +128,9 @@ fn any_question() -> BoxedStrategy<Question> {
 fn any_answer() -> BoxedStrategy<Answer> {
     let weight = prop_oneof![
         Just(Weight::Used),
-        Just(Weight::Part(Part::None)),
-        Just(Weight::Part(Part::Damaged)),
-        (-1i64 << 51..1 << 51).prop_map(|bytes| Weight::Part(Part::Bytes(bytes))),
+        Just(Weight::Part(ReferencePart::None)),
+        Just(Weight::Part(ReferencePart::Damaged)),
+        (-1i64 << 51..1 << 51).prop_map(|bytes| Weight::Part(ReferencePart::Bytes(bytes))),
     ];
     let places = vec((any::<u32>(), number()), 0..5);
     let entry = (any_name(), number()).prop_map(|(name, ino)| DirEntry { name, ino, kind: Kind::Fifo });

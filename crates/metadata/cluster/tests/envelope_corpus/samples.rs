@@ -12,7 +12,7 @@ use kestrel_cluster::{
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
-use kestrel_meta::node::{Part, TreePart};
+use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
 use kestrel_types::entry::Entry;
@@ -184,7 +184,13 @@ fn ends() -> Vec<(&'static str, Message)> {
 fn polls() -> Vec<(&'static str, Message)> {
     let poll = |question| Message::Poll { number: 300, table: 5, question };
     let polled = |answer| Message::Polled { number: 300, answer };
-    let parts = [Part::None, Part::Damaged, Part::Bytes(-4096), Part::Bytes(1 << 40)].map(Weight::Part);
+    let parts = [
+        ReferencePart::None,
+        ReferencePart::Damaged,
+        ReferencePart::Bytes(-4096),
+        ReferencePart::Bytes(1 << 40),
+    ]
+    .map(Weight::Part);
     let names = vec![NameCount { name: Name::new(b"Makefile").unwrap(), entries: 300 }];
     let found = DirEntry { name: Name::new(b"c").unwrap(), ino: 300, kind: Kind::Fifo };
     let report = Report { node: 2, entries: 1 << 40, names };

@@ -213,22 +213,22 @@ impl Node {
     /// makes good. The time has ended all the same. A file that could not be deleted is left for
     /// the next start, and logged.
     pub fn end_grace(&self) -> FsResult<usize> {
-        let (nameless, settled) = {
+        let (orphans, settled) = {
             let _all = self.hold_all();
-            let mut nameless = self.core.reclaiming.end();
+            let mut orphans = self.core.reclaiming.end();
             if self.shares_volume() {
                 // Its member asks the others about files without names.
                 return Ok(0);
             }
-            nameless.retain(|ino| self.core.opens.get(*ino).count == 0);
-            for ino in &nameless {
+            orphans.retain(|ino| self.core.opens.get(*ino).count == 0);
+            for ino in &orphans {
                 self.core.opens.set(*ino, OpenState { count: 1, orphan: true, linkable: false });
             }
-            (nameless, self.settle_moved())
+            (orphans, self.settle_moved())
         };
-        let count = nameless.len();
+        let count = orphans.len();
         let failed = Arc::new(AtomicUsize::new(0));
-        for ino in nameless {
+        for ino in orphans {
             let failed = failed.clone();
             let request = Request { creds: Creds::root(), op: Op::Release(ino) };
             let done: Done = Box::new(move |reply| {

@@ -149,8 +149,8 @@ impl Node {
     }
 
     /// Files without names whose home it is.
-    pub fn nameless_files(&self) -> usize {
-        self.core.nameless.len()
+    pub fn orphans(&self) -> usize {
+        self.core.orphans.len()
     }
 
     /// The table if the node may have rows that it does not own.
@@ -295,14 +295,14 @@ impl Node {
     /// Rows have come, and gone, with a new table. With every worker's state held.
     pub fn take_moved(&self, moved: Moved) {
         self.add_usage(moved.usage);
-        for (ino, comes, size, nameless) in moved.files {
+        for (ino, comes, size, orphans) in moved.files {
             self.add_usage([0, 0, if comes { size } else { size.wrapping_neg() }]);
-            match (comes, nameless) {
-                (true, true) => self.core.nameless.insert(ino),
+            match (comes, orphans) {
+                (true, true) => self.core.orphans.insert(ino),
                 (true, false) => {}
                 // Its new home asks all members whether they have it open.
                 (false, _) => {
-                    self.core.nameless.remove(ino);
+                    self.core.orphans.remove(ino);
                     self.core.opens.keep(ino);
                 }
             }

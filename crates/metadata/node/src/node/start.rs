@@ -26,7 +26,8 @@ use crate::pipeline::engine_error;
 use crate::replica::Replica;
 use crate::rows::number_of;
 use crate::session::{
-    Condemned, Moved, MovedTable, Nameless, NewPlace, OpenState, OpenTable, Reclaiming, Sweeps,
+    Moved, MovedTable, NewPlace, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes,
+    Reclaiming,
 };
 use crate::view::{Core, decode_dir_id, encode_dir_id};
 use crate::worker::Worker;
@@ -69,8 +70,8 @@ fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
 }
 
 /// Files whose rows were being deleted when the volume was last open.
-fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Sweeps> {
-    let sweeps = Sweeps::default();
+fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<PendingChunkDeletes> {
+    let sweeps = PendingChunkDeletes::default();
     let visited = engine.scan_table(Table::Sweep, None, &mut |key, _| {
         // Of several rows of a file, which only damage can leave, the lowest counts; it comes
         // first.
@@ -84,17 +85,17 @@ fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Sweeps
 }
 
 /// Files without names.
-fn nameless(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Vec<InodeId>> {
-    let mut nameless = Vec::new();
+fn orphans(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Vec<InodeId>> {
+    let mut orphans = Vec::new();
     let visited = engine.scan_table(Table::Link, None, &mut |key, row| {
         // A damaged row is fsck's business; it must not keep the volume from opening.
         if own(key.id) && Inode::decode(&mut Reader::new(row)).is_ok_and(|inode| inode.nlink == 0) {
-            nameless.push(key.id);
+            orphans.push(key.id);
         }
         ControlFlow::Continue(())
     });
     visited.map_err(engine_error)?;
-    Ok(nameless)
+    Ok(orphans)
 }
 
 /// Where files went that were open when the node stopped: parent 0 for one without a name that may
@@ -226,16 +227,16 @@ impl Node {
             engine.commit(BatchKind::Freeing, changes).map_err(engine_error)?;
         }
         // A proper stop leaves no file without a name.
-        let nameless = if closed.is_some() { Vec::new() } else { nameless(&*engine, &own)? };
+        let orphans = if closed.is_some() { Vec::new() } else { orphans(&*engine, &own)? };
         let core = Core {
             replica: Replica::new(config.replica_bytes),
             opens,
             moved,
-            condemned: Condemned::default(),
+            condemned: PendingDeletes::default(),
             sweeps: sweeps(&*engine, &own)?,
             serves: config.serves,
             reclaiming: Reclaiming::default(),
-            nameless: Nameless::default(),
+            orphans: Orphans::default(),
             workers: config.workers,
             shares,
             scan_rows: config.scan_rows.max(1),
@@ -266,22 +267,22 @@ impl Node {
         };
         if node.shares_volume() {
             // Others may have them open: they are asked.
-            nameless.into_iter().for_each(|ino| node.core.nameless.insert(ino));
+            orphans.into_iter().for_each(|ino| node.core.orphans.insert(ino));
             if config.serves {
                 node.core.reclaiming.begin([]);
             }
         } else if config.serves {
-            node.core.reclaiming.begin(nameless);
+            node.core.reclaiming.begin(orphans);
         } else {
-            node.delete_nameless(nameless)?;
+            node.delete_orphans(orphans)?;
         }
         node.durability = config.durability;
         Ok(Arc::new(node))
     }
 
     /// Deletes files without names: those that were open when the node stopped.
-    fn delete_nameless(&self, nameless: Vec<InodeId>) -> FsResult<()> {
-        for ino in nameless {
+    fn delete_orphans(&self, orphans: Vec<InodeId>) -> FsResult<()> {
+        for ino in orphans {
             self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
             if let Err(why) = self.call(Request { creds: Creds::root(), op: Op::Release(ino) }) {
                 self.core.opens.set(ino, OpenState::default());

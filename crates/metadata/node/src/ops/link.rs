@@ -37,8 +37,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
         return Err(fail(libc::EPERM, "a directory has one name only"));
     }
     let open = view.open_state(found.inode.ino);
-    let nameless = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
-    if nameless && !view.is_linkable(found.inode.ino)? {
+    let orphans = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
+    if orphans && !view.is_linkable(found.inode.ino)? {
         return Err(fail(libc::ENOENT, "the file was removed"));
     }
     if found.inode.nlink >= LINK_MAX {
@@ -54,7 +54,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
     inode.ctime = view.now;
     inode.change = view.stamp;
     match at {
-        At::Link { cell, .. } if nameless => {
+        At::Link { cell, .. } if orphans => {
             view.put(cell, Value::Absent);
             view.effects.count_bytes(-size);
             view.change_dir(spot.share, 1, 0, size, true)?;

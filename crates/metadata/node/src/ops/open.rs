@@ -62,7 +62,7 @@ pub fn existing(
     parent: Option<InodeId>,
 ) -> Run<Answer> {
     // To cut it off as well is to open it: found to be changed, it may be another node's.
-    if !found.is_dir() && found.inode.nlink == 0 && !view.shows_nameless(found.inode.ino, Use::Open) {
+    if !found.is_dir() && found.inode.nlink == 0 && !view.shows_orphans(found.inode.ino, Use::Open) {
         return Err(fail(libc::ESTALE, "the file does not exist any more"));
     }
     check(creds, &found, flags)?;
@@ -148,7 +148,7 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
         view.begin()?;
         let last = view.count_release(ino);
         if last && view.core.cluster.is_some() {
-            view.core.nameless.closed(ino);
+            view.core.orphans.closed(ino);
         } else if last && reclaiming && state.orphan {
             view.core.reclaiming.keep(ino);
         } else if last && !reclaiming {
@@ -197,13 +197,13 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
     if found.is_dir() {
         return Err(fail(libc::EISDIR, "opens of directories are not counted"));
     }
-    let nameless = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
-    if nameless && state.count == 0 && !view.core.reclaiming.lasts() {
+    let orphans = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
+    if orphans && state.count == 0 && !view.core.reclaiming.lasts() {
         return Err(fail(libc::ESTALE, "the file does not exist any more"));
     }
     let strayed = view.strayed(asked, &found);
     let alone = view.core.cluster.is_none();
-    let noted = alone && nameless && view.is_noted_linkable(ino)?;
+    let noted = alone && orphans && view.is_noted_linkable(ino)?;
     view.begin()?;
     if !alone {
         for _ in 0..claim.count {
@@ -213,7 +213,7 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
     }
     let linkable = claim.linkable || noted || (state.count > 0 && state.linkable);
     let count = state.count.saturating_add(claim.count);
-    view.set_open(ino, OpenState { count, orphan: nameless, linkable: nameless && linkable });
+    view.set_open(ino, OpenState { count, orphan: orphans, linkable: orphans && linkable });
     if let Some((parent, name)) = strayed {
         view.move_to(ino, parent, &name);
     }
@@ -244,8 +244,8 @@ pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
         return Ok(answer);
     }
     let cell = view.link_cell(ino);
-    let nameless = view.link(cell)?.is_some_and(|inode| inode.nlink == 0);
-    let noted = nameless && view.is_noted_linkable(ino)?;
+    let orphans = view.link(cell)?.is_some_and(|inode| inode.nlink == 0);
+    let noted = orphans && view.is_noted_linkable(ino)?;
     view.begin()?;
     let state = view.open_state(ino);
     let linkable = match state.count {
@@ -255,7 +255,7 @@ pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
     };
     view.set_open(
         ino,
-        OpenState { count: state.count.saturating_add(1), orphan: nameless, linkable: nameless && linkable },
+        OpenState { count: state.count.saturating_add(1), orphan: orphans, linkable: orphans && linkable },
     );
     Ok(answer)
 }

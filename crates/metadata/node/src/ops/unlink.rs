@@ -10,7 +10,7 @@
 //! so they are exclusive. After a restart of a node that serves clients across a network every file
 //! counts as open until they have claimed what is ([`crate::session::Reclaiming`]). Of several
 //! nodes a file that was renamed or linked may be open at any: it becomes one without a name, and
-//! its home asks them ([`crate::session::Nameless`]).
+//! its home asks them ([`crate::session::Orphans`]).
 
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Place;

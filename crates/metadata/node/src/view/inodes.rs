@@ -154,14 +154,14 @@ impl View<'_> {
         if owner_only && !self.holds(home) {
             return Err(self.forward(home, Route::Number));
         }
-        if inode.nlink == 0 && !self.shows_nameless(ino, using) {
+        if inode.nlink == 0 && !self.shows_orphans(ino, using) {
             return Ok(None);
         }
         Ok(Some(Found { inode, at: At::Link { cell, home } }))
     }
 
     /// Whether a file without names is to be had.
-    pub fn shows_nameless(&self, ino: InodeId, using: Use) -> bool {
+    pub fn shows_orphans(&self, ino: InodeId, using: Use) -> bool {
         match (self.table, using) {
             (_, Use::Claim) => true,
             // If it is not open it is kept in case a client claims it; nobody else can know it.

@@ -296,8 +296,8 @@ impl Several {
         if self.agenda.failure.is_none() && !self.has_nothing_open() {
             let left = |(node, host): (&NodeId, &super::host::Host)| {
                 let member = host.member()?;
-                let (open, nameless) = (member.node().stats().open_files, member.node().nameless_files());
-                Some(format!("node {node}: {open} open files, {nameless} without names"))
+                let (open, orphans) = (member.node().stats().open_files, member.node().orphans());
+                Some(format!("node {node}: {open} open files, {orphans} without names"))
             };
             let left: Vec<String> = self.hosts.iter().filter_map(left).collect();
             self.fail(format!("left when all clients were gone: {left:?}"));
@@ -309,7 +309,7 @@ impl Several {
             host.sessions().is_empty()
                 && host.member().is_some_and(|member| {
                     let node = member.node();
-                    node.stats().open_files == 0 && node.nameless_files() == 0 && !node.in_grace()
+                    node.stats().open_files == 0 && node.orphans() == 0 && !node.in_grace()
                 })
         })
     }

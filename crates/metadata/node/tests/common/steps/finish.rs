@@ -31,9 +31,9 @@ impl World {
         let model = &self.model;
         let open = |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
         let found = check::check(&*self.fixture().engine, &open);
-        let nameless = model.nodes.values().filter(|node| node.nlink == 0).count();
-        if found.orphans != nameless {
-            return Err(format!("{} files without a name, expected {nameless}", found.orphans));
+        let orphans = model.nodes.values().filter(|node| node.nlink == 0).count();
+        if found.orphans != orphans {
+            return Err(format!("{} files without a name, expected {orphans}", found.orphans));
         }
         if let Some(ino) =
             found.moved.iter().find(|ino| model.nodes.get(ino).is_none_or(|node| node.opens == 0))

@@ -94,7 +94,7 @@ impl Cursor {
 
 /// The deletion of strangers that are of no use.
 #[derive(Default)]
-pub(super) struct Purge {
+pub(super) struct RangeDelete {
     cursor: Cursor,
     due: Nanos,
 }
@@ -109,7 +109,7 @@ impl Member {
             Ok(false) => self.changing.purge = Some(purge),
             Err(why) => {
                 log::error!("rows that are other nodes' could not be deleted: {why}; tried again");
-                self.changing.purge = Some(Purge { due: now + PAUSE, ..Purge::default() });
+                self.changing.purge = Some(RangeDelete { due: now + PAUSE, ..RangeDelete::default() });
             }
         }
     }

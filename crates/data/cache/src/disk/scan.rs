@@ -45,7 +45,7 @@ enum Content {
 /// What was found in a directory: 40 bytes a file, so 100 MiB for 10 TiB of blocks, while a sweep
 /// lasts.
 #[derive(Default)]
-struct Found {
+struct ScannedFiles {
     files: Vec<CacheFile>,
     /// Of each file, what it is.
     contents: Vec<Content>,
@@ -54,7 +54,7 @@ struct Found {
 
 /// What a sweep did.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Swept {
+pub(crate) struct ScanReport {
     /// Objects of this mount's volume that lost their files.
     pub removed: Vec<ObjectId>,
     /// Bytes of disk freed.
@@ -64,7 +64,7 @@ pub(crate) struct Swept {
 impl Disk {
     /// Looks through the directory and makes room if there is too little. None: another process is
     /// at it.
-    pub(crate) fn sweep(&self) -> io::Result<Option<Swept>> {
+    pub(crate) fn sweep(&self) -> io::Result<Option<ScanReport>> {
         self.before(DiskOp::Evict)?;
         // If the disk was unmounted, this is somebody else's directory now.
         marker::check(&self.path)?;
@@ -78,7 +78,7 @@ impl Disk {
         let now = self.clock.now();
         let found = look_through(&self.path, now)?;
         let mut used: u64 = found.files.iter().map(|file| file.bytes).sum();
-        let mut swept = Swept::default();
+        let mut swept = ScanReport::default();
         let wanted = self.wanted.swap(0, Ordering::Relaxed);
         for index in evict::plan(&found.files, self.needed(used, wanted)?, now) {
             self.before(DiskOp::Evict)?;
@@ -153,8 +153,8 @@ fn gone_is_fine(removed: io::Result<()>) -> io::Result<()> {
 }
 
 /// All cache files of a directory. Names that are none of ours are passed over.
-fn look_through(path: &Path, now: Nanos) -> io::Result<Found> {
-    let mut found = Found::default();
+fn look_through(path: &Path, now: Nanos) -> io::Result<ScannedFiles> {
+    let mut found = ScannedFiles::default();
     for volume in names(path)? {
         if volume.len() != 32 || !is_hex(&volume) {
             continue;
@@ -195,7 +195,7 @@ fn look_at(
     volume: usize,
     now: Nanos,
     content_of: fn(&Path) -> Option<Content>,
-    found: &mut Found,
+    found: &mut ScannedFiles,
 ) -> io::Result<()> {
     for name in names(&path.join(below))? {
         let name = below.join(name);

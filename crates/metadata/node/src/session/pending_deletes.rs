@@ -25,12 +25,12 @@ struct Round {
 /// See the module's header. Changes with every worker's state held, but for what operations say
 /// that refer to objects.
 #[derive(Default)]
-pub struct Condemned(RwLock<BTreeMap<NodeId, Round>>);
+pub struct PendingDeletes(RwLock<BTreeMap<NodeId, Round>>);
 
 /// Stands for a node that has the volume for itself.
 const ALONE: NodeId = 0;
 
-impl Condemned {
+impl PendingDeletes {
     /// An operation is about to refer to an object. Whether it must not, because the object is
     /// being deleted. Otherwise no round that watches it will delete it.
     pub fn refer(&self, object: ObjectId) -> bool {
@@ -101,7 +101,7 @@ mod tests {
     /// A request that refers to an object saves it, unless the object is condemned.
     #[test]
     fn reference_to_a_watched_object() {
-        let objects = Condemned::default();
+        let objects = PendingDeletes::default();
         objects.watch(1, 5, &[10, 11]);
         objects.watch(2, 3, &[10]);
         assert!(!objects.refer(10), "it is only watched");
@@ -116,7 +116,7 @@ mod tests {
     /// Copies of messages of earlier rounds change nothing.
     #[test]
     fn messages_of_earlier_rounds() {
-        let objects = Condemned::default();
+        let objects = PendingDeletes::default();
         objects.watch(1, 5, &[10]);
         objects.end(1, 5);
         objects.watch(1, 5, &[10]);
@@ -127,6 +127,6 @@ mod tests {
         assert_eq!(objects.confirm(1, 5, vec![11]), []);
         assert_eq!(objects.confirm(1, 6, vec![10]), [10]);
         // A node that has started again knows of no round.
-        assert_eq!(Condemned::default().confirm(1, 6, vec![10]), []);
+        assert_eq!(PendingDeletes::default().confirm(1, 6, vec![10]), []);
     }
 }

@@ -45,22 +45,22 @@ pub(super) struct Asking {
 
 impl Member {
     /// Looks after files without names.
-    pub(super) fn tick_nameless(&mut self) {
+    pub(super) fn tick_orphans(&mut self) {
         let (now, core) = (self.now, self.node.core());
-        for ino in core.nameless.take_news() {
-            let asking = self.nameless.entry(ino).or_insert(Asking { due: now, pause: PAUSE_MIN });
+        for ino in core.orphans.take_news() {
+            let asking = self.orphans.entry(ino).or_insert(Asking { due: now, pause: PAUSE_MIN });
             asking.due = asking.due.min(now);
         }
-        if self.nameless.is_empty() || core.reclaiming.lasts() {
+        if self.orphans.is_empty() || core.reclaiming.lasts() {
             return;
         }
-        let asked = self.polls.values().filter(|poll| poll.is_about_nameless()).count();
+        let asked = self.polls.values().filter(|poll| poll.is_about_orphans()).count();
         if asked >= POLLS_MAX {
             return;
         }
         let mut cases = Vec::new();
-        self.nameless.retain(|ino, asking| {
-            let Some(case) = core.nameless.case(*ino) else { return false };
+        self.orphans.retain(|ino, asking| {
+            let Some(case) = core.orphans.case(*ino) else { return false };
             if asking.due > now {
                 return true;
             }
@@ -111,9 +111,9 @@ impl Member {
         let quiet = self.node.quiesce();
         let core = self.node.core();
         for (ino, case) in cases {
-            let Some(asking) = self.nameless.get_mut(ino) else { continue };
+            let Some(asking) = self.orphans.get_mut(ino) else { continue };
             asking.put_off(self.now);
-            let same = core.nameless.case(*ino) == Some(*case);
+            let same = core.orphans.case(*ino) == Some(*case);
             if !heard_all || held.contains(ino) || !same || core.reclaiming.lasts() {
                 continue;
             }
@@ -141,7 +141,7 @@ impl Member {
             self.node.core().opens.release(ino);
             drop(quiet);
         }
-        if let Some(asking) = self.nameless.get_mut(&ino) {
+        if let Some(asking) = self.orphans.get_mut(&ino) {
             asking.put_off(self.now);
         }
     }

@@ -17,7 +17,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::ObjStat;
 
-use super::Node;
+use super::super::Node;
 use crate::owners::share_holder_of;
 use crate::pipeline::engine_error;
 use crate::rows::{number_of, share_suffix};
@@ -46,7 +46,7 @@ impl Due {
 
 /// A node's part of the sum of an object's references.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ReferencePart {
     /// It has no share.
     None,
     /// So many bytes; of one of several nodes maybe below nought.
@@ -89,7 +89,7 @@ impl Node {
             if in_use(row.object) {
                 continue;
             }
-            if self.references(row.object)? == Part::Bytes(0) {
+            if self.references(row.object)? == ReferencePart::Bytes(0) {
                 if !free.contains(&row.object) {
                     self.core.condemned.insert(row.object);
                     free.push(row.object);
@@ -108,7 +108,7 @@ impl Node {
     /// (Its `reap` rows go at the next look: they lead to no share.)
     pub fn forget_object(&self, object: ObjectId) -> FsResult<()> {
         let _all = self.hold_all();
-        if self.references(object)? == Part::Bytes(0) {
+        if self.references(object)? == ReferencePart::Bytes(0) {
             self.engine.commit(BatchKind::Freeing, self.share_rows(object)?).map_err(engine_error)?;
         }
         self.core.condemned.remove(object);
@@ -127,7 +127,7 @@ impl Node {
         for object in objects {
             let due = Due { seconds, object: *object, deleted: false };
             rows.push(Mutation { key: due.key(), value: Some(Box::default()) });
-            if self.references(*object)? == Part::None {
+            if self.references(*object)? == ReferencePart::None {
                 // An object without a share is one that was deleted.
                 let key = Key::new(Table::ObjStat, *object, &share_suffix(self.core.own_share(0)));
                 rows.push(Mutation { key, value: Some(ObjStat::default().encode()) });
@@ -166,7 +166,7 @@ impl Node {
         reaper: u32,
         round: u64,
         objects: &[ObjectId],
-    ) -> FsResult<(Vec<Part>, Position)> {
+    ) -> FsResult<(Vec<ReferencePart>, Position)> {
         let _all = self.quiesce();
         self.core.condemned.watch(reaper, round, objects);
         let parts = objects.iter().map(|object| self.references(*object)).collect::<FsResult<_>>()?;
@@ -221,16 +221,16 @@ impl Node {
     }
 
     /// Sum of an object's shares, as far as this node has them.
-    pub fn references(&self, object: ObjectId) -> FsResult<Part> {
-        let mut sum = Part::None;
+    pub fn references(&self, object: ObjectId) -> FsResult<ReferencePart> {
+        let mut sum = ReferencePart::None;
         self.each_share(object, |_, row| match ObjStat::decode(row) {
             Ok(stat) => {
-                let before = if let Part::Bytes(before) = sum { before } else { 0 };
-                sum = Part::Bytes(before + stat.referenced);
+                let before = if let ReferencePart::Bytes(before) = sum { before } else { 0 };
+                sum = ReferencePart::Bytes(before + stat.referenced);
                 ControlFlow::Continue(())
             }
             Err(_) => {
-                sum = Part::Damaged;
+                sum = ReferencePart::Damaged;
                 ControlFlow::Break(())
             }
         })?;

@@ -4,7 +4,7 @@
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{Creds, Op, Outcome, Request};
 
-use super::Node;
+use super::super::Node;
 
 impl Node {
     /// Deletes some rows that truncations or removals left behind, if there are any; false if not.

@@ -29,7 +29,7 @@
 use std::collections::BTreeMap;
 
 use kestrel_engine::{BatchKind, Mutation};
-use kestrel_meta::node::{Due, Part};
+use kestrel_meta::node::{Due, ReferencePart};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
@@ -48,19 +48,19 @@ pub enum Weight {
     /// One of its clients may still come to refer to it.
     Used,
     /// Its shares.
-    Part(Part),
+    Part(ReferencePart),
 }
 
 /// Hears which objects to delete.
-pub type Reap = Box<dyn FnOnce(FsResult<Vec<ObjectId>>) + Send>;
+pub type GcListener = Box<dyn FnOnce(FsResult<Vec<ObjectId>>) + Send>;
 
 /// Hears that deleted objects are forgotten.
 pub type Forgot = Box<dyn FnOnce(FsResult<()>) + Send>;
 
 /// How far a round is.
-enum Stage {
+enum GcStage {
     /// Members are asked; the callback for what comes of it.
-    Asking(Reap),
+    Asking(GcListener),
     /// The caller deletes objects.
     Deleting,
     /// These rows say that their objects are deleted; when all members know, this hears it.
@@ -68,20 +68,20 @@ enum Stage {
 }
 
 /// A round of this member's.
-pub(super) struct Reaping {
+pub(super) struct GcRound {
     round: u64,
     now: Nanos,
     due: Vec<Due>,
-    stage: Stage,
+    stage: GcStage,
 }
 
-impl Reaping {
+impl GcRound {
     /// It goes no further.
     pub fn fail(self, why: &FsError) {
         match self.stage {
-            Stage::Asking(done) => done(Err(why.clone())),
-            Stage::Forgetting(done) => done(Err(why.clone())),
-            Stage::Deleting => {}
+            GcStage::Asking(done) => done(Err(why.clone())),
+            GcStage::Forgetting(done) => done(Err(why.clone())),
+            GcStage::Deleting => {}
         }
     }
 }
@@ -92,12 +92,12 @@ impl Member {
     /// from the block store and calls [`Member::reaped`] with those that are gone; if it never
     /// does, they come up again. `wall` is the time as the volume's clock has it, which is what
     /// rows are due by. One round at a time: `EBUSY` while another asks.
-    pub fn condemn(&mut self, wall: Nanos, limit: usize, done: Reap, now: Nanos) {
+    pub fn condemn(&mut self, wall: Nanos, limit: usize, done: GcListener, now: Nanos) {
         self.at(now);
         if let Some(why) = self.failure() {
             return done(Err(why.clone()));
         }
-        if self.reaping.as_ref().is_some_and(|reaping| !matches!(reaping.stage, Stage::Deleting)) {
+        if self.reaping.as_ref().is_some_and(|reaping| !matches!(reaping.stage, GcStage::Deleting)) {
             return done(Err(FsError::new(libc::EBUSY, "metadata: objects are being deleted already")));
         }
         self.reaping = None;
@@ -112,8 +112,8 @@ impl Member {
         if !deleted.is_empty() {
             // What a crash, or a member out of reach, has left of an earlier round comes first.
             let objects = deleted.iter().map(|row| row.object).collect();
-            let stage = Stage::Forgetting(Box::new(|_| ()));
-            self.reaping = Some(Reaping { round, now: wall, due: deleted, stage });
+            let stage = GcStage::Forgetting(Box::new(|_| ()));
+            self.reaping = Some(GcRound { round, now: wall, due: deleted, stage });
             self.poll(Question::Forget(round, objects), Then::Forgotten(round));
             self.pump();
             return done(Ok(Vec::new()));
@@ -121,7 +121,7 @@ impl Member {
         let mut objects: Vec<ObjectId> = due.iter().map(|row| row.object).collect();
         objects.sort_unstable();
         objects.dedup();
-        self.reaping = Some(Reaping { round, now: wall, due, stage: Stage::Asking(done) });
+        self.reaping = Some(GcRound { round, now: wall, due, stage: GcStage::Asking(done) });
         self.poll(Question::Weigh(round, objects), Then::Weighed(round));
         self.pump();
     }
@@ -133,7 +133,7 @@ impl Member {
         if let Some(why) = self.failure() {
             return done(Err(why.clone()));
         }
-        let Some(mut reaping) = self.reaping.take_if(|reaping| matches!(reaping.stage, Stage::Deleting))
+        let Some(mut reaping) = self.reaping.take_if(|reaping| matches!(reaping.stage, GcStage::Deleting))
         else {
             return done(Err(FsError::new(libc::EINVAL, "metadata: no objects were condemned")));
         };
@@ -142,7 +142,7 @@ impl Member {
         let round = reaping.round;
         match self.commit(BatchKind::Freeing, rows.collect()) {
             Ok(position) => {
-                reaping.stage = Stage::Forgetting(done);
+                reaping.stage = GcStage::Forgetting(done);
                 self.reaping = Some(reaping);
                 self.when_durable(position, Todo::Forget(round));
             }
@@ -168,7 +168,7 @@ impl Member {
         };
         let claiming = self.node.core().reclaiming.lasts();
         let used = |object: ObjectId| claiming || self.object_users.as_ref().is_some_and(|used| used(object));
-        let weigh = |(object, part): (&ObjectId, Part)| match used(*object) {
+        let weigh = |(object, part): (&ObjectId, ReferencePart)| match used(*object) {
             true => Weight::Used,
             false => Weight::Part(part),
         };
@@ -242,7 +242,7 @@ impl Member {
         if free.is_empty() {
             return self.end_round(Ok(free));
         }
-        if let Stage::Asking(done) = std::mem::replace(&mut reaping.stage, Stage::Deleting) {
+        if let GcStage::Asking(done) = std::mem::replace(&mut reaping.stage, GcStage::Deleting) {
             done(Ok(free));
         }
     }
@@ -251,7 +251,7 @@ impl Member {
     /// the rows stay.
     pub(super) fn forgotten(&mut self, round: u64, all: bool) {
         let Some(reaping) = self.reaping.take_if(|reaping| reaping.round == round) else { return };
-        let Stage::Forgetting(done) = reaping.stage else { return };
+        let GcStage::Forgetting(done) = reaping.stage else { return };
         if !all {
             return done(Err(out_of_reach()));
         }
@@ -268,7 +268,7 @@ impl Member {
 
     /// Nothing is deleted in this round: members need not watch any longer.
     fn end_round(&mut self, result: FsResult<Vec<ObjectId>>) {
-        let Some(Reaping { round, stage: Stage::Asking(done), .. }) = self.reaping.take() else { return };
+        let Some(GcRound { round, stage: GcStage::Asking(done), .. }) = self.reaping.take() else { return };
         self.poll(Question::Forget(round, Vec::new()), Then::Nothing);
         done(result);
     }
@@ -294,9 +294,9 @@ fn weighed_together(owes: bool, weights: impl Iterator<Item = Weight>) -> Weighe
     for weight in weights {
         match weight {
             Weight::Used => return Weighed::Used,
-            Weight::Part(Part::Damaged) => damaged = true,
-            Weight::Part(Part::None) => {}
-            Weight::Part(Part::Bytes(bytes)) => (sum, known) = (sum + bytes, true),
+            Weight::Part(ReferencePart::Damaged) => damaged = true,
+            Weight::Part(ReferencePart::None) => {}
+            Weight::Part(ReferencePart::Bytes(bytes)) => (sum, known) = (sum + bytes, true),
         }
     }
     match (damaged, known, sum, owes) {
@@ -313,17 +313,17 @@ mod tests {
     #[test]
     fn only_a_sum_over_all_that_is_nought_frees_an_object() {
         let weigh = |weights: [Weight; 3]| {
-            let owes = matches!(weights[0], Weight::Part(Part::Bytes(bytes)) if bytes < 0);
+            let owes = matches!(weights[0], Weight::Part(ReferencePart::Bytes(bytes)) if bytes < 0);
             weighed_together(owes, weights.into_iter())
         };
-        let bytes = |bytes| Weight::Part(Part::Bytes(bytes));
-        let none = Weight::Part(Part::None);
+        let bytes = |bytes| Weight::Part(ReferencePart::Bytes(bytes));
+        let none = Weight::Part(ReferencePart::None);
         assert_eq!(weigh([bytes(0), none, none]), Weighed::Free);
         assert_eq!(weigh([bytes(-5), bytes(7), bytes(-2)]), Weighed::Free);
         assert_eq!(weigh([bytes(0), bytes(3), none]), Weighed::Referred);
         assert_eq!(weigh([bytes(-5), bytes(6), none]), Weighed::Owing);
         assert_eq!(weigh([none, none, none]), Weighed::Referred);
         assert_eq!(weigh([bytes(0), none, Weight::Used]), Weighed::Used);
-        assert_eq!(weigh([bytes(0), none, Weight::Part(Part::Damaged)]), Weighed::Referred);
+        assert_eq!(weigh([bytes(0), none, Weight::Part(ReferencePart::Damaged)]), Weighed::Referred);
     }
 }
