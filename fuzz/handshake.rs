@@ -13,7 +13,7 @@ use kestrel_meta::node::{Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_rpc::token::Token;
 use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::config::{Access, ServerConfig};
+use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{ManualClock, SECOND};
@@ -114,7 +114,7 @@ pub fn handshake(input: &[u8]) -> bool {
         }
     }
     connection.closed();
-    assert!(server.figures(0).sessions <= u64::from(entered), "{hello:?} has a session");
+    assert!(server.stats(0).sessions <= u64::from(entered), "{hello:?} has a session");
     entered
 }
 
@@ -123,7 +123,7 @@ fn server(access: Access, good: &Token, revoked: &Token) -> Arc<Server> {
     Node::format(&*engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, NOW).expect("an empty engine");
     let config = NodeConfig { workers: 1, serves: true, replies: Replies::Inline, ..NodeConfig::default() };
     let node = Node::open(engine, clock.clone(), config).expect("a sound volume");
-    let config = ServerConfig { volume: VOLUME.into(), access, ..ServerConfig::default() };
+    let config = SessionServerConfig { volume: VOLUME.into(), access, ..SessionServerConfig::default() };
     let server = Server::new(node, clock, config, LockLimits::default(), Arc::new(Silent), 0);
     let server = server.expect("a sound volume");
     let record = |token: &Token| TokenRecord::new(token.id, "fuzz", token.verifier(), 0);

@@ -46,8 +46,8 @@ impl Doors {
             answering.answer(question, &mut |event| teller.tell(event))
         };
         let control = ControlSocket::serve(dir, Arc::new(handler)).map_err(|why| why.to_string())?;
-        let figures = attendant.clone();
-        let page = move || prometheus(&figures.snapshot());
+        let stats = attendant.clone();
+        let page = move || prometheus(&stats.snapshot());
         let metrics = metrics.map(|address| MetricsPort::serve(address, Arc::new(page))).transpose()?;
         if let Some(metrics) = &metrics {
             log::info!("figures at http://{}/metrics", metrics.address());

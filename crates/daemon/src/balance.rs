@@ -96,7 +96,7 @@ impl Balancing {
     }
 
     /// Looks and changes so far.
-    pub fn figures(&self) -> [u64; 2] {
+    pub fn stats(&self) -> [u64; 2] {
         let told = self.told.lock();
         [told.looks, told.changes]
     }
@@ -220,14 +220,14 @@ impl Looker {
     }
 
     fn is_changing(&self) -> bool {
-        let figures = self.host.change_figures();
-        figures.phase != Phase::None || figures.leads || figures.purging
+        let stats = self.host.change_stats();
+        stats.phase != Phase::None || stats.leads || stats.purging
     }
 
     /// Members that this one does not reach.
     fn away(&self) -> Vec<NodeId> {
-        let figures = self.peers.figures();
-        let is_up = |node| figures.iter().any(|(other, figures)| *other == node && figures.up);
+        let stats = self.peers.stats();
+        let is_up = |node| stats.iter().any(|(other, stats)| *other == node && stats.up);
         let placement = self.host.placement();
         let members = placement.map.members().iter().map(|member| member.id);
         members.filter(|node| *node != self.me && !is_up(*node)).collect()

@@ -42,7 +42,7 @@ impl Clients {
     pub fn status(&self) -> Value {
         let now = self.door.now();
         let server = self.door.server();
-        let (figures, sessions) = (server.figures(now), server.sessions(now));
+        let (stats, sessions) = (server.stats(now), server.sessions(now));
         let told = sessions.iter().take(SESSIONS_TOLD_MAX).map(|session| {
             json!({
                 "client": session.client.to_string(),
@@ -59,30 +59,30 @@ impl Clients {
         json!({
             "name": self.name,
             "address": self.address.to_string(),
-            "sessions_total": figures.sessions,
-            "connected": figures.connected,
-            "opens": figures.opens,
-            "locks": figures.lock_ranges,
-            "grace_left_seconds": figures.grace_left as f64 / SECOND as f64,
+            "sessions_total": stats.sessions,
+            "connected": stats.connected,
+            "opens": stats.opens,
+            "locks": stats.lock_ranges,
+            "grace_left_seconds": stats.grace_left as f64 / SECOND as f64,
             "sessions": told.collect::<Vec<_>>(),
         })
     }
 
     /// How many have a session that is alive.
     pub fn sessions(&self) -> u64 {
-        self.door.server().figures(self.door.now()).sessions
+        self.door.server().stats(self.door.now()).sessions
     }
 
     /// Their figures, by the names of metrics.
-    pub fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        let figures = self.door.server().figures(self.door.now());
-        let totals = figures.totals;
+    pub fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let stats = self.door.server().stats(self.door.now());
+        let totals = stats.totals;
         for (name, value) in [
-            ("server_sessions", figures.sessions),
-            ("server_connected", figures.connected),
-            ("server_opens", figures.opens),
-            ("server_lock_ranges", figures.lock_ranges),
-            ("server_lock_waits", figures.lock_waits),
+            ("server_sessions", stats.sessions),
+            ("server_connected", stats.connected),
+            ("server_opens", stats.opens),
+            ("server_lock_ranges", stats.lock_ranges),
+            ("server_lock_waits", stats.lock_waits),
             ("server_calls", totals.calls),
             ("server_batches", totals.batches),
             ("server_retries", totals.retries),
@@ -102,7 +102,7 @@ impl Clients {
         ] {
             tell(name, value);
         }
-        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_rpc::server::Serving::figures) else {
+        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_rpc::server::Serving::stats) else {
             return;
         };
         for (name, value) in [

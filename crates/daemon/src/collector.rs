@@ -117,7 +117,7 @@ impl Collector {
     }
 
     /// Tells the figures.
-    pub fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+    pub fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
         let state = self.state.lock();
         tell("leftovers_collections", state.runs);
         tell("leftovers_collection_failures", state.failed);

@@ -74,11 +74,11 @@ impl Attendant for Serving {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::take(&self.fs, Some(self.engine.stats()), self.begun.elapsed());
         if let Some(clients) = self.clients.get() {
-            clients.figures(&mut |name, value| snapshot.add(name, value));
+            clients.stats(&mut |name, value| snapshot.add(name, value));
         }
-        self.facts.figures(&mut |name, value| snapshot.add(name, value));
-        self.keeper.figures(&mut |name, value| snapshot.add(name, value));
-        self.collector.figures(&mut |name, value| snapshot.add(name, value));
+        self.facts.stats(&mut |name, value| snapshot.add(name, value));
+        self.keeper.stats(&mut |name, value| snapshot.add(name, value));
+        self.collector.stats(&mut |name, value| snapshot.add(name, value));
         super::map::metrics(self, &mut |name, value| snapshot.add(name, value));
         snapshot
     }

@@ -64,32 +64,32 @@ impl MountFacts {
     }
 
     /// The figures, by the names of the metrics without `_total`.
-    pub fn figures(&self, take: &mut dyn FnMut(&'static str, u64)) {
+    pub fn stats(&self, take: &mut dyn FnMut(&'static str, u64)) {
         take("memory_limit_bytes", self.memory.limit.bytes);
         take("memory_bound_bytes", self.memory.plan.bound);
         let Some(facts) = self.mount.get() else { return };
-        if let Some(figures) = facts.passthrough.figures() {
+        if let Some(stats) = facts.passthrough.stats() {
             for (name, value) in [
-                ("passthrough_live", figures.live as u64),
-                ("passthrough_opens", figures.opens),
-                ("passthrough_opens_beside", figures.beside),
-                ("passthrough_refreshes", figures.refreshed),
-                ("passthrough_copies", figures.made),
-                ("passthrough_copied_bytes", figures.made_bytes),
+                ("passthrough_live", stats.live as u64),
+                ("passthrough_opens", stats.opens),
+                ("passthrough_opens_beside", stats.beside),
+                ("passthrough_refreshes", stats.refreshed),
+                ("passthrough_copies", stats.made),
+                ("passthrough_copied_bytes", stats.made_bytes),
             ] {
                 take(name, value);
             }
         }
-        let Some(figures) = facts.shortcut.figures() else { return };
+        let Some(stats) = facts.shortcut.stats() else { return };
         for (name, value) in [
-            ("shortcut_lookups_faked", figures.faked),
-            ("shortcut_lookups_left_to_create", figures.left_to_create),
-            ("shortcut_lookups_hinted", figures.hinted),
-            ("shortcut_lookups_unhinted", figures.unhinted),
-            ("shortcut_opens", figures.opens),
-            ("shortcut_walks_repeated", figures.stale),
-            ("shortcut_directory_looks", figures.looks),
-            ("shortcut_path_nodes", figures.path_nodes),
+            ("shortcut_lookups_faked", stats.faked),
+            ("shortcut_lookups_left_to_create", stats.left_to_create),
+            ("shortcut_lookups_hinted", stats.hinted),
+            ("shortcut_lookups_unhinted", stats.unhinted),
+            ("shortcut_opens", stats.opens),
+            ("shortcut_walks_repeated", stats.stale),
+            ("shortcut_directory_looks", stats.looks),
+            ("shortcut_path_nodes", stats.path_nodes),
         ] {
             take(name, value);
         }
@@ -107,9 +107,9 @@ impl MountFacts {
         out["access_times"] = json!({ "mode": times.mode, "directories": !times.no_directories });
         out["shortcut"] = facts.mode.shortcut.into();
         out["shortcut_why"] = facts.mode.why.as_str().into();
-        out["passthrough"] = match (facts.passthrough.why_off(), facts.passthrough.figures()) {
+        out["passthrough"] = match (facts.passthrough.why_off(), facts.passthrough.stats()) {
             (Some(why), _) => json!({ "on": false, "why": why }),
-            (None, figures) => json!({ "on": true, "live": figures.map(|figures| figures.live) }),
+            (None, stats) => json!({ "on": true, "live": stats.map(|stats| stats.live) }),
         };
         out["transport"] = facts.transport.into();
         out["transport_why"] = facts.transport_why.as_str().into();

@@ -233,7 +233,7 @@ impl Keeper {
     }
 
     /// Tells the figures.
-    pub fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+    pub fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
         let state = self.state.lock();
         tell("store_dumps", state.taken);
         tell("store_dump_failures", state.failed);

@@ -10,9 +10,9 @@ use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
 use kestrel_client::descriptor::RowsAt;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_cluster::addresses::NodeAddress;
-use kestrel_cluster::change::{Announced, ChangeFigures, Phase};
+use kestrel_cluster::change::{Announced, ChangeStats, Phase};
 use kestrel_cluster::host::MemberHost;
-use kestrel_cluster::lease::LeaseFigures;
+use kestrel_cluster::lease::LeaseStats;
 use kestrel_engine::Engine;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::slot_map::MEMBERS_MAX;
@@ -69,8 +69,8 @@ pub fn describe(serving: &Serving, out: &mut Value) {
     let expected = |(node, announced): (NodeId, Announced)| json!({ "node": node, "address": announced.address, "role": NodeRole::of(announced.idle).word() });
     out["expected"] = host.expected().into_iter().map(expected).collect();
     out["joining"] = serving.node.as_ref().is_some_and(|node| node.is_joining(host)).into();
-    out["change"] = figures(&host.change_figures());
-    let LeaseFigures { held, lapses, fences, fenced } = host.lease_figures();
+    out["change"] = stats(&host.change_stats());
+    let LeaseStats { held, lapses, fences, fenced } = host.lease_stats();
     out["lease"] = json!({ "held": held, "lapses": lapses, "fences": fences, "fenced": fenced });
     if let Some(node) = &serving.node {
         let home = node
@@ -96,16 +96,16 @@ fn kept(serving: &Serving, idle: bool) -> Option<String> {
 /// What the metrics of a node tell of its table, its lease, and the other nodes.
 pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
     let (Some(host), Some(node)) = (serving.fs.member(), &serving.node) else { return };
-    let (table, change) = (host.table(), host.change_figures());
+    let (table, change) = (host.table(), host.change_stats());
     let placement = &table.placement;
     let members = placement.map.members();
     let slots = members.iter().zip(placement.map.slots_of_members());
     let own = slots.filter(|(member, _)| member.id == node.node).map(|(_, slots)| slots as u64).sum();
     let up = node
         .peers
-        .figures()
+        .stats()
         .into_iter()
-        .filter(|(other, figures)| figures.up && placement.map.member(*other).is_some());
+        .filter(|(other, stats)| stats.up && placement.map.member(*other).is_some());
     put("cluster_table_version", placement.version);
     put("cluster_exceptions", placement.exceptions.len() as u64);
     put("cluster_nodes", members.len() as u64);
@@ -116,34 +116,34 @@ pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
     put("cluster_table_changing", (change.phase != Phase::None || change.leads).into());
     put("cluster_rows_sent", change.rows_sent);
     put("cluster_rows_taken", change.rows_taken);
-    let lease = host.lease_figures();
+    let lease = host.lease_stats();
     put("cluster_lease_held", lease.held.into());
     put("cluster_lease_lapses", lease.lapses);
     put("cluster_fences", lease.fences);
     put("cluster_fenced", lease.fenced);
-    let figures = host.figures();
-    put("cluster_strays", figures.handed_back);
-    put("cluster_misdirected", figures.misdirected);
-    put("cluster_messages_sent", figures.sent);
-    put("cluster_messages_received", figures.received);
-    put("cluster_messages_dropped", figures.overrun + figures.unsent);
-    let [taken, failed] = serving.succession.get().map_or([0; 2], |succession| succession.figures());
+    let stats = host.stats();
+    put("cluster_strays", stats.handed_back);
+    put("cluster_misdirected", stats.misdirected);
+    put("cluster_messages_sent", stats.sent);
+    put("cluster_messages_received", stats.received);
+    put("cluster_messages_dropped", stats.overrun + stats.unsent);
+    let [taken, failed] = serving.succession.get().map_or([0; 2], |succession| succession.stats());
     put("cluster_takeovers", taken);
     put("cluster_takeovers_failed", failed);
     put("cluster_stands_in", node.stands_in.is_some().into());
-    let [looks, changes] = node.balancing.figures();
+    let [looks, changes] = node.balancing.stats();
     put("cluster_balance_looks", looks);
     put("cluster_balance_changes", changes);
 }
 
-fn figures(figures: &ChangeFigures) -> Value {
+fn stats(stats: &ChangeStats) -> Value {
     json!({
-        "phase": figures.phase.word(),
-        "leads": figures.leads,
-        "rows_sent": figures.rows_sent,
-        "rows_taken": figures.rows_taken,
-        "purging": figures.purging,
-        "rows_purged": figures.rows_purged,
+        "phase": stats.phase.word(),
+        "leads": stats.leads,
+        "rows_sent": stats.rows_sent,
+        "rows_taken": stats.rows_taken,
+        "purging": stats.purging,
+        "rows_purged": stats.rows_purged,
     })
 }
 
@@ -224,7 +224,7 @@ fn change(
             Ok(Ok(())) => return Ok(json!({ "table": version })),
             Ok(Err(why)) => return Err(why.reason.into_owned()),
             // It goes on whether or not somebody listens.
-            Err(RecvTimeoutError::Timeout) => drop(tell(&figures(&host.change_figures()))),
+            Err(RecvTimeoutError::Timeout) => drop(tell(&stats(&host.change_stats()))),
             Err(RecvTimeoutError::Disconnected) => return Err("the node is shutting down".into()),
         }
     }

@@ -4,7 +4,7 @@ use kestrel_client::memory::{LIMIT_MIN, MemoryLimit, MemoryPlan, Wanted, Work};
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::Resources;
 use kestrel_fuse::Config;
-use kestrel_rpc::server::ServerConfig;
+use kestrel_rpc::server::ListenerConfig;
 use kestrel_vfs::NodesMax;
 
 use crate::failure::Failure;
@@ -94,12 +94,12 @@ impl Memory {
     }
 
     /// Makes what a server keeps for its clients fit.
-    pub fn fit_server(&self, config: ServerConfig) -> ServerConfig {
+    pub fn fit_server(&self, config: ListenerConfig) -> ListenerConfig {
         if !self.plan.is_short {
             return config;
         }
         let unsent = usize::try_from(self.plan.unsent_bytes).unwrap_or(usize::MAX);
-        ServerConfig {
+        ListenerConfig {
             unsent_bytes_max: (unsent / UNSENT_SHARE).clamp(UNSENT_MIN, config.unsent_bytes_max),
             batch_max: (unsent / ANSWER_BYTES).clamp(BATCH_LEAST, config.batch_max),
             ..config

@@ -126,9 +126,9 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
         ("pack_objects", load(&writes.objects)),
         ("pack_failures", load(&writes.failures)),
     ]);
-    let (noted, sent) = fs.access_figures();
+    let (noted, sent) = fs.access_stats();
     figures.extend([("access_times_noted", noted), ("access_times_sent", sent)]);
-    fs.store().figures(&mut |name, value| {
+    fs.store().stats(&mut |name, value| {
         figures.insert(name, value);
     });
     if let Some(metadata) = fs.metadata().remote() {

@@ -107,19 +107,19 @@ impl NodeOfCluster {
 
     /// What a status tells of the connections to members.
     pub fn peers(&self, placement: &PlacementMap) -> Value {
-        let link = |(node, figures): (NodeId, kestrel_rpc::peer::PeerFigures)| {
+        let link = |(node, stats): (NodeId, kestrel_rpc::peer::PeerStats)| {
             json!({
                 "node": node,
-                "up": figures.up,
+                "up": stats.up,
                 "why": self.peers.why_down(node),
-                "connects": figures.connects,
-                "envelopes": figures.envelopes,
-                "writes": figures.writes,
-                "dropped": figures.dropped,
-                "sent_bytes": figures.bytes_out,
+                "connects": stats.connects,
+                "envelopes": stats.envelopes,
+                "writes": stats.writes,
+                "dropped": stats.dropped,
+                "sent_bytes": stats.bytes_out,
             })
         };
-        let figures = self.peers.figures().into_iter();
-        figures.filter(|(node, _)| placement.map.member(*node).is_some()).map(link).collect()
+        let stats = self.peers.stats().into_iter();
+        stats.filter(|(node, _)| placement.map.member(*node).is_some()).map(link).collect()
     }
 }

@@ -53,7 +53,7 @@ pub struct RemoteMount {
 impl Attendant for RemoteMount {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::take(&self.fs, None, self.begun.elapsed());
-        self.facts.figures(&mut |name, value| snapshot.add(name, value));
+        self.facts.stats(&mut |name, value| snapshot.add(name, value));
         snapshot
     }
 

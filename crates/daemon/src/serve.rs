@@ -18,7 +18,7 @@ use kestrel_rpc::tls::Mode;
 use kestrel_server::LEFT_BEHIND;
 use kestrel_server::audit::Audit;
 use kestrel_server::backend::Backend;
-use kestrel_server::config::{Access, ServerConfig};
+use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::listen::Door;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
@@ -404,7 +404,7 @@ fn attend(
         let _ = signalled.send(());
     });
     let limits = memory
-        .fit_server(kestrel_rpc::server::ServerConfig { tls: tls.server.clone(), ..Default::default() });
+        .fit_server(kestrel_rpc::server::ListenerConfig { tls: tls.server.clone(), ..Default::default() });
     let sockets = kestrel_rpc::server::serve(listener, Arc::new(door.clone()), limits)
         .map_err(|why| fail(format!("--listen {}: {why}", plan.listen)))?;
     let address = sockets.address();
@@ -526,7 +526,7 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
 /// Waits until the process is to end; why it must, if it must.
 fn until_end(signal: &mpsc::Receiver<()>, serving: &Serving, opened: &MountedVolume) -> Option<String> {
     loop {
-        if serving.fs.member().is_some_and(|host| host.lease_figures().held)
+        if serving.fs.member().is_some_and(|host| host.lease_stats().held)
             && let Err(why) = opened.settle_ownership()
         {
             log::warn!("that this process has a lease is not on record yet: {why}");
@@ -577,7 +577,7 @@ fn server(
     let volume = &opened.volume;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let in_nanos = |time: Duration| Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX);
-    let config = ServerConfig {
+    let config = SessionServerConfig {
         volume: plan.name.clone(),
         descriptor: Offer::new(&volume.descriptor, &volume.storage).map_err(fail)?.to_json().into(),
         epoch: epoch(opened, &*clock),
@@ -587,7 +587,7 @@ fn server(
         peers: node.map(|node| node.identity.clone()),
         access: config.access,
         audit: audit(config, plan)?,
-        ..ServerConfig::default()
+        ..SessionServerConfig::default()
     };
     let backend = match (opened.fs.node(), opened.fs.member()) {
         (Some(node), _) => Backend::from(node.clone()),

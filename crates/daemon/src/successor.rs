@@ -290,7 +290,7 @@ impl Succession {
     }
 
     /// Nodes taken over since the process began, and those that could not be.
-    pub fn figures(&self) -> [u64; 2] {
+    pub fn stats(&self) -> [u64; 2] {
         [&self.taken, &self.failed].map(|figure| figure.load(Ordering::Relaxed))
     }
 }

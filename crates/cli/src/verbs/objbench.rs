@@ -196,7 +196,7 @@ pub fn run(args: &ObjbenchArgs) -> Result<Verdict, Failure> {
     let mut results = Results::default();
     let done = all(args, &plan, scratch.store(), &mut results);
     let mut requests = serde_json::Map::new();
-    scratch.store().figures(&mut |name, value| {
+    scratch.store().stats(&mut |name, value| {
         requests.insert(name.to_string(), Value::from(value));
     });
     // Whatever happened, nothing stays behind; what went wrong first is what is told.

@@ -41,7 +41,7 @@ impl Fs {
     }
 
     /// Reads noted since the start, and messages about them.
-    pub fn access_figures(&self) -> (u64, u64) {
+    pub fn access_stats(&self) -> (u64, u64) {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
         (get(&self.accesses.noted), get(&self.accesses.sent))
     }

@@ -12,9 +12,9 @@ use kestrel_client::volume::{NewVolume, format};
 use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{self, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::{Connection, Handler, Outbox};
-use kestrel_rpc::server::{ServerConfig as SocketConfig, Serving, serve};
+use kestrel_rpc::server::{ListenerConfig as SocketConfig, Serving, serve};
 use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::config::ServerConfig;
+use kestrel_server::config::SessionServerConfig;
 use kestrel_server::listen::Door;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
@@ -161,13 +161,13 @@ impl Cluster {
 
     /// The same, but it says that it is another.
     pub fn serve_as(&mut self, at: usize, node: NodeId) {
-        let config = ServerConfig {
+        let config = SessionServerConfig {
             volume: "vol".into(),
             descriptor: self.offer.to_json().into(),
             node,
             lease: 6 * SECOND,
             grace: SECOND,
-            ..ServerConfig::default()
+            ..SessionServerConfig::default()
         };
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let (limits, admin) = (LockLimits::default(), Arc::new(Echo(node, self.served[at].notes.clone())));

@@ -121,7 +121,7 @@ pub trait BlockStore: Send + Sync {
     /// Tells every counter of this store and of those below it: name (documented in
     /// `docs/metrics.md`) and value since the store was opened, or present value for what can go
     /// down.
-    fn figures(&self, _tell: &mut dyn FnMut(&'static str, u64)) {}
+    fn stats(&self, _tell: &mut dyn FnMut(&'static str, u64)) {}
 
     /// Bytes of the object.
     fn size(&self, object: ObjectId) -> Result<u64>;

@@ -9,11 +9,11 @@ use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 
 use crate::disk::{Disk, Side};
-use crate::figures::Figures;
 use crate::object::{Object, ObjectIndex, REUSED_BIT};
 use crate::options::CacheOptions;
 use crate::page::{OBJECT_BYTES_MAX, Owner};
 use crate::span::SpanPolicy;
+use crate::stats::CacheStats;
 
 pub(crate) struct Core {
     pub store: Arc<dyn BlockStore>,
@@ -21,7 +21,7 @@ pub(crate) struct Core {
     pub disks: Vec<Arc<Disk>>,
     pub table: Arc<ObjectIndex>,
     pub span: Mutex<SpanPolicy>,
-    pub figures: Arc<Figures>,
+    pub stats: Arc<CacheStats>,
     pub clock: Arc<dyn Clock>,
     pub options: CacheOptions,
 }
@@ -51,7 +51,7 @@ impl Core {
         let now = self.now();
         let (ahead_bytes, touch) = object.state.lock().use_pages(pages, now);
         if ahead_bytes > 0 {
-            self.figures.span_used_bytes.add(ahead_bytes);
+            self.stats.span_used_bytes.add(ahead_bytes);
             self.span.lock().used(ahead_bytes);
         }
         let Some(touch) = touch else { return };

@@ -25,10 +25,10 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::breaker::Breaker;
 use crate::faults::{DiskFaults, DiskOp};
-use crate::figures::Figures;
 use crate::options::CacheOptions;
 use crate::page;
 use crate::promise::Promises;
+use crate::stats::CacheStats;
 use crate::sys;
 use crate::workers::Workers;
 
@@ -94,7 +94,7 @@ pub(crate) struct Disk {
     writing: Service,
     faults: Option<Arc<dyn DiskFaults>>,
     clock: Arc<dyn Clock>,
-    figures: Arc<Figures>,
+    stats: Arc<CacheStats>,
     bytes_max: u64,
     free_space_ratio: f64,
     /// Bytes of disk in use: found by the last sweep, and written since.
@@ -116,7 +116,7 @@ impl Disk {
         path: &Path,
         volume: VolumeId,
         options: &CacheOptions,
-        figures: &Arc<Figures>,
+        stats: &Arc<CacheStats>,
     ) -> Result<Self, String> {
         let root = marker::open(path)?;
         if let Ok((size, free)) = sys::room(&root)
@@ -148,7 +148,7 @@ impl Disk {
             writing: service(SLOW_WRITE),
             faults: options.faults.clone(),
             clock: Arc::clone(&options.clock),
-            figures: Arc::clone(figures),
+            stats: Arc::clone(stats),
             bytes_max: options.bytes,
             free_space_ratio: options.free_space_ratio,
             used: AtomicU64::new(0),
@@ -188,7 +188,7 @@ impl Disk {
         match result {
             Ok(_) => self.record(side, "it is too slow", |breaker, now| breaker.worked(took, now)),
             Err(error) => {
-                self.figures.errors.add(1);
+                self.stats.errors.add(1);
                 if error.kind() == io::ErrorKind::StorageFull {
                     self.wish_sweep();
                 }
@@ -199,7 +199,7 @@ impl Disk {
 
     /// Notes that a call was given up.
     pub fn note_unanswered(&self, side: Side) {
-        self.figures.errors.add(1);
+        self.stats.errors.add(1);
         self.record(side, "it does not answer", |breaker, now| breaker.unanswered(now));
     }
 

@@ -79,7 +79,7 @@ impl Core {
     }
 
     fn drop_unwritten(&self, object: &Object, flight: &Arc<Flight>) {
-        self.figures.dropped_writes.add(1);
+        self.stats.dropped_writes.add(1);
         object.state.lock().flights.leave(flight);
         flight.kept(Kept::Dropped);
     }
@@ -130,7 +130,7 @@ impl Core {
         }
         disk.before(DiskOp::Written)?;
         crash::point("cache.fill.written");
-        self.figures.fill_bytes.add(pages.len() as u64 * PAGE_BYTES);
+        self.stats.fill_bytes.add(pages.len() as u64 * PAGE_BYTES);
         disk.note_written(bytes);
         let mut state = object.state.lock();
         state.bind(disk.index);

@@ -159,7 +159,7 @@ impl Core {
         for (page, slot) in slots.found().filter(|(_, slot)| !matches!(slot, Slot::Page(_))) {
             object.state.lock().on_disk.remove(page);
             if slot == Slot::Damaged {
-                self.figures.corrupt.add(1);
+                self.stats.corrupt.add(1);
                 log::warn!("object {:016x}: page {page} of its cache file is damaged: dropped", object.id);
                 let begun = Instant::now();
                 let removed = disk.remove_page(object.id, page);

@@ -127,7 +127,7 @@ impl Core {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let disk = self.disk_for(id);
         let (true, Some(disk)) = (Self::is_cacheable(offset, len), disk) else {
-            self.figures.bypassed.add(u64::from(disk.is_none()));
+            self.stats.bypassed.add(u64::from(disk.is_none()));
             return self.read_past(id, offset, parts, len, at_end);
         };
         let object = self.table.get(id);
@@ -218,8 +218,8 @@ impl Core {
                 pages.clone().for_each(|page| state.on_disk.insert(page));
             }
         }
-        self.figures.hits.add(1);
-        self.figures.hit_bytes.add(len);
+        self.stats.hits.add(1);
+        self.stats.hit_bytes.add(len);
         self.served(object, disk, pages);
         true
     }
@@ -250,11 +250,11 @@ impl Core {
         }
         missing.sort_unstable();
         if missing.is_empty() {
-            self.figures.hits.add(1);
-            self.figures.hit_bytes.add(want.len);
+            self.stats.hits.add(1);
+            self.stats.hit_bytes.add(want.len);
         } else {
-            self.figures.misses.add(1);
-            self.figures.miss_bytes.add(want.len);
+            self.stats.misses.add(1);
+            self.stats.miss_bytes.add(want.len);
             self.fetch(object, disk, want, missing)?;
         }
         self.served(object, disk, pages);
@@ -310,7 +310,7 @@ impl Core {
                 want.put(page, fetched.page(page).unwrap_or_default());
             }
         })?;
-        self.figures.coalesced.add(u64::from(!joined.is_empty()));
+        self.stats.coalesced.add(u64::from(!joined.is_empty()));
         for (page, flight) in joined {
             let fetched = flight.wait()?;
             want.put(page, fetched.page(page).unwrap_or_default());
@@ -404,7 +404,7 @@ impl Core {
         let ahead = bytes(&plan) - bytes(&run);
         policy.fetched(bytes(&run), ahead);
         drop(policy);
-        self.figures.span_bytes.add(ahead);
+        self.stats.span_bytes.add(ahead);
         plan.clone().filter(|page| !run.contains(page)).for_each(|page| state.ahead.insert(page));
         (plan, grant)
     }

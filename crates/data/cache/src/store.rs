@@ -14,13 +14,13 @@ use parking_lot::Mutex;
 
 use crate::core::Core;
 use crate::disk::{Disk, keeper};
-use crate::figures::Figures;
 use crate::flight::Fetched;
 use crate::object::ObjectIndex;
 use crate::options::{CacheOptions, DIRS_MAX, FREE_SPACE_RATIO_MAX};
 use crate::page;
 use crate::read::{AtEnd, Check};
 use crate::span::SpanPolicy;
+use crate::stats::CacheStats;
 use crate::sys;
 use crate::whole::WholeCopies;
 
@@ -66,7 +66,7 @@ impl CachedStore {
                 options.free_space_ratio
             )));
         }
-        let figures = Arc::<Figures>::default();
+        let stats = Arc::<CacheStats>::default();
         let table = Arc::<ObjectIndex>::default();
         let mut disks: Vec<Arc<Disk>> = Vec::with_capacity(options.dirs.len());
         for (index, dir) in options.dirs.iter().enumerate() {
@@ -75,7 +75,7 @@ impl CachedStore {
             if options.dirs[..index].contains(dir) {
                 return Err(failed("it is named twice; name each once"));
             }
-            let disk = Disk::open(index, dir, volume, &options, &figures).map_err(|why| failed(&why))?;
+            let disk = Disk::open(index, dir, volume, &options, &stats).map_err(|why| failed(&why))?;
             disks.push(Arc::new(disk));
         }
         let core = Core {
@@ -83,7 +83,7 @@ impl CachedStore {
             volume,
             table,
             span: Mutex::new(SpanPolicy::new(options.span)),
-            figures,
+            stats,
             clock: Arc::clone(&options.clock),
             disks,
             options,
@@ -131,7 +131,7 @@ impl CachedStore {
         if differing.is_empty() {
             return;
         }
-        self.core.figures.corrupt.add(differing.len() as u64);
+        self.core.stats.corrupt.add(differing.len() as u64);
         log::warn!("object {id:016x}: the cache holds other bytes than the store: dropped");
         let (core, of) = (Arc::clone(&self.core), Arc::clone(disk));
         let job =
@@ -237,10 +237,10 @@ impl BlockStore for CachedStore {
         Some(self)
     }
 
-    fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.core.figures.tell(tell);
+    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.core.stats.tell(tell);
         tell("cache_disk_bytes", self.core.used_bytes());
-        self.core.store.figures(tell);
+        self.core.store.stats(tell);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
@@ -282,7 +282,7 @@ impl Core {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let Some(disk) = self.disk_for(id).filter(|_| Self::is_cacheable(0, len)) else { return };
         let Some(grant) = disk.waiting.try_acquire(len) else {
-            self.figures.dropped_writes.add(1);
+            self.stats.dropped_writes.add(1);
             return;
         };
         let mut bytes = Vec::with_capacity(len as usize);

@@ -194,7 +194,7 @@ impl WholeCopies {
             return Ok(false);
         }
         let Some(sums) = judge(&mut copy, &self.core.volume, go_on)? else {
-            self.core.figures.corrupt.add(1);
+            self.core.stats.corrupt.add(1);
             log::warn!(
                 "inode {}: its whole copy in the cache is damaged or of something else: removed",
                 id.ino

@@ -97,7 +97,7 @@ fn a_disk_that_fills_up() {
     let cache =
         CachedStore::open(Arc::clone(&store) as _, VOLUME, options(&device.mount.join("cache"))).unwrap();
     check_all(&cache, 150);
-    assert!(figures(&cache)["cache_disk_hits"] > 0);
+    assert!(stats(&cache)["cache_disk_hits"] > 0);
 }
 
 /// A share of the disk stays free, also while other programs write to it.
@@ -253,6 +253,6 @@ fn kill_9_while_filling_and_evicting() {
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{point}: {status}");
         let cache = CachedStore::open(Arc::clone(&store) as _, VOLUME, options.clone()).unwrap();
         check_all(&cache, 40);
-        assert_eq!(figures(&cache)["cache_disk_errors"], 0);
+        assert_eq!(stats(&cache)["cache_disk_errors"], 0);
     }
 }

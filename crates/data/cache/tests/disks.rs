@@ -119,7 +119,7 @@ fn a_wedged_disk_does_not_wedge_reads() {
     put(&cache, 100, LEN);
     let near = cache.near().unwrap();
     assert_eq!(near.holds(1, 0, 10), 0);
-    let found = figures(&cache);
+    let found = stats(&cache);
     assert!(found["cache_disk_errors"] > 0 && found["cache_disk_bypassed"] > 0, "{found:?}");
     faults.set(false);
     comes_back(&store, &cache, 1..=40);
@@ -180,10 +180,10 @@ fn checked_reads_from_the_disk_itself() {
     let (store, cache) = behind(options(dir.path()), 3);
     check_all(&cache, 1..=3);
     flush(&cache);
-    let (gets, hits) = (store.gets(), figures(&cache)["cache_disk_hits"]);
+    let (gets, hits) = (store.gets(), stats(&cache)["cache_disk_hits"]);
     drop_pages(dir.path());
     check_all(&cache, 1..=3);
-    assert_eq!((store.gets(), figures(&cache)["cache_disk_hits"]), (gets, hits + 3));
+    assert_eq!((store.gets(), stats(&cache)["cache_disk_hits"]), (gets, hits + 3));
 
     for path in cache_files(dir.path()) {
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
@@ -193,7 +193,7 @@ fn checked_reads_from_the_disk_itself() {
     }
     drop_pages(dir.path());
     check_all(&cache, 1..=3);
-    assert_eq!((store.gets(), figures(&cache)["cache_disk_corrupt"]), (gets + 3, 3));
+    assert_eq!((store.gets(), stats(&cache)["cache_disk_corrupt"]), (gets + 3, 3));
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_failing_disk_is_bypassed_and_used_again() {
             put(&cache, 100 + store.gets(), LEN);
             flush(&cache);
         }
-        assert!(figures(&cache)["cache_disk_errors"] >= 3);
+        assert!(stats(&cache)["cache_disk_errors"] >= 3);
         faults.set(false);
         comes_back(&store, &cache, 1..=30);
     }
@@ -254,7 +254,7 @@ fn one_broken_disk_of_several() {
     // The broken one's objects are in the others now.
     let before = store.gets();
     check_all(&cache, 1..=60);
-    assert_eq!(store.gets(), before, "{:?}", figures(&cache));
+    assert_eq!(store.gets(), before, "{:?}", stats(&cache));
     faults.set(false);
     comes_back(&store, &cache, 1..=60);
 }
@@ -303,8 +303,7 @@ fn eviction_beside_another_process() {
         flush(&cache);
         // Each writes an eighth at most between two looks at what all have written.
         used() <= BOUND + BOUND / 3
-            && figures(&cache)["cache_disk_evicted_bytes"] + figures(&other)["cache_disk_evicted_bytes"]
-                > BOUND
+            && stats(&cache)["cache_disk_evicted_bytes"] + stats(&other)["cache_disk_evicted_bytes"] > BOUND
     });
     check_all(&cache, 1..=200);
 }
@@ -361,7 +360,7 @@ fn cache_directory_copied_from_elsewhere() {
         flush(&cache);
     }
     assert_eq!(other.gets(), 10);
-    assert!(figures(&cache)["cache_disk_corrupt"] >= 10);
+    assert!(stats(&cache)["cache_disk_corrupt"] >= 10);
     drop(store);
 }
 

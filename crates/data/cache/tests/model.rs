@@ -155,7 +155,7 @@ fn no_wrong_byte_with_damaged_cache_files() {
             }
             reads += u64::from(step(&cache, &wholes, &mut random));
         }
-        let found = figures(&cache);
+        let found = stats(&cache);
         assert!(reads > 300 && found["cache_disk_bypassed"] == 0, "{reads} {found:?}");
     }
 }

@@ -42,7 +42,7 @@ fn hits_after_read_put_and_restart() {
     let mut out = vec![0; 400_000];
     assert_eq!(cache.read_up_to(2, 100_000, &mut out).unwrap(), 200_000);
     assert_eq!(store.gets(), 1);
-    let found = figures(&cache);
+    let found = stats(&cache);
     assert_eq!((found["cache_disk_hits"], found["cache_disk_misses"]), (3, 0), "{found:?}");
     // Without waiting, too: the kernel has it all.
     let mut out = vec![0; 1000];
@@ -67,7 +67,7 @@ fn readers_of_one_place_share_a_request() {
         }
     });
     assert_eq!(store.gets(), 1);
-    assert!(figures(&cache)["store_coalesced_reads"] > 0);
+    assert!(stats(&cache)["store_coalesced_reads"] > 0);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn requests_for_epochs_over_packs() {
             assert_eq!(store.gets(), 0);
         }
     }
-    let found = figures(&cache);
+    let found = stats(&cache);
     assert!(found["cache_span_used_bytes"] > 0 && found["cache_span_bytes"] > 0, "{found:?}");
 }
 

@@ -11,11 +11,11 @@ use tokio::sync::SemaphorePermit;
 use crate::credentials::{self, Environment};
 use crate::executors::Executors;
 use crate::fault::{Cause, Failure, Fault};
-use crate::figures::Figures;
 use crate::marker::OpenError;
 use crate::options::{S3Limits, S3Options};
 use crate::rate_limiter::{Direction, NoTurn, RateLimiter};
 use crate::retry::{Jitter, attempt_limit, wait};
+use crate::stats::S3Stats;
 use crate::wire::{self, Connector, Traced, Wire};
 
 /// So many whole answers that cannot be right are enough.
@@ -52,7 +52,7 @@ pub(crate) struct Client {
     /// Where it is.
     pub(crate) options: S3Options,
     /// Counters.
-    pub(crate) figures: Arc<Figures>,
+    pub(crate) stats: Arc<S3Stats>,
     /// Where credentials come from, for messages.
     pub(crate) credentials_source: String,
     /// Longest time for a request with all its attempts.
@@ -70,7 +70,7 @@ impl Client {
     pub(crate) fn new(options: S3Options, environment: Environment<'_>) -> Result<Self, OpenError> {
         let region = options.region_or(environment);
         let bucket_url = options.bucket_url(&region);
-        let figures = Arc::new(Figures::default());
+        let stats = Arc::new(S3Stats::default());
         let never = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let builder = AmazonS3Builder::new()
             .with_bucket_name(&options.bucket)
@@ -92,7 +92,7 @@ impl Client {
         let (builder, credentials_source) = credentials::provide(builder, file, environment)?;
         let needs_tls = environment("AWS_WEB_IDENTITY_TOKEN_FILE").is_some();
         let dialer = wire::dialer(&bucket_url, needs_tls).map_err(OpenError::Other)?;
-        let wire = Wire::new(&bucket_url, Arc::clone(&figures)).map_err(OpenError::Other)?;
+        let wire = Wire::new(&bucket_url, Arc::clone(&stats)).map_err(OpenError::Other)?;
         let s3 = builder
             .with_http_connector(Connector::new(wire))
             .build()
@@ -102,7 +102,7 @@ impl Client {
         let gate = RateLimiter::new(&options.limits);
         let jitter = Jitter::new();
         let deadline = options.limits.deadline;
-        Ok(Self { s3, options, figures, credentials_source, deadline, gate, jitter, executors })
+        Ok(Self { s3, options, stats, credentials_source, deadline, gate, jitter, executors })
     }
 
     /// The limits in force.
@@ -127,7 +127,7 @@ impl Client {
     /// `Late` if the store answered nobody for a whole deadline.
     pub(crate) async fn turn(&self, direction: Direction) -> Result<SemaphorePermit<'_>, Failure> {
         self.gate.turn(direction).await.map_err(|NoTurn| {
-            self.figures.failed();
+            self.stats.failed();
             let took = self.limits().deadline;
             let text = format!("the store answered nothing for {} s", took.as_secs_f32());
             Failure { fault: Fault::found(Cause::Late, text), attempts: 0, took }
@@ -171,7 +171,7 @@ impl Client {
                 Err(fault) => fault,
             };
             if fault.cause == Cause::Throttled {
-                self.figures.throttled();
+                self.stats.throttled();
             }
             inconsistent += u32::from(fault.cause == Cause::Inconsistent);
             let may_pass = fault.cause.may_pass() && inconsistent < INCONSISTENT_ANSWERS_MAX;
@@ -180,13 +180,13 @@ impl Client {
                 wait(attempts, fault.cause == Cause::Throttled, fault.seen.retry_after, self.jitter.next());
             if !may_pass || took + pause >= self.deadline {
                 if !matches!(fault.cause, Cause::Missing | Cause::Present | Cause::Short) {
-                    self.figures.failed();
+                    self.stats.failed();
                 }
                 return Err(Failure { fault, attempts, took });
             }
             log::debug!("attempt {attempts} failed, next in {pause:?}: {}", fault.text);
             before = Some(fault);
-            self.figures.retried();
+            self.stats.retried();
             tokio::time::sleep(pause).await;
         }
     }

@@ -31,13 +31,13 @@ mod client;
 mod credentials;
 mod executors;
 mod fault;
-mod figures;
 pub mod marker;
 pub mod objbench;
 pub mod options;
 mod rate_limiter;
 mod retry;
 mod scatter;
+mod stats;
 pub mod store;
 mod wire;
 

@@ -128,8 +128,8 @@ impl BlockStore for S3Store {
         true
     }
 
-    fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.client.figures.tell(tell);
+    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.client.stats.tell(tell);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {

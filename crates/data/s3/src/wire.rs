@@ -22,7 +22,7 @@ use object_store::client::{
 };
 
 use crate::executors::{self, Dialer, Http, IDLE_TIMEOUT};
-use crate::figures::{Figures, Kind};
+use crate::stats::{Kind, S3Stats};
 
 mod answer;
 mod date;
@@ -70,7 +70,7 @@ fn parsed(bucket_url: &str) -> Result<Uri, String> {
 pub(crate) struct Wire {
     /// Host and port of the store; requests to elsewhere ask for credentials.
     authority: String,
-    figures: Arc<Figures>,
+    stats: Arc<S3Stats>,
 }
 
 impl Wire {
@@ -78,9 +78,9 @@ impl Wire {
     ///
     /// # Errors
     /// If that is no URL.
-    pub(crate) fn new(bucket_url: &str, figures: Arc<Figures>) -> Result<Self, String> {
+    pub(crate) fn new(bucket_url: &str, stats: Arc<S3Stats>) -> Result<Self, String> {
         let authority = parsed(bucket_url)?.authority().map(ToString::to_string).unwrap_or_default();
-        Ok(Self { authority, figures })
+        Ok(Self { authority, stats })
     }
 
     async fn ask_store(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
@@ -92,7 +92,7 @@ impl Wire {
             // same way for copies.
             head.headers.insert(header::IF_NONE_MATCH, header::HeaderValue::from_static("*"));
         }
-        self.figures.sent(kind, body.content_length() as u64);
+        self.stats.sent(kind, body.content_length() as u64);
         let answer = http()?.request(HttpRequest::from_parts(head, body)).await.map_err(|error| {
             trace.broken(&error);
             HttpError::new(HttpErrorKind::Request, error)
@@ -106,10 +106,10 @@ impl Wire {
             }
             return Ok(HttpResponse::from_parts(head, HttpResponseBody::from(bytes)));
         }
-        let figures = (kind == Kind::Get).then(|| Arc::clone(&self.figures));
+        let stats = (kind == Kind::Get).then(|| Arc::clone(&self.stats));
         let body = body.map_frame(move |frame| {
-            if let (Some(figures), Some(bytes)) = (&figures, frame.data_ref()) {
-                figures.received(bytes.len() as u64);
+            if let (Some(stats), Some(bytes)) = (&stats, frame.data_ref()) {
+                stats.received(bytes.len() as u64);
             }
             frame
         });

@@ -111,7 +111,7 @@ use range_delete::RangeDelete;
 use records::{ChangeRecords, Strangers};
 
 pub use departure::DepartureGuard;
-pub use message::{Announced, Attempt, ChangeFigures, ChangeMessage, Charge, Phase};
+pub use message::{Announced, Attempt, ChangeMessage, ChangeStats, Charge, Phase};
 
 /// Time between two questions of a member that waits for the coordinator.
 const ASK: Nanos = SECOND;
@@ -257,7 +257,7 @@ impl Member {
     }
 
     /// What there is to say of changes.
-    pub fn change_figures(&self) -> ChangeFigures {
+    pub fn change_stats(&self) -> ChangeStats {
         let changing = &self.changing;
         let phase = changing.part.as_ref().map_or(Phase::None, |part| match part.step {
             Step::Cleaning | Step::Clean => Phase::Cleaning,
@@ -265,7 +265,7 @@ impl Member {
             Step::Freezing(_) => Phase::Freezing,
             Step::Frozen(_) => Phase::Frozen,
         });
-        ChangeFigures {
+        ChangeStats {
             table: self.table.placement.version,
             phase,
             leads: self.coordinator.leads(),

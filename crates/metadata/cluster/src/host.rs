@@ -88,7 +88,7 @@ pub struct Unsent {
 
 /// What a host has done since it was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HostFigures {
+pub struct HostStats {
     /// Requests of sessions that another member leads: refused.
     pub misdirected: u64,
     /// Requests of sessions that the node could not serve alone.
@@ -332,10 +332,10 @@ impl MemberHost {
     }
 
     /// What it has done.
-    pub fn figures(&self) -> HostFigures {
+    pub fn stats(&self) -> HostStats {
         let counters = &self.desk.counters;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        HostFigures {
+        HostStats {
             misdirected: of(&counters.misdirected),
             handed_back: of(&counters.handed_back),
             received: of(&counters.received),

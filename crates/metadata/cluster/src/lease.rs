@@ -183,7 +183,7 @@ pub struct HoldId {
 
 /// What there is to say of a member's lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LeaseFigures {
+pub struct LeaseStats {
     /// It has one.
     pub held: bool,
     /// How often it has lost one.
@@ -317,9 +317,9 @@ impl Fence {
 
 impl Member {
     /// What there is to say of its lease.
-    pub fn lease_figures(&self) -> LeaseFigures {
+    pub fn lease_stats(&self) -> LeaseStats {
         let Leases { lapses, fences, fenced, .. } = self.leases;
-        LeaseFigures { held: self.cluster().lease.is_held(), lapses, fences, fenced }
+        LeaseStats { held: self.cluster().lease.is_held(), lapses, fences, fenced }
     }
 
     /// What time it is now, for callers that must not go by the time that the member was told last.

@@ -140,7 +140,7 @@ fn misdirected_requests_of_sessions() {
     let other = cluster.hosts.keys().find(|id| **id != leader).unwrap();
     let reply = ask_at(&cluster.hosts[other], op.clone(), None);
     assert_eq!(reply, Err(Outcome::Misdirected { table: 1 }));
-    assert_eq!(cluster.hosts[other].figures().misdirected, 1);
+    assert_eq!(cluster.hosts[other].stats().misdirected, 1);
     assert_eq!(errno(&cluster.ask(op, None)), 0);
     // What the node itself wants goes where it is led.
     let (sender, replies) = channel();
@@ -198,7 +198,7 @@ fn threads_in_the_same_directories() {
         assert!(Instant::now() < until, "something stays under way");
         thread::sleep(Duration::from_millis(10));
     }
-    let handed_back: u64 = cluster.hosts.values().map(|host| host.figures().handed_back).sum();
+    let handed_back: u64 = cluster.hosts.values().map(|host| host.stats().handed_back).sum();
     assert!(handed_back > 0, "nothing concerned several nodes");
     for host in cluster.hosts.values() {
         host.close().unwrap();

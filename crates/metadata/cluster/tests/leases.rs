@@ -68,7 +68,7 @@ fn pass(cluster: &mut Cluster, time: Nanos, cuts: &[(NodeId, NodeId)]) {
 }
 
 fn leased(cluster: &Cluster, node: NodeId) -> bool {
-    cluster.members[&node].lease_figures().held
+    cluster.members[&node].lease_stats().held
 }
 
 /// Looks a name up at its owner, which must not answer unless that is so.
@@ -117,8 +117,8 @@ fn directory_change_past_an_expired_lease() {
     let cuts = [(1, 2), (2, 3)];
     let took = rename_behind_its_back(&mut cluster, &cuts);
     assert!((LEASE - SECOND..PATIENCE + PROMISE + SECOND).contains(&took), "{took}");
-    assert_eq!(cluster.members[&1].lease_figures().fenced, 1);
-    assert_eq!(cluster.members[&2].lease_figures().lapses, 1);
+    assert_eq!(cluster.members[&1].lease_stats().fenced, 1);
+    assert_eq!(cluster.members[&2].lease_stats().lapses, 1);
     // Another change need not wait again for one that has not been heard of since.
     let again = cluster.submit(1, root(Op::Rename(at("c3"), at("d1"), RenameFlags::default())), None);
     pass(&mut cluster, PATIENCE + SECOND, &cuts);
@@ -272,7 +272,7 @@ fn one_node_needs_no_lease_and_the_first_of_two_does() {
     cluster.tick(10 * LEASE);
     assert!(leased(&cluster, 1));
     cluster.inode(1, Op::MkDir(at("a1"), 0o755));
-    assert_eq!(cluster.members[&1].lease_figures().lapses, 0);
+    assert_eq!(cluster.members[&1].lease_stats().lapses, 0);
     let mut cluster = Cluster::new(2);
     assert!(leased(&cluster, 1) && leased(&cluster, 2));
     pass(&mut cluster, LEASE, &[(1, 2)]);
@@ -299,7 +299,7 @@ fn leases_under_a_larger_placement_map() {
     pass(&mut cluster, 5 * SECOND, &cuts);
     assert!(cluster.members.values().all(|member| member.placement().version == present.version + 1));
     assert!(leased(&cluster, 1) && !leased(&cluster, 2) && leased(&cluster, 3) && leased(&cluster, 4));
-    assert_eq!(cluster.members[&2].lease_figures().lapses, 1);
+    assert_eq!(cluster.members[&2].lease_stats().lapses, 1);
     let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
     pass(&mut cluster, SECOND, &cuts);
     assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
@@ -359,7 +359,7 @@ fn pass_beside(cluster: &mut Cluster, zombie: &mut Member, time: Nanos, cuts: &[
             }
             cluster.members.get_mut(&to).unwrap().receive(envelope, cluster.now);
         }
-        both |= zombie.lease_figures().held && leased(cluster, 2);
+        both |= zombie.lease_stats().held && leased(cluster, 2);
     }
     both
 }
@@ -410,7 +410,7 @@ fn leases_of_two_starts() {
         let mut cluster = three_on_shared();
         let asked = by_handle(&mut cluster);
         let mut zombie = cluster.take_over(2, false);
-        assert!(zombie.lease_figures().held);
+        assert!(zombie.lease_stats().held);
         let begun = cluster.now;
         while !leased(&cluster, 2) {
             assert!(!pass_beside(&mut cluster, &mut zombie, STEP, cuts));

@@ -247,8 +247,8 @@ fn node_away_while_it_is_removed() {
         cluster.end(&ended).unwrap();
         cluster.placement = next;
         cluster.settle();
-        let figures = cluster.inode(1, Op::GetAttr(InodeRef::by_id(1)));
-        assert_eq!(figures.nlink, 3);
+        let stats = cluster.inode(1, Op::GetAttr(InodeRef::by_id(1)));
+        assert_eq!(stats.nlink, 3);
         // Other tables follow.
         cluster.change(drained(&cluster.placement.clone(), 2)).unwrap();
         cluster.members.insert(3, away);

@@ -149,8 +149,8 @@ fn idle_member() {
         (table.leader(&Op::AllocObjects(1)), table.leader(&Op::Usage))
     };
     assert_eq!((leads(COORDINATOR), leads(2)), ((1, 1), (2, 2)));
-    let lease = cluster.members[&COORDINATOR].lease_figures();
-    assert!(!lease.held && cluster.members[&1].lease_figures().held);
+    let lease = cluster.members[&COORDINATOR].lease_stats();
+    assert!(!lease.held && cluster.members[&1].lease_stats().held);
     let present = cluster.placement.clone();
     let busy = PlacementMap { version: present.version + 1, idle: Vec::new(), ..present.clone() };
     let never = cluster.change(busy).unwrap_err();

@@ -33,8 +33,8 @@ use crate::dispatch::Mounted;
 use crate::naming::{Naming, Trust};
 use crate::paths::Paths;
 
-pub use crate::passthrough::{PassthroughConfig, PassthroughFigures, PassthroughState};
-pub use crate::paths::{Figures, NodesMax};
+pub use crate::passthrough::{PassthroughConfig, PassthroughState, PassthroughStats};
+pub use crate::paths::{NodesMax, ShortcutStats};
 
 /// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has
 /// nothing to offer.
@@ -124,8 +124,8 @@ pub struct Shortcut(Option<Arc<Paths>>);
 
 impl Shortcut {
     /// Their values; none if walks do not take it.
-    pub fn figures(&self) -> Option<Figures> {
-        self.0.as_ref().map(|paths| paths.figures())
+    pub fn stats(&self) -> Option<ShortcutStats> {
+        self.0.as_ref().map(|paths| paths.stats())
     }
 }
 

@@ -44,7 +44,7 @@ use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 
-pub use answers::{PassthroughConfig, PassthroughFigures, PassthroughState};
+pub use answers::{PassthroughConfig, PassthroughState, PassthroughStats};
 use node::{Live, Node, Pending};
 use service::{Job, Service};
 
@@ -151,10 +151,10 @@ impl Passthrough {
         Ok(passthrough)
     }
 
-    pub fn figures(&self) -> PassthroughFigures {
+    pub fn stats(&self) -> PassthroughStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let copies = self.fs.whole_counters();
-        PassthroughFigures {
+        PassthroughStats {
             live: self.live.load(Ordering::Relaxed),
             opens: get(&self.counters.passed),
             beside: get(&self.counters.beside),

@@ -38,7 +38,7 @@ use kestrel_types::name::{Name, Place};
 use kestrel_walkhint::WalkHints;
 use parking_lot::{Mutex, RwLock};
 
-pub use self::counters::{Counters, Figures};
+pub use self::counters::{Counters, ShortcutStats};
 pub use self::nodes::{NodeTarget, is_path};
 pub use self::plan::{Plan, Purpose, Use};
 pub use self::seen::SEARCH_ALL;
@@ -161,8 +161,8 @@ impl Paths {
     }
 
     /// Counters and sizes.
-    pub fn figures(&self) -> Figures {
-        self.counters.figures(self.table.read().len())
+    pub fn stats(&self) -> ShortcutStats {
+        self.counters.stats(self.table.read().len())
     }
 
     /// Where an entry is; none if the directory is gone.

@@ -167,6 +167,6 @@ fn main() -> Result<(), AnyError> {
         let each = (cpu_ns() - start) / WALKS;
         println!("take, path of {} bytes: {each} ns ({taken} of {WALKS})", path.as_os_str().len());
     }
-    println!("{:?}", hints.figures());
+    println!("{:?}", hints.stats());
     Ok(())
 }

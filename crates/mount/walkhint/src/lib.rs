@@ -154,7 +154,7 @@ pub struct WalkHints {
 
 /// Counters, from the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct WalkHintStats {
     /// Lookups without a hint because their slot was being written for another one at that moment.
     pub busy: u64,
 }
@@ -261,8 +261,8 @@ impl WalkHints {
     }
 
     /// What has been counted.
-    pub fn figures(&self) -> Figures {
-        Figures { busy: self.program.busy() }
+    pub fn stats(&self) -> WalkHintStats {
+        WalkHintStats { busy: self.program.busy() }
     }
 }
 

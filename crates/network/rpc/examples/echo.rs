@@ -1,9 +1,10 @@
 //! The physical limit of what a client and a metadata node on this machine can say to each other:
 //! the frames of a stat, answered by a server that does nothing.
 //!
-//! - `raw`: both sides by hand, blocking sockets, prepared bytes, no decoding: what the sockets alone can do;
-//! - `link`: [`kestrel_rpc::client::Remote`] and [`kestrel_rpc::server`], everything but a node: encoding, numbering, decoding,
-//!   completions;
+//! - `raw`: both sides by hand, blocking sockets, prepared bytes, no decoding: what the sockets
+//!   alone can do;
+//! - `link`: [`kestrel_rpc::client::Remote`] and [`kestrel_rpc::server`], everything but a node:
+//!   encoding, numbering, decoding, completions;
 //! - `threads`: the same, with blocking callers instead of callbacks.
 //!
 //! `cargo run --release -p kestrel-rpc --example echo -- [SECONDS]` prints one JSON object a line:
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
 use kestrel_rpc::handler::{Connection, Handler, Outbox};
-use kestrel_rpc::server::{self, ServerConfig};
+use kestrel_rpc::server::{self, ListenerConfig};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
@@ -220,7 +221,8 @@ impl Holder for Nothing {
 }
 
 fn connected() -> Result<(server::Serving, Arc<Remote>), Failure> {
-    let serving = server::serve(TcpListener::bind("127.0.0.1:0")?, Arc::new(Echo), ServerConfig::default())?;
+    let serving =
+        server::serve(TcpListener::bind("127.0.0.1:0")?, Arc::new(Echo), ListenerConfig::default())?;
     let config = RemoteConfig {
         tls: ClientTls::default(),
         addresses: vec![serving.address().to_string()],
@@ -274,7 +276,7 @@ fn link(depth: usize, time: Duration) -> Result<(), Failure> {
     while run.running.load(Ordering::SeqCst) > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let writes = remote.stats().writes + serving.figures().writes;
+    let writes = remote.stats().writes + serving.stats().writes;
     meter.report("link", depth, run.done.load(Ordering::SeqCst), writes);
     remote.close();
     serving.stop(Duration::from_secs(1));
@@ -298,7 +300,7 @@ fn blocking(threads: usize, time: Duration) -> Result<(), Failure> {
         std::thread::sleep(time);
         over.store(true, Ordering::SeqCst);
     });
-    let writes = remote.stats().writes + serving.figures().writes;
+    let writes = remote.stats().writes + serving.stats().writes;
     meter.report("threads", threads, done.load(Ordering::SeqCst), writes);
     remote.close();
     serving.stop(Duration::from_secs(1));

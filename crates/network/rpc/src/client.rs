@@ -481,27 +481,27 @@ impl Remote {
 
     /// Counters.
     pub fn stats(&self) -> RemoteStats {
-        let (figures, silent_since) = {
+        let (stats, silent_since) = {
             let link = self.shared.link.lock();
-            (link.figures(), link.silent_since())
+            (link.stats(), link.silent_since())
         };
         let now = self.shared.now();
         let traffic = &self.shared.traffic;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         RemoteStats {
-            calls: figures.calls,
-            sent: figures.sent,
-            retries: figures.retries,
-            failed: figures.failed,
-            reconnects: figures.welcomes.saturating_sub(1),
-            reclaims: figures.reclaims,
+            calls: stats.calls,
+            sent: stats.sent,
+            retries: stats.retries,
+            failed: stats.failed,
+            reconnects: stats.welcomes.saturating_sub(1),
+            reclaims: stats.reclaims,
             bytes_sent: of(&traffic.bytes_sent),
             bytes_received: of(&traffic.bytes_received),
             messages: of(&traffic.messages),
             writes: of(&traffic.writes),
             reads: of(&traffic.reads),
-            in_flight: figures.in_flight,
-            waiting: figures.waiting,
+            in_flight: stats.in_flight,
+            waiting: stats.waiting,
             outage: silent_since.map(|since| Duration::from_nanos((now - since).max(0).cast_unsigned())),
         }
     }
@@ -624,14 +624,14 @@ impl Shared {
         self.writer.offer();
         self.write_some();
         loop {
-            let figures = {
+            let stats = {
                 let link = self.link.lock();
                 if !link.is_up() {
                     break;
                 }
-                link.figures()
+                link.stats()
             };
-            if (figures.in_flight == 0 && figures.waiting == 0) || Instant::now() >= end {
+            if (stats.in_flight == 0 && stats.waiting == 0) || Instant::now() >= end {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -83,7 +83,7 @@ impl PeerConfig {
 
 /// What a connection has carried since it was begun.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PeerFigures {
+pub struct PeerStats {
     /// There is a connection at present.
     pub up: bool,
     /// Connections so far.
@@ -223,10 +223,10 @@ impl PeerLink {
     }
 
     /// What it has carried.
-    pub fn figures(&self) -> PeerFigures {
+    pub fn stats(&self) -> PeerStats {
         let counters = &self.shared.counters;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        PeerFigures {
+        PeerStats {
             up: self.shared.queue.lock().checksum.is_some(),
             connects: of(&counters.connects),
             envelopes: of(&counters.envelopes),

@@ -4,8 +4,8 @@
 //! queued meanwhile with one write. Nothing is copied but once into the queue of the connection; no
 //! lock is held while the handler runs.
 //!
-//! **Backpressure.** A connection is not read while more than [`ServerConfig::calls_max`] of its
-//! calls have no reply, or more than [`ServerConfig::unsent_bytes_max`] of replies have not been
+//! **Backpressure.** A connection is not read while more than [`ListenerConfig::calls_max`] of its
+//! calls have no reply, or more than [`ListenerConfig::unsent_bytes_max`] of replies have not been
 //! taken by the peer; what the peer sends then stays in its own buffers.
 //!
 //! **Bad peers** are cut off: those that say no Hello, or are silent (a frame that trickles in
@@ -50,7 +50,7 @@ const QUEUE: libc::c_int = 4096;
 
 /// Settings of the listening side.
 #[derive(Debug, Clone)]
-pub struct ServerConfig {
+pub struct ListenerConfig {
     /// Threads that read, run the handler and write; at least one.
     pub threads: usize,
     /// Most connections; further ones are refused with a reason.
@@ -82,7 +82,7 @@ pub const UNSENT_BYTES_FATAL: usize = 256 << 20;
 /// Most messages that a handler is given at once.
 pub const BATCH_MAX: usize = 1024;
 
-impl Default for ServerConfig {
+impl Default for ListenerConfig {
     fn default() -> Self {
         Self {
             threads: std::thread::available_parallelism().map_or(2, usize::from),
@@ -102,7 +102,7 @@ impl Default for ServerConfig {
 
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ServerFigures {
+pub struct ListenerStats {
     /// Connections at present.
     pub connections: u64,
     /// Connections accepted.
@@ -154,7 +154,7 @@ fn count(counter: &AtomicU64, by: usize) {
 /// What all tasks share.
 struct Shared {
     handler: Arc<dyn Handler>,
-    config: ServerConfig,
+    config: ListenerConfig,
     counters: Counters,
     channels: Mutex<FxHashMap<u64, Arc<Channel>>>,
     /// Connections that have not said Hello.
@@ -177,7 +177,11 @@ pub struct Serving {
 ///
 /// # Errors
 /// If the threads cannot be started or the listener cannot be used.
-pub fn serve(listener: TcpListener, handler: Arc<dyn Handler>, config: ServerConfig) -> io::Result<Serving> {
+pub fn serve(
+    listener: TcpListener,
+    handler: Arc<dyn Handler>,
+    config: ListenerConfig,
+) -> io::Result<Serving> {
     listener.set_nonblocking(true)?;
     widen_queue(&listener)?;
     let address = listener.local_addr()?;
@@ -225,10 +229,10 @@ impl Serving {
     }
 
     /// Counters.
-    pub fn figures(&self) -> ServerFigures {
+    pub fn stats(&self) -> ListenerStats {
         let counters = &self.shared.counters;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ServerFigures {
+        ListenerStats {
             connections: self.shared.channels.lock().len() as u64,
             accepted: of(&counters.accepted),
             turned_away: of(&counters.turned_away),

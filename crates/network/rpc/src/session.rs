@@ -60,8 +60,8 @@ use crate::token::Token;
 pub const CALLS_MAX: usize = 65_536;
 
 /// Most calls sent and not answered, but for those that wait for locks. Below what a node takes
-/// from one connection ([`crate::server::ServerConfig::calls_max`]), so that it never stops reading
-/// what would end the waits.
+/// from one connection ([`crate::server::ListenerConfig::calls_max`]), so that it never stops
+/// reading what would end the waits.
 pub const IN_FLIGHT_MAX: usize = 8192;
 
 /// Most calls that wait for locks; further ones fail with `ENOLCK`.
@@ -172,7 +172,7 @@ impl std::error::Error for Broken {}
 
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LinkFigures {
+pub struct LinkStats {
     /// Calls asked.
     pub calls: u64,
     /// Calls sent, retries not counted.
@@ -265,7 +265,7 @@ pub struct Link<D> {
     /// No call's patience ends before this.
     earliest: Nanos,
     table: u64,
-    figures: LinkFigures,
+    stats: LinkStats,
 }
 
 impl<D> Link<D> {
@@ -304,14 +304,14 @@ impl<D> Link<D> {
             lease: Nanos::MAX,
             earliest: Nanos::MAX,
             table: 0,
-            figures: LinkFigures::default(),
+            stats: LinkStats::default(),
         }
     }
 
     /// Asks for something. The call is sent as soon as there is a session and room, or ends with
     /// its patience.
     pub fn submit(&mut self, body: Body, patience: Patience, done: D) -> CallId {
-        self.figures.calls += 1;
+        self.stats.calls += 1;
         let id = self.enqueue(body, patience, Owner::Asker(done));
         if let Some(error) = self.unwelcome(id) {
             self.end(id, Err(error));
@@ -426,9 +426,9 @@ impl<D> Link<D> {
     }
 
     /// Counters.
-    pub fn figures(&self) -> LinkFigures {
+    pub fn stats(&self) -> LinkStats {
         let in_flight = self.in_flight.iter().sum();
-        LinkFigures { in_flight, waiting: self.calls.len().saturating_sub(in_flight), ..self.figures }
+        LinkStats { in_flight, waiting: self.calls.len().saturating_sub(in_flight), ..self.stats }
     }
 
     /// The node has this version of the placement map.
@@ -487,7 +487,7 @@ impl<D> Link<D> {
             self.numbers.finish(pending.call.seq);
         }
         if let Owner::Asker(done) = pending.owner {
-            self.figures.failed += u64::from(result.is_err());
+            self.stats.failed += u64::from(result.is_err());
             let misdirected = match (pending.call.body, &result) {
                 (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => Some(request),
                 _ => None,

@@ -15,7 +15,7 @@ use kestrel_types::wire::{
 use parking_lot::Mutex;
 
 use crate::handler::{Connection, Handler, Outbox};
-use crate::server::{ServerConfig, Serving, serve};
+use crate::server::{ListenerConfig, Serving, serve};
 
 /// Waits for something that has to happen sooner or later.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
@@ -139,7 +139,7 @@ pub fn listen() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
-pub fn serving(handler: impl Handler, config: ServerConfig) -> Serving {
+pub fn serving(handler: impl Handler, config: ListenerConfig) -> Serving {
     serve(listen(), Arc::new(handler), config).unwrap()
 }
 

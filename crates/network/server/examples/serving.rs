@@ -22,7 +22,7 @@ use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_server::admin::{Admin, Asker};
 use kestrel_server::backend::Backend;
-use kestrel_server::config::ServerConfig;
+use kestrel_server::config::SessionServerConfig;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::SystemClock;
@@ -135,7 +135,7 @@ fn backend(
     let nobody = Arc::new(Nobody::default());
     let host = MemberHost::open(engine, clock, config, nobody.clone())?;
     nobody.0.get_or_init(|| Arc::downgrade(&host));
-    while !host.lease_figures().held {
+    while !host.lease_stats().held {
         std::thread::sleep(Duration::from_millis(1));
     }
     host.node().end_grace()?;
@@ -195,7 +195,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for number in 0..FILES {
         call(Op::MkNod { place: names.file(number), kind: Kind::File, mode: 0o644, rdev: 0 })?;
     }
-    let config = ServerConfig { volume: "volume".into(), ..ServerConfig::default() };
+    let config = SessionServerConfig { volume: "volume".into(), ..SessionServerConfig::default() };
     let limits = LockLimits::default();
     let server = Server::new(backend.clone(), Arc::new(SystemClock), config, limits, Arc::new(NoAdmin), 0)?;
     let counter = Arc::new(Counter::default());

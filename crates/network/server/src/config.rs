@@ -41,7 +41,7 @@ pub enum Access {
 
 /// Settings of a server.
 #[derive(Debug, Clone)]
-pub struct ServerConfig {
+pub struct SessionServerConfig {
     /// Name of the volume; clients must ask for it.
     pub volume: String,
     /// The volume's descriptor as JSON, shown to every client.
@@ -53,7 +53,7 @@ pub struct ServerConfig {
     /// A client not heard of for this long has lost its session; [`LEASE_MIN`] to [`LEASE_MAX`].
     pub lease: Nanos,
     /// How long after a start clients of before may claim what they held; longer if the lease was
-    /// longer before, unless it is shorter than [`ServerConfig::lease`].
+    /// longer before, unless it is shorter than [`SessionServerConfig::lease`].
     pub grace: Nanos,
     /// How long the answers of a client that vanished are kept.
     pub keep_expired: Nanos,
@@ -69,7 +69,7 @@ pub struct ServerConfig {
     pub opens_max: usize,
 }
 
-impl Default for ServerConfig {
+impl Default for SessionServerConfig {
     fn default() -> Self {
         Self {
             volume: String::new(),

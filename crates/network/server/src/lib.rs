@@ -25,7 +25,6 @@ pub mod audit;
 pub mod backend;
 pub mod config;
 pub mod connection;
-pub mod figures;
 pub mod grant;
 pub mod listen;
 pub mod locks;
@@ -34,6 +33,7 @@ pub mod peers;
 pub mod quota;
 pub mod server;
 pub mod session;
+pub mod stats;
 pub mod tokens;
 
 /// What there is to say of the directory of a node that has left its cluster.

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use kestrel_cluster::addresses::{AddressBook, NodeAddress};
 use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
 use kestrel_cluster::{Envelope, Message};
-use kestrel_rpc::peer::{Greeting, PeerConfig, PeerFigures, PeerLink};
+use kestrel_rpc::peer::{Greeting, PeerConfig, PeerLink, PeerStats};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::wire::{PeerHello, PeerSecret, Versions};
@@ -195,7 +195,7 @@ impl Peers {
         if let Some(introduction) = self.introduction.get() {
             introduction.address_book.forget(|node| placement.heir_of(node).is_some());
         }
-        let goes = |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.figures().up;
+        let goes = |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.stats().up;
         let is_any = self.links.read().iter().any(|(node, link)| goes(node, link));
         if is_any {
             let mut links = self.links.write();
@@ -219,8 +219,8 @@ impl Peers {
     }
 
     /// What the connections have carried, by node.
-    pub fn figures(&self) -> BTreeMap<NodeId, PeerFigures> {
-        self.links.read().iter().map(|(node, link)| (*node, link.figures())).collect()
+    pub fn stats(&self) -> BTreeMap<NodeId, PeerStats> {
+        self.links.read().iter().map(|(node, link)| (*node, link.stats())).collect()
     }
 }
 

@@ -34,13 +34,13 @@ use parking_lot::Mutex;
 use crate::admin::Admin;
 use crate::audit::Audit;
 use crate::backend::{Backend, CurrentMap};
-use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
+use crate::config::{LEASE_MAX, LEASE_MIN, SessionServerConfig};
 use crate::connection::Connection;
-use crate::figures::{Counts, Figures, SessionInfo};
 use crate::locks::LockLimits;
 use crate::objects::Objects;
 use crate::quota::Quota;
 use crate::session::{Phase, Session};
+use crate::stats::{Counts, ServerStats, SessionInfo};
 use crate::tokens::Tokens;
 use gate::Gate;
 use grace::Grace;
@@ -70,7 +70,7 @@ type Description = ((u64, u64), Box<[u8]>);
 /// What answers need. It does not refer to the node, so answers that never come do not keep it
 /// open.
 pub(crate) struct Shared {
-    pub config: ServerConfig,
+    pub config: SessionServerConfig,
     /// The placement map.
     pub tables: CurrentMap,
     /// Makes what clients are told of the volume, of which several nodes have a table.
@@ -113,7 +113,7 @@ impl Server {
     pub fn new(
         backend: impl Into<Backend>,
         clock: Arc<dyn Clock>,
-        config: ServerConfig,
+        config: SessionServerConfig,
         limits: LockLimits,
         admin: Arc<dyn Admin>,
         now: Nanos,
@@ -226,8 +226,8 @@ impl Server {
         self.shared.in_use(object)
     }
 
-    /// Has clients told what `describe` makes of the present placement map, with nodes where
-    /// they are, in the place of [`ServerConfig::descriptor`]. Once; of use to a member's server
+    /// Has clients told what `describe` makes of the present placement map, with nodes where they
+    /// are, in the place of [`SessionServerConfig::descriptor`]. Once; of use to a member's server
     /// only. It must not wait.
     pub fn describe_by(&self, describe: Box<Describe>) {
         let _ = self.shared.describe.set(describe);
@@ -286,23 +286,23 @@ impl Server {
     }
 
     /// What it has done and holds.
-    pub fn figures(&self, now: Nanos) -> Figures {
-        let mut figures = Figures { totals: self.shared.counts.totals(), ..Figures::default() };
+    pub fn stats(&self, now: Nanos) -> ServerStats {
+        let mut stats = ServerStats { totals: self.shared.counts.totals(), ..ServerStats::default() };
         for session in self.all_sessions() {
             let state = session.state.lock();
             if state.is_alive() {
-                figures.sessions += 1;
-                figures.connected += u64::from(state.line.is_some());
+                stats.sessions += 1;
+                stats.connected += u64::from(state.line.is_some());
             } else {
-                figures.expired += 1;
+                stats.expired += 1;
             }
-            figures.opens += state.opens.total() as u64;
+            stats.opens += state.opens.total() as u64;
         }
         let locks = self.shared.desk.lock().locks.counts();
-        figures.lock_ranges = locks.ranges as u64;
-        figures.lock_waits = locks.waits as u64;
-        figures.grace_left = self.shared.grace.lock().as_ref().map_or(0, |grace| grace.left(now));
-        figures
+        stats.lock_ranges = locks.ranges as u64;
+        stats.lock_waits = locks.waits as u64;
+        stats.grace_left = self.shared.grace.lock().as_ref().map_or(0, |grace| grace.left(now));
+        stats
     }
 
     /// All sessions, in order of their clients' numbers.

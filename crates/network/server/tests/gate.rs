@@ -133,7 +133,7 @@ fn peers_without_the_cluster_secret() {
 /// Both other nodes have been let in by node 1.
 fn all_are_known(cluster: &Cluster, welcomed: u64) {
     let server = &cluster.sites[0].running().server;
-    eventually("the others are known", || server.figures(0).totals.peers_welcomed >= welcomed);
+    eventually("the others are known", || server.stats(0).totals.peers_welcomed >= welcomed);
 }
 
 fn is_refused(cluster: &Cluster, hello: PeerHello, errno: i32, says: &str) {
@@ -194,13 +194,13 @@ fn node_with_a_copy_started_later() {
 fn newer_peer_connection_and_bad_envelopes() {
     let cluster = Cluster::start();
     let address = cluster.sites[0].address;
-    eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);
-    let connects = cluster.sites[1].running().peers.figures()[&1].connects;
+    eventually("nodes are connected", || cluster.sites[1].running().peers.stats()[&1].up);
+    let connects = cluster.sites[1].running().peers.stats()[&1].connects;
     let mut stream = come(address, &hello(2, 1), &[]).unwrap();
     // The true node 2 finds its connection closed, and comes back: then this one is closed.
     assert_eq!(refusal(stream.try_clone().unwrap()), None);
     let _gone = stream.write_all(&[0; 16]);
-    assert!(cluster.sites[1].running().peers.figures()[&1].connects > connects);
+    assert!(cluster.sites[1].running().peers.stats()[&1].connects > connects);
     for envelope in [&b"garbage"[..], &[], &[1, 2, 0, 0, 0, 0, 0, 0, 0, 1, 99]] {
         let messages = [ToServer::Peer(envelope.into())];
         let why = refusal(come(address, &hello(2, 1), &messages).unwrap()).expect("a reason");
@@ -231,7 +231,7 @@ fn newer_peer_connection_and_bad_envelopes() {
 fn addresses_of_other_members_only() {
     let cluster = Cluster::start();
     let (address, host) = (cluster.sites[0].address, cluster.sites[0].running().host.clone());
-    eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);
+    eventually("nodes are connected", || cluster.sites[1].running().peers.stats()[&1].up);
     let at = |node| NodeAddress { node, epoch: 9, address: "127.0.0.1:1".into() };
     let (message, mut bytes) = (Message::Addresses(vec![at(1), at(77), at(3)]), Vec::new());
     Envelope { from: 2, stamp: 1, message }.encode(&mut bytes).unwrap();

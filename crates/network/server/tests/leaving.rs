@@ -62,7 +62,7 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
     let why = change(&cluster, &gone).unwrap_err().to_string();
     assert!(why.contains("clients have sessions there: test (0 files open)"), "{why}");
     drop(client);
-    let sessions = || cluster.sites[2].running().server.figures(0).sessions;
+    let sessions = || cluster.sites[2].running().server.stats(0).sessions;
     eventually("the session has ended", || sessions() == 0);
     change(&cluster, &gone).unwrap();
     eventually("it knows that it has left", || cluster.sites[2].running().host.has_left());
@@ -99,8 +99,8 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
     for site in &cluster.sites[..2] {
         eventually("it is not connected to any more", || {
             site.running().peers.forget_former(&gone);
-            !site.running().peers.figures().contains_key(&3)
+            !site.running().peers.stats().contains_key(&3)
         });
-        assert!(site.running().peers.figures().len() == 1);
+        assert!(site.running().peers.stats().len() == 1);
     }
 }

@@ -12,7 +12,7 @@ use kestrel_cluster::{Envelope, Member, MemberConfig};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
 use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::config::ServerConfig;
+use kestrel_server::config::SessionServerConfig;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{SECOND, SystemClock};
@@ -66,7 +66,7 @@ fn ping_that_may_not_be_answered() {
     let clock = Arc::new(SystemClock);
     let host = MemberHost::open(engine, clock.clone(), config, Arc::new(Nowhere)).unwrap();
     eventually(|| host.may_answer().then_some(()));
-    let config = ServerConfig { volume: "vol".into(), node: 1, ..ServerConfig::default() };
+    let config = SessionServerConfig { volume: "vol".into(), node: 1, ..SessionServerConfig::default() };
     let server =
         Server::new(host.clone(), clock, config, LockLimits::default(), Arc::new(NoAdmin), 0).unwrap();
     let line = Arc::new(Line::default());

@@ -67,9 +67,9 @@ fn many_clients_share_directories_over_three_nodes() {
     for site in &cluster.sites {
         let running = site.running();
         eventually("nothing stays under way", || running.host.is_idle());
-        assert_eq!(running.host.figures().misdirected, 0);
-        assert_eq!(running.host.figures().overrun, 0);
-        let peers = running.peers.figures();
+        assert_eq!(running.host.stats().misdirected, 0);
+        assert_eq!(running.host.stats().overrun, 0);
+        let peers = running.peers.stats();
         assert_eq!(peers.len(), 2);
         assert!(peers.values().all(|peer| peer.up && peer.envelopes > 0 && peer.connects == 1), "{peers:?}");
     }
@@ -120,7 +120,7 @@ fn calls_over_cut_and_restarted_nodes() {
         let running = site.running();
         eventually("nothing stays under way", || running.host.is_idle());
     }
-    let peers = cluster.sites[0].running().peers.figures();
+    let peers = cluster.sites[0].running().peers.stats();
     assert!(peers[&2].connects >= 3 && peers[&3].connects == 1, "{peers:?}");
 }
 
@@ -166,7 +166,7 @@ fn open_rename_and_remove_over_nodes() {
         assert_eq!(errno(&client.ask_at(leader, Op::Release(inode.ino))), 0);
         eventually("the file is gone", || errno(&client.stat(inode.ino)) == libc::ESTALE);
     }
-    let misdirected: u64 = cluster.sites.iter().map(|site| site.running().host.figures().misdirected).sum();
+    let misdirected: u64 = cluster.sites.iter().map(|site| site.running().host.stats().misdirected).sum();
     assert_eq!(misdirected, 12);
     let Answer::Usage(usage) = client.done(Op::Usage) else { panic!("no figures") };
     assert_eq!((usage.files, usage.bytes), (0, 0));

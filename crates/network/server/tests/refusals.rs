@@ -34,7 +34,7 @@ fn strangers_are_told_why() {
     assert_eq!(refused(&fixture, hello(1, 0, false)), libc::EPROTO);
     let _client = Client::connected(1, &fixture);
     assert_eq!(refused(&fixture, hello(1, 1, true)), libc::ESTALE);
-    assert_eq!(fixture.server.figures(0).totals.refused, 5);
+    assert_eq!(fixture.server.stats(0).totals.refused, 5);
 }
 
 /// A client that breaks the protocol loses its connection, and not its session.

@@ -92,7 +92,7 @@ fn answer_on_the_newest_connection() {
     assert_eq!(client.heard().len(), 1);
     assert_eq!(errno(&client.ask(&fixture, Op::Lookup(at("late")))), libc::ENOENT);
     assert_eq!(errno(&client.ask(&fixture, Op::Lookup(at("a")))), 0);
-    let totals = fixture.server.figures(fixture.now).totals;
+    let totals = fixture.server.stats(fixture.now).totals;
     assert_eq!((totals.retries_running, totals.superseded, totals.stale_messages), (1, 1, 1));
 }
 
@@ -119,7 +119,7 @@ fn session_after_its_lease() {
     assert!(gone.is_closed());
     assert_eq!(locks_heard(&other), [(waiting, Ok(LockAnswer::Done))]);
     assert_eq!(fixture.open_files(), 0);
-    assert_eq!(fixture.server.figures(fixture.now).totals.sessions_expired, 1);
+    assert_eq!(fixture.server.stats(fixture.now).totals.sessions_expired, 1);
     // It comes back: what it had open is gone, but its calls are not executed again.
     assert_eq!(gone.connect(&fixture), SessionState::Expired);
     let opens = vec![ReclaimOpen { file: seen(&inode, "a"), count: 1, linkable: false }];
@@ -222,7 +222,7 @@ fn longer_lease_of_an_earlier_start() {
     fixture.sync();
     fixture = fixture.restart(&mut [&mut other], SECOND);
     fixture.pass(SECOND + SECOND / 2);
-    assert_eq!(fixture.server.figures(fixture.now).grace_left, 0);
+    assert_eq!(fixture.server.stats(fixture.now).grace_left, 0);
 }
 
 /// The grace period ends when each client is back and has retried its calls.
@@ -242,10 +242,10 @@ fn end_of_the_grace_period() {
     assert_eq!(errno(&other.ask(&fixture, Op::Unlink(at("a")))), 0);
     call.retry = true;
     let (inode, created) = opened(&client.ask_call(&fixture, call));
-    assert!(created && fixture.server.figures(fixture.now).grace_left > 0);
+    assert!(created && fixture.server.stats(fixture.now).grace_left > 0);
     client.send(&fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
     fixture.pass(SECOND / 2);
-    assert_eq!(fixture.server.figures(fixture.now).grace_left, 0);
+    assert_eq!(fixture.server.stats(fixture.now).grace_left, 0);
     assert_eq!(errno(&client.ask(&fixture, Op::GetAttr(seen(&inode, "a")))), 0);
 }
 
@@ -262,6 +262,6 @@ fn farewell_releases_everything_at_once() {
     client.send(&fixture, vec![ToServer::Bye]);
     fixture.sync();
     assert!(!fixture.server.in_use(first + 1));
-    assert_eq!((fixture.open_files(), fixture.server.figures(0).sessions), (0, 0));
+    assert_eq!((fixture.open_files(), fixture.server.stats(0).sessions), (0, 0));
     assert!(fixture.node.sessions().unwrap().is_empty());
 }

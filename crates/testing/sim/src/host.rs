@@ -9,7 +9,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::config::{Access, ServerConfig};
+use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::connection::Connection;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
@@ -143,14 +143,14 @@ impl Host {
         };
         self.epoch += 1;
         let node = Node::open(self.engine().clone(), self.clock.clone(), config).expect("a sound volume");
-        let config = ServerConfig {
+        let config = SessionServerConfig {
             volume: VOLUME.into(),
             epoch: self.epoch,
             lease: LEASE,
             grace: LEASE,
             keep_expired: 300 * SECOND,
             access: if self.tokens.is_some() { Access::Tokens } else { Access::Open },
-            ..ServerConfig::default()
+            ..SessionServerConfig::default()
         };
         let limits = LockLimits::default();
         let server = Server::new(node.clone(), self.clock.clone(), config, limits, Arc::new(NoAdmin), now);

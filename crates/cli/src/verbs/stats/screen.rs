@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    fn figures(requests: u64, kinds: u64) -> Value {
+    fn stats(requests: u64, kinds: u64) -> Value {
         let kinds: Vec<Value> = (0..kinds)
             .map(|kind| {
                 let requests = requests * (kind + 1);
@@ -232,7 +232,7 @@ mod tests {
     /// The screen has the most frequent operations first, and counts the others.
     #[test]
     fn most_frequent_operations_first() {
-        let out = screen(&figures(10, 11), &figures(4, 11), 2.0, false);
+        let out = screen(&stats(10, 11), &stats(4, 11), 2.0, false);
         let lines: Vec<&str> = out.lines().collect();
         assert!(lines[1].starts_with("kind10 ") && lines[1].contains(" 33 "), "{out}");
         assert!(lines[8].starts_with("kind3 "), "{out}");
@@ -245,7 +245,7 @@ mod tests {
     /// --all has every operation and every counter that is not zero.
     #[test]
     fn all_operations_and_counters() {
-        let out = screen(&figures(10, 11), &figures(4, 11), 1.0, true);
+        let out = screen(&stats(10, 11), &stats(4, 11), 1.0, true);
         assert!(out.contains("\nkind0 ") && out.contains("\nbatches 6/s of 1.0"), "{out}");
         let ends = |name: &str, value: &str| {
             out.lines().any(|line| line.starts_with(name) && line.ends_with(&format!(" {value}")))

@@ -37,12 +37,12 @@ fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
     for NodeAnswer { node, address, answer } in answers {
         match answer {
             // The only node there is.
-            Ok(figures) if node == 0 => return Ok(figures),
-            Ok(figures) => {
-                if let Value::Object(figures) = &figures {
-                    add(&mut sums, figures);
+            Ok(stats) if node == 0 => return Ok(stats),
+            Ok(stats) => {
+                if let Value::Object(stats) = &stats {
+                    add(&mut sums, stats);
                 }
-                nodes.push(json!({ "node": node, "address": address, "up": true, "figures": figures }));
+                nodes.push(json!({ "node": node, "address": address, "up": true, "figures": stats }));
             }
             Err(why) => {
                 nodes.push(json!({ "node": node, "address": address, "up": false, "why": why.to_string() }));
@@ -58,8 +58,8 @@ fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
     Ok(whole)
 }
 
-fn add(sums: &mut Map<String, Value>, figures: &Map<String, Value>) {
-    for (name, figure) in figures {
+fn add(sums: &mut Map<String, Value>, stats: &Map<String, Value>) {
+    for (name, figure) in stats {
         match sums.get_mut(name) {
             None => {
                 sums.insert(name.clone(), figure.clone());
@@ -111,19 +111,19 @@ pub fn add_nodes(now: &Value, before: &Value, seconds: f64, out: &mut String) {
         }
         let same = |other: &&Value| other["node"] == node["node"];
         let earlier = before["nodes"].as_array().and_then(|nodes| nodes.iter().find(same));
-        let (figures, earlier) = (&node["figures"], earlier.map_or(&Value::Null, |node| &node["figures"]));
-        let latency = latency(figures, earlier);
+        let (stats, earlier) = (&node["figures"], earlier.map_or(&Value::Null, |node| &node["figures"]));
+        let latency = latency(stats, earlier);
         let us = |part: f64| percentile_ns(&latency, part) as f64 / 1000.0;
-        let number = |name: &str| figures[name].as_u64().unwrap_or(0);
+        let number = |name: &str| stats[name].as_u64().unwrap_or(0);
         let _ = writeln!(
             out,
             "{name:<22} {:>10.0} {:>10.1} {:>10.1} {:>10} {:>8} {:>6} {:>11} {:>7}",
-            grown(figures, earlier, "metadata_requests_total") as f64 / seconds,
+            grown(stats, earlier, "metadata_requests_total") as f64 / seconds,
             us(0.5),
             us(0.99),
             number("metadata_open_files"),
             number("server_connected"),
-            if figures["cluster_lease_held"] == 1 { "yes" } else { "no" },
+            if stats["cluster_lease_held"] == 1 { "yes" } else { "no" },
             number("cluster_lease_lapses_total"),
             number("cluster_fenced_total")
         );
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn figures_are_added_up_and_who_is_away_is_told() {
-        let figures = |requests: u64, kind: &str| {
+        let stats = |requests: u64, kind: &str| {
             json!({
                 "uptime_seconds": requests, "cluster_nodes_up": requests, "metadata_requests_total": requests, "metadata_batches_log2": [requests, 1],
                 "metadata_requests": [{ "kind": kind, "requests": requests, "latency_log2_ns": [0, requests] }],
@@ -172,7 +172,7 @@ mod tests {
         };
         let answer = |node: u32, answer| NodeAnswer { node, address: format!("n{node}:1"), answer };
         let away = || Err(VolumeError::Io("it is away".into()));
-        let whole = vec![answer(1, Ok(figures(3, "a"))), answer(2, Ok(figures(5, "a"))), answer(3, away())];
+        let whole = vec![answer(1, Ok(stats(3, "a"))), answer(2, Ok(stats(5, "a"))), answer(3, away())];
         let whole = add_up(whole).unwrap();
         assert_eq!((&whole["metadata_requests_total"], &whole["uptime_seconds"]), (&json!(8), &json!(5)));
         assert_eq!(whole["cluster_nodes_up"], 3);
@@ -180,9 +180,9 @@ mod tests {
         assert_eq!(whole["metadata_requests"][0]["latency_log2_ns"], json!([0, 8]));
         assert_eq!(whole["nodes"][1]["figures"]["metadata_requests_total"], 5);
         assert_eq!((&whole["nodes"][2]["up"], whole["nodes"].as_array().unwrap().len()), (&json!(false), 3));
-        let two = add_up(vec![answer(1, Ok(figures(1, "a"))), answer(2, Ok(figures(1, "b")))]).unwrap();
+        let two = add_up(vec![answer(1, Ok(stats(1, "a"))), answer(2, Ok(stats(1, "b")))]).unwrap();
         assert_eq!(two["metadata_requests"].as_array().unwrap().len(), 2);
         assert!(add_up(vec![answer(1, away())]).is_err());
-        assert!(add_up(vec![answer(0, Ok(figures(1, "a")))]).unwrap()["nodes"].is_null());
+        assert!(add_up(vec![answer(0, Ok(stats(1, "a")))]).unwrap()["nodes"].is_null());
     }
 }

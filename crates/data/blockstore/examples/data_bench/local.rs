@@ -117,9 +117,9 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
     let open: Vec<_> = paths.iter().map(|path| std::fs::File::open(path).expect("open")).collect();
     let store: Arc<dyn BlockStore> = volume.store.clone();
     let reader = Reader::new(store, ReaderConfig::default());
-    let mut figures = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+    let mut stats = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..RUNS {
-        figures[0].push(measure(1, time, |thread, number| {
+        stats[0].push(measure(1, time, |thread, number| {
             let mut out = [0; FILE_BYTES];
             let range = ranges[pick(thread, number, FILES)];
             if !reader.try_read(range, 0, &mut out).expect("read") {
@@ -127,18 +127,18 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
             }
             std::hint::black_box(&out);
         }));
-        figures[1].push(measure(1, time, |thread, number| {
+        stats[1].push(measure(1, time, |thread, number| {
             let mut out = [0; FILE_BYTES];
             open[pick(thread, number, FILES)].read_exact_at(&mut out, 0).expect("read");
             std::hint::black_box(&out);
         }));
-        figures[2].push(measure(1, time, |thread, number| {
+        stats[2].push(measure(1, time, |thread, number| {
             let mut out = [0; FILE_BYTES];
             let file = std::fs::File::open(&paths[pick(thread, number, FILES)]).expect("open");
             file.read_exact_at(&mut out, 0).expect("read");
             std::hint::black_box(&out);
         }));
-        figures[3].push(measure(1, time, |thread, number| {
+        stats[3].push(measure(1, time, |thread, number| {
             let mut out = [0; 4096];
             let file = pick(thread, number / 16, 500);
             reader.read(ranges[file], (number % 16) as u32 * 4096, &mut out).expect("read");
@@ -149,7 +149,7 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
     std::fs::remove_dir_all(dir).expect("remove");
     let names =
         ["read_64k_verified", "read_64k_pread", "read_64k_open_pread_close", "read_4k_sequential_verified"];
-    let mut all = names.into_iter().zip(figures.map(median));
+    let mut all = names.into_iter().zip(stats.map(median));
     std::array::from_fn(|_| all.next().expect("four names, four figures"))
 }
 

@@ -79,7 +79,7 @@ impl Coding {
 
 /// Counters since the store was opened.
 #[derive(Debug, Default)]
-struct Figures {
+struct CodedStats {
     objects_written: AtomicU64,
     plain_bytes_written: AtomicU64,
     stored_bytes_written: AtomicU64,
@@ -110,7 +110,7 @@ pub struct CodedStore {
     heads: Heads,
     flights: Flights,
     buffers: Buffers,
-    figures: Figures,
+    stats: CodedStats,
 }
 
 /// How the store below is read.
@@ -135,8 +135,8 @@ impl CodedStore {
     pub fn new(inner: Arc<dyn BlockStore>, volume: VolumeId, coding: Coding) -> Self {
         let CodingMemory { kept_bytes, head_bytes } = CodingMemory::default();
         let (heads, flights) = (Heads::new(head_bytes), Flights::default());
-        let (buffers, figures) = (Buffers::new(kept_bytes), Figures::default());
-        Self { inner, volume, coding, heads, flights, buffers, figures }
+        let (buffers, stats) = (Buffers::new(kept_bytes), CodedStats::default());
+        Self { inner, volume, coding, heads, flights, buffers, stats }
     }
 
     /// The same with other bounds of its memory.
@@ -179,7 +179,7 @@ impl CodedStore {
             let len = self.inner.read_up_to(object, 0, &mut start)?;
             start.truncate(len);
         }
-        self.figures.heads_read.fetch_add(1, Ordering::Relaxed);
+        self.stats.heads_read.fetch_add(1, Ordering::Relaxed);
         let known = self.judge(object, &start, how)?;
         self.heads.insert(object, known.clone());
         Ok(Found { known, start })
@@ -300,9 +300,9 @@ impl BlockStore for CodedStore {
             self.buffers.give(coded.into());
         }
         done?;
-        self.figures.objects_written.fetch_add(1, Ordering::Relaxed);
-        self.figures.plain_bytes_written.fetch_add(total_len(parts) as u64, Ordering::Relaxed);
-        self.figures.stored_bytes_written.fetch_add(stored_bytes, Ordering::Relaxed);
+        self.stats.objects_written.fetch_add(1, Ordering::Relaxed);
+        self.stats.plain_bytes_written.fetch_add(total_len(parts) as u64, Ordering::Relaxed);
+        self.stats.stored_bytes_written.fetch_add(stored_bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -365,8 +365,8 @@ impl BlockStore for CodedStore {
         self.inner.near().map(|_| self as &dyn NearCache)
     }
 
-    fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        let own = &self.figures;
+    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let own = &self.stats;
         for (name, figure) in [
             ("coded_objects_written", &own.objects_written),
             ("coded_plain_bytes_written", &own.plain_bytes_written),
@@ -376,7 +376,7 @@ impl BlockStore for CodedStore {
         ] {
             tell(name, figure.load(Ordering::Relaxed));
         }
-        self.inner.figures(tell);
+        self.inner.stats(tell);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {

@@ -290,8 +290,8 @@ impl BlockStore for FailingStore {
         self.inner.near()
     }
 
-    fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.inner.figures(tell);
+    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.stats(tell);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {

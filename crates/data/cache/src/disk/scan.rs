@@ -92,7 +92,7 @@ impl Disk {
                 }
             }
             let bytes = file.bytes;
-            self.figures.evicted_bytes.add(bytes);
+            self.stats.evicted_bytes.add(bytes);
             (swept.bytes, used) = (swept.bytes + bytes, used - bytes);
             if let Content::Pages(object) = content
                 && *volume == self.volume

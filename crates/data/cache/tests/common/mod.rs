@@ -139,9 +139,9 @@ pub fn options(dir: &Path) -> CacheOptions {
     CacheOptions { free_space_ratio: 0.0, ..CacheOptions::new(vec![dir.to_path_buf()]) }
 }
 
-pub fn figures(store: &dyn BlockStore) -> BTreeMap<&'static str, u64> {
+pub fn stats(store: &dyn BlockStore) -> BTreeMap<&'static str, u64> {
     let mut found = BTreeMap::new();
-    store.figures(&mut |name, value| {
+    store.stats(&mut |name, value| {
         found.insert(name, value);
     });
     found

@@ -6,7 +6,7 @@
 use http::StatusCode;
 
 use super::Trace;
-use crate::figures::Kind;
+use crate::stats::Kind;
 
 /// Notes what the answer explains; tells why it must not be believed, if so.
 pub(super) fn fault(kind: Kind, status: StatusCode, body: &[u8], trace: &Trace) -> Option<String> {

@@ -63,7 +63,7 @@ pub fn get(store: &S3Store, object: u64, offset: u64, len: usize) -> Result<Vec<
 /// A counter of the store.
 pub fn figure(store: &S3Store, name: &str) -> u64 {
     let mut found = None;
-    store.figures(&mut |told, value| {
+    store.stats(&mut |told, value| {
         if told == name {
             found = Some(value);
         }

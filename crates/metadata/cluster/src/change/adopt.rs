@@ -145,8 +145,8 @@ impl Member {
             let shares = engine.scan_table(Table::DirStat, None, &mut |key, row| {
                 let sign =
                     row_comes(key.table, key.id, key.suffix).map_or(0, |comes| if comes { 1 } else { -1 });
-                let figures = figures_of(key.table, Some(row));
-                moved.usage = std::array::from_fn(|i| moved.usage[i].wrapping_add(figures[i] * sign));
+                let stats = figures_of(key.table, Some(row));
+                moved.usage = std::array::from_fn(|i| moved.usage[i].wrapping_add(stats[i] * sign));
                 ControlFlow::Continue(())
             });
             shares.map_err(engine_error)?;

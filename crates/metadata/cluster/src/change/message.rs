@@ -135,7 +135,7 @@ impl Phase {
 
 /// What a member has to say of changes of the table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ChangeFigures {
+pub struct ChangeStats {
     /// Version of the present table.
     pub table: u64,
     /// How far a change is here.

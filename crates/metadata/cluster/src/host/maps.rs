@@ -6,8 +6,8 @@ use kestrel_meta::owners::MapView;
 use kestrel_types::placement::{NodeId, PlacementMap};
 
 use super::MemberHost;
-use crate::change::{Announced, ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, MapListener};
-use crate::lease::LeaseFigures;
+use crate::change::{Announced, ChangeStats, Changed, DepartureGuard, Expected, LockGuard, MapListener};
+use crate::lease::LeaseStats;
 use crate::{Census, Counted};
 
 impl MemberHost {
@@ -85,17 +85,17 @@ impl MemberHost {
         self.desk.cluster().table()
     }
 
-    /// As [`Member::lease_figures`](crate::Member::lease_figures).
-    pub fn lease_figures(&self) -> LeaseFigures {
-        let figures = self.desk.member.lock().lease_figures();
+    /// As [`Member::lease_stats`](crate::Member::lease_stats).
+    pub fn lease_stats(&self) -> LeaseStats {
+        let stats = self.desk.member.lock().lease_stats();
         self.desk.wakeup.wake();
-        figures
+        stats
     }
 
-    /// As [`Member::change_figures`](crate::Member::change_figures).
-    pub fn change_figures(&self) -> ChangeFigures {
-        let figures = self.desk.member.lock().change_figures();
+    /// As [`Member::change_stats`](crate::Member::change_stats).
+    pub fn change_stats(&self) -> ChangeStats {
+        let stats = self.desk.member.lock().change_stats();
         self.desk.wakeup.wake();
-        figures
+        stats
     }
 }

@@ -37,7 +37,7 @@ impl std::fmt::Debug for PassthroughConfig {
 
 /// Figures of pass-through.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PassthroughFigures {
+pub struct PassthroughStats {
     /// Inodes that the kernel reads by itself at present.
     pub live: usize,
     /// Opens that it served by itself since the start.
@@ -100,8 +100,8 @@ impl PassthroughState {
     }
 
     /// Its figures, if it is on.
-    pub fn figures(&self) -> Option<PassthroughFigures> {
-        self.get().map(|passthrough| passthrough.figures())
+    pub fn stats(&self) -> Option<PassthroughStats> {
+        self.get().map(|passthrough| passthrough.stats())
     }
 }
 

@@ -23,7 +23,7 @@ pub struct Counters {
 
 /// Their values, and sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct ShortcutStats {
     /// See [`Counters::faked`].
     pub faked: u64,
     /// See [`Counters::left_to_create`].
@@ -48,9 +48,9 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn figures(&self, path_nodes: usize) -> Figures {
+    pub(super) fn stats(&self, path_nodes: usize) -> ShortcutStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Figures {
+        ShortcutStats {
             faked: load(&self.faked),
             left_to_create: load(&self.left_to_create),
             hinted: load(&self.hinted),

@@ -43,11 +43,7 @@ fn threads() {
                 None => assert!(!hint.follows && hint.rest.is_empty()),
             }
         }
-        println!(
-            "{way:?}: {without} of {} lookups without a hint, {:?}",
-            lookups.len(),
-            rig.hints().figures()
-        );
+        println!("{way:?}: {without} of {} lookups without a hint, {:?}", lookups.len(), rig.hints().stats());
         // Allowed, but it should be rare.
         assert!(without <= lookups.len() / 10);
     }

@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::*;
 use crate::handler::{Connection, Handler, Outbox};
-use crate::server::{ServerConfig, Serving, serve};
+use crate::server::{ListenerConfig, Serving, serve};
 use crate::session::tests::model::Model;
 use crate::testing::{
     Script, encoded, errno, eventually, listen, obliging, reply, request, serving, welcome,
@@ -149,7 +149,7 @@ fn calls_sent_between_completions() {
                 outbox.send(&std::mem::take(&mut *held));
             }
         }),
-        ServerConfig::default(),
+        ListenerConfig::default(),
     );
     let (remote, _) = connect(&serving);
     let (told, done) = std::sync::mpsc::channel();
@@ -176,7 +176,7 @@ fn calls_of_threads_over_node_restarts() {
     // The port stays ours while no server listens.
     let listener = listen();
     let start =
-        || serve(listener.try_clone().unwrap(), Arc::new(node.clone()), ServerConfig::default()).unwrap();
+        || serve(listener.try_clone().unwrap(), Arc::new(node.clone()), ListenerConfig::default()).unwrap();
     let mut serving = start();
     let serving_now = std::cell::Cell::new(None);
     let (remote, notes) = connect(&serving);
@@ -233,7 +233,7 @@ fn a_half_open_connection_is_left_for_another_address() {
         let mut bytes = [0; 4096];
         while stream.read(&mut bytes).is_ok_and(|read| read > 0) {}
     });
-    let node = serving(Script::new(obliging), ServerConfig::default());
+    let node = serving(Script::new(obliging), ListenerConfig::default());
     let notes = Arc::new(Notes::default());
     let addresses = [hole_address, node.address()];
     let (remote, _) = Remote::connect(config(&addresses, LONG), notes).unwrap();
@@ -247,7 +247,7 @@ fn a_half_open_connection_is_left_for_another_address() {
 fn who_is_told_where_the_node_is_goes_there_at_once() {
     // Nobody is there, and nothing says so; then a server that accepts and is silent; then the
     // node.
-    let (mute, node) = (listen(), serving(Script::new(obliging), ServerConfig::default()));
+    let (mute, node) = (listen(), serving(Script::new(obliging), ListenerConfig::default()));
     let nowhere = SocketAddr::from(([192, 0, 2, 1], 9));
     let remote = Remote::begin(config(&[nowhere], LONG), Arc::new(Notes::default())).unwrap();
     std::thread::sleep(Duration::from_millis(50));
@@ -277,8 +277,8 @@ fn silent_node_noticed_before_disconnect() {
         }
     };
     let (dead, node) = (
-        serving(Script::new(act), ServerConfig::default()),
-        serving(Script::new(obliging), ServerConfig::default()),
+        serving(Script::new(act), ListenerConfig::default()),
+        serving(Script::new(obliging), ListenerConfig::default()),
     );
     let (remote, _) = connect(&dead);
     deaf.store(true, Ordering::SeqCst);
@@ -306,7 +306,7 @@ fn call_deadline() {
             obliging(message, outbox);
         }
     };
-    let node = serving(Script::new(act), ServerConfig::default());
+    let node = serving(Script::new(act), ListenerConfig::default());
     let notes = Arc::new(Notes::default());
     let (remote, _) =
         Remote::connect(config(&[node.address()], Duration::from_secs(1)), notes.clone()).unwrap();
@@ -332,7 +332,7 @@ fn call_deadline() {
 fn outage_events() {
     let listener = listen();
     let start = |listener: &TcpListener| {
-        serve(listener.try_clone().unwrap(), Arc::new(Script::new(obliging)), ServerConfig::default())
+        serve(listener.try_clone().unwrap(), Arc::new(Script::new(obliging)), ListenerConfig::default())
             .unwrap()
     };
     let node = start(&listener);
@@ -372,7 +372,7 @@ fn what_cannot_be_connected_to_says_why() {
                     outbox.close("refused");
                 }
             }),
-            ServerConfig::default(),
+            ListenerConfig::default(),
         )
     };
     let (one, two) = (refusing("node 1 has no lease"), refusing("node 2 has none either"));
@@ -388,11 +388,11 @@ fn what_cannot_be_connected_to_says_why() {
             outbox.close("refused");
         }
     };
-    let node = serving(Script::new(act), ServerConfig::default());
+    let node = serving(Script::new(act), ListenerConfig::default());
     let error = Remote::connect(config(&[node.address()], LONG), notes()).err().unwrap();
     assert!(error.to_string().contains("there is no volume v here"), "{error}");
     // Nor is one that the holder does not want.
-    let node = serving(Script::new(obliging), ServerConfig::default());
+    let node = serving(Script::new(obliging), ListenerConfig::default());
     let picky = notes();
     picky.stranger.store(true, Ordering::SeqCst);
     let error = Remote::connect(config(&[node.address()], LONG), picky).err().unwrap();
@@ -421,7 +421,7 @@ fn what_cannot_be_connected_to_says_why() {
 /// Completions may make further calls, and these leave with few writes.
 #[test]
 fn calls_made_by_completions() {
-    let node = serving(Script::new(obliging), ServerConfig::default());
+    let node = serving(Script::new(obliging), ListenerConfig::default());
     let (remote, _) = connect(&node);
     struct Run {
         remote: Arc<Remote>,
@@ -463,7 +463,7 @@ fn large_calls_beside_large_answers() {
         other => obliging(other, outbox),
     };
     let node =
-        serving(Script::new(act), ServerConfig { unsent_bytes_max: 1 << 20, ..ServerConfig::default() });
+        serving(Script::new(act), ListenerConfig { unsent_bytes_max: 1 << 20, ..ListenerConfig::default() });
     let (remote, _) = connect(&node);
     let ended = Arc::new(AtomicUsize::new(0));
     let ask = |count: usize| {
@@ -532,7 +532,7 @@ fn control_questions() {
         }
         other => obliging(other, outbox),
     };
-    let node = serving(Script::new(act), ServerConfig::default());
+    let node = serving(Script::new(act), ListenerConfig::default());
     let (remote, _) = connect(&node);
     let mut events = Vec::new();
     let answer = remote.admin(&json!({"ask": "status"}), Some(LONG), &mut |event| events.push(event));
@@ -560,7 +560,7 @@ fn cancelled_lock_and_bye() {
             other => obliging(other, outbox),
         }
     };
-    let node = serving(Script::new(act), ServerConfig::default());
+    let node = serving(Script::new(act), ListenerConfig::default());
     let (remote, _) = connect(&node);
     let lock =
         LockSpan { ino: 5, owner: 1, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: 9 };

@@ -7,7 +7,7 @@ use kestrel_types::wire::{Frames, PeerChallenge, PeerSecret, Prover, Refused, To
 
 use super::*;
 use crate::handler::Outbox;
-use crate::server::{ServerConfig, Serving, serve};
+use crate::server::{ListenerConfig, Serving, serve};
 use crate::testing::{Script, encoded, eventually, listen};
 
 fn config(address: SocketAddr) -> PeerConfig {
@@ -44,7 +44,7 @@ fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
         }
         said.lock().push(message);
     };
-    serve(listener, Arc::new(Script::new(act)), ServerConfig { threads: 2, ..ServerConfig::default() })
+    serve(listener, Arc::new(Script::new(act)), ListenerConfig { threads: 2, ..ListenerConfig::default() })
         .unwrap()
 }
 
@@ -62,7 +62,7 @@ fn envelopes_of_many_threads() {
     let said = Arc::default();
     let serving = noting(listen(), Arc::clone(&said));
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
-    eventually("the link is up", || link.figures().up);
+    eventually("the link is up", || link.stats().up);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let link = &link;
@@ -85,9 +85,9 @@ fn envelopes_of_many_threads() {
         assert!(of.is_sorted() && of.len() == 2500, "in the order in which they were sent");
     }
     assert!(matches!(said.lock()[0], ToServer::PeerHello(PeerHello { from: 1, to: 2, .. })));
-    let figures = link.figures();
-    assert_eq!((figures.envelopes, figures.dropped, figures.connects), (10_000, 0, 1));
-    assert!(figures.writes <= 2100, "{figures:?}");
+    let stats = link.stats();
+    assert_eq!((stats.envelopes, stats.dropped, stats.connects), (10_000, 0, 1));
+    assert!(stats.writes <= 2100, "{stats:?}");
     assert!(link.send(&vec![0; FRAME_BYTES_MAX + 1]).is_err());
 }
 
@@ -106,7 +106,7 @@ fn each_connection_begins_with_what_there_is_to_say() {
     for connects in 2..=3 {
         link.shared.broken("by this test".into());
         link.hurry();
-        eventually("it is connected again", || link.figures().connects == connects && link.figures().up);
+        eventually("it is connected again", || link.stats().connects == connects && link.stats().up);
         // Of no use while it is up.
         link.hurry();
     }
@@ -121,14 +121,14 @@ fn a_link_comes_back_and_drops_what_nobody_can_take() {
     let address = listener.local_addr().unwrap();
     let serving = noting(listener, Arc::clone(&said));
     let link = PeerLink::start(config(address), 1).unwrap();
-    eventually("the link is up", || link.figures().up);
+    eventually("the link is up", || link.stats().up);
     drop(serving);
-    eventually("the link is down", || !link.figures().up);
+    eventually("the link is down", || !link.stats().up);
     link.send(&7u64.to_be_bytes()).unwrap();
     link.flush();
-    assert_eq!(link.figures().dropped, 1);
+    assert_eq!(link.stats().dropped, 1);
     let serving = noting(TcpListener::bind(address).unwrap(), Arc::clone(&said));
-    eventually("the link is up again", || link.figures().up);
+    eventually("the link is up again", || link.stats().up);
     link.send(&8u64.to_be_bytes()).unwrap();
     link.flush();
     eventually("it carries again", || envelopes(&said) == [8]);
@@ -157,23 +157,23 @@ fn queue_bound_for_a_stalled_peer() {
     };
     let ToServer::PeerHello(hello) = hello else { panic!("{hello:?}") };
     stream.write_all(&challenge(&SECRET, &hello)).unwrap();
-    eventually("the link is up", || link.figures().up);
+    eventually("the link is up", || link.stats().up);
     for _ in 0..64 {
         link.send(&vec![0; 512 << 10]).unwrap();
         link.flush();
     }
-    let figures = link.figures();
-    assert!(figures.dropped > 0 && figures.envelopes > 2, "{figures:?}");
+    let stats = link.stats();
+    assert!(stats.dropped > 0 && stats.envelopes > 2, "{stats:?}");
 }
 
 #[test]
 fn a_node_that_refuses_is_asked_again_not_too_often() {
     let serving = refusing(libc::EACCES, "another cluster");
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
-    eventually("it has tried again", || serving.figures().accepted >= 3);
+    eventually("it has tried again", || serving.stats().accepted >= 3);
     std::thread::sleep(Duration::from_secs(1));
-    assert!(serving.figures().accepted <= 8, "{:?}", serving.figures());
-    assert_eq!(link.figures().connects, 0);
+    assert!(serving.stats().accepted <= 8, "{:?}", serving.stats());
+    assert_eq!(link.stats().connects, 0);
     assert!(link.why_down().unwrap().contains("another cluster"));
     assert_eq!(link.expelled(), None, "that may change");
 }
@@ -197,12 +197,12 @@ fn who_does_not_know_the_secret_is_told_nothing_more() {
         }
         noted.lock().push(message);
     };
-    let serving = serve(listen(), Arc::new(Script::new(act)), ServerConfig::default()).unwrap();
+    let serving = serve(listen(), Arc::new(Script::new(act)), ListenerConfig::default()).unwrap();
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
-    eventually("it has tried again", || serving.figures().accepted >= 2);
+    eventually("it has tried again", || serving.stats().accepted >= 2);
     assert!(link.why_down().unwrap().contains("does not know the secret"));
     assert!(said.lock().iter().all(|message| matches!(message, ToServer::PeerHello(_))));
-    assert_eq!(link.figures().connects, 0);
+    assert_eq!(link.stats().connects, 0);
 }
 
 /// A node that takes no other.
@@ -214,5 +214,5 @@ fn refusing(errno: i32, reason: &'static str) -> Serving {
             outbox.close("refused");
         }
     };
-    serve(listen(), Arc::new(Script::new(refuse)), ServerConfig::default()).unwrap()
+    serve(listen(), Arc::new(Script::new(refuse)), ListenerConfig::default()).unwrap()
 }

@@ -26,13 +26,13 @@ fn call(id: u64) -> ToServer {
 type Held = Arc<Mutex<Vec<(u64, Arc<dyn Outbox>)>>>;
 
 /// Short limits, for tests that wait for them.
-fn impatient() -> ServerConfig {
+fn impatient() -> ListenerConfig {
     let limit = Duration::from_secs(1);
-    ServerConfig { threads: 2, greeting: limit, silent: limit, stalled: limit, ..ServerConfig::default() }
+    ListenerConfig { threads: 2, greeting: limit, silent: limit, stalled: limit, ..ListenerConfig::default() }
 }
 
-fn patient() -> ServerConfig {
-    ServerConfig { threads: 2, ..ServerConfig::default() }
+fn patient() -> ListenerConfig {
+    ListenerConfig { threads: 2, ..ListenerConfig::default() }
 }
 
 struct Peer {
@@ -101,9 +101,9 @@ fn many_calls_in_one_write() {
         assert_eq!(peer.message(), Some(reply(id, Ok(Answer::Done))));
     }
     writer.join().unwrap();
-    let figures = serving.figures();
-    assert_eq!((figures.messages, figures.connections), (5001, 1));
-    assert!(figures.batches < 1000 && figures.writes < 1000, "{figures:?}");
+    let stats = serving.stats();
+    assert_eq!((stats.messages, stats.connections), (5001, 1));
+    assert!(stats.batches < 1000 && stats.writes < 1000, "{stats:?}");
     serving.stop(Duration::from_secs(10));
 }
 
@@ -158,7 +158,7 @@ fn nonsense_is_refused_with_a_reason() {
         let refused = peer.refused();
         assert!(refused.reason.contains(reason), "{refused:?} is not about {reason}");
     }
-    assert_eq!(serving.figures().malformed, 8);
+    assert_eq!(serving.stats().malformed, 8);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn a_truncated_frame_is_not_received() {
     peer.stream.shutdown(Shutdown::Write).unwrap();
     assert_eq!(peer.message(), None);
     eventually("the connection is closed", || *closed.lock() == 1);
-    assert_eq!((serving.figures().messages, serving.figures().connections), (1, 0));
+    assert_eq!((serving.stats().messages, serving.stats().connections), (1, 0));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn silent_and_trickling_peers_are_cut_off() {
     }
     // The handler has not heard of a peer that has said nothing at all.
     eventually("all are closed", || *closed.lock() == 2);
-    assert_eq!(serving.figures().cut_off, 3);
+    assert_eq!(serving.stats().cut_off, 3);
 }
 
 /// The server stops reading from a peer that never reads, and then closes the connection.
@@ -220,10 +220,10 @@ fn peer_that_never_reads() {
         assert!(asked < 10_000_000, "the server reads without end");
     }
     eventually("the connection is closed", || *closed.lock() == 1);
-    let figures = serving.figures();
-    assert_eq!(figures.cut_off, 1);
+    let stats = serving.stats();
+    assert_eq!(stats.cut_off, 1);
     // One batch beyond the limit, and what the sockets hold.
-    let answered = figures.messages * 60_000;
+    let answered = stats.messages * 60_000;
     assert!(answered < 128 << 20, "{answered} bytes of replies");
 }
 
@@ -235,7 +235,7 @@ fn calls_without_reply_are_limited() {
         ToServer::Call(call) => holding.lock().push((call.id, outbox.clone())),
         other => obliging(other, outbox),
     };
-    let serving = serving(Script::new(act), ServerConfig { calls_max: 10, ..patient() });
+    let serving = serving(Script::new(act), ListenerConfig { calls_max: 10, ..patient() });
     let mut peer = Peer::greeted(&serving);
     for id in 0..10 {
         peer.write(&sent(&call(id)));
@@ -244,7 +244,7 @@ fn calls_without_reply_are_limited() {
     peer.write(&sent(&ToServer::Ping { oldest_open_object: 1 }));
     // Others are served meanwhile.
     Peer::greeted(&serving);
-    assert_eq!(serving.figures().messages, 12, "nothing is read while ten calls are open");
+    assert_eq!(serving.stats().messages, 12, "nothing is read while ten calls are open");
     let (id, outbox) = held.lock().pop().unwrap();
     outbox.send(&encoded(&reply(id, Ok(Answer::Done))));
     assert_eq!(peer.message(), Some(reply(id, Ok(Answer::Done))));
@@ -253,14 +253,14 @@ fn calls_without_reply_are_limited() {
 
 #[test]
 fn there_is_a_limit_of_connections_and_of_strangers() {
-    let config = ServerConfig { connections_max: 2, ..patient() };
+    let config = ListenerConfig { connections_max: 2, ..patient() };
     let serving = serving(Script::new(obliging), config);
     let _one = Peer::greeted(&serving);
     let two = Peer::greeted(&serving);
     let refused = Peer::connect(&serving).refused();
     assert_eq!(refused.errno, libc::EUSERS);
     drop(two);
-    eventually("there is room again", || serving.figures().connections == 1);
+    eventually("there is room again", || serving.stats().connections == 1);
     Peer::greeted(&serving);
 }
 
@@ -269,7 +269,7 @@ fn there_is_a_limit_of_connections_and_of_strangers() {
 /// stranger.
 #[test]
 fn slow_strangers_make_room() {
-    let config = ServerConfig { strangers_share: 2, ..patient() };
+    let config = ListenerConfig { strangers_share: 2, ..patient() };
     let serving = serving(Script::new(obliging), config);
     let mut known = Peer::greeted(&serving);
     let mut slow: Vec<_> = (0..20).map(|_| Peer::connect(&serving)).collect();
@@ -278,11 +278,11 @@ fn slow_strangers_make_room() {
         let _ = stranger.stream.write_all(&[0]);
     }
     Peer::greeted(&serving);
-    eventually("all above the share are cut off", || serving.figures().cut_off >= 18);
+    eventually("all above the share are cut off", || serving.stats().cut_off >= 18);
     known.write(&sent(&ToServer::Ping { oldest_open_object: 0 }));
     assert_eq!(known.message(), Some(ToClient::Pong { table: 0 }));
     drop(slow);
-    eventually("they are gone", || serving.figures().connections == 1);
+    eventually("they are gone", || serving.stats().connections == 1);
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn what_was_queued_before_a_close_arrives() {
     assert_eq!(messages.len(), 1000);
     assert!(messages.iter().all(|message| matches!(message, ToClient::Reply(_))));
     drop(peer);
-    eventually("the connection is gone", || serving.figures().connections == 0);
+    eventually("the connection is gone", || serving.stats().connections == 0);
 }
 
 /// A stop lets calls under way be answered, and takes no new ones.
@@ -353,7 +353,7 @@ fn stop_with_calls_never_answered() {
     let serving = serving(handler, patient());
     let mut peer = Peer::greeted(&serving);
     peer.write(&sent(&call(1)));
-    eventually("the call is received", || serving.figures().messages == 2);
+    eventually("the call is received", || serving.stats().messages == 2);
     drop(serving);
     assert_eq!(peer.message(), None);
     assert_eq!(*closed.lock(), 1);

@@ -160,7 +160,7 @@ impl<D> Link<D> {
         let Stage::Welcomed { session, greeted, table, .. } = self.stage else { return };
         self.proven = greeted;
         self.mention(table);
-        self.figures.welcomes += 1;
+        self.stats.welcomes += 1;
         let lost = match session {
             SessionState::New => self.established.then_some(session),
             SessionState::Known => None,
@@ -173,7 +173,7 @@ impl<D> Link<D> {
         // A reclaim without an answer is not over, and what it has to mend does not become less.
         self.lost = lost.into_iter().chain(self.lost).max_by_key(|lost| severity(*lost));
         if let Some(lost) = self.lost {
-            self.figures.reclaims += 1;
+            self.stats.reclaims += 1;
             self.stage = Stage::Reclaiming { parts: None };
             self.events.push_back(Event::ReclaimWanted { lost });
         } else {

@@ -30,10 +30,10 @@ impl<D> Link<D> {
                     pending.call.seq = seq;
                 }
                 self.in_flight[waits] += 1;
-                self.figures.sent += 1;
+                self.stats.sent += 1;
             } else {
                 pending.call.retry = true;
-                self.figures.retries += 1;
+                self.stats.retries += 1;
             }
             self.dequeue();
             self.send(id);

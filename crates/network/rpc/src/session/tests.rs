@@ -175,7 +175,7 @@ fn a_lost_answer_is_given_again() {
     world.cut();
     world.settle();
     world.check();
-    assert_eq!((world.link.figures().sent, world.link.figures().retries), (1, 1));
+    assert_eq!((world.link.stats().sent, world.link.stats().retries), (1, 1));
 }
 
 #[test]

@@ -142,7 +142,7 @@ impl<D> Link<D> {
             self.say_cancel(id);
         }
         if let Owner::Asker(done) = asker {
-            self.figures.failed += 1;
+            self.stats.failed += 1;
             self.completions.push(super::Completion { id, done, result: Err(error), misdirected: None });
         }
     }

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::client::{ConnectError, Holder, Remote, RemoteConfig, secure};
 use crate::handler::{Connection, Handler, Outbox};
-use crate::server::{ServerConfig, Serving, serve};
+use crate::server::{ListenerConfig, Serving, serve};
 use crate::testing::{Script, eventually, listen, obliging, request};
 
 const SECRET: [u8; 16] = [7; 16];
@@ -54,11 +54,11 @@ impl Handler for Noting {
 
 fn serving(tls: Option<ServerTls>) -> (Serving, Arc<Mutex<Vec<Security>>>) {
     let seen = Arc::default();
-    let config = ServerConfig {
+    let config = ListenerConfig {
         threads: 2,
         greeting: Duration::from_millis(800),
         tls: tls.map(Arc::new),
-        ..ServerConfig::default()
+        ..ListenerConfig::default()
     };
     let handler = Noting { script: Script::new(obliging), seen: Arc::clone(&seen) };
     (serve(listen(), Arc::new(handler), config).unwrap(), seen)
@@ -169,8 +169,8 @@ fn encrypted_calls_of_many_threads() {
         }
     });
     assert_eq!(*seen.lock(), [Security::Tls { peer: None }]);
-    let figures = serving.figures();
-    assert_eq!((figures.encrypted, figures.not_encrypted, figures.unwanted), (1, 0, 0));
+    let stats = serving.stats();
+    assert_eq!((stats.encrypted, stats.not_encrypted, stats.unwanted), (1, 0, 0));
     remote.close();
 }
 
@@ -354,7 +354,7 @@ fn mismatch_of_tls_and_clear_text() {
     let (open, _) = serving(None);
     let why = refusal(open.address(), trusting(SECRET));
     assert!(why.contains("answers in clear") && why.contains("TLS is switched off on this server"), "{why}");
-    assert_eq!((encrypting.figures().unwanted, open.figures().unwanted), (1, 1));
+    assert_eq!((encrypting.stats().unwanted, open.stats().unwanted), (1, 1));
     assert!(seen.lock().is_empty());
     // Within a machine both will do.
     let (auto, seen) = serving(Some(server_tls(3, Mode::Auto)));
@@ -402,12 +402,12 @@ fn relayed(listener: &TcpListener, to: SocketAddr) -> Vec<u8> {
 /// A handshake that takes too long is cut off, and the number of handshakes at a time is bounded.
 #[test]
 fn slow_and_numerous_handshakes() {
-    let config = ServerConfig {
+    let config = ListenerConfig {
         threads: 2,
         strangers_max: 4,
         greeting: Duration::from_millis(800),
         tls: Some(Arc::new(server_tls(3, Mode::On))),
-        ..ServerConfig::default()
+        ..ListenerConfig::default()
     };
     let serving = serve(listen(), Arc::new(Script::new(obliging)), config).unwrap();
     let slow: Vec<TcpStream> = (0..12)
@@ -418,11 +418,11 @@ fn slow_and_numerous_handshakes() {
             stream
         })
         .collect();
-    eventually("they are accepted", || serving.figures().accepted >= 12);
-    eventually("some make room for others", || serving.figures().connections <= 5);
-    eventually("they are cut off", || serving.figures().cut_off >= 12);
-    eventually("they are gone", || serving.figures().connections == 0);
-    assert_eq!(serving.figures().encrypted, 0);
+    eventually("they are accepted", || serving.stats().accepted >= 12);
+    eventually("some make room for others", || serving.stats().connections <= 5);
+    eventually("they are cut off", || serving.stats().cut_off >= 12);
+    eventually("they are gone", || serving.stats().connections == 0);
+    assert_eq!(serving.stats().encrypted, 0);
     drop(slow);
     connect(serving.address(), trusting(SECRET)).unwrap().close();
 }

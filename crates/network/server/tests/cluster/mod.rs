@@ -19,7 +19,7 @@ use kestrel_rpc::server::{self as net, Serving};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_rpc::token::Token;
 use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::config::ServerConfig;
+use kestrel_server::config::SessionServerConfig;
 use kestrel_server::listen::Door;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::peers::{Identity, Peers};
@@ -154,13 +154,13 @@ impl Site {
         let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
         peers.introduce(&identity, &host, ClientTls::default());
         peers.meet(&self.placement).unwrap();
-        let config = ServerConfig {
+        let config = SessionServerConfig {
             volume: VOLUME.into(),
             node: self.id,
             grace: SECOND,
             lease: 10 * SECOND,
             peers: Some(identity),
-            ..ServerConfig::default()
+            ..SessionServerConfig::default()
         };
         let limits = LockLimits::default();
         let clock = Arc::new(SystemClock);
@@ -215,7 +215,7 @@ impl Site {
 }
 
 fn listening(server: &Arc<Server>, opened: Instant, listener: TcpListener) -> Serving {
-    let config = net::ServerConfig { threads: 2, ..net::ServerConfig::default() };
+    let config = net::ListenerConfig { threads: 2, ..net::ListenerConfig::default() };
     net::serve(listener, Arc::new(Door::new(server.clone(), opened)), config).unwrap()
 }
 

@@ -11,7 +11,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::config::{Access, ServerConfig};
+use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::connection::Connection;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
@@ -103,13 +103,13 @@ impl Fixture {
             ..NodeConfig::default()
         };
         let node = Node::open(engine.clone(), clock.clone(), config).unwrap();
-        let config = ServerConfig {
+        let config = SessionServerConfig {
             volume: "vol".into(),
             lease,
             grace: lease,
             opens_max: 100,
             access,
-            ..ServerConfig::default()
+            ..SessionServerConfig::default()
         };
         let limits = LockLimits::default();
         let server = Server::new(node.clone(), clock.clone(), config, limits, Arc::new(Echo), now).unwrap();

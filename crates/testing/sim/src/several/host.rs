@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_cluster::change::{Announced, Changed, Expected, Phase};
-use kestrel_cluster::lease::LeaseFigures;
+use kestrel_cluster::lease::LeaseStats;
 use kestrel_cluster::{Asker, Envelope, Member, MemberConfig, RESTART_MIN};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
@@ -73,7 +73,7 @@ pub struct Host {
     free: Free,
     sessions: Shared,
     /// What became of leases in earlier starts.
-    leases: LeaseFigures,
+    leases: LeaseStats,
 }
 
 /// What a store that has failed says. A client that hears it knows no more than one that hears
@@ -135,7 +135,7 @@ impl Host {
             failed: false,
             free: Free::default(),
             sessions: Shared::default(),
-            leases: LeaseFigures::default(),
+            leases: LeaseStats::default(),
         }
     }
 
@@ -330,10 +330,10 @@ impl Host {
     }
 
     /// What became of leases in all its starts.
-    pub fn leases(&self) -> LeaseFigures {
-        let LeaseFigures { lapses, fenced, .. } = self.leases;
-        let now = self.member.as_ref().map(Member::lease_figures).unwrap_or_default();
-        LeaseFigures { lapses: lapses + now.lapses, fenced: fenced + now.fenced, ..now }
+    pub fn leases(&self) -> LeaseStats {
+        let LeaseStats { lapses, fenced, .. } = self.leases;
+        let now = self.member.as_ref().map(Member::lease_stats).unwrap_or_default();
+        LeaseStats { lapses: lapses + now.lapses, fenced: fenced + now.fenced, ..now }
     }
 
     /// The table that the process has, if it runs.
@@ -349,7 +349,7 @@ impl Host {
     /// Whether it is not yet taken into the cluster.
     pub fn joins(&self) -> bool {
         // A node may be formed with a table that the others have just got.
-        self.member.as_ref().map_or(self.config.joining, |member| member.change_figures().joining)
+        self.member.as_ref().map_or(self.config.joining, |member| member.change_stats().joining)
     }
 
     /// Whether it is not a member any more, or never was and will not be.
@@ -367,8 +367,8 @@ impl Host {
     /// Whether its process runs and no change of the table is under way there.
     pub fn has_no_change(&self) -> bool {
         self.member.as_ref().is_some_and(|member| {
-            let figures = member.change_figures();
-            figures.phase == Phase::None && !figures.purging && !figures.leads
+            let stats = member.change_stats();
+            stats.phase == Phase::None && !stats.purging && !stats.leads
         })
     }
 

@@ -53,7 +53,7 @@ impl World {
             }
             self.run_until(self.agenda.now + 5 * SECOND, rests);
         }
-        self.tally.retries = self.clients.iter().map(|client| client.link.figures().retries).sum();
+        self.tally.retries = self.clients.iter().map(|client| client.link.stats().retries).sum();
         for (place, client) in self.clients.iter().enumerate() {
             if client.calls > 0 || !client.link.is_up() {
                 let why = format!(
@@ -128,8 +128,8 @@ impl World {
         let until = self.agenda.now + 30 * SECOND;
         self.run_until(until, |world| {
             world.host.server().is_some_and(|server| {
-                let figures = server.figures(world.agenda.now);
-                figures.sessions == 0 && figures.grace_left == 0 && !world.host.is_dirty()
+                let stats = server.stats(world.agenda.now);
+                stats.sessions == 0 && stats.grace_left == 0 && !world.host.is_dirty()
             })
         });
         if self.agenda.failure.is_some() {
@@ -140,12 +140,11 @@ impl World {
         let (Some(server), Some(node)) = (self.host.server(), self.host.node()) else {
             return self.fail("the node does not run at the end");
         };
-        let figures = server.figures(self.agenda.now);
+        let stats = server.stats(self.agenda.now);
         let open = node.stats().open_files;
-        if (figures.sessions, figures.opens, figures.lock_ranges, figures.lock_waits, open) != (0, 0, 0, 0, 0)
-        {
+        if (stats.sessions, stats.opens, stats.lock_ranges, stats.lock_waits, open) != (0, 0, 0, 0, 0) {
             return self
-                .fail(format!("left when all sessions ended: {figures:?}, {open} files open at the node"));
+                .fail(format!("left when all sessions ended: {stats:?}, {open} files open at the node"));
         }
         self.check_rows();
     }

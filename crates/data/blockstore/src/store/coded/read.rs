@@ -36,7 +36,7 @@ impl CodedStore {
             return Ok(true);
         }
         let (first, last) = (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
-        self.figures.chunks_read.fetch_add(u64::from(last - first + 1), Ordering::Relaxed);
+        self.stats.chunks_read.fetch_add(u64::from(last - first + 1), Ordering::Relaxed);
         let mut sink = Sink::new(parts);
         Scratch::with(|scratch| {
             if self.inner.is_remote() {

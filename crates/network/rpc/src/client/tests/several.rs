@@ -25,7 +25,7 @@ fn large() -> Request {
 #[test]
 fn completions_that_call_over_each_other() {
     const EACH: usize = 400;
-    let config = || ServerConfig { unsent_bytes_max: 1 << 20, ..ServerConfig::default() };
+    let config = || ListenerConfig { unsent_bytes_max: 1 << 20, ..ListenerConfig::default() };
     let nodes = [(); 2].map(|()| serving(Script::new(generous), config()));
     let remotes = nodes.each_ref().map(|node| connect(node).0);
     let ended = Arc::new(AtomicUsize::new(0));
@@ -53,7 +53,7 @@ fn completions_that_call_over_each_other() {
 /// A connection that has settled looks for its node at the last address and at the given one.
 #[test]
 fn addresses_of_a_settled_connection() {
-    let [one, two, three] = [(); 3].map(|()| serving(Script::new(obliging), ServerConfig::default()));
+    let [one, two, three] = [(); 3].map(|()| serving(Script::new(obliging), ListenerConfig::default()));
     let gone = listen().local_addr().unwrap();
     let (remote, _) =
         Remote::connect(config(&[gone, one.address(), two.address()], LONG), Arc::new(Notes::default()))

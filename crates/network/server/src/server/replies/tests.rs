@@ -8,7 +8,7 @@ use kestrel_types::wire::{ClientId, Hello, ToServer, Versions};
 
 use super::*;
 use crate::admin::{Admin, Asker};
-use crate::config::ServerConfig;
+use crate::config::SessionServerConfig;
 use crate::locks::LockLimits;
 
 struct Silent;
@@ -37,7 +37,7 @@ fn server() -> (Arc<Server>, Arc<Session>) {
         ..NodeConfig::default()
     };
     let node = Node::open(Arc::new(engine), clock.clone(), config).unwrap();
-    let config = ServerConfig { volume: "vol".into(), ..ServerConfig::default() };
+    let config = SessionServerConfig { volume: "vol".into(), ..SessionServerConfig::default() };
     let server = Server::new(node, clock, config, LockLimits::default(), Arc::new(Silent), 0).unwrap();
     let mut connection = server.connect(Arc::new(Silent), Security::Loopback, "here");
     let hello = Hello {

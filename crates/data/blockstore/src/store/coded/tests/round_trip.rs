@@ -154,15 +154,15 @@ fn compressed_objects_are_smaller_and_figures_say_so() {
         put(&store, 1, &text);
         assert!(inner.bytes(1).unwrap().len() < text.len() / share);
         assert_eq!(read(&store, 1, 0, text.len()).unwrap(), text);
-        let mut figures = std::collections::BTreeMap::new();
-        store.figures(&mut |name, value| {
-            figures.insert(name, value);
+        let mut stats = std::collections::BTreeMap::new();
+        store.stats(&mut |name, value| {
+            stats.insert(name, value);
         });
-        assert_eq!(figures["coded_objects_written"], 1);
-        assert_eq!(figures["coded_plain_bytes_written"], text.len() as u64);
-        assert_eq!(figures["coded_stored_bytes_written"], inner.bytes(1).unwrap().len() as u64);
-        assert_eq!(figures["coded_heads_read"], 1);
-        assert_eq!(figures["coded_chunks_read"], 5);
+        assert_eq!(stats["coded_objects_written"], 1);
+        assert_eq!(stats["coded_plain_bytes_written"], text.len() as u64);
+        assert_eq!(stats["coded_stored_bytes_written"], inner.bytes(1).unwrap().len() as u64);
+        assert_eq!(stats["coded_heads_read"], 1);
+        assert_eq!(stats["coded_chunks_read"], 5);
     }
 }
 

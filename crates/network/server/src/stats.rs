@@ -91,7 +91,7 @@ counts! {
 
 /// What a server has done and holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct ServerStats {
     /// Since the start.
     pub totals: Totals,
     /// Clients with a session.

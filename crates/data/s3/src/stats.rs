@@ -19,7 +19,7 @@ pub(crate) enum Kind {
 
 /// Counts since the store was opened. Every attempt counts as a request: the store charges for it.
 #[derive(Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct S3Stats {
     requests: [AtomicU64; 5],
     put_bytes: AtomicU64,
     get_bytes: AtomicU64,
@@ -28,7 +28,7 @@ pub(crate) struct Figures {
     throttled: AtomicU64,
 }
 
-impl Figures {
+impl S3Stats {
     /// A request goes out with a body of that many bytes.
     pub(crate) fn sent(&self, kind: Kind, bytes: u64) {
         self.requests[kind as usize].fetch_add(1, Ordering::Relaxed);

@@ -3,15 +3,15 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Declares the counters, their names and their documentation in one place.
-macro_rules! figures {
+macro_rules! stats {
     ($($(#[doc = $doc:literal])* $field:ident => $name:literal,)*) => {
         /// Since the cache was opened.
         #[derive(Debug, Default)]
-        pub(crate) struct Figures {
+        pub(crate) struct CacheStats {
             $($(#[doc = $doc])* pub $field: Counter,)*
         }
 
-        impl Figures {
+        impl CacheStats {
             pub fn tell(&self, tell: &mut dyn FnMut(&'static str, u64)) {
                 $(tell($name, self.$field.get());)*
             }
@@ -19,7 +19,7 @@ macro_rules! figures {
     };
 }
 
-figures! {
+stats! {
     /// Reads that needed no request.
     hits => "cache_disk_hits",
     /// Reads that needed one, their own or one that was under way.
