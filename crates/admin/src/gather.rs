@@ -15,7 +15,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use kestrel_cluster::change::records::{FROZEN, STRANGERS, TABLE};
-use kestrel_cluster::known::{Known, peer_of};
+use kestrel_cluster::peer_identity::{PeerIdentity, peer_of};
 use kestrel_cluster::{Prepared, decode_decision, decode_prepared, encode_decision};
 use kestrel_engine::embedded::EmbeddedEngine;
 use kestrel_engine::{Engine, EngineError, Mutation};
@@ -446,7 +446,7 @@ fn starts(node: &Node) -> u64 {
 fn outdated(node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<NodeId> {
     let mut outdated = Vec::new();
     for (name, value) in &node.records {
-        if let (Some(peer), Ok(known)) = (peer_of(name), Known::decode(value))
+        if let (Some(peer), Ok(known)) = (peer_of(name), PeerIdentity::decode(value))
             && nodes.get(&peer).is_some_and(|other| known.epoch > starts(other))
         {
             outdated.push(peer);
@@ -463,7 +463,7 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
         let Some(peer) = peer_of(name).filter(|peer| node.table.placement.heir_of(*peer).is_none()) else {
             continue;
         };
-        let detail = match (Known::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
+        let detail = match (PeerIdentity::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
             (Err(why), _) => why.to_string(),
             (Ok(_), None) => "it is about a node that is none of the others".into(),
             (Ok(known), Some(other)) if known.epoch <= starts(other) => continue,
@@ -475,7 +475,7 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
         };
         let place = format!("node {id}: {}", readable(name));
         let mut finding = Finding::new(FindingKind::SystemWrong, place, detail);
-        if Known::decode(value).is_err() {
+        if PeerIdentity::decode(value).is_err() {
             let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, name))]);
             finding = finding.with(Stage::Numbers, "removed: the node learns it anew", act);
         }

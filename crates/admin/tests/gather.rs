@@ -9,7 +9,7 @@ use kestrel_admin::gather::Gathering;
 use kestrel_admin::rows::{Rows, delete, encode_ceiling, put};
 use kestrel_cluster::Member;
 use kestrel_cluster::change::records::TABLE;
-use kestrel_cluster::known::Known;
+use kestrel_cluster::peer_identity::PeerIdentity;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::RootAttr;
@@ -116,7 +116,7 @@ fn misplaced_row_found_and_not_counted() {
 #[test]
 fn node_directory_with_too_few_starts() {
     let nodes = nodes();
-    let known = |birth, epoch| Known { birth, epoch, start: 7, address: None }.encode();
+    let known = |birth, epoch| PeerIdentity { birth, epoch, start: 7, address: None }.encode();
     change(&nodes[1].1, put(Table::System, 0, b"epoch", encode_ceiling(3)));
     change(&nodes[0].1, put(Table::System, 0, b"peer 2", known(1, 3)));
     assert_eq!(kinds(&nodes), []);

@@ -19,7 +19,7 @@ use kestrel_meta::node::{Node, NodeConfig};
 use kestrel_types::clock::ManualClock;
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::Table;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Request};
 
 #[test]
@@ -61,7 +61,7 @@ fn reopened(engine: &MemoryEngine, clock: &Arc<ManualClock>, seed: u64) {
     let node = Node::open(copy.clone(), clock.clone(), NodeConfig::default()).unwrap();
     let (found, _) = findings(&*copy);
     assert_eq!(found, [], "seed {seed}: opened again");
-    let op = Op::MkDir(Place::new(ROOT, Name::new(b"fresh").unwrap()), 0o755);
+    let op = Op::MkDir(PathRef::new(ROOT, Name::new(b"fresh").unwrap()), 0o755);
     assert!(matches!(node.call(Request { creds: Creds::root(), op }), Ok(Answer::Entry { .. })));
     node.close().unwrap();
     assert_eq!(findings(&*copy).0, [], "seed {seed}: used again");

@@ -18,7 +18,7 @@ use kestrel_admin::rows::{
 };
 use kestrel_blockstore::store::BlockStore;
 use kestrel_cluster::change::records::TABLE;
-use kestrel_cluster::known::Known;
+use kestrel_cluster::peer_identity::PeerIdentity;
 use kestrel_engine::memory::MemoryEngine;
 use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;
@@ -253,7 +253,12 @@ fn what_is_in_motion_is_not_repaired() {
     nodes.apply_at(
         1,
         vec![
-            put(Table::System, 0, b"peer 2", Known { birth: 1, epoch: 9, start: 7, address: None }.encode()),
+            put(
+                Table::System,
+                0,
+                b"peer 2",
+                PeerIdentity { birth: 1, epoch: 9, start: 7, address: None }.encode(),
+            ),
             link(A, "gone", 78),
         ],
     );

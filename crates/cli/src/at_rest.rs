@@ -76,7 +76,7 @@ fn table_of(verb: &'static str, volume: &Volume, section: &ClusterSection) -> Re
 }
 
 /// What a node knows of the cluster.
-struct Known {
+struct MembersSeen {
     /// Of its table.
     version: u64,
     members: Vec<Member>,
@@ -85,7 +85,7 @@ struct Known {
     former: Vec<NodeId>,
 }
 
-impl Known {
+impl MembersSeen {
     fn of(table: &PlacementMap) -> Self {
         let former = table.former.iter().map(|(node, _)| *node).collect();
         Self { version: table.version, members: table.map.members().to_vec(), former }
@@ -132,7 +132,11 @@ fn are_all(
 }
 
 /// What a node knows: asked if it runs, read with one of these keys if it does not.
-fn known_of(verb: &'static str, named: &Named, key_files: [Option<&Path>; 2]) -> Result<Known, Failure> {
+fn known_of(
+    verb: &'static str,
+    named: &Named,
+    key_files: [Option<&Path>; 2],
+) -> Result<MembersSeen, Failure> {
     let question = json!({ "verb": "status" });
     if let Some(status) = ask(verb, &named.dir, &question, QUICK)? {
         let member = |node: &Value| {
@@ -142,7 +146,7 @@ fn known_of(verb: &'static str, named: &Named, key_files: [Option<&Path>; 2]) ->
         let members = status["nodes"].as_array().and_then(|nodes| nodes.iter().map(member).collect());
         let told = status["table"].as_u64().zip(members);
         let why = "the process that serves it does not tell which nodes there are; stop it";
-        let told = told.map(|(version, members)| Known { version, members, former: Vec::new() });
+        let told = told.map(|(version, members)| MembersSeen { version, members, former: Vec::new() });
         return told.ok_or_else(|| Failure::new(verb, format!("{}: {why}", named.dir.display())));
     }
     let open = |key_file: Option<&Path>| {
@@ -158,7 +162,7 @@ fn known_of(verb: &'static str, named: &Named, key_files: [Option<&Path>; 2]) ->
         let hint = if Descriptor::is_changing(&named.dir) { CUT_SHORT } else { "" };
         Failure::new(verb, format!("{why}{hint}"))
     })?;
-    Ok(Known::of(&table_of(verb, &part, &named.section)?))
+    Ok(MembersSeen::of(&table_of(verb, &part, &named.section)?))
 }
 
 /// The newest of what nodes know, in the order of their numbers. Of several the first: a node that
@@ -185,7 +189,7 @@ pub fn dirs(
     let known = known.collect::<Result<Vec<_>, _>>()?;
     let former: Vec<NodeId> = known.iter().flat_map(|known| known.former.iter().copied()).collect();
     let newest = newest(known, |known| known.version);
-    let Known { members, .. } =
+    let MembersSeen { members, .. } =
         newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
     are_all(verb, &named, &members, &former)?;
     Ok(named.into_values().map(|node| node.dir).collect())
@@ -229,7 +233,7 @@ impl AtRest {
         // The newest of all is the cluster's.
         let newest = newest(tables, |table: &PlacementMap| table.version);
         let placement = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
-        let Known { members, former, .. } = Known::of(&placement);
+        let MembersSeen { members, former, .. } = MembersSeen::of(&placement);
         are_all(verb, &named, &members, &former)?;
         Ok(Self { verb, placement, parts })
     }

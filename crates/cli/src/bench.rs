@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, short, size_arg};
 
 use crew::{Crew, PROCESSES_MAX};
@@ -177,7 +177,7 @@ impl BenchArgs {
 /// # Errors
 /// If an option is absurd, the directory cannot be written, there is not enough room, or an
 /// operation fails; what was made is removed first.
-pub fn run(args: &BenchArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &BenchArgs) -> Result<ExitStatus, Failure> {
     args.check()?;
     let place = fs::canonicalize(&args.dir).map_err(|why| {
         Failure::new("bench", format!("{}: {why}; give an existing directory", args.dir.display()))
@@ -217,7 +217,7 @@ pub fn run(args: &BenchArgs) -> Result<Verdict, Failure> {
         return Err(Failure::new("bench", "interrupted; everything it had made is removed".to_string()));
     }
     report.end(args.json);
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 struct Bench<'a> {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use clap::{FromArgMatches, Parser, Subcommand};
 use log::LevelFilter;
 
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench,
@@ -82,7 +82,7 @@ enum Verb {
     BenchWorker,
 }
 
-fn run(verb: &Verb) -> Result<Verdict, Failure> {
+fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
     kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
     if !matches!(verb, Verb::Mount(_) | Verb::Serve(_)) {
         logger::install(LevelFilter::Warn);
@@ -111,10 +111,10 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
         Verb::NullFs(args) => null_fs::run(args),
         Verb::CrashPoints => {
             kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));
-            Ok(Verdict::Good)
+            Ok(ExitStatus::Good)
         }
         Verb::BenchWorker => {
-            bench::work().map(|()| Verdict::Good).map_err(|why| Failure::new("bench-worker", why))
+            bench::work().map(|()| ExitStatus::Good).map_err(|why| Failure::new("bench-worker", why))
         }
     }
 }
@@ -152,8 +152,8 @@ fn main() -> ExitCode {
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     match run(&verb) {
-        Ok(Verdict::Good) => ExitCode::SUCCESS,
-        Ok(Verdict::Bad) => ExitCode::from(1),
+        Ok(ExitStatus::Good) => ExitCode::SUCCESS,
+        Ok(ExitStatus::Bad) => ExitCode::from(1),
         Err(failure) => {
             eprintln!("kestrel {failure}");
             ExitCode::from(failure.code())

@@ -117,9 +117,9 @@ pub enum RowsAt {
     /// In its directory.
     Directory,
     /// In PostgreSQL.
-    Postgres(Box<kestrel_postgres::Place>),
+    Postgres(Box<kestrel_postgres::PgUrl>),
     /// In the registry, an etcd.
-    Etcd(Box<kestrel_etcd::Place>),
+    Etcd(Box<kestrel_etcd::EtcdUrl>),
 }
 
 /// The descriptor of a volume.
@@ -212,8 +212,8 @@ impl Descriptor {
     ///
     /// # Errors
     /// If the URL is none; without any password.
-    pub fn metadata(&self) -> Result<Option<kestrel_postgres::Place>, VolumeError> {
-        let place = self.metadata.as_deref().map(kestrel_postgres::Place::parse);
+    pub fn metadata(&self) -> Result<Option<kestrel_postgres::PgUrl>, VolumeError> {
+        let place = self.metadata.as_deref().map(kestrel_postgres::PgUrl::parse);
         place.transpose().map_err(VolumeError::Invalid)
     }
 
@@ -222,8 +222,8 @@ impl Descriptor {
     ///
     /// # Errors
     /// As for [`Descriptor::metadata`].
-    pub fn registry(&self) -> Result<Option<kestrel_etcd::Place>, VolumeError> {
-        let place = self.registry.as_deref().map(kestrel_etcd::Place::parse);
+    pub fn registry(&self) -> Result<Option<kestrel_etcd::EtcdUrl>, VolumeError> {
+        let place = self.registry.as_deref().map(kestrel_etcd::EtcdUrl::parse);
         place.transpose().map_err(VolumeError::Invalid)
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kestrel_blockstore::Grant;
-use kestrel_blockstore::packer::Placed;
+use kestrel_blockstore::packer::StoredRange;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
@@ -32,7 +32,7 @@ pub(crate) struct Piece {
     /// Its bytes, kept until the commit is acknowledged so that reads need not wait for the store.
     pub bytes: Arc<Vec<u8>>,
     /// Where it was stored; `None` until then. Holding it keeps the object from being reaped.
-    pub placed: Option<Placed>,
+    pub placed: Option<StoredRange>,
     /// Whether somebody is storing it.
     pub storing: bool,
     /// Share of the client's budget for unstored bytes.

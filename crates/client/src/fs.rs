@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use kestrel_blockstore::packer::Packer;
 use kestrel_blockstore::reader::Reader;
 use kestrel_blockstore::store::BlockStore;
-use kestrel_blockstore::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
+use kestrel_blockstore::{Budget, Buffers, Payload, Pool, ReadAheadConfig, StoredRange, Turn};
 use kestrel_cluster::host::MemberHost;
 use kestrel_meta::node::Node;
 use kestrel_types::clock::{Clock, Nanos};
@@ -70,7 +70,7 @@ use crate::accesses::Accesses;
 use crate::file::OpenFiles;
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
-use crate::known::KnownInodes;
+use crate::inode_table::InodeTable;
 use crate::listed::ListedAttributes;
 use crate::metadata::Metadata;
 use crate::remote::is_answering;
@@ -82,7 +82,7 @@ const IO_DEADLINE: Duration = Duration::from_secs(60);
 pub type Done<T> = Box<dyn FnOnce(FsResult<T>) + Send>;
 
 /// Completion of [`Fs::store_bytes`].
-type Stored = Box<dyn FnOnce(kestrel_blockstore::Result<Placed>) + Send>;
+type Stored = Box<dyn FnOnce(kestrel_blockstore::Result<StoredRange>) + Send>;
 
 /// The process that calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,7 +207,7 @@ pub struct Fs {
     reading: Option<Budget>,
     clock: Arc<dyn Clock>,
     config: FsConfig,
-    known: KnownInodes,
+    known: InodeTable,
     /// Reads that the node has not heard of.
     accesses: Arc<Accesses>,
     listed: Arc<ListedAttributes>,
@@ -238,7 +238,7 @@ impl Fs {
             budget: Budget::new(config.dirty_bytes_max),
             reading: config.read_bytes_max.map(Budget::new),
             files: OpenFiles::new(config.block_bytes),
-            known: KnownInodes::default(),
+            known: InodeTable::default(),
             accesses: Arc::default(),
             listed: Arc::new(ListedAttributes::new(config.listed_entries_max)),
             locks: HeldLocks::default(),

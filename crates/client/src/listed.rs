@@ -45,7 +45,7 @@ const LISTINGS_MAX: usize = 1024;
 
 /// What a listing has to say about a name.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum ListedLookup {
     /// Its attributes.
     Inode(Box<Inode>),
     /// Nothing, but the page that begins after this name may have them: [`Listing::begin`].
@@ -134,21 +134,21 @@ impl Listing {
     }
 
     /// What is known about a name that `caller` looks at.
-    pub fn look(&self, caller: Caller, name: &Name, now: Instant, ttl: Duration) -> Known {
+    pub fn look(&self, caller: Caller, name: &Name, now: Instant, ttl: Duration) -> ListedLookup {
         let mut state = self.state.lock();
         if state.caller != Some(caller) || state.upto.as_ref().is_none_or(|upto| upto < name) {
-            return Known::Nothing;
+            return ListedLookup::Nothing;
         }
         let is_fresh = |since: Instant| now.saturating_duration_since(since) < ttl;
         if let Some(entry) = state.entries.get(name).filter(|entry| is_fresh(entry.since)) {
-            return Known::Inode(entry.inode.clone());
+            return ListedLookup::Inode(entry.inode.clone());
         }
         let start = state.starts.range::<Name, _>(..name).next_back().cloned();
         let looked = std::mem::replace(&mut state.looked, true);
         match state.pages.get(&start) {
-            Some(since) if is_fresh(*since) => Known::Nothing,
-            _ if looked && !state.fetching => Known::Page(start),
-            _ => Known::Nothing,
+            Some(since) if is_fresh(*since) => ListedLookup::Nothing,
+            _ if looked && !state.fetching => ListedLookup::Page(start),
+            _ => ListedLookup::Nothing,
         }
     }
 
@@ -230,7 +230,7 @@ impl Change {
             }
             op if !op.is_numbered() => return None,
             op => match op.subject() {
-                Subject::Place(place) => change.names.push(place.name.clone()),
+                Subject::Path(place) => change.names.push(place.name.clone()),
                 Subject::Inode(inode) | Subject::Held(inode) => change.inode = Some(inode.ino),
                 Subject::Open(ino) | Subject::Number(ino) => change.inode = Some(ino),
                 Subject::Volume => return None,

@@ -56,7 +56,7 @@ pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address}
 
 use self::durable::SyncFirst;
 use self::holdings::Holdings;
-use self::nodes::{First, Nodes};
+use self::nodes::{FirstConnection, NodeConnections};
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::fs::Fs;
@@ -104,13 +104,13 @@ impl RemoteVolume {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();
         let holdings = Arc::new(Holdings::new(server.clone()));
-        let first = First::connect(&url, how, &holdings)?;
+        let first = FirstConnection::connect(&url, how, &holdings)?;
         let opened = first.offer.descriptor(&server).and_then(|descriptor| {
             let storage = Storage::open_offered(&first.offer, &server, &resources.store)?;
             Ok((descriptor, Arc::new(storage)))
         });
         let (descriptor, storage) = opened.inspect_err(|_| first.close())?;
-        let metadata = Arc::new(RemoteMetadata::new(Nodes::connect(first)?, holdings.clone())?);
+        let metadata = Arc::new(RemoteMetadata::new(NodeConnections::connect(first)?, holdings.clone())?);
         if storage.needs_sync() {
             metadata.sync_first(SyncFirst::new(storage.store.clone())?);
         }

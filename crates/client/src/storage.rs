@@ -75,12 +75,12 @@ impl Default for StoreOptions {
 }
 
 /// Where the settings say the objects are.
-enum Place {
+enum ObjectsUrl {
     Dir(PathBuf),
     S3(S3Options),
 }
 
-impl Place {
+impl ObjectsUrl {
     fn of(dir: &Path, settings: &Settings, options: &StoreOptions) -> Result<Self, VolumeError> {
         settings
             .storage
@@ -139,7 +139,7 @@ fn volume_of_dumps(mut volume: [u8; 16]) -> [u8; 16] {
 /// # Errors
 /// Names the mistake.
 pub(crate) fn check(descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
-    Place::of(Path::new(""), &descriptor.settings, options).map(drop)
+    ObjectsUrl::of(Path::new(""), &descriptor.settings, options).map(drop)
 }
 
 /// Checks that a cluster's objects are reached from here, as far as that needs no request.
@@ -151,8 +151,10 @@ pub(crate) fn check_reached(
     descriptor: &Descriptor,
     options: &StoreOptions,
 ) -> Result<(), VolumeError> {
-    match (Place::of(dir, &descriptor.settings, options)?, &descriptor.cluster) {
-        (Place::Dir(objects), Some(section)) => shared::recognize(&objects, section.objects_word.as_deref()),
+    match (ObjectsUrl::of(dir, &descriptor.settings, options)?, &descriptor.cluster) {
+        (ObjectsUrl::Dir(objects), Some(section)) => {
+            shared::recognize(&objects, section.objects_word.as_deref())
+        }
         _ => Ok(()),
     }
 }
@@ -162,9 +164,9 @@ pub(crate) fn check_reached(
 /// # Errors
 /// If it cannot be made, or holds something already.
 pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
-    match Place::of(dir, &descriptor.settings, options)? {
-        Place::S3(s3) => S3Store::create(s3, descriptor.uuid_bytes()).map(drop).map_err(refused),
-        Place::Dir(objects) => {
+    match ObjectsUrl::of(dir, &descriptor.settings, options)? {
+        ObjectsUrl::S3(s3) => S3Store::create(s3, descriptor.uuid_bytes()).map(drop).map_err(refused),
+        ObjectsUrl::Dir(objects) => {
             fs::create_dir_all(&objects).map_err(|error| VolumeError::io("create", &objects, &error))?;
             LocalStore::create(&objects, LocalConfig::default())
                 .map(drop)
@@ -179,8 +181,8 @@ pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions
 /// # Errors
 /// If the store refuses; some objects may be gone then.
 pub(crate) fn erase(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
-    match Place::of(dir, &descriptor.settings, options)? {
-        Place::S3(s3) => {
+    match ObjectsUrl::of(dir, &descriptor.settings, options)? {
+        ObjectsUrl::S3(s3) => {
             // Its dumps first: as long as there are objects the volume's marker stays, and it can
             // be repeated.
             for place in [s3.clone().below(key::DUMPS), s3] {
@@ -192,7 +194,7 @@ pub(crate) fn erase(dir: &Path, descriptor: &Descriptor, options: &StoreOptions)
             }
             Ok(())
         }
-        Place::Dir(_) => Ok(()),
+        ObjectsUrl::Dir(_) => Ok(()),
     }
 }
 
@@ -218,19 +220,23 @@ impl Storage {
     /// If the store cannot be reached, is another volume's, or needs a key that is not there.
     pub fn open(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
         check_reached(dir, descriptor, options)?;
-        Self::open_at(Place::of(dir, &descriptor.settings, options)?, descriptor, options)
+        Self::open_at(ObjectsUrl::of(dir, &descriptor.settings, options)?, descriptor, options)
     }
 
-    fn open_at(place: Place, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
+    fn open_at(
+        place: ObjectsUrl,
+        descriptor: &Descriptor,
+        options: &StoreOptions,
+    ) -> Result<Self, VolumeError> {
         let volume = descriptor.uuid_bytes();
         // First, because it needs no request.
         let coding = keys::coding(descriptor, options.key_file.as_deref())?;
         let (base, mut store): (Base, Arc<dyn BlockStore>) = match place {
-            Place::S3(s3) => {
+            ObjectsUrl::S3(s3) => {
                 let s3 = Arc::new(S3Store::open(s3, volume).map_err(refused)?);
                 (Base::S3(s3.clone()), s3)
             }
-            Place::Dir(objects) => {
+            ObjectsUrl::Dir(objects) => {
                 let local = open_dir(&objects)?;
                 (Base::Dir(objects), local)
             }
@@ -273,13 +279,13 @@ impl Storage {
         options: &StoreOptions,
     ) -> Result<Arc<dyn BlockStore>, VolumeError> {
         check_reached(dir, descriptor, options)?;
-        match Place::of(dir, &descriptor.settings, options)? {
+        match ObjectsUrl::of(dir, &descriptor.settings, options)? {
             // The marker is the volume's, as that of its objects is.
-            Place::S3(s3) => {
+            ObjectsUrl::S3(s3) => {
                 let dumps = S3Store::create(s3.below(key::DUMPS), descriptor.uuid_bytes());
                 dumps.map(|dumps| Arc::new(dumps) as Arc<dyn BlockStore>).map_err(refused)
             }
-            Place::Dir(objects) => {
+            ObjectsUrl::Dir(objects) => {
                 let dumps = objects.join(key::DUMPS);
                 fs::create_dir_all(&dumps).map_err(|error| VolumeError::io("create", &dumps, &error))?;
                 open_dir(&dumps)
@@ -293,12 +299,12 @@ impl Storage {
     /// # Errors
     /// If it cannot be reached, or there is none.
     pub fn find_dumps(url: &str, options: &StoreOptions) -> Result<Arc<dyn BlockStore>, VolumeError> {
-        match Place::at(url, options)? {
-            Place::S3(s3) => {
+        match ObjectsUrl::at(url, options)? {
+            ObjectsUrl::S3(s3) => {
                 let dumps = S3Store::open_any(s3.below(key::DUMPS));
                 dumps.map(|dumps| Arc::new(dumps) as Arc<dyn BlockStore>).map_err(refused)
             }
-            Place::Dir(objects) => open_dir(&objects.join(key::DUMPS)),
+            ObjectsUrl::Dir(objects) => open_dir(&objects.join(key::DUMPS)),
         }
     }
 

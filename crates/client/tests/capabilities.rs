@@ -10,7 +10,7 @@ use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, FileHandle, Fs, wait};
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{OpenFlags, XattrFlags};
 
 const CAPABILITY: &[u8] = b"security.capability";
@@ -71,7 +71,7 @@ fn capabilities_that_another_client_gives() {
     let (here, clock) = file_system(store.clone());
     let there = client(here.metadata().clone(), store, clock, 1 << 20);
     let file = open(&here, "f");
-    let place = Place::new(ROOT, Name::new(b"f").unwrap());
+    let place = PathRef::new(ROOT, Name::new(b"f").unwrap());
     let ino = wait(|done| there.lookup(Caller::ROOT, place, done)).unwrap().ino;
 
     set(&there, ino, CAPABILITY).unwrap();

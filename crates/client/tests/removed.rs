@@ -12,7 +12,7 @@ use kestrel_client::fs::{Caller, Fs, wait};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Inode;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{RenameFlags, SetAttr, SetTime};
 
 const SOMEBODY: Caller = Caller { uid: 1000, gid: 1000, pid: 0 };
@@ -22,15 +22,15 @@ fn name(text: &str) -> Name {
 }
 
 fn mkdir(fs: &Arc<Fs>, dir: &str) -> InodeId {
-    wait(|done| fs.mkdir(Caller::ROOT, Place::new(ROOT, name(dir)), 0o755, done)).unwrap().ino
+    wait(|done| fs.mkdir(Caller::ROOT, PathRef::new(ROOT, name(dir)), 0o755, done)).unwrap().ino
 }
 
 fn rmdir(fs: &Arc<Fs>, dir: &str) {
-    wait(|done| fs.rmdir(Caller::ROOT, Place::new(ROOT, name(dir)), None, done)).unwrap();
+    wait(|done| fs.rmdir(Caller::ROOT, PathRef::new(ROOT, name(dir)), None, done)).unwrap();
 }
 
 fn unlink(fs: &Arc<Fs>, file: &str) {
-    wait(|done| fs.unlink(Caller::ROOT, Place::new(ROOT, name(file)), done)).unwrap();
+    wait(|done| fs.unlink(Caller::ROOT, PathRef::new(ROOT, name(file)), done)).unwrap();
 }
 
 fn getattr(fs: &Arc<Fs>, ino: InodeId) -> Result<Inode, FsError> {
@@ -59,7 +59,7 @@ fn a_removed_directory_answers_until_it_is_forgotten() {
 
     let access = |mask| wait(|done| fs.access(SOMEBODY, dir, mask, done)).map_err(|error| error.errno);
     assert_eq!((access(1), access(4)), (Ok(()), Err(libc::EACCES)));
-    let inside = wait(|done| fs.mkdir(Caller::ROOT, Place::new(dir, name("x")), 0o755, done)).unwrap_err();
+    let inside = wait(|done| fs.mkdir(Caller::ROOT, PathRef::new(dir, name("x")), 0o755, done)).unwrap_err();
     assert_eq!(inside.errno, libc::ENOENT);
     let value = wait(|done| fs.getxattr(Caller::ROOT, dir, (*b"user.a").into(), done)).unwrap_err();
     assert_eq!(value.errno, libc::ENODATA);
@@ -99,7 +99,13 @@ fn link_counts_after_rename_and_unlink() {
     let (replaced, moving) = (mkdir(&fs, "old"), mkdir(&fs, "new"));
     let rename = |flags| {
         wait(|done| {
-            fs.rename(Caller::ROOT, Place::new(ROOT, name("new")), Place::new(ROOT, name("old")), flags, done)
+            fs.rename(
+                Caller::ROOT,
+                PathRef::new(ROOT, name("new")),
+                PathRef::new(ROOT, name("old")),
+                flags,
+                done,
+            )
         })
         .unwrap();
     };
@@ -109,8 +115,8 @@ fn link_counts_after_rename_and_unlink() {
     assert_eq!((getattr(&fs, replaced).unwrap().nlink, getattr(&fs, moving).unwrap().nlink), (2, 0));
 
     let target =
-        wait(|done| fs.symlink(Caller::ROOT, Place::new(ROOT, name("s")), b"target", done)).unwrap().ino;
-    wait(|done| fs.link(Caller::ROOT, target, Place::new(ROOT, name("t")), done)).unwrap();
+        wait(|done| fs.symlink(Caller::ROOT, PathRef::new(ROOT, name("s")), b"target", done)).unwrap().ino;
+    wait(|done| fs.link(Caller::ROOT, target, PathRef::new(ROOT, name("t")), done)).unwrap();
     unlink(&fs, "s");
     assert_eq!(getattr(&fs, target).unwrap().nlink, 1);
     unlink(&fs, "t");

@@ -11,7 +11,7 @@ use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, wait};
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::ROOT;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 
 /// An object that a client of the server may still refer to is not deleted.
 #[test]
@@ -25,7 +25,7 @@ fn objects_in_use_by_clients() {
     wait(|done| fs.flush(&file, done)).unwrap();
     wait(|done| fs.release(file, done)).unwrap();
     fs.packer().seal_all();
-    wait(|done| fs.unlink(Caller::ROOT, Place::new(ROOT, Name::new(b"file").unwrap()), done)).unwrap();
+    wait(|done| fs.unlink(Caller::ROOT, PathRef::new(ROOT, Name::new(b"file").unwrap()), done)).unwrap();
     clock.advance(3600 * SECOND);
     assert!(fs.is_open_object(1));
     assert_eq!(fs.reap().unwrap(), 0, "somebody may still come to refer to it");

@@ -60,7 +60,7 @@ pub fn pace_arg(text: &str) -> Result<Pace, String> {
 
 /// What was found and done.
 #[derive(Default)]
-struct Told {
+struct BalanceStatus {
     looks: u64,
     changes: u64,
     looked: Option<Instant>,
@@ -73,7 +73,7 @@ struct Told {
 /// What a status tells of it.
 #[derive(Default)]
 pub struct Balancing {
-    told: Mutex<Told>,
+    told: Mutex<BalanceStatus>,
 }
 
 impl Balancing {

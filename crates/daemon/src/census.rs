@@ -102,14 +102,14 @@ struct State {
 }
 
 #[derive(Default)]
-struct Desk {
+struct CountShared {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 /// The thread that counts for the coordinator; it ends when this is dropped.
 pub struct Census {
-    desk: Arc<Desk>,
+    desk: Arc<CountShared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -119,7 +119,7 @@ impl Census {
     /// # Errors
     /// If it does not start.
     pub fn start(host: &Arc<MemberHost>, engine: &Arc<dyn Engine>) -> std::io::Result<Self> {
-        let desk = Arc::<Desk>::default();
+        let desk = Arc::<CountShared>::default();
         let (counting, host_of_thread, engine) = (desk.clone(), host.clone(), engine.clone());
         let work = move || counting.work(&host_of_thread, &*engine);
         let thread = std::thread::Builder::new().name("kestrel-census".into()).spawn(work)?;
@@ -140,7 +140,7 @@ impl Drop for Census {
     }
 }
 
-impl Desk {
+impl CountShared {
     /// What was counted by this table, if that is new; if not, it is counted.
     fn tell(&self, table: u64) -> Option<Report> {
         let mut state = self.state.lock();

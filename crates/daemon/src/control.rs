@@ -290,7 +290,7 @@ impl Serving {
     }
 
     fn compact(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
-        let wish = compact::Wish::of(question)?;
+        let wish = compact::CompactRequest::of(question)?;
         if !wish.dry_run {
             self.may_change()?;
         }
@@ -298,7 +298,7 @@ impl Serving {
     }
 
     fn warmup(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
-        let wish = warmup::Wish::of(question)?;
+        let wish = warmup::WarmupRequest::of(question)?;
         warmup::warm(&*self.engine, &*self.store, &wish, feed)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A verb that did what it was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ExitStatus {
     /// Exit code 0.
     Good,
     /// It worked, and what it found is not as it should be (fsck with findings). Exit code 1.

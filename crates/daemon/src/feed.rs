@@ -14,11 +14,11 @@ const STEP: Duration = Duration::from_millis(200);
 
 /// The way to the asker. Knows when the asker does not listen any more: then the job ends.
 pub struct Feed<'a> {
-    tell: RefCell<Told<'a>>,
+    tell: RefCell<StreamState<'a>>,
     gone: AtomicBool,
 }
 
-struct Told<'a> {
+struct StreamState<'a> {
     tell: &'a mut dyn FnMut(&Value) -> bool,
     last: Instant,
 }
@@ -29,7 +29,7 @@ pub struct Listening<'a>(&'a AtomicBool);
 impl<'a> Feed<'a> {
     /// `tell` says whether somebody still listens.
     pub fn new(tell: &'a mut dyn FnMut(&Value) -> bool) -> Self {
-        Self { tell: RefCell::new(Told { tell, last: Instant::now() }), gone: AtomicBool::new(false) }
+        Self { tell: RefCell::new(StreamState { tell, last: Instant::now() }), gone: AtomicBool::new(false) }
     }
 
     /// Tells of something found.

@@ -13,7 +13,7 @@ use kestrel_client::hex::to_hex;
 use log::LevelFilter;
 
 use crate::background;
-use crate::failure::{Failure, Verdict};
+use crate::failure::{ExitStatus, Failure};
 
 /// What tells this process from all others, wherever they run: numbers of processes are those of
 /// one machine, or container.
@@ -52,9 +52,9 @@ impl ProcessOptions {
     /// What the two say.
     pub fn run(
         &self,
-        background: impl FnOnce() -> Result<Verdict, Failure>,
-        serve: impl FnOnce() -> Result<Verdict, Failure>,
-    ) -> Result<Verdict, Failure> {
+        background: impl FnOnce() -> Result<ExitStatus, Failure>,
+        serve: impl FnOnce() -> Result<ExitStatus, Failure>,
+    ) -> Result<ExitStatus, Failure> {
         if !self.foreground {
             crate::logger::install(LevelFilter::Warn);
             return background();

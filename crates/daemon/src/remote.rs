@@ -88,7 +88,7 @@ impl Attendant for RemoteMount {
             }
             Some("compact") => match self.nodes() {
                 Some(nodes) => {
-                    let wish = compact::Wish::of(question)?;
+                    let wish = compact::CompactRequest::of(question)?;
                     if self.is_read_only() && !wish.dry_run {
                         return Err("the volume is mounted read-only; mount it for writing first".into());
                     }
@@ -101,7 +101,7 @@ impl Attendant for RemoteMount {
             Some("warmup") => match self.nodes() {
                 Some(nodes) => {
                     let engine = NodesEngine::new(&nodes)?;
-                    let wish = warmup::Wish::of(question)?;
+                    let wish = warmup::WarmupRequest::of(question)?;
                     warmup::warm(&engine, &*self.storage.store, &wish, &Feed::new(tell))
                 }
                 None => Err(format!(

@@ -34,7 +34,7 @@ use crate::clients::{Clients, Questions};
 use crate::collector::{Collecting, Collector, CollectorOptions};
 use crate::control::Serving;
 use crate::facts::MountFacts;
-use crate::failure::{Failure, Verdict};
+use crate::failure::{ExitStatus, Failure};
 use crate::holder::{END_TIME_MAX, Holder};
 use crate::keeper::{Keeper, KeeperOptions, Schedule};
 use crate::memory::Memory;
@@ -270,7 +270,7 @@ fn listen(config: &ServeConfig, section: Option<&ClusterSection>) -> Result<Sock
 }
 
 /// Serves until a signal comes.
-pub fn serve(config: &ServeConfig) -> Result<Verdict, Failure> {
+pub fn serve(config: &ServeConfig) -> Result<ExitStatus, Failure> {
     let plan = check(config)?;
     crate::limits::raise_descriptor_limit();
     let served = serve_volume(config, &plan);
@@ -280,7 +280,7 @@ pub fn serve(config: &ServeConfig) -> Result<Verdict, Failure> {
 }
 
 /// Opens the volume, serves it, stores what is left and lets it go.
-fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<Verdict, Failure> {
+fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<ExitStatus, Failure> {
     let begun = Instant::now();
     let wanted = Wanted { metadata_bytes: config.process.metadata_memory, ..Wanted::default() };
     let memory = Memory::divide("serve", Work::Serve, wanted)?;
@@ -359,7 +359,7 @@ fn attend(
     node: Option<NodeOfCluster>,
     (listener, tls): (TcpListener, &ServeTls),
     begun: Instant,
-) -> Result<Verdict, Failure> {
+) -> Result<ExitStatus, Failure> {
     let questions = Arc::new(Questions::default());
     let server = server(config, plan, opened, node.as_ref(), questions.clone())?;
     let member = node.as_ref().zip(opened.fs.member());
@@ -447,7 +447,7 @@ fn attend(
     }
     server.close();
     drop(doors);
-    failure.map_or(Ok(Verdict::Good), |why| Err(fail(why)))
+    failure.map_or(Ok(ExitStatus::Good), |why| Err(fail(why)))
 }
 
 /// Begins to watch the other nodes, if this one is to take them over.
@@ -615,7 +615,7 @@ fn audit(config: &ServeConfig, plan: &Plan) -> Result<Arc<Audit>, Failure> {
 }
 
 /// Ends the process that serves the volume, and waits until it has.
-pub fn stop(config: &ServeConfig) -> Result<Verdict, Failure> {
+pub fn stop(config: &ServeConfig) -> Result<ExitStatus, Failure> {
     let dir = locate("serve", config.volume()?)?;
     Descriptor::read(&dir).map_err(fail)?;
     let question = serde_json::json!({ "verb": "status" });
@@ -634,7 +634,7 @@ pub fn stop(config: &ServeConfig) -> Result<Verdict, Failure> {
     wait_until_ended(&dir, &holder, pid)
 }
 
-fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<Verdict, Failure> {
+fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<ExitStatus, Failure> {
     let begun = Instant::now();
     while holder.is_there() {
         if begun.elapsed() > END_TIME_MAX {
@@ -643,7 +643,7 @@ fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<Verdict, Fa
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 #[cfg(test)]

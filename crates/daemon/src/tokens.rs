@@ -14,7 +14,7 @@ use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Request};
 use kestrel_types::token::{Ids, RANGES_MAX, SUBTREE_MAX, Subtree, TokenId, TokenRecord, is_name};
 use serde_json::{Value, json};
@@ -83,7 +83,7 @@ fn directory(path: &str, ino: InodeId, kind: Kind) -> Result<InodeId, String> {
 
 /// Asks the metadata where a path leads.
 fn find(fs: &Arc<Fs>, path: &str) -> Result<InodeId, String> {
-    let place = Place::from_path(ROOT, path.as_bytes()).map_err(|why| format!("{path}: {}", why.reason))?;
+    let place = PathRef::from_path(ROOT, path.as_bytes()).map_err(|why| format!("{path}: {}", why.reason))?;
     let (answered, answer) = mpsc::channel();
     let done = Box::new(move |reply| drop(answered.send(reply)));
     fs.metadata().submit(Request { creds: Creds::root(), op: Op::Lookup(place) }, done);

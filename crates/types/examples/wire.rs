@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
-use kestrel_types::name::{Dirs, InodeRef, Name, Place};
+use kestrel_types::name::{Dirs, InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::{
     Answered, Body, Call, Checksum, Frames, ReplyTo, ToClient, ToServer, decode_to_client, decode_to_server,
@@ -63,10 +63,10 @@ fn main() {
     let create = |place| Op::Create { place, mode: 0o644, flags, exclusive: true };
     let calls = [
         ("stat, by inode", call(Op::GetAttr(InodeRef { ino: 10_000_000, seen: Some((77_000, file())) }), 0)),
-        ("lookup, one name", call(Op::Lookup(Place::new(77_000, file())), 0)),
-        ("lookup, path of 5", call(Op::Lookup(Place { base: 1, dirs: dirs.clone(), name: file() }), 0)),
-        ("create, one name", call(create(Place::new(77_000, file())), 900_000)),
-        ("create, path of 5", call(create(Place { base: 1, dirs, name: file() }), 900_000)),
+        ("lookup, one name", call(Op::Lookup(PathRef::new(77_000, file())), 0)),
+        ("lookup, path of 5", call(Op::Lookup(PathRef { base: 1, dirs: dirs.clone(), name: file() }), 0)),
+        ("create, one name", call(create(PathRef::new(77_000, file())), 900_000)),
+        ("create, path of 5", call(create(PathRef { base: 1, dirs, name: file() }), 900_000)),
     ];
     let reply = |reply| ReplyTo { id: 1_000_000, table: 1, answered: Answered::Op(reply) };
     let replies = [

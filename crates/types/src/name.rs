@@ -142,7 +142,7 @@ impl AsRef<[u8]> for Name {
 /// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole
 /// path sends it whole, so that an operation is one request (`docs/design/metadata.md`, section 6).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct PathRef {
     /// Directory where resolution starts.
     pub base: InodeId,
     /// Directories between `base` and the entry, outermost first.
@@ -151,7 +151,7 @@ pub struct Place {
     pub name: Name,
 }
 
-impl Place {
+impl PathRef {
     /// A name directly below a directory.
     pub fn new(base: InodeId, name: Name) -> Self {
         Self { base, dirs: Dirs::default(), name }
@@ -260,10 +260,10 @@ mod tests {
 
     #[test]
     fn paths_become_places() {
-        let place = Place::from_path(1, b"/a//./b/c").unwrap();
+        let place = PathRef::from_path(1, b"/a//./b/c").unwrap();
         assert_eq!(place.dirs.iter().collect::<Vec<_>>(), [b"a", b"b"]);
         assert_eq!(place.name.as_bytes(), b"c");
-        assert!(Place::from_path(1, b"/").is_err());
-        assert!(Place::from_path(1, b"a/../b").is_err());
+        assert!(PathRef::from_path(1, b"/").is_err());
+        assert!(PathRef::from_path(1, b"a/../b").is_err());
     }
 }

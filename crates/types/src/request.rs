@@ -9,7 +9,7 @@ use crate::clock::Nanos;
 use crate::extent::Extent;
 use crate::ids::{InodeId, ObjectId};
 use crate::inode::{Inode, InodeFlags, Kind};
-use crate::name::{InodeRef, Name, Place};
+use crate::name::{InodeRef, Name, PathRef};
 use crate::range::Range;
 
 /// Most entries in one answer to [`Op::ReadDir`].
@@ -165,7 +165,7 @@ pub struct Commit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Finds an entry. Answer: [`Answer::Entry`].
-    Lookup(Place),
+    Lookup(PathRef),
     /// The directory above a directory (the root's is the root). Answer: [`Answer::Inode`].
     Parent(InodeId),
     /// Attributes. Answer: [`Answer::Inode`].
@@ -189,7 +189,7 @@ pub enum Op {
     /// `EEXIST` if `exclusive`, else `ELOOP` and `EISDIR`.
     Create {
         /// Where.
-        place: Place,
+        place: PathRef,
         /// Permission bits of a new file, umask applied.
         mode: u16,
         /// How it is opened; permission bits do not apply to a file just created.
@@ -203,7 +203,7 @@ pub enum Op {
     /// Finds an entry and opens what it stands for, as Lookup and Open would at one instant.
     /// Answer: [`Answer::Opened`] with the directory. A symbolic link at the place is answered with
     /// `ELOOP`.
-    OpenAt(Place, OpenFlags),
+    OpenAt(PathRef, OpenFlags),
     /// Creates and opens a file without a name in a directory. Answer: [`Answer::Opened`]. It can
     /// be given a name by [`Op::Link`] unless `exclusive` (`O_EXCL`).
     TmpFile {
@@ -221,7 +221,7 @@ pub enum Op {
     /// [`Answer::Entry`].
     MkNod {
         /// Where.
-        place: Place,
+        place: PathRef,
         /// Type; not Dir or Symlink.
         kind: Kind,
         /// Permission bits, umask applied.
@@ -230,18 +230,18 @@ pub enum Op {
         rdev: u32,
     },
     /// Creates a directory. Answer: [`Answer::Entry`].
-    MkDir(Place, u16),
+    MkDir(PathRef, u16),
     /// Creates a symbolic link with this target, 1 to 4095 bytes. Answer: [`Answer::Entry`].
-    Symlink(Place, Box<[u8]>),
+    Symlink(PathRef, Box<[u8]>),
     /// Removes an entry that is not a directory. Answer: [`Answer::Removed`].
-    Unlink(Place),
+    Unlink(PathRef),
     /// Removes an empty directory; if a number is given, that one or none (`ESTALE`): see
     /// [`RenameFlags::replaced`]. Answer: [`Answer::Removed`].
-    RmDir(Place, Option<InodeId>),
+    RmDir(PathRef, Option<InodeId>),
     /// Renames. Answer: [`Answer::Renamed`].
-    Rename(Place, Place, RenameFlags),
+    Rename(PathRef, PathRef, RenameFlags),
     /// Gives a file another name. Answer: [`Answer::Entry`].
-    Link(InodeRef, Place),
+    Link(InodeRef, PathRef),
     /// Lists a directory by name from the first one after `after`. Needs read permission when
     /// `check` is set (opendir). Answer: [`Answer::Entries`].
     ReadDir {
@@ -401,7 +401,7 @@ impl Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject<'a> {
     /// An entry, by path. Of two, the first one.
-    Place(&'a Place),
+    Path(&'a PathRef),
     /// An inode.
     Inode(&'a InodeRef),
     /// An inode that the client has open: the node that counts that open is asked.
@@ -427,7 +427,7 @@ impl Op {
             | Op::Unlink(place)
             | Op::RmDir(place, _)
             | Op::Rename(place, ..)
-            | Op::Link(_, place) => Subject::Place(place),
+            | Op::Link(_, place) => Subject::Path(place),
             Op::Commit(Commit { inode, .. })
             | Op::Compact { inode, .. }
             | Op::Clone { to: inode, .. }
@@ -537,8 +537,8 @@ pub enum Answer {
     Done,
     /// An inode.
     Inode(Box<Inode>),
-    /// An inode and the directory in which a [`Place`] led to it: with the place's last name, where
-    /// the inode can be found again ([`InodeRef::seen`]).
+    /// An inode and the directory in which a [`PathRef`] led to it: with the place's last name,
+    /// where the inode can be found again ([`InodeRef::seen`]).
     Entry {
         /// The directory of the entry.
         parent: InodeId,
@@ -551,7 +551,7 @@ pub enum Answer {
         inode: Box<Inode>,
         /// It was created by this request.
         created: bool,
-        /// The directory in which a [`Place`] led to it; `None` if it was opened by number or has
+        /// The directory in which a [`PathRef`] led to it; `None` if it was opened by number or has
         /// no name.
         parent: Option<InodeId>,
     },

@@ -13,7 +13,7 @@ use kestrel_types::clock::ManualClock;
 use kestrel_types::extent::Extent;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, XattrFlags,
@@ -52,9 +52,9 @@ impl Driver {
         self.dirs[self.random.below(self.dirs.len() as u64) as usize]
     }
 
-    fn place(&mut self) -> Place {
+    fn place(&mut self) -> PathRef {
         let name = format!("n{}", self.random.below(12));
-        Place::new(self.dir(), Name::new(name.as_bytes()).unwrap())
+        PathRef::new(self.dir(), Name::new(name.as_bytes()).unwrap())
     }
 
     /// An entry that exists, and where.

@@ -8,7 +8,7 @@ use kestrel_admin::dump::shelf::{Shelf, Stamp};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::RemoteUrl;
 use kestrel_client::storage::{Storage, StoreOptions};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::dump::write_whole;
 use kestrel_daemon::keeper::{self, describe};
 use kestrel_daemon::units::{bytes, count};
@@ -115,7 +115,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 }
 
 /// Does it.
-pub fn run(args: &BackupArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &BackupArgs) -> Result<ExitStatus, Failure> {
     match &args.verb {
         BackupVerb::Now(args) => now(args),
         BackupVerb::List(args) => list(args),
@@ -130,7 +130,7 @@ fn ask(target: &Target, question: &Value) -> Result<Option<Value>, Failure> {
     target.ask("backup", question, None, &mut |event| shown(&mut progress, &event, &mut |_| ()))
 }
 
-fn now(args: &NowArgs) -> Result<Verdict, Failure> {
+fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
     let options = args.store.options();
     let is_path = !RemoteUrl::is_one(&args.volume);
     if !is_path && !args.nodes.is_empty() {
@@ -176,21 +176,21 @@ fn now(args: &NowArgs) -> Result<Verdict, Failure> {
         );
     }
     match kept["left_out"].as_u64() {
-        None | Some(0) => Ok(Verdict::Good),
+        None | Some(0) => Ok(ExitStatus::Good),
         Some(damaged) => {
             eprintln!("kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel fsck`");
-            Ok(Verdict::Bad)
+            Ok(ExitStatus::Bad)
         }
     }
 }
 
 /// The store of dumps that `place` names, opened from here; a volume's if its directory is named.
-enum Place {
+enum BackupSource {
     Volume(PathBuf, Box<Descriptor>),
     Store(String),
 }
 
-impl Place {
+impl BackupSource {
     fn of(place: &str) -> Result<Self, Failure> {
         if place.starts_with("s3://") {
             return Ok(Self::Store(place.into()));
@@ -230,7 +230,7 @@ impl Place {
     }
 }
 
-fn list(args: &ListArgs) -> Result<Verdict, Failure> {
+fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
     let options = args.store.options();
     let question = json!({ "verb": "backup", "act": "list" });
     let asked = match RemoteUrl::is_one(&args.place) {
@@ -239,12 +239,12 @@ fn list(args: &ListArgs) -> Result<Verdict, Failure> {
     };
     let listed = match asked {
         Some(listed) => listed,
-        None => match Place::of(&args.place)? {
-            Place::Volume(dir, descriptor) => {
+        None => match BackupSource::of(&args.place)? {
+            BackupSource::Volume(dir, descriptor) => {
                 let plain = Storage::open_dumps(&dir, &descriptor, &options).map_err(fail)?;
                 keeper::list(&Shelf::new(plain.clone(), plain)).map_err(fail)?
             }
-            Place::Store(url) => {
+            BackupSource::Store(url) => {
                 let plain = Storage::find_dumps(&url, &options).map_err(fail)?;
                 keeper::list(&Shelf::new(plain.clone(), plain)).map_err(fail)?
             }
@@ -252,7 +252,7 @@ fn list(args: &ListArgs) -> Result<Verdict, Failure> {
     };
     if args.json {
         print_json(&listed);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     let dumps = listed["dumps"].as_array().map(Vec::as_slice).unwrap_or_default();
     for dump in dumps {
@@ -277,7 +277,7 @@ fn list(args: &ListArgs) -> Result<Verdict, Failure> {
     if dumps.is_empty() {
         println!("no complete dump; `kestrel backup now` takes one");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// A time in seconds since 1970, for people.
@@ -287,14 +287,14 @@ fn utc(seconds: u64) -> String {
     format!("{}Z", whole.replace('T', " "))
 }
 
-fn fetch(args: &FetchArgs) -> Result<Verdict, Failure> {
+fn fetch(args: &FetchArgs) -> Result<ExitStatus, Failure> {
     if RemoteUrl::is_one(&args.place) {
         return Err(Failure::usage(
             "backup: name the volume's directory, or where its objects are, from where the dump is fetched (s3://… or file:///…)",
         ));
     }
     let options = args.store.options();
-    let (shelf, stamp) = Place::of(&args.place)?.shelf(&options, args.dump.map(Stamp))?;
+    let (shelf, stamp) = BackupSource::of(&args.place)?.shelf(&options, args.dump.map(Stamp))?;
     let kept = match stamp {
         Some(stamp) => shelf.manifest(stamp).map_err(fail)?,
         None => {
@@ -317,7 +317,7 @@ fn fetch(args: &FetchArgs) -> Result<Verdict, Failure> {
             bytes(kept.counts.bytes)
         );
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// Writes a dump to `file`, which appears complete and durable or not at all.
@@ -337,13 +337,13 @@ fn write(
     })
 }
 
-fn prune(args: &PruneArgs) -> Result<Verdict, Failure> {
+fn prune(args: &PruneArgs) -> Result<ExitStatus, Failure> {
     let target = Target::of("backup", &args.volume)?;
     let question = json!({ "verb": "backup", "act": "prune", "keep": args.keep });
     let done = match ask(&target, &question)? {
         Some(done) => done,
         None => {
-            let (shelf, _) = Place::of(&args.volume)?.shelf(&args.store.options(), None)?;
+            let (shelf, _) = BackupSource::of(&args.volume)?.shelf(&args.store.options(), None)?;
             keeper::prune(&shelf, usize::try_from(args.keep).unwrap_or(usize::MAX)).map_err(fail)?
         }
     };
@@ -352,7 +352,7 @@ fn prune(args: &PruneArgs) -> Result<Verdict, Failure> {
     } else {
         println!("{} dumps removed", done["removed"].as_array().map_or(0, Vec::len));
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 #[cfg(test)]

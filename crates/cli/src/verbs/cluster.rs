@@ -16,7 +16,7 @@ mod token;
 
 use clap::{Args, Subcommand};
 use kestrel_client::error::VolumeError;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 
 /// Form a cluster of several metadata nodes, change it, or plan one.
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ enum Action {
 }
 
 /// Does it.
-pub fn run(args: &ClusterArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &ClusterArgs) -> Result<ExitStatus, Failure> {
     match &args.action {
         Action::Init(args) => init::run(args),
         Action::Join(args) => join::run(args),

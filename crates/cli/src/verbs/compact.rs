@@ -7,9 +7,9 @@ use std::time::Duration;
 use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::remote::{Introduction, Panel, RemoteUrl, RemoteVolume};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::feed::Feed;
-use kestrel_daemon::jobs::compact::{Wish, compact, compact_nodes};
+use kestrel_daemon::jobs::compact::{CompactRequest, compact, compact_nodes};
 use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::units::{bytes, count, duration_arg, size_arg};
 use serde_json::{Value, json};
@@ -56,7 +56,7 @@ pub struct CompactArgs {
 }
 
 /// Compacts, wherever the volume is served.
-pub fn run(args: &CompactArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &CompactArgs) -> Result<ExitStatus, Failure> {
     let is_volume = RemoteUrl::is_one(&args.target)
         || volume_dir(&args.target).is_ok_and(|dir| Descriptor::read(&dir).is_ok());
     let done = if is_volume { volume(args)? } else { path(args)? };
@@ -65,12 +65,12 @@ pub fn run(args: &CompactArgs) -> Result<Verdict, Failure> {
     } else {
         show(&done);
     }
-    Ok(if done["failed"] == 0 { Verdict::Good } else { Verdict::Bad })
+    Ok(if done["failed"] == 0 { ExitStatus::Good } else { ExitStatus::Bad })
 }
 
 /// What is wanted of the whole volume.
-fn wish(args: &CompactArgs) -> Wish {
-    Wish {
+fn wish(args: &CompactArgs) -> CompactRequest {
+    CompactRequest {
         paths: None,
         dry_run: args.dry_run,
         grace_seconds: args.grace.as_secs(),

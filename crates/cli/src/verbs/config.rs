@@ -8,7 +8,7 @@ use kestrel_client::descriptor::{CodingSettings, Descriptor};
 use kestrel_client::keys::{self, Change};
 use kestrel_client::remote::{Alone, Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::settings::describe;
 use kestrel_daemon::nodes::{Asked, ask_all};
 use kestrel_types::clock::{Clock, SystemClock};
@@ -61,7 +61,7 @@ pub struct ConfigArgs {
 }
 
 /// Does it.
-pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &ConfigArgs) -> Result<ExitStatus, Failure> {
     let encrypt = if args.encrypt { Some(true) } else { args.no_encrypt.then_some(false) };
     let atime = args.atime.map(AtimeArg::mode);
     let change = Change { compression: args.compress, encrypt, atime };
@@ -89,14 +89,14 @@ pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
         out["volume"] = dir.to_string_lossy().into();
         out["in_use_by"] = open_in.first().copied().into();
         print_json(&out);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     show(&told, &dir.display());
     for pid in open_in.iter().filter(|_| is_changed) {
         let what = if nodes { "a node is started and volumes are mounted" } else { "it is mounted" };
         println!("process {pid} has the volume open: changes apply when {what} again");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn show(told: &Value, place: &dyn std::fmt::Display) {
@@ -160,7 +160,7 @@ pub const NOT_YET: &str =
     "the server has the volume open: changes apply when it is started and volumes are mounted again";
 
 /// Shows or changes the settings of a volume that one node serves.
-fn of_node(node: Alone, args: &ConfigArgs, change: &Change) -> Result<Verdict, Failure> {
+fn of_node(node: Alone, args: &ConfigArgs, change: &Change) -> Result<ExitStatus, Failure> {
     let failed = |why: String| Failure::new("config", why);
     let mut node = OfNode::ask(node).map_err(failed)?;
     if change.compression.is_some() || change.encrypt.is_some() {
@@ -173,18 +173,18 @@ fn of_node(node: Alone, args: &ConfigArgs, change: &Change) -> Result<Verdict, F
         told["volume"] = args.volume.as_str().into();
         told["in_use"] = node.is_in_use.into();
         print_json(&told);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     show(&told, &args.volume);
     if !node.is_in_use {
         println!("{NOT_YET}");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// Shows the settings of a volume by its URL: those of all its nodes, which are the same. Changes
 /// those of one node.
-fn of_served(args: &ConfigArgs, change: &Change) -> Result<Verdict, Failure> {
+fn of_served(args: &ConfigArgs, change: &Change) -> Result<ExitStatus, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new("config", why);
     if !args.nodes.is_empty() {
         return Err(Failure::usage("config: a URL stands alone: --node is for directories of nodes"));
@@ -214,7 +214,7 @@ fn of_served(args: &ConfigArgs, change: &Change) -> Result<Verdict, Failure> {
         eprintln!(
             "kestrel config: nodes {first} and {node} differ: one was not started since the last change"
         );
-        return Ok(Verdict::Bad);
+        return Ok(ExitStatus::Bad);
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

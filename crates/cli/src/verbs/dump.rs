@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, Reached, RemoteUrl};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::dump::write;
 use kestrel_daemon::nodes::cut;
 use kestrel_daemon::units::{bytes, count};
@@ -96,7 +96,7 @@ fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
 }
 
 /// Dumps.
-pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &DumpArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("dump", why);
     let file =
         std::path::absolute(&args.file).map_err(|why| fail(&format!("{}: {why}", args.file.display())))?;
@@ -133,7 +133,7 @@ pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
         );
     }
     match done["left_out"].as_u64() {
-        None | Some(0) => Ok(Verdict::Good),
-        Some(_) => Ok(Verdict::Bad),
+        None | Some(0) => Ok(ExitStatus::Good),
+        Some(_) => Ok(ExitStatus::Bad),
     }
 }

@@ -7,7 +7,7 @@ use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{Durability, Settings};
 use kestrel_client::keys;
 use kestrel_client::volume::{self, NewVolume};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, duration_arg, size_arg};
 use serde_json::json;
 
@@ -57,8 +57,9 @@ pub struct NewVolumeArgs {
     /// default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
-    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in the volume's directory by default. The
-    /// password comes from PGPASSWORD or a password file (see docs/operations/postgres.md)
+    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in
+    /// the volume's directory by default. The password comes from PGPASSWORD or a password file
+    /// (see docs/operations/postgres.md)
     #[arg(long, value_name = "URL")]
     pub metadata: Option<String>,
     /// Largest stored block: larger files are cut; 64K to 16M
@@ -133,7 +134,7 @@ impl NewVolumeArgs {
 }
 
 /// Creates the volume.
-pub fn run(args: &FormatArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &FormatArgs) -> Result<ExitStatus, Failure> {
     let dir = super::locate("format", &args.volume)?;
     let durability = match (args.durability, &args.new.metadata) {
         (Some(Mode::Fsync), Some(_)) => {
@@ -159,5 +160,5 @@ pub fn run(args: &FormatArgs) -> Result<Verdict, Failure> {
         );
         println!("mount it with: kestrel mount {} DIR", dir.display());
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

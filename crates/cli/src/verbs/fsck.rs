@@ -10,7 +10,7 @@ use kestrel_admin::finding::{Finding, Fix};
 use kestrel_admin::repair::{RepairError, repair};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::remote::RemoteUrl;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::feed::Feed;
 use kestrel_daemon::jobs::fsck::{finding_event, readers, summary};
 use kestrel_daemon::units::{bytes, count};
@@ -116,7 +116,7 @@ fn repair_event(finding: &Finding, fix: &Fix) -> Value {
 }
 
 /// Checks, and repairs.
-pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
     let target = Target::of("fsck", &args.volume)?;
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
@@ -161,7 +161,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
                 print_summary(args, &done, &printer.findings);
             }
         }
-        return Ok(if done["clean"] == true { Verdict::Good } else { Verdict::Bad });
+        return Ok(if done["clean"] == true { ExitStatus::Good } else { ExitStatus::Bad });
     }
     let of_nodes = match &target {
         Target::Served(_) => served::check(args, &Feed::new(&mut tell))?,
@@ -191,7 +191,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     } else {
         print_summary(args, &done, &printer.findings);
     }
-    Ok(if done["clean"] == true { Verdict::Good } else { Verdict::Bad })
+    Ok(if done["clean"] == true { ExitStatus::Good } else { ExitStatus::Bad })
 }
 
 /// Checks and repairs a volume that nobody serves.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_admin::sparse::SPARSE_PERCENT;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::feed::Feed;
 use kestrel_daemon::jobs::gc::{collect, options};
 use kestrel_daemon::units::{bytes, count, duration_arg};
@@ -92,7 +92,7 @@ impl Printer {
 }
 
 /// Collects.
-pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &GcArgs) -> Result<ExitStatus, Failure> {
     let target = Target::of("gc", &args.volume)?;
     let grace_seconds = args.grace.as_secs();
     let question = json!({ "verb": "gc", "delete": args.delete, "grace_seconds": grace_seconds });
@@ -129,7 +129,7 @@ pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
         show(args, &done);
     }
     let all_deleted = done["failed_objects"] == 0;
-    Ok(if all_deleted { Verdict::Good } else { Verdict::Bad })
+    Ok(if all_deleted { ExitStatus::Good } else { ExitStatus::Bad })
 }
 
 fn show(args: &GcArgs, done: &Value) {

@@ -8,7 +8,7 @@ use clap::Args;
 use kestrel_admin::info;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::info::{of_nodes, tell_places};
 use kestrel_daemon::nodes::engine::NodesEngine;
 use kestrel_daemon::units::{bytes, count};
@@ -45,7 +45,7 @@ pub struct InfoArgs {
 }
 
 /// Shows it.
-pub fn run(args: &InfoArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &InfoArgs) -> Result<ExitStatus, Failure> {
     let found = match &args.volume {
         Some(url) => in_volume(args, url)?,
         None => in_mount(args)?,
@@ -55,7 +55,7 @@ pub fn run(args: &InfoArgs) -> Result<Verdict, Failure> {
     } else {
         show(args, &found);
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {

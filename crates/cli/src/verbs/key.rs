@@ -7,7 +7,7 @@ use kestrel_client::descriptor::{Descriptor, Encryption};
 use kestrel_client::keys::{self, VolumeKey};
 use kestrel_client::remote::{Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
@@ -99,7 +99,7 @@ struct RotateArgs {
 }
 
 /// Does it.
-pub fn run(args: &KeyArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &KeyArgs) -> Result<ExitStatus, Failure> {
     match &args.action {
         Action::Create(args) => create(args),
         Action::Show(args) => show(args),
@@ -111,7 +111,7 @@ fn failed(why: impl std::fmt::Display) -> Failure {
     Failure::new("key", why)
 }
 
-fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
+fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
     let key = VolumeKey::create(&args.file).map_err(failed)?;
     if args.json {
         print_json(&json!({ "file": args.file, "fingerprint": key.fingerprint() }));
@@ -119,7 +119,7 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
         println!("key {} created in {}", key.fingerprint(), args.file.display());
         println!("keep a copy of the file in a safe place: without it the volumes it is for cannot be read");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// The one node that serves the volume at a URL, and what that will be when it is opened the next
@@ -134,7 +134,7 @@ fn node_at(url: &str) -> Result<OfNode, Failure> {
     }
 }
 
-fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
+fn show(args: &ShowArgs) -> Result<ExitStatus, Failure> {
     let (dir, descriptor) = if RemoteUrl::is_one(&args.volume) {
         (PathBuf::from(&args.volume), node_at(&args.volume)?.descriptor)
     } else {
@@ -153,7 +153,7 @@ fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
         let mut found = describe(&dir, encryption);
         found["opens"] = if is_checked { true.into() } else { Value::Null };
         print_json(&found);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     println!(
         "volume key   {}{}",
@@ -167,11 +167,11 @@ fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
         Some(last) => println!("new objects  encrypted with data key {}, {}", last.id, encryption.cipher),
         None => println!("new objects  not encrypted"),
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// Rotates keys of a volume that one node serves.
-fn rotate_served(args: &RotateArgs) -> Result<Verdict, Failure> {
+fn rotate_served(args: &RotateArgs) -> Result<ExitStatus, Failure> {
     let url = &args.volume;
     if !args.nodes.is_empty() {
         return Err(Failure::usage("key: a URL stands alone: --node is for directories of nodes"));
@@ -184,10 +184,10 @@ fn rotate_served(args: &RotateArgs) -> Result<Verdict, Failure> {
     if !args.json && !node.is_in_use {
         println!("{NOT_YET}");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
-fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
+fn rotate(args: &RotateArgs) -> Result<ExitStatus, Failure> {
     if RemoteUrl::is_one(&args.volume) {
         return rotate_served(args);
     }
@@ -206,7 +206,7 @@ fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
             "process {pid} has the volume open and goes on with the data key it has until it is mounted again"
         );
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn tell_rotated(json: bool, place: &Path, descriptor: &Descriptor) -> Result<(), Failure> {

@@ -19,7 +19,7 @@ use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
 use kestrel_client::keys;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, count};
 use kestrel_engine::Engine;
 use kestrel_types::ids::ObjectId;
@@ -75,7 +75,7 @@ pub struct LoadArgs {
 }
 
 /// Loads.
-pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("load", why);
     let (header, counts) = read_dump(args)?;
     let dumped: Descriptor = serde_json::from_value(header.volume)
@@ -128,7 +128,7 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
 }
 
 /// Tells what was loaded.
-fn tell(args: &LoadArgs, dir: &Path, made: &Descriptor, counts: Counts, missing: u64) -> Verdict {
+fn tell(args: &LoadArgs, dir: &Path, made: &Descriptor, counts: Counts, missing: u64) -> ExitStatus {
     if args.json {
         print_json(&json!({
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "rows": counts.rows, "changes": counts.changes,
@@ -144,7 +144,7 @@ fn tell(args: &LoadArgs, dir: &Path, made: &Descriptor, counts: Counts, missing:
             );
         }
     }
-    if missing == 0 { Verdict::Good } else { Verdict::Bad }
+    if missing == 0 { ExitStatus::Good } else { ExitStatus::Bad }
 }
 
 /// The dumped volume's objects, with the keys that the dump holds, wrapped.

@@ -18,7 +18,7 @@ use kestrel_daemon::attendant::{Attendant, Doors};
 use kestrel_daemon::collector::{Collecting, Collector};
 use kestrel_daemon::control::Serving;
 use kestrel_daemon::facts::MountFacts;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::keeper::{Keeper, Schedule};
 use kestrel_daemon::memory::Memory;
 use kestrel_daemon::remote::RemoteMount;
@@ -192,7 +192,7 @@ pub enum PassthroughArg {
 }
 
 /// Mounts, in the background unless told otherwise.
-pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &MountArgs) -> Result<ExitStatus, Failure> {
     if args.options.iter().any(|option| option == REMOUNT) {
         return change(args);
     }
@@ -200,7 +200,7 @@ pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
 }
 
 /// `-o remount`: changes the options of a mount that is there.
-fn change(args: &MountArgs) -> Result<Verdict, Failure> {
+fn change(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = args.dir.display();
     let mounted = find(&args.dir).map_err(|why| fail(&why))?;
@@ -227,14 +227,14 @@ fn change(args: &MountArgs) -> Result<Verdict, Failure> {
     for option in &options {
         said.set(option);
     }
-    let Some(entry) = find(&args.dir).map_err(|why| fail(&why))? else { return Ok(Verdict::Good) };
+    let Some(entry) = find(&args.dir).map_err(|why| fail(&why))? else { return Ok(ExitStatus::Good) };
     let question = atime::question(said.atime, now.nodiratime, now.read_only);
     let told = ask_with("mount", &control_dir(&entry), &question, QUICK, &mut |_| ());
     told.map_err(|why| {
         let what = "the options have changed, but its process does not take those of access times";
         fail(&format!("{dir}: {what}: {why}"))
     })?;
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// Which volume is to be mounted.
@@ -356,7 +356,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     Ok(Plan { source, dir, options })
 }
 
-fn background(args: &MountArgs) -> Result<Verdict, Failure> {
+fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let plan = check(args)?;
     let log = match &plan.source {
         Source::Here(volume) => volume.join(LOG_NAME),
@@ -371,7 +371,7 @@ fn background(args: &MountArgs) -> Result<Verdict, Failure> {
         plan.dir.display(),
         log.display()
     );
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// The memory of this process, as far as it is not set divided to fit its limit.
@@ -397,7 +397,7 @@ fn resources(args: &MountArgs, memory: &Memory) -> Resources {
 }
 
 /// Serves until the mount is gone.
-fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
+fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let plan = check(args)?;
     kestrel_daemon::limits::raise_descriptor_limit();
     let memory = divide_memory(args)?;
@@ -411,7 +411,12 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
 }
 
 /// Serves a volume whose metadata is here.
-fn serve_here(args: &MountArgs, plan: &Plan, memory: &Memory, volume_dir: &Path) -> Result<Verdict, Failure> {
+fn serve_here(
+    args: &MountArgs,
+    plan: &Plan,
+    memory: &Memory,
+    volume_dir: &Path,
+) -> Result<ExitStatus, Failure> {
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let role = format!("kestrel mount {}", plan.dir.display());
@@ -462,7 +467,7 @@ fn serve_elsewhere(
     plan: &Plan,
     memory: &Memory,
     url: &RemoteUrl,
-) -> Result<Verdict, Failure> {
+) -> Result<ExitStatus, Failure> {
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let mount_point = plan.dir.display();
@@ -492,7 +497,7 @@ fn serve_elsewhere(
 }
 
 /// What became of a mount, and of what was written last.
-fn ended(result: Result<Verdict, Failure>, stored: Result<(), String>) -> Result<Verdict, Failure> {
+fn ended(result: Result<ExitStatus, Failure>, stored: Result<(), String>) -> Result<ExitStatus, Failure> {
     if let Err(why) = &stored {
         log::error!("the last changes could not be stored: {why}");
     }
@@ -508,7 +513,7 @@ fn attend(
     control_dir: &Path,
     (attendant, facts): (&Arc<impl Attendant>, &MountFacts),
     begun: Instant,
-) -> Result<Verdict, Failure> {
+) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = &plan.dir;
     let doors = Doors::open(control_dir, args.process.metrics, attendant).map_err(|why| fail(&why))?;
@@ -557,10 +562,10 @@ fn attend(
     let end = mount.session.join().map_err(|why| fail(&why))?;
     drop(doors);
     match end {
-        End::Unmounted => Ok(Verdict::Good),
+        End::Unmounted => Ok(ExitStatus::Good),
         End::Aborted => {
             log::warn!("{}: the connection was cut", dir.display());
-            Ok(Verdict::Bad)
+            Ok(ExitStatus::Bad)
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::size_arg;
 use kestrel_fuse::null::{NullOptions, run as serve};
 use kestrel_fuse::{Config, MountOptions, TransportChoice};
@@ -39,7 +39,7 @@ pub struct NullFsArgs {
 }
 
 /// Serves it in the foreground until it is unmounted.
-pub fn run(args: &NullFsArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &NullFsArgs) -> Result<ExitStatus, Failure> {
     let options = NullOptions {
         file_bytes: args.file_size,
         direct_io: args.direct_io,
@@ -58,5 +58,5 @@ pub fn run(args: &NullFsArgs) -> Result<Verdict, Failure> {
         let _ = std::io::stdout().flush();
     };
     serve(&args.dir, options, &mount, &config, ready).map_err(|why| Failure::new("null-fs", why))?;
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

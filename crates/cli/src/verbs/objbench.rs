@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{count, duration_arg, short, size_arg};
-use kestrel_s3::objbench::{self, Check, Ended, Measurement, Plan, Stop, Verdict as Found};
+use kestrel_s3::objbench::{self, BenchPlan, Check, CheckOutcome as Found, Ended, Measurement, Stop};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use serde_json::{Value, json};
 
@@ -98,8 +98,8 @@ impl ObjbenchArgs {
         self.only.is_none_or(|only| only == part)
     }
 
-    fn plan(&self, store: &Scratch) -> Plan {
-        Plan {
+    fn plan(&self, store: &Scratch) -> BenchPlan {
+        BenchPlan {
             sizes: self.sizes.clone(),
             threads: self.threads,
             time: self.seconds,
@@ -183,7 +183,7 @@ struct Results {
 }
 
 /// Checks and measures.
-pub fn run(args: &ObjbenchArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &ObjbenchArgs) -> Result<ExitStatus, Failure> {
     args.check()?;
     let scratch = Scratch::new(args)?;
     kestrel_daemon::signals::on_signal(|number| {
@@ -213,10 +213,15 @@ pub fn run(args: &ObjbenchArgs) -> Result<Verdict, Failure> {
         print_json(&document(args, &results, requests));
     }
     let bad = results.checks.iter().any(|check| matches!(check.verdict, Found::Bad(_)));
-    Ok(if bad { Verdict::Bad } else { Verdict::Good })
+    Ok(if bad { ExitStatus::Bad } else { ExitStatus::Good })
 }
 
-fn all(args: &ObjbenchArgs, plan: &Plan, store: &dyn BlockStore, results: &mut Results) -> Result<(), Ended> {
+fn all(
+    args: &ObjbenchArgs,
+    plan: &BenchPlan,
+    store: &dyn BlockStore,
+    results: &mut Results,
+) -> Result<(), Ended> {
     if args.wants(Part::Check) {
         objbench::check(store, plan, &STOP, &mut |check| {
             if !args.json {

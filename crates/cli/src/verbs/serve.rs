@@ -8,7 +8,7 @@ use clap::{Args, CommandFactory, Parser};
 use kestrel_client::volume::VolumeLock;
 use kestrel_daemon::ask::ask;
 use kestrel_daemon::balance::{Pace, pace_arg};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger;
 use kestrel_daemon::serve::{
     LOG_NAME, ServeConfig, advertise_arg, check, in_place_of, name_arg, serve, stop,
@@ -163,7 +163,7 @@ struct Line {
 }
 
 /// Serves, in the background unless told otherwise.
-pub fn run(args: &ServeArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &ServeArgs) -> Result<ExitStatus, Failure> {
     let Some(config) = &args.config else { return run_with(args, &[]) };
     // What comes after the program's name and the verb.
     let line: Vec<OsString> = std::env::args_os().skip(2).collect();
@@ -189,7 +189,7 @@ fn with_file(config: &Path, line: &[OsString], stop: bool) -> Result<(ServeArgs,
     Ok((Line::try_parse_from(whole).map_err(clap)?.args, file.keys))
 }
 
-fn run_with(args: &ServeArgs, keys: &[String]) -> Result<Verdict, Failure> {
+fn run_with(args: &ServeArgs, keys: &[String]) -> Result<ExitStatus, Failure> {
     let mut config = args.config();
     if let Some(node) = args.in_place_of {
         if !args.process.foreground {
@@ -218,7 +218,7 @@ fn nanos(time: Nanos) -> Duration {
 }
 
 /// Says what would be done.
-fn tell(args: &ServeArgs, config: &ServeConfig, keys: &[String]) -> Result<Verdict, Failure> {
+fn tell(args: &ServeArgs, config: &ServeConfig, keys: &[String]) -> Result<ExitStatus, Failure> {
     let plan = check(config)?;
     let what = match plan.node {
         Some((node, role)) => format!("node {node} ({}) of volume {:?}", role.word(), plan.name),
@@ -243,10 +243,10 @@ fn tell(args: &ServeArgs, config: &ServeConfig, keys: &[String]) -> Result<Verdi
     if let Some(pid) = VolumeLock::holder(&plan.volume) {
         println!("process {pid} has it open at present");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
-fn background(config: &ServeConfig) -> Result<Verdict, Failure> {
+fn background(config: &ServeConfig) -> Result<ExitStatus, Failure> {
     let plan = check(config)?;
     let (pid, log) = config.process.start(&plan.volume.join(LOG_NAME)).map_err(fail)?;
     let question = serde_json::json!({ "verb": "status" });
@@ -254,7 +254,7 @@ fn background(config: &ServeConfig) -> Result<Verdict, Failure> {
     let address = status["served"]["address"].as_str().and_then(|address| address.parse().ok());
     let url = url_of(&config.tls, &plan.volume, address.unwrap_or(plan.listen), &plan.name).map_err(fail)?;
     println!("{} is served at {url} (process {pid}, log {})", plan.volume.display(), log.display());
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn access_arg(text: &str) -> Result<Access, String> {

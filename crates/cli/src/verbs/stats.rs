@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::Args;
 use kestrel_client::descriptor::volume_dir;
 use kestrel_client::remote::RemoteUrl;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::duration_arg;
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ pub struct StatsArgs {
 }
 
 /// Shows it.
-pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &StatsArgs) -> Result<ExitStatus, Failure> {
     if args.interval.is_zero() {
         return Err(Failure::usage("stats: --interval 0: at least 1s"));
     }
@@ -76,7 +76,7 @@ pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
             let seconds = before["uptime_seconds"].as_f64().unwrap_or(1.0).max(1.0);
             print!("{}", screen::screen(&before, &Value::Null, seconds, args.all));
         }
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     loop {
         std::thread::sleep(args.interval);
@@ -90,7 +90,7 @@ pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
             print!("{}", screen::screen(&now, &before, args.interval.as_secs_f64(), args.all));
         }
         if std::io::stdout().flush().is_err() {
-            return Ok(Verdict::Good);
+            return Ok(ExitStatus::Good);
         }
         before = now;
     }

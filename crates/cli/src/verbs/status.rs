@@ -13,7 +13,7 @@ use std::path::Path;
 use clap::Args;
 use kestrel_client::descriptor::FILE_NAME;
 use kestrel_client::remote::RemoteUrl;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::status::{ask as ask_served, describe};
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ fn target(args: &StatusArgs) -> Result<Target, Failure> {
 }
 
 /// Shows it.
-pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &StatusArgs) -> Result<ExitStatus, Failure> {
     let target = target(args)?;
     let question = json!({ "verb": "status" });
     let asked = match &target {
@@ -84,5 +84,5 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         // The server counts the session of this question, too.
         text::page(&status, args.verbose, &kestrel_daemon::who("kestrel status")).print();
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::{Resources, Volume};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::tokens;
 use kestrel_daemon::units::duration_arg;
 use kestrel_rpc::token::Token;
@@ -149,7 +149,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 }
 
 /// Does it.
-pub fn run(args: &TokenArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
     match &args.action {
         Action::Create(args) => create(args),
         Action::List(args) => list(args),
@@ -177,7 +177,7 @@ fn ask(volume: &str, mut question: Value) -> Result<Value, Failure> {
     tokens::answer_at_rest(opened.engine.clone(), &dir, &question).map_err(fail)
 }
 
-fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
+fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
     let expires = args.expires.map(|time| {
         let time = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         SystemClock.now().saturating_add(time)
@@ -228,7 +228,7 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
         println!("{}", made.reveal());
         tell_missing(&answer);
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// Says which nodes do not know yet.
@@ -243,11 +243,11 @@ fn tell_missing(answer: &Value) {
     }
 }
 
-fn list(args: &ListArgs) -> Result<Verdict, Failure> {
+fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
     let answer = ask(&args.volume, json!({ "action": "list" }))?;
     if args.json {
         print_json(&answer["tokens"]);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     println!("{:<16}  {:<8}  {:<20}  NAME AND WHAT IT ALLOWS", "TOKEN", "STATE", "EXPIRES");
     for token in answer["tokens"].as_array().into_iter().flatten() {
@@ -261,7 +261,7 @@ fn list(args: &ListArgs) -> Result<Verdict, Failure> {
             allows(token)
         );
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// What differs from all.
@@ -286,20 +286,20 @@ fn allows(token: &Value) -> String {
     out
 }
 
-fn one(action: &str, args: &OneArgs) -> Result<Verdict, Failure> {
+fn one(action: &str, args: &OneArgs) -> Result<ExitStatus, Failure> {
     let answer = ask(&args.volume, json!({ "action": action, "token": args.token }))?;
     if args.json {
         print_json(&answer);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     let text = |name: &str| answer[name].as_str().unwrap_or("-");
     println!("{} ({}): {}{}", text("name"), text("id"), text("state"), allows(&answer));
     println!("issued {}, expires {}, revoked {}", text("issued"), text("expires"), text("revoked"));
     tell_missing(&answer);
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
-fn prune(args: &ListArgs) -> Result<Verdict, Failure> {
+fn prune(args: &ListArgs) -> Result<ExitStatus, Failure> {
     let answer = ask(&args.volume, json!({ "action": "prune" }))?;
     if args.json {
         print_json(&answer);
@@ -307,7 +307,7 @@ fn prune(args: &ListArgs) -> Result<Verdict, Failure> {
         println!("{} tokens forgotten", answer["pruned"]);
         tell_missing(&answer);
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::RemoteUrl;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::holder::{END_TIME_MAX, Holder};
 use kestrel_daemon::remote::NOT_LET_IN;
 use kestrel_fuse::mount::{How, MountEntry, find, unmount};
@@ -57,7 +57,7 @@ fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(
 }
 
 /// Unmounts.
-pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("umount", why);
     let entry = find(&args.dir).map_err(|why| fail(&why))?;
     let Some(entry) = entry else {
@@ -108,5 +108,5 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

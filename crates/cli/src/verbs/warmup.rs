@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kestrel_admin::warmup::THREADS_MAX;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
@@ -75,7 +75,7 @@ fn act(args: &WarmupArgs) -> &'static str {
 }
 
 /// Warms up, request by request: each carries as many paths as fit.
-pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &WarmupArgs) -> Result<ExitStatus, Failure> {
     if args.whole {
         return whole::run(args);
     }
@@ -118,7 +118,7 @@ pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
         show(args, &done);
     }
     let good = done["missing_paths"] == 0 && done["failed"] == 0 && done["unfinished"] == false;
-    Ok(if good { Verdict::Good } else { Verdict::Bad })
+    Ok(if good { ExitStatus::Good } else { ExitStatus::Bad })
 }
 
 fn show(args: &WarmupArgs, done: &Value) {

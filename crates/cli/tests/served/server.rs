@@ -11,7 +11,7 @@ use kestrel_client::volume::Resources;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Inode;
-use kestrel_types::name::{Name, Place as EntryPlace};
+use kestrel_types::name::{Name, PathRef as EntryPlace};
 use kestrel_types::request::OpenFlags;
 use serde_json::Value;
 

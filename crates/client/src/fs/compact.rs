@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kestrel_blockstore::{Payload, Placed, Turn};
+use kestrel_blockstore::{Payload, StoredRange, Turn};
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, ExtentList, Source, WINDOW_BYTES};
 use kestrel_types::ids::InodeId;
@@ -165,9 +165,9 @@ impl Fs {
         }
     }
 
-    fn store_now(self: &Arc<Self>, ino: InodeId, bytes: Vec<u8>) -> FsResult<Placed> {
+    fn store_now(self: &Arc<Self>, ino: InodeId, bytes: Vec<u8>) -> FsResult<StoredRange> {
         super::wait(|done| {
-            let stored = move |placed: kestrel_blockstore::Result<Placed>| {
+            let stored = move |placed: kestrel_blockstore::Result<StoredRange>| {
                 done(placed.map_err(|error| data_error(&error)))
             };
             self.packer.store(Payload::from(bytes), ino, Box::new(stored));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use kestrel_blockstore::{Payload, Placed, Turn};
+use kestrel_blockstore::{Payload, StoredRange, Turn};
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, Source, chunk_parts};
@@ -346,7 +346,7 @@ impl Fs {
 
     fn store_whole(self: &Arc<Self>, file: &Arc<OpenFile>, content: Vec<u8>) {
         let (fs, again) = (self.clone(), file.clone());
-        let done = move |placed: kestrel_blockstore::Result<Placed>| match placed {
+        let done = move |placed: kestrel_blockstore::Result<StoredRange>| match placed {
             Ok(placed) => fs.commit(&again, NewData::Packed(placed.range), Some(placed)),
             Err(error) => fs.flush_failed(&again, data_error(&error)),
         };
@@ -460,7 +460,7 @@ impl Fs {
     }
 
     /// Commits. `pin` keeps a new object from being reaped until the node knows of it.
-    fn commit(self: &Arc<Self>, file: &Arc<OpenFile>, data: NewData, pin: Option<Placed>) {
+    fn commit(self: &Arc<Self>, file: &Arc<OpenFile>, data: NewData, pin: Option<StoredRange>) {
         let (fs, file) = (self.clone(), file.clone());
         let body = move |part, next| fs.commit_part(&file, part, next);
         repeat((data, pin), body, Box::new(drop));
@@ -470,8 +470,8 @@ impl Fs {
     fn commit_part(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
-        (data, pin): (NewData, Option<Placed>),
-        next: Next<(NewData, Option<Placed>), ()>,
+        (data, pin): (NewData, Option<StoredRange>),
+        next: Next<(NewData, Option<StoredRange>), ()>,
     ) {
         let mut state = file.lock();
         state.committing = true;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Op};
 
 use super::{Caller, DirHandle, Done, Fs, unexpected};
 use crate::dir_stream::{BATCH_ENTRIES, Step};
-use crate::listed::Known;
+use crate::listed::ListedLookup;
 
 /// One entry as a listing gives it.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +85,7 @@ impl Fs {
 
     /// As [`Fs::lookup`] in a directory, which may be answered by what came with a listing of the
     /// same thread, and tells whether it was: [`crate::listed`].
-    pub fn lookup_listed(self: &Arc<Self>, caller: Caller, place: Place, done: Done<(Inode, bool)>) {
+    pub fn lookup_listed(self: &Arc<Self>, caller: Caller, place: PathRef, done: Done<(Inode, bool)>) {
         let now = Instant::now();
         let listing = if place.dirs.is_empty() { self.listed.of(caller, place.base) } else { None };
         let fs = self.clone();
@@ -94,9 +94,11 @@ impl Fs {
         };
         let Some(listing) = listing else { return ask(place, done) };
         let start = match listing.look(caller, &place.name, now, self.listed.ttl()) {
-            Known::Nothing => return ask(place, done),
-            Known::Inode(inode) => return done(Ok(self.introduce_listed(caller, *inode, &place, now))),
-            Known::Page(start) => start,
+            ListedLookup::Nothing => return ask(place, done),
+            ListedLookup::Inode(inode) => {
+                return done(Ok(self.introduce_listed(caller, *inode, &place, now)));
+            }
+            ListedLookup::Page(start) => start,
         };
         self.listed.begin(&listing, start.clone(), now);
         let op = Op::ReadDirPlus { dir: place.base, after: start, limit: BATCH_ENTRIES };
@@ -109,7 +111,7 @@ impl Fs {
             };
             fs.listed.supply(&listing, page, now);
             match listing.look(caller, &place.name, now, fs.listed.ttl()) {
-                Known::Inode(inode) => done(Ok(fs.introduce_listed(caller, *inode, &place, now))),
+                ListedLookup::Inode(inode) => done(Ok(fs.introduce_listed(caller, *inode, &place, now))),
                 _ => ask(place, done),
             }
         });
@@ -119,7 +121,7 @@ impl Fs {
         &self,
         caller: Caller,
         mut inode: Inode,
-        place: &Place,
+        place: &PathRef,
         now: Instant,
     ) -> (Inode, bool) {
         if self.accesses.is_on() {

@@ -9,11 +9,11 @@ use kestrel_blockstore::ReadAhead;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
 use super::{Caller, Done, FileHandle, Fs, Opened, Progress, into_bytes, unexpected};
-use crate::known::Pages;
+use crate::inode_table::PageCacheAction;
 
 /// What mknod(2) makes.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +48,7 @@ pub enum Found {
 
 impl Fs {
     /// Finds an entry; the kernel will know its inode.
-    pub fn lookup(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Inode>) {
+    pub fn lookup(self: &Arc<Self>, caller: Caller, place: PathRef, done: Done<Inode>) {
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::Lookup(place), done);
     }
@@ -62,20 +62,20 @@ impl Fs {
     }
 
     /// Creates a special file, or a regular one without opening it.
-    pub fn mknod(self: &Arc<Self>, caller: Caller, place: Place, node: NewNode, done: Done<Inode>) {
+    pub fn mknod(self: &Arc<Self>, caller: Caller, place: PathRef, node: NewNode, done: Done<Inode>) {
         let NewNode { kind, mode, rdev } = node;
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::MkNod { place, kind, mode, rdev }, done);
     }
 
     /// Creates a directory.
-    pub fn mkdir(self: &Arc<Self>, caller: Caller, place: Place, mode: u16, done: Done<Inode>) {
+    pub fn mkdir(self: &Arc<Self>, caller: Caller, place: PathRef, mode: u16, done: Done<Inode>) {
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::MkDir(place, mode), done);
     }
 
     /// Creates a symbolic link.
-    pub fn symlink(self: &Arc<Self>, caller: Caller, place: Place, target: &[u8], done: Done<Inode>) {
+    pub fn symlink(self: &Arc<Self>, caller: Caller, place: PathRef, target: &[u8], done: Done<Inode>) {
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::Symlink(place, target.into()), done);
     }
@@ -89,14 +89,14 @@ impl Fs {
     }
 
     /// Gives a file another name.
-    pub fn link(self: &Arc<Self>, caller: Caller, ino: InodeId, place: Place, done: Done<Inode>) {
+    pub fn link(self: &Arc<Self>, caller: Caller, ino: InodeId, place: PathRef, done: Done<Inode>) {
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::Link(self.known.reference(ino), place), done);
     }
 
     /// Removes a name of something that is not a directory, which is told. Open files live on until
     /// their last handle is closed.
-    pub fn unlink(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Option<Box<Inode>>>) {
+    pub fn unlink(self: &Arc<Self>, caller: Caller, place: PathRef, done: Done<Option<Box<Inode>>>) {
         let fs = self.clone();
         self.ask(caller, Op::Unlink(place), move |answer| done(fs.removed(answer)));
     }
@@ -106,7 +106,7 @@ impl Fs {
     pub fn rmdir(
         self: &Arc<Self>,
         caller: Caller,
-        place: Place,
+        place: PathRef,
         expected: Option<InodeId>,
         done: Done<Option<Box<Inode>>>,
     ) {
@@ -118,8 +118,8 @@ impl Fs {
     pub fn rename(
         self: &Arc<Self>,
         caller: Caller,
-        from: Place,
-        to: Place,
+        from: PathRef,
+        to: PathRef,
         flags: RenameFlags,
         done: Done<Option<Box<Inode>>>,
     ) {
@@ -148,7 +148,7 @@ impl Fs {
     /// To truncate one that turns out to exist takes a second request: what was written to it here
     /// is committed first, and one that is being executed here is left alone (`ETXTBSY`). So is one
     /// that is protected from the caller ([`super::Protected`]).
-    pub fn create(self: &Arc<Self>, caller: Caller, place: Place, how: Creation, done: Done<Opened>) {
+    pub fn create(self: &Arc<Self>, caller: Caller, place: PathRef, how: Creation, done: Done<Opened>) {
         let Creation { mode, flags, exclusive } = how;
         let name = place.name.clone();
         let first = OpenFlags { truncate: false, kill_suid: false, ..flags };
@@ -222,7 +222,7 @@ impl Fs {
 
     /// Finds an entry and opens what it stands for, which the kernel will know; a directory is only
     /// found. A symbolic link is `ELOOP`. Not to truncate.
-    pub fn open_at(self: &Arc<Self>, caller: Caller, place: Place, flags: OpenFlags, done: Done<Found>) {
+    pub fn open_at(self: &Arc<Self>, caller: Caller, place: PathRef, flags: OpenFlags, done: Done<Found>) {
         let fs = self.clone();
         let name = place.name.clone();
         self.ask(caller, Op::OpenAt(place, flags), move |answer| match answer {
@@ -236,7 +236,7 @@ impl Fs {
 
     /// Attributes of the directory at a place, of which the kernel will not know by number;
     /// `ESTALE` if something else is there.
-    pub fn find_directory(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Inode>) {
+    pub fn find_directory(self: &Arc<Self>, caller: Caller, place: PathRef, done: Done<Inode>) {
         self.ask(caller, Op::Lookup(place), move |answer| {
             done(answer.and_then(super::into_inode).and_then(|inode| match inode.kind {
                 Kind::Dir => Ok(inode),
@@ -344,12 +344,12 @@ impl Fs {
             locks: self.has_locks(),
             number: self.next_handle.fetch_add(1, Ordering::Relaxed),
             losses: self.locks.losses(),
-            drops_pages: AtomicBool::new(pages == Pages::Drop),
+            drops_pages: AtomicBool::new(pages == PageCacheAction::Drop),
             progress: Progress::default(),
             uncached: AtomicBool::new(false),
             keeps_access_time: AtomicBool::new(false),
         };
-        let keep_cache = pages == Pages::Keep;
+        let keep_cache = pages == PageCacheAction::Keep;
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache, truncated: flags.truncate })
     }
 
@@ -360,7 +360,8 @@ impl Fs {
         self.release(handle, done);
     }
 
-    /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the application and are logged.
+    /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the
+    /// application and are logged.
     pub fn release(self: &Arc<Self>, handle: Arc<FileHandle>, done: Done<()>) {
         self.heard_of(&handle);
         self.finished(&handle);

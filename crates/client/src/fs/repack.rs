@@ -32,7 +32,7 @@ use std::sync::mpsc;
 
 use kestrel_admin::sparse::{self, Found, Sparse, Use, User, Users};
 use kestrel_blockstore::object::MEMBER_BYTES;
-use kestrel_blockstore::{Payload, Placed};
+use kestrel_blockstore::{Payload, StoredRange};
 use kestrel_engine::watched::Watched;
 use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
@@ -317,7 +317,7 @@ impl Fs {
     ///
     /// # Errors
     /// If the store cannot take it: then nothing more is tried.
-    fn store_again(self: &Arc<Self>, batch: &[Piece]) -> FsResult<Vec<Option<Placed>>> {
+    fn store_again(self: &Arc<Self>, batch: &[Piece]) -> FsResult<Vec<Option<StoredRange>>> {
         let read = self.read_pieces(batch);
         let (send, receive) = mpsc::channel();
         let mut waiting = 0;
@@ -331,7 +331,7 @@ impl Fs {
             self.packer.store(Payload::from(bytes), ino, Box::new(told));
         }
         drop(send);
-        let mut all: Vec<Option<Placed>> = batch.iter().map(|_| None).collect();
+        let mut all: Vec<Option<StoredRange>> = batch.iter().map(|_| None).collect();
         let mut failure = None;
         for (at, placed) in receive.iter().take(waiting) {
             match placed {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use kestrel_blockstore::{Payload, Placed, Turn};
+use kestrel_blockstore::{Payload, StoredRange, Turn};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::{FILE_SIZE_MAX, InodeFlags};
 
@@ -240,7 +240,7 @@ impl Fs {
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
         bytes: &Arc<Vec<u8>>,
-        placed: kestrel_blockstore::Result<Placed>,
+        placed: kestrel_blockstore::Result<StoredRange>,
     ) {
         let mut state = file.lock();
         let found = state.inflight.iter_mut().find(|piece| Arc::ptr_eq(&piece.bytes, bytes));

@@ -1,5 +1,5 @@
 use kestrel_types::error::FsError;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Outcome, RenameFlags, XattrFlags};
 
 use super::*;
@@ -40,14 +40,14 @@ impl Fixture {
     /// It has looked at one name, and has the page of the first ten.
     fn with_page() -> Self {
         let fixture = Self::new();
-        assert_eq!(fixture.look(0), Known::Nothing);
-        assert_eq!(fixture.look(1), Known::Page(None));
+        assert_eq!(fixture.look(0), ListedLookup::Nothing);
+        assert_eq!(fixture.look(1), ListedLookup::Page(None));
         fixture.all.begin(&fixture.listing, None, fixture.now);
         fixture.all.supply(&fixture.listing, page(0..10), fixture.now);
         fixture
     }
 
-    fn look(&self, number: usize) -> Known {
+    fn look(&self, number: usize) -> ListedLookup {
         self.listing.look(READER, &name(number), self.now, TTL)
     }
 
@@ -60,26 +60,30 @@ impl Fixture {
 #[test]
 fn pages_begin_where_batches_did() {
     let fixture = Fixture::with_page();
-    assert_eq!(fixture.look(3), Known::Inode(inode(3)));
-    assert_eq!(fixture.look(12), Known::Page(Some(name(9))));
-    assert_eq!(fixture.look(20), Known::Nothing, "it was not listed");
+    assert_eq!(fixture.look(3), ListedLookup::Inode(inode(3)));
+    assert_eq!(fixture.look(12), ListedLookup::Page(Some(name(9))));
+    assert_eq!(fixture.look(20), ListedLookup::Nothing, "it was not listed");
     fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
     fixture.all.supply(&fixture.listing, page(10..12), fixture.now);
-    assert_eq!(fixture.look(11), Known::Inode(inode(11)));
-    assert_eq!(fixture.look(12), Known::Nothing, "the page did not bring it: it is not asked for again");
+    assert_eq!(fixture.look(11), ListedLookup::Inode(inode(11)));
+    assert_eq!(
+        fixture.look(12),
+        ListedLookup::Nothing,
+        "the page did not bring it: it is not asked for again"
+    );
 }
 
 #[test]
 fn a_page_serves_its_reader_for_its_time() {
     let fixture = Fixture::with_page();
     let late = fixture.now + TTL;
-    assert_eq!(fixture.listing.look(READER, &name(3), late, TTL), Known::Page(None));
+    assert_eq!(fixture.listing.look(READER, &name(3), late, TTL), ListedLookup::Page(None));
     for other in [Caller { pid: 78, ..READER }, Caller { uid: 0, ..READER }, Caller { gid: 0, ..READER }] {
-        assert_eq!(fixture.listing.look(other, &name(3), fixture.now, TTL), Known::Nothing);
+        assert_eq!(fixture.listing.look(other, &name(3), fixture.now, TTL), ListedLookup::Nothing);
     }
     // The handle is handed on to another thread.
     fixture.all.lists(Caller { pid: 78, ..READER }, DIR, &fixture.listing);
-    assert_eq!(fixture.look(3), Known::Nothing);
+    assert_eq!(fixture.look(3), ListedLookup::Nothing);
 }
 
 #[test]
@@ -97,13 +101,13 @@ fn a_closed_directory_has_no_pages() {
 #[test]
 fn changes_that_began_before_there_were_pages() {
     let fixture = Fixture::new();
-    let change = fixture.all.changing(&Op::Unlink(Place::new(DIR, name(3)))).expect("a change");
-    assert_eq!([0, 1].map(|number| fixture.look(number)), [Known::Nothing, Known::Page(None)]);
+    let change = fixture.all.changing(&Op::Unlink(PathRef::new(DIR, name(3)))).expect("a change");
+    assert_eq!([0, 1].map(|number| fixture.look(number)), [ListedLookup::Nothing, ListedLookup::Page(None)]);
     fixture.all.begin(&fixture.listing, None, fixture.now);
     fixture.all.supply(&fixture.listing, page(0..10), fixture.now);
-    assert_eq!(fixture.look(3), Known::Inode(inode(3)));
+    assert_eq!(fixture.look(3), ListedLookup::Inode(inode(3)));
     fixture.all.changed(&change, &Ok(Answer::Done));
-    assert_eq!(fixture.look(3), Known::Nothing);
+    assert_eq!(fixture.look(3), ListedLookup::Nothing);
 }
 
 /// A page is given to a process that may search the directory and all above it: when that changes,
@@ -125,7 +129,7 @@ fn changes_of_who_may_search() {
             let change = fixture.all.changing(&Op::SetAttr(InodeRef::by_id(DIR), set)).expect("a change");
             fixture.all.changed(&change, &reply);
             fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-            assert!([3, 13].iter().all(|number| !matches!(fixture.look(*number), Known::Inode(_))));
+            assert!([3, 13].iter().all(|number| !matches!(fixture.look(*number), ListedLookup::Inode(_))));
             assert!(!fixture.listing.is_reached(READER, (1, &name(30)), fixture.now, TTL));
         }
     }
@@ -140,24 +144,24 @@ fn a_page_of_a_former_reader() {
     let other = Caller { pid: 78, ..READER };
     fixture.all.lists(other, DIR, &fixture.listing);
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    assert!(!matches!(fixture.listing.look(other, &name(13), fixture.now, TTL), Known::Inode(_)));
+    assert!(!matches!(fixture.listing.look(other, &name(13), fixture.now, TTL), ListedLookup::Inode(_)));
 }
 
 #[test]
 fn changes_here_are_not_answered_from_pages() {
     let changes = [
-        Op::Unlink(Place::new(DIR, name(3))),
-        Op::Rename(Place::new(8, name(30)), Place::new(DIR, name(3)), RenameFlags::default()),
+        Op::Unlink(PathRef::new(DIR, name(3))),
+        Op::Rename(PathRef::new(8, name(30)), PathRef::new(DIR, name(3)), RenameFlags::default()),
         Op::SetAttr(InodeRef::by_id(103), SetAttr::default()),
         Op::SetXattr(InodeRef::by_id(103), b"user.a"[..].into(), Box::default(), XattrFlags::default()),
-        Op::Link(InodeRef::by_id(103), Place::new(8, name(30))),
+        Op::Link(InodeRef::by_id(103), PathRef::new(8, name(30))),
     ];
     for change in changes {
         let fixture = Fixture::with_page();
         fixture.all.told(READER, &inode(3), fixture.now);
         fixture.change(&change);
-        assert_eq!(fixture.look(3), Known::Nothing, "{change:?}");
-        assert_eq!(fixture.look(4), Known::Inode(inode(4)));
+        assert_eq!(fixture.look(3), ListedLookup::Nothing, "{change:?}");
+        assert_eq!(fixture.look(4), ListedLookup::Inode(inode(4)));
         assert_eq!(fixture.all.entries.load(Ordering::Relaxed), 9);
         let gone = !matches!(change, Op::Unlink(_) | Op::Rename(..));
         assert_eq!(fixture.all.is_plain(READER, 103, fixture.now), !gone);
@@ -168,11 +172,11 @@ fn changes_here_are_not_answered_from_pages() {
 fn changes_while_a_page_is_under_way_count() {
     let fixture = Fixture::with_page();
     fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
-    fixture.change(&Op::Unlink(Place::new(DIR, name(11))));
+    fixture.change(&Op::Unlink(PathRef::new(DIR, name(11))));
     fixture.change(&Op::SetAttr(InodeRef::by_id(112), SetAttr::default()));
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    assert_eq!([11, 12].map(|number| fixture.look(number)), [Known::Nothing, Known::Nothing]);
-    assert_eq!(fixture.look(13), Known::Inode(inode(13)));
+    assert_eq!([11, 12].map(|number| fixture.look(number)), [ListedLookup::Nothing, ListedLookup::Nothing]);
+    assert_eq!(fixture.look(13), ListedLookup::Inode(inode(13)));
 }
 
 #[test]
@@ -181,8 +185,8 @@ fn pages_before_a_lock_are_forgotten() {
     fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
     fixture.all.forget_all();
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    assert_eq!(fixture.look(3), Known::Page(None));
-    assert_ne!(fixture.look(13), Known::Inode(inode(13)));
+    assert_eq!(fixture.look(3), ListedLookup::Page(None));
+    assert_ne!(fixture.look(13), ListedLookup::Inode(inode(13)));
     assert_eq!(fixture.all.entries.load(Ordering::Relaxed), 0);
 }
 
@@ -192,7 +196,7 @@ fn entries_are_bounded() {
     fixture.all.entries.store(ENTRIES_MAX - 3, Ordering::Relaxed);
     fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    let there = (10..20).filter(|number| matches!(fixture.look(*number), Known::Inode(_))).count();
+    let there = (10..20).filter(|number| matches!(fixture.look(*number), ListedLookup::Inode(_))).count();
     assert_eq!(there, 3);
 }
 

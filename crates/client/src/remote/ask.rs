@@ -10,7 +10,7 @@ use kestrel_types::placement::NodeId;
 use serde_json::Value;
 
 use super::holdings::{Holdings, NodeReclaimable};
-use super::nodes::First;
+use super::nodes::FirstConnection;
 use super::{DEADLINE_DEFAULT, Introduction, RemoteUrl};
 use crate::error::VolumeError;
 
@@ -88,9 +88,13 @@ pub fn ask_each(
     })
 }
 
-pub(super) fn connect(url: &RemoteUrl, who: &str, limit: Option<Duration>) -> Result<First, VolumeError> {
+pub(super) fn connect(
+    url: &RemoteUrl,
+    who: &str,
+    limit: Option<Duration>,
+) -> Result<FirstConnection, VolumeError> {
     let deadline = limit.unwrap_or(DEADLINE_DEFAULT);
     let how = Introduction { who: who.to_string(), deadline, read_only: true };
-    let first = First::connect(url, &how, &Arc::new(Holdings::new(url.to_string())))?;
+    let first = FirstConnection::connect(url, &how, &Arc::new(Holdings::new(url.to_string())))?;
     Ok(first.asked_only())
 }

@@ -24,7 +24,7 @@ use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use parking_lot::Mutex;
 
 use super::metadata::{Asked, RequestRoute, Shared};
-use super::nodes::{Known, NodeLink};
+use super::nodes::{NodeLink, NodeSet};
 use super::opens::{Effect, Open, Row};
 
 /// Files that are opened elsewhere at a time.
@@ -98,7 +98,7 @@ impl Shared {
 
     /// Gives a spare open back. If that fails it is counted as before, and spare no more: what its
     /// node keeps of it goes with the session.
-    fn release(self: &Arc<Self>, nodes: &Known, row: Row) {
+    fn release(self: &Arc<Self>, nodes: &NodeSet, row: Row) {
         let op = Op::Release(row.ino);
         let asked = Asked::new(&op, Box::new(|_| ()));
         let request = Request { creds: Creds::root(), op };

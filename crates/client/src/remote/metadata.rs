@@ -24,7 +24,7 @@ use super::ask::NodeAnswer;
 use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
 use super::holdings::Holdings;
 use super::leaving::Moves;
-use super::nodes::{Known, NodeLink, Nodes};
+use super::nodes::{NodeConnections, NodeLink, NodeSet};
 use super::opens::{Effect, Leave, Row};
 use super::redirects::{CLOSED, INTERRUPTED, LockAsked, MapRefresher, RedirectedCall, Redirects};
 use super::rooted;
@@ -69,7 +69,7 @@ pub struct RemoteMetadata {
 
 /// What answers need.
 pub(super) struct Shared {
-    pub nodes: Nodes,
+    pub nodes: NodeConnections,
     pub redirects: Redirects,
     pub moves: Moves,
     pub losses: Arc<LostNodes>,
@@ -120,7 +120,7 @@ impl RemoteMetadata {
     ///
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
-    pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
+    pub(super) fn new(nodes: NodeConnections, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
         let (redirects, moves, losses, counters) = Default::default();
         let shared = Arc::new(Shared { nodes, redirects, moves, losses, holdings, counters });
         let weak = Arc::downgrade(&shared);
@@ -271,7 +271,7 @@ impl Shared {
     /// Sends a request to this node, and takes in what its answer means before the caller gets it.
     pub fn send_to(
         self: &Arc<Self>,
-        nodes: &Known,
+        nodes: &NodeSet,
         at: usize,
         request: Request,
         role: RequestRoute,

@@ -7,10 +7,10 @@
 //! nodes write down what became of a client's numbered calls, and no two may take each other's for
 //! theirs.
 //!
-//! A newer table is put in the place of the one before ([`Nodes::adopt`]) while requests are under
-//! way: each goes by one, and a node that was asked by an old one and does not lead the request
-//! says so ([`super::redirects`]). A node that leaves the table is first one that is leaving, for
-//! as long as clients move out of it ([`super::leaving`]).
+//! A newer table is put in the place of the one before ([`NodeConnections::adopt`]) while requests
+//! are under way: each goes by one, and a node that was asked by an old one and does not lead the
+//! request says so ([`super::redirects`]). A node that leaves the table is first one that is
+//! leaving, for as long as clients move out of it ([`super::leaving`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -84,7 +84,7 @@ impl NodeLink {
 }
 
 /// The first connection, and what came over it.
-pub(super) struct First {
+pub(super) struct FirstConnection {
     url: RemoteUrl,
     how: Introduction,
     shows: Shows,
@@ -104,10 +104,10 @@ pub(super) struct First {
 pub(super) type Connected = (Member, Result<(Arc<Remote>, Arc<NodeReclaimable>), VolumeError>);
 
 /// All nodes of a volume.
-pub(super) struct Nodes {
-    known: RwLock<Arc<Known>>,
+pub(super) struct NodeConnections {
+    known: RwLock<Arc<NodeSet>>,
     /// Earlier tables that somebody may still go by.
-    past: Mutex<Vec<Weak<Known>>>,
+    past: Mutex<Vec<Weak<NodeSet>>>,
     url: RemoteUrl,
     how: Introduction,
     shows: Shows,
@@ -116,7 +116,7 @@ pub(super) struct Nodes {
 
 /// The nodes, by one table.
 #[derive(Clone)]
-pub(super) struct Known {
+pub(super) struct NodeSet {
     /// The placement map; none in a volume of one node.
     pub placement: Option<Arc<PlacementMap>>,
     /// Connections. Never none; in the order of the table's members.
@@ -125,7 +125,7 @@ pub(super) struct Known {
     pub first: usize,
 }
 
-impl First {
+impl FirstConnection {
     /// Connects to whichever address of `url` answers.
     ///
     /// # Errors
@@ -172,8 +172,8 @@ impl First {
         self.those(&|_, _| true)
     }
 
-    /// As [`First::others`], of nodes that are wanted only; the connection to this one is given up
-    /// if it is not.
+    /// As [`FirstConnection::others`], of nodes that are wanted only; the connection to this one is
+    /// given up if it is not.
     pub fn those(
         &self,
         wanted: &dyn Fn(&PlacementMap, NodeId) -> bool,
@@ -256,12 +256,12 @@ impl First {
 /// What to do about an address in the table.
 const FORM_ANEW: &str = "`kestrel cluster init` takes with --node the addresses under which clients and other nodes reach the nodes";
 
-impl Nodes {
+impl NodeConnections {
     /// Connects to all nodes.
     ///
     /// # Errors
     /// If one of them does not answer or is not what the table says; all that is wrong is told.
-    pub fn connect(first: First) -> Result<Self, VolumeError> {
+    pub fn connect(first: FirstConnection) -> Result<Self, VolumeError> {
         // A node that is idle has nothing to say to clients, and must not be there.
         let (placement, connected, at) = first.those(&|placement, node| !placement.is_idle(node));
         let (mut links, mut wrong) = (Vec::with_capacity(connected.len()), Vec::new());
@@ -274,8 +274,8 @@ impl Nodes {
             }
         }
         if wrong.is_empty() {
-            let known = Arc::new(Known::new(placement.map(Arc::new), links, at));
-            let First { url, how, shows, holdings, .. } = first;
+            let known = Arc::new(NodeSet::new(placement.map(Arc::new), links, at));
+            let FirstConnection { url, how, shows, holdings, .. } = first;
             return Ok(Self { known: RwLock::new(known), past: Mutex::default(), url, how, shows, holdings });
         }
         links.iter().for_each(|link| link.remote.close());
@@ -283,7 +283,7 @@ impl Nodes {
     }
 
     /// The nodes at present. A request is routed by one answer throughout.
-    pub fn known(&self) -> Arc<Known> {
+    pub fn known(&self) -> Arc<NodeSet> {
         self.known.read().clone()
     }
 
@@ -322,7 +322,7 @@ impl Nodes {
         let first = links.iter().position(|link| link.node == before).unwrap_or(0);
         log::info!("{}: table {} of the metadata nodes", self.url, placement.version);
         self.holdings.is_placed_by(placement.clone());
-        *self.known.write() = Arc::new(Known::new(Some(placement), links, first));
+        *self.known.write() = Arc::new(NodeSet::new(Some(placement), links, first));
         let mut past = self.past.lock();
         past.push(Arc::downgrade(&known));
         past.retain(|known| known.strong_count() > 0);
@@ -360,7 +360,7 @@ impl Nodes {
     }
 }
 
-impl Known {
+impl NodeSet {
     fn new(placement: Option<Arc<PlacementMap>>, links: Vec<Arc<NodeLink>>, first: usize) -> Self {
         let mut known = Self { placement, links, first };
         if known.is_leaving(known.links[first].node) {

@@ -65,16 +65,16 @@ pub fn reply_above(root: InodeId, reply: &mut Reply) {
 #[cfg(test)]
 mod tests {
     use kestrel_types::inode::{Inode, Kind};
-    use kestrel_types::name::{Name, Place};
+    use kestrel_types::name::{Name, PathRef};
 
     use super::*;
 
     #[test]
     fn the_root_has_its_own_number_on_the_wire() {
         let name = || Name::new(b"f").unwrap();
-        let mut link = Op::Link(InodeRef { ino: 7, seen: Some((ROOT, name())) }, Place::new(ROOT, name()));
+        let mut link = Op::Link(InodeRef { ino: 7, seen: Some((ROOT, name())) }, PathRef::new(ROOT, name()));
         op_below(50, &mut link);
-        assert_eq!(link, Op::Link(InodeRef { ino: 7, seen: Some((50, name())) }, Place::new(50, name())));
+        assert_eq!(link, Op::Link(InodeRef { ino: 7, seen: Some((50, name())) }, PathRef::new(50, name())));
         let mut get = Op::GetAttr(InodeRef::by_id(ROOT));
         op_below(50, &mut get);
         assert_eq!(get, Op::GetAttr(InodeRef::by_id(50)));

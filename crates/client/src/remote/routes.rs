@@ -38,7 +38,7 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Request, SetAttr, Subject};
 
-use super::nodes::Known;
+use super::nodes::NodeSet;
 use super::opens::{Opens, Row};
 
 /// The same request by number, and the node to ask if the first answers `ESTALE`.
@@ -49,7 +49,7 @@ pub(super) struct SecondTry {
     pub request: Request,
 }
 
-impl Known {
+impl NodeSet {
     /// The index of the node that is asked, not for opens that are given back; `held` is where what
     /// it is about is open, if that matters.
     pub fn leader(&self, op: &Op, held: Option<NodeId>) -> usize {

@@ -14,7 +14,7 @@ use kestrel_types::placement::{PlacementError, PlacementMap};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Base, Place, Storage, StoreOptions};
+use super::{Base, ObjectsUrl, Storage, StoreOptions};
 use crate::descriptor::{Descriptor, random};
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
@@ -136,9 +136,9 @@ impl Storage {
         let place = match &offer.objects {
             Some(shared) => {
                 find(shared, server)?;
-                Place::Dir(shared.path.clone())
+                ObjectsUrl::Dir(shared.path.clone())
             }
-            None => Place::of(Path::new(""), &descriptor.settings, options)?,
+            None => ObjectsUrl::of(Path::new(""), &descriptor.settings, options)?,
         };
         Self::open_at(place, &descriptor, options)
     }
@@ -207,9 +207,9 @@ pub(crate) fn mark_objects(
     descriptor: &Descriptor,
     options: &StoreOptions,
 ) -> Result<Option<String>, VolumeError> {
-    match Place::of(dir, &descriptor.settings, options)? {
-        Place::S3(_) => Ok(None),
-        Place::Dir(objects) => mark(&objects).map(Some),
+    match ObjectsUrl::of(dir, &descriptor.settings, options)? {
+        ObjectsUrl::S3(_) => Ok(None),
+        ObjectsUrl::Dir(objects) => mark(&objects).map(Some),
     }
 }
 

@@ -14,7 +14,7 @@ use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::ids::ROOT;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::OpenFlags;
 
 /// Largest stored range, bytes.
@@ -76,5 +76,5 @@ pub const READ_WRITE: OpenFlags =
 pub fn open(fs: &Arc<Fs>, name: &str) -> Arc<FileHandle> {
     let name = Name::new(name.as_bytes()).unwrap();
     let how = Creation { mode: 0o644, flags: READ_WRITE, exclusive: false };
-    wait(|done| fs.create(Caller::ROOT, Place::new(ROOT, name), how, done)).unwrap().handle
+    wait(|done| fs.create(Caller::ROOT, PathRef::new(ROOT, name), how, done)).unwrap().handle
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::fs::{Caller, Compacted, FileHandle, Fs, wait};
 use kestrel_types::ids::ROOT;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{RenameFlags, SetAttr};
 
 use crate::volume::{close, collect, compact, copy, errors, name, open, pattern, read_all, volume};
@@ -94,7 +94,7 @@ impl Writer {
                 model[..copied].copy_from_slice(&bytes);
             }
             8 if self.model[file].is_some() => {
-                wait(|done| self.fs.unlink(Caller::ROOT, Place::new(ROOT, name(&self.name(file))), done))
+                wait(|done| self.fs.unlink(Caller::ROOT, PathRef::new(ROOT, name(&self.name(file))), done))
                     .unwrap();
                 self.model[file] = None;
                 if let Some(handle) = self.open[file].take() {
@@ -106,7 +106,7 @@ impl Writer {
                 if to == file {
                     return;
                 }
-                let names = [self.name(file), self.name(to)].map(|text| Place::new(ROOT, name(&text)));
+                let names = [self.name(file), self.name(to)].map(|text| PathRef::new(ROOT, name(&text)));
                 let [from, onto] = names;
                 wait(|done| self.fs.rename(Caller::ROOT, from, onto, RenameFlags::default(), done)).unwrap();
                 self.model[to] = self.model[file].take();

@@ -17,7 +17,7 @@ use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
 use kestrel_client::fs::{Caller, CompactOptions, Compacted, wait};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Data;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::SetAttr;
 use volume::{
     Volume, close, collect, compact, copy, errors, everything, name, objects, open, pattern, read_all,
@@ -42,7 +42,7 @@ fn thinned(volume: &Volume) -> Vec<(String, Vec<u8>)> {
     let files: Vec<_> = (0..40).map(|i| (format!("f{i}"), pattern(i, 20_000 + i as usize))).collect();
     files.iter().for_each(|(text, bytes)| write(&volume.fs, text, bytes));
     for (text, _) in files.iter().enumerate().filter(|(i, _)| i % 4 != 0).map(|(_, file)| file) {
-        wait(|done| volume.fs.unlink(Caller::ROOT, Place::new(ROOT, name(text)), done)).unwrap();
+        wait(|done| volume.fs.unlink(Caller::ROOT, PathRef::new(ROOT, name(text)), done)).unwrap();
     }
     // The last pack may still be open: sealed, it is looked at like any other.
     write(&volume.fs, "filler", &pattern(99, 300_000));
@@ -68,7 +68,7 @@ fn extents(volume: &Volume, text: &str) -> Vec<(u64, Vec<kestrel_types::extent::
 }
 
 fn inode(volume: &Volume, text: &str) -> kestrel_types::inode::Inode {
-    wait(|done| volume.fs.lookup(Caller::ROOT, Place::new(ROOT, name(text)), done)).unwrap()
+    wait(|done| volume.fs.lookup(Caller::ROOT, PathRef::new(ROOT, name(text)), done)).unwrap()
 }
 
 #[test]

@@ -20,7 +20,7 @@ use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::ids::ROOT;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 
 pub const BLOCK: u32 = 64 * 1024;
@@ -89,7 +89,7 @@ pub fn name(text: &str) -> Name {
 
 pub fn open(fs: &Arc<Fs>, text: &str) -> Arc<FileHandle> {
     let how = Creation { mode: 0o644, flags: READ_WRITE, exclusive: false };
-    wait(|done| fs.create(Caller::ROOT, Place::new(ROOT, name(text)), how, done)).unwrap().handle
+    wait(|done| fs.create(Caller::ROOT, PathRef::new(ROOT, name(text)), how, done)).unwrap().handle
 }
 
 pub fn close(fs: &Arc<Fs>, file: Arc<FileHandle>) {

@@ -9,7 +9,7 @@ use kestrel_client::fs::{Caller, Creation, FileHandle, Fs, wait};
 use kestrel_client::remote::{Introduction, RemoteMetadata, RemoteVolume};
 use kestrel_client::volume::Resources;
 use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Creds, Op, OpenFlags, RenameFlags, Reply, Request};
 
 use crate::cluster::PATIENCE;
@@ -27,8 +27,8 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-pub fn at(text: &str) -> Place {
-    Place::new(ROOT, name(text))
+pub fn at(text: &str) -> PathRef {
+    PathRef::new(ROOT, name(text))
 }
 
 impl Client {

@@ -13,7 +13,7 @@ use crate::feed::Feed;
 use crate::nodes::{Nodes, cut};
 
 /// What the serving process is asked to do.
-pub struct Wish {
+pub struct CompactRequest {
     /// Only files at or below these paths.
     pub paths: Option<Vec<Vec<u8>>>,
     /// Only tell.
@@ -28,7 +28,7 @@ pub struct Wish {
 ///
 /// # Errors
 /// In words.
-pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
+pub fn compact(fs: &Arc<Fs>, wish: &CompactRequest, feed: &Feed<'_>) -> Result<Value, String> {
     Ok(told(&compact_by(fs, None, wish, feed)?, wish))
 }
 
@@ -37,7 +37,12 @@ pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, Stri
 ///
 /// # Errors
 /// In words.
-pub fn compact_nodes(fs: &Arc<Fs>, nodes: &dyn Nodes, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
+pub fn compact_nodes(
+    fs: &Arc<Fs>,
+    nodes: &dyn Nodes,
+    wish: &CompactRequest,
+    feed: &Feed<'_>,
+) -> Result<Value, String> {
     let mut sum = Compacted::default();
     loop {
         let mut progress = |rows| feed.progress("fetching metadata", rows);
@@ -60,7 +65,7 @@ pub fn compact_nodes(fs: &Arc<Fs>, nodes: &dyn Nodes, wish: &Wish, feed: &Feed<'
 fn compact_by(
     fs: &Arc<Fs>,
     rows: Option<&dyn Engine>,
-    wish: &Wish,
+    wish: &CompactRequest,
     feed: &Feed<'_>,
 ) -> Result<Compacted, String> {
     let listening = feed.listening();
@@ -81,7 +86,7 @@ fn compact_by(
     fs.compact_volume(&options, &mut |what, done| feed.progress(what, done)).map_err(|why| why.to_string())
 }
 
-fn told(done: &Compacted, wish: &Wish) -> Value {
+fn told(done: &Compacted, wish: &CompactRequest) -> Value {
     json!({
         "sparse_objects": done.sparse_objects,
         "unused_bytes": done.unused_bytes,
@@ -95,7 +100,7 @@ fn told(done: &Compacted, wish: &Wish) -> Value {
     })
 }
 
-impl Wish {
+impl CompactRequest {
     /// What a question asks for.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use crate::ask::paths;
 use crate::feed::Feed;
 
 /// What the serving process is asked to do.
-pub struct Wish {
+pub struct WarmupRequest {
     /// Paths from the root on.
     pub paths: Vec<Vec<u8>>,
     /// What to do with file data, if anything.
@@ -21,7 +21,7 @@ pub struct Wish {
     pub threads: usize,
 }
 
-impl Wish {
+impl WarmupRequest {
     /// What a question asks for.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Wish {
 pub fn warm(
     engine: &dyn Engine,
     store: &dyn BlockStore,
-    wish: &Wish,
+    wish: &WarmupRequest,
     feed: &Feed<'_>,
 ) -> Result<Value, String> {
     let listening = feed.listening();

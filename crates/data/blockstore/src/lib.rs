@@ -27,7 +27,7 @@ pub use budget::{Budget, Grant};
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
 pub use frame::Piece;
-pub use packer::{ObjectIds, Packer, PackerConfig, Pin, Placed};
+pub use packer::{ObjectIds, Packer, PackerConfig, Pin, StoredRange};
 pub use payload::Payload;
 pub use pool::{Pool, Turn};
 pub use reader::{ReadAhead, ReadAheadConfig, Reader, ReaderConfig, Window};

@@ -23,9 +23,9 @@
 //! tried once more in a new object; a remote store has tried again already.
 //!
 //! **Open objects.** Everything that may still refer to an object holds a [`Pin`]: the pack stream
-//! while it appends, and each [`Placed`] until its owner has committed (or given up) the reference.
-//! [`Packer::is_open`] tells whether there is one; what deletes unreferenced objects must leave
-//! pinned ones alone.
+//! while it appends, and each [`StoredRange`] until its owner has committed (or given up) the
+//! reference. [`Packer::is_open`] tells whether there is one; what deletes unreferenced objects
+//! must leave pinned ones alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl PackerConfig {
 
 /// Stored bytes: where they are, and the promise that they stay until somebody refers to them.
 #[derive(Debug, Clone)]
-pub struct Placed {
+pub struct StoredRange {
     /// Where the bytes are.
     pub range: Range,
     /// Keep until the reference is committed.
@@ -132,7 +132,7 @@ impl<F: Fn() -> Result<ObjectId> + Send + Sync> ObjectIds for F {
 }
 
 /// The callback.
-type Done = Box<dyn FnOnce(Result<Placed>) + Send>;
+type Done = Box<dyn FnOnce(Result<StoredRange>) + Send>;
 
 /// Counters, since the packer was made.
 #[derive(Debug, Default)]
@@ -214,7 +214,7 @@ impl Packer {
         &self,
         data: impl Into<Payload>,
         inode: InodeId,
-        done: Box<dyn FnOnce(Result<Placed>) + Send>,
+        done: Box<dyn FnOnce(Result<StoredRange>) + Send>,
     ) {
         self.shared.accept(data.into(), inode, done);
     }
@@ -303,7 +303,7 @@ impl Shared {
 
 /// Runs every callback of a round. The thread runs callbacks of others too, so one that panics (the
 /// hook prints it) must hit neither the next one nor this thread.
-fn tell(round: Vec<Submission>, results: Result<Vec<Placed>>) {
+fn tell(round: Vec<Submission>, results: Result<Vec<StoredRange>>) {
     let call = |done: Done, result| drop(catch_unwind(AssertUnwindSafe(|| done(result))));
     match results {
         Ok(places) => {

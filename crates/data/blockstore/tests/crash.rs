@@ -53,7 +53,7 @@ fn writer() {
                     let inode = first * 1_000_000 + thread * 100_000 + i;
                     let len = [100, 9000, 65_536, 200_000, 1_500_000][(inode % 5) as usize];
                     let (sender, receiver) = std::sync::mpsc::channel();
-                    let done = move |placed: kestrel_blockstore::Result<kestrel_blockstore::Placed>| {
+                    let done = move |placed: kestrel_blockstore::Result<kestrel_blockstore::StoredRange>| {
                         sender.send(placed).unwrap()
                     };
                     packer.store(content(inode, len), inode, Box::new(done));

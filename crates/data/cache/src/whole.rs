@@ -49,13 +49,13 @@ const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Which file on the disk was checked: a number may be given again, but not at the same instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct FileStamp {
     dev: u64,
     ino: u64,
     born: Option<std::time::SystemTime>,
 }
 
-impl Place {
+impl FileStamp {
     fn of(file: &File) -> io::Result<Self> {
         let found = file.metadata()?;
         Ok(Self { dev: found.dev(), ino: found.ino(), born: found.created().ok() })
@@ -64,7 +64,7 @@ impl Place {
 
 /// A copy that was checked: where it is, and the CRC-32C of each of its chunks.
 struct Checked {
-    place: Place,
+    place: FileStamp,
     sums: Arc<[u32]>,
 }
 
@@ -161,7 +161,7 @@ impl WholeCopies {
         let disk = self.core.disk_for(id.ino)?;
         disk.before(DiskOp::ReadCached).ok()?;
         let file = disk.open_whole_cached(&id.name())?;
-        if Place::of(&file).ok() != Some(place) {
+        if FileStamp::of(&file).ok() != Some(place) {
             self.checked.lock().remove(id);
             return None;
         }
@@ -185,7 +185,7 @@ impl WholeCopies {
     /// Those of the disk; `Interrupted` if it was not to go on.
     pub fn check(&self, id: &WholeId, go_on: &dyn Fn() -> bool) -> io::Result<bool> {
         let Some(mut copy) = self.open(id)? else { return Ok(false) };
-        let place = Place::of(&copy.file)?;
+        let place = FileStamp::of(&copy.file)?;
         if self.checked.lock().get(id).is_some_and(|known| known.place == place) {
             return Ok(true);
         }
@@ -288,7 +288,8 @@ impl WholeCopy {
     pub fn take_away(&self) -> io::Result<()> {
         let name = self.id.name();
         let is_there = self.disk.open_whole(&name)?;
-        let is_same = is_there.is_some_and(|there| Place::of(&there).ok() == Place::of(&self.file).ok());
+        let is_same =
+            is_there.is_some_and(|there| FileStamp::of(&there).ok() == FileStamp::of(&self.file).ok());
         if is_same { self.disk.remove_whole(&name).map(drop) } else { Ok(()) }
     }
 

@@ -14,12 +14,12 @@ mod check;
 mod crew;
 mod measure;
 
-pub use check::{Check, Verdict, check};
+pub use check::{Check, CheckOutcome, check};
 pub use measure::{Measurement, Operation, measure};
 
 /// What to do.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct BenchPlan {
     /// Sizes of objects to measure with, bytes.
     pub sizes: Vec<u64>,
     /// Threads that ask at a time.

@@ -7,11 +7,11 @@ mod support;
 use std::time::Duration;
 
 use kestrel_s3::S3Store;
-use kestrel_s3::objbench::{self, Plan, Stop, Verdict};
+use kestrel_s3::objbench::{self, BenchPlan, CheckOutcome, Stop};
 use support::{Fault, Gateway, Proxy, options};
 
-fn plan(store: &S3Store) -> Plan {
-    Plan {
+fn plan(store: &S3Store) -> BenchPlan {
+    BenchPlan {
         sizes: vec![10_000, 300_000],
         threads: 4,
         time: Duration::from_millis(300),
@@ -28,7 +28,7 @@ fn a_real_store_passes_and_keeps_nothing() {
     let store = S3Store::scratch(options(&gateway, &gateway.endpoint(), "bench")).unwrap();
     let plan = plan(&store);
     objbench::check(&store, &plan, &Stop::new(), &mut |check| {
-        assert_eq!(check.verdict, Verdict::Good, "{}", check.name);
+        assert_eq!(check.verdict, CheckOutcome::Good, "{}", check.name);
     })
     .unwrap();
     let mut steps = 0;
@@ -66,7 +66,7 @@ fn a_store_that_leaves_out_pages_of_listings_fails() {
     let store = S3Store::scratch(options(&gateway, &proxy.endpoint(), "bench")).unwrap();
     let mut found = Vec::new();
     objbench::check(&store, &plan(&store), &Stop::new(), &mut |check| found.push(check.clone())).unwrap();
-    let bad: Vec<_> = found.iter().filter(|check| matches!(check.verdict, Verdict::Bad(_))).collect();
+    let bad: Vec<_> = found.iter().filter(|check| matches!(check.verdict, CheckOutcome::Bad(_))).collect();
     assert_eq!(bad.len(), 1, "{bad:?}");
     assert!(bad[0].name.contains("listings"));
 }

@@ -23,7 +23,7 @@ pub enum Lies {
 
 /// A name that was reported.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct ReportedName {
     pub name: Name,
     /// Its entries in the cluster.
     pub entries: u64,
@@ -37,7 +37,7 @@ pub struct Model {
     /// Entries of each node.
     pub loads: Vec<u64>,
     /// Names, by index.
-    pub names: Vec<Known>,
+    pub names: Vec<ReportedName>,
     /// For each node its names that lie on it alone, by count and index.
     on_node: Vec<BTreeSet<(u64, usize)>>,
     /// Slots of each node.
@@ -117,7 +117,7 @@ impl Model {
             }
             Lies::Spread(spread) => spread.iter().sum(),
         };
-        self.names.push(Known { name: name.clone(), entries, rule, lies });
+        self.names.push(ReportedName { name: name.clone(), entries, rule, lies });
     }
 
     /// The node where the hash puts a name.

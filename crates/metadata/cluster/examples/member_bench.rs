@@ -20,7 +20,7 @@ use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_types::clock::{MILLISECOND, Nanos, SystemClock};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Op, Reply, Request};
 
@@ -174,8 +174,8 @@ fn above() -> Result<Vec<Op>, Failure> {
     (0..ABOVE).map(|number| Ok(Op::MkDir(place(&format!("above{number}"))?, 0o755))).collect()
 }
 
-fn place(path: &str) -> Result<Place, Failure> {
-    Ok(Place::from_path(ROOT, path.as_bytes())?)
+fn place(path: &str) -> Result<PathRef, Failure> {
+    Ok(PathRef::from_path(ROOT, path.as_bytes())?)
 }
 
 fn main() -> Result<(), Failure> {

@@ -1,11 +1,11 @@
 //! Where the nodes of a cluster are: the address of the newest start of each that was heard of.
 //!
-//! The placement map says where a node was when it joined. A node that was started elsewhere
-//! since tells its address when it connects; a member that hears that has it on record, durably
-//! ([`super::known`]), and tells all others ([`Message::Addresses`]), as it does whenever it
-//! connects to one. What was only heard by the way is kept in memory: by it the node is looked for
-//! there, and the node that answers there says itself which one it is. So nodes that went elsewhere
-//! at one moment find each other as long as each finds one that has heard of both.
+//! The placement map says where a node was when it joined. A node that was started elsewhere since
+//! tells its address when it connects; a member that hears that has it on record, durably
+//! ([`super::peer_identity`]), and tells all others ([`Message::Addresses`]), as it does whenever
+//! it connects to one. What was only heard by the way is kept in memory: by it the node is looked
+//! for there, and the node that answers there says itself which one it is. So nodes that went
+//! elsewhere at one moment find each other as long as each finds one that has heard of both.
 //!
 //! The newest start counts: starts are numbered, each has one address, and a process that answers
 //! at that of an older one is that older start or another node. Of one start what it says itself
@@ -21,7 +21,7 @@ use kestrel_types::error::FsResult;
 use kestrel_types::placement::NodeId;
 use parking_lot::Mutex;
 
-use super::known::Known;
+use super::peer_identity::PeerIdentity;
 
 /// Where a start of a node is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,11 +69,11 @@ impl AddressBook {
     /// What is on record of these nodes.
     ///
     /// # Errors
-    /// As [`Known::read`].
+    /// As [`PeerIdentity::read`].
     pub(super) fn read(engine: &dyn Engine, nodes: impl Iterator<Item = NodeId>) -> FsResult<Self> {
         let mut state = State::default();
         for node in nodes {
-            if let Some(known) = Known::read(engine, node)?
+            if let Some(known) = PeerIdentity::read(engine, node)?
                 && let Some(address) = known.address
             {
                 state.of.insert(node, StartAddress { epoch: known.epoch, address, proven: true });

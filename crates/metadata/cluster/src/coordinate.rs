@@ -27,7 +27,7 @@ use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap};
 
 use super::change::records::{self, ChangeRecords};
 use super::change::{Announced, Attempt, ChangeMessage, Changed, Charge, Expected};
-use super::{Member, RESEND, Todo, known};
+use super::{Member, RESEND, Todo, peer_identity};
 
 /// An attempt ends when nothing was heard of a member for so long.
 const SILENCE_MAX: Nanos = 30 * SECOND;
@@ -388,8 +388,11 @@ impl Member {
             return Err(FsError::because(libc::ENOENT, format!("metadata: node {node} {why}")));
         }
         let last = self.coordinator.last_node.max(node);
-        let rows =
-            vec![records::expect_row(node, None), records::last_node_row(last), known::forget_row(node)];
+        let rows = vec![
+            records::expect_row(node, None),
+            records::last_node_row(last),
+            peer_identity::forget_row(node),
+        ];
         self.commit(BatchKind::Freeing, rows)?;
         self.coordinator.last_node = last;
         self.coordinator.expected.remove(&node);

@@ -125,17 +125,17 @@ enum Incoming {
     HandedBack(HandedBack, Done),
     Unsent(NodeId, Box<Unsent>),
     /// Anything else, with the host's time.
-    Turn(Turn),
+    Turn(HostTask),
 }
 
 /// Something to be done with the member, whose lock is held.
-type Turn = Box<dyn FnOnce(&mut Member, Nanos) + Send>;
+type HostTask = Box<dyn FnOnce(&mut Member, Nanos) + Send>;
 
 /// Somebody to be told something, with no lock held.
 type Call = Box<dyn FnOnce() + Send>;
 
 /// What the threads share.
-struct Desk {
+struct HostShared {
     node: Arc<Node>,
     me: NodeId,
     epoch: u64,
@@ -159,7 +159,7 @@ struct Desk {
 
 /// See the module's header.
 pub struct MemberHost {
-    desk: Arc<Desk>,
+    shared: Arc<HostShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -185,7 +185,7 @@ impl MemberHost {
         let placement = &member.cluster().table().placement;
         let others = placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
         let address_book = AddressBook::read(&**member.node().engine(), others)?;
-        let desk = Arc::new(Desk {
+        let shared = Arc::new(HostShared {
             node: member.node().clone(),
             me,
             epoch: member.epoch(),
@@ -202,57 +202,57 @@ impl MemberHost {
             released: AtomicBool::new(false),
             counters: Counters::default(),
         });
-        let tended = desk.clone();
+        let tended = shared.clone();
         let thread =
             std::thread::Builder::new().name("kestrel-member".into()).spawn(move || tended.tend()).map_err(
                 |why| FsError::because(libc::EAGAIN, format!("member: its thread did not start: {why}")),
             )?;
-        Ok(Arc::new(Self { desk, thread: Mutex::new(Some(thread)) }))
+        Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 
     /// The node.
     pub fn node(&self) -> &Arc<Node> {
-        &self.desk.node
+        &self.shared.node
     }
 
     /// Its number.
     pub fn me(&self) -> NodeId {
-        self.desk.me
+        self.shared.me
     }
 
     /// Counts the starts of its directory, this one included.
     pub fn epoch(&self) -> u64 {
-        self.desk.epoch
+        self.shared.epoch
     }
 
     /// Where it and the other nodes are, as far as they have said so: nodes that are not in here
     /// are where the table says.
     pub fn addresses(&self) -> BTreeMap<NodeId, String> {
-        self.desk.address_book.addresses()
+        self.shared.address_book.addresses()
     }
 
     /// The same as it changes.
     pub fn address_book(&self) -> &Arc<AddressBook> {
-        &self.desk.address_book
+        &self.shared.address_book
     }
 
     /// Has a request of the node's own executed, which leads it. Not numbered.
     pub fn submit(&self, request: Request, done: Done) {
-        self.desk.bring(Incoming::Request(request, Asker::Own, done));
+        self.shared.bring(Incoming::Request(request, Asker::Own, done));
     }
 
     /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's
     /// index, [`Outcome::Misdirected`] for those that another member leads and that have no answer
     /// on record here. A request is numbered or not; of one number there is none under way.
     pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
-        let desk = &self.desk;
-        let table = desk.cluster().table();
-        let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
+        let shared = &self.shared;
+        let table = shared.cluster().table();
+        let relay: Arc<dyn Ear> = Arc::new(Relay { shared: Arc::downgrade(shared), ear: ear.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
-        let outside = desk.cluster().is_outside();
+        let outside = shared.cluster().is_outside();
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
-            if (outside || table.leader(&request.op) != desk.me)
-                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            if (outside || table.leader(&request.op) != shared.me)
+                && !origin.is_some_and(|origin| shared.node.has_answer(origin))
             {
                 refused.push(number);
                 return None;
@@ -260,21 +260,21 @@ impl MemberHost {
             if table.is_alone() || !needs_member(&request.op) {
                 return Some((number, request, origin));
             }
-            let done = done_of(desk, ear.clone(), number);
-            desk.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
+            let done = done_of(shared, ear.clone(), number);
+            shared.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
             brought = true;
             None
         });
         {
             // What comes back is only queued meanwhile: the member takes all of it at once.
-            let _busy = Busy::on(&desk.wakeup);
-            desk.node.submit_numbered(alone, &relay);
+            let _busy = Busy::on(&shared.wakeup);
+            shared.node.submit_numbered(alone, &relay);
         }
-        if brought || desk.wakeup.is_noted() {
-            desk.drive();
+        if brought || shared.wakeup.is_noted() {
+            shared.drive();
         }
         for number in refused {
-            count(&desk.counters.misdirected);
+            count(&shared.counters.misdirected);
             ear.hear(number, Err(Outcome::Misdirected { table: table.placement.version }));
         }
     }
@@ -282,32 +282,32 @@ impl MemberHost {
     /// Why it has stopped, if it has ([`Member::failure`]): its process must end and be started
     /// again.
     pub fn failure(&self) -> Option<FsError> {
-        let failure = self.desk.member.lock().failure().cloned();
-        self.desk.wakeup.wake();
+        let failure = self.shared.member.lock().failure().cloned();
+        self.shared.wakeup.wake();
         failure
     }
 
     /// As [`Member::reclaim_open`].
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
-        self.desk.turn(move |member, now| member.reclaim_open(inode, count, linkable, done, now));
+        self.shared.turn(move |member, now| member.reclaim_open(inode, count, linkable, done, now));
     }
 
     /// As [`Member::set_object_users`].
     pub fn set_object_users(&self, used: Box<super::ObjectUsers>) {
-        self.desk.turn(move |member, _| member.set_object_users(used));
+        self.shared.turn(move |member, _| member.set_object_users(used));
     }
 
     /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not
     /// block.
     pub fn condemn(&self, wall: Nanos, limit: usize, done: GcListener) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.condemn(wall, limit, done, now));
+        let done = self.shared.later(done);
+        self.shared.turn(move |member, now| member.condemn(wall, limit, done, now));
     }
 
     /// As [`Member::reaped`]; `done` as above.
     pub fn reaped(&self, deleted: Vec<ObjectId>, done: Forgot) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.reaped(&deleted, done, now));
+        let done = self.shared.later(done);
+        self.shared.turn(move |member, now| member.reaped(&deleted, done, now));
     }
 
     /// Takes a message of another member.
@@ -318,22 +318,22 @@ impl MemberHost {
     /// Takes messages of other members.
     pub fn receive_many(&self, envelopes: impl IntoIterator<Item = Envelope>) {
         {
-            let mut incoming = self.desk.incoming.lock();
+            let mut incoming = self.shared.incoming.lock();
             for envelope in envelopes {
-                count(&self.desk.counters.received);
+                count(&self.shared.counters.received);
                 if incoming.len() < INCOMING_MAX {
                     incoming.push_back(Incoming::Envelope(envelope));
                 } else {
-                    count(&self.desk.counters.overrun);
+                    count(&self.shared.counters.overrun);
                 }
             }
         }
-        self.desk.drive();
+        self.shared.drive();
     }
 
     /// What it has done.
     pub fn stats(&self) -> HostStats {
-        let counters = &self.desk.counters;
+        let counters = &self.shared.counters;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         HostStats {
             misdirected: of(&counters.misdirected),
@@ -347,23 +347,23 @@ impl MemberHost {
 
     /// Whether nothing is under way that concerns other members.
     pub fn is_idle(&self) -> bool {
-        let idle = self.desk.incoming.lock().is_empty() && self.desk.member.lock().is_idle();
+        let idle = self.shared.incoming.lock().is_empty() && self.shared.member.lock().is_idle();
         // A thread that found the lock taken has left it to its holder.
-        self.desk.wakeup.wake();
+        self.shared.wakeup.wake();
         idle
     }
 
     /// Whether it may answer anybody at this moment ([`Owners::may_answer`]), and tell clients
     /// that they still have a session.
     pub fn may_answer(&self) -> bool {
-        self.desk.cluster().may_answer()
+        self.shared.cluster().may_answer()
     }
 
     /// How long nothing was heard of the other members; `None` while this one has no lease, since
     /// then it may be itself that is cut off.
     pub fn unheard(&self) -> Option<Vec<(NodeId, Duration)>> {
-        let unheard = self.desk.member.lock().unheard(self.desk.now());
-        self.desk.wakeup.wake();
+        let unheard = self.shared.member.lock().unheard(self.shared.now());
+        self.shared.wakeup.wake();
         let in_time = |(node, time): (NodeId, Nanos)| (node, Duration::from_nanos(time.unsigned_abs()));
         Some(unheard?.into_iter().map(in_time).collect())
     }
@@ -372,22 +372,22 @@ impl MemberHost {
     /// lease, and if others can claim its store one of them need not wait. Once; later calls do
     /// nothing. Takes [`RESTART_MIN`] in that case.
     pub fn release(&self) {
-        if self.desk.released.swap(true, Ordering::AcqRel) {
+        if self.shared.released.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.desk.member.lock().give_up_lease(self.desk.now());
-        self.desk.wakeup.wake();
-        if self.desk.cluster().is_shared() {
+        self.shared.member.lock().give_up_lease(self.shared.now());
+        self.shared.wakeup.wake();
+        if self.shared.cluster().is_shared() {
             // What it has just lent may be relied on for so long.
             std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
         }
         let outbox = {
-            let mut member = self.desk.member.lock();
+            let mut member = self.shared.member.lock();
             member.say_released();
             member.take_outbox()
         };
-        self.desk.wakeup.wake();
-        self.desk.send(outbox);
+        self.shared.wakeup.wake();
+        self.shared.send(outbox);
     }
 
     /// Says that it ends ([`MemberHost::release`]), stops its thread and makes everything durable.
@@ -398,11 +398,11 @@ impl MemberHost {
     pub fn close(&self) -> FsResult<()> {
         self.release();
         self.stop();
-        self.desk.node.close()
+        self.shared.node.close()
     }
 
     fn stop(&self) {
-        self.desk.wakeup.close();
+        self.shared.wakeup.close();
         let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         // A callback of it may hold the last reference to the host.
         let thread = self.thread.lock().take();
@@ -419,7 +419,7 @@ impl Drop for MemberHost {
     }
 }
 
-impl Desk {
+impl HostShared {
     fn cluster(&self) -> &Owners {
         self.node.cluster().expect(ONE_OF_SEVERAL)
     }
@@ -464,7 +464,7 @@ impl Desk {
         };
         for _ in 0..ROUNDS_MAX {
             let Some(mut member) = self.member.try_lock() else { return };
-            let (whole, hurry) = (Whole, Hurry::begin());
+            let (whole, hurry) = (PanicGuard, Hurry::begin());
             self.wakeup.look();
             let incoming = {
                 let mut queue = self.incoming.lock();
@@ -568,9 +568,9 @@ fn boot_time() -> Nanos {
 /// A member is being changed. If that ends by a panic nobody knows what state it is in, and the
 /// other nodes would wait for one that seems to live: the process ends, and the next start reads
 /// what is true from the log.
-struct Whole;
+struct PanicGuard;
 
-impl Drop for Whole {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             log::error!("this node stops: a defect of its member, see the message above; start it again");
@@ -587,10 +587,10 @@ fn needs_member(op: &Op) -> bool {
     )
 }
 
-fn done_of(desk: &Arc<Desk>, ear: Arc<impl Ear + 'static>, number: usize) -> Done {
-    let desk = Arc::downgrade(desk);
+fn done_of(shared: &Arc<HostShared>, ear: Arc<impl Ear + 'static>, number: usize) -> Done {
+    let shared = Arc::downgrade(shared);
     Box::new(move |reply| {
-        if !is_unsaid(&desk, &reply) {
+        if !is_unsaid(&shared, &reply) {
             ear.hear(number, reply);
         }
     })
@@ -599,36 +599,36 @@ fn done_of(desk: &Arc<Desk>, ear: Arc<impl Ear + 'static>, number: usize) -> Don
 /// Whether a session is not to hear a reply: its request failed because the store is another
 /// process's now. Nobody here knows what became of it; that process does, and the client asks there
 /// when this one has ended, which it does next.
-fn is_unsaid(desk: &Weak<Desk>, reply: &Reply) -> bool {
+fn is_unsaid(shared: &Weak<HostShared>, reply: &Reply) -> bool {
     let failed = matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO);
-    failed && desk.upgrade().is_some_and(|desk| desk.cluster().is_shared() && desk.is_replaced())
+    failed && shared.upgrade().is_some_and(|shared| shared.cluster().is_shared() && shared.is_replaced())
 }
 
 /// Passes replies of the node on, and takes what it cannot serve alone to the member.
 struct Relay<E> {
-    desk: Weak<Desk>,
+    shared: Weak<HostShared>,
     ear: Arc<E>,
 }
 
 impl<E: Ear + 'static> Ear for Relay<E> {
     fn hear(&self, number: usize, reply: Reply) {
-        if !is_unsaid(&self.desk, &reply) {
+        if !is_unsaid(&self.shared, &reply) {
             self.ear.hear(number, reply);
         }
     }
 
     fn hand_back(&self, number: usize, handed_back: HandedBack) {
-        match self.desk.upgrade() {
-            Some(desk) => {
-                count(&desk.counters.handed_back);
-                let done = done_of(&desk, self.ear.clone(), number);
-                desk.incoming.lock().push_back(Incoming::HandedBack(handed_back, done));
-                if !desk.wakeup.is_mine() {
-                    return desk.drive();
+        match self.shared.upgrade() {
+            Some(shared) => {
+                count(&shared.counters.handed_back);
+                let done = done_of(&shared, self.ear.clone(), number);
+                shared.incoming.lock().push_back(Incoming::HandedBack(handed_back, done));
+                if !shared.wakeup.is_mine() {
+                    return shared.drive();
                 }
                 // This thread serves the member, and is only here because that had the workers
                 // served.
-                desk.wakeup.note();
+                shared.wakeup.note();
             }
             None => self.ear.hear(
                 number,

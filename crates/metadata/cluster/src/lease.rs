@@ -64,12 +64,12 @@
 //!
 //! **No two starts of a member have leases at the same time.** Questions carry the start; a member
 //! that grants one promises it to that start. An older start than the newest that was heard of is
-//! granted nothing, and that one is on record before it is let in ([`super::known`]). One that is
-//! asked by a newer start grants it nothing before the promise to an older one is over, unless the
-//! newer one is *sole*: no earlier start can be running. A member that has started again does not
-//! know what it has promised to older starts, so until that is over it grants to sole ones only.
-//! Any two majorities have a member in common; if that is another one, these rules keep the two
-//! apart; if it is the member itself, or another one that runs twice, its self lease does
+//! granted nothing, and that one is on record before it is let in ([`super::peer_identity`]). One
+//! that is asked by a newer start grants it nothing before the promise to an older one is over,
+//! unless the newer one is *sole*: no earlier start can be running. A member that has started again
+//! does not know what it has promised to older starts, so until that is over it grants to sole ones
+//! only. Any two majorities have a member in common; if that is another one, these rules keep the
+//! two apart; if it is the member itself, or another one that runs twice, its self lease does
 //! ([`super::self_lease`]).
 //!
 //! A start that has had a lease is sole from then on: most members have it on record, so no earlier
@@ -104,8 +104,8 @@ use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 
 use super::change::ChangeMessage;
-use super::known::Known;
 use super::message::Message;
+use super::peer_identity::PeerIdentity;
 use super::self_lease::SelfLease;
 use super::sums::SumMessage;
 use super::txn::leader::TxnPhase;
@@ -386,7 +386,8 @@ impl Member {
         if let Some(start) = self.leases.starts.get(&node) {
             return Some(*start);
         }
-        let known = Known::read(&**self.node.engine(), node).inspect_err(|why| log::error!("{why}")).ok()?;
+        let known =
+            PeerIdentity::read(&**self.node.engine(), node).inspect_err(|why| log::error!("{why}")).ok()?;
         let start = known.map_or(0, |known| known.epoch);
         self.leases.starts.insert(node, start);
         Some(start)

@@ -1,9 +1,9 @@
 //! Whose rows these are, in table `system` of a store that other machines reach too
 //! ([`Engine::is_shared`]).
 //!
-//! - **`birth`**: the word by which the other nodes know this one ([`super::known`]). Of rows that
-//!   lie in a directory it is the directory's; these can be served from any directory, so they have
-//!   it.
+//! - **`birth`**: the word by which the other nodes know this one ([`super::peer_identity`]). Of
+//!   rows that lie in a directory it is the directory's; these can be served from any directory, so
+//!   they have it.
 //! - **`seat`**: the process that served them last. By it a start knows whether an earlier one may
 //!   still be running (`MemberConfig::sole`).
 //!

@@ -20,7 +20,7 @@ use kestrel_types::request::{Answer as Answered, DirEntry, Usage};
 
 use super::gc::Weight;
 use super::message::Message;
-use super::tree::Place;
+use super::tree::TreePosition;
 use super::{DEADLINE, Member, RESEND, Todo};
 
 /// What members are asked.
@@ -32,7 +32,7 @@ pub enum Question {
     Held(Vec<InodeId>),
     /// Of these directories: their figures, unless that is a question for more, and which
     /// directories are in them, after this place.
-    Tree(Vec<InodeId>, Option<Place>),
+    Tree(Vec<InodeId>, Option<TreePosition>),
     /// A round of deleting objects begins ([`super::gc`]): what the member has to say of each of
     /// them.
     Weigh(u64, Vec<ObjectId>),

@@ -22,7 +22,7 @@ pub(super) const CHILDREN_MAX: usize = 4096;
 
 /// A place in the answer to a question about directories: which of them, and the last directory in
 /// it that was told.
-pub type Place = (u32, InodeId);
+pub type TreePosition = (u32, InodeId);
 
 /// A walk under way.
 #[derive(Default)]
@@ -78,7 +78,7 @@ impl Member {
             return self.answer(ticket, Err(out_of_reach().into()));
         };
         // Up to where everybody has told all.
-        let (mut end, mut found): (Option<Place>, Vec<Place>) = (None, Vec::new());
+        let (mut end, mut found): (Option<TreePosition>, Vec<TreePosition>) = (None, Vec::new());
         for answer in answers.into_values() {
             let Answer::Tree(TreePart { sum, children, more }) = answer else { continue };
             walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
@@ -99,7 +99,13 @@ impl Member {
     }
 
     /// What this member knows of directories.
-    pub(super) fn tell_tree(&mut self, from: NodeId, number: u64, dirs: &[InodeId], after: Option<Place>) {
+    pub(super) fn tell_tree(
+        &mut self,
+        from: NodeId,
+        number: u64,
+        dirs: &[InodeId],
+        after: Option<TreePosition>,
+    ) {
         match self.node.tree_part(dirs, after, CHILDREN_MAX) {
             Ok(part) => self.answer_poll(from, number, Answer::Tree(part), 0),
             // The asking member gives up at its deadline.

@@ -18,7 +18,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_model::code as errno;
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, RenameFlags, Reply, Request};
 use kestrel_types::wire::{ClientId, TooLarge};
@@ -123,8 +123,8 @@ fn ask_at(host: &MemberHost, op: Op, origin: Option<Origin>) -> Reply {
     replies.recv_timeout(Duration::from_secs(60)).expect("an answer within a minute")
 }
 
-fn at(path: &str) -> Place {
-    Place::from_path(1, path.as_bytes()).unwrap()
+fn at(path: &str) -> PathRef {
+    PathRef::from_path(1, path.as_bytes()).unwrap()
 }
 
 fn mknod(path: &str) -> Op {

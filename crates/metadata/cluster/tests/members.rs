@@ -13,7 +13,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, SECOND};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::placement::{Exceptions, Member as MapMember, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::ClientId;
@@ -166,7 +166,7 @@ fn link_into_directory_of_the_old_name() {
     // Its leader does not know the directory, whose entry it locks to look for the file.
     cluster.restart(2);
     let seen = InodeRef { ino: file.ino, seen: Some((1, Name::new(b"a1").unwrap())) };
-    let place = Place::new(dir.ino, Name::new(b"b2").unwrap());
+    let place = PathRef::new(dir.ino, Name::new(b"b2").unwrap());
     assert_eq!(cluster.inode(2, Op::Link(seen, place)).nlink, 2);
 }
 

@@ -24,7 +24,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
-use crate::place::Place;
+use crate::url::EtcdUrl;
 
 /// Longest time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ pub fn number(object: &Value, name: &str) -> u64 {
 
 /// A connection to an etcd, shared by all that ask it.
 pub struct Client {
-    pub place: Place,
+    pub place: EtcdUrl,
     http: Http<HttpsConnector<Tcp>, Full<Bytes>>,
     /// Which member is asked; counts on.
     at: AtomicUsize,
@@ -118,7 +118,7 @@ impl Client {
     ///
     /// # Errors
     /// If TLS is needed and there are no certificates to check etcd's by.
-    pub fn new(place: Place) -> Result<Arc<Self>, EngineError> {
+    pub fn new(place: EtcdUrl) -> Result<Arc<Self>, EngineError> {
         let is_tls = place.endpoints.iter().any(|endpoint| endpoint.starts_with("https"));
         let roots = if is_tls { roots(&place)? } else { RootCertStore::empty() };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -241,8 +241,8 @@ impl Client {
         path: &str,
         body: &Value,
         token: Option<&str>,
-    ) -> Result<Value, Told> {
-        let broken = |why: String| Told { code: code::UNKNOWN, text: why };
+    ) -> Result<Value, EtcdError> {
+        let broken = |why: String| EtcdError { code: code::UNKNOWN, text: why };
         let mut request = Request::builder()
             .method(Method::POST)
             .uri(format!("{endpoint}/v3/{path}"))
@@ -268,17 +268,17 @@ impl Client {
         let code = object.get("code").or(object.get("grpc_code")).and_then(Value::as_u64);
         let text = object.get("message").or(object.get("error")).and_then(Value::as_str);
         let text = text.map_or_else(|| status.to_string(), str::to_string);
-        Err(Told { code: code.unwrap_or(code::UNKNOWN), text })
+        Err(EtcdError { code: code.unwrap_or(code::UNKNOWN), text })
     }
 }
 
 /// An error as etcd, or the way to it, tells it.
-struct Told {
+struct EtcdError {
     code: u64,
     text: String,
 }
 
-impl Told {
+impl EtcdError {
     /// Whether another token may be accepted.
     fn is_outdated(&self) -> bool {
         self.code == code::UNAUTHENTICATED || self.text.contains("revision of auth store is old")
@@ -322,7 +322,7 @@ fn chain(why: &dyn std::error::Error) -> String {
 }
 
 /// The authorities that may sign etcd's certificate.
-fn roots(place: &Place) -> Result<RootCertStore, EngineError> {
+fn roots(place: &EtcdUrl) -> Result<RootCertStore, EngineError> {
     let mut roots = RootCertStore::empty();
     let Some(file) = &place.ca else {
         let (good, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

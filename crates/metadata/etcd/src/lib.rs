@@ -17,12 +17,12 @@
 mod client;
 mod hold;
 mod mirror;
-mod place;
 mod sender;
 mod shared;
 mod store;
 #[cfg(test)]
 mod tests;
+mod url;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -40,10 +40,10 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use client::Client;
 use mirror::Mirror;
-pub use place::{Place, SCHEMES};
 use shared::Shared;
 use store::Shard;
 pub use store::Uuid;
+pub use url::{EtcdUrl, SCHEMES};
 
 /// Threads of the runtime. One may run a callback while the other keeps the lease.
 const THREADS: usize = 2;
@@ -110,7 +110,7 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> mpsc::Receiver<()> 
 ///
 /// # Errors
 /// Why etcd does not say, in words.
-pub fn holder(place: &Place, shard: u32) -> Result<Option<String>, String> {
+pub fn holder(place: &EtcdUrl, shard: u32) -> Result<Option<String>, String> {
     let found = briefly(place, shard, async |client, shard, until| {
         store::read(client, &shard.holder(), until).await
     })?;
@@ -121,7 +121,7 @@ pub fn holder(place: &Place, shard: u32) -> Result<Option<String>, String> {
 ///
 /// # Errors
 /// Why etcd does not say, in words.
-pub fn peek(place: &Place, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
+pub fn peek(place: &EtcdUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
     let mut bytes = Vec::new();
     key.encode_into(&mut bytes);
     let found =
@@ -131,7 +131,7 @@ pub fn peek(place: &Place, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8
 
 /// Asks etcd something on this thread.
 fn briefly<T>(
-    place: &Place,
+    place: &EtcdUrl,
     shard: u32,
     ask: impl AsyncFnOnce(&Client, &Shard, Instant) -> Result<T, EngineError>,
 ) -> Result<T, String> {
@@ -155,7 +155,7 @@ impl EtcdEngine {
     /// # Errors
     /// `Refused` if below the prefix is anything that is not this volume's, or its format is newer;
     /// etcd's.
-    pub fn create(place: &Place, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+    pub fn create(place: &EtcdUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
         let (runtime, place) = (runtime()?, place.clone());
         wait(runtime.handle(), async move {
             let (shard, client) = (Shard::new(&place, node), Client::new(place)?);
@@ -167,7 +167,7 @@ impl EtcdEngine {
     ///
     /// # Errors
     /// `Refused` if the volume's keys are not there; etcd's.
-    pub fn add_node(place: &Place, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+    pub fn add_node(place: &EtcdUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
         let (runtime, place) = (runtime()?, place.clone());
         wait(runtime.handle(), async move {
             let (shard, client) = (Shard::new(&place, node), Client::new(place)?);
@@ -180,7 +180,7 @@ impl EtcdEngine {
     ///
     /// # Errors
     /// etcd's, `Refused` if a process has a shard open.
-    pub fn remove(place: &Place, uuid: Uuid) -> Result<(), EngineError> {
+    pub fn remove(place: &EtcdUrl, uuid: Uuid) -> Result<(), EngineError> {
         let (runtime, place) = (runtime()?, place.clone());
         wait(runtime.handle(), async move {
             let (client, until) = (Client::new(place)?, Instant::now() + OPEN_WAIT);
@@ -203,7 +203,7 @@ impl EtcdEngine {
     /// `Refused` for another volume's keys, a newer format, a shard that is not there or that
     /// another process has open; etcd's.
     pub fn open(
-        place: Place,
+        place: EtcdUrl,
         uuid: Uuid,
         node: u32,
         options: EtcdOptions,

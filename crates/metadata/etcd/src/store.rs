@@ -14,7 +14,7 @@ use kestrel_types::ids::Position;
 use serde_json::{Value, json};
 
 use crate::client::{Client, PAUSE, Trouble, decoded, encoded, io, number};
-use crate::place::Place;
+use crate::url::EtcdUrl;
 
 /// Version of what this program writes, and the newest it reads.
 const VERSION: u64 = 1;
@@ -95,7 +95,7 @@ pub enum Op<'a> {
 
 impl Shard {
     /// Of a node; 0 if the volume has one.
-    pub fn new(place: &Place, number: u32) -> Self {
+    pub fn new(place: &EtcdUrl, number: u32) -> Self {
         Self { base: format!("{}/{number}/", place.prefix), number }
     }
 
@@ -227,7 +227,7 @@ fn hex(uuid: &Uuid) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn meta_key(place: &Place) -> String {
+fn meta_key(place: &EtcdUrl) -> String {
     format!("{}/meta", place.prefix)
 }
 

@@ -28,17 +28,17 @@ fn fresh() -> String {
     format!("test/{}", NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
-fn made(url: &str) -> Place {
-    let place = Place::parse(url).unwrap();
+fn made(url: &str) -> EtcdUrl {
+    let place = EtcdUrl::parse(url).unwrap();
     EtcdEngine::create(&place, UUID, 4).unwrap();
     place
 }
 
-fn open_with(place: &Place, take_over: bool) -> Result<EtcdEngine, EngineError> {
+fn open_with(place: &EtcdUrl, take_over: bool) -> Result<EtcdEngine, EngineError> {
     EtcdEngine::open(place.clone(), UUID, 4, EtcdOptions { take_over }, no_hook())
 }
 
-fn open(place: &Place) -> Result<EtcdEngine, EngineError> {
+fn open(place: &EtcdUrl) -> Result<EtcdEngine, EngineError> {
     open_with(place, false)
 }
 
@@ -51,7 +51,7 @@ fn expect_err<T>(result: Result<T, EngineError>) -> EngineError {
 
 /// Does something with a client of its own.
 fn aside<T: Send + 'static, F>(
-    place: &Place,
+    place: &EtcdUrl,
     work: impl FnOnce(Arc<Client>, Shard) -> F + Send + 'static,
 ) -> T
 where
@@ -268,7 +268,7 @@ fn of_many_that_claim_at_once_one_is_left() {
 #[test]
 fn other_newer_and_missing_volumes() {
     let (server, prefix) = (shared(), fresh());
-    let place = Place::parse(&server.url(&prefix, "")).unwrap();
+    let place = EtcdUrl::parse(&server.url(&prefix, "")).unwrap();
     let why = expect_err(open(&place));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("no volume")), "{why}");
     EtcdEngine::create(&place, UUID, 4).unwrap();
@@ -278,7 +278,7 @@ fn other_newer_and_missing_volumes() {
     let why = expect_err(EtcdEngine::open(place.clone(), UUID, 3, EtcdOptions::default(), no_hook()));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("node 3")), "{why}");
     // Somebody else's keys stay.
-    let theirs = Place::parse(&server.url(&format!("{prefix}/4"), "")).unwrap();
+    let theirs = EtcdUrl::parse(&server.url(&format!("{prefix}/4"), "")).unwrap();
     let why = expect_err(EtcdEngine::create(&theirs, UUID, 4));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("prefix of its own")), "{why}");
     EtcdEngine::remove(&theirs, UUID).unwrap();
@@ -296,7 +296,7 @@ fn other_newer_and_missing_volumes() {
     });
     let why = expect_err(open(&place));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("newer")), "{why}");
-    let away = Place::parse("etcd://me:s3cret@127.0.0.1:1/x?deadline=1s").unwrap();
+    let away = EtcdUrl::parse("etcd://me:s3cret@127.0.0.1:1/x?deadline=1s").unwrap();
     let why = expect_err(open(&away));
     assert!(
         matches!(&why, EngineError::Io(text) if text.contains("127.0.0.1:1") && !text.contains("s3cret")),
@@ -347,7 +347,7 @@ fn verify(engine: &EtcdEngine, count: u32) {
 }
 
 /// Writes while something happens to etcd, and looks whether everything is there once.
-fn written_while(place: &Place, happening: impl FnOnce()) {
+fn written_while(place: &EtcdUrl, happening: impl FnOnce()) {
     let engine = open(place).unwrap();
     let stop = AtomicBool::new(false);
     let count = thread::scope(|scope| {
@@ -407,7 +407,7 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     let (server, prefix) = (shared(), fresh());
     made(&server.url(&prefix, ""));
     let relay = Relay::start(server.port());
-    let place = Place::parse(&format!("etcd://127.0.0.1:{}/{prefix}", relay.port)).unwrap();
+    let place = EtcdUrl::parse(&format!("etcd://127.0.0.1:{}/{prefix}", relay.port)).unwrap();
     let engine = open(&place).unwrap();
     let count = write_all(&engine, &|number| {
         // What is sent next reaches etcd; the answer never comes back, nor anything on that
@@ -515,7 +515,7 @@ fn users_and_passwords_are_asked_for_and_given() {
         Ok(())
     });
     let as_user =
-        |who: &str| Place::parse(&format!("etcd://{who}@127.0.0.1:{}/volume", server.port())).unwrap();
+        |who: &str| EtcdUrl::parse(&format!("etcd://{who}@127.0.0.1:{}/volume", server.port())).unwrap();
     for (place, said) in [
         (plain, "name a user"),
         (as_user("root:wr0ng"), "ETCDCTL_PASSWORD"),
@@ -549,10 +549,10 @@ fn an_encrypted_etcd_is_known_by_its_certificate() {
     drop(engine);
     verify(&open(&trusted).unwrap(), count);
     // The system's roots have not signed it.
-    let why = expect_err(open(&Place::parse(&url("")).unwrap()));
+    let why = expect_err(open(&EtcdUrl::parse(&url("")).unwrap()));
     assert!(why.to_string().contains("certificate"), "{why}");
     for (file, said) in [(&key, "no certificate"), (&dir.path().join("absent"), "absent")] {
-        let place = Place::parse(&url(&format!("&ca={}", file.display()))).unwrap();
+        let place = EtcdUrl::parse(&url(&format!("&ca={}", file.display()))).unwrap();
         let why = expect_err(open(&place));
         assert!(matches!(&why, EngineError::Refused(text) if text.contains(said)), "{why}");
     }

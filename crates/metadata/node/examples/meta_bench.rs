@@ -21,7 +21,7 @@ use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Origin, RootAttr};
 use kestrel_types::clock::SystemClock;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, RenameFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 
@@ -61,8 +61,8 @@ fn expect_success(reply: &Reply) {
 }
 
 impl Bench {
-    fn place(&self, file: u64) -> Place {
-        Place::new(self.dirs[(file / PER_DIR) as usize], name(file))
+    fn place(&self, file: u64) -> PathRef {
+        PathRef::new(self.dirs[(file / PER_DIR) as usize], name(file))
     }
 
     /// Sends one request a file, from `THREADS` threads; prints rate and CPU.
@@ -200,7 +200,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let node = Node::open(engine.clone(), Arc::new(SystemClock), config)?;
     let mut bench = Bench { node, dirs: Vec::new(), files, numbered: 0 };
     for dir in 0..=files / PER_DIR {
-        let place = Place::new(1, Name::new(format!("dir{dir:06}").as_bytes())?);
+        let place = PathRef::new(1, Name::new(format!("dir{dir:06}").as_bytes())?);
         let request = Request { creds: Creds::root(), op: Op::MkDir(place, 0o755) };
         match bench.node.call(request) {
             Ok(Answer::Entry { inode, .. }) => bench.dirs.push(inode.ino),
@@ -236,12 +236,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     bench.blocking("lookup_1_thread", 1, &lookup);
     bench.run("rename", &|bench, file| {
         let from = bench.place(file);
-        let to = Place::new(from.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(from.name.clone()));
+        let to =
+            PathRef::new(from.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(from.name.clone()));
         Op::Rename(from, to, RenameFlags::default())
     });
     bench.run("unlink", &|bench, file| {
         let place = bench.place(file);
-        Op::Unlink(Place::new(place.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(place.name)))
+        Op::Unlink(PathRef::new(place.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(place.name)))
     });
     let remove = |bench: &Bench, file: u64| Op::Unlink(bench.place(file));
     let make = |bench: &Bench, file: u64| Op::MkNod {

@@ -13,9 +13,9 @@
 
 mod caller;
 mod clients;
-mod courier;
 mod dispatch;
 mod gc;
+mod reply_thread;
 mod several;
 mod start;
 
@@ -37,12 +37,12 @@ use crate::worker::{QueuedRequest, Sink, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 
-use courier::Courier;
+use reply_thread::ReplyThread;
 
 pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::Ear;
-pub use courier::Replies;
 pub use gc::objects::{Due, ReferencePart};
+pub use reply_thread::Replies;
 pub use several::{Effect, Ended, Moved, Ran, TreePart, figures_of};
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).
@@ -128,7 +128,7 @@ pub struct Node {
     /// A member has let go of all workers' states, or brought a request: [`Node::drive_due`] is to
     /// look at every worker.
     due: AtomicBool,
-    courier: Courier,
+    reply_thread: ReplyThread,
 }
 
 impl Node {

@@ -27,7 +27,7 @@ pub mod unlink;
 pub mod usage;
 pub mod xattr;
 
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Op, Request, Subject};
 
 use crate::view::{Core, Route, Run, View, fail};
@@ -94,7 +94,8 @@ pub enum RunsOn {
 /// The worker where a request starts; it may turn out to belong elsewhere.
 pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
     let at = RunsOn::Worker;
-    let by_place = |place: &Place| at(core.worker_of_name(core.replica.guess(place), place.name.as_bytes()));
+    let by_place =
+        |place: &PathRef| at(core.worker_of_name(core.replica.guess(place), place.name.as_bytes()));
     let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
         (Route::Name(parent, name), _) => at(core.worker_of_name(*parent, name)),
         (Route::AsAsked, Some((parent, name))) => at(core.worker_of_name(*parent, name.as_bytes())),
@@ -104,7 +105,7 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
         Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => RunsOn::Exclusive,
         Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => RunsOn::Caller,
         _ => match op.subject() {
-            Subject::Place(place) => by_place(place),
+            Subject::Path(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),
             Subject::Open(ino) | Subject::Number(ino) => at(core.worker_of_inode(ino)),
             Subject::Volume => RunsOn::Caller,

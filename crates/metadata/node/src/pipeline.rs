@@ -30,8 +30,8 @@ use crate::lease::LeaseView;
 use crate::lease::PROMISE;
 use crate::ops::{self, RunsOn};
 use crate::owners::{MapView, Owners};
-use crate::rows::{Rows, Scope};
-use crate::txn::{self, Told};
+use crate::rows::{BatchRows, Scope};
+use crate::txn::{self, RecordedReply};
 use crate::view::{Core, Planned, Route, Run, Stop, View};
 use crate::walks::Walks;
 use crate::worker::{NotAloneReason, QueuedRequest};
@@ -51,7 +51,7 @@ pub fn engine_error(error: EngineError) -> FsError {
 
 /// What batches run on.
 #[derive(Clone, Copy)]
-pub struct Means<'a> {
+pub struct BatchContext<'a> {
     /// The store.
     pub engine: &'a dyn Engine,
     /// What workers share.
@@ -71,9 +71,9 @@ pub struct Means<'a> {
 }
 
 /// A worker's memory as a batch uses it.
-pub struct Desk<'a> {
+pub struct BatchScratch<'a> {
     /// Rows.
-    pub rows: &'a mut Rows,
+    pub rows: &'a mut BatchRows,
     /// Effects.
     pub effects: &'a mut Effects,
     /// Inode numbers to give out.
@@ -83,7 +83,7 @@ pub struct Desk<'a> {
 }
 
 /// How a request ended.
-pub enum Verdict {
+pub enum StepOutcome {
     /// With this reply.
     Reply(Reply),
     /// It has to run elsewhere.
@@ -95,9 +95,9 @@ pub enum Verdict {
 }
 
 /// A request's end.
-pub struct Step {
+pub struct BatchStep {
     /// How it ended.
-    pub verdict: Verdict,
+    pub verdict: StepOutcome,
     /// Position that must be durable before anybody may see it in mode `commit`; 0 if there is
     /// nothing to wait for.
     pub wait: Position,
@@ -114,53 +114,53 @@ pub type UsageChange = [i64; 3];
 
 /// Runs the jobs as one batch; one step a job in `steps`.
 pub fn run(
-    means: &Means<'_>,
-    desk: &mut Desk<'_>,
+    context: &BatchContext<'_>,
+    scratch: &mut BatchScratch<'_>,
     jobs: &[QueuedRequest],
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<BatchStep>,
 ) -> UsageChange {
     let first = steps.len();
-    if !means.lease_view.may_begin() {
+    if !context.lease_view.may_begin() {
         hand_back(jobs.len(), &NotAloneReason::Unleased, first, steps);
         return [0; 3];
     }
-    let stamp = means.stamps.tick(means.engine, means.now);
+    let stamp = context.stamps.tick(context.engine, context.now);
     // Any other failure is that of an operation that finds no number left.
-    let filled = desk.ids.fill(jobs.len() as u64, means.inodes, means.engine);
-    if let Some(why) = taken_over(means, &filled) {
+    let filled = scratch.ids.fill(jobs.len() as u64, context.inodes, context.engine);
+    if let Some(why) = taken_over(context, &filled) {
         hand_back(jobs.len(), &why, first, steps);
         return [0; 3];
     }
-    let result = execute(means, desk, jobs, *stamp.as_ref().unwrap_or(&0), steps)
+    let result = execute(context, scratch, jobs, *stamp.as_ref().unwrap_or(&0), steps)
         // Without a timestamp nothing may change, but reads are as good as ever.
-        .and_then(|()| if desk.rows.is_dirty() { stamp.map(drop) } else { Ok(()) });
-    if result.is_ok() && means.lease_view.is_always_asked() {
+        .and_then(|()| if scratch.rows.is_dirty() { stamp.map(drop) } else { Ok(()) });
+    if result.is_ok() && context.lease_view.is_always_asked() {
         for step in &mut steps[first..] {
-            if matches!(&step.verdict, Verdict::Reply(reply) if is_lost(means.engine, reply)) {
-                step.verdict = Verdict::Elsewhere(NotAloneReason::Later);
+            if matches!(&step.verdict, StepOutcome::Reply(reply) if is_lost(context.engine, reply)) {
+                step.verdict = StepOutcome::Elsewhere(NotAloneReason::Later);
             }
         }
     }
-    let may_end = means.lease_view.may_end();
+    let may_end = context.lease_view.may_end();
     let result = match result {
-        Ok(()) if may_end => commit(means, desk, jobs, &mut steps[first..]),
+        Ok(()) if may_end => commit(context, scratch, jobs, &mut steps[first..]),
         other => other,
     };
-    let taken = if may_end { taken_over(means, &result) } else { Some(NotAloneReason::Unleased) };
+    let taken = if may_end { taken_over(context, &result) } else { Some(NotAloneReason::Unleased) };
     let usage = match result {
         _ if taken.is_some() => {
-            desk.effects.back_to(&Mark::default(), &means.core.opens);
+            scratch.effects.back_to(&Mark::default(), &context.core.opens);
             hand_back(jobs.len(), taken.as_ref().unwrap_or(&NotAloneReason::Later), first, steps);
             [0; 3]
         }
-        Ok(()) => std::mem::take(&mut desk.effects.usage),
+        Ok(()) => std::mem::take(&mut scratch.effects.usage),
         Err(error) => {
-            desk.effects.back_to(&Mark::default(), &means.core.opens);
+            scratch.effects.back_to(&Mark::default(), &context.core.opens);
             if jobs.len() > 1 && is_worth_single_runs(&error, jobs) {
                 steps.truncate(first);
                 let mut sum: UsageChange = [0; 3];
                 for job in jobs {
-                    let change = run(means, desk, std::slice::from_ref(job), steps);
+                    let change = run(context, scratch, std::slice::from_ref(job), steps);
                     sum = std::array::from_fn(|i| sum[i].wrapping_add(change[i]));
                 }
                 return sum;
@@ -169,17 +169,17 @@ pub fn run(
             [0; 3]
         }
     };
-    desk.rows.clear();
-    desk.effects.clear();
+    scratch.rows.clear();
+    scratch.effects.clear();
     usage
 }
 
 /// Whether the store was lost to another process, which may be asked in a moment, or does not
 /// answer: nothing of the batch has happened.
-fn taken_over(means: &Means<'_>, result: &Result<(), EngineError>) -> Option<NotAloneReason> {
+fn taken_over(context: &BatchContext<'_>, result: &Result<(), EngineError>) -> Option<NotAloneReason> {
     let lost = match result {
-        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => means.lease_view.is_always_asked(),
-        Err(EngineError::Io(_)) => means.lease_view.is_always_asked() && is_away(means.engine),
+        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => context.lease_view.is_always_asked(),
+        Err(EngineError::Io(_)) => context.lease_view.is_always_asked() && is_away(context.engine),
         Err(EngineError::NoSpace | EngineError::Corrupt(_)) | Ok(()) => false,
     };
     lost.then_some(NotAloneReason::Later)
@@ -203,10 +203,10 @@ pub fn is_lost(engine: &dyn Engine, reply: &Reply) -> bool {
 
 /// Nothing of the batch has happened, and its senders hear why.
 #[cold]
-fn hand_back(count: usize, why: &NotAloneReason, first: usize, steps: &mut Vec<Step>) {
+fn hand_back(count: usize, why: &NotAloneReason, first: usize, steps: &mut Vec<BatchStep>) {
     steps.truncate(first);
-    let handed = || Step {
-        verdict: Verdict::Elsewhere(why.clone()),
+    let handed = || BatchStep {
+        verdict: StepOutcome::Elsewhere(why.clone()),
         wait: 0,
         changed: false,
         session: false,
@@ -226,8 +226,8 @@ fn is_worth_single_runs(error: &EngineError, jobs: &[QueuedRequest]) -> bool {
 }
 
 /// Every operation that has not ended without the failed commit fails with it.
-fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Step>) {
-    let failed = || Verdict::Reply(Err(Outcome::Failed(engine_error(error.clone()))));
+fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<BatchStep>) {
+    let failed = || StepOutcome::Reply(Err(Outcome::Failed(engine_error(error.clone()))));
     for step in &mut steps[first..] {
         if step.changed || step.session || step.depends {
             step.verdict = failed();
@@ -235,17 +235,22 @@ fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Ste
         }
     }
     while steps.len() < first + count {
-        steps.push(Step { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
+        steps.push(BatchStep { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
     }
 }
 
 /// A batch broke off in the middle: undoes what can be undone, forgets its rows, and fails every
 /// operation.
 #[cold]
-pub fn abandon(means: &Means<'_>, desk: &mut Desk<'_>, count: usize, steps: &mut Vec<Step>) {
-    desk.effects.back_to(&Mark::default(), &means.core.opens);
-    desk.effects.clear();
-    *desk.rows = Rows::default();
+pub fn abandon(
+    context: &BatchContext<'_>,
+    scratch: &mut BatchScratch<'_>,
+    count: usize,
+    steps: &mut Vec<BatchStep>,
+) {
+    scratch.effects.back_to(&Mark::default(), &context.core.opens);
+    scratch.effects.clear();
+    *scratch.rows = BatchRows::default();
     steps.clear();
     let error = EngineError::Io("metadata: an operation broke off by a bug; run kestrel fsck".into());
     fail_all(count, &error, 0, steps);
@@ -253,24 +258,24 @@ pub fn abandon(means: &Means<'_>, desk: &mut Desk<'_>, count: usize, steps: &mut
 
 /// Runs one operation.
 fn attempt(
-    means: &Means<'_>,
-    desk: &mut Desk<'_>,
+    context: &BatchContext<'_>,
+    scratch: &mut BatchScratch<'_>,
     job: &QueuedRequest,
-    told: Option<&Told>,
+    told: Option<&RecordedReply>,
     planned: &mut Option<Planned>,
     stamp: u64,
     dry: bool,
 ) -> (Run<kestrel_types::request::Answer>, Position, bool) {
     let mut view = View {
-        rows: desk.rows,
-        core: means.core,
-        table: means.table,
-        lease_view: means.lease_view,
-        effects: desk.effects,
-        ids: desk.ids,
-        walks: desk.walks,
-        worker: means.worker,
-        now: means.now,
+        rows: scratch.rows,
+        core: context.core,
+        table: context.table,
+        lease_view: context.lease_view,
+        effects: scratch.effects,
+        ids: scratch.ids,
+        walks: scratch.walks,
+        worker: context.worker,
+        now: context.now,
         stamp,
         dry,
         route: &job.route,
@@ -288,66 +293,67 @@ fn attempt(
 }
 
 fn execute(
-    means: &Means<'_>,
-    desk: &mut Desk<'_>,
+    context: &BatchContext<'_>,
+    scratch: &mut BatchScratch<'_>,
     jobs: &[QueuedRequest],
     stamp: u64,
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<BatchStep>,
 ) -> Result<(), EngineError> {
-    desk.rows.clear();
-    desk.effects.clear();
-    let told = txn::recall(means.engine, jobs)?;
+    scratch.rows.clear();
+    scratch.effects.clear();
+    let told = txn::recall(context.engine, jobs)?;
     let told = |number: usize| told.get(number).and_then(Option::as_ref);
     let mut planned = vec![None; jobs.len()];
     for (number, job) in jobs.iter().enumerate() {
-        let _plan = attempt(means, desk, job, told(number), &mut planned[number], stamp, true);
+        let _plan = attempt(context, scratch, job, told(number), &mut planned[number], stamp, true);
     }
-    let cluster = means.core.cluster.as_deref();
-    let scope = cluster.zip(means.table).map(|(cluster, table)| {
+    let cluster = context.core.cluster.as_deref();
+    let scope = cluster.zip(context.table).map(|(cluster, table)| {
         let Owners { locks, leased, .. } = cluster;
         Scope { table, locks, leased }
     });
-    desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
+    scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
         loop {
-            let mark = desk.effects.mark();
+            let mark = scratch.effects.mark();
             let (result, wait, depends) =
-                attempt(means, desk, job, told(number), &mut planned[number], stamp, false);
+                attempt(context, scratch, job, told(number), &mut planned[number], stamp, false);
             let result = match scope {
                 None => result,
-                Some(scope) => result.and_then(|answer| within(scope, desk).map(|()| answer)),
+                Some(scope) => result.and_then(|answer| within(scope, scratch).map(|()| answer)),
             };
             let (mut changed, mut session) = (false, false);
             let verdict = match result {
                 Ok(answer) => {
-                    changed = desk.rows.keep();
-                    session = desk.effects.session_changed_since(&mark);
-                    Some(Verdict::Reply(Ok(answer)))
+                    changed = scratch.rows.keep();
+                    session = scratch.effects.session_changed_since(&mark);
+                    Some(StepOutcome::Reply(Ok(answer)))
                 }
                 Err(stop) => {
-                    desk.rows.rollback();
-                    desk.effects.back_to(&mark, &means.core.opens);
+                    scratch.rows.rollback();
+                    scratch.effects.back_to(&mark, &context.core.opens);
                     verdict_of(stop)
                 }
             };
             if let Some(verdict) = verdict {
-                steps.push(Step { verdict, wait, changed, session, depends });
+                steps.push(BatchStep { verdict, wait, changed, session, depends });
                 break;
             }
-            if !desk.rows.lacks() {
+            if !scratch.rows.lacks() {
                 let error =
                     FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
-                let verdict = Verdict::Reply(Err(Outcome::Failed(error)));
-                steps.push(Step { verdict, wait, changed, session, depends });
+                let verdict = StepOutcome::Reply(Err(Outcome::Failed(error)));
+                steps.push(BatchStep { verdict, wait, changed, session, depends });
                 break;
             }
             stops += 1;
             let rest = if stops <= REPLANS_MAX { number + 1..jobs.len() } else { 0..0 };
             for later in rest {
-                let _plan = attempt(means, desk, &jobs[later], told(later), &mut planned[later], stamp, true);
+                let _plan =
+                    attempt(context, scratch, &jobs[later], told(later), &mut planned[later], stamp, true);
             }
-            desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
+            scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
         }
     }
     Ok(())
@@ -355,60 +361,60 @@ fn execute(
 
 /// Stops an operation that changed what a batch of one of several nodes must not: rows of others,
 /// rows that are lent, and directories that others may know.
-fn within(scope: Scope<'_>, desk: &mut Desk<'_>) -> Run<()> {
-    if !desk.effects.dirs_changed.is_empty() && !scope.table.is_alone() {
+fn within(scope: Scope<'_>, scratch: &mut BatchScratch<'_>) -> Run<()> {
+    if !scratch.effects.dirs_changed.is_empty() && !scope.table.is_alone() {
         // No operation before it in the batch got through with such a change.
-        desk.effects.dirs_changed.clear();
+        scratch.effects.dirs_changed.clear();
         return Err(Stop::Away);
     }
-    desk.rows.trespass(scope).map_or(Ok(()), Err)
+    scratch.rows.trespass(scope).map_or(Ok(()), Err)
 }
 
 /// What a stop means for the request; `None` if it has to run again.
-fn verdict_of(stop: Stop) -> Option<Verdict> {
+fn verdict_of(stop: Stop) -> Option<StepOutcome> {
     match stop {
         Stop::Need => None,
-        Stop::Exclusive => Some(Verdict::Move(RunsOn::Exclusive, Route::AsAsked)),
-        Stop::Forward(worker, route) => Some(Verdict::Move(RunsOn::Worker(worker), route)),
-        Stop::Unswept(ino, first) => Some(Verdict::Sweep(ino, first)),
-        Stop::Away => Some(Verdict::Elsewhere(NotAloneReason::Away)),
-        Stop::Locked => Some(Verdict::Elsewhere(NotAloneReason::Locked)),
-        Stop::Dentry(want) => Some(Verdict::Elsewhere(NotAloneReason::Dentry(want))),
-        Stop::Unleased => Some(Verdict::Elsewhere(NotAloneReason::Unleased)),
-        Stop::Sum(dir) => Some(Verdict::Elsewhere(NotAloneReason::Sum(dir))),
-        Stop::Leased(dir) => Some(Verdict::Elsewhere(NotAloneReason::Leased(dir))),
-        Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
-        Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
+        Stop::Exclusive => Some(StepOutcome::Move(RunsOn::Exclusive, Route::AsAsked)),
+        Stop::Forward(worker, route) => Some(StepOutcome::Move(RunsOn::Worker(worker), route)),
+        Stop::Unswept(ino, first) => Some(StepOutcome::Sweep(ino, first)),
+        Stop::Away => Some(StepOutcome::Elsewhere(NotAloneReason::Away)),
+        Stop::Locked => Some(StepOutcome::Elsewhere(NotAloneReason::Locked)),
+        Stop::Dentry(want) => Some(StepOutcome::Elsewhere(NotAloneReason::Dentry(want))),
+        Stop::Unleased => Some(StepOutcome::Elsewhere(NotAloneReason::Unleased)),
+        Stop::Sum(dir) => Some(StepOutcome::Elsewhere(NotAloneReason::Sum(dir))),
+        Stop::Leased(dir) => Some(StepOutcome::Elsewhere(NotAloneReason::Leased(dir))),
+        Stop::Fail(error) => Some(StepOutcome::Reply(Err(Outcome::Failed(error)))),
+        Stop::Out(outcome) => Some(StepOutcome::Reply(Err(*outcome))),
     }
 }
 
 fn commit(
-    means: &Means<'_>,
-    desk: &mut Desk<'_>,
+    context: &BatchContext<'_>,
+    scratch: &mut BatchScratch<'_>,
     jobs: &[QueuedRequest],
-    steps: &mut [Step],
+    steps: &mut [BatchStep],
 ) -> Result<(), EngineError> {
     let mut position = 0;
-    if desk.rows.is_dirty() {
-        for (dir, _) in &desk.effects.dirs_made {
+    if scratch.rows.is_dirty() {
+        for (dir, _) in &scratch.effects.dirs_made {
             for table in [Table::Entry, Table::DirStat, Table::Subdir] {
-                means.engine.hint_new(table, dir.ino);
+                context.engine.hint_new(table, dir.ino);
             }
         }
-        let mut mutations = desk.rows.mutations();
+        let mut mutations = scratch.rows.mutations();
         mutations.extend(answers(jobs, steps));
         if !mutations.is_empty() {
             let growing =
                 steps.iter().zip(jobs).any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
             let kind = if growing { BatchKind::Growing } else { BatchKind::Freeing };
-            let links = means.core.link_news(&mutations);
+            let links = context.core.link_news(&mutations);
             crash::point("node.commit.before");
-            position = means.engine.commit(kind, mutations)?;
+            position = context.engine.commit(kind, mutations)?;
             crash::point("node.commit.after");
-            means.core.note_links(links);
+            context.core.note_links(links);
         }
     }
-    take_effect(means.core, desk.effects, position);
+    take_effect(context.core, scratch.effects, position);
     for step in steps.iter_mut().filter(|step| step.changed || step.depends) {
         step.wait = step.wait.max(position);
     }
@@ -416,10 +422,10 @@ fn commit(
 }
 
 /// Rows for the answers to numbered requests that changed something.
-fn answers(jobs: &[QueuedRequest], steps: &[Step]) -> impl Iterator<Item = Mutation> {
+fn answers(jobs: &[QueuedRequest], steps: &[BatchStep]) -> impl Iterator<Item = Mutation> {
     let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed);
     steps.filter_map(|(job, step)| match (job.origin, &step.verdict) {
-        (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),
+        (Some(origin), StepOutcome::Reply(reply)) => Some(txn::answer_row(origin, reply)),
         _ => None,
     })
 }

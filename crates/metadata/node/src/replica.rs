@@ -26,7 +26,7 @@ mod shard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::placement::{hash_entry, hash_inode};
 use parking_lot::RwLock;
 
@@ -150,7 +150,7 @@ impl Replica {
     /// The directory in which a place probably lies, as far as is known. For routing; no worker's
     /// state is needed.
     #[inline]
-    pub fn guess(&self, place: &Place) -> InodeId {
+    pub fn guess(&self, place: &PathRef) -> InodeId {
         if place.dirs.is_empty() {
             return place.base;
         }
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(replica.get(16), Some((dir(16, 1), 7)));
         assert_eq!(replica.find(1, b"a"), Some(16));
         assert_eq!(replica.find(1, b"b"), None);
-        let guess = || replica.guess(&Place::from_path(1, b"a/f").unwrap());
+        let guess = || replica.guess(&PathRef::from_path(1, b"a/f").unwrap());
         assert_eq!((guess(), guess()), (16, 16));
         replica.remove(99);
         assert_eq!((guess(), replica.forgotten()), (16, 1));

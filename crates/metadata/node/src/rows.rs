@@ -78,7 +78,7 @@ struct Undo {
 
 /// Cells by key. Cleared, not freed, between batches.
 #[derive(Default)]
-pub struct Rows {
+pub struct BatchRows {
     cells: Vec<Cell>,
     /// Open addressing over `cells`: cell number + 1, or 0 for a free slot. A power of two, at most
     /// half full.
@@ -119,7 +119,7 @@ pub fn share_suffix(worker: usize) -> [u8; 2] {
     (worker as u16).to_be_bytes()
 }
 
-impl Rows {
+impl BatchRows {
     /// Forgets everything.
     pub fn clear(&mut self) {
         let nothing_scanned = self.scanned.is_empty() && self.partial.is_empty() && self.barred.is_empty();
@@ -168,7 +168,7 @@ impl Rows {
         self.cell_hashed(table, id, suffix, hash_entry(id, suffix))
     }
 
-    /// As [`Rows::cell`], with the [`hash_entry`] of `id` and `suffix`.
+    /// As [`BatchRows::cell`], with the [`hash_entry`] of `id` and `suffix`.
     pub fn cell_hashed(&mut self, table: Table, id: u64, suffix: &[u8], hash: u64) -> CellId {
         let hash = hash ^ (table as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if self.cells.len() * 2 >= self.index.len() {
@@ -236,14 +236,14 @@ impl Rows {
         }
     }
 
-    /// After [`Rows::want_all`] from `first` on: the first row that was one too many, if there were
-    /// too many.
+    /// After [`BatchRows::want_all`] from `first` on: the first row that was one too many, if there
+    /// were too many.
     pub fn left_out(&self, table: Table, id: u64, first: u64) -> Option<u64> {
         self.partial.get(&(table, id)).filter(|(from, _)| *from == first).map(|(_, next)| *next)
     }
 
     /// Cells of `(table, id)` in the order of their suffixes, absent ones among them. Complete only
-    /// from where [`Rows::want_all`] asked for.
+    /// from where [`BatchRows::want_all`] asked for.
     pub fn group(&self, table: Table, id: u64) -> Vec<CellId> {
         let mut cells = self.groups.get(&(table, id)).cloned().unwrap_or_default();
         cells.sort_by(|a, b| self.suffix(*a).cmp(self.suffix(*b)));

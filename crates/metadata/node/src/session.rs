@@ -106,7 +106,7 @@ impl OpenTable {
 }
 
 /// Where a file went: directory and name.
-pub type NewPlace = (InodeId, Box<[u8]>);
+pub type NewPath = (InodeId, Box<[u8]>);
 
 /// What a rename or the like made of a file's place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub enum Moved {
     /// It is here now; with `row`, table `moved` says so too.
     To {
         /// Where.
-        place: NewPlace,
+        place: NewPath,
         /// Whether there is a row.
         row: bool,
     },
@@ -134,7 +134,7 @@ pub struct MovedTable(RwLock<MovedState>);
 
 #[derive(Default)]
 struct MovedState {
-    places: FxHashMap<InodeId, NewPlace>,
+    places: FxHashMap<InodeId, NewPath>,
     order: VecDeque<InodeId>,
     /// Of these table `moved` has a row.
     rows: FxHashSet<InodeId>,
@@ -142,7 +142,7 @@ struct MovedState {
 
 impl MovedTable {
     /// Where a renamed file went.
-    pub fn get(&self, ino: InodeId) -> Option<NewPlace> {
+    pub fn get(&self, ino: InodeId) -> Option<NewPath> {
         self.0.read().places.get(&ino).cloned()
     }
 

@@ -199,7 +199,7 @@ pub fn decode_session(client: ClientId, bytes: &[u8]) -> Result<SessionRecord, D
 }
 
 /// What a request that may have been executed already was answered.
-pub struct Told {
+pub struct RecordedReply {
     /// The answer; an error if the row cannot tell.
     pub answer: Reply,
     /// Position to wait for before anybody may hear it; 0 if durable.
@@ -208,7 +208,10 @@ pub struct Told {
 
 /// Looks up the answers to those of the jobs that may have been executed already: one element a
 /// job, or none at all if nobody asks again.
-pub fn recall(engine: &dyn Engine, jobs: &[QueuedRequest]) -> Result<Vec<Option<Told>>, EngineError> {
+pub fn recall(
+    engine: &dyn Engine,
+    jobs: &[QueuedRequest],
+) -> Result<Vec<Option<RecordedReply>>, EngineError> {
     let retries = || {
         let origins = jobs.iter().enumerate().filter_map(|(number, job)| Some((number, job.origin?)));
         origins.filter(|(_, origin)| origin.retry)
@@ -219,7 +222,7 @@ pub fn recall(engine: &dyn Engine, jobs: &[QueuedRequest]) -> Result<Vec<Option<
     let asked: Vec<(usize, Origin)> = retries().collect();
     let keys: Vec<Key> = asked.iter().map(|(_, origin)| answer_key(origin.client, origin.seq)).collect();
     let keys: Vec<_> = keys.iter().map(Key::borrow).collect();
-    let mut told: Vec<Option<Told>> = jobs.iter().map(|_| None).collect();
+    let mut told: Vec<Option<RecordedReply>> = jobs.iter().map(|_| None).collect();
     engine.get_many(&keys, &mut |index, row| {
         let (number, origin) = asked[index];
         told[number] = row.value.and_then(|bytes| told_by(origin, bytes, row.changed_at));
@@ -237,7 +240,7 @@ pub fn is_answered(engine: &dyn Engine, origin: Origin) -> bool {
 }
 
 /// What a row in the slot of a request says about it.
-fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<Told> {
+fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<RecordedReply> {
     let answer = match decode_answer(bytes) {
         Ok((seq, _)) if seq < origin.seq => return None,
         Ok((seq, reply)) if seq == origin.seq => reply,
@@ -251,7 +254,7 @@ fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<Told> {
         .into()),
         Err(why) => Err(damaged(origin, why.0).into()),
     };
-    Some(Told { answer, changed_at })
+    Some(RecordedReply { answer, changed_at })
 }
 
 fn damaged(origin: Origin, why: &str) -> FsError {

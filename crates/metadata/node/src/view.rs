@@ -45,7 +45,7 @@ use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::owners::{MapView, Owners, has_shares_of};
 use crate::replica::Replica;
-use crate::rows::{CellId, Rows, Value, share_suffix};
+use crate::rows::{BatchRows, CellId, Value, share_suffix};
 use crate::session::{
     MovedTable, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
 };
@@ -254,7 +254,7 @@ fn damaged(what: &str, why: &DecodeError) -> Stop {
 /// See the module's header.
 pub struct View<'a> {
     /// Rows of the batch.
-    pub rows: &'a mut Rows,
+    pub rows: &'a mut BatchRows,
     /// What all workers share.
     pub core: &'a Core,
     /// The placement map, of several nodes.

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::placement::hash_entry;
 use kestrel_types::request::Creds;
 
@@ -30,7 +30,7 @@ const PATH_BYTES_MAX: usize = 512;
 
 /// Hash of the directories of a place.
 #[inline]
-pub fn hash_dirs(place: &Place) -> u64 {
+pub fn hash_dirs(place: &PathRef) -> u64 {
     hash_entry(place.base, place.dirs.as_bytes())
 }
 
@@ -58,7 +58,7 @@ pub struct Walks {
 impl Walks {
     /// The directory that `place` lies in, and the newest position of a change that decided it.
     #[inline]
-    pub fn find(&self, forgotten: u64, creds: &Creds, place: &Place) -> Option<(Dentry, Position)> {
+    pub fn find(&self, forgotten: u64, creds: &Creds, place: &PathRef) -> Option<(Dentry, Position)> {
         let hash = hash_dirs(place);
         let walk = self.places.get(hash as usize % PLACES)?.as_ref()?;
         let same = walk.hash == hash
@@ -75,7 +75,7 @@ impl Walks {
         &mut self,
         forgotten: u64,
         creds: &Creds,
-        place: &Place,
+        place: &PathRef,
         (dir, changed_at): (Dentry, Position),
     ) {
         if place.dirs.as_bytes().len() > PATH_BYTES_MAX {
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
     use crate::perm::Guard;
 
-    fn place(path: &str) -> Place {
-        Place::from_path(1, path.as_bytes()).unwrap()
+    fn place(path: &str) -> PathRef {
+        PathRef::from_path(1, path.as_bytes()).unwrap()
     }
 
     fn dir(ino: InodeId) -> Dentry {
@@ -120,7 +120,7 @@ mod tests {
         for other in ["a/f", "a/b/c/f", "ab/f", "a/c/f", "f"] {
             assert!(walks.find(0, &root, &place(other)).is_none(), "{other}");
         }
-        assert!(walks.find(0, &root, &Place { base: 2, ..place("a/b/f") }).is_none());
+        assert!(walks.find(0, &root, &PathRef { base: 2, ..place("a/b/f") }).is_none());
         assert!(walks.find(1, &root, &place("a/b/f")).is_none(), "something was forgotten");
         let user = |uid, groups: Option<&[u32]>| Creds { uid, gid: 5, groups: groups.map(Into::into) };
         walks.keep(1, &user(5, Some(&[8])), &place("a/b/f"), (dir(9), 4));

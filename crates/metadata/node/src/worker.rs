@@ -23,7 +23,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::effects::Effects;
 use crate::ids::Block;
 use crate::ops::open::Claim;
-use crate::rows::Rows;
+use crate::rows::BatchRows;
 use crate::txn::Origin;
 use crate::view::{Route, Want};
 use crate::walks::Walks;
@@ -198,7 +198,7 @@ impl QueuedRequest {
 #[derive(Default)]
 pub struct WorkerState {
     /// Rows of the present batch.
-    pub rows: Rows,
+    pub rows: BatchRows,
     /// What the present batch does besides.
     pub effects: Effects,
     /// Inode numbers to give out.

@@ -12,7 +12,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
 use kestrel_meta::node::{Durability, NodeConfig};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Done, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
 use parking_lot::Mutex;
 
@@ -269,7 +269,7 @@ fn a_chmod_counts_for_everything_that_starts_after_it() {
                 for _ in 0..5_000 {
                     let before = allowed.load(Ordering::SeqCst);
                     let file = name(&format!("f{}", dice.roll(50)));
-                    let code = fixture.errno_as(somebody, Op::Lookup(Place::new(dir, file)));
+                    let code = fixture.errno_as(somebody, Op::Lookup(PathRef::new(dir, file)));
                     let after = allowed.load(Ordering::SeqCst);
                     // Even: a change is under way. 1, 5, 9…: open. 3, 7, 11…: shut.
                     if before == after && before % 2 == 1 {

@@ -14,7 +14,7 @@ use kestrel_types::codec::Reader;
 use kestrel_types::extent::{CHUNK_BYTES, Extent};
 use kestrel_types::ids::{FIRST_INODE, InodeId, ROOT};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::{RANGE_BYTES_MAX, Range};
 use kestrel_types::request::{
     Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime,
@@ -60,10 +60,10 @@ fn dir() -> BoxedStrategy<InodeId> {
     prop_oneof![4 => Just(ROOT), 1 => ino()].boxed()
 }
 
-fn place() -> BoxedStrategy<Place> {
+fn place() -> BoxedStrategy<PathRef> {
     let dirs = prop_oneof![20 => Just(Vec::new()), 4 => vec(name(), 1..3), 1 => vec(name(), 2047)];
     (dir(), dirs, name())
-        .prop_map(|(base, dirs, name)| Place { base, dirs: dirs.into_iter().collect(), name })
+        .prop_map(|(base, dirs, name)| PathRef { base, dirs: dirs.into_iter().collect(), name })
         .boxed()
 }
 
@@ -289,7 +289,7 @@ proptest! {
         let mut known: HashMap<InodeId, u64> = HashMap::new();
         for name in ["a", "b", "c"] {
             let flags = OpenFlags { write: true, ..OpenFlags::default() };
-            let place = Place::new(ROOT, Name::new(name.as_bytes()).unwrap());
+            let place = PathRef::new(ROOT, Name::new(name.as_bytes()).unwrap());
             let inode = fixture.inode(Op::Create { place: place.clone(), mode: 0o666, flags, exclusive: true });
             made.insert(inode.ino, (ROOT, place.name));
             known.insert(inode.ino, inode.data_change);

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
-use kestrel_postgres::{PgEngine, PgOptions, Place};
+use kestrel_postgres::{PgEngine, PgOptions, PgUrl};
 use kestrel_types::clock::SystemClock;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place as Path;
+use kestrel_types::name::PathRef as Path;
 use kestrel_types::request::{Creds, Op, Request};
 use tokio_postgres::NoTls;
 
@@ -164,7 +164,7 @@ fn main() -> Result<(), Failure> {
     let creates: usize = args.next().map_or(Ok(200_000), |creates| creates.parse())?;
     let database = url.split('?').next().unwrap_or_default();
     let before = bare(database, creates)?;
-    let place = Place::parse(&url)?;
+    let place = PgUrl::parse(&url)?;
     PgEngine::create(&place, UUID, 0)?;
     let engine = Arc::new(PgEngine::open(place.clone(), UUID, 0, PgOptions::default(), Arc::new(|| Ok(())))?);
     let (node, pg_creates) = made(engine.clone(), creates)?;

@@ -8,9 +8,9 @@ use kestrel_engine::EngineError;
 use tokio_postgres::Client;
 
 use crate::failure::failed;
-use crate::place::Place;
 use crate::session::{Trouble, connect, end_if_idle};
 use crate::shared::Shared;
+use crate::url::PgUrl;
 
 /// Longest wait for a process that has let go of the shard and is still ending.
 const WAIT: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError>
 ///
 /// # Errors
 /// The database's.
-pub async fn holder(place: &Place, shard: i32) -> Result<Option<String>, EngineError> {
+pub async fn holder(place: &PgUrl, shard: i32) -> Result<Option<String>, EngineError> {
     let (client, _) = connect(place).await.map_err(Trouble::why)?;
     who(&client, &name(&place.schema, shard)).await
 }

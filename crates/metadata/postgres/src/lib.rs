@@ -19,7 +19,6 @@
 mod below;
 mod failure;
 mod hold;
-mod place;
 mod pulse;
 mod schema;
 mod sender;
@@ -28,6 +27,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod url;
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
@@ -43,10 +43,10 @@ use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use below::Database;
-pub use place::{Place, SCHEMES};
 pub use schema::Uuid;
 use session::{Trouble, Use, connect, establish};
 use shared::Shared;
+pub use url::{PgUrl, SCHEMES};
 
 /// Threads of the runtime. One may run a callback while the other drives connections.
 const THREADS: usize = 2;
@@ -109,7 +109,7 @@ fn runtime() -> Result<Runtime, EngineError> {
 }
 
 /// Connects, trying again for a while.
-async fn connect_soon(place: &Place) -> Result<tokio_postgres::Client, EngineError> {
+async fn connect_soon(place: &PgUrl) -> Result<tokio_postgres::Client, EngineError> {
     let until = Instant::now() + OPEN_WAIT.min(place.deadline);
     loop {
         match connect(place).await {
@@ -127,7 +127,7 @@ async fn connect_soon(place: &Place) -> Result<tokio_postgres::Client, EngineErr
 ///
 /// # Errors
 /// In words, if the database cannot be asked within 5 s.
-pub fn holder(place: &Place, shard: u32) -> Result<Option<String>, String> {
+pub fn holder(place: &PgUrl, shard: u32) -> Result<Option<String>, String> {
     let shard = shard_of(shard).map_err(|why| why.to_string())?;
     briefly(place, async |place| hold::holder(place, shard).await)
 }
@@ -137,7 +137,7 @@ pub fn holder(place: &Place, shard: u32) -> Result<Option<String>, String> {
 ///
 /// # Errors
 /// In words, if the database cannot be asked within 5 s.
-pub fn peek(place: &Place, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
+pub fn peek(place: &PgUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
     let shard = shard_of(shard).map_err(|why| why.to_string())?;
     let mut bytes = Vec::new();
     key.encode_into(&mut bytes);
@@ -151,7 +151,7 @@ pub fn peek(place: &Place, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8
 }
 
 /// Asks the database something on this thread.
-fn briefly<T>(place: &Place, ask: impl AsyncFnOnce(&Place) -> Result<T, EngineError>) -> Result<T, String> {
+fn briefly<T>(place: &PgUrl, ask: impl AsyncFnOnce(&PgUrl) -> Result<T, EngineError>) -> Result<T, String> {
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|why| format!("metadata in PostgreSQL: asking it failed: {why}"))?;
     runtime.block_on(async move {
@@ -175,7 +175,7 @@ impl PgEngine {
     /// # Errors
     /// `Refused` if the schema has anything in it that is not this volume's, or its format is
     /// newer; the database's.
-    pub fn create(place: &Place, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+    pub fn create(place: &PgUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
         let (runtime, place, shard) = (runtime()?, place.clone(), shard_of(node)?);
         wait(runtime.handle(), async move {
             let mut client = connect_soon(&place).await?;
@@ -188,7 +188,7 @@ impl PgEngine {
     ///
     /// # Errors
     /// `Refused` if the volume's tables are not there; the database's.
-    pub fn add_node(place: &Place, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+    pub fn add_node(place: &PgUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
         let (runtime, place, shard) = (runtime()?, place.clone(), shard_of(node)?);
         wait(runtime.handle(), async move {
             let client = connect_soon(&place).await?;
@@ -202,7 +202,7 @@ impl PgEngine {
     ///
     /// # Errors
     /// The database's, `Refused` if a process has a shard open.
-    pub fn remove(place: &Place, uuid: Uuid) -> Result<(), EngineError> {
+    pub fn remove(place: &PgUrl, uuid: Uuid) -> Result<(), EngineError> {
         let (runtime, place) = (runtime()?, place.clone());
         wait(runtime.handle(), async move {
             let mut client = connect_soon(&place).await?;
@@ -225,7 +225,7 @@ impl PgEngine {
     /// `Refused` for another volume's tables, a newer format, a shard that is not there or that
     /// another process has open; the database's.
     pub fn open(
-        place: Place,
+        place: PgUrl,
         uuid: Uuid,
         node: u32,
         options: PgOptions,

@@ -10,9 +10,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Statement};
 
 use crate::failure::{Remedy, failed, remedy};
-use crate::place::Place;
 use crate::schema::{Fence, PLANNING, Texts, confirm, fence};
 use crate::shared::Shared;
+use crate::url::PgUrl;
 
 /// Longest that one statement may take, unless the deadline is shorter: then the connection counts
 /// as lost. The server lets no statement wait longer for a lock, so that those of lost connections
@@ -123,7 +123,7 @@ where
 }
 
 /// Connects, to whichever host takes writes.
-pub async fn connect(place: &Place) -> Result<(Client, Arc<AtomicBool>), Trouble> {
+pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Trouble> {
     let unwaited = Arc::new(AtomicBool::new(false));
     let failed = |why: tokio_postgres::Error| Trouble::of(&format!("connecting to {}", place.shown()), &why);
     let client = match &place.tls {

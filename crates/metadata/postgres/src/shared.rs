@@ -12,10 +12,10 @@ use kestrel_types::ids::Position;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
-use crate::place::Place;
 use crate::pulse::Pulse;
 use crate::schema::{Fence, Texts};
 use crate::session::Session;
+use crate::url::PgUrl;
 
 /// Connections for reads.
 const READERS: usize = 4;
@@ -23,7 +23,7 @@ const READERS: usize = 4;
 const VALUE_MAX: usize = 16 << 20;
 /// See the module's header.
 pub struct Shared {
-    pub place: Place,
+    pub place: PgUrl,
     pub shard: i32,
     pub texts: Texts,
     pub tier: Tier,
@@ -84,7 +84,7 @@ impl Counters {
 impl Shared {
     /// For a shard that stands like this.
     pub fn new(
-        (place, shard): (Place, i32),
+        (place, shard): (PgUrl, i32),
         fence: Fence,
         (row_bytes, queue_bytes_max): (usize, usize),
         before_sync: BeforeSync,

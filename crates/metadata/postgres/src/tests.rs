@@ -33,13 +33,13 @@ fn options() -> PgOptions {
     PgOptions { memory_bytes: 256 << 10, take_over: false }
 }
 
-fn made(url: &str) -> Place {
-    let place = Place::parse(url).unwrap();
+fn made(url: &str) -> PgUrl {
+    let place = PgUrl::parse(url).unwrap();
     PgEngine::create(&place, UUID, 0).unwrap();
     place
 }
 
-fn open(place: &Place) -> Result<PgEngine, EngineError> {
+fn open(place: &PgUrl) -> Result<PgEngine, EngineError> {
     PgEngine::open(place.clone(), UUID, 0, options(), no_hook())
 }
 
@@ -147,7 +147,7 @@ fn second_opener_and_takeover() {
 #[test]
 fn other_newer_and_missing_volumes() {
     let (server, schema) = (shared(), fresh());
-    let place = Place::parse(&server.url(&schema, "")).unwrap();
+    let place = PgUrl::parse(&server.url(&schema, "")).unwrap();
     let why = expect_err(open(&place));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("has no volume")), "{why}");
     PgEngine::create(&place, UUID, 0).unwrap();
@@ -158,7 +158,7 @@ fn other_newer_and_missing_volumes() {
     server.ask(&format!("UPDATE {schema}.meta SET version = 9"));
     let why = expect_err(open(&place));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("newer")), "{why}");
-    let why = expect_err(open(&Place::parse("postgres://kestrel@127.0.0.1:1/x?deadline=1s").unwrap()));
+    let why = expect_err(open(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x?deadline=1s").unwrap()));
     assert!(
         matches!(&why, EngineError::Io(text) if text.contains("connecting to postgres://kestrel@127.0.0.1:1/x")),
         "{why}"
@@ -178,7 +178,7 @@ fn schemas_with_foreign_tables() {
     for (schema, shown) in
         [("public", "customers"), ("kinds", "mood"), ("alike", "alike.meta"), ("part", "part.row")]
     {
-        let place = Place::parse(&server.url(schema, "")).unwrap();
+        let place = PgUrl::parse(&server.url(schema, "")).unwrap();
         let why = expect_err(PgEngine::create(&place, UUID, 0));
         assert!(
             matches!(&why, EngineError::Refused(text) if text.contains(shown) && text.contains("?schema=")),
@@ -277,7 +277,7 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     made(&server.url(&schema, ""));
     let relay = Relay::start(server.port);
     let place =
-        Place::parse(&format!("postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}", relay.port))
+        PgUrl::parse(&format!("postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}", relay.port))
             .unwrap();
     let engine = open(&place).unwrap();
     let count = write_all(&engine, &|number| {
@@ -451,10 +451,10 @@ fn who_has_a_shard_is_known_to_whoever_asks() {
     assert_eq!(content(&again).len(), 1);
     let why = expect_err(PgEngine::add_node(&place, *b"another volume!!", 4));
     assert!(matches!(why, EngineError::Refused(_)), "{why}");
-    let elsewhere = Place::parse(&shared().url(&fresh(), "")).unwrap();
+    let elsewhere = PgUrl::parse(&shared().url(&fresh(), "")).unwrap();
     let why = expect_err(PgEngine::add_node(&elsewhere, UUID, 4));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("has no volume")), "{why}");
-    assert!(holder(&Place::parse("postgres://kestrel@127.0.0.1:1/x").unwrap(), 0).is_err());
+    assert!(holder(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x").unwrap(), 0).is_err());
 }
 
 /// An engine that is cut off loses its shard, and knows that the database is silent.
@@ -464,7 +464,7 @@ fn engine_cut_off_from_its_database() {
     let place = made(&server.url(&schema, ""));
     let relay = Relay::start(server.port);
     let there = format!("postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}", relay.port);
-    let engine = open(&Place::parse(&there).unwrap()).unwrap();
+    let engine = open(&PgUrl::parse(&there).unwrap()).unwrap();
     thread::sleep(Duration::from_millis(2500));
     assert!(engine.silence() < Duration::from_secs(1), "{:?}", engine.silence());
     relay.state.frozen.store(true, Ordering::SeqCst);
@@ -524,7 +524,7 @@ fn tls_name_of_the_database() {
         (url("localhost", ""), "certificate"),
         (url("localhost", "&sslrootcert=/nonexistent"), "/nonexistent"),
     ] {
-        let said = expect_err(open(&Place::parse(&url).unwrap())).to_string();
+        let said = expect_err(open(&PgUrl::parse(&url).unwrap())).to_string();
         assert!(said.contains(why), "{said}");
     }
     // Nobody is talked to in clear instead.

@@ -13,11 +13,11 @@ use crate::abi::InHeader;
 
 mod choice;
 pub mod device;
-mod seats;
 pub mod uring;
+mod worker_slots;
 
 pub use choice::TransportChoice;
-pub use seats::block_in_place;
+pub use worker_slots::block_in_place;
 
 /// A connection to the kernel, past INIT.
 pub trait Transport: Send + Sync + 'static {

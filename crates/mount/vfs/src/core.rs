@@ -10,18 +10,18 @@ use kestrel_fuse::{self as fuse, Notifier, Reply};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{NAME_MAX, Name, Place};
+use kestrel_types::name::{NAME_MAX, Name, PathRef};
 use kestrel_types::request::Usage;
 
 use crate::convert;
 use crate::direct::DirectWrites;
 use crate::handles::Handles;
+use crate::last_lookups::LastLookups;
 use crate::locking::Locking;
 use crate::naming::{MOMENT, Naming, Trust};
 use crate::passthrough::PassthroughState;
 use crate::paths::NodeTarget;
 use crate::patience::Patience;
-use crate::told::Told;
 
 /// Block size that `statfs` counts in.
 const STATFS_BLOCK: u32 = 4096;
@@ -50,7 +50,7 @@ pub struct Core {
     /// Files that the kernel reads by itself.
     pub passthrough: PassthroughState,
     /// What threads were told of directories, where others may change that.
-    told: Option<Told>,
+    told: Option<LastLookups>,
     /// The way to the kernel, once the mount is there.
     pub notifier: OnceLock<Notifier>,
 }
@@ -107,7 +107,7 @@ impl Core {
             locking,
             direct: DirectWrites::default(),
             passthrough: PassthroughState::default(),
-            told: (!trust.alone).then(Told::default),
+            told: (!trust.alone).then(LastLookups::default),
             notifier: OnceLock::new(),
         })
     }
@@ -123,7 +123,7 @@ impl Core {
         caller: Caller,
         (dir, name): (u64, &OsStr),
         reply: Reply,
-        act: impl FnOnce(Place, Name, Reply),
+        act: impl FnOnce(PathRef, Name, Reply),
     ) {
         self.named(caller, (dir, name), reply, |name, reply| match self.naming.place(dir, name.clone()) {
             Some(place) => act(place, name, reply),
@@ -167,7 +167,7 @@ impl Core {
     }
 
     /// Number of the directory at a path node's place.
-    pub fn find(self: &Arc<Self>, caller: Caller, node: u64, place: Place, done: Done<InodeId>) {
+    pub fn find(self: &Arc<Self>, caller: Caller, node: u64, place: PathRef, done: Done<InodeId>) {
         let core = self.clone();
         let found = move |found: FsResult<Inode>| done(found.and_then(|inode| core.saw(node, &inode)));
         self.fs.find_directory(caller, place, Box::new(found));

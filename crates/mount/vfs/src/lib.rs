@@ -12,13 +12,13 @@ mod export;
 mod flags;
 mod handles;
 mod kernel_size;
+mod last_lookups;
 mod locking;
 mod naming;
 mod passthrough;
 mod paths;
 mod patience;
 mod shortcut;
-mod told;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kestrel_client::fs::Fs;
 use kestrel_fuse::Entry;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 
 use crate::convert;
 use crate::paths::{NodeTarget, Paths};
@@ -56,9 +56,9 @@ impl Naming {
     }
 
     /// Where the entry of a directory is; none if the directory is gone.
-    pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
+    pub fn place(&self, dir: u64, name: Name) -> Option<PathRef> {
         match self {
-            Self::Numbers => Some(Place::new(dir, name)),
+            Self::Numbers => Some(PathRef::new(dir, name)),
             Self::Paths(paths) => paths.place(dir, name),
         }
     }

@@ -34,7 +34,7 @@ use kestrel_fuse::{Attr, Entry, Notifier};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_walkhint::WalkHints;
 use parking_lot::{Mutex, RwLock};
 
@@ -166,7 +166,7 @@ impl Paths {
     }
 
     /// Where an entry is; none if the directory is gone.
-    pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
+    pub fn place(&self, dir: u64, name: Name) -> Option<PathRef> {
         self.table.read().place(dir, name)
     }
 

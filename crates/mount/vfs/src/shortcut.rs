@@ -10,7 +10,7 @@ use kestrel_fuse::{Operation, Reply, Request};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::OpenFlags;
 use kestrel_walkhint::Lookup;
 
@@ -107,7 +107,7 @@ impl Core {
     fn ask(
         self: &Arc<Self>,
         caller: Caller,
-        place: Place,
+        place: PathRef,
         at: (u64, Name),
         (purpose, then): (Purpose, Use),
         reply: Reply,
@@ -259,7 +259,7 @@ impl Core {
         self: &Arc<Self>,
         caller: Caller,
         node: u64,
-        place: Place,
+        place: PathRef,
         flags: OpenFlags,
         done: Done<InodeId>,
     ) {

@@ -35,7 +35,7 @@ pub struct Intent {
 
 /// What is known about a LOOKUP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum HintResult {
     /// It is part of this walk.
     Walk(Hint),
     /// It is no part of a walk: a call that makes a name (mkdir, mknod, symlink, link) looks for
@@ -46,12 +46,12 @@ pub enum Told {
     Nothing,
 }
 
-impl Told {
+impl HintResult {
     /// The walk, if it is part of one.
     pub fn walk(self) -> Option<Hint> {
         match self {
-            Told::Walk(hint) => Some(hint),
-            Told::Creation | Told::Nothing => None,
+            HintResult::Walk(hint) => Some(hint),
+            HintResult::Creation | HintResult::Nothing => None,
         }
     }
 }

@@ -140,7 +140,7 @@ use std::sync::{Arc, OnceLock};
 use calibrate::{Flags, Probes};
 use load::Program;
 
-pub use hint::{Hint, Intent, Lookup, Told};
+pub use hint::{Hint, HintResult, Intent, Lookup};
 pub use load::Attach;
 pub use unavailable::Unavailable;
 
@@ -243,16 +243,16 @@ impl WalkHints {
     }
 
     /// What is known about this LOOKUP. To be called once for every one, before it is answered.
-    pub fn take(&self, lookup: &Lookup, name: &[u8]) -> Told {
+    pub fn take(&self, lookup: &Lookup, name: &[u8]) -> HintResult {
         // Read in any case: a record that is not used must not be there for the next lookup.
         let told = self.program.slots().read(lookup, |record| {
             let flags = self.flags.get()?;
             match record.call_without_walk() {
-                Some(call) => call.makes_a_name().then_some(Told::Creation),
-                None => record.walk()?.hint(name, flags).map(Told::Walk),
+                Some(call) => call.makes_a_name().then_some(HintResult::Creation),
+                None => record.walk()?.hint(name, flags).map(HintResult::Walk),
             }
         });
-        told.unwrap_or(Told::Nothing)
+        told.unwrap_or(HintResult::Nothing)
     }
 
     /// Where the program is attached.

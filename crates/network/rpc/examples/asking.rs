@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kestrel_rpc::session::{Completion, Link, LinkConfig, Patience};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds, Op, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
@@ -76,7 +76,7 @@ fn main() -> Result<(), Failure> {
     let (mut node, mut frames, mut output) = (Node::default(), Frames::default(), Vec::new());
     let (mut messages, mut ended): (Vec<ToClient>, Vec<Completion<u64>>) = (Vec::new(), Vec::new());
     link.connected(0, Security::Loopback);
-    let place = Place::from_path(
+    let place = PathRef::from_path(
         ROOT,
         b"level00000001/level00000002/level00000003/level00000004/dir00000001/f00000001.jpg",
     )?;

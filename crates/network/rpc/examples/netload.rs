@@ -25,7 +25,7 @@ use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
 use kestrel_rpc::tls::{ClientTls, Mode, Trust};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::placement::{Member, PlacementMap};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::{Reclaim, ReclaimReply, SessionState, Welcome};
@@ -209,15 +209,15 @@ impl Tree {
         number / self.burst.unwrap_or(1).max(1) % self.dirs
     }
 
-    fn place(&self, kind: char, number: u64) -> Place {
+    fn place(&self, kind: char, number: u64) -> PathRef {
         let path = format!("{}/dir{}/{kind}{number:08}.jpg", self.top, self.dir(number));
         // Names like these are valid.
-        Place::from_path(ROOT, path.as_bytes()).unwrap_or_else(|why| panic!("{path}: {why}"))
+        PathRef::from_path(ROOT, path.as_bytes()).unwrap_or_else(|why| panic!("{path}: {why}"))
     }
 }
 
 fn make_dir(nodes: &Nodes, path: &str) -> Result<u64, Failure> {
-    let op = Op::MkDir(Place::from_path(ROOT, path.as_bytes())?, 0o755);
+    let op = Op::MkDir(PathRef::from_path(ROOT, path.as_bytes())?, 0o755);
     match nodes.remotes[nodes.of(&op, 0)].call(Request { creds: Creds::root(), op }) {
         Ok(Answer::Entry { inode, .. }) => Ok(inode.ino),
         other => Err(format!("mkdir {path}: {other:?}").into()),

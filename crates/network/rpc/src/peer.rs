@@ -120,7 +120,7 @@ struct Queue {
 
 /// What a writer holds.
 #[derive(Default)]
-struct Desk {
+struct WriteState {
     socket: Option<Arc<Socket>>,
     /// Bytes being written, from `written` on.
     bytes: Vec<u8>,
@@ -142,7 +142,7 @@ struct Notice {
 struct Shared {
     config: PeerConfig,
     queue: Mutex<Queue>,
-    desk: Mutex<Desk>,
+    desk: Mutex<WriteState>,
     /// There is something in the queue.
     offered: AtomicBool,
     notice: Mutex<Notice>,
@@ -273,7 +273,7 @@ impl Shared {
             let mut notice = self.notice.lock();
             *notice = Notice { closed: notice.closed, ..Notice::default() };
         }
-        *self.desk.lock() = Desk { socket: Some(socket), bytes: begin, written: 0 };
+        *self.desk.lock() = WriteState { socket: Some(socket), bytes: begin, written: 0 };
         self.queue.lock().checksum = Some(checksum);
     }
 
@@ -331,7 +331,7 @@ impl Shared {
     }
 
     /// Writes what is queued. False if something is in the way.
-    fn write(&self, desk: &mut Desk) -> bool {
+    fn write(&self, desk: &mut WriteState) -> bool {
         let Some(socket) = desk.socket.clone() else {
             self.offered.store(false, Ordering::SeqCst);
             return true;

@@ -7,7 +7,7 @@ use kestrel_server::grant::Grant;
 use kestrel_server::session::given::{Given, Tree};
 use kestrel_server::session::opens::Opens;
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let begun = Instant::now();
         for at in 0..CALLS {
             let op = match what {
-                "lookup" => Op::Lookup(Place::new(1_000_000 + at % 30_000, name.clone())),
+                "lookup" => Op::Lookup(PathRef::new(1_000_000 + at % 30_000, name.clone())),
                 _ => Op::GetAttr(InodeRef::by_id(31_000 + at % 30_000)),
             };
             let mut request = black_box(Request { creds: creds.clone(), op });

@@ -28,7 +28,7 @@ use kestrel_server::server::Server;
 use kestrel_types::clock::SystemClock;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::placement::{self, Exceptions, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Done, Op, Request};
 use kestrel_types::security::Security;
@@ -87,14 +87,14 @@ impl Names {
         }
     }
 
-    fn place(&self, path: &[&str]) -> Place {
+    fn place(&self, path: &[&str]) -> PathRef {
         let above = self.above.iter().map(String::as_str);
         let path = above.chain(path.iter().copied()).collect::<Vec<_>>().join("/");
         // Names like these are valid.
-        Place::from_path(ROOT, path.as_bytes()).unwrap_or_else(|why| panic!("{path}: {why}"))
+        PathRef::from_path(ROOT, path.as_bytes()).unwrap_or_else(|why| panic!("{path}: {why}"))
     }
 
-    fn file(&self, number: u64) -> Place {
+    fn file(&self, number: u64) -> PathRef {
         self.place(&[&self.dirs[(number % DIRS) as usize], &self.files[number as usize]])
     }
 }
@@ -187,7 +187,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok::<_, Box<dyn std::error::Error>>(())
     };
     for level in 1..=names.above.len() {
-        call(Op::MkDir(Place::from_path(ROOT, names.above[..level].join("/").as_bytes())?, 0o755))?;
+        call(Op::MkDir(PathRef::from_path(ROOT, names.above[..level].join("/").as_bytes())?, 0o755))?;
     }
     for dir in &names.dirs {
         call(Op::MkDir(names.place(&[dir]), 0o755))?;

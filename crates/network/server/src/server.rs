@@ -12,7 +12,7 @@ pub(crate) mod confine;
 mod gate;
 mod grace;
 mod greet;
-mod lockdesk;
+mod lock_service;
 mod reclaim;
 mod replies;
 mod time;
@@ -44,7 +44,7 @@ use crate::stats::{Counts, ServerStats, SessionInfo};
 use crate::tokens::Tokens;
 use gate::Gate;
 use grace::Grace;
-use lockdesk::LockDesk;
+use lock_service::LockService;
 
 pub(crate) use admission::Verdict;
 pub(crate) use confine::Outside;
@@ -80,7 +80,7 @@ pub(crate) struct Shared {
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
-    pub desk: Mutex<LockDesk>,
+    pub desk: Mutex<LockService>,
     pub objects: Mutex<Objects>,
     pub grace: Mutex<Option<Grace>>,
     /// Opens to give back to the node: their sessions are gone.
@@ -138,7 +138,7 @@ impl Server {
             tables: backend.tables(),
             directory: Mutex::default(),
             last_holder: AtomicU64::new(0),
-            desk: Mutex::new(LockDesk::new(limits, backend.tables())),
+            desk: Mutex::new(LockService::new(limits, backend.tables())),
             objects: Mutex::default(),
             grace: Mutex::default(),
             releases: Mutex::default(),

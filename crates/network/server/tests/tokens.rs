@@ -11,7 +11,7 @@ use kestrel_server::config::Access;
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Data;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
 };
@@ -84,8 +84,8 @@ fn ask_as(client: &mut Client, fixture: &Fixture, (uid, gid): (u32, u32), op: Op
     client.ask_call(fixture, call)
 }
 
-fn below(dir: InodeId, path: &str) -> Place {
-    Place::from_path(dir, path.as_bytes()).unwrap()
+fn below(dir: InodeId, path: &str) -> PathRef {
+    PathRef::from_path(dir, path.as_bytes()).unwrap()
 }
 
 fn dir_of(reply: &Reply) -> InodeId {

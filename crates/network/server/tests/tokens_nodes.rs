@@ -12,7 +12,7 @@ use kestrel_rpc::token::Token;
 use kestrel_server::grant::Grant;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Op, Outcome, RenameFlags, Reply};
 use kestrel_types::token::{Subtree, TokenId, TokenRecord};
 
@@ -114,7 +114,7 @@ fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
     for name in names {
         owner.done(mknod(&format!("tree/in/{name}")));
     }
-    let below = |name: &str| Place::from_path(inner, name.as_bytes()).unwrap();
+    let below = |name: &str| PathRef::from_path(inner, name.as_bytes()).unwrap();
     let list = || Op::ReadDir { dir: inner, after: None, limit: 20, check: false };
     let move_to = |from: &str, to: &str| {
         owner.done(Op::Rename(at(from), at(to), RenameFlags::default()));

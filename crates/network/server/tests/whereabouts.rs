@@ -5,7 +5,7 @@
 mod cluster;
 
 use cluster::{Cluster, eventually, mknod};
-use kestrel_cluster::known::Known;
+use kestrel_cluster::peer_identity::PeerIdentity;
 
 /// All reach each other.
 fn met(cluster: &Cluster, what: &str) {
@@ -54,6 +54,6 @@ fn nodes_that_restart_elsewhere() {
     met(&cluster, "all meet where they were last");
     cluster.client().done(mknod("three"));
     let engine = cluster.sites[0].running().host.node().engine().clone();
-    let address = Known::read(&*engine, 3).unwrap().unwrap().address;
+    let address = PeerIdentity::read(&*engine, 3).unwrap().unwrap().address;
     assert_eq!(address, Some(cluster.sites[2].address.to_string()));
 }

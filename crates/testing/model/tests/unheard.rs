@@ -4,7 +4,7 @@
 
 use kestrel_model::Model;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op};
 
 fn name(text: &str) -> Name {
@@ -12,7 +12,7 @@ fn name(text: &str) -> Name {
 }
 
 fn mkdir(path: &str) -> Op {
-    Op::MkDir(Place::from_path(1, path.as_bytes()).unwrap(), 0o755)
+    Op::MkDir(PathRef::from_path(1, path.as_bytes()).unwrap(), 0o755)
 }
 
 #[test]

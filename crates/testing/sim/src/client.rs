@@ -42,14 +42,14 @@ fn owner_of(request: &LockRequest) -> (InodeId, u64) {
 
 /// An inode the client has seen.
 #[derive(Debug, Clone)]
-pub struct Known {
+pub struct SeenInode {
     /// As it was.
     pub inode: Inode,
     /// Where.
     pub seen: Option<(InodeId, Name)>,
 }
 
-impl Known {
+impl SeenInode {
     /// A reference to it.
     pub fn reference(&self) -> InodeRef {
         let seen = if self.inode.kind == Kind::Dir { None } else { self.seen.clone() };
@@ -85,7 +85,7 @@ pub struct Client {
     /// Cuts frames out of what comes.
     frames: Frames,
     /// What it has seen.
-    pub known: Vec<Known>,
+    pub known: Vec<SeenInode>,
     /// What it has open.
     pub handles: BTreeMap<InodeId, Handle>,
     /// Releases under way of opens that the node has lost since, by file: it may refuse them.
@@ -137,7 +137,7 @@ impl Client {
             link: Link::new(config, now),
             connection: None,
             frames: Frames::default(),
-            known: vec![Known { inode: root, seen: None }],
+            known: vec![SeenInode { inode: root, seen: None }],
             handles: BTreeMap::new(),
             lost_releases: BTreeMap::new(),
             locks: Vec::new(),
@@ -255,7 +255,7 @@ impl Client {
     pub fn learn(&mut self, call: usize, op: &Op, reply: &Reply) {
         let place = match (op.subject(), reply) {
             (
-                Subject::Place(place),
+                Subject::Path(place),
                 Ok(Answer::Entry { parent, .. } | Answer::Opened { parent: Some(parent), .. }),
             ) => Some((*parent, place.name.clone())),
             _ => None,
@@ -316,7 +316,7 @@ impl Client {
                 let out = 1 + self.dice.below(self.known.len() as u64 - 1) as usize;
                 self.known.swap_remove(out);
             }
-            self.known.push(Known { inode: inode.clone(), seen: place });
+            self.known.push(SeenInode { inode: inode.clone(), seen: place });
         }
     }
 }

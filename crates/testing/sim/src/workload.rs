@@ -3,14 +3,14 @@
 use kestrel_types::extent::Extent;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{CHUNK_BYTES, Data, InodeFlags, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
 };
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockRequest, LockSpan};
 
-use crate::client::{Client, Known};
+use crate::client::{Client, SeenInode};
 
 /// All names that clients use.
 pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -39,8 +39,8 @@ fn dir(client: &mut Client) -> u64 {
     if client.dice.chance(40) { 1 } else { *client.dice.pick(&dirs).expect("the root is known") }
 }
 
-fn place(client: &mut Client) -> Place {
-    let mut place = Place::new(dir(client), name(client));
+fn place(client: &mut Client) -> PathRef {
+    let mut place = PathRef::new(dir(client), name(client));
     while place.dirs.len() < 2 && client.dice.chance(25) {
         let above = name(client);
         place.dirs.push(&above);
@@ -48,8 +48,8 @@ fn place(client: &mut Client) -> Place {
     place
 }
 
-fn known(client: &mut Client, wanted: impl Fn(&Known) -> bool) -> Option<Known> {
-    let those: Vec<&Known> = client.known.iter().filter(|known| wanted(known)).collect();
+fn known(client: &mut Client, wanted: impl Fn(&SeenInode) -> bool) -> Option<SeenInode> {
+    let those: Vec<&SeenInode> = client.known.iter().filter(|known| wanted(known)).collect();
     client.dice.pick(&those).map(|known| (*known).clone())
 }
 
@@ -89,7 +89,7 @@ fn commit(client: &mut Client) -> Option<Op> {
 }
 
 /// New content of a file, in this many chunks.
-fn commit_to(client: &mut Client, file: &Known, chunks: u64) -> Op {
+fn commit_to(client: &mut Client, file: &SeenInode, chunks: u64) -> Op {
     let (size, base) = (file.inode.size, file.inode.data_change);
     let len = 1 + client.dice.below(6);
     let inline_only = matches!(file.inode.data, Data::Inline(_));
@@ -119,7 +119,7 @@ fn content(client: &mut Client) -> Option<Op> {
     if client.objects.is_empty() {
         return Some(Op::AllocObjects(8));
     }
-    let is_file = |known: &Known| known.inode.kind == Kind::File;
+    let is_file = |known: &SeenInode| known.inode.kind == Kind::File;
     let file = known(client, is_file)?;
     let chunk = client.dice.below(6);
     Some(match client.dice.below(20) {
@@ -278,9 +278,9 @@ pub fn wish(client: &mut Client) -> Wish {
 /// and both together a cycle.
 fn move_dir(client: &mut Client) -> Op {
     let (outer, inner, other) = (name(client), name(client), name(client));
-    let mut deep = Place::new(1, inner);
+    let mut deep = PathRef::new(1, inner);
     deep.dirs.push(&other);
-    let high = Place::new(1, outer);
+    let high = PathRef::new(1, outer);
     match client.dice.below(8) {
         0 | 1 => Op::MkDir(high, 0o777),
         2..=5 => Op::Rename(high, deep, RenameFlags::default()),
@@ -290,9 +290,9 @@ fn move_dir(client: &mut Client) -> Op {
 
 /// Directories are looked at, and now and then something in one of them comes or goes.
 fn look(client: &mut Client) -> Op {
-    let mut place = Place::new(dir(client), name(client));
+    let mut place = PathRef::new(dir(client), name(client));
     if client.dice.chance(30) {
-        place = Place::new(1, name(client));
+        place = PathRef::new(1, name(client));
     }
     match client.dice.below(12) {
         0..=6 => Op::GetAttr(InodeRef::by_id(dir(client))),

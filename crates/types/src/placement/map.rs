@@ -287,7 +287,7 @@ impl PlacementMap {
     /// volume any node tells.
     pub fn leader(&self, op: &Op) -> Option<&Member> {
         match op.subject() {
-            Subject::Place(place) => Some(self.owner_of(place.base, place.name.as_bytes())),
+            Subject::Path(place) => Some(self.owner_of(place.base, place.name.as_bytes())),
             Subject::Inode(inode) => Some(match &inode.seen {
                 Some((parent, name)) => self.owner_of(*parent, name.as_bytes()),
                 None => self.home_of(inode.ino),

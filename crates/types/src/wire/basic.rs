@@ -10,11 +10,11 @@ use crate::error::FsError;
 use crate::extent::{Extent, Source};
 use crate::ids::InodeId;
 use crate::inode::{Inode, Kind};
-use crate::name::{Dirs, InodeRef, NAME_MAX, Name, PATH_MAX, Place};
+use crate::name::{Dirs, InodeRef, NAME_MAX, Name, PATH_MAX, PathRef};
 use crate::range::Range;
 use crate::request::Creds;
 
-/// Most directories in a [`Place`]: a path of [`PATH_MAX`] bytes has no more.
+/// Most directories in a [`PathRef`]: a path of [`PATH_MAX`] bytes has no more.
 pub(super) const DIRS_MAX: usize = PATH_MAX / 2;
 
 /// Largest errno value that Linux knows.
@@ -87,7 +87,7 @@ impl<'a> Writer<'a> {
         self.out.extend_from_slice(bytes);
     }
 
-    pub fn place(&mut self, place: &Place) {
+    pub fn place(&mut self, place: &PathRef) {
         self.varint(place.base);
         self.limit(place.dirs.len(), DIRS_MAX, "the number of directories in a path");
         self.varint(place.dirs.len() as u64);
@@ -223,12 +223,12 @@ pub(super) fn name(reader: &mut Reader<'_>) -> Result<Name, DecodeError> {
     Name::new(reader.bytes(len)?).map_err(|_| DecodeError("not a valid name"))
 }
 
-pub(super) fn place(reader: &mut Reader<'_>) -> Result<Place, DecodeError> {
+pub(super) fn place(reader: &mut Reader<'_>) -> Result<PathRef, DecodeError> {
     let (base, count) = (reader.varint()?, reader.varint32()?);
     if count as usize > DIRS_MAX {
         return Err(DecodeError("count above its limit"));
     }
-    Ok(Place { base, dirs: Dirs::decode(reader, count)?, name: name(reader)? })
+    Ok(PathRef { base, dirs: Dirs::decode(reader, count)?, name: name(reader)? })
 }
 
 pub(super) fn seen(reader: &mut Reader<'_>) -> Result<(InodeId, Name), DecodeError> {

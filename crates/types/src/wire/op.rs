@@ -311,7 +311,7 @@ fn put_id(tag: u8, id: u64, w: &mut Writer<'_>) {
     w.varint(id);
 }
 
-fn put_place(tag: u8, place: &crate::name::Place, w: &mut Writer<'_>) {
+fn put_place(tag: u8, place: &crate::name::PathRef, w: &mut Writer<'_>) {
     w.u8(tag);
     w.place(place);
 }

@@ -3,7 +3,7 @@
 use kestrel_types::error::FsError;
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Request,
@@ -73,8 +73,8 @@ fn name(name: &str) -> Name {
     Name::new(name.as_bytes()).unwrap()
 }
 
-fn place() -> Place {
-    Place { base: 1, dirs: [name("data"), name("train")].into_iter().collect(), name: name("cat.jpg") }
+fn place() -> PathRef {
+    PathRef { base: 1, dirs: [name("data"), name("train")].into_iter().collect(), name: name("cat.jpg") }
 }
 
 fn inode_ref() -> InodeRef {

@@ -9,7 +9,7 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::hex::from_hex;
 use kestrel_client::remote::address;
 use kestrel_client::volume::Token;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::duration_arg;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 }
 
 /// Announces it.
-pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &AddNodeArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let descriptor = Descriptor::read(&dir).map_err(failed)?;
     let token = Token::of(&descriptor).map_err(failed)?;
@@ -86,13 +86,13 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
     if args.json {
         let role = args.role.role().word();
         print_json(&json!({ "node": node, "address": address, "role": role, "token": token.to_string() }));
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     eprintln!(
         "node {node} may join from {address}: kestrel cluster join TOKEN DIR, then kestrel serve DIR, there"
     );
     println!("{token}");
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn ask(dir: &Path, question: &Value) -> Result<Value, Failure> {

@@ -5,7 +5,7 @@ use clap::Args;
 use kestrel_balancer::balance::Change;
 use kestrel_balancer::next::{ROUNDS_MAX, even_names, even_slots};
 use kestrel_daemon::balance::{rule, tell};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::count;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ struct Done {
 }
 
 /// Balances it.
-pub fn run(args: &BalanceArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &BalanceArgs) -> Result<ExitStatus, Failure> {
     if args.epsilon.is_some_and(|epsilon| !(0.0..=1.0).contains(&epsilon)) {
         return Err(Failure::usage("cluster: --epsilon: from 0 to 1, as in 0.01"));
     }
@@ -102,7 +102,7 @@ pub fn run(args: &BalanceArgs) -> Result<Verdict, Failure> {
     } else if !args.dry_run {
         println!("table {} is in force, with {} exceptions", present.version, present.exceptions.len());
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn fair_part(placement: &PlacementMap) -> String {

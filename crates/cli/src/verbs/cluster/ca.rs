@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use serde_json::json;
 
 use super::failed;
@@ -27,7 +27,7 @@ pub struct CaArgs {
 }
 
 /// Prints it.
-pub fn run(args: &CaArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &CaArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let authority = Descriptor::authority_at(&dir).map_err(failed)?;
     let (fingerprint, certificate) = (authority.fingerprint().to_string(), authority.certificate_pem());
@@ -37,5 +37,5 @@ pub fn run(args: &CaArgs) -> Result<Verdict, Failure> {
         // Programs that read certificates from a file take no notice of what is outside of them.
         print!("{fingerprint}\n{certificate}");
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

@@ -1,7 +1,7 @@
 //! `kestrel cluster coordinator`: another node leads changes.
 
 use clap::Args;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
 
@@ -34,7 +34,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 }
 
 /// Has it lead.
-pub fn run(args: &CoordinatorArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &CoordinatorArgs) -> Result<ExitStatus, Failure> {
     let target = Target::connect(&args.url, "kestrel cluster coordinator")?;
     let present = target.table()?;
     if present.map.member(args.node).is_none() {
@@ -42,14 +42,14 @@ pub fn run(args: &CoordinatorArgs) -> Result<Verdict, Failure> {
     }
     if present.coordinator == args.node {
         say(args, &present, "leads changes already");
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     let next = present
         .with_coordinator(args.node)
         .map_err(|why| fail(format!("node {} cannot lead changes: {why}", args.node)))?;
     target.change(&next, &mut Progress::new())?;
     say(args, &next, "leads changes from now on");
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 fn say(args: &CoordinatorArgs, table: &PlacementMap, what: &str) {

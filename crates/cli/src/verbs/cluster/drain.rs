@@ -1,7 +1,7 @@
 //! `kestrel cluster drain`: takes everything from a node that can be taken.
 
 use clap::Args;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::count;
 use kestrel_types::placement::NodeId;
 use serde_json::json;
@@ -35,7 +35,7 @@ pub struct DrainArgs {
 }
 
 /// Drains it.
-pub fn run(args: &DrainArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &DrainArgs) -> Result<ExitStatus, Failure> {
     let target = Target::connect(&args.url, "kestrel cluster drain")?;
     let present = target.table()?;
     if present.map.member(args.node).is_none() {
@@ -57,5 +57,5 @@ pub fn run(args: &DrainArgs) -> Result<Verdict, Failure> {
         let done = if args.dry_run { "would go" } else { "went" };
         println!("{} slots {done} from node {} to others; table {version}", count(moves as u64), args.node);
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

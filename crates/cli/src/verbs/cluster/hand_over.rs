@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::{Panel, RemoteUrl};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
 
@@ -40,7 +40,7 @@ pub struct HandOverArgs {
 }
 
 /// Hands it over.
-pub fn run(args: &HandOverArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     RemoteUrl::parse(&args.url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
     let fail = |why: String| Failure::new("cluster", why);
     let who = kestrel_daemon::who("kestrel cluster hand-over");
@@ -72,7 +72,7 @@ pub fn run(args: &HandOverArgs) -> Result<Verdict, Failure> {
             answer["log"].as_str().unwrap_or("?")
         );
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }
 
 /// The node whose machine takes it: that one, or the next in cyclic order that serves clients.

@@ -4,7 +4,7 @@ use clap::Args;
 use kestrel_client::descriptor::Durability;
 use kestrel_client::remote::address;
 use kestrel_client::volume::{self, Token};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::role::NodeRole;
 use serde_json::{Value, json};
 
@@ -82,7 +82,7 @@ fn role(args: &InitArgs, node: usize) -> NodeRole {
 }
 
 /// Creates the volume.
-pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &InitArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let addresses = addresses(args)?;
     if args.durability != Mode::Commit {
@@ -107,7 +107,7 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": 1, "nodes": nodes,
             "token": token.to_string(),
         }));
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     // The token alone goes to standard output, so that `>FILE` makes a file that `join` takes.
     eprintln!("volume {:?} created, which {} nodes share:", made.settings.name, nodes.len());
@@ -123,5 +123,5 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
     eprintln!("then serve each with: kestrel serve DIR");
     eprintln!("the token, which is secret (`kestrel cluster token {}` prints it again):", dir.display());
     println!("{token}");
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

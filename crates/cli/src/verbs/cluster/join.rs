@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::volume::{self, Token};
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::placement::{Member, NodeId};
 use serde_json::json;
 
@@ -118,7 +118,7 @@ fn only_here(members: &[Member]) -> Result<&Member, Failure> {
 }
 
 /// Makes it.
-pub fn run(args: &JoinArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &JoinArgs) -> Result<ExitStatus, Failure> {
     let token = token(&args.token)?;
     let placement = token.placement().map_err(failed)?;
     let node = choose(args, token.joins_as(), placement.map.members())?;
@@ -131,5 +131,5 @@ pub fn run(args: &JoinArgs) -> Result<Verdict, Failure> {
         println!("{}: node {node} of volume {:?}", dir.display(), made.settings.name);
         println!("serve it with: kestrel serve {}", dir.display());
     }
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

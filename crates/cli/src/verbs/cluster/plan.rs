@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader};
 use clap::Args;
 use kestrel_balancer::balance::{Goal, exceptions_allowed};
 use kestrel_balancer::census::Census;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::count;
 use kestrel_types::placement::slot_map::MEMBERS_MAX;
 use kestrel_types::placement::{Exceptions, Member, PlacementMap, Rule, SlotMap};
@@ -86,7 +86,7 @@ impl Found {
 }
 
 /// Counts, balances, prints.
-pub fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &PlanArgs) -> Result<ExitStatus, Failure> {
     if !(1..=MEMBERS_MAX).contains(&args.nodes) {
         return Err(Failure::usage(format!("cluster plan: --nodes {}: from 1 to {MEMBERS_MAX}", args.nodes)));
     }
@@ -109,7 +109,7 @@ pub fn run(args: &PlanArgs) -> Result<Verdict, Failure> {
     } else {
         show(args, &goal, &found);
     }
-    Ok(if found.reaches_goal() { Verdict::Good } else { Verdict::Bad })
+    Ok(if found.reaches_goal() { ExitStatus::Good } else { ExitStatus::Bad })
 }
 
 fn failed(from: &str, why: impl std::fmt::Display) -> Failure {

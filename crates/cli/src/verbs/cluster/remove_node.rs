@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::Panel;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{count, duration_arg};
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 }
 
 /// Removes it.
-pub fn run(args: &RemoveNodeArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &RemoveNodeArgs) -> Result<ExitStatus, Failure> {
     let target = Target::coordinator_of(&args.url, VERB)?;
     let present = target.table()?;
     if present.coordinator == args.node {
@@ -80,7 +80,7 @@ pub fn run(args: &RemoveNodeArgs) -> Result<Verdict, Failure> {
         return match present.heir_of(args.node) {
             Some(_) => {
                 say(args, "has left already", present.version, 0);
-                Ok(Verdict::Good)
+                Ok(ExitStatus::Good)
             }
             None => Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node))),
         };
@@ -91,7 +91,7 @@ pub fn run(args: &RemoveNodeArgs) -> Result<Verdict, Failure> {
         }
         let version = target.forget(args.node)?;
         say(args, "was announced, and has not come: it is expected no more", version, 0);
-        return Ok(Verdict::Good);
+        return Ok(ExitStatus::Good);
     }
     let leave = Leave { args, target, begun: Instant::now() };
     match args.undo {
@@ -117,7 +117,7 @@ struct Leave<'a> {
 }
 
 impl Leave<'_> {
-    fn undo(&self, present: &PlacementMap) -> Result<Verdict, Failure> {
+    fn undo(&self, present: &PlacementMap) -> Result<ExitStatus, Failure> {
         if !present.is_leaving(self.args.node) {
             return Err(fail(format!("node {} is not leaving", self.args.node)));
         }
@@ -128,10 +128,10 @@ impl Leave<'_> {
             Ok((next.leaving != present.leaving).then_some(next))
         })?;
         say(self.args, "stays", next.version, 0);
-        Ok(Verdict::Good)
+        Ok(ExitStatus::Good)
     }
 
-    fn run(&self) -> Result<Verdict, Failure> {
+    fn run(&self) -> Result<ExitStatus, Failure> {
         let node = self.args.node;
         let mut slots_moved = 0;
         self.change("its slots go to others", |present| {
@@ -166,7 +166,7 @@ impl Leave<'_> {
             done.version,
             slots_moved,
         );
-        Ok(Verdict::Good)
+        Ok(ExitStatus::Good)
     }
 
     fn told(&self, what: &str) {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kestrel_client::remote::RemoteUrl;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::status;
 use kestrel_daemon::role::NodeRole;
 use kestrel_daemon::units::{bytes, count};
@@ -36,7 +36,7 @@ pub struct StatusArgs {
 }
 
 /// Shows them.
-pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &StatusArgs) -> Result<ExitStatus, Failure> {
     RemoteUrl::parse(&args.url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
     let mut status = status::ask(&args.url).map_err(failed)?;
     if args.count && status["nodes"].is_array() {
@@ -55,7 +55,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         table(nodes, &status["coordinator"]);
         changes(&status, nodes);
     }
-    Ok(if is_well { Verdict::Good } else { Verdict::Bad })
+    Ok(if is_well { ExitStatus::Good } else { ExitStatus::Bad })
 }
 
 /// Adds to each node's part of the status what it owns.

@@ -3,7 +3,7 @@
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::Token;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 
 use super::failed;
 
@@ -18,9 +18,9 @@ pub struct TokenArgs {
 }
 
 /// Prints it.
-pub fn run(args: &TokenArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &TokenArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let descriptor = Descriptor::read(&dir).map_err(failed)?;
     println!("{}", Token::of(&descriptor).map_err(failed)?);
-    Ok(Verdict::Good)
+    Ok(ExitStatus::Good)
 }

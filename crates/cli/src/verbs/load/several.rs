@@ -5,14 +5,14 @@ use kestrel_admin::dump::Counts;
 use kestrel_admin::dump::spread::{keep_clear_of, load_into};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 
 use super::{LoadArgs, copy_objects, look, reader, tell};
 use crate::at_rest::AtRest;
 use crate::progress::Progress;
 
 /// Loads; the dump has been verified.
-pub fn run(args: &LoadArgs, counts: Counts, from: Option<&dyn BlockStore>) -> Result<Verdict, Failure> {
+pub fn run(args: &LoadArgs, counts: Counts, from: Option<&dyn BlockStore>) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
     let mut progress = Progress::new();
     let nodes = AtRest::open("load", &args.volume, &args.others, &args.store)?;

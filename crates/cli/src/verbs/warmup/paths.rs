@@ -23,7 +23,7 @@ const BYTES_MAX: usize = 1 << 20;
 const NAMED_MAX: u64 = 20;
 
 /// Paths that are there, one after the other: arguments and lines, expanded.
-pub struct Wishes {
+pub struct WarmupPaths {
     /// Arguments, last first.
     arguments: Vec<PathBuf>,
     list: Option<Box<dyn BufRead>>,
@@ -34,22 +34,22 @@ pub struct Wishes {
 
 /// Requests, made as paths are read.
 pub struct Requests {
-    wishes: Wishes,
+    wishes: WarmupPaths,
     /// Belongs to another volume than the request before it.
     held: Option<(PathBuf, Vec<u8>)>,
     /// Where the paths of a directory belong: lists mostly name the files of one directory after
     /// the other.
-    known: Option<(PathBuf, Place)>,
+    known: Option<(PathBuf, VolumePath)>,
 }
 
 #[derive(Clone)]
-struct Place {
+struct VolumePath {
     volume: PathBuf,
     /// The directory's path within the volume.
     below: PathBuf,
 }
 
-impl Wishes {
+impl WarmupPaths {
     pub fn new(args: &WarmupArgs) -> Result<Self, Failure> {
         let list: Option<Box<dyn BufRead>> = match &args.from_file {
             Some(name) if name == Path::new("-") => Some(Box::new(BufReader::new(std::io::stdin()))),
@@ -115,7 +115,7 @@ impl Wishes {
 
 impl Requests {
     pub fn new(args: &WarmupArgs) -> Result<Self, Failure> {
-        Ok(Self { wishes: Wishes::new(args)?, held: None, known: None })
+        Ok(Self { wishes: WarmupPaths::new(args)?, held: None, known: None })
     }
 
     /// Paths that were not there.
@@ -162,7 +162,7 @@ impl Requests {
                 let dir = std::fs::canonicalize(parent).map_err(|why| fail(&why))?;
                 let entry = mount_above("warmup", &dir)?;
                 let below = dir.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?.to_path_buf();
-                let place = Place { volume: control_dir(&entry), below };
+                let place = VolumePath { volume: control_dir(&entry), below };
                 self.known = Some((parent.to_path_buf(), place.clone()));
                 place
             }

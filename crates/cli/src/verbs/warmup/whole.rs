@@ -9,12 +9,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use kestrel_client::fs::WHOLE_BYTES_MIN;
-use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::whole::SUMS;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
-use super::paths::Wishes;
+use super::paths::WarmupPaths;
 use super::{WarmupArgs, act};
 use crate::progress::{Progress, shown};
 use crate::verbs::{ask_with, control_dir, mount_above, print_json};
@@ -82,11 +82,11 @@ impl Work {
 }
 
 /// Makes, checks or drops whole copies.
-pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
+pub fn run(args: &WarmupArgs) -> Result<ExitStatus, Failure> {
     let mut work =
         Work { volume: None, held: Vec::new(), done: json!({}), progress: Progress::new(), act: act(args) };
     SUMS.iter().for_each(|name| work.done[*name] = 0.into());
-    let mut wishes = Wishes::new(args)?;
+    let mut wishes = WarmupPaths::new(args)?;
     while let Some(path) = wishes.next_path()? {
         let fail = |why: &dyn std::fmt::Display| Failure::new("warmup", format!("{}: {why}", path.display()));
         let path = std::fs::canonicalize(&path).map_err(|why| fail(&why))?;
@@ -124,5 +124,5 @@ pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
         }
     }
     let good = done["failed"] == 0 && done["missing_paths"] == 0;
-    Ok(if good { Verdict::Good } else { Verdict::Bad })
+    Ok(if good { ExitStatus::Good } else { ExitStatus::Bad })
 }

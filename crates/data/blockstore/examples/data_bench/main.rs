@@ -9,7 +9,7 @@ mod remote;
 
 use std::sync::mpsc;
 
-use kestrel_blockstore::{Packer, Placed, Result};
+use kestrel_blockstore::{Packer, Result, StoredRange};
 use kestrel_types::range::Range;
 
 /// CPU time of this process, user and system, microseconds.
@@ -30,7 +30,7 @@ fn data(len: usize) -> Vec<u8> {
 
 fn store_one(packer: &Packer, bytes: &[u8]) -> Range {
     let (sender, receiver) = mpsc::sync_channel(1);
-    let done = move |result: Result<Placed>| {
+    let done = move |result: Result<StoredRange>| {
         let _ = sender.send(result.map(|placed| placed.range));
     };
     packer.store(bytes.to_vec(), 1, Box::new(done));

@@ -12,7 +12,7 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::range::Range;
 
 use super::queue::Submission;
-use super::{ObjectIds, PackerConfig, PackerStats, Pin, Pins, Placed};
+use super::{ObjectIds, PackerConfig, PackerStats, Pin, Pins, StoredRange};
 use crate::error::{Error, Result};
 use crate::frame::Gather;
 use crate::object::{MEMBER_BYTES, MemberHeader, ObjectHeader, ObjectKind, VolumeId};
@@ -129,7 +129,7 @@ impl Writer {
 
     /// Appends a round to the pack stream's pack, beginning and sealing packs as needed. All
     /// members or none.
-    pub fn write_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<Placed>> {
+    pub fn write_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<StoredRange>> {
         // A pack stream gives its pack away while it appends: after a panic it is sealed, as after
         // any failure.
         match unpanicked(|| self.append_round(stream, round)) {
@@ -139,7 +139,7 @@ impl Writer {
         .inspect(|_| self.count(round))
     }
 
-    fn append_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<Placed>> {
+    fn append_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<StoredRange>> {
         let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
         let is_over = |pack: &OpenPack| {
             pack.appender.len() + bytes as u64 > self.pack_bytes || self.ids.is_lost(pack.pin.object())
@@ -184,7 +184,7 @@ impl Writer {
     }
 
     /// Writes a round as one whole object. All members or none.
-    pub fn write_object(&self, round: &[Submission]) -> Result<Vec<Placed>> {
+    pub fn write_object(&self, round: &[Submission]) -> Result<Vec<StoredRange>> {
         let kind = if round.len() == 1 { ObjectKind::Block } else { ObjectKind::Pack };
         let put = |object| {
             // Pinned before it exists, so that no listing finds it without its pin.
@@ -224,6 +224,6 @@ fn unpanicked<T>(write: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn placed(ranges: Vec<Range>, pin: &Pin) -> Vec<Placed> {
-    ranges.into_iter().map(|range| Placed { range, pin: pin.clone() }).collect()
+fn placed(ranges: Vec<Range>, pin: &Pin) -> Vec<StoredRange> {
+    ranges.into_iter().map(|range| StoredRange { range, pin: pin.clone() }).collect()
 }

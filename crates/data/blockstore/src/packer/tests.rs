@@ -27,7 +27,7 @@ fn bytes_of(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-fn store_wait(packer: &Packer, data: Vec<u8>, inode: u64) -> Result<Placed> {
+fn store_wait(packer: &Packer, data: Vec<u8>, inode: u64) -> Result<StoredRange> {
     let (sender, receiver) = mpsc::channel();
     packer.store(data, inode, Box::new(move |result| sender.send(result).unwrap()));
     receiver.recv().unwrap()
@@ -55,7 +55,7 @@ fn a_lone_store_runs_on_the_callers_thread() {
     let packer = packer(store.clone());
     let (sender, receiver) = mpsc::channel();
     let here = std::thread::current().id();
-    let done = move |result: Result<Placed>| sender.send((std::thread::current().id(), result)).unwrap();
+    let done = move |result: Result<StoredRange>| sender.send((std::thread::current().id(), result)).unwrap();
     packer.store(bytes_of(1, 100), 42, Box::new(done));
     let (thread, placed) = receiver.try_recv().unwrap();
     assert_eq!(thread, here);
@@ -134,10 +134,11 @@ fn parallel_uploads_of_large_payloads() {
     let (large, small) = (bytes_of(1, 1 << 20), bytes_of(1, 100));
     for number in 0..6 {
         let sender = sender.clone();
-        let done = move |placed: Result<Placed>| sender.send((number, placed.unwrap().range.object)).unwrap();
+        let done =
+            move |placed: Result<StoredRange>| sender.send((number, placed.unwrap().range.object)).unwrap();
         packer.store(large.clone(), 1, Box::new(done));
     }
-    let done = move |placed: Result<Placed>| sender.send((9, placed.unwrap().range.object)).unwrap();
+    let done = move |placed: Result<StoredRange>| sender.send((9, placed.unwrap().range.object)).unwrap();
     packer.store(small, 1, Box::new(done));
     let answers: Vec<(u64, u64)> = receiver.iter().take(7).collect();
     assert!(answers[..4].iter().any(|(number, _)| *number == 9), "not behind the large ones: {answers:?}");
@@ -151,7 +152,7 @@ fn parallel_uploads_of_large_payloads() {
 fn bytes_stored_before_a_sync_survive_power_loss() {
     let store = Arc::new(MemoryStore::new());
     let packer = packer(store.clone());
-    let safe: Vec<Placed> = (0..30)
+    let safe: Vec<StoredRange> = (0..30)
         .map(|seed| store_wait(&packer, bytes_of(seed, 20_000 + seed as usize * 50_000), 1).unwrap())
         .collect();
     store.sync().unwrap();
@@ -312,7 +313,7 @@ fn oldest_open_object() {
         7,
         "nothing is open: all that will be has a number from 7 on"
     );
-    let placed: Vec<Placed> =
+    let placed: Vec<StoredRange> =
         (0..3).map(|seed| store_wait(&packer, bytes_of(seed, 10), 1).unwrap()).collect();
     assert_eq!(placed[2].range.object, 9);
     let mut placed = placed.into_iter();
@@ -341,7 +342,7 @@ fn callbacks_may_store_more_and_may_panic() {
     let packer = Arc::new(packer(store));
     let (sender, receiver) = mpsc::channel();
     let again = Arc::clone(&packer);
-    let done = move |first: Result<Placed>| {
+    let done = move |first: Result<StoredRange>| {
         first.unwrap();
         again.store(vec![2], 1, Box::new(move |second| sender.send(second).unwrap()));
     };
@@ -395,7 +396,7 @@ fn storing_while_a_number_is_being_got_does_not_hang() {
         if let Some(packer) = packer.filter(|_| number == 1) {
             for _ in 0..20 {
                 let sender = sender.clone();
-                let done = move |placed: Result<Placed>| sender.send(placed.is_ok()).unwrap();
+                let done = move |placed: Result<StoredRange>| sender.send(placed.is_ok()).unwrap();
                 packer.store(vec![1; 900_000], 2, Box::new(done));
             }
         }

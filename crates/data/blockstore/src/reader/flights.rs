@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::error::{Error, Result};
 
 /// The range a frame belongs to: object and offset in it.
-type Place = (ObjectId, u32);
+type RangeId = (ObjectId, u32);
 
 /// One fetch: frames `first..=last` of a range.
 struct Fetch {
@@ -28,13 +28,13 @@ struct Fetch {
 
 /// The fetches under way.
 #[derive(Default)]
-pub(super) struct Flights(Mutex<FxHashMap<Place, Vec<Arc<Fetch>>>>);
+pub(super) struct Flights(Mutex<FxHashMap<RangeId, Vec<Arc<Fetch>>>>);
 
 /// The right to fetch some frames. Dropped without [`Flight::land`], it lands as if nothing had
 /// happened.
 pub(super) struct Flight<'a> {
     flights: &'a Flights,
-    place: Place,
+    place: RangeId,
     fetch: Arc<Fetch>,
     outcome: Result<()>,
 }

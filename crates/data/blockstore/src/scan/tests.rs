@@ -20,7 +20,7 @@ fn pack() -> Vec<u8> {
     let config = PackerConfig { streams: 1, ..PackerConfig::new([3; 16]) };
     let packer = Packer::new(store.clone(), ids, config).unwrap();
     for (inode, len) in LENGTHS.into_iter().enumerate() {
-        let done = Box::new(|placed: Result<crate::Placed>| drop(placed.unwrap()));
+        let done = Box::new(|placed: Result<crate::StoredRange>| drop(placed.unwrap()));
         packer.store(vec![inode as u8; len as usize], 100 + inode as u64, done);
     }
     packer.close();

@@ -46,7 +46,7 @@ use decode::Sink;
 use encode::Encoder;
 use flights::{Boarding, Flights};
 use head::{CHUNK_BYTES, FIRST_CHUNK_BYTES, HEADER_BYTES, Head, Header, MAGIC};
-use heads::{HEADS_BYTES_MAX, Heads, Known};
+use heads::{HEADS_BYTES_MAX, Heads, ObjectCoding};
 use read::Read;
 
 /// Bytes read for an object's head: enough for objects of up to 31 MiB.
@@ -125,7 +125,7 @@ enum How {
 
 /// An object of which the beginning was read, or nothing.
 struct Found {
-    known: Known,
+    known: ObjectCoding,
     /// Its first stored bytes; empty if its head was known already.
     start: Vec<u8>,
 }
@@ -200,7 +200,7 @@ impl CodedStore {
     }
 
     /// What an object that begins with `start` is.
-    fn judge(&self, object: ObjectId, start: &[u8], how: How) -> Result<Known> {
+    fn judge(&self, object: ObjectId, start: &[u8], how: How) -> Result<ObjectCoding> {
         let must_be_encrypted = self.coding.cipher.as_ref().is_some_and(|keys| !keys.is_plain_allowed());
         let refused = || {
             Error::Coding {
@@ -216,7 +216,7 @@ impl CodedStore {
             return match likeness {
                 MAGIC_LIKENESS.. => cut_off,
                 _ if must_be_encrypted => Err(refused()),
-                _ => Ok(Known::Plain),
+                _ => Ok(ObjectCoding::Plain),
             };
         }
         let cut_off = Error::Corrupt { object, offset: 0, what: "a coded object's head is cut off" };
@@ -236,7 +236,7 @@ impl CodedStore {
                 Head::decode(header, &head, keys)?
             }
         };
-        Ok(Known::Coded(Arc::new(head)))
+        Ok(ObjectCoding::Coded(Arc::new(head)))
     }
 
     /// Stored bytes of an object; false if that would block and `how` forbids it.
@@ -265,11 +265,11 @@ impl CodedStore {
             _ => self.known(object, Some(until), how)?,
         };
         match &found.known {
-            Known::Coded(head) => {
+            ObjectCoding::Coded(head) => {
                 let start = &found.start;
                 self.read_coded(&Read { head, start, wanted: offset..until, how }, parts)
             }
-            Known::Plain => {
+            ObjectCoding::Plain => {
                 let start = usize::try_from(offset).ok().zip(usize::try_from(until).ok());
                 if let Some(bytes) = start.and_then(|(from, until)| found.start.get(from..until)) {
                     Sink::new(parts).push(bytes);
@@ -335,8 +335,8 @@ impl BlockStore for CodedStore {
     fn read_up_to(&self, object: ObjectId, offset: u64, out: &mut [u8]) -> Result<usize> {
         let found = self.known(object, Some(offset.saturating_add(out.len() as u64)), How::Wait)?;
         match &found.known {
-            Known::Plain => self.inner.read_up_to(object, offset, out),
-            Known::Coded(head) => {
+            ObjectCoding::Plain => self.inner.read_up_to(object, offset, out),
+            ObjectCoding::Coded(head) => {
                 let until = head.header.plain_len.min(offset.saturating_add(out.len() as u64));
                 let len = until.saturating_sub(offset);
                 let parts = &mut [IoSliceMut::new(&mut out[..len as usize])];
@@ -350,7 +350,8 @@ impl BlockStore for CodedStore {
     /// Only what is known to be stored as it is can be left to the store's own cache: what has to
     /// be decoded is better read ahead into memory, by the threads that read ahead.
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
-        matches!(self.heads.get(object), Some(Known::Plain)) && self.inner.prefetch(object, offset, len)
+        matches!(self.heads.get(object), Some(ObjectCoding::Plain))
+            && self.inner.prefetch(object, offset, len)
     }
 
     fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
@@ -381,8 +382,8 @@ impl BlockStore for CodedStore {
 
     fn size(&self, object: ObjectId) -> Result<u64> {
         match self.known(object, None, How::Wait)?.known {
-            Known::Plain => self.inner.size(object),
-            Known::Coded(head) => Ok(head.header.plain_len),
+            ObjectCoding::Plain => self.inner.size(object),
+            ObjectCoding::Coded(head) => Ok(head.header.plain_len),
         }
     }
 

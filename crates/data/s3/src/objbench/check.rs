@@ -8,11 +8,11 @@ use std::time::Duration;
 use kestrel_blockstore::error::Error;
 use kestrel_blockstore::store::BlockStore;
 
-use super::{Ended, Plan, Stop, content, crew};
+use super::{BenchPlan, Ended, Stop, content, crew};
 
 /// What a check found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckOutcome {
     /// As it must be.
     Good,
     /// It works, with this drawback.
@@ -27,11 +27,11 @@ pub struct Check {
     /// What must be so.
     pub name: &'static str,
     /// Whether it is.
-    pub verdict: Verdict,
+    pub verdict: CheckOutcome,
 }
 
 /// A check: fails by what it returns, or by an error of the store.
-type Body = fn(&dyn BlockStore, &Plan, &Stop) -> Result<Verdict, Ended>;
+type Body = fn(&dyn BlockStore, &BenchPlan, &Stop) -> Result<CheckOutcome, Ended>;
 
 /// All checks in order. Each leaves the store as empty as it found it.
 const CHECKS: [(&str, Body); 6] = [
@@ -49,7 +49,7 @@ const CHECKS: [(&str, Body); 6] = [
 /// Only if stopped.
 pub fn check(
     store: &dyn BlockStore,
-    plan: &Plan,
+    plan: &BenchPlan,
     stop: &Stop,
     report: &mut dyn FnMut(&Check),
 ) -> Result<(), Ended> {
@@ -57,8 +57,8 @@ pub fn check(
         let verdict = match body(store, plan, stop) {
             Ok(verdict) => verdict,
             Err(Ended::Stopped) => return Err(Ended::Stopped),
-            Err(Ended::Failed(error)) => Verdict::Bad(error.to_string()),
-            Err(Ended::Wrong(why)) => Verdict::Bad(why),
+            Err(Ended::Failed(error)) => CheckOutcome::Bad(error.to_string()),
+            Err(Ended::Wrong(why)) => CheckOutcome::Bad(why),
         };
         // Best effort: a store that cannot even list is told by its check.
         let _ = clear(store);
@@ -87,7 +87,7 @@ fn read(store: &dyn BlockStore, object: u64, offset: u64, len: u64) -> Result<Ve
 }
 
 /// Also after the object was asked for and was not there: some stores and proxies remember that.
-fn read_after_write(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<Verdict, Ended> {
+fn read_after_write(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
     const OBJECTS: u64 = 64;
     crew::run(plan.threads.min(8), OBJECTS, Duration::MAX, stop, |number| {
         let object = number + 1;
@@ -106,10 +106,10 @@ fn read_after_write(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<
         }
         Ok(())
     })?;
-    Ok(Verdict::Good)
+    Ok(CheckOutcome::Good)
 }
 
-fn ranges(store: &dyn BlockStore, plan: &Plan, _stop: &Stop) -> Result<Verdict, Ended> {
+fn ranges(store: &dyn BlockStore, plan: &BenchPlan, _stop: &Stop) -> Result<CheckOutcome, Ended> {
     const LEN: u64 = 300_007;
     let bytes = content(plan.seed, 1, LEN);
     store.put(1, &[IoSlice::new(&bytes)])?;
@@ -138,20 +138,20 @@ fn ranges(store: &dyn BlockStore, plan: &Plan, _stop: &Stop) -> Result<Verdict, 
     if store.read_up_to(1, LEN, &mut out)? != 0 {
         return wrong("a read behind the object's end gives bytes");
     }
-    Ok(Verdict::Good)
+    Ok(CheckOutcome::Good)
 }
 
-fn large(store: &dyn BlockStore, plan: &Plan, _stop: &Stop) -> Result<Verdict, Ended> {
+fn large(store: &dyn BlockStore, plan: &BenchPlan, _stop: &Stop) -> Result<CheckOutcome, Ended> {
     let bytes = content(plan.seed, 1, plan.large_bytes);
     let parts: Vec<IoSlice<'_>> = bytes.chunks(1 << 20).map(IoSlice::new).collect();
     store.put(1, &parts)?;
     if read(store, 1, 0, plan.large_bytes)? != bytes {
         return wrong(format!("an object of {} bytes has other bytes than were written", plan.large_bytes));
     }
-    Ok(Verdict::Good)
+    Ok(CheckOutcome::Good)
 }
 
-fn listings(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<Verdict, Ended> {
+fn listings(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
     const OBJECTS: u64 = 90;
     const PAGE: usize = 20;
     crew::run(plan.threads.min(16), OBJECTS, Duration::MAX, stop, |number| {
@@ -179,12 +179,12 @@ fn listings(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<Verdict,
         return wrong(format!("the listing has {} objects of {OBJECTS}", found.len()));
     }
     if pages < OBJECTS / PAGE as u64 {
-        return Ok(Verdict::Poor(format!("pages are longer than asked for: {pages} pages")));
+        return Ok(CheckOutcome::Poor(format!("pages are longer than asked for: {pages} pages")));
     }
-    Ok(Verdict::Good)
+    Ok(CheckOutcome::Good)
 }
 
-fn deletions(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<Verdict, Ended> {
+fn deletions(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
     crew::run(plan.threads.min(8), 16, Duration::MAX, stop, |number| {
         let object = number + 1;
         store.put(object, &[IoSlice::new(b"to be deleted")])?;
@@ -198,12 +198,12 @@ fn deletions(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<Verdict
         }
     })?;
     match store.list(None, 100)?.objects.first() {
-        None => Ok(Verdict::Good),
+        None => Ok(CheckOutcome::Good),
         Some(info) => wrong(format!("object {} was deleted and is listed", info.object)),
     }
 }
 
-fn conditional_put(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<Verdict, Ended> {
+fn conditional_put(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
     const ROUNDS: u64 = 20;
     const WRITERS: u64 = 8;
     let winners = AtomicU64::new(0);
@@ -232,14 +232,14 @@ fn conditional_put(store: &dyn BlockStore, plan: &Plan, stop: &Stop) -> Result<V
         }
     }
     Ok(match (lost, plan.puts_conditionally) {
-        (0, true) => Verdict::Good,
-        (_, false) => Verdict::Poor(
+        (0, true) => CheckOutcome::Good,
+        (_, false) => CheckOutcome::Poor(
             "the store cannot refuse to overwrite by itself: each put costs a request more, and only one process at a time \
              may write to a volume"
                 .to_string(),
         ),
         (lost, true) => {
-            Verdict::Bad(format!("in {lost} of {ROUNDS} rounds there was not exactly one winner"))
+            CheckOutcome::Bad(format!("in {lost} of {ROUNDS} rounds there was not exactly one winner"))
         }
     })
 }

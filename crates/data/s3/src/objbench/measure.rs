@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kestrel_blockstore::store::{BlockStore, list_all};
 
 use super::crew::{self, Done};
-use super::{Ended, Plan, Stop, content};
+use super::{BenchPlan, Ended, Stop, content};
 
 /// Bytes of one read of a part of an object: a frame, the least that a file system reads.
 const RANGE_BYTES: u64 = 64 << 10;
@@ -92,7 +92,7 @@ impl Measurement {
 /// The first failure of the store; objects may be left in it then.
 pub fn measure(
     store: &dyn BlockStore,
-    plan: &Plan,
+    plan: &BenchPlan,
     stop: &Stop,
     report: &mut dyn FnMut(&Measurement),
 ) -> Result<(), Ended> {
@@ -110,11 +110,11 @@ pub fn measure(
     Ok(())
 }
 
-fn contents(plan: &Plan, size: u64) -> Vec<Vec<u8>> {
+fn contents(plan: &BenchPlan, size: u64) -> Vec<Vec<u8>> {
     (0..CONTENTS).map(|number| content(plan.seed, number, size)).collect()
 }
 
-fn put(store: &dyn BlockStore, plan: &Plan, size: u64, stop: &Stop) -> Result<Measurement, Ended> {
+fn put(store: &dyn BlockStore, plan: &BenchPlan, size: u64, stop: &Stop) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
     let jobs = (plan.bytes_max / size.max(1)).max(1);
     let mut done = crew::run(plan.threads, jobs, plan.time, stop, |number| {
@@ -129,7 +129,7 @@ fn put(store: &dyn BlockStore, plan: &Plan, size: u64, stop: &Stop) -> Result<Me
 
 fn get(
     store: &dyn BlockStore,
-    plan: &Plan,
+    plan: &BenchPlan,
     size: u64,
     objects: u64,
     stop: &Stop,
@@ -150,7 +150,7 @@ fn get(
 
 fn range(
     store: &dyn BlockStore,
-    plan: &Plan,
+    plan: &BenchPlan,
     size: u64,
     objects: u64,
     stop: &Stop,
@@ -196,7 +196,7 @@ fn list(store: &dyn BlockStore, size: u64, objects: u64, stop: &Stop) -> Result<
 
 fn delete(
     store: &dyn BlockStore,
-    plan: &Plan,
+    plan: &BenchPlan,
     size: u64,
     objects: u64,
     stop: &Stop,

@@ -3,8 +3,8 @@ use std::io::{IoSlice, IoSliceMut};
 
 use super::*;
 
-fn plan() -> Plan {
-    Plan {
+fn plan() -> BenchPlan {
+    BenchPlan {
         sizes: vec![1000, 100_000],
         threads: 4,
         time: Duration::from_millis(50),
@@ -15,7 +15,7 @@ fn plan() -> Plan {
     }
 }
 
-fn verdicts(store: &dyn BlockStore, plan: &Plan) -> Vec<Check> {
+fn verdicts(store: &dyn BlockStore, plan: &BenchPlan) -> Vec<Check> {
     let mut made = Vec::new();
     check(store, plan, &Stop::new(), &mut |check| made.push(check.clone())).unwrap();
     made
@@ -26,7 +26,7 @@ fn a_good_store_passes_and_is_left_empty() {
     let store = MemoryStore::put_only();
     let made = verdicts(&store, &plan());
     assert_eq!(made.len(), 6);
-    assert!(made.iter().all(|check| check.verdict == Verdict::Good), "{made:?}");
+    assert!(made.iter().all(|check| check.verdict == CheckOutcome::Good), "{made:?}");
     assert!(store.list(None, 1).unwrap().objects.is_empty());
     let mut measured = Vec::new();
     measure(&store, &plan(), &Stop::new(), &mut |one| measured.push(one.clone())).unwrap();
@@ -115,10 +115,10 @@ fn each_fault_is_found_by_its_check() {
     {
         let store = Broken { inner: MemoryStore::put_only(), fault };
         let made = verdicts(&store, &plan());
-        assert!(matches!(made[check].verdict, Verdict::Bad(_)), "{:?}", made[check]);
+        assert!(matches!(made[check].verdict, CheckOutcome::Bad(_)), "{:?}", made[check]);
     }
     // A store that is known to need help is usable.
     let store = MemoryStore::put_only();
-    let made = verdicts(&store, &Plan { puts_conditionally: false, ..plan() });
-    assert!(matches!(made[5].verdict, Verdict::Poor(_)), "{:?}", made[5]);
+    let made = verdicts(&store, &BenchPlan { puts_conditionally: false, ..plan() });
+    assert!(matches!(made[5].verdict, CheckOutcome::Poor(_)), "{:?}", made[5]);
 }

@@ -13,29 +13,29 @@ use crate::{Census, Counted};
 impl MemberHost {
     /// As [`Member::set_lock_guard`](crate::Member::set_lock_guard).
     pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
-        self.desk.turn(move |member, _| member.set_lock_guard(guard));
+        self.shared.turn(move |member, _| member.set_lock_guard(guard));
     }
 
     /// As [`Member::set_departure_guard`](crate::Member::set_departure_guard).
     pub fn set_departure_guard(&self, guard: Box<DepartureGuard>) {
-        self.desk.turn(move |member, _| member.set_departure_guard(guard));
+        self.shared.turn(move |member, _| member.set_departure_guard(guard));
     }
 
     /// As [`Member::set_census`](crate::Member::set_census).
     pub fn set_census(&self, census: Box<Census>) {
-        self.desk.turn(move |member, _| member.set_census(census));
+        self.shared.turn(move |member, _| member.set_census(census));
     }
 
     /// As [`Member::count_entries`](crate::Member::count_entries); `done` as below.
     pub fn count_entries(&self, done: Counted) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.count_entries(done, now));
+        let done = self.shared.later(done);
+        self.shared.turn(move |member, now| member.count_entries(done, now));
     }
 
     /// As [`Member::leads_changes`](crate::Member::leads_changes).
     pub fn leads_changes(&self) -> bool {
-        let leads = self.desk.member.lock().leads_changes().is_ok();
-        self.desk.wakeup.wake();
+        let leads = self.shared.member.lock().leads_changes().is_ok();
+        self.shared.wakeup.wake();
         leads
     }
 
@@ -46,32 +46,32 @@ impl MemberHost {
 
     /// As [`Member::forget`](crate::Member::forget); `done` as above.
     pub fn forget(&self, node: NodeId, done: Changed) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.forget(node, done, now));
+        let done = self.shared.later(done);
+        self.shared.turn(move |member, now| member.forget(node, done, now));
     }
 
     /// As [`Member::set_table_listener`](crate::Member::set_table_listener).
     pub fn set_table_listener(&self, told: Box<MapListener>) {
-        self.desk.turn(move |member, _| member.set_table_listener(told));
+        self.shared.turn(move |member, _| member.set_table_listener(told));
     }
 
     /// As [`Member::change`](crate::Member::change); `done` hears it on any thread, with no lock
     /// held, and must not block.
     pub fn change(&self, next: PlacementMap, done: Changed) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.change(next, done, now));
+        let done = self.shared.later(done);
+        self.shared.turn(move |member, now| member.change(next, done, now));
     }
 
     /// As [`Member::expect`](crate::Member::expect); `done` as above.
     pub fn expect(&self, node: Announced, done: Expected) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.expect(node, done, now));
+        let done = self.shared.later(done);
+        self.shared.turn(move |member, now| member.expect(node, done, now));
     }
 
     /// As [`Member::expected`](crate::Member::expected).
     pub fn expected(&self) -> Vec<(NodeId, Announced)> {
-        let expected = self.desk.member.lock().expected();
-        self.desk.wakeup.wake();
+        let expected = self.shared.member.lock().expected();
+        self.shared.wakeup.wake();
         expected
     }
 
@@ -82,20 +82,20 @@ impl MemberHost {
 
     /// The present table as its node has it.
     pub fn table(&self) -> Arc<MapView> {
-        self.desk.cluster().table()
+        self.shared.cluster().table()
     }
 
     /// As [`Member::lease_stats`](crate::Member::lease_stats).
     pub fn lease_stats(&self) -> LeaseStats {
-        let stats = self.desk.member.lock().lease_stats();
-        self.desk.wakeup.wake();
+        let stats = self.shared.member.lock().lease_stats();
+        self.shared.wakeup.wake();
         stats
     }
 
     /// As [`Member::change_stats`](crate::Member::change_stats).
     pub fn change_stats(&self) -> ChangeStats {
-        let stats = self.desk.member.lock().change_stats();
-        self.desk.wakeup.wake();
+        let stats = self.shared.member.lock().change_stats();
+        self.shared.wakeup.wake();
         stats
     }
 }

@@ -11,7 +11,7 @@ use kestrel_types::request::DirEntry;
 use super::{boolean, list, put_ids, put_list, put_numbered};
 use crate::gc::Weight;
 use crate::poll::{Answer, Question};
-use crate::tree::Place;
+use crate::tree::TreePosition;
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
 const USAGE: u8 = 1;
@@ -165,12 +165,12 @@ fn figures(r: &mut Reader<'_>) -> Result<[i64; 3], DecodeError> {
     Ok([r.i64()?, r.i64()?, r.i64()?])
 }
 
-fn put_place(out: &mut Vec<u8>, (index, child): &Place) {
+fn put_place(out: &mut Vec<u8>, (index, child): &TreePosition) {
     put_varint(out, u64::from(*index));
     put_varint(out, *child);
 }
 
-fn place(r: &mut Reader<'_>) -> Result<Place, DecodeError> {
+fn place(r: &mut Reader<'_>) -> Result<TreePosition, DecodeError> {
     Ok((r.varint32()?, r.varint()?))
 }
 

@@ -10,7 +10,7 @@ use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use parking_lot::Mutex;
@@ -254,8 +254,8 @@ impl Cluster {
     }
 }
 
-pub fn at(path: &str) -> Place {
-    Place::from_path(1, path.as_bytes()).unwrap()
+pub fn at(path: &str) -> PathRef {
+    PathRef::from_path(1, path.as_bytes()).unwrap()
 }
 
 pub fn mknod(path: &str) -> Op {

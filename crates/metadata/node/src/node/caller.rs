@@ -14,8 +14,8 @@ use kestrel_types::op_kind;
 use kestrel_types::placement::{OBJECT_BLOCK, OBJECT_COUNTERS_MAX, object_in};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
-use super::courier::Parcel;
 use super::dispatch::several;
+use super::reply_thread::PendingReply;
 use super::{Durability, Node};
 use crate::ops::{chunks, locate, readdir, usage};
 use crate::owners::MapView;
@@ -73,13 +73,13 @@ impl Node {
             return hand_back(request, sink, NotAloneReason::Later);
         }
         let sync = matches!(request.op, Op::Sync);
-        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
-        let parcel = Parcel { sink, reply, kind, since };
+        let tray = self.reply_thread.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
+        let pending = PendingReply { sink, reply, kind, since };
         let must_wait = sync || self.durability == Durability::Commit;
         if must_wait && wait > self.engine.durable() {
-            self.engine.on_durable(wait, Box::new(move |result| tray.give(vec![parcel], &result)));
+            self.engine.on_durable(wait, Box::new(move |result| tray.give(vec![pending], &result)));
         } else {
-            tray.give_here(parcel);
+            tray.give_here(pending);
         }
     }
 

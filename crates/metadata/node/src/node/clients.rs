@@ -55,7 +55,7 @@ impl Node {
     /// Writes a client's session, new or changed. The reply comes when it is durable, in either
     /// mode: a request of the client that is executed before may be executed again after a crash.
     pub fn record_session(&self, session: &SessionRecord, done: Done) {
-        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
+        let tray = self.reply_thread.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
         match self.engine.commit(BatchKind::Growing, vec![session_row(session)]) {
             Err(why) => done(Err(engine_error(why).into())),
             Ok(position) => {

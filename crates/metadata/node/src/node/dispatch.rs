@@ -15,11 +15,11 @@ use kestrel_types::op_kind;
 use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
 use parking_lot::MutexGuard;
 
-use super::courier::Parcel;
+use super::reply_thread::PendingReply;
 use super::{Durability, Node};
 use crate::lease::LeaseView;
 use crate::ops::RunsOn;
-use crate::pipeline::{self, Desk, Means, Verdict};
+use crate::pipeline::{self, BatchContext, BatchScratch, StepOutcome};
 use crate::worker::{HandedBack, NotAloneReason, QueuedRequest, ReplySlot, Sink, Woken, WorkerState};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
@@ -38,7 +38,7 @@ thread_local! {
 }
 
 /// What became of the request of the thread that ran the batch.
-enum Own {
+enum OwnRequest {
     Reply(Reply),
     /// The reply comes when this position is durable.
     Later(Reply, Position),
@@ -47,13 +47,13 @@ enum Own {
 
 /// What a batch leaves to do when no worker's state is held any more.
 #[derive(Default)]
-struct Aftermath {
-    own: Option<Own>,
+struct BatchOutcome {
+    own: Option<OwnRequest>,
     replies: Vec<(Sink, Reply)>,
     /// Requests that this node cannot serve by itself.
     handed_back: Vec<(Sink, HandedBack)>,
     /// Replies that must wait for their own batch, and its position.
-    waiting: Vec<Parcel>,
+    waiting: Vec<PendingReply>,
     position: Position,
     /// Workers to look at.
     pending: u128,
@@ -71,18 +71,18 @@ impl Node {
             let mut after = self.serve(worker, worker_state, Some(job));
             let own = after.own.take();
             match own {
-                Some(Own::Reply(reply)) => {
+                Some(OwnRequest::Reply(reply)) => {
                     self.finish(after);
                     return reply;
                 }
-                Some(Own::Later(reply, position)) => {
+                Some(OwnRequest::Later(reply, position)) => {
                     let slot = take_slot();
-                    after.waiting.push(Parcel { sink: Sink::Slot(slot.clone()), reply, kind, since });
+                    after.waiting.push(PendingReply { sink: Sink::Slot(slot.clone()), reply, kind, since });
                     after.position = after.position.max(position);
                     self.finish(after);
                     return self.wait(slot);
                 }
-                Some(Own::Moved(to, moved)) => {
+                Some(OwnRequest::Moved(to, moved)) => {
                     self.finish(after);
                     (worker, job) = (to, *moved);
                 }
@@ -147,7 +147,7 @@ impl Node {
     }
 
     /// What remains after a batch of this thread's own request.
-    fn finish(&self, after: Aftermath) {
+    fn finish(&self, after: BatchOutcome) {
         let pending = after.pending;
         self.deliver(after);
         self.drive(pending);
@@ -160,7 +160,7 @@ impl Node {
         worker: usize,
         mut worker_state: MutexGuard<'_, WorkerState>,
         own: Option<QueuedRequest>,
-    ) -> Aftermath {
+    ) -> BatchOutcome {
         let exclusive = worker == self.core.workers;
         let others: Vec<_> = if exclusive {
             self.workers[..worker].iter().map(|worker| worker.worker_state.lock()).collect()
@@ -170,7 +170,7 @@ impl Node {
         let mut jobs = std::mem::take(&mut worker_state.jobs);
         self.workers[worker].drain(&mut jobs, self.batch_max);
         jobs.extend(own);
-        let mut after = Aftermath::default();
+        let mut after = BatchOutcome::default();
         if !jobs.is_empty() {
             self.run_batch(worker, &mut worker_state, &mut jobs, &mut after);
         }
@@ -187,7 +187,7 @@ impl Node {
         worker: usize,
         worker_state: &mut WorkerState,
         jobs: &mut VecDeque<QueuedRequest>,
-        after: &mut Aftermath,
+        after: &mut BatchOutcome,
     ) {
         if self.closed.load(Ordering::Relaxed) {
             self.reopen();
@@ -198,7 +198,7 @@ impl Node {
             .cluster
             .as_ref()
             .map_or_else(|| LeaseView::of(None, false), |cluster| cluster.lease_view());
-        let means = Means {
+        let context = BatchContext {
             engine: &*self.engine,
             core: &self.core,
             table: table.as_deref(),
@@ -209,18 +209,18 @@ impl Node {
             worker,
         };
         let mut steps = Vec::with_capacity(jobs.len());
-        let mut desk = Desk {
+        let mut scratch = BatchScratch {
             rows: &mut worker_state.rows,
             effects: &mut worker_state.effects,
             ids: &mut worker_state.ids,
             walks: &mut worker_state.walks,
         };
         let jobs_in_order = &*jobs.make_contiguous();
-        let run = || pipeline::run(&means, &mut desk, jobs_in_order, &mut steps);
+        let run = || pipeline::run(&context, &mut scratch, jobs_in_order, &mut steps);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(usage) => self.add_usage(usage),
             // A bug, reported by the panic itself. Nobody may wait for ever because of it.
-            Err(_) => pipeline::abandon(&means, &mut desk, jobs.len(), &mut steps),
+            Err(_) => pipeline::abandon(&context, &mut scratch, jobs.len(), &mut steps),
         }
         let counters = &self.counters[worker];
         counters.batch(jobs.len());
@@ -233,7 +233,7 @@ impl Node {
         let mut moves = Vec::new();
         for (number, (job, step)) in jobs.iter_mut().zip(steps).enumerate() {
             self.committed_at(step.wait);
-            let Verdict::Reply(reply) = step.verdict else {
+            let StepOutcome::Reply(reply) = step.verdict else {
                 moves.push((number, step.verdict));
                 continue;
             };
@@ -243,14 +243,14 @@ impl Node {
             if step.wait <= durable {
                 counters.reply(kind, reply.is_err(), end.saturating_duration_since(job.since));
                 match sink {
-                    Sink::Caller => after.own = Some(Own::Reply(reply)),
+                    Sink::Caller => after.own = Some(OwnRequest::Reply(reply)),
                     sink => after.replies.push((sink, reply)),
                 }
             } else {
                 match sink {
-                    Sink::Caller => after.own = Some(Own::Later(reply, step.wait)),
+                    Sink::Caller => after.own = Some(OwnRequest::Later(reply, step.wait)),
                     sink => {
-                        after.waiting.push(Parcel { sink, reply, kind, since: job.since });
+                        after.waiting.push(PendingReply { sink, reply, kind, since: job.since });
                         after.position = after.position.max(step.wait);
                     }
                 }
@@ -270,22 +270,22 @@ impl Node {
         counters: &WorkerCounters,
         end: Instant,
         jobs: &mut VecDeque<QueuedRequest>,
-        moves: Vec<(usize, Verdict)>,
-        after: &mut Aftermath,
+        moves: Vec<(usize, StepOutcome)>,
+        after: &mut BatchOutcome,
     ) {
         let mut moves = moves.into_iter().peekable();
         for (number, mut job) in jobs.drain(..).enumerate() {
             let Some((_, verdict)) = moves.next_if(|(of, _)| *of == number) else { continue };
             match verdict {
-                Verdict::Reply(_) => debug_assert!(false, "it has been given"),
-                Verdict::Elsewhere(why) => match job.sink {
-                    Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
+                StepOutcome::Reply(_) => debug_assert!(false, "it has been given"),
+                StepOutcome::Elsewhere(why) => match job.sink {
+                    Sink::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
                     sink => {
                         let handed_back = HandedBack { request: job.request, origin: job.origin, why };
                         after.handed_back.push((sink, handed_back));
                     }
                 },
-                Verdict::Move(to, route) => {
+                StepOutcome::Move(to, route) => {
                     job.hops += 1;
                     job.route = route;
                     let to = match to {
@@ -295,8 +295,8 @@ impl Node {
                     self.send_on(to, job, after);
                 }
                 // The node's member has them deleted, and may find rows lent.
-                Verdict::Sweep(..) if self.shares_volume() => match job.sink {
-                    Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
+                StepOutcome::Sweep(..) if self.shares_volume() => match job.sink {
+                    Sink::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
                     sink => {
                         let why = NotAloneReason::Later;
                         after
@@ -304,7 +304,7 @@ impl Node {
                             .push((sink, HandedBack { request: job.request, origin: job.origin, why }));
                     }
                 },
-                Verdict::Sweep(ino, first) => {
+                StepOutcome::Sweep(ino, first) => {
                     let stalled = match job.unswept {
                         Some((before, at, stalled)) if (before, at) == (ino, first) => stalled + 1,
                         _ => 0,
@@ -315,7 +315,7 @@ impl Node {
                         let error =
                             FsError::new(libc::EIO, "metadata: what was cut off the file cannot be deleted");
                         match job.sink {
-                            Sink::Caller => after.own = Some(Own::Reply(Err(error.into()))),
+                            Sink::Caller => after.own = Some(OwnRequest::Reply(Err(error.into()))),
                             sink => after.replies.push((sink, Err(error.into()))),
                         }
                         continue;
@@ -333,9 +333,9 @@ impl Node {
     }
 
     /// Sends a job to another worker.
-    fn send_on(&self, to: usize, job: QueuedRequest, after: &mut Aftermath) {
+    fn send_on(&self, to: usize, job: QueuedRequest, after: &mut BatchOutcome) {
         match job.sink {
-            Sink::Caller => after.own = Some(Own::Moved(to, Box::new(job))),
+            Sink::Caller => after.own = Some(OwnRequest::Moved(to, Box::new(job))),
             _ => {
                 self.workers[to].push(job);
                 after.pending |= 1 << to;
@@ -344,7 +344,7 @@ impl Node {
     }
 
     /// Gives replies. No worker's state is held.
-    fn deliver(&self, after: Aftermath) {
+    fn deliver(&self, after: BatchOutcome) {
         for (sink, reply) in after.replies {
             sink.give(reply);
         }
@@ -359,20 +359,24 @@ impl Node {
         }
         let (waiting, tray) = (
             after.waiting,
-            self.courier.tray(self.counters.clone(), self.core.workers + 1, self.is_claimable()),
+            self.reply_thread.tray(self.counters.clone(), self.core.workers + 1, self.is_claimable()),
         );
         self.engine.on_durable(after.position, Box::new(move |result| tray.give(waiting, &result)));
     }
 
     /// Takes every worker's state, in order.
-    pub(super) fn hold_all(&self) -> Held<'_> {
+    pub(super) fn hold_all(&self) -> AllWorkers<'_> {
         let states = self.workers.iter().rev().take(1).chain(&self.workers[..self.core.workers]);
-        Held { node: self, states: states.map(|worker| worker.worker_state.lock()).collect(), serves: true }
+        AllWorkers {
+            node: self,
+            states: states.map(|worker| worker.worker_state.lock()).collect(),
+            serves: true,
+        }
     }
 
     /// As [`Node::hold_all`], for a member, which has locks of its own: what comes meanwhile waits
     /// for [`Node::drive_due`].
-    pub(super) fn hold_quietly(&self) -> Held<'_> {
+    pub(super) fn hold_quietly(&self) -> AllWorkers<'_> {
         let mut held = self.hold_all();
         held.serves = false;
         held
@@ -390,20 +394,20 @@ impl Node {
 }
 
 /// Every worker's state. Letting go of it serves what came meanwhile.
-pub struct Held<'a> {
+pub struct AllWorkers<'a> {
     node: &'a Node,
     states: Vec<MutexGuard<'a, WorkerState>>,
     serves: bool,
 }
 
-impl Held<'_> {
+impl AllWorkers<'_> {
     /// The memory of the worker for exclusive batches, whose role is the first.
     pub fn exclusive(&mut self) -> &mut WorkerState {
         &mut self.states[0]
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for AllWorkers<'_> {
     fn drop(&mut self) {
         self.states.clear();
         if self.serves {

@@ -14,7 +14,7 @@ use kestrel_types::key::Table;
 use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::stat::DirStat;
 
-use super::dispatch::Held;
+use super::dispatch::AllWorkers;
 use super::{Node, NodeConfig, RootAttr};
 use crate::effects::{Mark, OpenChange};
 use crate::ids::Block;
@@ -176,7 +176,7 @@ impl Node {
 
     /// Holds every worker's state: no batch runs meanwhile. What waits is served by
     /// [`Node::drive_due`].
-    pub fn quiesce(&self) -> Held<'_> {
+    pub fn quiesce(&self) -> AllWorkers<'_> {
         self.hold_quietly()
     }
 

@@ -17,7 +17,7 @@ use kestrel_types::placement::WORKERS_MAX;
 use kestrel_types::request::{Creds, Op, Request};
 use parking_lot::Mutex;
 
-use super::courier::Courier;
+use super::reply_thread::ReplyThread;
 use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
@@ -26,7 +26,7 @@ use crate::pipeline::engine_error;
 use crate::replica::Replica;
 use crate::rows::number_of;
 use crate::session::{
-    Moved, MovedTable, NewPlace, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes,
+    Moved, MovedTable, NewPath, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes,
     Reclaiming,
 };
 use crate::view::{Core, decode_dir_id, encode_dir_id};
@@ -100,7 +100,7 @@ fn orphans(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Vec<I
 
 /// Where files went that were open when the node stopped: parent 0 for one without a name that may
 /// be given one. `None` for a damaged row, which tells nothing.
-fn moved_rows(engine: &dyn Engine) -> FsResult<Vec<(InodeId, Option<NewPlace>)>> {
+fn moved_rows(engine: &dyn Engine) -> FsResult<Vec<(InodeId, Option<NewPath>)>> {
     let mut rows = Vec::new();
     let visited = engine.scan_table(Table::Moved, None, &mut |key, row| {
         if key.suffix.is_empty() {
@@ -243,7 +243,7 @@ impl Node {
             grace: config.grace,
             cluster: cluster.map(Box::new),
         };
-        let courier = Courier::start(config.replies).map_err(|why| {
+        let reply_thread = ReplyThread::start(config.replies).map_err(|why| {
             FsError::because(libc::EAGAIN, format!("metadata: the thread for replies did not start: {why}"))
         })?;
         let mut node = Self {
@@ -263,7 +263,7 @@ impl Node {
             reopening: Mutex::new(()),
             committed: AtomicU64::new(0),
             due: AtomicBool::new(false),
-            courier,
+            reply_thread,
         };
         if node.shares_volume() {
             // Others may have them open: they are asked.

@@ -11,7 +11,7 @@
 //! Touches the entry and one share of the directory: one fetch, two rows.
 
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds, OpenFlags};
 
 use super::make::{self, New};
@@ -22,7 +22,7 @@ use crate::view::{Run, View, fail};
 pub fn run(
     view: &mut View<'_>,
     creds: &Creds,
-    place: &Place,
+    place: &PathRef,
     mode: u16,
     flags: &OpenFlags,
     exclusive: bool,
@@ -52,7 +52,7 @@ pub fn run(
 pub fn mknod(
     view: &mut View<'_>,
     creds: &Creds,
-    place: &Place,
+    place: &PathRef,
     kind: Kind,
     mode: u16,
     rdev: u32,

@@ -12,7 +12,7 @@
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds};
 
 use super::make;
@@ -23,7 +23,7 @@ use crate::session::OpenState;
 use crate::view::{At, Found, LINK_MAX, Run, Stop, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef) -> Run<Answer> {
     view.need_exclusive()?;
     let found = view.find(inode, Use::Write)?;
     let spot = view.spot(creds, place, true)?;

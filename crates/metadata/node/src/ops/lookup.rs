@@ -4,13 +4,13 @@
 //! each must exist (`ENOENT`) and be a directory (`ENOTDIR`). A symbolic link in mid-path goes back
 //! to the client. Changes nothing; one fetch.
 
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
 use crate::view::{Run, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let spot = view.spot(creds, place, false)?;
     view.want_shown(&spot, place.name.as_bytes());
     let found = view.at_spot(&spot, Use::Read)?.ok_or(fail(libc::ENOENT, "no such entry"))?;

@@ -8,7 +8,7 @@
 use kestrel_types::entry::Entry;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::Table;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
 use super::make::{self, New};
@@ -17,7 +17,7 @@ use crate::rows::Value;
 use crate::view::{DIR_SIZE, Run, View, encode_dir_id, guard_of};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, mode: u16) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, mode: u16) -> Run<Answer> {
     let spot = view.spot(creds, place, true)?;
     make::check(view, creds, &spot)?;
     view.begin()?;

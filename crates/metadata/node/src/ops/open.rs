@@ -13,7 +13,7 @@
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, InodeFlags, Kind};
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags};
 
 use crate::content::{self, Content, Removal};
@@ -21,7 +21,7 @@ use crate::ops::xattr;
 use crate::perm::{self, EXEC, READ, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::txn::Told;
+use crate::txn::RecordedReply;
 use crate::view::{At, Found, Run, Stop, Use, View, fail};
 
 /// What is needed of the inode.
@@ -45,7 +45,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFla
 
 /// Runs OpenAt. Like Create it runs where the entry belongs, so that nobody removes the file
 /// between finding and counting it.
-pub fn at(view: &mut View<'_>, creds: &Creds, place: &Place, flags: &OpenFlags) -> Run<Answer> {
+pub fn at(view: &mut View<'_>, creds: &Creds, place: &PathRef, flags: &OpenFlags) -> Run<Answer> {
     let spot = view.spot(creds, place, false)?;
     view.need_home(&spot)?;
     view.want_shown(&spot, place.name.as_bytes());
@@ -224,7 +224,7 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
 /// whatever counted it then was lost with the node or has gone with the session. A release too: the
 /// client, which heard no answer, has claimed what it wanted to give back. Exclusive, since it may
 /// concern a file without names.
-pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
+pub fn again(view: &mut View<'_>, op: &Op, told: &RecordedReply) -> Run<Answer> {
     view.need_exclusive()?;
     view.wait = view.wait.max(told.changed_at);
     let answer = told.answer.clone().map_err(|outcome| Stop::Out(Box::new(outcome)))?;

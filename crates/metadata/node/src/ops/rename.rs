@@ -17,7 +17,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds, RenameFlags};
 
 use super::rmdir::DirRemoval;
@@ -28,7 +28,13 @@ use crate::rows::Value;
 use crate::view::{At, Found, Run, Spot, Use, View, encode_dir_id, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: RenameFlags) -> Run<Answer> {
+pub fn run(
+    view: &mut View<'_>,
+    creds: &Creds,
+    from: &PathRef,
+    to: &PathRef,
+    flags: RenameFlags,
+) -> Run<Answer> {
     if flags.no_replace && flags.exchange {
         return Err(fail(libc::EINVAL, "no_replace and exchange exclude each other"));
     }

@@ -9,7 +9,7 @@
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
 use super::unlink::check_removal;
@@ -18,7 +18,7 @@ use crate::rows::{CellId, Value};
 use crate::view::{Run, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, expected: Option<InodeId>) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, expected: Option<InodeId>) -> Run<Answer> {
     view.need_exclusive()?;
     let spot = view.spot(creds, place, true)?;
     let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;

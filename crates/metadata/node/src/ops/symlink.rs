@@ -4,14 +4,14 @@
 //! the entry. Mode 0777, which nobody checks. One fetch, two rows.
 
 use kestrel_types::inode::{Data, Kind};
-use kestrel_types::name::{PATH_MAX, Place};
+use kestrel_types::name::{PATH_MAX, PathRef};
 use kestrel_types::request::{Answer, Creds};
 
 use super::make::{self, New};
 use crate::view::{Run, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, target: &[u8]) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, target: &[u8]) -> Run<Answer> {
     if target.is_empty() {
         return Err(fail(libc::ENOENT, "a symbolic link needs a target"));
     }

@@ -13,7 +13,7 @@
 //! its home asks them ([`crate::session::Orphans`]).
 
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
 use crate::content::Removal;
@@ -24,7 +24,7 @@ use crate::session::OpenState;
 use crate::view::{At, Found, Run, Spot, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let spot = view.spot(creds, place, true)?;
     let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
     check_removal(creds, &spot, &found)?;

@@ -7,7 +7,7 @@ use kestrel_types::key::{Key, KeyRef, Table};
 use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
-use super::{CellId, Rows, Value, is_full, number_of};
+use super::{BatchRows, CellId, Value, is_full, number_of};
 use crate::locks::{LockTable, RowLockMode};
 use crate::owners::MapView;
 use crate::sums::LeasedShares;
@@ -87,7 +87,7 @@ impl Scope<'_> {
     }
 }
 
-impl Rows {
+impl BatchRows {
     /// Bars what is wanted and not to be had here.
     pub(super) fn bar(&mut self, scope: Scope<'_>) {
         let (cells, suffixes) = (&mut self.cells, &self.suffixes);

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use kestrel_types::ids::Position;
 use kestrel_types::key::Table;
 
-use super::{READ_BYTES_MAX, Rows, Value, number_of, too_large};
+use super::{BatchRows, READ_BYTES_MAX, Value, number_of, too_large};
 use kestrel_engine::{Engine, EngineError};
 
 /// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in
@@ -21,7 +21,7 @@ pub fn is_full(most: usize, rows: usize, bytes: usize) -> bool {
     rows >= most || bytes > SCAN_BYTES_MAX && rows > 0
 }
 
-impl Rows {
+impl BatchRows {
     pub(super) fn scan(
         &mut self,
         engine: &dyn Engine,

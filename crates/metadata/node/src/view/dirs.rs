@@ -7,7 +7,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::Table;
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::placement::hash_entry;
 use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
@@ -92,7 +92,7 @@ impl View<'_> {
     /// Walks to a place. Search permission is checked on every directory on the way, the last one
     /// included. With `change` the caller is going to change the entry: it must own it.
     #[inline]
-    pub fn spot(&mut self, creds: &Creds, place: &Place, change: bool) -> Run<Spot> {
+    pub fn spot(&mut self, creds: &Creds, place: &PathRef, change: bool) -> Run<Spot> {
         if let Some(planned) = &*self.planned
             && ptr::eq(planned.place, place)
             && planned.change == change
@@ -121,7 +121,7 @@ impl View<'_> {
     /// The directory of a place, search permission checked on every one on the way; and, if the
     /// replica alone decided that, the newest position of a change that did.
     #[inline]
-    fn reach(&mut self, creds: &Creds, place: &Place) -> Run<(Dentry, Option<Position>)> {
+    fn reach(&mut self, creds: &Creds, place: &PathRef) -> Run<(Dentry, Option<Position>)> {
         if !self.effects.dirs_changed.is_empty() {
             return self.walk_all(creds, place).map(|dir| (dir, None));
         }
@@ -147,7 +147,7 @@ impl View<'_> {
     }
 
     /// As [`View::walk_all`], if the replica knows every directory on the way.
-    fn walk_known(&mut self, creds: &Creds, place: &Place) -> Run<Option<Dentry>> {
+    fn walk_known(&mut self, creds: &Creds, place: &PathRef) -> Run<Option<Dentry>> {
         let mut next = self.core.replica.get(place.base);
         let mut names = place.dirs.iter();
         loop {
@@ -160,7 +160,7 @@ impl View<'_> {
         }
     }
 
-    fn walk_all(&mut self, creds: &Creds, place: &Place) -> Run<Dentry> {
+    fn walk_all(&mut self, creds: &Creds, place: &PathRef) -> Run<Dentry> {
         let mut dir = self.dir(place.base)?;
         perm::check(creds, dir.guard, EXEC)?;
         for (walked, name) in place.dirs.iter().enumerate() {

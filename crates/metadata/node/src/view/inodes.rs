@@ -4,7 +4,7 @@ use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::placement::{COUNTERS_MAX, id_in, slot_of_id};
 
 use super::{Route, Run, Stop, View, damaged, fail};
@@ -33,7 +33,7 @@ pub struct Spot {
 #[derive(Debug, Clone, Copy)]
 pub struct Planned {
     /// Which of the request's places it is: looked at for nothing but whether it is the same.
-    pub(super) place: *const Place,
+    pub(super) place: *const PathRef,
     pub(super) change: bool,
     pub(super) spot: Spot,
     /// Newest position of a change that decided it.

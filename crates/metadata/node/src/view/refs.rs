@@ -11,7 +11,7 @@ use kestrel_types::stat::ObjStat;
 use super::{At, Found, Run, Stop, View, damaged, decode_dir_id, encode_dir_id, fail};
 use crate::effects::OpenUndo;
 use crate::rows::{CellId, Value, number_of, share_suffix};
-use crate::session::{Moved, NewPlace, OpenState};
+use crate::session::{Moved, NewPath, OpenState};
 use crate::tally::Tally;
 
 /// Rows of a file's chunks, by chunk.
@@ -55,7 +55,7 @@ impl View<'_> {
     }
 
     /// Where a renamed file went. Of several nodes only the row can tell, at the home of the file.
-    pub(super) fn moved(&mut self, ino: InodeId) -> Run<Option<NewPlace>> {
+    pub(super) fn moved(&mut self, ino: InodeId) -> Run<Option<NewPath>> {
         if self.core.cluster.is_none() {
             return Ok(self.moved_to(ino));
         }
@@ -138,7 +138,7 @@ impl View<'_> {
         Ok(())
     }
 
-    fn moved_to(&mut self, ino: InodeId) -> Option<NewPlace> {
+    fn moved_to(&mut self, ino: InodeId) -> Option<NewPath> {
         match self.moved_here(ino) {
             Some(Moved::To { place, .. }) => Some(place),
             Some(Moved::Away) => None,
@@ -211,7 +211,7 @@ impl View<'_> {
 
     /// The place of a file that was found elsewhere than its client saw it, if a restart would
     /// forget the way.
-    pub fn strayed(&mut self, asked: &InodeRef, found: &Found) -> Option<NewPlace> {
+    pub fn strayed(&mut self, asked: &InodeRef, found: &Found) -> Option<NewPath> {
         let At::Name { cell, parent, .. } = found.at else { return None };
         if !self.core.serves || self.core.cluster.is_some() {
             return None;

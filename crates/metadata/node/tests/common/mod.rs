@@ -16,7 +16,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::inode::Inode;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 
 /// A node on an engine in memory.
@@ -107,8 +107,8 @@ pub fn name(text: &str) -> Name {
 }
 
 /// A path from a directory.
-pub fn at(base: u64, path: &str) -> Place {
-    Place::from_path(base, path.as_bytes()).unwrap()
+pub fn at(base: u64, path: &str) -> PathRef {
+    PathRef::from_path(base, path.as_bytes()).unwrap()
 }
 
 pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Creds {

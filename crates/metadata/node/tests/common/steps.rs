@@ -12,7 +12,7 @@ use kestrel_engine::EngineError;
 use kestrel_model::{Layout, Model, NEED_GROUPS};
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime,
@@ -86,8 +86,8 @@ impl World {
         dirs[usize::from(dice) % dirs.len()]
     }
 
-    fn place(&self, a: u8, b: u8) -> Place {
-        let mut place = Place::new(self.dir(a / 2), name(NAMES[usize::from(b) % 4]));
+    fn place(&self, a: u8, b: u8) -> PathRef {
+        let mut place = PathRef::new(self.dir(a / 2), name(NAMES[usize::from(b) % 4]));
         if a % 2 == 1 {
             place.dirs.push(&name(NAMES[usize::from(b / 4) % 4]));
             if b > 200 {
@@ -98,7 +98,7 @@ impl World {
     }
 
     /// A place where something is, mostly.
-    fn taken(&self, a: u8, b: u8) -> Place {
+    fn taken(&self, a: u8, b: u8) -> PathRef {
         let entries: Vec<(u64, &Vec<u8>)> = self
             .model
             .nodes
@@ -107,7 +107,7 @@ impl World {
             .filter(|(dir, _)| self.known.iter().any(|known| known.ino == *dir))
             .collect();
         match entries.get(usize::from(a) % entries.len().max(1)) {
-            Some((dir, name)) if b % 4 != 0 => Place::new(*dir, Name::new(name).unwrap()),
+            Some((dir, name)) if b % 4 != 0 => PathRef::new(*dir, Name::new(name).unwrap()),
             _ => self.place(a, b),
         }
     }
@@ -340,7 +340,7 @@ impl World {
             _ => return,
         };
         match (op.subject(), parent) {
-            (Subject::Place(place), Some(parent)) => {
+            (Subject::Path(place), Some(parent)) => {
                 self.seen(inode.ino, Some(inode.kind), (parent, place.name.clone()));
             }
             _ if matches!(op, Op::TmpFile { .. }) => {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kestrel_meta::node::Node;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr};
 
 use super::{at, check};
@@ -30,7 +30,7 @@ struct Client {
 }
 
 impl Client {
-    fn place(&mut self) -> Place {
+    fn place(&mut self) -> PathRef {
         let names = ["a", "b", "c", "d", "e"];
         let mut path = String::new();
         for _ in 0..self.dice.roll(3) {
@@ -70,7 +70,7 @@ impl Client {
         }
     }
 
-    fn took(&mut self, place: Option<Place>, reply: &Reply) {
+    fn took(&mut self, place: Option<PathRef>, reply: &Reply) {
         if let (Some(place), Ok(Answer::Opened { inode, .. })) = (place, reply) {
             let seen = if place.dirs.is_empty() { Some((place.base, place.name)) } else { None };
             self.open.push((InodeRef { ino: inode.ino, seen }, inode.size));

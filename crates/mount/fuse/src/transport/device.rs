@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::abi;
-use crate::transport::seats::{Place, Seats};
+use crate::transport::worker_slots::{WorkerSlot, WorkerSlots};
 use crate::transport::{End, ReplyChannel, RequestSink, Transport};
 
 /// Alignment of a WRITE's payload in the receive buffer, so that it can go on with direct I/O as it
@@ -28,7 +28,7 @@ const ABORT_PAUSE: Duration = Duration::from_millis(1);
 pub struct Device {
     /// One for each thread.
     channels: Vec<Arc<Channel>>,
-    seats: Arc<Seats>,
+    seats: Arc<WorkerSlots>,
     buffer_bytes: usize,
 }
 
@@ -63,7 +63,7 @@ impl Device {
             });
         }
         let buffer_bytes = (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
-        Ok(Device { channels, seats: Seats::new(workers), buffer_bytes })
+        Ok(Device { channels, seats: WorkerSlots::new(workers), buffer_bytes })
     }
 }
 
@@ -86,7 +86,7 @@ impl Transport for Device {
         let channel = &self.channels[thread];
         let replies: Arc<dyn ReplyChannel> = channel.clone();
         let mut buffer = Buffer::new(self.buffer_bytes);
-        let place = Place::new(self.seats.clone());
+        let place = WorkerSlot::new(self.seats.clone());
         loop {
             if let Err(end) = place.sit() {
                 return Ok(end);

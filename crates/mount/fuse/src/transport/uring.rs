@@ -51,7 +51,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::config::Config;
 use crate::transport::device::{Device, clone_device};
-use crate::transport::seats::{Place, Seats};
+use crate::transport::worker_slots::{WorkerSlot, WorkerSlots};
 use crate::transport::{End, ReplyChannel, RequestSink, Transport};
 
 mod cpus;
@@ -73,7 +73,7 @@ pub const RING_ENTRIES_MAX: usize = 256;
 /// Rings and a device for the rest.
 pub(crate) struct Uring {
     rings: Vec<Arc<Queues>>,
-    seats: Arc<Seats>,
+    seats: Arc<WorkerSlots>,
     /// FORGET and INTERRUPT, and the end. Set when the kernel has taken the first entries.
     device: Device,
     spare: usize,
@@ -107,7 +107,7 @@ impl Prepared {
     /// The transport, after INIT, with which `max_write` was settled.
     pub(crate) fn with(self, fd: Arc<OwnedFd>, spare: usize, max_write: u32) -> io::Result<Uring> {
         let device = Device::new(fd, (1, 0), false, max_write, self.failed)?;
-        let (seats, start) = (Seats::new(self.rings.len()), Start::new(self.rings.len()));
+        let (seats, start) = (WorkerSlots::new(self.rings.len()), Start::new(self.rings.len()));
         Ok(Uring { rings: self.rings, seats, device, spare, start })
     }
 }
@@ -146,7 +146,7 @@ impl Uring {
     /// One of the threads for rings.
     fn serve_rings(&self, sink: &dyn RequestSink) -> io::Result<End> {
         let everywhere = CpuSet::of_thread();
-        let place = Place::with_leaving(self.seats.clone(), move || {
+        let place = WorkerSlot::with_leaving(self.seats.clone(), move || {
             everywhere.iter().for_each(CpuSet::confine_thread);
         });
         let mut names = queues::names();

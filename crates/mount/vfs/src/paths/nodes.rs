@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_fuse::Attr;
 use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::name::{Name, PATH_MAX, Place};
+use kestrel_types::name::{Name, PATH_MAX, PathRef};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -73,7 +73,7 @@ pub enum NodeTarget {
     /// This inode.
     Inode(InodeId),
     /// Whatever is at this place.
-    At(Place),
+    At(PathRef),
     /// Nothing: its name went away.
     Gone,
 }
@@ -192,7 +192,7 @@ impl PathNodes {
 
     /// Where the entry `name` of a node is: from the nearest inode number on the way up; `None` if
     /// that ends at something gone.
-    pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
+    pub fn place(&self, dir: u64, name: Name) -> Option<PathRef> {
         let (mut at, mut dirs) = (dir, Vec::new());
         let base = loop {
             if !is_path(at) {
@@ -208,7 +208,7 @@ impl PathNodes {
                 None => return None,
             }
         };
-        Some(Place { base, dirs: dirs.into_iter().rev().collect(), name })
+        Some(PathRef { base, dirs: dirs.into_iter().rev().collect(), name })
     }
 
     /// A path node without an identity.

@@ -6,9 +6,9 @@ use kestrel_client::fs::{Caller, Protected};
 use kestrel_fuse::Entry;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::OpenFlags;
-use kestrel_walkhint::{Hint, Intent, Lookup, Told};
+use kestrel_walkhint::{Hint, HintResult, Intent, Lookup};
 
 use super::{Counters, Paths};
 use crate::convert;
@@ -24,7 +24,7 @@ pub enum Plan {
     /// By asking for it to be opened too: OPEN follows.
     Open {
         /// Where it is.
-        place: Place,
+        place: PathRef,
         /// How the OPEN will ask.
         flags: OpenFlags,
         /// Only a directory will do (`O_DIRECTORY`), which is said before any permission is looked
@@ -36,7 +36,7 @@ pub enum Plan {
     /// By asking.
     Ask {
         /// Where it is.
-        place: Place,
+        place: PathRef,
         /// What for.
         purpose: Purpose,
         /// What the caller will do with it.
@@ -99,7 +99,7 @@ impl Paths {
             return Plan::Probe(errno);
         }
         let told = self.hints.take(&lookup, name.as_bytes());
-        let purpose = if told == Told::Creation { Purpose::Create } else { Purpose::Look };
+        let purpose = if told == HintResult::Creation { Purpose::Create } else { Purpose::Look };
         let Some(hint) = told.walk() else {
             Counters::count(&self.counters.unhinted);
             return self.ask(dir, name, purpose, Use::default());

@@ -36,7 +36,7 @@ fn nothing_is_said_before_calibration() {
     for way in ways() {
         let hints = way.load().unwrap();
         let lookup = kestrel_walkhint::Lookup { unique: 2, tid: std::process::id(), nodeid: 1 };
-        assert_eq!(hints.take(&lookup, b"a"), kestrel_walkhint::Told::Nothing);
+        assert_eq!(hints.take(&lookup, b"a"), kestrel_walkhint::HintResult::Nothing);
         assert_eq!(hints.probe(&lookup, b"a"), None);
         assert!(!hints.is_probe(b".kestrel-probe-0000000000000000-0"));
     }

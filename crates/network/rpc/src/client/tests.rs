@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use crate::tls::ClientTls;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ROOT;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, XattrFlags};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
@@ -188,7 +188,7 @@ fn calls_of_threads_over_node_restarts() {
             scope.spawn(move || {
                 for number in 0..CALLS {
                     let name = Name::new(format!("{thread}.{number}").as_bytes()).unwrap();
-                    let made = remote.call(request(Op::MkDir(Place::new(ROOT, name), 0o755)));
+                    let made = remote.call(request(Op::MkDir(PathRef::new(ROOT, name), 0o755)));
                     assert_eq!(made, Ok(Answer::Done));
                     done.fetch_add(1, Ordering::SeqCst);
                 }

@@ -26,7 +26,7 @@ const ROUNDS_MAX: u32 = 32;
 const BYTES_KEPT: usize = 256 * 1024;
 
 #[derive(Default)]
-struct Desk {
+struct WriteState {
     socket: Option<Arc<Socket>>,
     /// Bytes being written, from `written` on.
     bytes: Vec<u8>,
@@ -36,7 +36,7 @@ struct Desk {
 /// The way out.
 #[derive(Default)]
 pub(super) struct Writer {
-    desk: Mutex<Desk>,
+    desk: Mutex<WriteState>,
     /// The link has output that nobody has taken.
     offered: AtomicBool,
     /// The socket had no room, and bytes are left.
@@ -73,7 +73,7 @@ impl Writer {
     /// A new connection.
     pub fn install(&self, socket: Arc<Socket>) {
         *self.present.lock() = Some(socket.clone());
-        *self.desk.lock() = Desk { socket: Some(socket), ..Desk::default() };
+        *self.desk.lock() = WriteState { socket: Some(socket), ..WriteState::default() };
         self.stuck.store(false, Ordering::Relaxed);
     }
 
@@ -81,7 +81,7 @@ impl Writer {
     pub fn remove(&self) {
         self.cut();
         *self.present.lock() = None;
-        *self.desk.lock() = Desk::default();
+        *self.desk.lock() = WriteState::default();
         self.stuck.store(false, Ordering::Relaxed);
     }
 
@@ -101,7 +101,7 @@ impl Writer {
 }
 
 /// How a turn at the desk ended.
-enum Turn {
+enum WriteEnd {
     /// Nothing is left, or somebody else writes.
     Done,
     /// The socket has no room.
@@ -149,9 +149,9 @@ impl Shared {
         while self.writer.has_work() {
             let Some(mut desk) = self.writer.desk.try_lock() else { return };
             match self.write_at(&mut desk, patient, &mut rounds) {
-                Turn::Done => {}
-                Turn::Stuck => return,
-                Turn::Enough => {
+                WriteEnd::Done => {}
+                WriteEnd::Stuck => return,
+                WriteEnd::Enough => {
                     drop(desk);
                     self.ask_for_relief();
                     return;
@@ -160,11 +160,11 @@ impl Shared {
         }
     }
 
-    fn write_at(&self, desk: &mut Desk, patient: bool, rounds: &mut u32) -> Turn {
+    fn write_at(&self, desk: &mut WriteState, patient: bool, rounds: &mut u32) -> WriteEnd {
         loop {
             if desk.bytes.is_empty() {
                 if *rounds == 0 {
-                    return Turn::Enough;
+                    return WriteEnd::Enough;
                 }
                 *rounds -= 1;
                 self.writer.offered.store(false, Ordering::Relaxed);
@@ -174,7 +174,7 @@ impl Shared {
                     link.take_output(&mut desk.bytes);
                 }
                 if desk.bytes.is_empty() {
-                    return Turn::Done;
+                    return WriteEnd::Done;
                 }
                 count(&self.traffic.messages, usize::from(desk.socket.is_some()));
             }
@@ -198,7 +198,7 @@ impl Shared {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     self.writer.stuck.store(true, Ordering::Relaxed);
                     if !patient {
-                        return Turn::Stuck;
+                        return WriteEnd::Stuck;
                     }
                     if let Err(error) = socket.wait(false, WAIT) {
                         self.broken(desk, &error);
@@ -210,7 +210,7 @@ impl Shared {
     }
 
     /// Writing failed: the reader will see the end of the connection.
-    fn broken(&self, desk: &mut Desk, error: &std::io::Error) {
+    fn broken(&self, desk: &mut WriteState, error: &std::io::Error) {
         log::debug!("net: writing to the metadata server failed: {error}");
         if let Some(socket) = desk.socket.take() {
             socket.cut();

@@ -84,12 +84,12 @@ impl<D> Pending<D> {
 /// A table of calls by id.
 #[derive(Debug)]
 pub(super) struct Calls<D> {
-    places: Vec<Place<D>>,
+    places: Vec<CallPosition<D>>,
     free: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Place<D> {
+struct CallPosition<D> {
     uses: u64,
     pending: Option<Pending<D>>,
 }
@@ -107,7 +107,7 @@ impl<D> Calls<D> {
     /// [`PLACES_MAX`].
     pub fn insert(&mut self, make: impl FnOnce(u64) -> Pending<D>) -> CallId {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Place { uses: 0, pending: None });
+            self.places.push(CallPosition { uses: 0, pending: None });
             (self.places.len() - 1) as u32
         });
         let place = &mut self.places[index as usize];

@@ -5,7 +5,7 @@ pub(crate) mod model;
 mod world;
 
 use kestrel_types::clock::{Nanos, SECOND};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
@@ -33,8 +33,8 @@ fn op(op: Op) -> Body {
     Body::Op(Request { creds: Creds::root(), op })
 }
 
-fn named(number: u64) -> Place {
-    Place::new(100 + number % 3, Name::new(format!("d{number}").as_bytes()).unwrap())
+fn named(number: u64) -> PathRef {
+    PathRef::new(100 + number % 3, Name::new(format!("d{number}").as_bytes()).unwrap())
 }
 
 fn make(number: u64) -> Body {
@@ -104,7 +104,7 @@ fn run(steps: Vec<Step>) {
                 let flags = OpenFlags::default();
                 let open = match number % 2 {
                     0 => Op::Open(InodeRef::by_id(ino), flags),
-                    _ => Op::OpenAt(Place { base: ino, ..named(number) }, flags),
+                    _ => Op::OpenAt(PathRef { base: ino, ..named(number) }, flags),
                 };
                 world.ask(op(open), Asked::Open(ino), until);
             }

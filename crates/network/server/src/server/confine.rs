@@ -12,7 +12,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use parking_lot::Mutex;
 
@@ -184,7 +184,7 @@ impl Check {
                         return Some(Op::Parent(dir));
                     }
                 }
-                Step::Look(dir, name) => return Some(Op::Lookup(Place::new(*dir, name.clone()))),
+                Step::Look(dir, name) => return Some(Op::Lookup(PathRef::new(*dir, name.clone()))),
             }
         }
     }

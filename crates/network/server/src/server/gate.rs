@@ -2,11 +2,11 @@
 //!
 //! **The identity of a node.** Not its number alone: the word that its directory was born with, how
 //! often that directory was started, and the random number of the process. The newest start heard
-//! of is on record, durably before it is let in ([`kestrel_cluster::known`]). So a directory that
-//! was made anew, an old copy and a second process are told from the node that the cluster has;
-//! they would bring what the others do not have, or take numbers that are taken. A start is counted
-//! before any node hears of it, so no two starts of one directory have the same number: two that do
-//! are copies.
+//! of is on record, durably before it is let in ([`kestrel_cluster::peer_identity`]). So a
+//! directory that was made anew, an old copy and a second process are told from the node that the
+//! cluster has; they would bring what the others do not have, or take numbers that are taken. A
+//! start is counted before any node hears of it, so no two starts of one directory have the same
+//! number: two that do are copies.
 //!
 //! **Where it is** it says, too: that is on record with its start
 //! ([`kestrel_cluster::addresses`]), and this node dials it there.
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::host::MemberHost;
-use kestrel_cluster::known::Known;
+use kestrel_cluster::peer_identity::PeerIdentity;
 use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::handler::Outbox;
 use kestrel_rpc::peer::proof::{holds, nonce, prove};
@@ -58,7 +58,7 @@ pub(crate) struct Gate {
     identity: Identity,
     /// What is on record of other nodes, as far as it was asked for. Held while a node is let in,
     /// and taken before the connections.
-    known: Mutex<BTreeMap<NodeId, Known>>,
+    known: Mutex<BTreeMap<NodeId, PeerIdentity>>,
     /// Nodes that are to join, or are in a table that is to come.
     expected: Mutex<BTreeSet<NodeId>>,
     conns: Mutex<PeerConns>,
@@ -176,12 +176,12 @@ impl Gate {
     /// record.
     fn recognize(
         &self,
-        known: &mut BTreeMap<NodeId, Known>,
+        known: &mut BTreeMap<NodeId, PeerIdentity>,
         hello: &PeerHello,
         address: &str,
     ) -> FsResult<()> {
         let engine = &**self.host.node().engine();
-        let came = Known {
+        let came = PeerIdentity {
             birth: hello.birth,
             epoch: hello.epoch,
             start: hello.start,
@@ -189,7 +189,7 @@ impl Gate {
         };
         let on_record = match known.get(&hello.from) {
             Some(seen) => Some(seen.clone()),
-            None => Known::read(engine, hello.from)?,
+            None => PeerIdentity::read(engine, hello.from)?,
         };
         if let Some(seen) = &on_record {
             // Where it calls from has a port that says nothing, and another one each time.
@@ -222,7 +222,7 @@ impl Gate {
 }
 
 /// Whether the peer that has come may be the node of which `seen` is on record at node `me`.
-fn judge(seen: &Known, came: &Known, from: NodeId, me: NodeId, address: &str) -> FsResult<()> {
+fn judge(seen: &PeerIdentity, came: &PeerIdentity, from: NodeId, me: NodeId, address: &str) -> FsResult<()> {
     let refused = |errno, why: String| Err(FsError::because(errno, why));
     if came.birth != seen.birth {
         let why = format!(

@@ -31,12 +31,12 @@ pub trait Tree {
 #[derive(Debug, Default)]
 pub struct Given {
     /// Directories that are within the subtree, after so many changes of directories.
-    dirs: Known<()>,
+    dirs: TwoGenerations<()>,
     changes: u64,
     /// Files, and other things that are no directories, and in which directory each was named.
-    files: Known<InodeId>,
+    files: TwoGenerations<InodeId>,
     /// Directories that the session was allowed to list.
-    pub listed: Known<()>,
+    pub listed: TwoGenerations<()>,
 }
 
 impl Given {
@@ -79,7 +79,7 @@ impl Given {
     ) -> bool {
         let Some(changes) = since.filter(|since| tree.changes() == Some(*since)) else { return false };
         if self.changes != changes {
-            (self.changes, self.dirs) = (changes, Known::default());
+            (self.changes, self.dirs) = (changes, TwoGenerations::default());
         }
         dirs.into_iter().for_each(|dir| self.dirs.add(dir, ()));
         true
@@ -107,18 +107,18 @@ impl Given {
 
 /// What is known of inode numbers, of which those are forgotten that were named longest ago.
 #[derive(Debug)]
-pub struct Known<T> {
+pub struct TwoGenerations<T> {
     young: FxHashMap<InodeId, T>,
     old: FxHashMap<InodeId, T>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for TwoGenerations<T> {
     fn default() -> Self {
         Self { young: FxHashMap::default(), old: FxHashMap::default() }
     }
 }
 
-impl<T: Copy> Known<T> {
+impl<T: Copy> TwoGenerations<T> {
     /// What is known of this one. That it was asked for does not make it younger.
     #[inline]
     pub fn get(&self, ino: InodeId) -> Option<T> {
@@ -176,7 +176,7 @@ mod tests {
     /// The newest half of what fits is kept, and never more than fits.
     #[test]
     fn known_numbers_are_bounded() {
-        let mut known = Known::default();
+        let mut known = TwoGenerations::default();
         for ino in 0..10 * GIVEN_MAX as InodeId {
             known.add(ino, ());
             assert!(known.young.len() + known.old.len() <= GIVEN_MAX);

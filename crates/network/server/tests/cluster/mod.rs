@@ -26,7 +26,7 @@ use kestrel_server::peers::{Identity, Peers};
 use kestrel_server::server::Server;
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::wire::{
@@ -91,8 +91,8 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-pub fn at(path: &str) -> Place {
-    Place::from_path(1, path.as_bytes()).unwrap()
+pub fn at(path: &str) -> PathRef {
+    PathRef::from_path(1, path.as_bytes()).unwrap()
 }
 
 pub fn mknod(path: &str) -> Op {

@@ -17,7 +17,7 @@ use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::Inode;
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Reply, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
@@ -292,8 +292,8 @@ impl Client {
     }
 }
 
-pub fn at(path: &str) -> Place {
-    Place::from_path(1, path.as_bytes()).unwrap()
+pub fn at(path: &str) -> PathRef {
+    PathRef::from_path(1, path.as_bytes()).unwrap()
 }
 
 pub fn create(path: &str) -> Op {

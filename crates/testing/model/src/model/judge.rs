@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
 
 use super::{Byte, EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
@@ -195,7 +195,7 @@ impl Model {
     }
 
     /// What is told of an entry that was just made.
-    fn entry(&self, creds: &Creds, place: &Place, ino: u64) -> Run<Shown> {
+    fn entry(&self, creds: &Creds, place: &PathRef, ino: u64) -> Run<Shown> {
         Ok(Shown::Entry(self.walk(creds, place)?.0, ino))
     }
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use kestrel_types::inode::{InodeFlags, Kind};
-use kestrel_types::name::Place;
+use kestrel_types::name::PathRef;
 use kestrel_types::request::{Creds, RenameFlags};
 
 use super::{EXEC, Heard, MISFIT, Model, READ, Run, SYMLINK, WRITE};
 
 impl Model {
     /// The directory a place leads to, and what has the name there.
-    pub(super) fn walk(&self, creds: &Creds, place: &Place) -> Run<(u64, Option<u64>)> {
+    pub(super) fn walk(&self, creds: &Creds, place: &PathRef) -> Run<(u64, Option<u64>)> {
         let mut dir = place.base;
         let gone = |_| libc::ENOENT;
         self.node(dir).map_err(gone)?;
@@ -62,7 +62,7 @@ impl Model {
         self.drop_if_gone(ino);
     }
 
-    pub(super) fn unlink(&mut self, creds: &Creds, place: &Place) -> Run<u64> {
+    pub(super) fn unlink(&mut self, creds: &Creds, place: &PathRef) -> Run<u64> {
         let (dir, there) = self.walk(creds, place)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
@@ -75,7 +75,7 @@ impl Model {
         Ok(ino)
     }
 
-    pub(super) fn rmdir(&mut self, creds: &Creds, place: &Place, expected: Option<u64>) -> Run<u64> {
+    pub(super) fn rmdir(&mut self, creds: &Creds, place: &PathRef, expected: Option<u64>) -> Run<u64> {
         let (dir, there) = self.walk(creds, place)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
@@ -107,8 +107,8 @@ impl Model {
     pub(super) fn rename(
         &mut self,
         creds: &Creds,
-        from: &Place,
-        to: &Place,
+        from: &PathRef,
+        to: &PathRef,
         RenameFlags { no_replace, exchange, replaced }: RenameFlags,
     ) -> Run<(u64, u64)> {
         if no_replace && exchange {
@@ -198,7 +198,7 @@ impl Model {
         Ok((a, b))
     }
 
-    pub(super) fn link(&mut self, creds: &Creds, ino: u64, place: &Place) -> Run<()> {
+    pub(super) fn link(&mut self, creds: &Creds, ino: u64, place: &PathRef) -> Run<()> {
         self.node(ino)?;
         let (dir, there) = self.walk(creds, place)?;
         if there.is_some() {
@@ -266,7 +266,7 @@ impl Model {
     pub(super) fn add(
         &mut self,
         creds: &Creds,
-        place: &Place,
+        place: &PathRef,
         kind: Kind,
         mode: u16,
         heard: Heard<'_>,

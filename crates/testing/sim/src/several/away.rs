@@ -4,7 +4,7 @@
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{Name, PathRef};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Request};
 
@@ -35,8 +35,8 @@ impl Several {
             // It owns next to nothing.
             return;
         };
-        let at = |name: &Name| Place::new(1, name.clone());
-        let mut below = Place::new(1, file);
+        let at = |name: &Name| PathRef::new(1, name.clone());
+        let mut below = PathRef::new(1, file);
         below.dirs.push(&from);
 
         // One that has nothing open, which a member that starts would wait for. The member learns

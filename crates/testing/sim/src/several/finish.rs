@@ -16,7 +16,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::Table;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 
 use super::Several;
@@ -92,7 +92,7 @@ impl Several {
                 return self.fail(format!("directory {dir} cannot be listed at the end"));
             };
             for entry in entries {
-                self.observe(Op::Lookup(Place::new(dir, entry.name.clone())));
+                self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
                 self.observe(Op::ListXattr(InodeRef { ino: entry.ino, seen: Some((dir, entry.name)) }));
                 if entry.kind == Kind::Dir {
                     self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kestrel_cluster::known::Known;
+use kestrel_cluster::peer_identity::PeerIdentity;
 use kestrel_cluster::{Asker, Envelope, Member};
 use kestrel_engine::Engine;
 use kestrel_meta::txn::Origin;
@@ -45,9 +45,10 @@ impl Gate {
     pub fn lets_in(&mut self, member: &Member, from: NodeId, epoch: u64) -> bool {
         let engine = &**member.node().engine();
         let known = self.0.get(&from).copied().unwrap_or_else(|| {
-            Known::read(engine, from).expect("no fault was injected").map_or(0, |known| known.epoch)
+            PeerIdentity::read(engine, from).expect("no fault was injected").map_or(0, |known| known.epoch)
         });
-        if epoch > known && (Known { birth: 0, epoch, start: 0, address: None }).write(engine, from).is_err()
+        if epoch > known
+            && (PeerIdentity { birth: 0, epoch, start: 0, address: None }).write(engine, from).is_err()
         {
             return false;
         }

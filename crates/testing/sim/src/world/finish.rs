@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::inode::Kind;
-use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::wire::{LockKind, LockRequest};
 use parking_lot::Mutex;
@@ -89,7 +89,7 @@ impl World {
                 return self.fail(format!("directory {dir} cannot be listed at the end"));
             };
             for entry in entries {
-                self.observe(Op::Lookup(Place::new(dir, entry.name.clone())));
+                self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
                 self.observe(Op::ListXattr(InodeRef { ino: entry.ino, seen: Some((dir, entry.name)) }));
                 if entry.kind == Kind::Dir {
                     dirs.push(entry.ino);

@@ -11,7 +11,7 @@ use crate::entry::tests::inode;
 use crate::error::FsError;
 use crate::extent::{CHUNK_BYTES, Extent, Source};
 use crate::inode::{Inode, InodeFlags, Kind};
-use crate::name::{InodeRef, Name, Place};
+use crate::name::{InodeRef, Name, PathRef};
 use crate::range::{RANGE_BYTES_MAX, Range};
 use crate::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request,
@@ -133,9 +133,9 @@ fn name() -> BoxedStrategy<Name> {
     prop_oneof![1 => strange, 3 => plain].prop_map(|bytes| Name::new(&bytes).unwrap()).boxed()
 }
 
-fn place() -> BoxedStrategy<Place> {
+fn place() -> BoxedStrategy<PathRef> {
     (number(), vec(name(), 0..4), name())
-        .prop_map(|(base, dirs, name)| Place { base, dirs: dirs.into_iter().collect(), name })
+        .prop_map(|(base, dirs, name)| PathRef { base, dirs: dirs.into_iter().collect(), name })
         .boxed()
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{client_bytes, one_frame, read_client, read_server, server_bytes};
-use crate::name::{Name, Place};
+use crate::name::{Name, PathRef};
 use crate::request::{Answer, Creds, Op, Outcome, Request};
 
 fn header(len: u32, kind: u8, flags: u8) -> Vec<u8> {
@@ -18,7 +18,7 @@ fn framed(kind: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 fn lookup() -> Call {
-    let place = Place::new(1, Name::new(b"file").unwrap());
+    let place = PathRef::new(1, Name::new(b"file").unwrap());
     let body = Body::Op(Request { creds: Creds::root(), op: Op::Lookup(place) });
     Call { id: 300, seq: 0, acked: 2, retry: true, body }
 }
@@ -230,12 +230,12 @@ fn what_exceeds_a_limit_is_not_sent() {
     refused(ToServer::Call(Call { body: Body::Admin(vec![b' '; JSON_BYTES_MAX + 1].into()), ..lookup() }));
     let op = |op| ToServer::Call(Call { body: Body::Op(Request { creds: Creds::root(), op }), ..lookup() });
     let name = Name::new(b"n").unwrap();
-    refused(op(Op::Lookup(Place {
+    refused(op(Op::Lookup(PathRef {
         base: 1,
         dirs: std::iter::repeat_n(name.clone(), 3000).collect(),
         name: name.clone(),
     })));
-    refused(op(Op::Symlink(Place::new(1, name), vec![0; FRAME_BYTES_MAX].into())));
+    refused(op(Op::Symlink(PathRef::new(1, name), vec![0; FRAME_BYTES_MAX].into())));
     let objects = vec![(1, 1); RECLAIM_ITEMS_MAX + 1];
     refused(ToServer::Call(Call {
         body: Body::Reclaim(Reclaim { objects, ..Reclaim::default() }),

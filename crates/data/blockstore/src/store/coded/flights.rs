@@ -6,7 +6,7 @@ use kestrel_types::ids::ObjectId;
 use parking_lot::{Condvar, Mutex};
 use rustc_hash::FxHashMap;
 
-use super::heads::Known;
+use super::heads::ObjectCoding;
 use crate::error::Result;
 
 /// A head that is being read.
@@ -22,7 +22,7 @@ enum State {
     Flying,
     /// What everybody gets. None if the thread that read it died of it: everybody for himself,
     /// then.
-    Landed(Option<Result<Known>>),
+    Landed(Option<Result<ObjectCoding>>),
 }
 
 /// Heads that are being read now: at most one for each thread that reads.
@@ -36,7 +36,7 @@ pub(super) struct Pilot<'a> {
     flights: &'a Flights,
     object: ObjectId,
     flight: Arc<Flight>,
-    result: Option<Result<Known>>,
+    result: Option<Result<ObjectCoding>>,
 }
 
 /// The thread that reads the head.
@@ -44,7 +44,7 @@ pub(super) enum Boarding<'a> {
     /// The caller.
     Pilot(Pilot<'a>),
     /// Another thread did meanwhile.
-    Passenger(Result<Known>),
+    Passenger(Result<ObjectCoding>),
 }
 
 impl Flights {
@@ -72,7 +72,7 @@ impl Flights {
 
 impl Pilot<'_> {
     /// Every waiting thread gets this.
-    pub fn land(mut self, result: Result<Known>) {
+    pub fn land(mut self, result: Result<ObjectCoding>) {
         self.result = Some(result);
     }
 }

@@ -20,14 +20,14 @@ const SLOT_BYTES: usize = 64;
 
 /// What is known of an object.
 #[derive(Clone)]
-pub(super) enum Known {
+pub(super) enum ObjectCoding {
     /// It is not coded.
     Plain,
     /// It is coded.
     Coded(Arc<Head>),
 }
 
-impl Known {
+impl ObjectCoding {
     fn memory(&self) -> usize {
         SLOT_BYTES
             + match self {
@@ -38,7 +38,7 @@ impl Known {
 }
 
 struct Slot {
-    known: Known,
+    known: ObjectCoding,
     used: bool,
 }
 
@@ -66,7 +66,7 @@ impl Heads {
         &self.shards[object as usize % SHARDS]
     }
 
-    pub fn get(&self, object: ObjectId) -> Option<Known> {
+    pub fn get(&self, object: ObjectId) -> Option<ObjectCoding> {
         let mut shard = self.shard(object).lock();
         let slot = shard.slots.get_mut(&object)?;
         slot.used = true;
@@ -74,7 +74,7 @@ impl Heads {
     }
 
     /// Remembers it in place of what was known before.
-    pub fn insert(&self, object: ObjectId, known: Known) {
+    pub fn insert(&self, object: ObjectId, known: ObjectCoding) {
         let bytes = known.memory();
         if bytes > self.shard_bytes_max {
             return;
@@ -126,7 +126,7 @@ mod tests {
     fn memory_is_bounded_and_what_is_used_stays() {
         let heads = Heads::new(SHARDS * 10 * SLOT_BYTES);
         for object in 0..100_000u64 {
-            heads.insert(object, Known::Plain);
+            heads.insert(object, ObjectCoding::Plain);
             assert!(heads.get(7).is_some() || object < 7, "{object}");
             if object % 3 == 0 {
                 heads.forget(object);

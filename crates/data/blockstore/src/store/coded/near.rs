@@ -6,7 +6,7 @@ use std::ops::Range;
 use kestrel_types::ids::ObjectId;
 
 use super::head::{HEADER_BYTES, Head};
-use super::heads::Known;
+use super::heads::ObjectCoding;
 use super::{CodedStore, How};
 use crate::error::{Error, Result};
 use crate::store::NearCache;
@@ -31,8 +31,8 @@ impl NearCache for CodedStore {
     fn fill(&self, object: ObjectId, offset: u64, len: u64) -> Result<()> {
         let near = self.inner.near().ok_or(Error::Invalid { what: "there is no cache to fill" })?;
         match self.known(object, None, How::Wait)?.known {
-            Known::Plain => near.fill(object, offset, len),
-            Known::Coded(head) => {
+            ObjectCoding::Plain => near.fill(object, offset, len),
+            ObjectCoding::Coded(head) => {
                 // Without its head nobody can read the rest.
                 near.fill(object, 0, head.header.head_len() as u64)?;
                 let Some((_, chunks)) = chunks_of(&head, offset, len) else { return Ok(()) };
@@ -52,8 +52,8 @@ impl NearCache for CodedStore {
         });
         match known {
             None => 0,
-            Some(Known::Plain) => near.holds(object, offset, len),
-            Some(Known::Coded(head)) => {
+            Some(ObjectCoding::Plain) => near.holds(object, offset, len),
+            Some(ObjectCoding::Coded(head)) => {
                 let Some((wanted, chunks)) = chunks_of(&head, offset, len) else { return 0 };
                 let held = |place: &Range<u64>| {
                     near.holds(object, place.start, place.end - place.start) == place.end - place.start

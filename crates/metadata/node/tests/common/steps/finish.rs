@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kestrel_model::{Byte, Layout};
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op};
 
 use super::super::check;
@@ -49,7 +49,7 @@ impl World {
     }
 
     fn file(&mut self, dir: u64, name: Name) -> Result<(), String> {
-        let op = Op::Lookup(Place::new(dir, name));
+        let op = Op::Lookup(PathRef::new(dir, name));
         let reply = self.fixture().call(op.clone());
         self.model.now += 1_000_000;
         self.fixture().clock.advance(1_000_000);

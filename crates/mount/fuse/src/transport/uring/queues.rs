@@ -27,10 +27,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::abi::{self, Opcode, OutHeader, Wire};
-use crate::transport::seats::Place;
 use crate::transport::uring::cpus::CpuSet;
 use crate::transport::uring::entries::Entries;
 use crate::transport::uring::ring::{Command, Completion, Ring, WAKE, Waker};
+use crate::transport::worker_slots::WorkerSlot;
 use crate::transport::{ReplyChannel, RequestSink};
 
 /// Payloads of at most this size (names; the longest is a symbolic link's and its target) are
@@ -152,7 +152,7 @@ impl Queues {
     /// Serves from the place, which has this ring's seat, until it has it no more.
     pub(super) fn serve(
         &self,
-        place: &Place,
+        place: &WorkerSlot,
         channel: &Arc<dyn ReplyChannel>,
         names: &mut Names,
         sink: &dyn RequestSink,
@@ -183,7 +183,7 @@ impl Queues {
     fn handle(
         &self,
         entry: u32,
-        place: &Place,
+        place: &WorkerSlot,
         channel: &Arc<dyn ReplyChannel>,
         names: &mut Names,
         sink: &dyn RequestSink,

@@ -68,7 +68,7 @@ fn node_of_a_name() {
     assert_eq!(enter(&mut table, ROOT, "a"), a);
     let b = enter(&mut table, a, "b");
     assert_eq!(path(&table, b), Some((ROOT, "a/b".into())));
-    assert_eq!(table.target(b), NodeTarget::At(Place::from_path(ROOT, b"a/b").expect("a place")));
+    assert_eq!(table.target(b), NodeTarget::At(PathRef::from_path(ROOT, b"a/b").expect("a place")));
     assert_eq!(table.target(17), NodeTarget::Inode(17));
 
     forget(&mut table, a, 2);

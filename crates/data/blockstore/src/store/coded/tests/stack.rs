@@ -21,7 +21,7 @@ fn packed(store: &Arc<CodedStore>, files: &[Vec<u8>]) -> Vec<Range> {
         packer.store(
             bytes.clone(),
             1,
-            Box::new(move |placed: Result<crate::packer::Placed>| {
+            Box::new(move |placed: Result<crate::packer::StoredRange>| {
                 sender.send((file, placed.unwrap().range)).unwrap();
             }),
         );

@@ -22,7 +22,7 @@ const SHARDS: usize = 64;
 
 /// Where an inode is.
 #[derive(Debug)]
-enum Place {
+enum InodeLocation {
     /// Not known, or it never had a name.
     Unknown,
     /// It was seen under this name.
@@ -33,11 +33,11 @@ enum Place {
 }
 
 #[derive(Debug)]
-struct Known {
+struct InodeState {
     /// Lookups the kernel has not forgotten yet.
     lookups: u64,
     kind: Kind,
-    place: Place,
+    place: InodeLocation,
     /// `data_change` that the kernel's page cache of the file corresponds to; 0 if unknown.
     cached_change: u64,
     /// `data_change` that the size corresponds to which the kernel was told last; 0 if unknown.
@@ -51,7 +51,7 @@ struct Known {
 
 /// What an open does with the kernel's cached pages of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
+pub enum PageCacheAction {
     /// They hold the present content.
     Keep,
     /// They may hold another.
@@ -62,18 +62,18 @@ pub enum Pages {
 
 /// The table.
 #[derive(Debug)]
-pub struct KnownInodes {
-    shards: Vec<Mutex<FxHashMap<InodeId, Box<Known>>>>,
+pub struct InodeTable {
+    shards: Vec<Mutex<FxHashMap<InodeId, Box<InodeState>>>>,
 }
 
-impl Default for KnownInodes {
+impl Default for InodeTable {
     fn default() -> Self {
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
     }
 }
 
-impl KnownInodes {
-    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Box<Known>>> {
+impl InodeTable {
+    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Box<InodeState>>> {
         // Numbers are handed out in sequence, so their low bits spread evenly.
         &self.shards[ino as usize % SHARDS]
     }
@@ -82,10 +82,10 @@ impl KnownInodes {
     pub fn learned(&self, ino: InodeId, kind: Kind, place: Option<(InodeId, &Name)>) {
         let mut shard = self.shard(ino).lock();
         let known = shard.entry(ino).or_insert_with(|| {
-            Box::new(Known {
+            Box::new(InodeState {
                 lookups: 0,
                 kind,
-                place: Place::Unknown,
+                place: InodeLocation::Unknown,
                 cached_change: 0,
                 told_change: 0,
                 dropping: 0,
@@ -95,8 +95,9 @@ impl KnownInodes {
         known.lookups += 1;
         known.kind = kind;
         match (&mut known.place, place) {
-            (Place::Named(dir, name), Some((new_dir, new_name))) if *dir == new_dir && name == new_name => {}
-            (known, Some((dir, name))) => *known = Place::Named(dir, name.clone()),
+            (InodeLocation::Named(dir, name), Some((new_dir, new_name)))
+                if *dir == new_dir && name == new_name => {}
+            (known, Some((dir, name))) => *known = InodeLocation::Named(dir, name.clone()),
             (_, None) => {}
         }
     }
@@ -115,7 +116,8 @@ impl KnownInodes {
     /// Notes that an inode moved; with a `dir` of 0, to a directory that is not known.
     pub fn moved(&self, ino: InodeId, dir: InodeId, name: &Name) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
-            known.place = if dir == 0 { Place::Unknown } else { Place::Named(dir, name.clone()) };
+            known.place =
+                if dir == 0 { InodeLocation::Unknown } else { InodeLocation::Named(dir, name.clone()) };
         }
     }
 
@@ -127,8 +129,8 @@ impl KnownInodes {
         let shard = self.shard(ino).lock();
         let seen =
             shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| match &known.place {
-                Place::Named(dir, name) => Some((*dir, name.clone())),
-                Place::Unknown | Place::Removed(_) => None,
+                InodeLocation::Named(dir, name) => Some((*dir, name.clone())),
+                InodeLocation::Unknown | InodeLocation::Removed(_) => None,
             });
         InodeRef { ino, seen }
     }
@@ -144,7 +146,7 @@ impl KnownInodes {
             if inode.kind == Kind::File {
                 inode.data = Data::None;
             }
-            known.place = Place::Removed(inode);
+            known.place = InodeLocation::Removed(inode);
         }
     }
 
@@ -155,11 +157,11 @@ impl KnownInodes {
         let Some(known) = shard.get_mut(&inode.ino) else { return };
         let gone = |ctime: Nanos| {
             let ctime = inode.ctime.max(ctime);
-            Place::Removed(Box::new(Inode { nlink: 0, ctime, data: Data::None, ..inode.clone() }))
+            InodeLocation::Removed(Box::new(Inode { nlink: 0, ctime, data: Data::None, ..inode.clone() }))
         };
         match &known.place {
-            Place::Unknown if inode.nlink == 0 => known.place = gone(inode.ctime),
-            Place::Removed(last) if inode.change > last.change => known.place = gone(last.ctime),
+            InodeLocation::Unknown if inode.nlink == 0 => known.place = gone(inode.ctime),
+            InodeLocation::Removed(last) if inode.change > last.change => known.place = gone(last.ctime),
             _ => {}
         }
     }
@@ -168,8 +170,8 @@ impl KnownInodes {
     /// did not.
     pub fn with_removed<T>(&self, ino: InodeId, look: impl FnOnce(&mut Inode) -> T) -> Option<T> {
         match &mut self.shard(ino).lock().get_mut(&ino)?.place {
-            Place::Removed(inode) => Some(look(inode)),
-            Place::Unknown | Place::Named(..) => None,
+            InodeLocation::Removed(inode) => Some(look(inode)),
+            InodeLocation::Unknown | InodeLocation::Named(..) => None,
         }
     }
 
@@ -211,23 +213,23 @@ impl KnownInodes {
 
     /// Records, for the answer to an open, which content the kernel's page cache will correspond
     /// to. The kernel drops what it held of another content only when it handles that answer; an
-    /// open that overtakes it must drop them too. So a caller that gets [`Pages::Drop`] says
-    /// [`KnownInodes::pages_dropped`] with the first thing that comes through the open file.
-    pub fn opened_as(&self, ino: InodeId, data_change: u64) -> Pages {
+    /// open that overtakes it must drop them too. So a caller that gets [`PageCacheAction::Drop`]
+    /// says [`InodeTable::pages_dropped`] with the first thing that comes through the open file.
+    pub fn opened_as(&self, ino: InodeId, data_change: u64) -> PageCacheAction {
         match self.shard(ino).lock().get_mut(&ino) {
             Some(known) => {
                 let same = std::mem::replace(&mut known.cached_change, data_change) == data_change;
                 if same && known.dropping == 0 {
-                    return Pages::Keep;
+                    return PageCacheAction::Keep;
                 }
                 known.dropping += 1;
-                Pages::Drop
+                PageCacheAction::Drop
             }
-            None => Pages::Unknown,
+            None => PageCacheAction::Unknown,
         }
     }
 
-    /// The kernel has handled the answer to an open that got [`Pages::Drop`].
+    /// The kernel has handled the answer to an open that got [`PageCacheAction::Drop`].
     pub fn pages_dropped(&self, ino: InodeId) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
             known.dropping = known.dropping.saturating_sub(1);
@@ -235,8 +237,8 @@ impl KnownInodes {
         }
     }
 
-    /// The kernel never hears of an open: what was recorded for its answer did not happen. `drops` if
-    /// that was to drop the pages, which are therefore still those of another content.
+    /// The kernel never hears of an open: what was recorded for its answer did not happen. `drops`
+    /// if that was to drop the pages, which are therefore still those of another content.
     pub fn open_abandoned(&self, ino: InodeId, drops: bool) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
             known.told_change = 0;
@@ -263,7 +265,7 @@ impl KnownInodes {
 
     /// Some of those in the table that are no directories, at most `count`.
     pub fn files(&self, count: usize) -> Vec<InodeId> {
-        let some = |shard: &Mutex<FxHashMap<InodeId, Box<Known>>>| {
+        let some = |shard: &Mutex<FxHashMap<InodeId, Box<InodeState>>>| {
             let shard = shard.lock();
             let files = shard.iter().filter(|(_, known)| known.kind != Kind::Dir).map(|(ino, _)| *ino);
             files.take(count.div_ceil(SHARDS)).collect::<Vec<_>>()
@@ -284,7 +286,7 @@ mod tests {
     /// An inode is known until the kernel has forgotten it as often as it has looked it up.
     #[test]
     fn inode_lookup_counts() {
-        let table = KnownInodes::default();
+        let table = InodeTable::default();
         let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
         table.learned(20, Kind::File, Some((1, &a)));
         table.learned(20, Kind::File, Some((1, &a)));
@@ -302,41 +304,41 @@ mod tests {
     /// The kernel's pages of a file are kept only when those of another content are surely gone.
     #[test]
     fn page_cache_kept_for_same_content() {
-        let table = KnownInodes::default();
-        assert_eq!(table.opened_as(20, 7), Pages::Unknown);
+        let table = InodeTable::default();
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Unknown);
         table.learned(20, Kind::File, None);
-        assert_eq!(table.opened_as(20, 7), Pages::Drop);
-        assert_eq!(table.opened_as(20, 7), Pages::Drop, "it overtook the first");
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Drop);
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Drop, "it overtook the first");
         table.pages_dropped(20);
-        assert_eq!(table.opened_as(20, 7), Pages::Drop);
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Drop);
         table.pages_dropped(20);
         table.pages_dropped(20);
-        assert_eq!(table.opened_as(20, 7), Pages::Keep);
-        assert_eq!(table.opened_as(20, 8), Pages::Drop);
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Keep);
+        assert_eq!(table.opened_as(20, 8), PageCacheAction::Drop);
     }
 
     /// An open of which the kernel never hears drops no pages, so the next one must.
     #[test]
     fn pages_after_an_abandoned_open() {
-        let table = KnownInodes::default();
+        let table = InodeTable::default();
         table.learned(20, Kind::File, None);
-        assert_eq!(table.opened_as(20, 7), Pages::Drop);
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Drop);
         table.pages_dropped(20);
-        assert_eq!(table.opened_as(20, 7), Pages::Keep);
-        assert_eq!(table.opened_as(20, 8), Pages::Drop);
+        assert_eq!(table.opened_as(20, 7), PageCacheAction::Keep);
+        assert_eq!(table.opened_as(20, 8), PageCacheAction::Drop);
         table.open_abandoned(20, true);
-        assert_eq!(table.opened_as(20, 8), Pages::Drop);
+        assert_eq!(table.opened_as(20, 8), PageCacheAction::Drop);
         table.pages_dropped(20);
-        assert_eq!(table.opened_as(20, 8), Pages::Keep);
+        assert_eq!(table.opened_as(20, 8), PageCacheAction::Keep);
         table.told_as(20, 8);
         table.open_abandoned(20, false);
         assert!(!table.is_told_all(20, 8), "the kernel may not have heard the size");
-        assert_eq!(table.opened_as(20, 8), Pages::Keep, "it had the pages before");
+        assert_eq!(table.opened_as(20, 8), PageCacheAction::Keep, "it had the pages before");
     }
 
     #[test]
     fn pages_are_kept_only_for_the_content_they_hold() {
-        let table = KnownInodes::default();
+        let table = InodeTable::default();
         assert!(!table.cached_as(20, 7));
         table.learned(20, Kind::File, None);
         assert!(!table.cached_as(20, 7));

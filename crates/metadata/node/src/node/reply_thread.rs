@@ -22,7 +22,7 @@ use crate::pipeline::engine_error;
 use crate::worker::Sink;
 
 /// A reply on its way out.
-pub(super) struct Parcel {
+pub(super) struct PendingReply {
     pub sink: Sink,
     pub reply: Reply,
     pub kind: usize,
@@ -41,14 +41,14 @@ pub enum Replies {
 
 /// The thread that runs callbacks, if there is one. At most one round is queued for each batch that
 /// waits for the log.
-pub(super) struct Courier {
+pub(super) struct ReplyThread {
     rounds: Option<Sender<Vec<(Sink, Reply)>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A way to hand replies to the courier, from any thread.
+/// A way to hand replies to the reply thread, from any thread.
 #[derive(Clone)]
-pub(super) struct Tray {
+pub(super) struct ReplyQueue {
     rounds: Option<Sender<Vec<(Sink, Reply)>>>,
     counters: Arc<[WorkerCounters]>,
     worker: usize,
@@ -56,7 +56,7 @@ pub(super) struct Tray {
     silent: bool,
 }
 
-impl Courier {
+impl ReplyThread {
     pub fn start(replies: Replies) -> std::io::Result<Self> {
         if replies == Replies::Inline {
             return Ok(Self { rounds: None, thread: None });
@@ -67,14 +67,14 @@ impl Courier {
         Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
-    /// A tray whose replies count in worker `worker` of the counters. `silent`: others can claim
+    /// A queue whose replies count in worker `worker` of the counters. `silent`: others can claim
     /// the store.
-    pub fn tray(&self, counters: Arc<[WorkerCounters]>, worker: usize, silent: bool) -> Tray {
-        Tray { rounds: self.rounds.clone(), counters, worker, silent }
+    pub fn tray(&self, counters: Arc<[WorkerCounters]>, worker: usize, silent: bool) -> ReplyQueue {
+        ReplyQueue { rounds: self.rounds.clone(), counters, worker, silent }
     }
 }
 
-impl Drop for Courier {
+impl Drop for ReplyThread {
     fn drop(&mut self) {
         self.rounds = None;
         // The last callback may hold the last reference to the node, and so end here on the thread
@@ -95,30 +95,34 @@ fn deliver(incoming: &Receiver<Vec<(Sink, Reply)>>) {
     }
 }
 
-impl Tray {
+impl ReplyQueue {
     /// Gives a reply that need not wait, on this thread.
-    pub fn give_here(self, parcel: Parcel) {
-        self.counters[self.worker].reply_shared(parcel.kind, parcel.reply.is_err(), parcel.since.elapsed());
-        parcel.sink.give(parcel.reply);
+    pub fn give_here(self, pending: PendingReply) {
+        self.counters[self.worker].reply_shared(
+            pending.kind,
+            pending.reply.is_err(),
+            pending.since.elapsed(),
+        );
+        pending.sink.give(pending.reply);
     }
 
     /// The log has reached the position that these replies waited for, or never will.
-    pub fn give(self, parcels: Vec<Parcel>, result: &Result<(), EngineError>) {
+    pub fn give(self, pending_replies: Vec<PendingReply>, result: &Result<(), EngineError>) {
         let end = Instant::now();
         let mut round = Vec::new();
-        for parcel in parcels {
-            if self.silent && result.is_err() && matches!(parcel.sink, Sink::Callback(_) | Sink::Ear(..)) {
+        for pending in pending_replies {
+            if self.silent && result.is_err() && matches!(pending.sink, Sink::Callback(_) | Sink::Ear(..)) {
                 continue;
             }
             // A refusal too: it waited because it was learned from changes that may not have been
             // made now.
             let reply = match result {
                 Err(error) => Err(Outcome::Failed(engine_error(error.clone()))),
-                Ok(()) => parcel.reply,
+                Ok(()) => pending.reply,
             };
-            let took = end.saturating_duration_since(parcel.since);
-            self.counters[self.worker].reply_shared(parcel.kind, reply.is_err(), took);
-            match parcel.sink {
+            let took = end.saturating_duration_since(pending.since);
+            self.counters[self.worker].reply_shared(pending.kind, reply.is_err(), took);
+            match pending.sink {
                 sink @ (Sink::Callback(_) | Sink::Ear(..)) => round.push((sink, reply)),
                 sink => sink.give(reply),
             }

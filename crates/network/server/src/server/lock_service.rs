@@ -2,7 +2,7 @@
 //!
 //! Of several nodes each keeps the locks of the files that have it as home. A client that asks
 //! another one, or while a file is about to get another home, is told to ask again: locks do not
-//! move, so a file that has some does not get another home ([`LockDesk::files_kept`]). So is a
+//! move, so a file that has some does not get another home ([`LockService::files_kept`]). So is a
 //! client that asks a node that may not answer now ([`crate::backend::Backend::may_answer`]):
 //! another process may keep them.
 //!
@@ -45,7 +45,7 @@ struct Parked {
 }
 
 /// See the module's header.
-pub(crate) struct LockDesk {
+pub(crate) struct LockService {
     /// Says which files' locks are kept here.
     tables: CurrentMap,
     pub locks: Locks,
@@ -56,7 +56,7 @@ pub(crate) struct LockDesk {
     lines: BTreeMap<u64, (Arc<dyn Outbox>, Checksum)>,
 }
 
-impl LockDesk {
+impl LockService {
     pub fn new(limits: LockLimits, tables: CurrentMap) -> Self {
         Self { tables, locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
     }

@@ -21,7 +21,7 @@ const NAME: &str = "peer ";
 
 /// The newest start of another node that was heard of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Known {
+pub struct PeerIdentity {
     /// The word that the node's directory was born with.
     pub birth: u64,
     /// The newest of its starts, counted from 1.
@@ -47,7 +47,7 @@ fn name(node: NodeId) -> String {
     format!("{NAME}{node}")
 }
 
-impl Known {
+impl PeerIdentity {
     /// What is on record of a node.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Known {
         out.into()
     }
 
-    /// Reads what [`Known::encode`] wrote.
+    /// Reads what [`PeerIdentity::encode`] wrote.
     ///
     /// # Errors
     /// If it is none.
@@ -114,18 +114,18 @@ mod tests {
 
     #[test]
     fn rows_come_back_and_have_names_of_their_own() {
-        let known = Known { birth: 0x0102, epoch: 3, start: 0x0405, address: None };
+        let known = PeerIdentity { birth: 0x0102, epoch: 3, start: 0x0405, address: None };
         let bytes = known.encode();
         assert_eq!(bytes[..17], [1, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3]);
         assert_eq!(bytes[17..], [0, 0, 0, 0, 0, 0, 4, 5]);
-        assert_eq!(Known::decode(&bytes), Ok(known.clone()));
-        assert!(Known::decode(&bytes[..24]).is_err() && Known::decode(&[3; 25]).is_err());
-        let somewhere = Known { address: Some("b:94".into()), ..known };
+        assert_eq!(PeerIdentity::decode(&bytes), Ok(known.clone()));
+        assert!(PeerIdentity::decode(&bytes[..24]).is_err() && PeerIdentity::decode(&[3; 25]).is_err());
+        let somewhere = PeerIdentity { address: Some("b:94".into()), ..known };
         let bytes = somewhere.encode();
         assert_eq!((bytes[0], &bytes[25..]), (2, b"\x04b:94".as_slice()));
-        assert!(Known::decode(&bytes[..29]).is_err() && Known::decode(&[2; 25]).is_err());
-        assert_eq!(Known::decode(&bytes), Ok(somewhere));
-        assert!(Known::decode(&[&bytes[..25], b"\0"].concat()).is_err(), "no address at all");
+        assert!(PeerIdentity::decode(&bytes[..29]).is_err() && PeerIdentity::decode(&[2; 25]).is_err());
+        assert_eq!(PeerIdentity::decode(&bytes), Ok(somewhere));
+        assert!(PeerIdentity::decode(&[&bytes[..25], b"\0"].concat()).is_err(), "no address at all");
         assert_eq!(peer_of(b"peer 12"), Some(12));
         for other in [&b"peer 012"[..], b"peer +1", b"peer ", b"epoch", b"peer 1 "] {
             assert_eq!(peer_of(other), None);

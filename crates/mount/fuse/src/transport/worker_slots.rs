@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::transport::End;
 
 /// The seats of one connection.
-pub(crate) struct Seats {
+pub(crate) struct WorkerSlots {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -27,8 +27,8 @@ struct State {
 }
 
 /// A thread's place: seated or not.
-pub(crate) struct Place {
-    seats: Arc<Seats>,
+pub(crate) struct WorkerSlot {
+    seats: Arc<WorkerSlots>,
     seat: Cell<Option<usize>>,
     /// Called by the thread when it has given its seat away.
     left: Option<Box<dyn Fn()>>,
@@ -36,7 +36,7 @@ pub(crate) struct Place {
 
 thread_local! {
     /// The place of a serving thread while it runs a handler.
-    static PLACE: Cell<*const Place> = const { Cell::new(std::ptr::null()) };
+    static PLACE: Cell<*const WorkerSlot> = const { Cell::new(std::ptr::null()) };
 }
 
 /// Runs `f`, which may wait for long (a disk, another machine), from within
@@ -48,16 +48,16 @@ thread_local! {
 pub fn block_in_place<T>(f: impl FnOnce() -> T) -> T {
     let place = PLACE.get();
     if !place.is_null() {
-        // SAFETY: `Place::with` sets the pointer to a reference that outlives the handler, and
+        // SAFETY: `WorkerSlot::with` sets the pointer to a reference that outlives the handler, and
         // takes it back after.
         unsafe { (*place).leave() };
     }
     f()
 }
 
-impl Seats {
-    pub(crate) fn new(count: usize) -> Arc<Seats> {
-        Arc::new(Seats {
+impl WorkerSlots {
+    pub(crate) fn new(count: usize) -> Arc<WorkerSlots> {
+        Arc::new(WorkerSlots {
             state: Mutex::new(State { free: (0..count).collect(), end: None }),
             changed: Condvar::new(),
         })
@@ -70,15 +70,15 @@ impl Seats {
     }
 }
 
-impl Place {
+impl WorkerSlot {
     /// Not seated yet.
-    pub(crate) fn new(seats: Arc<Seats>) -> Place {
-        Place { seats, seat: Cell::new(None), left: None }
+    pub(crate) fn new(seats: Arc<WorkerSlots>) -> WorkerSlot {
+        WorkerSlot { seats, seat: Cell::new(None), left: None }
     }
 
     /// The same; whenever the thread has given a seat away it calls `left`.
-    pub(crate) fn with_leaving(seats: Arc<Seats>, left: impl Fn() + 'static) -> Place {
-        Place { seats, seat: Cell::new(None), left: Some(Box::new(left)) }
+    pub(crate) fn with_leaving(seats: Arc<WorkerSlots>, left: impl Fn() + 'static) -> WorkerSlot {
+        WorkerSlot { seats, seat: Cell::new(None), left: Some(Box::new(left)) }
     }
 
     /// Makes sure of a seat, waiting for one if need be, and tells which; `Err` when the connection
@@ -136,7 +136,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for WorkerSlot {
     fn drop(&mut self) {
         self.leave();
     }
@@ -148,8 +148,8 @@ mod tests {
 
     #[test]
     fn seats_change_hands() {
-        let seats = Seats::new(1);
-        let (first, second) = (Place::new(seats.clone()), Place::new(seats.clone()));
+        let seats = WorkerSlots::new(1);
+        let (first, second) = (WorkerSlot::new(seats.clone()), WorkerSlot::new(seats.clone()));
         first.sit().unwrap();
         first.with(|| {
             assert_eq!(block_in_place(|| second.sit()), Ok(0));
@@ -162,14 +162,14 @@ mod tests {
         assert_eq!((first.is_seated(), first.end()), (true, None));
         seats.close(End::Aborted);
         first.sit().unwrap();
-        assert_eq!(Place::new(seats).sit(), Err(End::Aborted));
+        assert_eq!(WorkerSlot::new(seats).sit(), Err(End::Aborted));
     }
 
     #[test]
     fn leaving_is_told_once_for_each_seat() {
         let left = std::rc::Rc::new(Cell::new(0));
         let count = left.clone();
-        let place = Place::with_leaving(Seats::new(1), move || count.set(count.get() + 1));
+        let place = WorkerSlot::with_leaving(WorkerSlots::new(1), move || count.set(count.get() + 1));
         block_in_place(|| ());
         for round in 1..3 {
             place.sit().unwrap();

@@ -29,7 +29,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 /// A database, and where in it.
 #[derive(Clone)]
-pub struct Place {
+pub struct PgUrl {
     /// Hosts, user, password, database.
     pub(crate) config: Config,
     /// PostgreSQL schema, which needs no quoting.
@@ -45,7 +45,7 @@ pub struct Place {
     shown: String,
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for PgUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.shown)
     }
@@ -58,7 +58,7 @@ fn bad(what: &str) -> String {
     )
 }
 
-impl Place {
+impl PgUrl {
     /// Reads a URL; the password comes from there, from `PGPASSWORD`, or from a password file.
     ///
     /// # Errors
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn urls_are_read_and_passwords_not_shown() {
         let url = "postgres://me:s3cret@one:5433,two/db?schema=vol_1&deadline=2m&synchronous_commit=remote_apply&connect_timeout=3";
-        let place = Place::parse(url).unwrap();
+        let place = PgUrl::parse(url).unwrap();
         assert_eq!(place.shown(), "postgres://me@one:5433,two/db?schema=vol_1");
         assert_eq!(format!("{place:?}"), place.shown());
         assert_eq!((place.schema.as_str(), place.synchronous_commit), ("vol_1", "remote_apply"));
@@ -251,7 +251,7 @@ mod tests {
             "postgres://me:s3cret@h/db?target_session_attrs=any",
             "postgres:///db",
         ] {
-            let why = Place::parse(bad).expect_err(bad);
+            let why = PgUrl::parse(bad).expect_err(bad);
             assert!(!why.contains("s3cret") && why.contains("PGPASSWORD"), "{why}");
         }
     }
@@ -264,7 +264,7 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         let found = |url: &str| {
             let url = format!("{url}?passfile={}", file.display());
-            Place::parse(&url).unwrap().config.get_password().map(<[u8]>::to_vec)
+            PgUrl::parse(&url).unwrap().config.get_password().map(<[u8]>::to_vec)
         };
         assert_eq!(found("postgres://me@h/db"), Some(b"a:b\\c".to_vec()));
         assert_eq!(found("postgres://you@h/db"), Some(b"any".to_vec()));

@@ -24,17 +24,17 @@ struct Lookup {
 }
 
 /// The directories that threads looked up last.
-pub struct Told {
+pub struct LastLookups {
     slots: Box<[Mutex<Option<Lookup>>]>,
 }
 
-impl Default for Told {
+impl Default for LastLookups {
     fn default() -> Self {
         Self { slots: std::iter::repeat_with(Mutex::default).take(SLOTS).collect() }
     }
 }
 
-impl Told {
+impl LastLookups {
     fn slot(&self, thread: u32) -> &Mutex<Option<Lookup>> {
         &self.slots[thread as usize % SLOTS]
     }
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn only_the_last_answer_to_a_thread_counts() {
-        let told = Told::default();
+        let told = LastLookups::default();
         let [a, b] = [b"a", b"b"].map(|name| Name::new(name).expect("a name"));
         let other = 7 + SLOTS as u32;
         told.note(7, 1, &a, 70);

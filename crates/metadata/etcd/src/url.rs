@@ -24,7 +24,7 @@ const PREFIX_BYTES_MAX: usize = 128;
 
 /// An etcd, and where in it.
 #[derive(Clone)]
-pub struct Place {
+pub struct EtcdUrl {
     /// Base URL of each member, with `http` or `https`.
     pub(crate) endpoints: Vec<String>,
     /// What all keys begin with; without a slash at its end.
@@ -38,7 +38,7 @@ pub struct Place {
     shown: String,
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for EtcdUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.shown)
     }
@@ -51,7 +51,7 @@ fn bad(what: &str) -> String {
     )
 }
 
-impl Place {
+impl EtcdUrl {
     /// Reads a URL; the password comes from there, from a file that it names, or from
     /// `ETCDCTL_PASSWORD`.
     ///
@@ -151,13 +151,13 @@ mod tests {
     #[test]
     fn urls_are_read_and_passwords_not_shown() {
         let place =
-            Place::parse("etcds://me:s3c@ret@one:2390,two,[::1]:7/vol/a/?deadline=2m&ca=/ca.pem").unwrap();
+            EtcdUrl::parse("etcds://me:s3c@ret@one:2390,two,[::1]:7/vol/a/?deadline=2m&ca=/ca.pem").unwrap();
         assert_eq!(place.shown(), "etcds://me@one:2390,two,[::1]:7/vol/a");
         assert_eq!(format!("{place:?}"), place.shown());
         assert_eq!(place.endpoints, ["https://one:2390", "https://two:2379", "https://[::1]:7"]);
         assert_eq!((place.prefix.as_str(), place.deadline), ("vol/a", Duration::from_secs(120)));
         assert_eq!(place.user, Some(("me".into(), "s3c@ret".into())));
-        let plain = Place::parse("etcd://h/v").unwrap();
+        let plain = EtcdUrl::parse("etcd://h/v").unwrap();
         assert_eq!((plain.endpoints, plain.user), (vec!["http://h:2379".to_string()], None));
         for bad in [
             "http://me:s3cret@h/v",
@@ -172,7 +172,7 @@ mod tests {
             "etcd://me:s3cret@h/v?deadline=0",
             "etcd://me:s3cret@h/v?nonsense=1",
         ] {
-            let why = Place::parse(bad).expect_err(bad);
+            let why = EtcdUrl::parse(bad).expect_err(bad);
             assert!(!why.contains("s3cret") && why.contains("ETCDCTL_PASSWORD"), "{why}");
         }
     }
@@ -184,8 +184,8 @@ mod tests {
         fs::write(&file, "s3cret\n").unwrap();
         let url = format!("etcd://me@h/v?passfile={}", file.display());
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(Place::parse(&url).unwrap_err().contains("chmod 600"));
+        assert!(EtcdUrl::parse(&url).unwrap_err().contains("chmod 600"));
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(Place::parse(&url).unwrap().user, Some(("me".into(), "s3cret".into())));
+        assert_eq!(EtcdUrl::parse(&url).unwrap().user, Some(("me".into(), "s3cret".into())));
     }
 }
