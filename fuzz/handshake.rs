@@ -12,7 +12,7 @@ use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_rpc::token::Token;
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
@@ -52,7 +52,7 @@ impl Outbox for Line {
 struct Silent;
 
 impl Admin for Silent {
-    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::default()));
     }
 }

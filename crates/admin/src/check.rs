@@ -67,7 +67,7 @@ pub struct Options<'a> {
     pub window_objects: usize,
     /// The volume that the metadata is a cut of, if it is in use.
     pub live: Option<Live<'a>>,
-    /// The metadata was put together from that of several nodes ([`crate::gather`]).
+    /// The metadata was put together from that of several nodes ([`crate::cluster_view`]).
     pub is_of_several: bool,
     /// Number of the share that a repair books sums to which it has counted anew.
     pub share: u16,

@@ -6,9 +6,9 @@
 //! Replayed over the rows in order they give the state at the moment the tap ended, since every
 //! change is a whole row.
 
+pub mod backup;
 pub mod load;
 mod record;
-pub mod shelf;
 pub(crate) mod spool;
 pub mod spread;
 mod value;
@@ -23,7 +23,7 @@ use kestrel_types::key::Table;
 use serde_json::{Value, json};
 
 use crate::rows::{LEASE, Rows, USAGE};
-use record::Writer;
+use record::LineWriter;
 use spool::Spool;
 
 /// Newest version of the format that this program reads, and the one it writes.
@@ -124,7 +124,7 @@ pub fn dump(
     spool: File,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Counts, DumpError> {
-    let mut writer = Writer::new(out);
+    let mut writer = LineWriter::new(out);
     writer.line(
         "header",
         &json!({

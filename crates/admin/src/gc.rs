@@ -26,9 +26,9 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
 
+use crate::fragmented::is_sparse;
 use crate::references::{Seen, TABLES, for_each, of_row};
 use crate::rows::{Rows, readable};
-use crate::sparse::is_sparse;
 
 /// Deletions under way at a time where each costs a round trip: what is asked before a deletion is
 /// asked before so many.
@@ -85,7 +85,7 @@ pub struct Totals {
 
 /// What happens to one object.
 #[derive(Debug, Clone)]
-pub enum Event<'a> {
+pub enum GcEvent<'a> {
     /// It is leaked (and will be deleted, if asked).
     Leaked {
         /// Its number.
@@ -199,7 +199,7 @@ pub fn collect(
     engine: &dyn Engine,
     store: &dyn BlockStore,
     options: &Options<'_>,
-    report: &mut dyn FnMut(Event<'_>),
+    report: &mut dyn FnMut(GcEvent<'_>),
     progress: &mut dyn FnMut(&'static str, u64),
 ) -> Result<Totals, GcError> {
     let mut totals = Totals::default();
@@ -227,7 +227,7 @@ pub fn collect(
         totals.leaked += 1;
         totals.leaked_bytes += object.size;
         let age = options.now.saturating_sub(object.modified);
-        report(Event::Leaked { object: object.number, size: object.size, age });
+        report(GcEvent::Leaked { object: object.number, size: object.size, age });
     }
     if options.delete && !objects.is_empty() {
         // That nothing refers to them must be durable before they go, or a power cut could bring a
@@ -247,7 +247,7 @@ pub fn collect(
                     Ok(()) => totals.deleted += 1,
                     Err(error) => {
                         totals.failed += 1;
-                        report(Event::Failed(number, &error));
+                        report(GcEvent::Failed(number, &error));
                     }
                 }
             }
@@ -271,7 +271,7 @@ fn count_sparse(objects: &[Object], totals: &mut Totals) {
 fn list(
     store: &dyn BlockStore,
     totals: &mut Totals,
-    report: &mut dyn FnMut(Event<'_>),
+    report: &mut dyn FnMut(GcEvent<'_>),
     progress: &mut dyn FnMut(&'static str, u64),
 ) -> Result<Vec<Object>, GcError> {
     let mut objects = Vec::new();
@@ -279,7 +279,7 @@ fn list(
         let page = page.map_err(GcError::Listing)?;
         for name in &page.unknown {
             totals.unknown += 1;
-            report(Event::Unknown(name));
+            report(GcEvent::Unknown(name));
         }
         for info in page.objects {
             totals.objects += 1;
@@ -354,7 +354,7 @@ fn mark_disputed(
     engine: &dyn Engine,
     objects: &mut Vec<Object>,
     totals: &mut Totals,
-    report: &mut dyn FnMut(Event<'_>),
+    report: &mut dyn FnMut(GcEvent<'_>),
 ) -> Result<(), GcError> {
     let mut disputed = Vec::new();
     let mut rows = Rows::new(engine, Table::ObjStat);
@@ -376,7 +376,7 @@ fn mark_disputed(
         }
     }
     totals.disputed = disputed.len() as u64;
-    disputed.iter().for_each(|object| report(Event::Disputed(*object)));
+    disputed.iter().for_each(|object| report(GcEvent::Disputed(*object)));
     objects.retain(|object| disputed.binary_search(&object.number).is_err());
     Ok(())
 }

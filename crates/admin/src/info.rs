@@ -268,7 +268,7 @@ pub fn describe_by(
             "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes, "entries_here": sums.children,
         });
     } else if inode.data == Data::Chunked {
-        let mut layout = Layout::default();
+        let mut layout = LayoutSums::default();
         scan_chunks(engine, inode.ino, &mut layout)?;
         layout.tell(&mut out);
     }
@@ -276,7 +276,7 @@ pub fn describe_by(
 }
 
 /// What the inode itself says, as JSON: without the tree of a directory, and without extents that
-/// lie in chunks ([`Layout`]).
+/// lie in chunks ([`LayoutSums`]).
 pub fn describe_alone(inode: &Inode) -> Value {
     let mut out = json!({
         "ino": inode.ino,
@@ -306,7 +306,7 @@ pub fn describe_alone(inode: &Inode) -> Value {
 
 /// The extents of a file in chunks, added up chunk by chunk.
 #[derive(Debug, Default)]
-pub struct Layout {
+pub struct LayoutSums {
     extents: Vec<Value>,
     total: u64,
     stored: u64,
@@ -314,7 +314,7 @@ pub struct Layout {
     objects: BTreeSet<ObjectId>,
 }
 
-impl Layout {
+impl LayoutSums {
     /// Adds a chunk.
     pub fn add(&mut self, number: u64, extents: &[Extent]) {
         self.chunks += 1;
@@ -340,7 +340,7 @@ impl Layout {
     }
 }
 
-fn scan_chunks(engine: &dyn Engine, ino: InodeId, layout: &mut Layout) -> Result<(), InfoError> {
+fn scan_chunks(engine: &dyn Engine, ino: InodeId, layout: &mut LayoutSums) -> Result<(), InfoError> {
     let mut damaged = None;
     engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
         let number = <[u8; 8]>::try_from(suffix).map_or(0, u64::from_be_bytes);

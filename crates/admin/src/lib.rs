@@ -6,19 +6,19 @@
 //! metadata that nobody changes, of a volume in use a [`cut`]; the rest works while it is in use.
 
 pub mod check;
+pub mod cluster_view;
 pub mod cut;
 pub mod dump;
 pub mod finding;
-pub mod gather;
+pub mod fragmented;
 pub mod gc;
 pub mod idset;
 pub mod info;
-pub mod one;
+pub mod merge;
 pub mod recording;
 pub mod references;
 pub mod repair;
 pub mod rows;
 pub mod salvage;
-pub mod sparse;
 pub mod tree;
 pub mod warmup;

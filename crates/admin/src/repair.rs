@@ -5,7 +5,7 @@
 //! more to repair. Nothing is thrown away that may hold somebody's data: what cannot be put back
 //! goes to `/lost+found`, under its inode number.
 //!
-//! A volume that several nodes share is repaired by [`several`].
+//! A volume that several nodes share is repaired by [`cluster`].
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,11 +23,11 @@ use crate::check::{self, CheckError, Options, Progress, Totals};
 use crate::cut::CutError;
 use crate::finding::{Act, Finding, Fix, Stage};
 use crate::rows::{DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, get_all, put};
-use mended::Mended;
+use write_through::WriteThrough;
 
-mod mended;
-pub mod several;
-mod strays;
+pub mod cluster;
+mod misplaced;
+mod write_through;
 
 /// Rounds after which it gives up: every kind of damage needs a few, and each is checked to make
 /// progress.
@@ -117,7 +117,7 @@ pub fn repair(
 
 /// The rounds, on the rows of one node, or on those of several.
 fn rounds(
-    (engine, several): (&dyn Engine, Option<&Mended<'_>>),
+    (engine, several): (&dyn Engine, Option<&WriteThrough<'_>>),
     options: &mut Options<'_>,
     now: Nanos,
     did: &mut dyn FnMut(&Finding, &Fix),
@@ -183,13 +183,13 @@ struct Workshop<'a> {
     engine: &'a dyn Engine,
     now: Nanos,
     /// The engine again, if its rows are those of several nodes.
-    several: Option<&'a Mended<'a>>,
+    several: Option<&'a WriteThrough<'a>>,
     /// Rows that this round changed: a finding that concerns one of them again may be out of date.
     touched: HashSet<Key>,
 }
 
 impl<'a> Workshop<'a> {
-    fn new(engine: &'a dyn Engine, several: Option<&'a Mended<'a>>, now: Nanos) -> Self {
+    fn new(engine: &'a dyn Engine, several: Option<&'a WriteThrough<'a>>, now: Nanos) -> Self {
         Self { engine, now, several, touched: HashSet::new() }
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use kestrel_blockstore::frame::stored_window;
-use kestrel_blockstore::store::NearCache;
+use kestrel_blockstore::store::LocalCache;
 use kestrel_engine::Engine;
 use kestrel_types::extent::{ExtentList, Source};
 use kestrel_types::ids::ObjectId;
@@ -60,7 +60,7 @@ pub struct Options<'a> {
     /// Paths below the root, `/` between names; directories with all that is below them.
     pub paths: &'a [Vec<u8>],
     /// What to do with file data; `None`: leave it alone.
-    pub data: Option<(Act, &'a dyn NearCache)>,
+    pub data: Option<(Act, &'a dyn LocalCache)>,
     /// Read the rows of the files into memory.
     pub metadata: bool,
     /// Threads that wait for the store, 1 to [`THREADS_MAX`].
@@ -227,7 +227,7 @@ impl Work<'_> {
         self.totals.unfinished |= !(self.options.go_on)();
     }
 
-    fn fill(&mut self, near: &dyn NearCache, pieces: &[Span], tell: &mut dyn FnMut(u64, u64)) {
+    fn fill(&mut self, near: &dyn LocalCache, pieces: &[Span], tell: &mut dyn FnMut(u64, u64)) {
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (send, receive) = mpsc::channel();
         let work = |send: mpsc::Sender<(Span, kestrel_blockstore::Result<()>)>| {

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kestrel_admin::check::{Options, Totals, check};
+use kestrel_admin::cluster_view::ClusterViewBuilder;
 use kestrel_admin::cut::CutError;
 use kestrel_admin::finding::{Finding, FindingKind};
-use kestrel_admin::gather::Gathering;
 use kestrel_admin::rows::{Rows, delete, encode_ceiling, put};
-use kestrel_cluster::Member;
+use kestrel_cluster::ClusterNode;
 use kestrel_cluster::change::records::TABLE;
 use kestrel_cluster::peer_identity::PeerIdentity;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
@@ -28,7 +28,7 @@ fn nodes() -> Vec<(NodeId, MemoryEngine)> {
     let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
     let node = |id| {
         let engine = MemoryEngine::new(SyncWhen::Asked);
-        Member::format(&engine, root, 1, id, placement()).unwrap();
+        ClusterNode::format(&engine, root, 1, id, placement()).unwrap();
         (id, engine)
     };
     (1..=3).map(node).collect()
@@ -41,7 +41,7 @@ fn change(engine: &MemoryEngine, change: Mutation) {
 /// What a check of the whole says.
 fn checked(nodes: &[(NodeId, MemoryEngine)]) -> (Totals, Vec<Finding>) {
     let dir = tempfile::tempdir().unwrap();
-    let mut gathering = Gathering::new(dir.path(), 0, &placement()).unwrap();
+    let mut gathering = ClusterViewBuilder::new(dir.path(), 0, &placement()).unwrap();
     for (node, engine) in nodes {
         let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
         gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();
@@ -74,7 +74,7 @@ fn a_table_that_changes_meanwhile_makes_no_whole() {
             put(Table::System, 0, TABLE.as_bytes(), PlacementMap { version, ..placement() }.encode().into());
         nodes[1].1.commit(BatchKind::Growing, vec![table]).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let mut gathering = Gathering::new(dir.path(), 0, &placement()).unwrap();
+        let mut gathering = ClusterViewBuilder::new(dir.path(), 0, &placement()).unwrap();
         for (node, engine) in &nodes {
             let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
             gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();
@@ -116,7 +116,7 @@ fn misplaced_row_found_and_not_counted() {
 #[test]
 fn node_directory_with_too_few_starts() {
     let nodes = nodes();
-    let known = |birth, epoch| PeerIdentity { birth, epoch, start: 7, address: None }.encode();
+    let known = |node_uuid, epoch| PeerIdentity { node_uuid, epoch, start: 7, address: None }.encode();
     change(&nodes[1].1, put(Table::System, 0, b"epoch", encode_ceiling(3)));
     change(&nodes[0].1, put(Table::System, 0, b"peer 2", known(1, 3)));
     assert_eq!(kinds(&nodes), []);

@@ -8,7 +8,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use common::*;
-use kestrel_admin::gc::{Event, GcError, Options, Totals, collect};
+use kestrel_admin::gc::{GcError, GcEvent, Options, Totals, collect};
 use kestrel_admin::rows::put;
 use kestrel_blockstore::store::local::LocalConfig;
 use kestrel_blockstore::store::{BlockStore, LocalStore};
@@ -35,8 +35,8 @@ fn run(
     options: &Options<'_>,
 ) -> (Result<Totals, GcError>, Vec<u64>) {
     let mut leaked = Vec::new();
-    let mut report = |event: Event<'_>| {
-        if let Event::Leaked { object, .. } = event {
+    let mut report = |event: GcEvent<'_>| {
+        if let GcEvent::Leaked { object, .. } = event {
             leaked.push(object);
         }
     };
@@ -102,12 +102,12 @@ fn a_damaged_row_stops_everything() {
 
 #[test]
 fn a_failed_listing_stops_everything() {
-    use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
+    use kestrel_blockstore::store::failing::{FailingStore, Fault, Rule, StoreCall};
     let dir = tempfile::tempdir().unwrap();
     let (volume, store) = local(dir.path());
     let store = Arc::new(store);
     let failing = FailingStore::new(store.clone(), 1);
-    failing.add(Rule::always(Call::List, Fault::Errno(5)));
+    failing.add(Rule::always(StoreCall::List, Fault::Errno(5)));
     assert!(matches!(run(&volume, &failing, &options(true, SECOND)).0, Err(GcError::Listing(_))));
     assert!(store.size(40).is_ok());
 }

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use kestrel_admin::check::{Options, check};
+use kestrel_admin::cluster_view::{ClusterView, ClusterViewBuilder};
 use kestrel_admin::cut::CutError;
 use kestrel_admin::dump::load::load;
-use kestrel_admin::dump::spread::{LOADING, Nodes, keep_clear_of, load_into};
+use kestrel_admin::dump::spread::{LOADING, TargetNodes, keep_clear_of, load_into};
 use kestrel_admin::dump::{About, DumpError, dump};
-use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_admin::recording::Recording;
 use kestrel_admin::rows::{CLOCK, DirId, Rows, USAGE, decode_ceiling, encode_usage, get, put};
 use kestrel_blockstore::store::BlockStore;
-use kestrel_cluster::Member;
+use kestrel_cluster::ClusterNode;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
@@ -46,18 +46,18 @@ fn formed(nodes: u32) -> Cluster {
     let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
     let node = |id| {
         let engine = MemoryEngine::new(SyncWhen::Asked);
-        Member::format(&engine, root, 1, id, placement(nodes)).unwrap();
+        ClusterNode::format(&engine, root, 1, id, placement(nodes)).unwrap();
         (id, engine)
     };
     (1..=nodes).map(node).collect()
 }
 
-fn engines(cluster: &Cluster) -> Nodes<'_> {
+fn engines(cluster: &Cluster) -> TargetNodes<'_> {
     cluster.iter().map(|(node, engine)| (*node, engine as &dyn Engine)).collect()
 }
 
 /// A gathering, and the directory that it is in, which goes after it.
-struct Whole(Gathered, #[allow(dead_code, reason = "it goes away when it is dropped")] TempDir);
+struct Whole(ClusterView, #[allow(dead_code, reason = "it goes away when it is dropped")] TempDir);
 
 impl Whole {
     fn engine(&self) -> &dyn Engine {
@@ -72,7 +72,7 @@ fn gather_one(cluster: &Cluster) -> Whole {
 
 fn gather(cluster: &Cluster) -> Whole {
     let dir = tempfile::tempdir().unwrap();
-    let mut gathering = Gathering::new(dir.path(), 0, &placement(cluster.len() as u32)).unwrap();
+    let mut gathering = ClusterViewBuilder::new(dir.path(), 0, &placement(cluster.len() as u32)).unwrap();
     for (node, engine) in cluster {
         let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
         gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();

@@ -15,7 +15,7 @@ use common::*;
 use kestrel_admin::check::{Live, Options as CheckOptions, check};
 use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::{FindingKind, Severity};
-use kestrel_admin::gc::{Event, GcError, Options, Totals, collect};
+use kestrel_admin::gc::{GcError, GcEvent, Options, Totals, collect};
 use kestrel_admin::rows::put;
 use kestrel_blockstore::error::Result as StoreResult;
 use kestrel_blockstore::store::{AppendStore, BlockStore, MemoryStore, Page, Usage};
@@ -142,7 +142,7 @@ fn gc_with(
     engine: &dyn Engine,
     store: &dyn BlockStore,
     is_open: &dyn Fn(ObjectId) -> bool,
-    report: &mut dyn FnMut(Event<'_>),
+    report: &mut dyn FnMut(GcEvent<'_>),
 ) -> Result<Totals, GcError> {
     let options = Options { now: NOW, grace: 0, delete: true, is_open, go_on: &|| true };
     collect(engine, store, &options, report, &mut |_, _| {})
@@ -211,8 +211,8 @@ fn silently_missing_page_of_listing() {
     for table in [Table::Entry, Table::Link, Table::Chunk] {
         let volume = leaky();
         let mut disputed = Vec::new();
-        let mut report = |event: Event<'_>| {
-            if let Event::Disputed(object) = event {
+        let mut report = |event: GcEvent<'_>| {
+            if let GcEvent::Disputed(object) = event {
                 disputed.push(object);
             }
         };

@@ -257,7 +257,7 @@ fn what_is_in_motion_is_not_repaired() {
                 Table::System,
                 0,
                 b"peer 2",
-                PeerIdentity { birth: 1, epoch: 9, start: 7, address: None }.encode(),
+                PeerIdentity { node_uuid: 1, epoch: 9, start: 7, address: None }.encode(),
             ),
             link(A, "gone", 78),
         ],

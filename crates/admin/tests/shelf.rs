@@ -7,7 +7,7 @@ use std::io::{IoSlice, Read, Write};
 use std::sync::Arc;
 
 use kestrel_admin::dump::Counts;
-use kestrel_admin::dump::shelf::{PART_BYTES, Shelf, ShelfError, Stamp};
+use kestrel_admin::dump::backup::{BackupError, BackupRepository, PART_BYTES, Stamp};
 use kestrel_blockstore::store::coded::{Coding, Compression, DataKey, Keys};
 use kestrel_blockstore::store::{BlockStore, CodedStore, MemoryStore, list_all};
 use kestrel_types::clock::{Nanos, SECOND};
@@ -15,12 +15,12 @@ use serde_json::json;
 
 const AT: Nanos = 1_800_000_000 * SECOND;
 
-fn shelf() -> (Arc<MemoryStore>, Shelf) {
+fn shelf() -> (Arc<MemoryStore>, BackupRepository) {
     let plain = Arc::new(MemoryStore::new());
     let keys = Keys::new(vec![(1, DataKey::new([7; 32].into()))], Some(1), false).unwrap();
     let coding = Coding { compression: Compression::Lz4, cipher: Some(keys) };
     let coded = CodedStore::new(plain.clone(), [9; 16], coding);
-    (plain.clone(), Shelf::new(plain, Arc::new(coded)))
+    (plain.clone(), BackupRepository::new(plain, Arc::new(coded)))
 }
 
 /// Text of this length, which differs from place to place.
@@ -35,11 +35,11 @@ fn text(bytes: usize) -> Vec<u8> {
     text
 }
 
-fn put(shelf: &Shelf, now: Nanos, text: &[u8]) -> Result<(), ShelfError> {
+fn put(shelf: &BackupRepository, now: Nanos, text: &[u8]) -> Result<(), BackupError> {
     put_without(shelf, now, text, 0)
 }
 
-fn put_without(shelf: &Shelf, now: Nanos, text: &[u8], left_out: u64) -> Result<(), ShelfError> {
+fn put_without(shelf: &BackupRepository, now: Nanos, text: &[u8], left_out: u64) -> Result<(), BackupError> {
     let mut writing = shelf.begin(now);
     writing.write_all(text).unwrap();
     let counts = Counts { rows: 3, changes: 1, bytes: text.len() as u64 };
@@ -63,7 +63,7 @@ fn what_is_kept_is_what_was_written() {
         shelf.read(&kept).read_to_end(&mut read).unwrap();
         assert!(read == written, "{bytes} bytes");
         // Listing alone needs no key.
-        let raw = Shelf::new(plain.clone(), plain.clone());
+        let raw = BackupRepository::new(plain.clone(), plain.clone());
         assert_eq!(raw.manifest(kept.stamp).unwrap().volume, kept.volume);
     }
 }
@@ -161,7 +161,7 @@ fn two_of_one_second_are_not_mixed() {
     for number in 2..17 {
         put(&shelf, AT, format!("{number}").as_bytes()).unwrap();
     }
-    assert!(matches!(put(&shelf, AT, b"one more"), Err(ShelfError::Taken(_))));
+    assert!(matches!(put(&shelf, AT, b"one more"), Err(BackupError::Taken(_))));
     assert_eq!(shelf.list().unwrap().kept.len(), 17);
 }
 
@@ -169,7 +169,7 @@ fn two_of_one_second_are_not_mixed() {
 fn damage_is_told() {
     let (plain, shelf) = shelf();
     let stamp = Stamp::at(AT);
-    assert!(matches!(shelf.manifest(stamp), Err(ShelfError::Missing(_))));
+    assert!(matches!(shelf.manifest(stamp), Err(BackupError::Missing(_))));
     put(&shelf, AT, &text(PART_BYTES + 1)).unwrap();
     let object = stamp.0 << 24;
     let manifest = plain.bytes(object).unwrap();
@@ -179,7 +179,7 @@ fn damage_is_told() {
     };
     for cut in [0, 5, 9, 10, manifest.len() - 1] {
         replace(&manifest[..cut]);
-        assert!(matches!(shelf.manifest(stamp), Err(ShelfError::Damaged(..))), "{cut} bytes");
+        assert!(matches!(shelf.manifest(stamp), Err(BackupError::Damaged(..))), "{cut} bytes");
         let listed = shelf.list().unwrap();
         assert_eq!((listed.kept.len(), listed.damaged[0].0), (0, stamp));
     }
@@ -187,11 +187,11 @@ fn damage_is_told() {
         let mut other = manifest.clone();
         other[at] ^= 1;
         replace(&other);
-        assert!(matches!(shelf.manifest(stamp), Err(ShelfError::Damaged(..))), "byte {at}");
+        assert!(matches!(shelf.manifest(stamp), Err(BackupError::Damaged(..))), "byte {at}");
     }
     let newer = json!({ "magic": "kestrel-dump-manifest", "version": 2, "stamp": stamp.0 }).to_string();
     replace(format!("{newer}\n{:08x}\n", crc32c::crc32c(newer.as_bytes())).as_bytes());
-    assert!(matches!(shelf.manifest(stamp), Err(ShelfError::Newer(_, 2))));
+    assert!(matches!(shelf.manifest(stamp), Err(BackupError::Newer(_, 2))));
     replace(&manifest);
     let kept = shelf.manifest(stamp).unwrap();
     plain.delete(object + 2).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use common::*;
 use kestrel_admin::info::InfoError;
 use kestrel_admin::warmup::{Act, Options, Totals, run};
-use kestrel_blockstore::store::NearCache;
+use kestrel_blockstore::store::LocalCache;
 use kestrel_types::ids::ObjectId;
 
 /// A cache of single bytes.
@@ -22,7 +22,7 @@ struct Bytes {
     refuses: Option<ObjectId>,
 }
 
-impl NearCache for Bytes {
+impl LocalCache for Bytes {
     fn fill(&self, object: ObjectId, offset: u64, len: u64) -> kestrel_blockstore::Result<()> {
         if self.refuses == Some(object) {
             return Err(kestrel_blockstore::Error::NotFound { object });

@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use kestrel_daemon::backup_schedule::{Every, KeeperOptions};
 use kestrel_daemon::collector::CollectorOptions;
-use kestrel_daemon::keeper::{Every, KeeperOptions};
 use kestrel_daemon::process::ProcessOptions;
 use kestrel_daemon::role::NodeRole;
 use kestrel_daemon::tls::TlsOptions;
 use kestrel_daemon::units::{duration_arg, log_level_arg, size_arg};
-use kestrel_rpc::tls::Mode;
+use kestrel_rpc::tls::TlsMode;
 use log::LevelFilter;
 
 use file::bounded;
@@ -79,7 +79,7 @@ impl ProcessArgs {
 pub struct TlsArgs {
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none
     #[arg(long, value_name = "auto|on|off", default_value_t)]
-    pub tls: Mode,
+    pub tls: TlsMode,
     /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that
     /// lead there; read again when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
@@ -108,7 +108,7 @@ impl TlsArgs {
 /// How often, and how many are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Dumps into the block store")]
-pub struct KeeperArgs {
+pub struct BackupScheduleArgs {
     /// Dump the metadata into the block store this often while the volume is in use here; off:
     /// never [default: 1d]
     #[arg(long, value_name = "TIME|off", value_parser = every_arg)]
@@ -118,7 +118,7 @@ pub struct KeeperArgs {
     pub dump_keep: Option<u16>,
 }
 
-impl KeeperArgs {
+impl BackupScheduleArgs {
     /// As the daemon takes them.
     pub fn options(self) -> KeeperOptions {
         KeeperOptions { dump_every: self.dump_every, dump_keep: self.dump_keep }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use kestrel_admin::cluster_view::{ClusterView, gather};
 use kestrel_admin::cut::{Cut, CutError};
-use kestrel_admin::gather::{Gathered, gather};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
@@ -256,7 +256,7 @@ impl AtRest {
     ///
     /// # Errors
     /// If they cannot be read, or the copy cannot be written.
-    pub fn gather(&self, progress: &mut dyn FnMut(u64)) -> Result<Gathered, Failure> {
+    pub fn gather(&self, progress: &mut dyn FnMut(u64)) -> Result<ClusterView, Failure> {
         let failed = |why: CutError| Failure::new(self.verb, why);
         let dir = &self.first()?.dir;
         Cut::remove_stale(dir);

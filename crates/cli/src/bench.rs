@@ -6,11 +6,11 @@
 //! compared.
 
 mod cpu;
-mod crew;
 mod histogram;
 mod pattern;
 mod report;
 mod step;
+mod workers;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ use clap::{Args, ValueEnum};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{bytes, short, size_arg};
 
-use crew::{Crew, PROCESSES_MAX};
-use report::{Line, Report};
-use step::{Op, STOP, Step};
+use report::{Report, ReportRow};
+use step::{BenchOp, BenchStep, STOP};
+use workers::{PROCESSES_MAX, Workers};
 
-pub use crew::work;
+pub use workers::work;
 
 /// Most threads of all processes together.
 const THREADS_MAX: u64 = 4096;
@@ -195,7 +195,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitStatus, Failure> {
         ));
     }
     kestrel_daemon::signals::on_signal(|number| {
-        crew::stop();
+        workers::stop();
         if number > 1 {
             std::process::exit(130);
         }
@@ -204,7 +204,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitStatus, Failure> {
     let mut bench = Bench {
         args,
         dir: dir.path.clone(),
-        crew: Crew::new(args.processes, args.threads)
+        crew: Workers::new(args.processes, args.threads)
             .map_err(|why| Failure::new("bench", format!("cannot start the processes: {why}")))?,
         report: Report::new(args, &place),
     };
@@ -223,7 +223,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitStatus, Failure> {
 struct Bench<'a> {
     args: &'a BenchArgs,
     dir: PathBuf,
-    crew: Crew,
+    crew: Workers,
     report: Report,
 }
 
@@ -246,8 +246,8 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn step(&self, dir: &Path, op: Op) -> Step {
-        Step {
+    fn step(&self, dir: &Path, op: BenchOp) -> BenchStep {
+        BenchStep {
             op,
             dir: dir.to_string_lossy().into_owned(),
             shared: false,
@@ -268,7 +268,7 @@ impl Bench<'_> {
         for level in 0..self.args.depth {
             dir.push(format!("d{level}"));
         }
-        let step = Step { shared, ..self.step(&dir, Op::Create) };
+        let step = BenchStep { shared, ..self.step(&dir, BenchOp::Create) };
         let threads = if shared { 1 } else { self.args.workers() };
         for thread in 0..threads {
             let own = step::directory(&step, thread);
@@ -279,64 +279,72 @@ impl Bench<'_> {
 
     fn metadata(&mut self, phase: &str, shared: bool) -> Result<(), Failure> {
         let dir = self.stage(phase, shared)?;
-        let base = Step { shared, ..self.step(&dir, Op::Create) };
+        let base = BenchStep { shared, ..self.step(&dir, BenchOp::Create) };
         let some = (self.args.files / 10).max(1);
-        self.measure(phase, "mkdir", Step { op: Op::Mkdir, count: some, ..base.clone() })?;
-        self.measure(phase, "rmdir", Step { op: Op::Rmdir, seconds_max: 0, ..base.clone() })?;
-        self.measure(phase, "create", Step { op: Op::Create, ..base.clone() })?;
+        self.measure(phase, "mkdir", BenchStep { op: BenchOp::Mkdir, count: some, ..base.clone() })?;
+        self.measure(phase, "rmdir", BenchStep { op: BenchOp::Rmdir, seconds_max: 0, ..base.clone() })?;
+        self.measure(phase, "create", BenchStep { op: BenchOp::Create, ..base.clone() })?;
         let cold = self.drop_caches(None);
         self.measure(
             phase,
             if cold { "stat (cold)" } else { "stat" },
-            Step { op: Op::Stat, ..base.clone() },
+            BenchStep { op: BenchOp::Stat, ..base.clone() },
         )?;
-        self.measure(phase, "open+close", Step { op: Op::Open, ..base.clone() })?;
+        self.measure(phase, "open+close", BenchStep { op: BenchOp::Open, ..base.clone() })?;
         let listings = if shared { 3 } else { 10 };
-        self.measure(phase, "readdir entries", Step { op: Op::Readdir, count: listings, ..base.clone() })?;
-        self.measure(phase, "rename", Step { op: Op::Rename, ..base.clone() })?;
-        self.measure(phase, "unlink", Step { op: Op::Unlink, seconds_max: 0, ..base })
+        self.measure(
+            phase,
+            "readdir entries",
+            BenchStep { op: BenchOp::Readdir, count: listings, ..base.clone() },
+        )?;
+        self.measure(phase, "rename", BenchStep { op: BenchOp::Rename, ..base.clone() })?;
+        self.measure(phase, "unlink", BenchStep { op: BenchOp::Unlink, seconds_max: 0, ..base })
     }
 
     fn small(&mut self, size: u64) -> Result<(), Failure> {
         let phase = format!("small {}", short(size));
         let dir = self.stage(&format!("small{size}"), false)?;
-        let base = Step {
+        let base = BenchStep {
             size,
             count: self.args.small_files(size),
             block: size.clamp(1, self.args.block),
-            ..self.step(&dir, Op::WriteFile)
+            ..self.step(&dir, BenchOp::WriteFile)
         };
         let write = if self.args.fsync { "write+fsync+close" } else { "write+close" };
         self.measure(&phase, write, base.clone())?;
         if !self.args.warm {
             let cold = self.drop_caches(Some(&dir));
             let name = if cold { "read (cold)" } else { "read (pages dropped)" };
-            self.measure(&phase, name, Step { op: Op::ReadFile, ..base.clone() })?;
+            self.measure(&phase, name, BenchStep { op: BenchOp::ReadFile, ..base.clone() })?;
         }
         let seed = self.args.seed + 1;
-        self.measure(&phase, "read (again)", Step { op: Op::ReadFile, seed, ..base.clone() })?;
-        self.measure(&phase, "unlink", Step { op: Op::Unlink, seconds_max: 0, ..base })
+        self.measure(&phase, "read (again)", BenchStep { op: BenchOp::ReadFile, seed, ..base.clone() })?;
+        self.measure(&phase, "unlink", BenchStep { op: BenchOp::Unlink, seconds_max: 0, ..base })
     }
 
     fn large(&mut self) -> Result<(), Failure> {
         let phase = format!("large {}", short(self.args.large_size));
         let dir = self.stage("large", false)?;
-        let base = Step { size: self.args.large_size, ..self.step(&dir, Op::WriteLarge) };
+        let base = BenchStep { size: self.args.large_size, ..self.step(&dir, BenchOp::WriteLarge) };
         self.measure(&phase, if self.args.fsync { "write+fsync" } else { "write" }, base.clone())?;
         let cold = !self.args.warm && self.drop_caches(Some(&dir));
         let name = if cold { "read (cold)" } else { "read" };
-        self.measure(&phase, name, Step { op: Op::ReadLarge, ..base.clone() })?;
+        self.measure(&phase, name, BenchStep { op: BenchOp::ReadLarge, ..base.clone() })?;
         let cold = !self.args.warm && self.drop_caches(Some(&dir));
         let name = if cold { "random read (cold)" } else { "random read" };
         let blocks = self.args.large_size / self.args.random_block;
-        let random =
-            Step { op: Op::ReadRandom, block: self.args.random_block, count: blocks.max(1), ..base.clone() };
+        let random = BenchStep {
+            op: BenchOp::ReadRandom,
+            block: self.args.random_block,
+            count: blocks.max(1),
+            ..base.clone()
+        };
         self.measure(&phase, name, random)?;
-        self.measure(&phase, "unlink", Step { op: Op::Unlink, seconds_max: 0, ..base })
+        self.measure(&phase, "unlink", BenchStep { op: BenchOp::Unlink, seconds_max: 0, ..base })
     }
 
     /// Does a step and reports it. Does nothing once interrupted.
-    fn measure(&mut self, phase: &str, op: &str, step: Step) -> Result<(), Failure> {
+    fn measure(&mut self, phase: &str, op: &str, step: BenchStep) -> Result<(), Failure> {
         if STOP.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -345,7 +353,7 @@ impl Bench<'_> {
             return Err(Failure::new("bench", why.clone()));
         }
         if !STOP.load(Ordering::SeqCst) {
-            self.report.add(Line::new(phase, op, &done, machine_us), self.args.json);
+            self.report.add(ReportRow::new(phase, op, &done, machine_us), self.args.json);
         }
         Ok(())
     }

@@ -103,12 +103,12 @@ impl Read {
         self.at.max(self.sent)
     }
 
-    fn take(&mut self, ino: InodeId) -> Option<Unsent> {
+    fn take(&mut self, ino: InodeId) -> Option<PendingAccess> {
         if self.sent.is_some() {
             return None;
         }
         self.sent = Some(self.at.take()?);
-        Some(Unsent { ino, at: self.sent?, place: self.place.take() })
+        Some(PendingAccess { ino, at: self.sent?, place: self.place.take() })
     }
 }
 
@@ -129,7 +129,7 @@ struct Shard {
 
 /// A read to tell the node of.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unsent {
+pub(crate) struct PendingAccess {
     pub ino: InodeId,
     pub at: Nanos,
     /// Where it was, if the kernel does not know it any more.
@@ -142,7 +142,7 @@ pub(crate) enum Noted {
     /// It waits to be sent.
     Waits,
     /// It does too, and these are to be sent now, for want of room.
-    Send(Vec<Unsent>),
+    Send(Vec<PendingAccess>),
     /// There is no room.
     Lost,
 }
@@ -258,7 +258,7 @@ impl Accesses {
     }
 
     /// What is to be sent at `now`: what was read [`SEND_AFTER`] ago, or all.
-    pub fn due(&self, now: Nanos, all: bool) -> Vec<Unsent> {
+    pub fn due(&self, now: Nanos, all: bool) -> Vec<PendingAccess> {
         let mut due = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -271,7 +271,7 @@ impl Accesses {
     }
 
     /// What is to be sent of one inode.
-    pub fn unsent(&self, ino: InodeId) -> Option<Unsent> {
+    pub fn unsent(&self, ino: InodeId) -> Option<PendingAccess> {
         self.shard(ino).lock().reads.get_mut(&ino)?.take(ino)
     }
 

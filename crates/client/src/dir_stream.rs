@@ -89,7 +89,7 @@ enum Page {
 
 /// What to do to continue from a cookie.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ListingStep {
     /// The next entry is `.` or `..` (`true` for `..`); the cookie after it follows.
     Dot(bool, u64),
     /// These entries come next, each with the cookie after it.
@@ -131,13 +131,13 @@ pub struct DirStream {
 impl DirStream {
     /// What continues the listing at `cookie`. Cookie 0 starts afresh and sees the directory as it
     /// is now.
-    pub fn at(&mut self, cookie: u64) -> Step {
+    pub fn at(&mut self, cookie: u64) -> ListingStep {
         match cookie {
             0 => {
                 self.begin_pass();
-                return Step::Dot(false, AFTER_DOT);
+                return ListingStep::Dot(false, AFTER_DOT);
             }
-            AFTER_DOT => return Step::Dot(true, AFTER_DOTDOT),
+            AFTER_DOT => return ListingStep::Dot(true, AFTER_DOTDOT),
             _ => {}
         }
         if let Some((emptied, number)) = self.emptied
@@ -149,20 +149,20 @@ impl DirStream {
             return self.following(cookie, None);
         }
         let index = (cookie & ((1 << INDEX_BITS) - 1)) as usize;
-        let Some(number) = (cookie >> INDEX_BITS).checked_sub(1) else { return Step::End };
+        let Some(number) = (cookie >> INDEX_BITS).checked_sub(1) else { return ListingStep::End };
         match self.batch(number) {
             // A cookie that this handle never gave out, or has forgotten.
-            None => Step::End,
+            None => ListingStep::End,
             Some(batch) if index >= batch.hashes.len() => self.following(cookie, Some(number)),
             Some(_) => self.within(cookie, number, index),
         }
     }
 
     /// What continues the listing after batch `number`; after `..` if there is none.
-    fn following(&mut self, cookie: u64, number: Option<u64>) -> Step {
+    fn following(&mut self, cookie: u64, number: Option<u64>) -> ListingStep {
         let before = number.and_then(|number| self.batch(number));
         if before.is_some_and(|batch| batch.end) {
-            return Step::End;
+            return ListingStep::End;
         }
         match self.link(number) {
             // As it was in an earlier pass is not as it is now.
@@ -177,14 +177,14 @@ impl DirStream {
     }
 
     /// What continues the listing at an index in a batch that is known.
-    fn within(&mut self, cookie: u64, number: u64, index: usize) -> Step {
+    fn within(&mut self, cookie: u64, number: u64, index: usize) -> ListingStep {
         if let Some((held, entries)) = &self.held
             && *held == number
         {
             let from = entries.partition_point(|(_, after)| *after <= encode(number, index));
             if from < entries.len() {
                 let upto = entries.len().min(from + STEP_ENTRIES);
-                return Step::Entries(entries[from..upto].to_vec());
+                return ListingStep::Entries(entries[from..upto].to_vec());
             }
             // The rest of a batch that was listed again is gone; go on with the one that follows.
             self.emptied = Some((cookie, number));
@@ -200,13 +200,13 @@ impl DirStream {
         self.fetch(Fetch { after, page: Page::Again(number) })
     }
 
-    fn fetch(&mut self, fetch: Fetch) -> Step {
+    fn fetch(&mut self, fetch: Fetch) -> ListingStep {
         self.wanted = Some(fetch.clone());
-        Step::Fetch(fetch)
+        ListingStep::Fetch(fetch)
     }
 
-    /// Takes in the page that [`Step::Fetch`] asked for. One that is not wanted any more, because
-    /// its caller was killed and another one asked, is dropped.
+    /// Takes in the page that [`ListingStep::Fetch`] asked for. One that is not wanted any more,
+    /// because its caller was killed and another one asked, is dropped.
     pub fn supply(&mut self, fetch: Fetch, entries: Vec<DirEntry>, end: bool) {
         if self.wanted.take_if(|wanted| *wanted == fetch).is_none() {
             return;

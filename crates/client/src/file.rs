@@ -26,7 +26,7 @@ use crate::groups::supplementary_groups;
 use crate::write_buffer::WriteBuffer;
 
 /// A piece that left the buffer: immutable, on its way to the block store or there.
-pub(crate) struct Piece {
+pub(crate) struct WrittenPiece {
     /// First byte within the file.
     pub offset: u64,
     /// Its bytes, kept until the commit is acknowledged so that reads need not wait for the store.
@@ -41,7 +41,7 @@ pub(crate) struct Piece {
     pub inline_of: Option<u64>,
 }
 
-impl Piece {
+impl WrittenPiece {
     /// First byte after it, within the file.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
@@ -83,7 +83,7 @@ pub(crate) struct FileState {
     /// Budget held by the buffer.
     pub grants: Vec<Grant>,
     /// On the way, oldest first.
-    pub inflight: Vec<Piece>,
+    pub inflight: Vec<WrittenPiece>,
     /// Known chunk lists, valid for `inode.data_change`.
     pub chunks: ExtentCache,
     /// Small writes committed since the chunk lists were last looked at for compaction.
@@ -223,7 +223,7 @@ impl FileState {
 
     /// First byte after the last one that was written and is not committed; 0 if there is none.
     pub fn reach(&self) -> u64 {
-        self.inflight.iter().map(Piece::end).fold(self.buffer.end(), u64::max)
+        self.inflight.iter().map(WrittenPiece::end).fold(self.buffer.end(), u64::max)
     }
 
     /// Moves what was appended to the end of the file as the node knows it and as plain writes here
@@ -235,7 +235,7 @@ impl FileState {
     /// appended here.
     pub fn place_appended(&mut self) -> bool {
         let content = self.inode.data_change;
-        let outdated = |piece: &Piece| piece.inline_of.is_some_and(|of| of != content);
+        let outdated = |piece: &WrittenPiece| piece.inline_of.is_some_and(|of| of != content);
         if let Some(at) = self.inflight.iter().position(outdated) {
             self.inflight.remove(at);
             self.resize_flush(at, -1);

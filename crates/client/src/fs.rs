@@ -37,7 +37,7 @@ use kestrel_blockstore::packer::Packer;
 use kestrel_blockstore::reader::Reader;
 use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::{Budget, Buffers, Payload, Pool, ReadAheadConfig, StoredRange, Turn};
-use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::host::NodeHost;
 use kestrel_meta::node::Node;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
@@ -51,11 +51,11 @@ pub use self::chunk_lists::Page;
 pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
-pub use self::listing::{Listed, Sink};
+pub use self::listing::{EntrySink, Listed};
 pub use self::locks::{LockWait, LockedRange, Outdated, TellOutdated};
-pub use self::namespace::{Creation, Found, NewNode};
+pub use self::namespace::{Creation, NewNode, OpenedEntry};
 pub use self::protected::Protected;
-pub use self::read::{Content, ReadRoom};
+pub use self::read::{ReadBytes, ReadRoom};
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::seek::Seek;
 pub use self::space::{Fallocate, Hole};
@@ -274,7 +274,7 @@ impl Fs {
     }
 
     /// The member, if this process is one of several nodes that share the volume.
-    pub fn member(&self) -> Option<&Arc<MemberHost>> {
+    pub fn member(&self) -> Option<&Arc<NodeHost>> {
         self.metadata.member()
     }
 

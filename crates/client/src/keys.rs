@@ -108,7 +108,7 @@ fn new_encryption(
 /// A change of settings: of how new objects are coded, and of access times. What is stored already
 /// stays as it is.
 #[derive(Debug, Clone, Default)]
-pub struct Change {
+pub struct SettingsChange {
     /// Compress like this.
     pub compression: Option<Compression>,
     /// Encrypt, or do not.
@@ -125,7 +125,7 @@ pub struct Change {
 /// If the key is missing or not this volume's. Nothing is changed then.
 pub fn change(
     dir: &Path,
-    change: &Change,
+    change: &SettingsChange,
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<Descriptor, VolumeError> {
@@ -140,7 +140,7 @@ pub fn change(
 /// the change.
 pub fn change_nodes(
     dirs: &[PathBuf],
-    change: &Change,
+    change: &SettingsChange,
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<Descriptor, VolumeError> {
@@ -154,7 +154,7 @@ pub fn change_nodes(
 /// As for [`change`].
 pub fn changed(
     descriptor: &Descriptor,
-    change: &Change,
+    change: &SettingsChange,
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<Option<CodingSettings>, VolumeError> {
@@ -214,7 +214,7 @@ pub fn recode(
 
 fn apply(
     descriptor: &mut Descriptor,
-    change: &Change,
+    change: &SettingsChange,
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<(), VolumeError> {

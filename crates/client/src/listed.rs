@@ -210,14 +210,14 @@ impl Listing {
 
 /// What an operation changes, as far as pages are concerned.
 #[derive(Debug, Default, Clone)]
-pub struct Change {
+pub struct ListingChange {
     names: Vec<Name>,
     inode: Option<InodeId>,
     /// It may change the permission to search a directory.
     permits: bool,
 }
 
-impl Change {
+impl ListingChange {
     fn of(op: &Op) -> Option<Self> {
         let mut change = Self::default();
         match op {
@@ -368,16 +368,16 @@ impl ListedAttributes {
     /// What a request changes, to be told when it is over and before anybody else hears; none if
     /// there never are pages. There may be one by then that was read before, also if there is none
     /// now.
-    pub fn changing(&self, op: &Op) -> Option<Change> {
+    pub fn changing(&self, op: &Op) -> Option<ListingChange> {
         if self.ttl().is_zero() {
             return None;
         }
-        Change::of(op)
+        ListingChange::of(op)
     }
 
     /// What was changed is not answered from pages that are here or under way. Where the change is
     /// of the permission to search a directory, nothing is.
-    pub fn changed(&self, change: &Change, reply: &Reply) {
+    pub fn changed(&self, change: &ListingChange, reply: &Reply) {
         if self.paged.load(Ordering::SeqCst) == 0 {
             return;
         }

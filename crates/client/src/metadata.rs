@@ -12,7 +12,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::host::NodeHost;
 use kestrel_meta::node::Node;
 use kestrel_types::error::FsResult;
 use kestrel_types::op_counters::NodeStats;
@@ -42,7 +42,7 @@ pub trait Metadata: Send + Sync {
 
     /// The member, if this process is one of several nodes that share the volume. It has no
     /// [`Metadata::local`] then: what needs the engine of a whole volume finds only a part of it.
-    fn member(&self) -> Option<&Arc<MemberHost>> {
+    fn member(&self) -> Option<&Arc<NodeHost>> {
         None
     }
 
@@ -128,11 +128,11 @@ impl Metadata for Embedded {
 }
 
 /// One of several nodes, in this process; requests go to whichever leads them.
-pub struct Hosted(Arc<MemberHost>);
+pub struct Hosted(Arc<NodeHost>);
 
 impl Hosted {
     /// The way by way of `host`.
-    pub fn new(host: Arc<MemberHost>) -> Self {
+    pub fn new(host: Arc<NodeHost>) -> Self {
         Self(host)
     }
 }
@@ -142,7 +142,7 @@ impl Metadata for Hosted {
         self.0.submit(request, done);
     }
 
-    fn member(&self) -> Option<&Arc<MemberHost>> {
+    fn member(&self) -> Option<&Arc<NodeHost>> {
         Some(&self.0)
     }
 

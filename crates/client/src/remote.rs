@@ -7,7 +7,7 @@
 //! over.
 //!
 //! **What the server may forget.** A restarted server is told what is open, locked and being
-//! written before anything else ([`holdings`]). A client that was away for longer than the lease
+//! written before anything else ([`reclaimable`]). A client that was away for longer than the lease
 //! has lost its locks, and files without names.
 //!
 //! **Order of bytes and names.** A commit is sent when the bytes it names are durable
@@ -15,7 +15,7 @@
 //!
 //! **Tokens.** A server that asks for one is shown the one that this process has ([`access`]). A
 //! client that its token confines to a subtree has that subtree's directory for the root
-//! ([`rooted`]).
+//! ([`subtree`]).
 //!
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session
 //! with each ([`nodes`]), asks the node that leads a request ([`routes`]), and claims again from a
@@ -26,18 +26,18 @@
 
 mod access;
 mod addresses;
-mod ask;
 mod contact;
 mod durable;
-mod holdings;
+mod fan_out;
 mod leaving;
 mod metadata;
 mod nodes;
 mod opens;
-mod panel;
+mod query;
+mod reclaimable;
 mod redirects;
-mod rooted;
 mod routes;
+mod subtree;
 mod url;
 
 use std::sync::Arc;
@@ -46,17 +46,17 @@ use std::time::Duration;
 use kestrel_types::clock::{Clock, SystemClock};
 
 pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
-pub use self::ask::{NodeAnswer, ask, ask_each};
 pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
+pub use self::fan_out::{NodeFanOut, Reached, SingleNode};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
-pub use self::panel::{Alone, Panel, Reached};
+pub use self::query::{NodeAnswer, ask, ask_each};
 pub use self::redirects::table_in_parts;
 pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;
-use self::holdings::Holdings;
 use self::nodes::{FirstConnection, NodeConnections};
+use self::reclaimable::Reclaimable;
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::fs::Fs;
@@ -103,21 +103,22 @@ impl RemoteVolume {
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();
-        let holdings = Arc::new(Holdings::new(server.clone()));
-        let first = FirstConnection::connect(&url, how, &holdings)?;
+        let reclaimable = Arc::new(Reclaimable::new(server.clone()));
+        let first = FirstConnection::connect(&url, how, &reclaimable)?;
         let opened = first.offer.descriptor(&server).and_then(|descriptor| {
             let storage = Storage::open_offered(&first.offer, &server, &resources.store)?;
             Ok((descriptor, Arc::new(storage)))
         });
         let (descriptor, storage) = opened.inspect_err(|_| first.close())?;
-        let metadata = Arc::new(RemoteMetadata::new(NodeConnections::connect(first)?, holdings.clone())?);
+        let metadata = Arc::new(RemoteMetadata::new(NodeConnections::connect(first)?, reclaimable.clone())?);
         if storage.needs_sync() {
             metadata.sync_first(SyncFirst::new(storage.store.clone())?);
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let plan = Assembly { metadata, numbers: holdings.numbers.clone(), clock, read_only: how.read_only };
+        let plan =
+            Assembly { metadata, numbers: reclaimable.numbers.clone(), clock, read_only: how.read_only };
         let fs = plan.assemble(&descriptor, storage.store.clone(), resources)?;
-        holdings.belongs_to(&fs);
+        reclaimable.belongs_to(&fs);
         Ok(Self { url, descriptor, storage, fs })
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kestrel_blockstore::store::BlockStore;
-use kestrel_cluster::MemberConfig;
-use kestrel_cluster::host::{Carrier, MemberHost};
+use kestrel_cluster::ClusterNodeConfig;
+use kestrel_cluster::host::{Carrier, NodeHost};
 use kestrel_engine::Engine;
 use kestrel_meta::node::{self, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
@@ -171,7 +171,7 @@ impl Volume {
         };
         let exclusive = self.take_ownership(resources.take_over)?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let config = MemberConfig {
+        let config = ClusterNodeConfig {
             me: section.node,
             placement: section.placement()?,
             node: NodeConfig { workers: section.workers as usize, ..self.node_config(resources, true) },
@@ -179,7 +179,7 @@ impl Volume {
             joining: section.joining,
             exclusive,
         };
-        let host = MemberHost::open(self.engine.clone(), clock.clone(), config, carrier)
+        let host = NodeHost::open(self.engine.clone(), clock.clone(), config, carrier)
             .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
         self.assemble(Arc::new(Hosted::new(host)), clock, resources, false)
     }

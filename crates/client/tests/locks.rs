@@ -13,7 +13,7 @@ use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, Outdated, wait};
 use kestrel_client::metadata::{Embedded, LockCall, LockServer, Metadata};
 use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
-use kestrel_server::locks::{Locks, Owner, Set, Ticket};
+use kestrel_server::locks::{LockOwner, Locks, Set, Ticket};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::op_counters::NodeStats;
@@ -76,12 +76,12 @@ impl LockServer for Session {
                 }
             }
             LockRequest::Unlock { ino, owner, kind, start, end } => {
-                let owner = Owner { session, id: owner };
+                let owner = LockOwner { session, id: owner };
                 let done = desk.locks.unlock(owner, ino, kind, (start, end), &mut woken);
                 Some(done.map(|()| LockAnswer::Done))
             }
             LockRequest::ReleaseOwner { ino, owner, kind } => {
-                desk.locks.release_owner(Owner { session, id: owner }, ino, kind, &mut woken);
+                desk.locks.release_owner(LockOwner { session, id: owner }, ino, kind, &mut woken);
                 Some(Ok(LockAnswer::Done))
             }
         };

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use kestrel_balancer::balance::Change;
+use kestrel_balancer::balance::RuleChange;
+use kestrel_balancer::load_report::LoadReport;
 use kestrel_balancer::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
-use kestrel_balancer::report::Report;
 use kestrel_cluster::change::Phase;
-use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::host::NodeHost;
 use kestrel_engine::Engine;
 use kestrel_types::error::FsResult;
 use kestrel_types::placement::{NodeId, PlacementMap, Rule};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::census::Census;
+use super::load::LoadCounter;
 use super::node::NodeOfCluster;
 use super::worker::{Ends, Rest, Worker};
 use crate::units::{count, duration_arg};
@@ -125,7 +125,7 @@ impl Balancing {
 /// The threads that count and that balance; they end when this is dropped.
 pub struct Balancer {
     _worker: Option<Worker>,
-    _census: Census,
+    _census: LoadCounter,
 }
 
 impl Balancer {
@@ -134,11 +134,11 @@ impl Balancer {
     /// # Errors
     /// If they do not start.
     pub fn start(
-        host: &Arc<MemberHost>,
+        host: &Arc<NodeHost>,
         engine: &Arc<dyn Engine>,
         node: &NodeOfCluster,
     ) -> std::io::Result<Self> {
-        let census = Census::start(host, engine)?;
+        let census = LoadCounter::start(host, engine)?;
         let Pace::Every(every) = node.pace else {
             return Ok(Self { _worker: None, _census: census });
         };
@@ -151,7 +151,7 @@ impl Balancer {
 }
 
 struct Looker {
-    host: Arc<MemberHost>,
+    host: Arc<NodeHost>,
     me: NodeId,
     peers: Arc<kestrel_server::peers::Peers>,
     balancing: Arc<Balancing>,
@@ -234,7 +234,7 @@ impl Looker {
     }
 
     /// What all nodes have, or why nobody knows.
-    fn reports(&self) -> Result<Result<Vec<Report>, String>, Ends> {
+    fn reports(&self) -> Result<Result<Vec<LoadReport>, String>, Ends> {
         let begun = Instant::now();
         loop {
             let (tell, told) = mpsc::channel();
@@ -289,7 +289,7 @@ fn shortened(names: &[String]) -> String {
 }
 
 /// What becomes of a name.
-pub fn rule(change: &Change, next: &PlacementMap) -> String {
+pub fn rule(change: &RuleChange, next: &PlacementMap) -> String {
     match change.to {
         None => "placed by its hash again".into(),
         Some(Rule::PathWalk) => "spread by directory".into(),
@@ -298,7 +298,7 @@ pub fn rule(change: &Change, next: &PlacementMap) -> String {
 }
 
 /// The same with the name, for people.
-pub fn tell(change: &Change, next: &PlacementMap) -> String {
+pub fn tell(change: &RuleChange, next: &PlacementMap) -> String {
     let name = String::from_utf8_lossy(change.name.as_bytes()).into_owned();
     format!("{name:?} with {} entries: {}", count(change.entries), rule(change, next))
 }

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use kestrel_server::admin::{Admin, Asker};
-use kestrel_server::listen::Door;
+use kestrel_server::admin::{Admin, AdminRequester};
+use kestrel_server::listen::ClockedServer;
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsError;
 use parking_lot::Mutex;
@@ -32,7 +32,7 @@ pub struct Clients {
     /// Where clients connect.
     pub address: SocketAddr,
     /// The server.
-    pub door: Door,
+    pub door: ClockedServer,
     /// The sockets, until they are closed.
     pub sockets: Mutex<Option<kestrel_rpc::server::Serving>>,
 }
@@ -137,8 +137,9 @@ impl Questions {
 }
 
 impl Admin for Questions {
-    fn submit(&self, question: Box<[u8]>, asker: Asker) {
-        let refuse = |asker: Asker, errno, why: String| asker.answer(Err(FsError::because(errno, why)));
+    fn submit(&self, question: Box<[u8]>, asker: AdminRequester) {
+        let refuse =
+            |asker: AdminRequester, errno, why: String| asker.answer(Err(FsError::because(errno, why)));
         let Some(serving) = self.serving.lock().upgrade() else {
             return refuse(asker, libc::EAGAIN, "the server is starting or ending; ask again".into());
         };
@@ -179,7 +180,7 @@ impl Admin for Questions {
     }
 }
 
-fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>, String> {
+fn answer(serving: &Serving, question: &[u8], asker: &AdminRequester) -> Result<Box<[u8]>, String> {
     let question: Value = serde_json::from_slice(question)
         .map_err(|error| format!("the question is not valid JSON: {error}"))?;
     let verb = question["verb"].as_str().unwrap_or("?");
@@ -200,7 +201,7 @@ fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>
 
 /// Whether the asker may: with a token if that may administer, but for what every client has to
 /// know; without one what does not make tokens, since every user of this machine is let in without.
-fn may_ask(verb: &str, question: &Value, asker: &Asker) -> Result<(), String> {
+fn may_ask(verb: &str, question: &Value, asker: &AdminRequester) -> Result<(), String> {
     if let Some(why) = asker.ended() {
         return Err(why.reason.to_string());
     }

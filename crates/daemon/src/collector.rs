@@ -10,21 +10,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kestrel_admin::gc::{self, Event, Options};
-use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_admin::gc::{self, GcEvent, Options};
+use kestrel_client::remote::{NodeFanOut, RemoteUrl};
 use kestrel_client::storage::StoreOptions;
 use kestrel_engine::EngineError;
-use kestrel_engine::watched::Watched;
-use kestrel_rpc::tls::Mode;
+use kestrel_engine::cancellable::CancellableScan;
+use kestrel_rpc::tls::TlsMode;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::backup_schedule::Every;
 use super::control::Serving;
-use super::keeper::Every;
 use super::worker::Worker;
-use crate::feed::Feed;
 use crate::jobs::gc::{self as jobs, GRACE_SECONDS_DEFAULT};
+use crate::progress_stream::ProgressStream;
 
 /// Unless told otherwise.
 const EVERY_DEFAULT: Every = Every(Some(Duration::from_secs(24 * 3600)));
@@ -78,7 +78,7 @@ pub struct Collector {
     args: CollectorOptions,
     options: StoreOptions,
     /// How the other nodes are connected to.
-    tls: Mode,
+    tls: TlsMode,
     state: Mutex<State>,
     running: AtomicBool,
     /// Somebody asks for a check or a collection: the one under way, or the next, gives up.
@@ -89,7 +89,7 @@ pub struct Collector {
 
 impl Collector {
     /// Does as the arguments say, and reaches the store as `options` say, and other nodes by `tls`.
-    pub fn new(args: CollectorOptions, options: StoreOptions, tls: Mode) -> Self {
+    pub fn new(args: CollectorOptions, options: StoreOptions, tls: TlsMode) -> Self {
         let [running, gives_up, ends] = [(); 3].map(|()| AtomicBool::new(false));
         Self { args, options, tls, state: Mutex::default(), running, gives_up, ends }
     }
@@ -177,7 +177,7 @@ impl Collector {
             true => Ok(()),
             false => Err(EngineError::Io("the collection was given up".into())),
         };
-        let engine = Watched::new(&*serving.engine, &go_on);
+        let engine = CancellableScan::new(&*serving.engine, &go_on);
         let options = Options {
             now: SystemClock.now(),
             grace: i64::try_from(self.args.grace().as_nanos()).unwrap_or(i64::MAX),
@@ -186,10 +186,10 @@ impl Collector {
             go_on: &|| self.goes_on(DELETE_PAUSE),
         };
         let mut sizes = 0;
-        let mut report = |event: Event<'_>| match event {
-            Event::Leaked { size, .. } => sizes += size,
-            Event::Failed(object, why) => log::warn!("object {object:016x} was not deleted: {why}"),
-            Event::Disputed(_) | Event::Unknown(_) => {}
+        let mut report = |event: GcEvent<'_>| match event {
+            GcEvent::Leaked { size, .. } => sizes += size,
+            GcEvent::Failed(object, why) => log::warn!("object {object:016x} was not deleted: {why}"),
+            GcEvent::Disputed(_) | GcEvent::Unknown(_) => {}
         };
         let totals = gc::collect(&engine, &*serving.store, &options, &mut report, &mut |_, _| ())
             .map_err(|why| why.to_string())?;
@@ -205,16 +205,16 @@ impl Collector {
         let url = url.and_then(|url| RemoteUrl::parse(&url)).map_err(|why| why.to_string())?;
         let url = RemoteUrl { tls: self.tls, ..url };
         let who = crate::who("kestrel serve (gc)");
-        let panel = Panel::connect(&url.to_string(), &who).map_err(|why| why.to_string())?;
+        let panel = NodeFanOut::connect(&url.to_string(), &who).map_err(|why| why.to_string())?;
         let panel = panel.ok_or("the volume has only one node, and says that it has several")?;
         let mut tell = |_: &Value| self.goes_on(PAGE_PAUSE);
-        let how = jobs::How {
+        let how = jobs::GcMode {
             store: self.options.clone(),
             grace: self.args.grace(),
             delete: true,
             scratch: serving.dir.clone(),
         };
-        let done = jobs::served(&how, &panel, &Feed::new(&mut tell)).map_err(|why| why.reason())?;
+        let done = jobs::served(&how, &panel, &ProgressStream::new(&mut tell)).map_err(|why| why.reason())?;
         let number = |name: &str| done[name].as_u64().unwrap_or(0);
         Ok((
             number("deleted_objects"),

@@ -11,24 +11,24 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::storage::Storage;
 use kestrel_engine::Engine;
-use kestrel_server::admin::Asker;
+use kestrel_server::admin::AdminRequester;
 use kestrel_server::audit;
 use kestrel_types::token::TokenId;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::attendant::Attendant;
+use super::backup_schedule::BackupScheduler;
 use super::clients::Clients;
 use super::collector::{Collector, GIVE_UP_MAX};
-use super::facts::{MountFacts, is_read_only, remounted};
-use super::keeper::Keeper;
+use super::endpoints::ControlEndpoint;
+use super::failover::FailoverService;
+use super::mount_status::{MountStatus, is_read_only, remounted};
 use super::node::NodeOfCluster;
-use super::part::cut::Cutting;
-use super::successor::Succession;
-use crate::feed::Feed;
+use super::node_view::cut::Cutting;
 use crate::jobs::{compact, dump, fsck, gc, info as info_job, settings, status, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
 use crate::process::process_word;
+use crate::progress_stream::ProgressStream;
 
 /// What questions are about.
 pub struct Serving {
@@ -51,7 +51,7 @@ pub struct Serving {
     /// Its number among the nodes that share the volume, if several do.
     pub node: Option<NodeOfCluster>,
     /// How it is mounted, if it is.
-    pub facts: MountFacts,
+    pub facts: MountStatus,
     /// It was begun so that nothing can be changed.
     pub read_only: bool,
     /// Since when.
@@ -61,16 +61,16 @@ pub struct Serving {
     /// What is recorded of this node for a cut of all.
     pub cutting: Cutting,
     /// Dumps of it in its block store.
-    pub keeper: Keeper,
+    pub keeper: BackupScheduler,
     /// What deletes objects that nothing refers to.
     pub collector: Collector,
     /// How other nodes are taken over, if they are.
-    pub succession: OnceLock<Arc<Succession>>,
+    pub succession: OnceLock<Arc<FailoverService>>,
     /// The callback for the end of the process, if it serves others.
     pub end: Option<mpsc::Sender<()>>,
 }
 
-impl Attendant for Serving {
+impl ControlEndpoint for Serving {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::take(&self.fs, Some(self.engine.stats()), self.begun.elapsed());
         if let Some(clients) = self.clients.get() {
@@ -101,17 +101,24 @@ impl Serving {
     ) {
         let Some(what) = administers(question) else { return };
         let result = answer.as_ref().map_or_else(String::as_str, |_| "done");
-        self.note(audit::Entry { event: audit::Event::Admin, who, from, token, what: &what, result });
+        self.note(audit::AuditEntry {
+            event: audit::AuditEvent::Admin,
+            who,
+            from,
+            token,
+            what: &what,
+            result,
+        });
     }
 
     /// Puts a question of a client that may not ask it among the refusals.
-    pub fn audit_refused(&self, verb: &str, result: &str, asker: &Asker) {
-        let (event, who) = (audit::Event::Operation, asker.who());
+    pub fn audit_refused(&self, verb: &str, result: &str, asker: &AdminRequester) {
+        let (event, who) = (audit::AuditEvent::Operation, asker.who());
         let (from, token) = (asker.from(), asker.token().map(|token| token.id));
-        self.note(audit::Entry { event, who: &who, from, token, what: verb, result });
+        self.note(audit::AuditEntry { event, who: &who, from, token, what: verb, result });
     }
 
-    fn note(&self, entry: audit::Entry<'_>) {
+    fn note(&self, entry: audit::AuditEntry<'_>) {
         if let Some(clients) = self.clients.get() {
             let server = clients.door.server();
             server.audit().tell(server.wall(), entry);
@@ -132,9 +139,9 @@ impl Serving {
             _ => {}
         }
         if let Some(section) = &self.descriptor.cluster {
-            return super::part::answer(self, section, question, tell);
+            return super::node_view::answer(self, section, question, tell);
         }
-        let feed = Feed::new(tell);
+        let feed = ProgressStream::new(tell);
         match question["verb"].as_str() {
             Some("status") => self.status(),
             Some("stats") => Ok(to_json(&self.snapshot())),
@@ -146,8 +153,8 @@ impl Serving {
             Some("compact") => self.compact(question, &feed),
             Some("warmup") => self.warmup(question, &feed),
             Some("whole") => whole::serve(&self.fs, &self.storage, question, &feed),
-            Some("rows") => super::part::rows::page(&*self.engine, question),
-            Some("cut") => super::part::cut::answer(self, question),
+            Some("rows") => super::node_view::rows::page(&*self.engine, question),
+            Some("cut") => super::node_view::cut::answer(self, question),
             Some("settings") => settings::answer(&self.dir, &self.descriptor, question),
             Some(other) => {
                 Err(format!("the serving process does not know {other:?}; it may be older than this program"))
@@ -160,7 +167,7 @@ impl Serving {
     /// it is: what writes files of this machine is not done for it.
     ///
     /// # Errors
-    /// As for [`Attendant::answer`].
+    /// As for [`ControlEndpoint::answer`].
     pub fn answer_afar(
         &self,
         question: &Value,
@@ -249,7 +256,7 @@ impl Serving {
             .ok_or("a check or a collection of this volume runs already; wait for it".into())
     }
 
-    fn fsck(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+    fn fsck(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let _alone = self.alone()?;
         let is_open = |object| self.fs.is_open_object(object);
         let volume =
@@ -259,7 +266,7 @@ impl Serving {
         fsck::check_in_use(&volume, question["data"] == true, limit, feed)
     }
 
-    fn gc(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+    fn gc(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let delete = question["delete"] == true;
         if delete {
             self.may_change()?;
@@ -277,7 +284,7 @@ impl Serving {
 
     /// Deletes what the schedule holds and whose time has come, which the mount would do by itself
     /// within seconds.
-    fn reap(&self, feed: &Feed<'_>) -> Result<usize, String> {
+    fn reap(&self, feed: &ProgressStream<'_>) -> Result<usize, String> {
         let mut reaped = 0;
         loop {
             let more = self.fs.reap().map_err(|why| format!("deleting scheduled objects: {why}"))?;
@@ -289,7 +296,7 @@ impl Serving {
         }
     }
 
-    fn compact(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+    fn compact(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let wish = compact::CompactRequest::of(question)?;
         if !wish.dry_run {
             self.may_change()?;
@@ -297,7 +304,7 @@ impl Serving {
         compact::compact(&self.fs, &wish, feed)
     }
 
-    fn warmup(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+    fn warmup(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let wish = warmup::WarmupRequest::of(question)?;
         warmup::warm(&*self.engine, &*self.store, &wish, feed)
     }

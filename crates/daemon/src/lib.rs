@@ -7,45 +7,45 @@
 //! | modules | what they do |
 //! | --- | --- |
 //! | [`serve`], [`process`], [`background`], [`limits`], [`memory`], [`signals`], [`logger`] | start and end of the process, its memory and its log |
-//! | [`control`], [`remote`], [`part`], [`attendant`], [`ask`], [`feed`], [`clients`], [`tokens`] | questions and answers; `ask` is the asking side |
-//! | [`metrics`], [`http`], [`facts`] | metrics, and Prometheus' way to them |
-//! | [`successor`], [`holder`], [`role`], [`node`], [`map`] | a node of a cluster: failover, changes of the placement |
-//! | [`balance`], [`census`] | balancing of the nodes |
-//! | [`keeper`], [`collector`], [`worker`] | backups and collections in the background |
+//! | [`control`], [`remote`], [`node_view`], [`endpoints`], [`ask`], [`progress_stream`], [`clients`], [`tokens`] | questions and answers; `ask` is the asking side |
+//! | [`metrics`], [`http`], [`mount_status`] | metrics, and Prometheus' way to them |
+//! | [`failover`], [`holder`], [`role`], [`node`], [`map`] | a node of a cluster: failover, changes of the placement |
+//! | [`balance`], [`load`] | balancing of the nodes |
+//! | [`backup_schedule`], [`collector`], [`worker`] | backups and collections in the background |
 //! | [`jobs`], [`nodes`] | work of verbs, on one volume or over the nodes that share it |
 //! | [`tls`], [`runtime`], [`atime`], [`units`], [`failure`] | what the others need |
 
 pub mod ask;
 pub mod atime;
-pub mod attendant;
 pub mod background;
+pub mod backup_schedule;
 pub mod balance;
-pub mod census;
 pub mod clients;
 pub mod collector;
 pub mod control;
-pub mod facts;
+pub mod endpoints;
+pub mod failover;
 pub mod failure;
-pub mod feed;
 pub mod holder;
 pub mod http;
 pub mod jobs;
-pub mod keeper;
 pub mod limits;
+pub mod load;
 pub mod logger;
 pub mod map;
 pub mod memory;
 pub mod metrics;
+pub mod mount_status;
 pub mod node;
+pub mod node_view;
 pub mod nodes;
-pub mod part;
 pub mod process;
+pub mod progress_stream;
 pub mod remote;
 pub mod role;
 pub mod runtime;
 pub mod serve;
 pub mod signals;
-pub mod successor;
 pub mod tls;
 pub mod tokens;
 pub mod units;

@@ -11,7 +11,7 @@ use kestrel_client::descriptor::RowsAt;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::change::{Announced, ChangeStats, Phase};
-use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::host::NodeHost;
 use kestrel_cluster::lease::LeaseStats;
 use kestrel_engine::Engine;
 use kestrel_types::key::{Key, Table};
@@ -19,8 +19,8 @@ use kestrel_types::placement::slot_map::MEMBERS_MAX;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
-use super::census::count;
 use super::control::Serving;
+use super::load::count;
 use super::role::NodeRole;
 
 /// Bytes of a table in one answer.
@@ -106,14 +106,14 @@ pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
         .stats()
         .into_iter()
         .filter(|(other, stats)| stats.up && placement.map.member(*other).is_some());
-    put("cluster_table_version", placement.version);
+    put("cluster_map_version", placement.version);
     put("cluster_exceptions", placement.exceptions.len() as u64);
     put("cluster_nodes", members.len() as u64);
     // This one is among them.
     put("cluster_nodes_up", up.count() as u64 + 1);
     put("cluster_slots", own);
     put("cluster_coordinates", host.leads_changes().into());
-    put("cluster_table_changing", (change.phase != Phase::None || change.leads).into());
+    put("cluster_map_changing", (change.phase != Phase::None || change.leads).into());
     put("cluster_rows_sent", change.rows_sent);
     put("cluster_rows_taken", change.rows_taken);
     let lease = host.lease_stats();
@@ -122,7 +122,7 @@ pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
     put("cluster_fences", lease.fences);
     put("cluster_fenced", lease.fenced);
     let stats = host.stats();
-    put("cluster_strays", stats.handed_back);
+    put("cluster_handed_back", stats.handed_back);
     put("cluster_misdirected", stats.misdirected);
     put("cluster_messages_sent", stats.sent);
     put("cluster_messages_received", stats.received);
@@ -148,14 +148,14 @@ fn stats(stats: &ChangeStats) -> Value {
 }
 
 /// The table, with nodes where they are.
-fn present(host: &MemberHost) -> PlacementMap {
+fn present(host: &NodeHost) -> PlacementMap {
     host.placement().at(&host.addresses())
 }
 
 /// Where nodes are that have said so, each with the number of the start that did: `nodes` of the
 /// question, or all. From memory, without waiting for anything: clients that have lost a node ask
 /// again and again.
-pub fn addresses(host: &MemberHost, question: &Value) -> Value {
+pub fn addresses(host: &NodeHost, question: &Value) -> Value {
     let told = |at: NodeAddress| json!([at.node, at.epoch, at.address]);
     let kept = host.address_book();
     let nodes: Value = match question["nodes"].as_array() {
@@ -171,7 +171,7 @@ pub fn addresses(host: &MemberHost, question: &Value) -> Value {
 
 /// The table's bytes in hexadecimal digits, from the byte `from` on. Parts are of one table if
 /// `version` and `moves`, the changes of nodes' addresses so far, are the same.
-fn part_of_table(host: &MemberHost, question: &Value) -> Result<Value, String> {
+fn part_of_table(host: &NodeHost, question: &Value) -> Result<Value, String> {
     // First: an address that changes now is in a part with too low a number, which fits no other.
     let moves = host.address_book().changes();
     let placement = present(host);
@@ -185,7 +185,7 @@ fn part_of_table(host: &MemberHost, question: &Value) -> Result<Value, String> {
 
 /// Counts the node's entries, and its most frequent names.
 fn entries(
-    host: &MemberHost,
+    host: &NodeHost,
     engine: &dyn Engine,
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
@@ -200,7 +200,7 @@ fn entries(
 
 /// Makes this the cluster's table. Tells how it goes, and answers when all nodes have it.
 fn change(
-    host: &Arc<MemberHost>,
+    host: &Arc<NodeHost>,
     question: &Value,
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
@@ -231,7 +231,7 @@ fn change(
 }
 
 /// Takes a node out that was announced and never came.
-fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
+fn forget(host: &NodeHost, question: &Value) -> Result<Value, String> {
     let node = question["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
     let node = node.ok_or("the question names no node")?;
     let (ended, end) = mpsc::channel();
@@ -248,7 +248,7 @@ fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
 
 /// Reserves the number of a node to come, and tells where its counters are to begin: where this
 /// node's have come to.
-fn expect(host: &MemberHost, engine: &dyn Engine, question: &Value) -> Result<Value, String> {
+fn expect(host: &NodeHost, engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let address = question["address"].as_str().ok_or("the question has no address")?.to_string();
     let idle = question["role"] == NodeRole::Coordinator.word();
     let (reserved, number) = mpsc::channel();

@@ -338,14 +338,14 @@ metrics! {
         "whole copies in use that were brought up to date";
     "passthrough_copies_total" Counter "copies" Stable "whole copies made";
     "passthrough_copied_bytes_total" Counter "bytes" Stable "bytes of whole copies made";
-    "cluster_table_version" Gauge "tables" Stable "version of the placement map that this node has";
+    "cluster_map_version" Gauge "tables" Stable "version of the placement map that this node has";
     "cluster_exceptions" Gauge "names" Stable "names in the placement map not placed by their hash";
     "cluster_nodes" Gauge "nodes" Stable "nodes of the cluster";
     "cluster_nodes_up" Gauge "nodes" Stable
         "nodes connected to this one, itself included: fewer needs attention";
     "cluster_slots" Gauge "slots" Stable "slots that this node owns";
     "cluster_coordinates" Gauge "nodes" Stable "1 if this node is the coordinator";
-    "cluster_table_changing" Gauge "changes" Stable "1 while the placement map changes";
+    "cluster_map_changing" Gauge "changes" Stable "1 while the placement map changes";
     "cluster_rows_sent_total" Counter "rows" Internal
         "rows copied to other nodes because the map changes";
     "cluster_rows_taken_total" Counter "rows" Internal "rows received because the map changes";
@@ -356,7 +356,7 @@ metrics! {
         "nodes that this one began to fence for a directory's change";
     "cluster_fenced_total" Counter "fences" Stable
         "fences that held: a directory changed without the node";
-    "cluster_strays_total" Counter "requests" Internal "client requests that needed other nodes";
+    "cluster_handed_back_total" Counter "requests" Internal "client requests that needed other nodes";
     "cluster_misdirected_total" Counter "requests" Stable "client requests that another node leads";
     "cluster_messages_sent_total" Counter "messages" Internal "messages to other nodes";
     "cluster_messages_received_total" Counter "messages" Internal "messages from other nodes";

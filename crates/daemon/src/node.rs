@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kestrel_client::descriptor::{ClusterSection, random};
 use kestrel_client::volume::Volume;
-use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::host::NodeHost;
 use kestrel_server::peers::{Identity, Peers};
 use kestrel_server::server::Server;
 use kestrel_types::placement::{NodeId, PlacementMap};
@@ -48,10 +48,10 @@ impl NodeOfCluster {
     ) -> Result<Self, String> {
         let placement = section.placement().map_err(|why| why.to_string())?;
         let secret = section.secret().map_err(|why| why.to_string())?;
-        let birth = volume.birth(section).map_err(|why| why.to_string())?;
+        let node_uuid = volume.node_uuid(section).map_err(|why| why.to_string())?;
         let start = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
         let (volume, secret) = (volume.descriptor.uuid_bytes(), PeerSecret(secret));
-        let identity = Identity { volume, secret, birth, start, address };
+        let identity = Identity { volume, secret, node_uuid, start, address };
         Ok(Self {
             node: section.node,
             identity,
@@ -69,19 +69,19 @@ impl NodeOfCluster {
     ///
     /// # Errors
     /// In words.
-    pub fn connect(&self, host: &MemberHost, tls: &ServeTls) -> Result<(), String> {
+    pub fn connect(&self, host: &NodeHost, tls: &ServeTls) -> Result<(), String> {
         self.peers.introduce(&self.identity, host, tls.to_nodes(self.node)?);
         let begun = self.peers.meet(&host.placement());
         begun.map_err(|why| format!("no threads for connections to the other nodes: {why}"))
     }
 
     /// Whether the others do not have it in their table yet: it serves nothing.
-    pub fn is_joining(&self, host: &MemberHost) -> bool {
+    pub fn is_joining(&self, host: &NodeHost) -> bool {
         self.joins && host.placement().version <= self.formed.version
     }
 
     /// Has the member tell of tables: their nodes are let in, and connected to.
-    pub fn follow_tables(&self, host: &MemberHost, server: &Arc<Server>) {
+    pub fn follow_tables(&self, host: &NodeHost, server: &Arc<Server>) {
         let (peers, server) = (self.peers.clone(), Arc::downgrade(server));
         host.set_table_listener(Box::new(move |placement| {
             if let Some(server) = server.upgrade() {
@@ -94,7 +94,7 @@ impl NodeOfCluster {
     }
 
     /// Has all nodes know the same tokens.
-    pub fn share_tokens(&self, host: &Arc<MemberHost>, server: &Server) {
+    pub fn share_tokens(&self, host: &Arc<NodeHost>, server: &Server) {
         let host = Arc::downgrade(host);
         let nodes = move || {
             let placement = host.upgrade().map(|host| host.placement());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::info::{InfoError, TreeSums};
-use kestrel_client::remote::{Alone, MOVED_OUT, NodeLink, Panel, RemoteMetadata};
+use kestrel_client::remote::{MOVED_OUT, NodeFanOut, NodeLink, RemoteMetadata, SingleNode};
 use kestrel_engine::EngineError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, PlacementMap};
@@ -22,7 +22,7 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 const DIRS: usize = 1000;
 
 /// The nodes of a volume, which can be asked one by one.
-pub trait Asked: Send + Sync {
+pub trait QueryNodes: Send + Sync {
     /// Their numbers, ascending.
     fn members(&self) -> Vec<NodeId>;
 
@@ -34,19 +34,19 @@ pub trait Asked: Send + Sync {
 }
 
 /// The nodes of a volume that several share.
-pub trait Nodes: Asked {
+pub trait ClusterNodes: QueryNodes {
     /// The placement map.
     fn placement(&self) -> &PlacementMap;
 }
 
-impl Asked for Alone {
+impl QueryNodes for SingleNode {
     fn members(&self) -> Vec<NodeId> {
         // A node that serves a volume alone has no number among others.
         vec![0]
     }
 
     fn ask(&self, _node: NodeId, question: &Value) -> Result<Value, String> {
-        Alone::ask(self, question, ANSWER_TIME).map_err(|why| why.to_string())
+        SingleNode::ask(self, question, ANSWER_TIME).map_err(|why| why.to_string())
     }
 }
 
@@ -54,19 +54,19 @@ fn members_of(placement: &PlacementMap) -> Vec<NodeId> {
     placement.map.members().iter().map(|member| member.id).collect()
 }
 
-impl Nodes for Panel {
+impl ClusterNodes for NodeFanOut {
     fn placement(&self) -> &PlacementMap {
         &self.placement
     }
 }
 
-impl Asked for Panel {
+impl QueryNodes for NodeFanOut {
     fn members(&self) -> Vec<NodeId> {
         members_of(&self.placement)
     }
 
     fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String> {
-        Panel::ask(self, node, question, ANSWER_TIME).map_err(|why| why.to_string())
+        NodeFanOut::ask(self, node, question, ANSWER_TIME).map_err(|why| why.to_string())
     }
 }
 
@@ -84,13 +84,13 @@ impl OfMount {
     }
 }
 
-impl Nodes for OfMount {
+impl ClusterNodes for OfMount {
     fn placement(&self) -> &PlacementMap {
         &self.placement
     }
 }
 
-impl Asked for OfMount {
+impl QueryNodes for OfMount {
     fn members(&self) -> Vec<NodeId> {
         members_of(&self.placement)
     }
@@ -112,7 +112,7 @@ impl Asked for OfMount {
 /// Asks all of them at the same time what `question` makes for each; the answers are in the order
 /// of their numbers.
 pub fn ask_each(
-    nodes: &dyn Asked,
+    nodes: &dyn QueryNodes,
     question: &(dyn Fn(NodeId) -> Value + Sync),
 ) -> Vec<(NodeId, Result<Value, String>)> {
     std::thread::scope(|scope| {
@@ -130,7 +130,7 @@ pub fn ask_each(
 ///
 /// # Errors
 /// The first there is.
-pub fn ask_all(nodes: &dyn Asked, question: &Value) -> Result<Vec<(NodeId, Value)>, String> {
+pub fn ask_all(nodes: &dyn QueryNodes, question: &Value) -> Result<Vec<(NodeId, Value)>, String> {
     let answers = ask_each(nodes, &|_| question.clone()).into_iter();
     answers.map(|(node, answer)| answer.map(|answer| (node, answer))).collect()
 }
@@ -139,7 +139,7 @@ pub fn ask_all(nodes: &dyn Asked, question: &Value) -> Result<Vec<(NodeId, Value
 ///
 /// # Errors
 /// If one does not answer.
-pub fn tree_sums(nodes: &dyn Nodes, top: InodeId) -> Result<TreeSums, InfoError> {
+pub fn tree_sums(nodes: &dyn ClusterNodes, top: InodeId) -> Result<TreeSums, InfoError> {
     let failed = |why| InfoError::Engine(EngineError::Io(why));
     let mut sums = TreeSums::default();
     let mut todo = vec![top];

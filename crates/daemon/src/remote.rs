@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use kestrel_admin::info::{Layout, describe_alone};
+use kestrel_admin::info::{LayoutSums, describe_alone};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::{Caller, Done, Fs};
 use kestrel_client::remote::{NodeLink, RemoteUrl};
@@ -16,13 +16,13 @@ use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Kind};
 use serde_json::{Value, json};
 
-use super::attendant::Attendant;
-use super::facts::{MountFacts, is_read_only, remounted};
-use crate::feed::Feed;
+use super::endpoints::ControlEndpoint;
+use super::mount_status::{MountStatus, is_read_only, remounted};
 use crate::jobs::{compact, info, status, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
+use crate::progress_stream::ProgressStream;
 
 /// What an error says of a server that answers, but not to this mount.
 pub const NOT_LET_IN: &str = "the server does not let this mount in";
@@ -43,14 +43,14 @@ pub struct RemoteMount {
     /// Where it is mounted.
     pub mount_point: PathBuf,
     /// How it is mounted.
-    pub facts: MountFacts,
+    pub facts: MountStatus,
     /// It was begun so that nothing can be changed.
     pub read_only: bool,
     /// Since when.
     pub begun: Instant,
 }
 
-impl Attendant for RemoteMount {
+impl ControlEndpoint for RemoteMount {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::take(&self.fs, None, self.begun.elapsed());
         self.facts.stats(&mut |name, value| snapshot.add(name, value));
@@ -92,17 +92,17 @@ impl Attendant for RemoteMount {
                     if self.is_read_only() && !wish.dry_run {
                         return Err("the volume is mounted read-only; mount it for writing first".into());
                     }
-                    compact::compact_nodes(&self.fs, &nodes, &wish, &Feed::new(tell))
+                    compact::compact_nodes(&self.fs, &nodes, &wish, &ProgressStream::new(tell))
                 }
                 None => self.ask(question, None, tell),
             },
             Some("fsck" | "gc") => self.ask(question, None, tell),
-            Some("whole") => whole::serve(&self.fs, &self.storage, question, &Feed::new(tell)),
+            Some("whole") => whole::serve(&self.fs, &self.storage, question, &ProgressStream::new(tell)),
             Some("warmup") => match self.nodes() {
                 Some(nodes) => {
                     let engine = NodesEngine::new(&nodes)?;
                     let wish = warmup::WarmupRequest::of(question)?;
-                    warmup::warm(&engine, &*self.storage.store, &wish, &Feed::new(tell))
+                    warmup::warm(&engine, &*self.storage.store, &wish, &ProgressStream::new(tell))
                 }
                 None => Err(format!(
                     "{} is served by another process: read the files to fill the disk cache of this mount",
@@ -195,7 +195,7 @@ impl RemoteMount {
             let usage = self.wait(|fs, done| fs.tree_usage(inode.ino, done)).ok_or(None)?.map_err(failed)?;
             out["tree"] = json!({ "files": usage.files, "directories": usage.dirs, "bytes": usage.bytes });
         } else if inode.data == Data::Chunked {
-            let mut layout = Layout::default();
+            let mut layout = LayoutSums::default();
             let last = inode.size.saturating_sub(1) / u64::from(CHUNK_BYTES);
             let mut next = Some(0);
             while let Some(first) = next.filter(|first| *first <= last) {

@@ -1,7 +1,7 @@
 //! Serving a volume, or a node of one, to clients over the network: what one process does from its
 //! start to its end.
 
-mod relief;
+mod takeover;
 
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -13,13 +13,13 @@ use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::PORT_DEFAULT;
 use kestrel_client::storage::{Offer, StoreOptions};
 use kestrel_client::volume::{MountedVolume, Resources, VolumeLock};
-use kestrel_cluster::host::MemberHost;
-use kestrel_rpc::tls::Mode;
+use kestrel_cluster::host::NodeHost;
+use kestrel_rpc::tls::TlsMode;
 use kestrel_server::LEFT_BEHIND;
 use kestrel_server::audit::Audit;
 use kestrel_server::backend::Backend;
 use kestrel_server::config::{Access, SessionServerConfig};
-use kestrel_server::listen::Door;
+use kestrel_server::listen::ClockedServer;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
@@ -28,24 +28,24 @@ use kestrel_types::placement::slot_map::ADDRESS_MAX;
 use kestrel_types::security::is_loopback;
 
 use crate::ask::{ask, locate};
-use crate::attendant::Doors;
+use crate::backup_schedule::{BackupScheduler, KeeperOptions, Schedule};
 use crate::balance::{Balancer, Pace};
 use crate::clients::{Clients, Questions};
 use crate::collector::{Collecting, Collector, CollectorOptions};
 use crate::control::Serving;
-use crate::facts::MountFacts;
+use crate::endpoints::Endpoints;
+use crate::failover::{self, Failover, FailoverMonitor, FailoverService};
 use crate::failure::{ExitStatus, Failure};
 use crate::holder::{END_TIME_MAX, Holder};
-use crate::keeper::{Keeper, KeeperOptions, Schedule};
 use crate::memory::Memory;
+use crate::mount_status::MountStatus;
 use crate::node::NodeOfCluster;
 use crate::process::ProcessOptions;
 use crate::role::NodeRole;
-use crate::successor::{self, Failover, Succession, Successor};
 use crate::tls::{ServeTls, TlsOptions};
-use relief::{bind, open};
+use takeover::{bind, open};
 
-pub use relief::{Home, in_place_of};
+pub use takeover::{HomeNode, in_place_of};
 
 /// Name of the log file within the volume's directory.
 pub const LOG_NAME: &str = "serve.log";
@@ -109,7 +109,7 @@ pub struct ServeConfig {
     /// Collecting leftovers.
     pub leftovers: CollectorOptions,
     /// The node at home on this machine, if another one is served in its place.
-    pub stands_in: Option<Home>,
+    pub stands_in: Option<HomeNode>,
 }
 
 impl ServeConfig {
@@ -219,7 +219,7 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     if let Some(why) = config.role.and_then(|wanted| not_its_role(wanted, node)) {
         return Err(Failure::usage(format!("serve: --role {why}")));
     }
-    if config.tls.tls == Mode::Off && config.access != Access::Open && !is_loopback(listen.ip()) {
+    if config.tls.tls == TlsMode::Off && config.access != Access::Open && !is_loopback(listen.ip()) {
         return Err(Failure::usage(
             "serve: --tls off: tokens are not shown in clear, so nobody on another machine could be let in: say --access open besides, or \
              leave --tls off out",
@@ -374,7 +374,7 @@ fn attend(
     opened
         .fs
         .also_in_use(Arc::new(move |object| in_use.upgrade().is_none_or(|server| server.in_use(object))));
-    let door = Door::new(server.clone(), begun);
+    let door = ClockedServer::new(server.clone(), begun);
     let volume = &opened.volume;
     let (signalled, signal) = mpsc::channel();
     let serving = Arc::new(Serving {
@@ -387,18 +387,18 @@ fn attend(
         mount_point: None,
         clients: OnceLock::new(),
         node,
-        facts: MountFacts::new(memory),
+        facts: MountStatus::new(memory),
         read_only: false,
         begun,
         walking: parking_lot::Mutex::default(),
-        cutting: crate::part::cut::Cutting::default(),
-        keeper: Keeper::new(config.dumps, config.store.clone(), config.tls.tls),
+        cutting: crate::node_view::cut::Cutting::default(),
+        keeper: BackupScheduler::new(config.dumps, config.store.clone(), config.tls.tls),
         collector: Collector::new(config.leftovers, config.store.clone(), config.tls.tls),
         succession: OnceLock::new(),
         end: Some(signalled.clone()),
     });
     questions.belong_to(&serving);
-    let doors = Doors::open(&plan.volume, config.process.metrics, &serving).map_err(fail)?;
+    let doors = Endpoints::open(&plan.volume, config.process.metrics, &serving).map_err(fail)?;
     crate::signals::on_signal(move |_| {
         // A process that does not wait any more is ending already.
         let _ = signalled.send(());
@@ -455,7 +455,7 @@ fn successor(
     config: &ServeConfig,
     plan: &Plan,
     serving: &Arc<Serving>,
-) -> std::io::Result<Option<Successor>> {
+) -> std::io::Result<Option<FailoverMonitor>> {
     // Of nodes whose rows lie in their directories the coordinator's may lie elsewhere.
     let reaches = |idle| serving.descriptor.is_shared(idle).unwrap_or(false);
     let takes = config.failover != Failover::Off && (reaches(false) || reaches(true));
@@ -467,8 +467,9 @@ fn successor(
         return Ok(None);
     };
     let home = config.stands_in.as_ref().map_or(&plan.volume, |home| &home.dir);
-    let succession = Succession::new(host, &serving.descriptor, successor::Line::of_process(home));
-    Successor::start(serving.succession.get_or_init(|| succession)).map(Some)
+    let succession =
+        FailoverService::new(host, &serving.descriptor, failover::StartCommand::of_process(home));
+    FailoverMonitor::start(serving.succession.get_or_init(|| succession)).map(Some)
 }
 
 /// What there is to say of the process.
@@ -545,7 +546,7 @@ fn until_joined(
     signal: &mpsc::Receiver<()>,
     serving: &Serving,
     node: &NodeOfCluster,
-    host: &MemberHost,
+    host: &NodeHost,
 ) -> Watch {
     log::info!("node {} joins the cluster: it waits until all other nodes have it in their table", node.node);
     let begun = Instant::now();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, Ca, RemoteUrl};
-use kestrel_rpc::tls::{Authority, ClientTls, Mode, OwnFiles, ServerTls};
+use kestrel_rpc::tls::{Authority, ClientTls, OwnFiles, ServerTls, TlsMode};
 use kestrel_types::placement::NodeId;
 use kestrel_types::security::is_loopback;
 
@@ -14,7 +14,7 @@ use kestrel_types::security::is_loopback;
 #[derive(Debug, Clone, Default)]
 pub struct TlsOptions {
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none
-    pub tls: Mode,
+    pub tls: TlsMode,
     /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that
     /// lead there; read again when it changes
     pub tls_cert: Option<PathBuf>,
@@ -44,7 +44,7 @@ impl TlsOptions {
 
 /// How a process encrypts.
 pub struct ServeTls {
-    mode: Mode,
+    mode: TlsMode,
     authority: Option<Arc<Authority>>,
     /// For the listening side; none: all is in clear.
     pub server: Option<Arc<ServerTls>>,
@@ -66,7 +66,7 @@ impl ServeTls {
             present => present,
         };
         let server = match &authority {
-            Some(authority) if args.tls != Mode::Off => {
+            Some(authority) if args.tls != TlsMode::Off => {
                 let files = args.tls_cert.as_ref().zip(args.tls_key.as_ref());
                 let files = files.map(|(certificate, key)| {
                     let [certificate, key] = [certificate, key].map(|path| whole(path));
@@ -99,7 +99,7 @@ impl ServeTls {
     pub fn be_node(&self, dir: &Path) -> Result<(), String> {
         let descriptor = Descriptor::read(dir).map_err(|why| why.to_string())?;
         if let (Some(section), Some(authority)) = (&descriptor.cluster, &self.authority)
-            && self.mode != Mode::Off
+            && self.mode != TlsMode::Off
         {
             let secret = section.secret().map_err(|why| why.to_string())?;
             remote::be_node(&secret, authority.fingerprint().to_string());
@@ -117,8 +117,8 @@ impl ServeTls {
 }
 
 /// Whether a client that connects to this address may have to encrypt.
-fn is_wanted(mode: Mode, listen: IpAddr) -> bool {
-    mode == Mode::On || (mode == Mode::Auto && !is_loopback(listen))
+fn is_wanted(mode: TlsMode, listen: IpAddr) -> bool {
+    mode == TlsMode::On || (mode == TlsMode::Auto && !is_loopback(listen))
 }
 
 /// The process may go elsewhere.

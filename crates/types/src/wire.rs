@@ -38,7 +38,7 @@ pub use message::{
 };
 pub use op::{decode_request, encode_request};
 pub use peer::{
-    PROOF_BYTES, PeerChallenge, PeerHello, PeerSecret, Prover, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD,
+    PROOF_BYTES, PeerChallenge, PeerHello, PeerSecret, Prover, REFUSED_LEFT, REFUSED_NODE_UUID, REFUSED_OLD,
     REFUSED_TWICE, is_refused_for_good,
 };
 pub use reclaim::{RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, Reclaimed};

@@ -14,14 +14,14 @@ const LINE_BYTES_MAX: u64 = 64 << 20;
 const HEAD: usize = 18;
 
 /// Writes lines and keeps the checksum of the whole.
-pub struct Writer<'a> {
+pub struct LineWriter<'a> {
     out: &'a mut dyn Write,
     text: Vec<u8>,
     bytes: u64,
     crc: u32,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> LineWriter<'a> {
     pub fn new(out: &'a mut dyn Write) -> Self {
         Self { out, text: Vec::new(), bytes: 0, crc: 0 }
     }

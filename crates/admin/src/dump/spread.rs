@@ -33,7 +33,7 @@ use super::{Counts, DumpError};
 use crate::check::CheckError;
 use crate::cut::{self, CutError};
 use crate::info::InfoError;
-use crate::one::{Highest, add_up};
+use crate::merge::{Highest, add_up};
 use crate::rows::{
     CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get, put,
 };
@@ -49,7 +49,7 @@ const OWNED: [Table; 7] =
 pub const LOADING: &[u8] = b"loading";
 
 /// The nodes of a cluster, all of them and none in use.
-pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
+pub type TargetNodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
 
 /// Loads a dump into the volume of these nodes, which holds no files. Needs room for a copy of the
 /// metadata in a scratch directory below `parent`, which goes away; `reserve_bytes` stay free
@@ -60,7 +60,7 @@ pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
 /// the load can be repeated.
 pub fn load_into(
     input: impl BufRead,
-    nodes: &Nodes<'_>,
+    nodes: &TargetNodes<'_>,
     placement: &PlacementMap,
     scratch: (&Path, u64),
     progress: &mut dyn FnMut(u64),
@@ -84,7 +84,7 @@ pub fn load_into(
 ///
 /// # Errors
 /// If the store cannot be listed or an engine fails.
-pub fn keep_clear_of(nodes: &Nodes<'_>, store: &dyn BlockStore) -> Result<(), CheckError> {
+pub fn keep_clear_of(nodes: &TargetNodes<'_>, store: &dyn BlockStore) -> Result<(), CheckError> {
     let mut highest: BTreeMap<NodeId, u64> = BTreeMap::new();
     for page in list_all(store) {
         for info in page?.objects {
@@ -110,7 +110,7 @@ pub fn keep_clear_of(nodes: &Nodes<'_>, store: &dyn BlockStore) -> Result<(), Ch
 }
 
 /// Whether a node may be added that makes numbers as this maker did. No node has number 0.
-fn is_absent(nodes: &Nodes<'_>, maker: NodeId) -> bool {
+fn is_absent(nodes: &TargetNodes<'_>, maker: NodeId) -> bool {
     maker != 0 && !nodes.contains_key(&maker)
 }
 
@@ -124,7 +124,7 @@ fn raise(engine: &dyn Engine, name: &[u8], least: u64) -> Result<(), EngineError
 }
 
 struct Spread<'a> {
-    nodes: &'a Nodes<'a>,
+    nodes: &'a TargetNodes<'a>,
     /// The placement map, as any of them knows it.
     table: MapView,
     members: Vec<NodeId>,
@@ -132,7 +132,7 @@ struct Spread<'a> {
 }
 
 impl<'a> Spread<'a> {
-    fn new(nodes: &'a Nodes<'a>, placement: &PlacementMap) -> Result<Self, DumpError> {
+    fn new(nodes: &'a TargetNodes<'a>, placement: &PlacementMap) -> Result<Self, DumpError> {
         let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
         let refused = |why: &str| DumpError::Mismatch(why.to_string());
         if !members.iter().eq(nodes.keys()) {

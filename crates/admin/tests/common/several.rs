@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kestrel_admin::check::{Options, check};
-use kestrel_admin::dump::spread::Nodes;
+use kestrel_admin::cluster_view::{ClusterView, gather};
+use kestrel_admin::dump::spread::TargetNodes;
 use kestrel_admin::finding::{Finding, Fix};
-use kestrel_admin::gather::{Gathered, gather};
-use kestrel_admin::repair::{RepairError, several};
+use kestrel_admin::repair::{RepairError, cluster};
 use kestrel_admin::rows::{CLOCK, INODES, OBJECTS, Rows, SHARES, encode_ceiling, put};
 use kestrel_blockstore::store::MemoryStore;
-use kestrel_cluster::Member;
+use kestrel_cluster::ClusterNode;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::RootAttr;
@@ -51,7 +51,7 @@ impl<'a> Several<'a> {
         let table = table();
         let node = |id| {
             let engine = MemoryEngine::new(SyncWhen::Asked);
-            Member::format(&engine, root, 1, id, placement()).unwrap();
+            ClusterNode::format(&engine, root, 1, id, placement()).unwrap();
             let mut rows: Vec<Mutation> = [Table::Entry, Table::DirId]
                 .into_iter()
                 .flat_map(|table| Rows::new(&engine, table))
@@ -101,7 +101,7 @@ impl<'a> Several<'a> {
         kestrel_admin::rows::get(&self.nodes[&owner], Key::new(table, id, suffix)).unwrap()
     }
 
-    pub fn engines(&self) -> Nodes<'_> {
+    pub fn engines(&self) -> TargetNodes<'_> {
         self.nodes.iter().map(|(node, engine)| (*node, engine as &dyn Engine)).collect()
     }
 
@@ -116,7 +116,7 @@ impl<'a> Several<'a> {
         self.nodes.iter().flat_map(rows).collect()
     }
 
-    fn with_whole<T>(&self, look: impl FnOnce(&Gathered) -> T) -> T {
+    fn with_whole<T>(&self, look: impl FnOnce(&ClusterView) -> T) -> T {
         let dir = tempfile::tempdir().unwrap();
         let whole = gather(&self.engines(), &placement(), (dir.path(), 0), &mut |_| ()).unwrap();
         look(&whole)
@@ -137,15 +137,16 @@ impl<'a> Several<'a> {
     }
 
     /// The same by way of these engines.
-    pub fn repair_with(&self, nodes: &Nodes<'_>) -> Result<(Vec<Finding>, u64), RepairError> {
+    pub fn repair_with(&self, nodes: &TargetNodes<'_>) -> Result<(Vec<Finding>, u64), RepairError> {
         let dir = tempfile::tempdir().unwrap();
         let placement = placement();
-        let volume = several::Several { nodes, placement: &placement, scratch: dir.path(), reserve_bytes: 0 };
+        let volume =
+            cluster::ClusterRepair { nodes, placement: &placement, scratch: dir.path(), reserve_bytes: 0 };
         let mut options = Options { store: Some(self.store), ..Options::default() };
         let mut left = Vec::new();
         let mut did = |_: &Finding, _: &Fix| {};
         let mut keep = |finding| left.push(finding);
-        let done = several::repair(&volume, &mut options, NOW, &mut did, &mut keep, &mut |_, _| ());
+        let done = cluster::repair(&volume, &mut options, NOW, &mut did, &mut keep, &mut |_, _| ());
         done.map(|(totals, done)| {
             assert_eq!(totals.findings.values().sum::<u64>(), left.len() as u64);
             (left, done)

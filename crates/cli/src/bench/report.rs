@@ -9,7 +9,7 @@ use super::step::Outcome;
 
 /// One row: a step and what came out.
 #[derive(Debug)]
-pub struct Line {
+pub struct ReportRow {
     phase: String,
     op: String,
     count: u64,
@@ -24,7 +24,7 @@ pub struct Line {
 
 const PERCENTILES: [f64; 4] = [0.5, 0.95, 0.99, 0.999];
 
-impl Line {
+impl ReportRow {
     /// A row of a step that used `machine_us` of processor time on the whole machine.
     pub fn new(phase: &str, op: &str, done: &Outcome, machine_us: u64) -> Self {
         let [a, b, c, d] = PERCENTILES.map(|part| done.latency.percentile(part));
@@ -96,7 +96,7 @@ fn micros(ns: u64) -> String {
 #[derive(Debug)]
 pub struct Report {
     setting: Value,
-    lines: Vec<Line>,
+    lines: Vec<ReportRow>,
 }
 
 impl Report {
@@ -144,7 +144,7 @@ impl Report {
     }
 
     /// Takes a row in, and prints it at once for people.
-    pub fn add(&mut self, line: Line, json: bool) {
+    pub fn add(&mut self, line: ReportRow, json: bool) {
         if !json {
             println!("{}", line.text());
         }
@@ -154,7 +154,7 @@ impl Report {
     /// Prints what is left to print.
     pub fn end(self, json: bool) {
         if json {
-            let results: Vec<Value> = self.lines.iter().map(Line::json).collect();
+            let results: Vec<Value> = self.lines.iter().map(ReportRow::json).collect();
             println!("{:#}", json!({ "kestrel_bench": 1, "setting": self.setting, "results": results }));
         }
     }

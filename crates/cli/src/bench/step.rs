@@ -29,7 +29,7 @@ static FAILED: AtomicBool = AtomicBool::new(false);
 /// What is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Op {
+pub enum BenchOp {
     /// Makes directories.
     Mkdir,
     /// Removes them.
@@ -60,9 +60,9 @@ pub enum Op {
 
 /// A step, the same for all threads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Step {
+pub struct BenchStep {
     /// What is done.
-    pub op: Op,
+    pub op: BenchOp,
     /// Directory of the phase.
     pub dir: String,
     /// All threads work in one directory instead of one each.
@@ -175,7 +175,7 @@ impl Threads {
     }
 
     /// Does one step. `go` is called when all threads stand ready, and they start when it returns.
-    pub fn run(&mut self, step: &Step, go: impl FnOnce() -> io::Result<()>) -> Outcome {
+    pub fn run(&mut self, step: &BenchStep, go: impl FnOnce() -> io::Result<()>) -> Outcome {
         FAILED.store(false, Ordering::SeqCst);
         let barrier = Barrier::new(self.0.len() + 1);
         let mut total = Outcome::default();
@@ -218,7 +218,7 @@ impl Threads {
 
 /// One thread within one step.
 struct Run<'a> {
-    step: &'a Step,
+    step: &'a BenchStep,
     thread: &'a mut Thread,
     order: Vec<u64>,
     buffer: Vec<u8>,
@@ -229,24 +229,37 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn prepare(step: &'a Step, thread: &'a mut Thread) -> Self {
+    fn prepare(step: &'a BenchStep, thread: &'a mut Thread) -> Self {
         let made = thread.made;
         let count = match step.op {
-            Op::Mkdir | Op::Create | Op::WriteFile | Op::ReadRandom | Op::Readdir => step.count,
-            Op::WriteLarge | Op::ReadLarge => step.size.div_ceil(step.block.max(1)),
-            Op::Rmdir | Op::Stat | Op::Open | Op::Rename | Op::Unlink | Op::ReadFile => made,
+            BenchOp::Mkdir
+            | BenchOp::Create
+            | BenchOp::WriteFile
+            | BenchOp::ReadRandom
+            | BenchOp::Readdir => step.count,
+            BenchOp::WriteLarge | BenchOp::ReadLarge => step.size.div_ceil(step.block.max(1)),
+            BenchOp::Rmdir
+            | BenchOp::Stat
+            | BenchOp::Open
+            | BenchOp::Rename
+            | BenchOp::Unlink
+            | BenchOp::ReadFile => made,
         };
         let mut order: Vec<u64> = (0..count).collect();
-        if matches!(step.op, Op::Stat | Op::Open | Op::Unlink | Op::ReadFile) {
+        if matches!(step.op, BenchOp::Stat | BenchOp::Open | BenchOp::Unlink | BenchOp::ReadFile) {
             shuffle(&mut order, step.seed ^ thread.index.wrapping_mul(0x9e37_79b9));
         }
-        if step.op == Op::ReadRandom {
+        if step.op == BenchOp::ReadRandom {
             let blocks = (step.size / step.block.max(1)).max(1);
             let mut state = step.seed ^ thread.index.wrapping_mul(0x9e37_79b9);
             order.iter_mut().for_each(|slot| *slot = next_random(&mut state) % blocks);
         }
         let buffer_len = match step.op {
-            Op::WriteFile | Op::ReadFile | Op::WriteLarge | Op::ReadLarge | Op::ReadRandom => step.block,
+            BenchOp::WriteFile
+            | BenchOp::ReadFile
+            | BenchOp::WriteLarge
+            | BenchOp::ReadLarge
+            | BenchOp::ReadRandom => step.block,
             _ => 0,
         };
         let mut buffer = vec![0; usize::try_from(buffer_len).unwrap_or(1 << 20)];
@@ -279,35 +292,35 @@ impl<'a> Run<'a> {
 
     fn perform(&mut self) -> Result<(), String> {
         match self.step.op {
-            Op::Mkdir => {
+            BenchOp::Mkdir => {
                 self.thread.made = 0;
                 self.each("mkdir", |run| fs::DirBuilder::new().mode(0o755).create(&run.path))
             }
-            Op::Rmdir => {
+            BenchOp::Rmdir => {
                 self.each("rmdir", |run| fs::remove_dir(&run.path))?;
                 self.thread.made = 0;
                 Ok(())
             }
-            Op::Create => {
+            BenchOp::Create => {
                 (self.thread.made, self.thread.renamed) = (0, 0);
                 self.each("create", |run| create(&run.path).map(drop))
             }
-            Op::Stat => self.each("stat", |run| stat(&run.path)),
-            Op::Open => self.each("open", |run| File::open(&run.path).map(drop)),
-            Op::Rename => self.each("rename", |run| fs::rename(&run.path, &run.other)),
-            Op::Unlink => {
+            BenchOp::Stat => self.each("stat", |run| stat(&run.path)),
+            BenchOp::Open => self.each("open", |run| File::open(&run.path).map(drop)),
+            BenchOp::Rename => self.each("rename", |run| fs::rename(&run.path, &run.other)),
+            BenchOp::Unlink => {
                 self.each("unlink", |run| fs::remove_file(&run.path))?;
                 (self.thread.made, self.thread.renamed) = (0, 0);
                 Ok(())
             }
-            Op::Readdir => self.readdir(),
-            Op::WriteFile => {
+            BenchOp::Readdir => self.readdir(),
+            BenchOp::WriteFile => {
                 (self.thread.made, self.thread.renamed) = (0, 0);
                 self.each("write", |run| run.write_file())
             }
-            Op::ReadFile => self.each("read", |run| run.read_file()),
-            Op::WriteLarge => self.write_large(),
-            Op::ReadLarge | Op::ReadRandom => self.read_large(),
+            BenchOp::ReadFile => self.each("read", |run| run.read_file()),
+            BenchOp::WriteLarge => self.write_large(),
+            BenchOp::ReadLarge | BenchOp::ReadRandom => self.read_large(),
         }
     }
 
@@ -335,8 +348,8 @@ impl<'a> Run<'a> {
             self.out.items += 1;
             before = after;
             match self.step.op {
-                Op::Mkdir | Op::Create | Op::WriteFile => self.thread.made = i + 1,
-                Op::Rename => self.thread.renamed = i + 1,
+                BenchOp::Mkdir | BenchOp::Create | BenchOp::WriteFile => self.thread.made = i + 1,
+                BenchOp::Rename => self.thread.renamed = i + 1,
                 _ => {}
             }
         }
@@ -463,13 +476,13 @@ impl<'a> Run<'a> {
 }
 
 /// Directory a thread works in.
-pub fn directory(step: &Step, thread: u64) -> String {
+pub fn directory(step: &BenchStep, thread: u64) -> String {
     if step.shared { format!("{}/shared", step.dir) } else { format!("{}/t{thread}", step.dir) }
 }
 
 /// Makes the directory of a thread that works with relative names its working directory, and that
 /// of no other thread.
-fn enter(step: &Step, thread: u64) -> Result<(), String> {
+fn enter(step: &BenchStep, thread: u64) -> Result<(), String> {
     if !step.relative {
         return Ok(());
     }
@@ -481,7 +494,7 @@ fn enter(step: &Step, thread: u64) -> Result<(), String> {
     std::env::set_current_dir(&dir).map_err(|why| format!("chdir {dir}: {why}"))
 }
 
-fn write_name(out: &mut String, step: &Step, thread: u64, i: u64, renamed: bool) {
+fn write_name(out: &mut String, step: &BenchStep, thread: u64, i: u64, renamed: bool) {
     out.clear();
     if !step.relative {
         out.push_str(&step.dir);

@@ -4,13 +4,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use kestrel_admin::dump::shelf::{Shelf, Stamp};
+use kestrel_admin::dump::backup::{BackupRepository, Stamp};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::RemoteUrl;
 use kestrel_client::storage::{Storage, StoreOptions};
+use kestrel_daemon::backup_schedule::{self, describe};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::dump::write_whole;
-use kestrel_daemon::keeper::{self, describe};
 use kestrel_daemon::units::{bytes, count};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use serde_json::{Value, json};
@@ -146,9 +146,9 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
         let left_out = whole.findings.len() as u64;
         let whole = whole.into_one(SystemClock.now()).map_err(fail)?;
         let dir = super::locate("backup", &args.volume)?;
-        let shelf = keeper::shelf(&dir, &first.descriptor, &options).map_err(fail)?;
+        let shelf = backup_schedule::shelf(&dir, &first.descriptor, &options).map_err(fail)?;
         describe(
-            &keeper::keep(&shelf, whole.engine(), &first.descriptor, &dir, left_out, &mut tick)
+            &backup_schedule::keep(&shelf, whole.engine(), &first.descriptor, &dir, left_out, &mut tick)
                 .map_err(fail)?,
         )
     } else if let Some(kept) = ask(&target, &json!({ "verb": "backup", "act": "now" }))? {
@@ -158,8 +158,8 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
     } else {
         let volume = open("backup", &args.volume, &args.store)?;
         let dir = super::locate("backup", &args.volume)?;
-        let shelf = keeper::shelf(&dir, &volume.descriptor, &options).map_err(fail)?;
-        let kept = keeper::keep(&shelf, &*volume.engine, &volume.descriptor, &dir, 0, &mut tick);
+        let shelf = backup_schedule::shelf(&dir, &volume.descriptor, &options).map_err(fail)?;
+        let kept = backup_schedule::keep(&shelf, &*volume.engine, &volume.descriptor, &dir, 0, &mut tick);
         describe(&kept.map_err(fail)?)
     };
     drop(progress);
@@ -208,14 +208,18 @@ impl BackupSource {
     }
 
     /// Its dumps. Their parts can be read if `stamp`, or the newest, tells how.
-    fn shelf(&self, options: &StoreOptions, stamp: Option<Stamp>) -> Result<(Shelf, Option<Stamp>), Failure> {
+    fn shelf(
+        &self,
+        options: &StoreOptions,
+        stamp: Option<Stamp>,
+    ) -> Result<(BackupRepository, Option<Stamp>), Failure> {
         match self {
             Self::Volume(dir, descriptor) => {
-                Ok((keeper::shelf(dir, descriptor, options).map_err(fail)?, stamp))
+                Ok((backup_schedule::shelf(dir, descriptor, options).map_err(fail)?, stamp))
             }
             Self::Store(url) => {
                 let plain = Storage::find_dumps(url, options).map_err(fail)?;
-                let raw = Shelf::new(plain.clone(), plain.clone());
+                let raw = BackupRepository::new(plain.clone(), plain.clone());
                 let newest = || raw.list().map(|listed| listed.kept.last().map(|kept| kept.stamp));
                 let Some(stamp) = stamp.map_or_else(newest, |stamp| Ok(Some(stamp))).map_err(fail)? else {
                     return Ok((raw, None));
@@ -224,7 +228,7 @@ impl BackupSource {
                 let descriptor: Descriptor = serde_json::from_value(volume)
                     .map_err(|why| fail(format!("dump {}: it describes no volume: {why}", stamp.0)))?;
                 let coded = Storage::coded_dumps(plain.clone(), &descriptor, options).map_err(fail)?;
-                Ok((Shelf::new(plain, coded), Some(stamp)))
+                Ok((BackupRepository::new(plain, coded), Some(stamp)))
             }
         }
     }
@@ -242,11 +246,11 @@ fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
         None => match BackupSource::of(&args.place)? {
             BackupSource::Volume(dir, descriptor) => {
                 let plain = Storage::open_dumps(&dir, &descriptor, &options).map_err(fail)?;
-                keeper::list(&Shelf::new(plain.clone(), plain)).map_err(fail)?
+                backup_schedule::list(&BackupRepository::new(plain.clone(), plain)).map_err(fail)?
             }
             BackupSource::Store(url) => {
                 let plain = Storage::find_dumps(&url, &options).map_err(fail)?;
-                keeper::list(&Shelf::new(plain.clone(), plain)).map_err(fail)?
+                backup_schedule::list(&BackupRepository::new(plain.clone(), plain)).map_err(fail)?
             }
         },
     };
@@ -322,8 +326,8 @@ fn fetch(args: &FetchArgs) -> Result<ExitStatus, Failure> {
 
 /// Writes a dump to `file`, which appears complete and durable or not at all.
 fn write(
-    shelf: &Shelf,
-    kept: &kestrel_admin::dump::shelf::Kept,
+    shelf: &BackupRepository,
+    kept: &kestrel_admin::dump::backup::Backup,
     file: &Path,
     force: bool,
 ) -> Result<(), String> {
@@ -344,7 +348,7 @@ fn prune(args: &PruneArgs) -> Result<ExitStatus, Failure> {
         Some(done) => done,
         None => {
             let (shelf, _) = BackupSource::of(&args.volume)?.shelf(&args.store.options(), None)?;
-            keeper::prune(&shelf, usize::try_from(args.keep).unwrap_or(usize::MAX)).map_err(fail)?
+            backup_schedule::prune(&shelf, usize::try_from(args.keep).unwrap_or(usize::MAX)).map_err(fail)?
         }
     };
     if args.json {

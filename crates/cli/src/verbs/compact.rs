@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
-use kestrel_client::remote::{Introduction, Panel, RemoteUrl, RemoteVolume};
+use kestrel_client::remote::{Introduction, NodeFanOut, RemoteUrl, RemoteVolume};
 use kestrel_daemon::failure::{ExitStatus, Failure};
-use kestrel_daemon::feed::Feed;
 use kestrel_daemon::jobs::compact::{CompactRequest, compact, compact_nodes};
 use kestrel_daemon::memory::of_verb;
+use kestrel_daemon::progress_stream::ProgressStream;
 use kestrel_daemon::units::{bytes, count, duration_arg, size_arg};
 use serde_json::{Value, json};
 
@@ -88,7 +88,9 @@ fn question(args: &CompactArgs) -> Value {
 fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{url}: {why}"));
     let who = kestrel_daemon::who("kestrel compact");
-    let Some(panel) = Panel::connect(&args.target, &who).map_err(|why| fail(&why))? else { return Ok(None) };
+    let Some(panel) = NodeFanOut::connect(&args.target, &who).map_err(|why| fail(&why))? else {
+        return Ok(None);
+    };
     let resources = of_verb(args.store.options());
     let introduction = Introduction { who, deadline: DEADLINE, read_only: args.dry_run };
     let volume = RemoteVolume::open(&args.target, &introduction, &resources).map_err(|why| fail(&why))?;
@@ -97,7 +99,7 @@ fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
         shown(&mut progress, event, &mut |_| {});
         true
     };
-    let done = compact_nodes(&volume.fs, &panel, &wish(args), &Feed::new(&mut tell));
+    let done = compact_nodes(&volume.fs, &panel, &wish(args), &ProgressStream::new(&mut tell));
     let stored = volume.fs.shutdown().map_err(|why| fail(&why));
     let done = done.map_err(|why| fail(&why))?;
     stored.map(|()| Some(done))
@@ -124,7 +126,7 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
         shown(&mut progress, event, &mut |_| {});
         true
     };
-    let done = compact(&served.fs, &wish(args), &Feed::new(&mut tell));
+    let done = compact(&served.fs, &wish(args), &ProgressStream::new(&mut tell));
     let stored = served.fs.shutdown().map_err(|why| fail(&why));
     let settled = served.volume.engine.settle().map_err(|why| fail(&why));
     let done = done.map_err(|why| fail(&why))?;

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{CodingSettings, Descriptor};
-use kestrel_client::keys::{self, Change};
-use kestrel_client::remote::{Alone, Panel, Reached, RemoteUrl};
+use kestrel_client::keys::{self, SettingsChange};
+use kestrel_client::remote::{NodeFanOut, Reached, RemoteUrl, SingleNode};
 use kestrel_client::volume::VolumeLock;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::settings::describe;
-use kestrel_daemon::nodes::{Asked, ask_all};
+use kestrel_daemon::nodes::{QueryNodes, ask_all};
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
@@ -64,7 +64,7 @@ pub struct ConfigArgs {
 pub fn run(args: &ConfigArgs) -> Result<ExitStatus, Failure> {
     let encrypt = if args.encrypt { Some(true) } else { args.no_encrypt.then_some(false) };
     let atime = args.atime.map(AtimeArg::mode);
-    let change = Change { compression: args.compress, encrypt, atime };
+    let change = SettingsChange { compression: args.compress, encrypt, atime };
     let is_changed = change.compression.is_some() || change.encrypt.is_some() || atime.is_some();
     if RemoteUrl::is_one(&args.volume) {
         return of_served(args, &change);
@@ -115,7 +115,7 @@ fn show(told: &Value, place: &dyn std::fmt::Display) {
 
 /// The settings of a volume that one node serves, which may be changed.
 pub struct OfNode {
-    node: Alone,
+    node: SingleNode,
     /// What it will be when it is opened the next time.
     pub descriptor: Descriptor,
     /// That is what the node goes by now.
@@ -127,7 +127,7 @@ impl OfNode {
     ///
     /// # Errors
     /// In words.
-    pub fn ask(node: Alone) -> Result<Self, String> {
+    pub fn ask(node: SingleNode) -> Result<Self, String> {
         let descriptor = node.descriptor().map_err(|why| why.to_string())?;
         let mut asked = Self { node, descriptor, is_in_use: true };
         asked.go_by(&json!({ "verb": "settings" }))?;
@@ -146,7 +146,7 @@ impl OfNode {
     }
 
     fn go_by(&mut self, question: &Value) -> Result<(), String> {
-        let answer = Asked::ask(&self.node, 0, question)?;
+        let answer = QueryNodes::ask(&self.node, 0, question)?;
         self.descriptor.coding = serde_json::from_value(answer["coding"].clone()).map_err(|why| {
             format!("the server's answer is not valid: {why}; use the same version of kestrel")
         })?;
@@ -160,7 +160,7 @@ pub const NOT_YET: &str =
     "the server has the volume open: changes apply when it is started and volumes are mounted again";
 
 /// Shows or changes the settings of a volume that one node serves.
-fn of_node(node: Alone, args: &ConfigArgs, change: &Change) -> Result<ExitStatus, Failure> {
+fn of_node(node: SingleNode, args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, Failure> {
     let failed = |why: String| Failure::new("config", why);
     let mut node = OfNode::ask(node).map_err(failed)?;
     if change.compression.is_some() || change.encrypt.is_some() {
@@ -184,13 +184,13 @@ fn of_node(node: Alone, args: &ConfigArgs, change: &Change) -> Result<ExitStatus
 
 /// Shows the settings of a volume by its URL: those of all its nodes, which are the same. Changes
 /// those of one node.
-fn of_served(args: &ConfigArgs, change: &Change) -> Result<ExitStatus, Failure> {
+fn of_served(args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new("config", why);
     if !args.nodes.is_empty() {
         return Err(Failure::usage("config: a URL stands alone: --node is for directories of nodes"));
     }
     let who = kestrel_daemon::who("kestrel config");
-    let panel = match Panel::reach(&args.volume, &who).map_err(|why| failed(&why))? {
+    let panel = match NodeFanOut::reach(&args.volume, &who).map_err(|why| failed(&why))? {
         Reached::One(node) => return of_node(node, args, change),
         Reached::Several(panel) => panel,
     };

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
-use kestrel_client::remote::{Panel, Reached, RemoteUrl};
+use kestrel_client::remote::{NodeFanOut, Reached, RemoteUrl};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::dump::write;
 use kestrel_daemon::nodes::cut;
@@ -63,7 +63,7 @@ fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
         }
         let who = kestrel_daemon::who("kestrel dump");
         let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let panel = match Panel::reach(&args.volume, &who).map_err(|why| fail(&why))? {
+        let panel = match NodeFanOut::reach(&args.volume, &who).map_err(|why| fail(&why))? {
             Reached::Several(panel) => panel,
             Reached::One(node) => {
                 let descriptor = node.descriptor().map_err(|why| fail(&why))?;

@@ -17,7 +17,7 @@ use crate::args::store::StoreArgs;
 
 /// When changes survive power loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
+pub enum DurabilityArg {
     /// After fsync, or one second; they survive the end of the process at once. As on a local file
     /// system
     Fsync,
@@ -41,7 +41,7 @@ pub struct FormatArgs {
     pub volume: String,
     /// When changes survive power loss: fsync by default, commit with --metadata
     #[arg(long, value_enum)]
-    pub durability: Option<Mode>,
+    pub durability: Option<DurabilityArg>,
     #[command(flatten)]
     pub new: NewVolumeArgs,
 }
@@ -137,13 +137,13 @@ impl NewVolumeArgs {
 pub fn run(args: &FormatArgs) -> Result<ExitStatus, Failure> {
     let dir = super::locate("format", &args.volume)?;
     let durability = match (args.durability, &args.new.metadata) {
-        (Some(Mode::Fsync), Some(_)) => {
+        (Some(DurabilityArg::Fsync), Some(_)) => {
             return Err(Failure::usage(
                 "format: --durability fsync: metadata in a database is of durability commit, as what is not there is lost with the process",
             ));
         }
-        (Some(Mode::Fsync) | None, None) => Durability::Fsync,
-        (Some(Mode::Commit), _) | (None, Some(_)) => Durability::Commit,
+        (Some(DurabilityArg::Fsync) | None, None) => Durability::Fsync,
+        (Some(DurabilityArg::Commit), _) | (None, Some(_)) => Durability::Commit,
     };
     let new = args.new.new_volume("format", &dir, durability)?;
     let made = volume::format(&args.volume, new, &args.new.store.options())

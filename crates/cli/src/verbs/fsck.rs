@@ -1,8 +1,8 @@
 //! `kestrel fsck`.
 
+mod cluster;
 mod salvage;
 mod served;
-mod several;
 
 use clap::Args;
 use kestrel_admin::check::{self, Options, ReadData, Totals, check};
@@ -11,8 +11,8 @@ use kestrel_admin::repair::{RepairError, repair};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::remote::RemoteUrl;
 use kestrel_daemon::failure::{ExitStatus, Failure};
-use kestrel_daemon::feed::Feed;
 use kestrel_daemon::jobs::fsck::{finding_event, readers, summary};
+use kestrel_daemon::progress_stream::ProgressStream;
 use kestrel_daemon::units::{bytes, count};
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use serde_json::{Value, json};
@@ -148,7 +148,7 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
         ));
     }
     if let Some(new) = &args.salvage {
-        let mut done = salvage::run(args, new, &Feed::new(&mut tell))?;
+        let mut done = salvage::run(args, new, &ProgressStream::new(&mut tell))?;
         drop(progress);
         if args.json {
             done["losses"] = printer.lost.into();
@@ -164,9 +164,9 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
         return Ok(if done["clean"] == true { ExitStatus::Good } else { ExitStatus::Bad });
     }
     let of_nodes = match &target {
-        Target::Served(_) => served::check(args, &Feed::new(&mut tell))?,
+        Target::Served(_) => served::check(args, &ProgressStream::new(&mut tell))?,
         Target::Here(_) if at_rest::is_meant("fsck", &args.volume, &args.others) => {
-            Some(several::at_rest(args, &Feed::new(&mut tell))?)
+            Some(cluster::at_rest(args, &ProgressStream::new(&mut tell))?)
         }
         Target::Here(_) => None,
     };
@@ -181,7 +181,7 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
     };
     let mut done = match asked {
         Some(done) => done,
-        None => whole_at_rest(args, &Feed::new(&mut tell), &fail)?,
+        None => whole_at_rest(args, &ProgressStream::new(&mut tell), &fail)?,
     };
     drop(progress);
     if args.json {
@@ -197,7 +197,7 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
 /// Checks and repairs a volume that nobody serves.
 fn whole_at_rest(
     args: &FsckArgs,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
     fail: &dyn Fn(&dyn std::fmt::Display) -> Failure,
 ) -> Result<Value, Failure> {
     let volume = open("fsck", &args.volume, &args.store)?;
@@ -232,7 +232,7 @@ type Mend<'a> = dyn FnMut(
 fn mend(
     args: &FsckArgs,
     store: &dyn BlockStore,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
     mend: &mut Mend<'_>,
 ) -> Result<Value, RepairError> {
     let mut options = Options { store: Some(store), ..Options::default() };

@@ -1,14 +1,14 @@
 //! `kestrel gc`.
 
-pub mod several;
+pub mod cluster;
 
 use std::time::Duration;
 
 use clap::Args;
-use kestrel_admin::sparse::SPARSE_PERCENT;
+use kestrel_admin::fragmented::FRAGMENTED_PERCENT;
 use kestrel_daemon::failure::{ExitStatus, Failure};
-use kestrel_daemon::feed::Feed;
 use kestrel_daemon::jobs::gc::{collect, options};
+use kestrel_daemon::progress_stream::ProgressStream;
 use kestrel_daemon::units::{bytes, count, duration_arg};
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ pub fn run(args: &GcArgs) -> Result<ExitStatus, Failure> {
         shown(&mut progress, event, &mut |event| printer.event(event));
         true
     };
-    let of_nodes = several::collect(args, &target, &Feed::new(&mut tell))?;
+    let of_nodes = cluster::collect(args, &target, &ProgressStream::new(&mut tell))?;
     let asked = match of_nodes {
         Some(done) => Some(done),
         None => target.ask("gc", &question, None, &mut |event| {
@@ -115,7 +115,7 @@ pub fn run(args: &GcArgs) -> Result<ExitStatus, Failure> {
         None => {
             let volume = open("gc", &args.volume, &args.store)?;
             let options = options(grace_seconds, args.delete, &|_| false);
-            collect(&*volume.engine, &*volume.store, &options, &Feed::new(&mut tell))
+            collect(&*volume.engine, &*volume.store, &options, &ProgressStream::new(&mut tell))
                 .map_err(|why| Failure::new("gc", format!("{target}: {why}")))?
         }
     };
@@ -147,7 +147,7 @@ fn show(args: &GcArgs, done: &Value) {
     println!(
         "{} less than {} % in use, with {} unused; `kestrel compact` rewrites them",
         count(number("sparse_objects")),
-        SPARSE_PERCENT,
+        FRAGMENTED_PERCENT,
         bytes(number("sparse_bytes"))
     );
     if args.delete {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kestrel_admin::info;
 use kestrel_client::descriptor::Descriptor;
-use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_client::remote::{NodeFanOut, RemoteUrl};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::jobs::info::{of_nodes, tell_places};
 use kestrel_daemon::nodes::engine::NodesEngine;
@@ -81,7 +81,7 @@ fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("info", format!("{}: {why}", args.path.display()));
     let path = args.path.as_os_str().as_bytes();
     let who = kestrel_daemon::who("kestrel info");
-    let Some(panel) = Panel::connect(url, &who).map_err(|why| fail(&why))? else {
+    let Some(panel) = NodeFanOut::connect(url, &who).map_err(|why| fail(&why))? else {
         let question = json!({ "verb": "info", "path": path_value(path) });
         return Target::of("info", url)?
             .ask("info", &question, kestrel_client::control::QUICK, &mut |_| {})?

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use kestrel_client::descriptor::{Descriptor, Encryption};
 use kestrel_client::keys::{self, VolumeKey};
-use kestrel_client::remote::{Panel, Reached, RemoteUrl};
+use kestrel_client::remote::{NodeFanOut, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::clock::{Clock, SystemClock};
@@ -126,7 +126,7 @@ fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
 /// time.
 fn node_at(url: &str) -> Result<OfNode, Failure> {
     let who = kestrel_daemon::who("kestrel key");
-    match Panel::reach(url, &who).map_err(failed)? {
+    match NodeFanOut::reach(url, &who).map_err(failed)? {
         Reached::One(node) => OfNode::ask(node).map_err(failed),
         Reached::Several(_) => Err(Failure::usage(format!(
             "key: {url}: several nodes share the volume; their keys are changed where all their directories are: name those"

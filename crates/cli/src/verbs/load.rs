@@ -1,6 +1,6 @@
 //! `kestrel load`.
 
-mod several;
+mod cluster;
 
 use std::fs::File;
 use std::io::BufReader;
@@ -88,7 +88,7 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
                 "load: --name, --storage and --metadata are for a volume that is created; these nodes exist",
             ));
         }
-        return several::run(args, counts, from.as_deref());
+        return cluster::run(args, counts, from.as_deref());
     }
     // A volume that is there keeps its settings and its objects; the load refuses it if it holds
     // files.

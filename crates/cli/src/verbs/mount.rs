@@ -14,25 +14,25 @@ use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::atime;
-use kestrel_daemon::attendant::{Attendant, Doors};
+use kestrel_daemon::backup_schedule::{BackupScheduler, Schedule};
 use kestrel_daemon::collector::{Collecting, Collector};
 use kestrel_daemon::control::Serving;
-use kestrel_daemon::facts::MountFacts;
+use kestrel_daemon::endpoints::{ControlEndpoint, Endpoints};
 use kestrel_daemon::failure::{ExitStatus, Failure};
-use kestrel_daemon::keeper::{Keeper, Schedule};
 use kestrel_daemon::memory::Memory;
+use kestrel_daemon::mount_status::MountStatus;
 use kestrel_daemon::remote::RemoteMount;
 use kestrel_daemon::runtime;
 use kestrel_daemon::units::{duration_arg, size_arg};
 use kestrel_fuse::mount::{MountEntry, find, is_dead, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
-use kestrel_rpc::tls::Mode;
+use kestrel_rpc::tls::TlsMode;
 use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
 use super::{ask_with, control_dir, locate};
 use crate::args::atime::AtimeArg;
 use crate::args::store::{CacheArgs, StoreArgs};
-use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs};
+use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs};
 
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
@@ -134,7 +134,7 @@ pub struct MountArgs {
     #[command(flatten)]
     pub store: StoreArgs,
     #[command(flatten)]
-    pub dumps: KeeperArgs,
+    pub dumps: BackupScheduleArgs,
     #[command(flatten)]
     pub leftovers: CollectorArgs,
 }
@@ -148,7 +148,7 @@ pub struct TrustArgs {
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none; as
     /// ?tls=… in the URL
     #[arg(long, value_name = "auto|on|off")]
-    pub tls: Option<Mode>,
+    pub tls: Option<TlsMode>,
     /// A file with the certificate that this client shows, and its key; as ?cert=… in the URL
     #[arg(long, value_name = "FILE")]
     pub certificate: Option<PathBuf>,
@@ -348,7 +348,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
             "mount: --collect-every, --collect-grace: the volume's server collects: give them to `kestrel serve`",
         ));
     }
-    if matches!(source, Source::Served(_)) && args.dumps != KeeperArgs::default() {
+    if matches!(source, Source::Served(_)) && args.dumps != BackupScheduleArgs::default() {
         return Err(Failure::usage(
             "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to `kestrel serve`",
         ));
@@ -437,13 +437,13 @@ fn serve_here(
         mount_point: Some(plan.dir.clone()),
         clients: OnceLock::new(),
         node: None,
-        facts: MountFacts::new(memory),
+        facts: MountStatus::new(memory),
         read_only,
         begun,
         walking: parking_lot::Mutex::default(),
-        cutting: kestrel_daemon::part::cut::Cutting::default(),
-        keeper: Keeper::new(args.dumps.options(), args.store.options(), Mode::Auto),
-        collector: Collector::new(args.leftovers.options(), args.store.options(), Mode::Auto),
+        cutting: kestrel_daemon::node_view::cut::Cutting::default(),
+        keeper: BackupScheduler::new(args.dumps.options(), args.store.options(), TlsMode::Auto),
+        collector: Collector::new(args.leftovers.options(), args.store.options(), TlsMode::Auto),
         succession: OnceLock::new(),
         end: None,
     });
@@ -487,7 +487,7 @@ fn serve_elsewhere(
         url: url.clone(),
         descriptor: volume.descriptor.clone(),
         mount_point: plan.dir.clone(),
-        facts: MountFacts::new(memory),
+        facts: MountStatus::new(memory),
         read_only: plan.options.read_only,
         begun,
     });
@@ -511,12 +511,12 @@ fn attend(
     memory: &Memory,
     (fs, storage): (&Arc<Fs>, &Storage),
     control_dir: &Path,
-    (attendant, facts): (&Arc<impl Attendant>, &MountFacts),
+    (attendant, facts): (&Arc<impl ControlEndpoint>, &MountStatus),
     begun: Instant,
 ) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = &plan.dir;
-    let doors = Doors::open(control_dir, args.process.metrics, attendant).map_err(|why| fail(&why))?;
+    let doors = Endpoints::open(control_dir, args.process.metrics, attendant).map_err(|why| fail(&why))?;
     // Writers that are faster than a store across a network wait for it on threads of their own.
     let spare_workers = match fs.store().is_remote() {
         true => REMOTE_SPARE_WORKERS,

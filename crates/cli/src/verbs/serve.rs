@@ -8,12 +8,12 @@ use clap::{Args, CommandFactory, Parser};
 use kestrel_client::volume::VolumeLock;
 use kestrel_daemon::ask::ask;
 use kestrel_daemon::balance::{Pace, pace_arg};
+use kestrel_daemon::failover::{Failover, failover_arg};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::logger;
 use kestrel_daemon::serve::{
     LOG_NAME, ServeConfig, advertise_arg, check, in_place_of, name_arg, serve, stop,
 };
-use kestrel_daemon::successor::{Failover, failover_arg};
 use kestrel_daemon::tls::url_of;
 use kestrel_daemon::units::duration_arg;
 use kestrel_server::config::{Access, LEASE_MAX, LEASE_MIN};
@@ -23,7 +23,7 @@ use log::LevelFilter;
 
 use crate::args::file::{self, bounded};
 use crate::args::store::StoreArgs;
-use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs, RoleArg, TlsArgs};
+use crate::args::{BackupScheduleArgs, CollectorArgs, ProcessArgs, RoleArg, TlsArgs};
 
 /// Serve a volume to clients over the network.
 #[derive(Debug, Clone, Args)]
@@ -120,7 +120,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub store: StoreArgs,
     #[command(flatten)]
-    pub dumps: KeeperArgs,
+    pub dumps: BackupScheduleArgs,
     #[command(flatten)]
     pub leftovers: CollectorArgs,
 }
@@ -157,7 +157,7 @@ impl ServeArgs {
 /// The options as a command line by themselves.
 #[derive(Parser)]
 #[command(name = "serve")]
-struct Line {
+struct ServeCommandLine {
     #[command(flatten)]
     args: ServeArgs,
 }
@@ -179,14 +179,14 @@ fn with_file(config: &Path, line: &[OsString], stop: bool) -> Result<(ServeArgs,
         usage(text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_string())
     };
     let verb = [OsString::from("serve")];
-    let given = Line::command().try_get_matches_from([&verb, line].concat()).map_err(clap)?;
-    let mut file = file::read(config, &Line::command(), &given).map_err(usage)?;
+    let given = ServeCommandLine::command().try_get_matches_from([&verb, line].concat()).map_err(clap)?;
+    let mut file = file::read(config, &ServeCommandLine::command(), &given).map_err(usage)?;
     if stop {
         // How it would be served is of no consequence.
         file.arguments.retain(|word| !word.as_encoded_bytes().starts_with(b"--"));
     }
     let whole = [&verb, line, &file.arguments].concat();
-    Ok((Line::try_parse_from(whole).map_err(clap)?.args, file.keys))
+    Ok((ServeCommandLine::try_parse_from(whole).map_err(clap)?.args, file.keys))
 }
 
 fn run_with(args: &ServeArgs, keys: &[String]) -> Result<ExitStatus, Failure> {
@@ -281,7 +281,7 @@ mod tests {
         let url = place.path().to_str().unwrap();
         let new = NewVolume::plain("shared", Durability::Commit);
         form(url, new, &["127.0.0.1:9441".into()], None, &StoreOptions::default()).unwrap();
-        let args = Line::parse_from(["serve", url]).args;
+        let args = ServeCommandLine::parse_from(["serve", url]).args;
         assert!(check(&args.config()).is_ok());
         // As a change of all nodes leaves it that was killed before this one had the new settings.
         std::fs::copy(place.path().join("kestrel.json"), place.path().join("kestrel.json.change")).unwrap();

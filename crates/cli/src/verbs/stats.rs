@@ -3,10 +3,10 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `stats/screen.rs` | the figures that people read |
-//! | `stats/several.rs` | the sums of all nodes' figures, and a line for each node |
+//! | `stats/cluster.rs` | the sums of all nodes' figures, and a line for each node |
 
+mod cluster;
 mod screen;
-mod several;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ pub fn run(args: &StatsArgs) -> Result<ExitStatus, Failure> {
 
 fn take(volume: &Target) -> Result<Value, Failure> {
     if let Target::Served(url) = volume {
-        return several::ask(url).map_err(|why| Failure::new("stats", why));
+        return cluster::ask(url).map_err(|why| Failure::new("stats", why));
     }
     volume.ask("stats", &json!({ "verb": "stats" }), kestrel_client::control::QUICK, &mut |_| {})?.ok_or_else(
         || Failure::new("stats", format!("{volume}: its process has ended; mount or serve it again")),

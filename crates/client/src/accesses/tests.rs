@@ -40,7 +40,7 @@ fn reads_between_two_messages() {
 fn reads_beside_a_message() {
     let accesses = accesses(AtimeMode::Strict);
     accesses.note(7, 100);
-    let unsent = |at| Some(Unsent { ino: 7, at, place: None });
+    let unsent = |at| Some(PendingAccess { ino: 7, at, place: None });
     assert_eq!(accesses.unsent(7), unsent(100));
     let mut inode = file(7, 0, 0);
     accesses.show(&mut inode);

@@ -17,7 +17,7 @@ use crate::remote::{ADDRESSES_MAX, Ca, RemoteUrl};
 pub const SECRET_BYTES: usize = 16;
 
 /// Bytes of the word that a directory is born with.
-const BIRTH_BYTES: usize = 8;
+const NODE_UUID_BYTES: usize = 8;
 
 /// Metadata workers of each node of a new cluster. Machines may have fewer processors: an idle
 /// worker costs nothing.
@@ -36,8 +36,8 @@ pub struct ClusterSection {
     pub(crate) secret: String,
     /// The word that this node's directory was born with, hexadecimal: no other one has it, not one
     /// that is made anew for the same node. A token has none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) birth: Option<String>,
+    #[serde(rename = "birth", default, skip_serializing_if = "Option::is_none")]
+    pub(crate) node_uuid: Option<String>,
     /// Metadata workers of each node: equally many, on whatever machine it runs.
     pub workers: u32,
     /// The word in the directory with the volume's objects, if that is where they are: another
@@ -85,7 +85,7 @@ impl ClusterSection {
             node,
             placement: to_hex(&placement.encode()),
             secret: to_hex(&random::<SECRET_BYTES>()?),
-            birth: None,
+            node_uuid: None,
             workers: WORKERS,
             objects_word: None,
             joining: false,
@@ -98,27 +98,27 @@ impl ClusterSection {
     /// # Errors
     /// As [`ClusterSection::new`].
     pub(crate) fn born(self) -> Result<Self, VolumeError> {
-        Ok(Self { birth: Some(to_hex(&random::<BIRTH_BYTES>()?)), ..self })
+        Ok(Self { node_uuid: Some(to_hex(&random::<NODE_UUID_BYTES>()?)), ..self })
     }
 
     /// As the cluster's tokens have it: of any node of that number, not of one directory.
     pub(crate) fn unborn(self) -> Self {
-        Self { birth: None, ..self }
+        Self { node_uuid: None, ..self }
     }
 
     /// Of a node that is to join a cluster with this table, which the table names, and to count
     /// from there on.
     pub(crate) fn joining(self, node: NodeId, placement: &PlacementMap, counters: [u64; 2]) -> Self {
         let placement = to_hex(&placement.encode());
-        Self { node, placement, birth: None, joining: true, counters: Some(counters), ..self }
+        Self { node, placement, node_uuid: None, joining: true, counters: Some(counters), ..self }
     }
 
     /// The word that the directory was born with.
     ///
     /// # Errors
     /// If it has none, or one of another length.
-    pub fn birth(&self) -> Result<u64, VolumeError> {
-        let Some(digits) = &self.birth else {
+    pub fn node_uuid(&self) -> Result<u64, VolumeError> {
+        let Some(digits) = &self.node_uuid else {
             return Err(VolumeError::Invalid(
                 "the directory has no word to tell it from others of the same node: it was made before nodes had one, or its \
                  descriptor was made by hand; form the cluster anew"
@@ -183,8 +183,8 @@ impl ClusterSection {
     pub(super) fn check(&self) -> Result<(), VolumeError> {
         let placement = self.placement()?;
         self.secret()?;
-        if self.birth.is_some() {
-            self.birth()?;
+        if self.node_uuid.is_some() {
+            self.node_uuid()?;
         }
         if !(1..=WORKERS_MAX as u32).contains(&self.workers) {
             return Err(VolumeError::Invalid(format!(

@@ -15,10 +15,10 @@ fn listing(names: &BTreeSet<Vec<u8>>, after: &Option<Name>) -> (Vec<DirEntry>, b
     (entries, rest.next().is_none())
 }
 
-fn step(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> Step {
+fn step(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> ListingStep {
     for _ in 0..4 {
         match stream.at(cookie) {
-            Step::Fetch(fetch) => {
+            ListingStep::Fetch(fetch) => {
                 let (entries, end) = listing(names, &fetch.after);
                 stream.supply(fetch, entries, end);
             }
@@ -40,15 +40,15 @@ fn directory_listing_in_small_steps() {
         let (mut stream, mut cookie, mut seen) = (DirStream::default(), 0, Vec::new());
         loop {
             match step(&mut stream, &names, cookie) {
-                Step::Dot(_, next) => cookie = next,
-                Step::Entries(entries) => {
+                ListingStep::Dot(_, next) => cookie = next,
+                ListingStep::Entries(entries) => {
                     for (entry, next) in entries.into_iter().take(take) {
                         seen.push(entry.name.as_bytes().to_vec());
                         cookie = next;
                     }
                 }
-                Step::End => break,
-                Step::Fetch(_) => unreachable!(),
+                ListingStep::End => break,
+                ListingStep::Fetch(_) => unreachable!(),
             }
         }
         assert_eq!(seen, names.into_iter().collect::<Vec<_>>());
@@ -62,15 +62,15 @@ fn seek_back_in_directory_stream() {
     let (mut stream, mut cookie, mut cookies) = (DirStream::default(), 0, Vec::new());
     loop {
         match step(&mut stream, &all, cookie) {
-            Step::Dot(_, next) => cookie = next,
-            Step::Entries(entries) => {
+            ListingStep::Dot(_, next) => cookie = next,
+            ListingStep::Entries(entries) => {
                 for (entry, next) in entries {
                     cookies.push((entry.name.as_bytes().to_vec(), next));
                     cookie = next;
                 }
             }
-            Step::End => break,
-            Step::Fetch(_) => unreachable!(),
+            ListingStep::End => break,
+            ListingStep::Fetch(_) => unreachable!(),
         }
     }
     for at in [0, 500, 1023, 1024, 3000] {
@@ -82,13 +82,13 @@ fn seek_back_in_directory_stream() {
         let mut seen = Vec::new();
         loop {
             match step(&mut stream, &all, cookie) {
-                Step::Entries(entries) => {
+                ListingStep::Entries(entries) => {
                     for (entry, next) in entries {
                         seen.push(entry.name.as_bytes().to_vec());
                         cookie = next;
                     }
                 }
-                Step::End => break,
+                ListingStep::End => break,
                 other => panic!("{other:?}"),
             }
         }
@@ -101,18 +101,18 @@ fn seek_back_in_directory_stream() {
 
 #[test]
 fn a_foreign_cookie_ends_the_listing() {
-    assert_eq!(DirStream::default().at(99 << 16), Step::End);
+    assert_eq!(DirStream::default().at(99 << 16), ListingStep::End);
 }
 
 /// Reads one entry at a cookie, as readdir(3) after seekdir(3) does.
 fn read_one(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> Option<(Vec<u8>, u64)> {
     match step(stream, names, cookie) {
-        Step::Dot(parent, next) => Some((if parent { b"..".to_vec() } else { b".".to_vec() }, next)),
-        Step::Entries(entries) => {
+        ListingStep::Dot(parent, next) => Some((if parent { b"..".to_vec() } else { b".".to_vec() }, next)),
+        ListingStep::Entries(entries) => {
             entries.first().map(|(entry, next)| (entry.name.as_bytes().to_vec(), *next))
         }
-        Step::End => None,
-        Step::Fetch(_) => unreachable!(),
+        ListingStep::End => None,
+        ListingStep::Fetch(_) => unreachable!(),
     }
 }
 
@@ -126,18 +126,18 @@ fn read_all(
     let mut seen = Vec::new();
     loop {
         match step(stream, names, cookie) {
-            Step::Dot(parent, next) => {
+            ListingStep::Dot(parent, next) => {
                 seen.push((if parent { b"..".to_vec() } else { b".".to_vec() }, cookie));
                 cookie = next;
             }
-            Step::Entries(entries) => {
+            ListingStep::Entries(entries) => {
                 for (entry, next) in entries {
                     seen.push((entry.name.as_bytes().to_vec(), cookie));
                     cookie = next;
                 }
             }
-            Step::End => return (seen, cookie),
-            Step::Fetch(_) => unreachable!(),
+            ListingStep::End => return (seen, cookie),
+            ListingStep::Fetch(_) => unreachable!(),
         }
     }
 }
@@ -230,7 +230,7 @@ fn answer_that_nobody_wants() {
     let mut stream = DirStream::default();
     let cookies = read_all(&mut stream, &names, 0).0;
     let (early, late) = (&cookies[10], &cookies[3000]);
-    let Step::Fetch(first) = stream.at(early.1) else { panic!("the first batch is not held") };
+    let ListingStep::Fetch(first) = stream.at(early.1) else { panic!("the first batch is not held") };
     assert_eq!(read_one(&mut stream, &names, late.1).map(|(name, _)| name).as_ref(), Some(&late.0));
     let (entries, end) = listing(&names, &first.after);
     stream.supply(first, entries, end);

@@ -12,7 +12,7 @@ use kestrel_types::request::{Accessed, Op, Outcome, Reply, Request};
 
 use super::{Caller, FileHandle, Fs, creds};
 pub use crate::accesses::{AccessTimes, AtimeMode};
-use crate::accesses::{Noted, Then, Unsent};
+use crate::accesses::{Noted, PendingAccess, Then};
 
 impl Fs {
     /// How access times are kept from now on. By default they are not.
@@ -143,8 +143,8 @@ impl Fs {
         }
     }
 
-    fn send_access(self: &Arc<Self>, unsent: Unsent) {
-        let Unsent { ino, at, place } = unsent;
+    fn send_access(self: &Arc<Self>, unsent: PendingAccess) {
+        let PendingAccess { ino, at, place } = unsent;
         let known = self.known.reference(ino);
         let inode = place.filter(|_| known.seen.is_none()).unwrap_or(known);
         let op = Op::Accessed(inode, Accessed { at, relative: self.accesses.is_relative() });

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use kestrel_admin::sparse::Found;
-use kestrel_cluster::host::MemberHost;
+use kestrel_admin::fragmented::FragmentedReport;
+use kestrel_cluster::host::NodeHost;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 
@@ -215,7 +215,7 @@ impl Fs {
     }
 
     /// The same for one of several nodes: what its clients released and no node refers to any more.
-    fn reap_together(&self, member: &Arc<MemberHost>) -> FsResult<usize> {
+    fn reap_together(&self, member: &Arc<NodeHost>) -> FsResult<usize> {
         let now = self.clock.now();
         let Some(due) = self.unless_stopped(|done| member.condemn(now, REAP_BATCH, done))? else {
             return Ok(0);
@@ -265,7 +265,7 @@ fn stopped_after(stop: &Stop, time: Duration) -> bool {
 }
 
 fn repack(fs: &Weak<Fs>, stop: &Stop) {
-    let is_worth = |found: &Found| {
+    let is_worth = |found: &FragmentedReport| {
         found.unused_bytes >= REPACK_UNUSED_MIN.max(found.stored_bytes / 100 * REPACK_UNUSED_PERCENT)
     };
     let go_on = |stored: u64| {

@@ -22,11 +22,11 @@ use kestrel_types::request::{
     Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Op, Outcome, Reply, Request,
 };
 
-use super::repeat::{Next, Step, repeat};
+use super::repeat::{LoopStep, Next, repeat};
 use super::space::has_hole;
 use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
-use crate::file::{FileState, OpenFile, Piece, data_error, finish_all};
+use crate::file::{FileState, OpenFile, WrittenPiece, data_error, finish_all};
 use crate::write_buffer::copy_piece;
 
 /// A packed file up to this size is rewritten as a whole when part of it changes; larger ones
@@ -437,7 +437,7 @@ impl Fs {
         mut state: MutexGuard<'_, FileState>,
         bytes: Vec<u8>,
     ) {
-        let piece = crate::file::Piece {
+        let piece = crate::file::WrittenPiece {
             offset: 0,
             bytes: Arc::new(bytes),
             placed: None,
@@ -538,12 +538,12 @@ impl Fs {
                         flush.base = content;
                     }
                     drop(state);
-                    next(Step::Again((rest, pin)));
+                    next(LoopStep::Again((rest, pin)));
                 }
                 (reply, _) => {
                     fs.committed(&file, reply);
                     drop(pin);
-                    next(Step::End(Ok(())));
+                    next(LoopStep::End(Ok(())));
                 }
             }
         };
@@ -678,7 +678,7 @@ pub(crate) struct Flush {
 fn aim(state: &mut FileState) -> bool {
     let unstored = state.place_appended();
     let Some(flush) = &mut state.flush else { return unstored };
-    let reach = state.inflight[..flush.upto].iter().map(Piece::end).max().unwrap_or(0);
+    let reach = state.inflight[..flush.upto].iter().map(WrittenPiece::end).max().unwrap_or(0);
     (flush.size, flush.base) = (state.inode.size.max(reach), state.inode.data_change);
     unstored
 }

@@ -11,7 +11,7 @@ use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Op};
 
 use super::{Caller, DirHandle, Done, Fs, unexpected};
-use crate::dir_stream::{BATCH_ENTRIES, Step};
+use crate::dir_stream::{BATCH_ENTRIES, ListingStep};
 use crate::listed::ListedLookup;
 
 /// One entry as a listing gives it.
@@ -28,7 +28,7 @@ pub struct Listed<'a> {
 }
 
 /// Takes entries until it breaks, because it is full. Handed back when the listing pauses or ends.
-pub trait Sink: Send + 'static {
+pub trait EntrySink: Send + 'static {
     /// Takes an entry, or breaks and leaves it for the next call.
     fn entry(&mut self, entry: Listed<'_>) -> ControlFlow<()>;
 }
@@ -132,7 +132,7 @@ impl Fs {
     }
 
     /// Gives the entries from `cookie` on to `sink` until it is full or the directory ends.
-    pub fn readdir<S: Sink>(
+    pub fn readdir<S: EntrySink>(
         self: &Arc<Self>,
         caller: Caller,
         dir: Arc<DirHandle>,
@@ -144,8 +144,8 @@ impl Fs {
         loop {
             let step = dir.stream.lock().at(cookie);
             match step {
-                Step::End => return done(Ok(sink)),
-                Step::Dot(parent, next) => {
+                ListingStep::End => return done(Ok(sink)),
+                ListingStep::Dot(parent, next) => {
                     // The number of `..` does not matter in a listing; the kernel asks by LOOKUP
                     // when it wants the parent.
                     let name: &[u8] = if parent { b".." } else { b"." };
@@ -154,7 +154,7 @@ impl Fs {
                     }
                     cookie = next;
                 }
-                Step::Entries(entries) => {
+                ListingStep::Entries(entries) => {
                     for (entry, next) in &entries {
                         let listed = Listed {
                             name: entry.name.as_bytes(),
@@ -168,7 +168,7 @@ impl Fs {
                         cookie = *next;
                     }
                 }
-                Step::Fetch(fetch) => {
+                ListingStep::Fetch(fetch) => {
                     let op = Op::ReadDir {
                         dir: dir.ino,
                         after: fetch.after.clone(),

@@ -22,11 +22,11 @@ use crate::metadata::LockCall;
 
 /// A request for a lock, which can be cancelled while it waits.
 #[derive(Debug, Clone, Default)]
-pub struct LockWait(Arc<Mutex<Asked>>);
+pub struct LockWait(Arc<Mutex<LockWaitState>>);
 
 /// How far it has come.
 #[derive(Debug, Default)]
-enum Asked {
+enum LockWaitState {
     /// The server has not been asked.
     #[default]
     NotYet,
@@ -147,18 +147,18 @@ impl Fs {
         let (Some(waiting), Some(call)) = (wait, call) else { return };
         let mut asked = waiting.0.lock();
         match *asked {
-            Asked::Cancelled => {
+            LockWaitState::Cancelled => {
                 drop(asked);
                 call.cancel();
             }
-            Asked::NotYet | Asked::By(_) => *asked = Asked::By(call),
+            LockWaitState::NotYet | LockWaitState::By(_) => *asked = LockWaitState::By(call),
         }
     }
 
     /// Ends a wait for a lock: it is answered `EINTR`, unless it has been granted.
     pub fn cancel_lock(&self, waiting: &LockWait) {
-        let before = std::mem::replace(&mut *waiting.0.lock(), Asked::Cancelled);
-        if let Asked::By(call) = before {
+        let before = std::mem::replace(&mut *waiting.0.lock(), LockWaitState::Cancelled);
+        if let LockWaitState::By(call) = before {
             call.cancel();
         }
     }

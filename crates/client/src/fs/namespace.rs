@@ -39,7 +39,7 @@ pub struct Creation {
 
 /// What [`Fs::open_at`] found.
 #[derive(Debug)]
-pub enum Found {
+pub enum OpenedEntry {
     /// A file, open now.
     File(Opened),
     /// A directory; the kernel does not know its number from this.
@@ -222,13 +222,23 @@ impl Fs {
 
     /// Finds an entry and opens what it stands for, which the kernel will know; a directory is only
     /// found. A symbolic link is `ELOOP`. Not to truncate.
-    pub fn open_at(self: &Arc<Self>, caller: Caller, place: PathRef, flags: OpenFlags, done: Done<Found>) {
+    pub fn open_at(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: PathRef,
+        flags: OpenFlags,
+        done: Done<OpenedEntry>,
+    ) {
         let fs = self.clone();
         let name = place.name.clone();
         self.ask(caller, Op::OpenAt(place, flags), move |answer| match answer {
-            Ok(Answer::Opened { inode, .. }) if inode.kind == Kind::Dir => done(Ok(Found::Directory(*inode))),
+            Ok(Answer::Opened { inode, .. }) if inode.kind == Kind::Dir => {
+                done(Ok(OpenedEntry::Directory(*inode)))
+            }
             answer => match answer.and_then(|answer| fs.opened(answer, flags, Some(&name), true)) {
-                Ok(opened) => fs.show_opened(opened, Box::new(move |opened| done(opened.map(Found::File)))),
+                Ok(opened) => {
+                    fs.show_opened(opened, Box::new(move |opened| done(opened.map(OpenedEntry::File))))
+                }
                 Err(error) => done(Err(error)),
             },
         });

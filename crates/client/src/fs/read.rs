@@ -2,12 +2,12 @@
 //!
 //! Of a store across a network, whole frames lie in memory once they have been fetched: what
 //! consists of such frames and nothing else goes to the caller as it lies there
-//! ([`Content::Shared`]).
+//! ([`ReadBytes::Shared`]).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_blockstore::{Budget, Buffer, Buffers, ErrorKind, Grant, Piece, Turn, Window};
+use kestrel_blockstore::{Budget, Buffer, Buffers, ErrorKind, FramePiece, Grant, Turn, Window};
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
@@ -16,7 +16,7 @@ use kestrel_types::range::Range;
 use kestrel_types::request::Op;
 
 use super::chunk_lists::Page;
-use super::repeat::{Next, Step, repeat};
+use super::repeat::{LoopStep, Next, repeat};
 use super::{Caller, Done, FileHandle, Fs, into_inode, too_late};
 use crate::file::{FileState, OpenFile, bad_handle, data_error};
 use crate::write_buffer::copy_piece;
@@ -25,13 +25,13 @@ use crate::write_buffer::copy_piece;
 pub const READ_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// How long a read waits for room while no other read ends before it fails with `ETIMEDOUT`.
-const ROOM_PATIENCE: Duration = Duration::from_secs(60);
+const ROOM_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Chunks by number, ascending, each with its extents; without those that have none.
 pub type ChunkLists = Vec<(u64, Vec<Extent>)>;
 
 /// Where a file's bytes are: its inode, and the extents of each chunk that has any.
-pub type Layout = (Inode, ChunkLists);
+pub type FileLayout = (Inode, ChunkLists);
 
 /// Stored bytes that make up a part of a read.
 #[derive(Debug, Clone, Copy)]
@@ -45,14 +45,14 @@ struct Stored {
 
 /// Bytes that were read.
 #[derive(Debug)]
-pub enum Content {
+pub enum ReadBytes {
     /// In one piece.
     Whole(Buffer),
     /// As they lie in memory.
-    Shared(Vec<Piece>),
+    Shared(Vec<FramePiece>),
 }
 
-impl Content {
+impl ReadBytes {
     /// The pieces in order.
     pub fn pieces(&self) -> Vec<&[u8]> {
         match self {
@@ -132,7 +132,7 @@ struct Read {
     len: usize,
     /// It was planned again after stored bytes were missing; the next failure is final.
     retried: bool,
-    done: Done<Content>,
+    done: Done<ReadBytes>,
 }
 
 impl Fs {
@@ -149,7 +149,7 @@ impl Fs {
     /// `ETIMEDOUT` if none has ended for a minute.
     pub fn read_room(&self, len: usize, gone: &dyn Fn() -> bool) -> FsResult<ReadRoom> {
         let grant =
-            self.reading.as_ref().map(|reading| reading.acquire_unless(len as u64, ROOM_PATIENCE, gone));
+            self.reading.as_ref().map(|reading| reading.acquire_unless(len as u64, ROOM_DEADLINE, gone));
         Ok(ReadRoom { _grant: grant.transpose().map_err(|error| data_error(&error))? })
     }
 
@@ -160,12 +160,18 @@ impl Fs {
 
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Vec<u8>>) {
-        let whole = |content: FsResult<Content>| done(content.map(Content::into_vec));
+        let whole = |content: FsResult<ReadBytes>| done(content.map(ReadBytes::into_vec));
         self.read_content(handle, offset, len, Box::new(whole));
     }
 
     /// Like [`Fs::read`]; the bytes come as they lie in memory where that saves a copy.
-    pub fn read_content(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Content>) {
+    pub fn read_content(
+        self: &Arc<Self>,
+        handle: &FileHandle,
+        offset: u64,
+        len: usize,
+        done: Done<ReadBytes>,
+    ) {
         if !handle.read {
             return done(Err(bad_handle()));
         }
@@ -228,10 +234,10 @@ impl Fs {
         });
     }
 
-    fn finish_shared(&self, read: Read, pieces: Vec<Piece>) {
+    fn finish_shared(&self, read: Read, pieces: Vec<FramePiece>) {
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
         Self::count(&self.counters.read_bytes, len as u64);
-        (read.done)(Ok(Content::Shared(pieces)));
+        (read.done)(Ok(ReadBytes::Shared(pieces)));
     }
 
     fn serve_copied(self: &Arc<Self>, read: Read, mut ready: Ready) {
@@ -295,7 +301,7 @@ impl Fs {
                     copy_piece(*offset, bytes, read.offset, &mut room);
                 }
                 Self::count(&self.counters.read_bytes, room.len() as u64);
-                (read.done)(Ok(Content::Whole(room)));
+                (read.done)(Ok(ReadBytes::Whole(room)));
             }
             Err(error) => {
                 let bad = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
@@ -399,7 +405,7 @@ impl Fs {
     }
 
     /// Where the stored bytes of a file lie, for tests: inode and all chunk lists.
-    pub fn layout(self: &Arc<Self>, ino: InodeId, done: Done<Layout>) {
+    pub fn layout(self: &Arc<Self>, ino: InodeId, done: Done<FileLayout>) {
         let fs = self.clone();
         self.getattr(
             Caller::ROOT,
@@ -423,13 +429,21 @@ impl Fs {
 }
 
 /// Adds a page to the lists before it.
-fn with_page(page: FsResult<Page>, mut lists: ChunkLists, last: u64) -> Step<(u64, ChunkLists), ChunkLists> {
+fn with_page(
+    page: FsResult<Page>,
+    mut lists: ChunkLists,
+    last: u64,
+) -> LoopStep<(u64, ChunkLists), ChunkLists> {
     match page {
         Ok(page) => {
             lists.extend(page.lists.iter().map(|(chunk, list)| (*chunk, list.extents().to_vec())));
-            if page.until >= last { Step::End(Ok(lists)) } else { Step::Again((page.until + 1, lists)) }
+            if page.until >= last {
+                LoopStep::End(Ok(lists))
+            } else {
+                LoopStep::Again((page.until + 1, lists))
+            }
         }
-        Err(error) => Step::End(Err(error)),
+        Err(error) => LoopStep::End(Err(error)),
     }
 }
 

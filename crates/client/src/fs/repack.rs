@@ -30,10 +30,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use kestrel_admin::sparse::{self, Found, Sparse, Use, User, Users};
+use kestrel_admin::fragmented::{self, FragmentedObject, FragmentedReport, RangeUse, User, Users};
 use kestrel_blockstore::object::MEMBER_BYTES;
 use kestrel_blockstore::{Payload, StoredRange};
-use kestrel_engine::watched::Watched;
+use kestrel_engine::cancellable::CancellableScan;
 use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
@@ -75,7 +75,7 @@ pub struct CompactOptions<'a> {
     /// Only tell what there is to do.
     pub dry_run: bool,
     /// Whether what was found is worth the work.
-    pub is_worth: &'a (dyn Fn(&Found) -> bool + Sync),
+    pub is_worth: &'a (dyn Fn(&FragmentedReport) -> bool + Sync),
     /// Asked often, with the bytes stored since it was asked last; may sleep. False ends the work.
     pub go_on: &'a (dyn Fn(u64) -> bool + Sync),
 }
@@ -183,21 +183,25 @@ impl Fs {
                 return Err(FsError::new(libc::EOPNOTSUPP, why));
             }
         };
-        let engine = Watched::new(rows, &go_on);
+        let engine = CancellableScan::new(rows, &go_on);
         let is_open = |object| self.is_open_object(object);
         tell("looking for sparse objects", 0);
         let found = match options.paths {
-            Some(paths) => sparse::objects_below(&engine, paths)
+            Some(paths) => fragmented::objects_below(&engine, paths)
                 .map_err(|why| FsError::because(libc::EIO, why.to_string()))
                 .and_then(|objects| {
-                    sparse::find_among(&engine, &*self.store, &objects, &is_open)
+                    fragmented::find_among(&engine, &*self.store, &objects, &is_open)
                         .map_err(|why| FsError::because(libc::EIO, why.to_string()))
                 })?,
             None => {
                 let limit = if options.dry_run { usize::MAX } else { ROUND_OBJECTS };
-                let looking =
-                    sparse::Options { now: self.clock.now(), grace: options.grace, is_open: &is_open, limit };
-                sparse::find(&engine, &*self.store, &looking)
+                let looking = fragmented::Options {
+                    now: self.clock.now(),
+                    grace: options.grace,
+                    is_open: &is_open,
+                    limit,
+                };
+                fragmented::find(&engine, &*self.store, &looking)
                     .map_err(|why| FsError::because(libc::EIO, why.to_string()))?
             }
         };
@@ -209,10 +213,10 @@ impl Fs {
         let users = match options.paths {
             // Those above and beside the paths too: an object goes only when nobody refers to it.
             Some(paths) => {
-                let below = sparse::users_below(&engine, paths, &[], true);
+                let below = fragmented::users_below(&engine, paths, &[], true);
                 let mut users = below.map_err(|why| FsError::because(libc::EIO, why.to_string()))?;
                 if !objects.is_empty() {
-                    let all = sparse::users(&engine, &objects, false);
+                    let all = fragmented::users(&engine, &objects, false);
                     for (ino, user) in all.map_err(|why| FsError::because(libc::EIO, why.to_string()))? {
                         let deep = users.remove(&ino).map(|known| known.deep).unwrap_or_default();
                         users.insert(ino, User { deep, ..user });
@@ -220,7 +224,7 @@ impl Fs {
                 }
                 users
             }
-            None => sparse::users(&engine, &objects, true)
+            None => fragmented::users(&engine, &objects, true)
                 .map_err(|why| FsError::because(libc::EIO, why.to_string()))?,
         };
         done.deep_chunks += users.values().map(|user| user.deep.len() as u64).sum::<u64>();
@@ -415,7 +419,7 @@ fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
     for (ino, user) in users {
         let inode = reference(ino, &user);
         deep.extend(user.deep.iter().map(|chunk| (inode.clone(), *chunk)));
-        for Use { chunk, extent } in user.uses {
+        for RangeUse { chunk, extent } in user.uses {
             // Folding stores the whole window again: what it would move is moved twice, but rightly
             // so.
             if let Source::Stored { range, skip } = extent.source {
@@ -445,7 +449,7 @@ fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
 
 /// Leaves out objects that would hardly be smaller: many tiny files have headers and little else.
 /// Counts the others.
-fn worthwhile(pieces: Vec<Piece>, objects: &[Sparse], done: &mut Compacted) -> Vec<Piece> {
+fn worthwhile(pieces: Vec<Piece>, objects: &[FragmentedObject], done: &mut Compacted) -> Vec<Piece> {
     let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
     for piece in &pieces {
         let stored = u64::from(stored_len(piece.len())) + MEMBER_BYTES as u64;
@@ -475,7 +479,7 @@ mod tests {
 
     fn user(uses: &[(u32, u32, u32)]) -> User {
         let range = |offset| Range { object: 7, offset, len: 100_000 };
-        let stored = |(offset, skip, len): &(u32, u32, u32)| Use {
+        let stored = |(offset, skip, len): &(u32, u32, u32)| RangeUse {
             chunk: 0,
             extent: Extent {
                 pos: 0,

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::Done;
 
 /// What follows a pass of a loop.
-pub(super) enum Step<S, T> {
+pub(super) enum LoopStep<S, T> {
     /// Another pass.
     Again(S),
     /// The end.
@@ -21,14 +21,14 @@ pub(super) enum Step<S, T> {
 }
 
 /// Where a pass says what follows it. Called exactly once, on any thread.
-pub(super) type Next<S, T> = Box<dyn FnOnce(Step<S, T>) + Send>;
+pub(super) type Next<S, T> = Box<dyn FnOnce(LoopStep<S, T>) + Send>;
 
 /// What has become of a pass.
 enum Pass<S, T> {
     /// The call of the body has not returned.
     Called,
     /// It said what follows before it returned.
-    Told(Step<S, T>),
+    Told(LoopStep<S, T>),
     /// It returned before: the thread that says what follows goes on with the loop.
     Left(Done<T>),
     /// The loop is elsewhere.
@@ -52,8 +52,8 @@ where
                 Pass::Left(done) => {
                     drop(place);
                     match step {
-                        Step::Again(state) => repeat(state, rest, done),
-                        Step::End(result) => done(result),
+                        LoopStep::Again(state) => repeat(state, rest, done),
+                        LoopStep::End(result) => done(result),
                     }
                 }
                 _ => *place = Pass::Told(step),
@@ -62,11 +62,11 @@ where
         body(state, Box::new(next));
         let mut place = pass.lock();
         match std::mem::replace(&mut *place, Pass::Over) {
-            Pass::Told(Step::Again(next)) => {
+            Pass::Told(LoopStep::Again(next)) => {
                 drop(place);
                 state = next;
             }
-            Pass::Told(Step::End(result)) => {
+            Pass::Told(LoopStep::End(result)) => {
                 drop(place);
                 return done(result);
             }
@@ -94,8 +94,8 @@ mod tests {
                 let (told, heard) = mpsc::channel();
                 let body = move |(at, sum): (u64, u64), next: Next<(u64, u64), u64>| {
                     let step = match at {
-                        1_000_000 => Step::End(Ok(sum)),
-                        _ => Step::Again((at + 1, sum + at)),
+                        1_000_000 => LoopStep::End(Ok(sum)),
+                        _ => LoopStep::Again((at + 1, sum + at)),
                     };
                     match later_every != 0 && at % later_every == 0 {
                         true => send.send(Box::new(move || next(step))).expect("it is received below"),

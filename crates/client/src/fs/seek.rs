@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::{CHUNK_BYTES, Data};
 
-use super::repeat::{Next, Step, repeat};
+use super::repeat::{LoopStep, Next, repeat};
 use super::space::HOLE_BYTES;
 use super::{Done, FileHandle, Fs};
 use crate::extent_cache::ExtentCache;
@@ -40,16 +40,16 @@ impl Fs {
         let fs = self.clone();
         let body = move |from, next: Next<u64, u64>| {
             let (first, last) = match find(&file.lock(), from, seek) {
-                Find::Found(found) => return next(Step::End(Ok(found))),
-                Find::Nothing => return next(Step::End(Err(beyond_end()))),
+                Find::Found(found) => return next(LoopStep::End(Ok(found))),
+                Find::Nothing => return next(LoopStep::End(Err(beyond_end()))),
                 Find::Ask(first, last) => (first, last),
             };
             // What lies before has been looked at.
             let from = from.max(first * CHUNK_BYTES);
             fs.load_chunks(&file, first, last, move |loaded| {
                 next(match loaded {
-                    Ok(()) => Step::Again(from),
-                    Err(error) => Step::End(Err(error)),
+                    Ok(()) => LoopStep::Again(from),
+                    Err(error) => LoopStep::End(Err(error)),
                 });
             });
         };

@@ -10,10 +10,10 @@ use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX, InodeFlags};
 use kestrel_types::request::{Commit, NewData, Op, Outcome, Reply, SetAttr};
 
 use super::chunk_lists::Page;
-use super::repeat::{Next, Step, repeat};
+use super::repeat::{LoopStep, Next, repeat};
 use super::write::IMMUTABLE;
 use super::{Answer, Caller, Done, FileHandle, Fs, too_late};
-use crate::file::{OpenFile, Piece, bad_handle};
+use crate::file::{OpenFile, WrittenPiece, bad_handle};
 
 /// What `fallocate` shall do with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,10 +156,10 @@ impl Fs {
             let is_empty = matches!(state.inode.data, Data::None);
             drop(state);
             if !is_empty && size > present {
-                return fs.resize(&file, size, Box::new(move |result| next(Step::End(result))));
+                return fs.resize(&file, size, Box::new(move |result| next(LoopStep::End(result))));
             }
             if !is_empty || size == 0 {
-                return next(Step::End(Ok(())));
+                return next(LoopStep::End(Ok(())));
             }
             let hole = Extent::hole(0, size.min(CHUNK_BYTES) as u32);
             let commit = Commit {
@@ -180,17 +180,17 @@ impl Fs {
 
     /// What a commit that was made on `base` has come to: another try from `state` on if somebody
     /// else changed the content.
-    fn accept_or_again<S>(&self, file: &OpenFile, base: u64, reply: Reply, state: S) -> Step<S, ()> {
+    fn accept_or_again<S>(&self, file: &OpenFile, base: u64, reply: Reply, state: S) -> LoopStep<S, ()> {
         match reply {
             Ok(Answer::Inode(inode)) => {
                 self.accept(*inode, Some(base));
-                Step::End(Ok(()))
+                LoopStep::End(Ok(()))
             }
             Err(Outcome::Conflict(inode)) => {
                 file.lock().refresh(*inode);
-                Step::Again(state)
+                LoopStep::Again(state)
             }
-            other => Step::End(super::plain(other).map(|_| ())),
+            other => LoopStep::End(super::plain(other).map(|_| ())),
         }
     }
 
@@ -233,11 +233,11 @@ impl Fs {
                             Ok(page) => {
                                 let stored = stored + stored_in(&page, what.offset..end);
                                 match page.until >= last {
-                                    true => Step::End(Ok(stored)),
-                                    false => Step::Again((page.until + 1, stored)),
+                                    true => LoopStep::End(Ok(stored)),
+                                    false => LoopStep::Again((page.until + 1, stored)),
                                 }
                             }
-                            Err(error) => Step::End(Err(error)),
+                            Err(error) => LoopStep::End(Err(error)),
                         });
                     };
                     fs.chunk_page(ino, first, last, Box::new(told));
@@ -291,7 +291,7 @@ impl Fs {
                         }));
                         fs.commit_holes(&file, (base, data), window, until, next);
                     }
-                    Err(error) => next(Step::End(Err(error))),
+                    Err(error) => next(LoopStep::End(Err(error))),
                 };
                 return self.chunk_page(ino, first, last, Box::new(told));
             }
@@ -310,7 +310,7 @@ impl Fs {
         until: u64,
         next: Next<u64, ()>,
     ) {
-        let then = move || if until < window.upto { Step::Again(until) } else { Step::End(Ok(())) };
+        let then = move || if until < window.upto { LoopStep::Again(until) } else { LoopStep::End(Ok(())) };
         if data == NewData::Unchanged && !window.is_first {
             return next(then());
         }
@@ -325,7 +325,7 @@ impl Fs {
         let (fs, file) = (self.clone(), file.clone());
         self.request(Caller::ROOT, Op::Commit(commit), move |reply| {
             next(match fs.accept_or_again(&file, base, reply, window.from) {
-                Step::End(Ok(())) => then(),
+                LoopStep::End(Ok(())) => then(),
                 again => again,
             });
         });
@@ -390,7 +390,7 @@ fn stored_in(page: &Page, window: Range<u64>) -> u64 {
 
 /// Whether a block of a file has no bytes when `pieces` lie over what it has. Such a block stays a
 /// hole: nothing is stored for it.
-pub(super) fn has_hole(data: &Data, pieces: &[Piece], size: u64) -> bool {
+pub(super) fn has_hole(data: &Data, pieces: &[WrittenPiece], size: u64) -> bool {
     let stored = match data {
         Data::None | Data::Chunked => 0,
         Data::Inline(bytes) => bytes.len() as u64,

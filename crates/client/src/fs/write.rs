@@ -13,7 +13,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::{FILE_SIZE_MAX, InodeFlags};
 
 use super::{Caller, FileHandle, Fs};
-use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
+use crate::file::{FileState, OpenFile, WrittenPiece, bad_handle, data_error};
 
 /// Where a write goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ const COMMITTED_PAUSE: Duration = Duration::from_millis(1);
 const COMMITTED_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long a write waits while no earlier bytes are stored before it fails with `ETIMEDOUT`.
-const BUDGET_PATIENCE: Duration = Duration::from_secs(60);
+const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a write counts for at least, bytes: a piece of a few bytes takes this much memory.
 const PIECE_COST_MIN: u64 = 256;
@@ -50,7 +50,7 @@ const PIECES_ALONE_MAX: usize = 32;
 const SMALL_PIECE_BYTES: u64 = 64 << 10;
 
 /// Whether nothing stores a piece that is in flight.
-fn is_left(piece: &Piece) -> bool {
+fn is_left(piece: &WrittenPiece) -> bool {
     piece.placed.is_none() && !piece.storing
 }
 
@@ -108,7 +108,7 @@ impl Fs {
             Some(grant) => grant,
             None => {
                 self.make_room(data.len() as u64);
-                let granted = self.budget.acquire_unless(cost(data.len()), BUDGET_PATIENCE, gone);
+                let granted = self.budget.acquire_unless(cost(data.len()), BUDGET_DEADLINE, gone);
                 granted.map_err(|e| data_error(&e))?
             }
         };
@@ -351,7 +351,7 @@ fn end_of(offset: u64, data: &[u8]) -> FsResult<u64> {
 }
 
 /// The oldest pieces in flight, as far as they are stored.
-pub(super) fn stored_first(state: &FileState) -> impl Iterator<Item = &Piece> {
+pub(super) fn stored_first(state: &FileState) -> impl Iterator<Item = &WrittenPiece> {
     state.inflight.iter().take_while(|piece| piece.placed.is_some())
 }
 
@@ -370,7 +370,7 @@ pub(super) fn push_inflight(state: &mut FileState, pieces: Vec<(u64, Vec<u8>)>) 
         .map(|(offset, bytes)| {
             let bytes = Arc::new(bytes);
             let share = grant.as_mut().map(|grant| grant.split(cost(bytes.len())));
-            state.inflight.push(Piece {
+            state.inflight.push(WrittenPiece {
                 offset,
                 bytes: bytes.clone(),
                 placed: None,

@@ -51,7 +51,12 @@ impl Place {
         encrypt: Option<bool>,
         key: &str,
     ) -> Result<Descriptor, VolumeError> {
-        change(self.dir.path(), &Change { compression, encrypt, atime: None }, Some(&self.key(key)), 8)
+        change(
+            self.dir.path(),
+            &SettingsChange { compression, encrypt, atime: None },
+            Some(&self.key(key)),
+            8,
+        )
     }
 
     fn store(&self, inner: &std::sync::Arc<MemoryStore>, key: &str) -> CodedStore {

@@ -22,7 +22,7 @@ use kestrel_types::placement::NodeId;
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
-use super::metadata::Shared;
+use super::metadata::RemoteShared;
 use super::nodes::is_anywhere;
 use crate::error::VolumeError;
 
@@ -103,7 +103,7 @@ pub(super) struct AddressResolver(Mutex<Option<JoinHandle<()>>>);
 
 impl AddressResolver {
     /// Starts it, unless there is only one node: nobody else could be asked.
-    pub fn start(shared: &Arc<Shared>) -> Result<Self, VolumeError> {
+    pub fn start(shared: &Arc<RemoteShared>) -> Result<Self, VolumeError> {
         if shared.nodes.known().placement.is_none() {
             return Ok(Self(Mutex::default()));
         }
@@ -116,7 +116,7 @@ impl AddressResolver {
     }
 
     /// Ends it.
-    pub fn end(&self, shared: &Shared) {
+    pub fn end(&self, shared: &RemoteShared) {
         shared.losses.state.lock().closed = true;
         shared.losses.changed.notify_all();
         let thread = self.0.lock().take();
@@ -127,7 +127,7 @@ impl AddressResolver {
     }
 }
 
-fn run(weak: &Weak<Shared>, losses: &LostNodes) {
+fn run(weak: &Weak<RemoteShared>, losses: &LostNodes) {
     ask_for_others();
     let mut turn = RetryJitter::begin();
     while losses.wait() {
@@ -170,7 +170,7 @@ impl RetryJitter {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Nodes that do not seem well.
     fn lost(&self) -> Vec<NodeId> {
         let nodes = self.nodes.known();

@@ -135,7 +135,7 @@ mod tests {
     use std::sync::mpsc;
 
     use kestrel_blockstore::store::MemoryStore;
-    use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
+    use kestrel_blockstore::store::failing::{FailingStore, Fault, Rule, StoreCall};
 
     use super::*;
 
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(done.iter().map(|result| assert!(result.is_ok())).count(), 100);
 
         let failing = FailingStore::new(Arc::new(MemoryStore::new()), 1);
-        failing.add(Rule::always(Call::Sync, Fault::Errno(libc::EIO)));
+        failing.add(Rule::always(StoreCall::Sync, Fault::Errno(libc::EIO)));
         let sync = SyncFirst::new(Arc::new(failing)).unwrap();
         let (send, done) = mpsc::channel();
         sync.then(Box::new(move |result| send.send(result).unwrap()));

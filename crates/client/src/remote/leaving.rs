@@ -23,9 +23,9 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use parking_lot::Mutex;
 
-use super::metadata::{Asked, RequestRoute, Shared};
+use super::metadata::{PendingCall, RemoteShared, RequestRoute};
 use super::nodes::{NodeLink, NodeSet};
-use super::opens::{Effect, Open, Row};
+use super::opens::{Open, OpenEffect, OpenRow};
 
 /// Files that are opened elsewhere at a time.
 const MOVES_MAX: usize = 256;
@@ -46,7 +46,7 @@ pub(super) struct Moves {
     sealed: Mutex<Option<Instant>>,
 }
 
-impl Shared {
+impl RemoteShared {
     /// Does what can be done to move out of nodes that leave. When to look again, if anything is
     /// left to do.
     pub fn move_out(self: &Arc<Self>) -> Option<Duration> {
@@ -59,7 +59,7 @@ impl Shared {
         for link in &links {
             self.move_opens(link.node);
         }
-        for row in self.holdings.opens.spare(leaving) {
+        for row in self.reclaimable.opens.spare(leaving) {
             self.release(&nodes, row);
         }
         let left = links.into_iter().filter(|link| !(all_answered && self.leave_if_done(link))).count();
@@ -69,15 +69,15 @@ impl Shared {
 
     fn move_opens(self: &Arc<Self>, node: NodeId) {
         let room = MOVES_MAX.saturating_sub(self.moves.under_way.load(Ordering::Relaxed));
-        for (row, open) in self.holdings.opens.to_move(node, room) {
+        for (row, open) in self.reclaimable.opens.to_move(node, room) {
             self.moves.under_way.fetch_add(1, Ordering::Relaxed);
             self.open_elsewhere(row, open);
         }
     }
 
-    fn open_elsewhere(self: &Arc<Self>, row: Row, open: Open) {
+    fn open_elsewhere(self: &Arc<Self>, row: OpenRow, open: Open) {
         let flags = OpenFlags { read: true, write: open.write, ..OpenFlags::default() };
-        let op = Op::Open(self.holdings.last_seen(row.ino), flags);
+        let op = Op::Open(self.reclaimable.last_seen(row.ino), flags);
         let shared = self.clone();
         let done = Box::new(move |reply| {
             let opened = matches!(reply, Ok(Answer::Opened { .. }));
@@ -89,24 +89,24 @@ impl Shared {
                 );
                 shared.moves.failed.store(true, Ordering::Relaxed);
             }
-            shared.holdings.opens.moved(&row, opened);
+            shared.reclaimable.opens.moved(&row, opened);
             shared.moves.under_way.fetch_sub(1, Ordering::Release);
         });
-        let asked = Asked::new(&op, done);
+        let asked = PendingCall::new(&op, done);
         self.send(Request { creds: Creds::root(), op }, asked);
     }
 
     /// Gives a spare open back. If that fails it is counted as before, and spare no more: what its
     /// node keeps of it goes with the session.
-    fn release(self: &Arc<Self>, nodes: &NodeSet, row: Row) {
+    fn release(self: &Arc<Self>, nodes: &NodeSet, row: OpenRow) {
         let op = Op::Release(row.ino);
-        let asked = Asked::new(&op, Box::new(|_| ()));
+        let asked = PendingCall::new(&op, Box::new(|_| ()));
         let request = Request { creds: Creds::root(), op };
         self.send_to(
             nodes,
             nodes.index_of(row.node),
             request,
-            RequestRoute::of(Effect::Releases(row)),
+            RequestRoute::of(OpenEffect::Releases(row)),
             asked,
         );
     }
@@ -117,8 +117,9 @@ impl Shared {
         let stats = link.remote.stats();
         let is_quiet =
             stats.in_flight == 0 && stats.waiting == 0 && !self.nodes.is_routed_by_an_older_table();
-        let is_done =
-            self.holdings.opens.all_at(link.node).is_empty() && is_quiet && !self.has_objects_of(link.node);
+        let is_done = self.reclaimable.opens.all_at(link.node).is_empty()
+            && is_quiet
+            && !self.has_objects_of(link.node);
         if is_done {
             log::info!(
                 "node {} at {}: it leaves, and nothing is held there any more",
@@ -132,9 +133,9 @@ impl Shared {
 
     /// Whether there are objects that bear numbers of this node and that nothing refers to yet.
     fn has_objects_of(&self, node: NodeId) -> bool {
-        let Some(fs) = self.holdings.fs() else { return false };
-        self.holdings.numbers.done_below(node, fs.packer());
-        if self.holdings.numbers.held_of(node).is_empty() {
+        let Some(fs) = self.reclaimable.fs() else { return false };
+        self.reclaimable.numbers.done_below(node, fs.packer());
+        if self.reclaimable.numbers.held_of(node).is_empty() {
             return false;
         }
         let mut sealed = self.moves.sealed.lock();
@@ -151,9 +152,9 @@ impl Shared {
         if link.has_left() {
             return;
         }
-        let opens = self.holdings.opens.all_at(link.node);
-        opens.iter().for_each(|(ino, _)| self.holdings.opens.lost(link.node, *ino));
-        self.holdings.lose_objects(link.node);
+        let opens = self.reclaimable.opens.all_at(link.node);
+        opens.iter().for_each(|(ino, _)| self.reclaimable.opens.lost(link.node, *ino));
+        self.reclaimable.lose_objects(link.node);
         log::warn!(
             "node {} at {} has left the cluster while this client was away: {} files that were open there are gone (ESTALE)",
             link.node,

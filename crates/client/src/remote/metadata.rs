@@ -20,15 +20,15 @@ use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use serde_json::Value;
 
 use super::addresses::{AddressResolver, LostNodes};
-use super::ask::NodeAnswer;
 use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
-use super::holdings::Holdings;
 use super::leaving::Moves;
 use super::nodes::{NodeConnections, NodeLink, NodeSet};
-use super::opens::{Effect, Leave, Row};
-use super::redirects::{CLOSED, INTERRUPTED, LockAsked, MapRefresher, RedirectedCall, Redirects};
-use super::rooted;
+use super::opens::{OpenEffect, OpenRow, ReleasedOpen};
+use super::query::NodeAnswer;
+use super::reclaimable::Reclaimable;
+use super::redirects::{CLOSED, INTERRUPTED, MapRefresher, PendingLock, RedirectedCall, Redirects};
 use super::routes::SecondTry;
+use super::subtree;
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
 
@@ -60,7 +60,7 @@ pub(super) fn answering(call: impl FnOnce()) {
 
 /// The way to a volume's metadata across a network.
 pub struct RemoteMetadata {
-    shared: Arc<Shared>,
+    shared: Arc<RemoteShared>,
     guide: MapRefresher,
     seeker: AddressResolver,
     /// Where bytes need a sync before a commit may name them.
@@ -68,17 +68,17 @@ pub struct RemoteMetadata {
 }
 
 /// What answers need.
-pub(super) struct Shared {
+pub(super) struct RemoteShared {
     pub nodes: NodeConnections,
     pub redirects: Redirects,
     pub moves: Moves,
     pub losses: Arc<LostNodes>,
-    pub holdings: Arc<Holdings>,
+    pub reclaimable: Arc<Reclaimable>,
     counters: [WorkerCounters; 1],
 }
 
 /// A call that wants an answer, and since when.
-pub(super) struct Asked {
+pub(super) struct PendingCall {
     kind: usize,
     since: Instant,
     /// How often the wrong node was asked so far.
@@ -86,7 +86,7 @@ pub(super) struct Asked {
     done: Done,
 }
 
-impl Asked {
+impl PendingCall {
     pub fn new(op: &Op, done: Done) -> Self {
         Self { kind: op_kind::kind(op), since: Instant::now(), redirected: 0, done }
     }
@@ -102,29 +102,29 @@ impl Asked {
 
 /// What a request means here, beside what is asked.
 pub(super) struct RequestRoute {
-    effect: Effect,
+    effect: OpenEffect,
     /// The opens that it relies on.
-    used: Option<Row>,
+    used: Option<OpenRow>,
     again: Option<SecondTry>,
 }
 
 impl RequestRoute {
-    pub fn of(effect: Effect) -> Self {
+    pub fn of(effect: OpenEffect) -> Self {
         Self { effect, used: None, again: None }
     }
 }
 
 impl RemoteMetadata {
-    /// Over connections whose sessions stand for `holdings`. Starts two threads if there are
+    /// Over connections whose sessions stand for `reclaimable`. Starts two threads if there are
     /// several nodes.
     ///
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
-    pub(super) fn new(nodes: NodeConnections, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
+    pub(super) fn new(nodes: NodeConnections, reclaimable: Arc<Reclaimable>) -> Result<Self, VolumeError> {
         let (redirects, moves, losses, counters) = Default::default();
-        let shared = Arc::new(Shared { nodes, redirects, moves, losses, holdings, counters });
+        let shared = Arc::new(RemoteShared { nodes, redirects, moves, losses, reclaimable, counters });
         let weak = Arc::downgrade(&shared);
-        shared.holdings.when_objects_are_lost(Box::new(move || {
+        shared.reclaimable.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
                 shared.fail_lost();
             }
@@ -135,9 +135,9 @@ impl RemoteMetadata {
             shared.nodes.close();
         })?;
         let losses = shared.losses.clone();
-        shared.holdings.when_a_node_is_lost(Box::new(move || losses.noticed()));
+        shared.reclaimable.when_a_node_is_lost(Box::new(move || losses.noticed()));
         let weak = Arc::downgrade(&shared);
-        shared.holdings.when_a_table_is_newer(Box::new(move |node, version| {
+        shared.reclaimable.when_a_table_is_newer(Box::new(move |node, version| {
             if let Some(shared) = weak.upgrade() {
                 shared.redirects.heard_of(node, version);
             }
@@ -152,7 +152,7 @@ impl RemoteMetadata {
     /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless
     /// something refers to it.
     pub fn is_lost(&self, object: ObjectId) -> bool {
-        self.shared.holdings.numbers.is_lost(object)
+        self.shared.reclaimable.numbers.is_lost(object)
     }
 
     /// From now on commits wait for `sync`.
@@ -219,7 +219,7 @@ impl RemoteMetadata {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Ends the requests that wait for nodes and name new bytes which may be deleted.
     fn fail_lost(&self) {
         for link in &self.nodes.known().links {
@@ -228,13 +228,13 @@ impl Shared {
     }
 
     fn names_lost(&self, op: &Op) -> bool {
-        let numbers = &self.holdings.numbers;
+        let numbers = &self.reclaimable.numbers;
         numbers.losses() > 0 && names_bytes_in(op, |object| numbers.is_lost(object))
     }
 
     /// Sends a request to the node that leads it.
-    pub fn send(self: &Arc<Self>, request: Request, asked: Asked) {
-        let losses = self.holdings.numbers.losses();
+    pub fn send(self: &Arc<Self>, request: Request, asked: PendingCall) {
+        let losses = self.reclaimable.numbers.losses();
         if self.names_lost(&request.op) {
             return self.answer(asked, Err(FsError::new(libc::EIO, BYTES_LOST).into()));
         }
@@ -242,28 +242,28 @@ impl Shared {
             return self.give_back(ino, request, asked);
         }
         let nodes = self.nodes.known();
-        let used = nodes.begin_use(&request.op, &self.holdings.opens);
+        let used = nodes.begin_use(&request.op, &self.reclaimable.opens);
         let at = nodes.leader(&request.op, used.map(|row| row.node));
         let again = nodes.second_try(&request, at);
-        let role = RequestRoute { effect: Effect::of(&request.op), used, again };
+        let role = RequestRoute { effect: OpenEffect::of(&request.op), used, again };
         self.send_to(&nodes, at, request, role, asked);
-        if self.holdings.numbers.losses() != losses {
+        if self.reclaimable.numbers.losses() != losses {
             // It may wait since after the others were ended.
             self.fail_lost();
         }
     }
 
     /// Sends a release to a node that counts an open, unless its node has lost it.
-    fn give_back(self: &Arc<Self>, ino: InodeId, request: Request, asked: Asked) {
+    fn give_back(self: &Arc<Self>, ino: InodeId, request: Request, asked: PendingCall) {
         let nodes = self.nodes.known();
-        match self.holdings.opens.leave(ino) {
-            Leave::Back(given) => {
+        match self.reclaimable.opens.leave(ino) {
+            ReleasedOpen::Back(given) => {
                 let at = nodes.index_of(given.node);
-                self.send_to(&nodes, at, request, RequestRoute::of(Effect::Releases(given)), asked);
+                self.send_to(&nodes, at, request, RequestRoute::of(OpenEffect::Releases(given)), asked);
             }
-            Leave::Lost => self.answer(asked, Ok(Answer::Done)),
-            Leave::Unknown => {
-                self.send_to(&nodes, nodes.home_of(ino), request, RequestRoute::of(Effect::None), asked);
+            ReleasedOpen::Lost => self.answer(asked, Ok(Answer::Done)),
+            ReleasedOpen::Unknown => {
+                self.send_to(&nodes, nodes.home_of(ino), request, RequestRoute::of(OpenEffect::None), asked);
             }
         }
     }
@@ -275,33 +275,33 @@ impl Shared {
         at: usize,
         request: Request,
         role: RequestRoute,
-        asked: Asked,
+        asked: PendingCall,
     ) {
         let RequestRoute { effect, used, again } = role;
         let (shared, version) = (self.clone(), nodes.version());
         let link = &nodes.links[at];
         let node = link.node;
-        let numbers = &self.holdings.numbers;
+        let numbers = &self.reclaimable.numbers;
         let generation = matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
         // The time that is left is counted from the first node that was asked.
         let left = (asked.redirected > 0).then(|| self.time_left(asked.since));
         let answered = move |reply: Reply, request: Option<Request>| {
             if let Some(row) = &used {
-                shared.holdings.opens.end_use(row);
+                shared.reclaimable.opens.end_use(row);
             }
             // An open is given back where it is counted.
-            let may_be_redirected = !matches!(effect, Effect::Releases(_));
+            let may_be_redirected = !matches!(effect, OpenEffect::Releases(_));
             if let (Err(Outcome::Misdirected { table }), Some(request), true) =
                 (&reply, request, may_be_redirected)
             {
                 shared.redirects.heard_of(node, *table);
-                let asked = Asked { redirected: asked.redirected + 1, ..asked };
+                let asked = PendingCall { redirected: asked.redirected + 1, ..asked };
                 return shared.led_elsewhere(RedirectedCall::Op(request, asked), version);
             }
             if let (Some(generation), Ok(Answer::Objects { first, count })) = (generation, &reply) {
-                shared.holdings.numbers.gave(node, generation, (*first, *count));
+                shared.reclaimable.numbers.gave(node, generation, (*first, *count));
             }
-            shared.holdings.opens.answered(node, effect, &reply);
+            shared.reclaimable.opens.answered(node, effect, &reply);
             match again {
                 Some(SecondTry { ino, request }) if is_stale(&reply) => answering(|| {
                     let nodes = shared.nodes.known();
@@ -329,7 +329,7 @@ impl Shared {
     }
 
     /// Asks the home of a file about a lock.
-    pub fn ask_lock(self: &Arc<Self>, asked: LockAsked) {
+    pub fn ask_lock(self: &Arc<Self>, asked: PendingLock) {
         let nodes = self.nodes.known();
         let link = nodes.links[nodes.home_of(asked.request.ino())].clone();
         let (shared, version) = (self.clone(), nodes.version());
@@ -350,8 +350,8 @@ impl Shared {
         }
     }
 
-    pub fn answer(&self, asked: Asked, reply: Reply) {
-        let Asked { kind, since, done, .. } = asked;
+    pub fn answer(&self, asked: PendingCall, reply: Reply) {
+        let PendingCall { kind, since, done, .. } = asked;
         self.counters[0].reply_shared(kind, reply.is_err(), since.elapsed());
         answering(|| done(reply));
     }
@@ -363,16 +363,16 @@ fn is_stale(reply: &Reply) -> bool {
 
 impl Metadata for RemoteMetadata {
     fn submit(&self, mut request: Request, mut done: Done) {
-        let root = self.shared.holdings.root();
+        let root = self.shared.reclaimable.root();
         if root != ROOT {
-            rooted::op_below(root, &mut request.op);
+            subtree::op_below(root, &mut request.op);
             let above = done;
             done = Box::new(move |mut reply| {
-                rooted::reply_above(root, &mut reply);
+                subtree::reply_above(root, &mut reply);
                 above(reply);
             });
         }
-        let asked = Asked::new(&request.op, done);
+        let asked = PendingCall::new(&request.op, done);
         match self.sync_first.get().filter(|_| names_new_bytes(&request.op)) {
             Some(sync) => {
                 let shared = self.shared.clone();
@@ -394,7 +394,7 @@ impl Metadata for RemoteMetadata {
     }
 
     fn stats(&self) -> NodeStats {
-        let open_files = self.shared.holdings.opens.len() as u64;
+        let open_files = self.shared.reclaimable.opens.len() as u64;
         NodeStats { open_files, ..op_counters::sum(&self.shared.counters, 1) }
     }
 
@@ -408,7 +408,7 @@ impl Metadata for RemoteMetadata {
 
 impl LockServer for RemoteMetadata {
     fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> LockCall {
-        let (asked, place) = LockAsked::new(request, done);
+        let (asked, place) = PendingLock::new(request, done);
         self.shared.ask_lock(asked);
         LockCall::new(move || {
             let call = place.lock().cancel();

@@ -24,7 +24,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::addresses::{self, NodeAddress};
 use super::contact::{Waiting, contact};
-use super::holdings::{Holdings, NodeReclaimable};
+use super::reclaimable::{NodeReclaimable, Reclaimable};
 use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
 use crate::storage::Offer;
@@ -88,7 +88,7 @@ pub(super) struct FirstConnection {
     url: RemoteUrl,
     how: Introduction,
     shows: Shows,
-    holdings: Arc<Holdings>,
+    reclaimable: Arc<Reclaimable>,
     node_reclaimable: Arc<NodeReclaimable>,
     pub(super) remote: Arc<Remote>,
     /// What the node told of the volume.
@@ -111,7 +111,7 @@ pub(super) struct NodeConnections {
     url: RemoteUrl,
     how: Introduction,
     shows: Shows,
-    holdings: Arc<Holdings>,
+    reclaimable: Arc<Reclaimable>,
 }
 
 /// The nodes, by one table.
@@ -133,10 +133,10 @@ impl FirstConnection {
     pub fn connect(
         url: &RemoteUrl,
         how: &Introduction,
-        holdings: &Arc<Holdings>,
+        reclaimable: &Arc<Reclaimable>,
     ) -> Result<Self, VolumeError> {
         let server = url.to_string();
-        let node_reclaimable = Arc::new(NodeReclaimable::first(holdings.clone()));
+        let node_reclaimable = Arc::new(NodeReclaimable::first(reclaimable.clone()));
         let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
         let config = config(url, how, &shows, url.addresses.clone());
@@ -152,7 +152,7 @@ impl FirstConnection {
             url: url.clone(),
             how: how.clone(),
             shows,
-            holdings: holdings.clone(),
+            reclaimable: reclaimable.clone(),
             node_reclaimable,
             remote,
             offer,
@@ -182,7 +182,7 @@ impl FirstConnection {
             let member = Member { id: 0, address: self.remote.address() };
             return (None, vec![(member, Ok((self.remote.clone(), self.node_reclaimable.clone())))], 0);
         };
-        self.holdings.is_placed_by(Arc::new(placement.clone()));
+        self.reclaimable.is_placed_by(Arc::new(placement.clone()));
         let members: Vec<Member> =
             placement.map.members().iter().filter(|member| wanted(&placement, member.id)).cloned().collect();
         let first = members.iter().position(|member| member.id == self.node_reclaimable.node());
@@ -217,7 +217,7 @@ impl FirstConnection {
         if is_anywhere(address) {
             return Err(failed(format!("one can listen there, but not connect to it; {FORM_ANEW}")));
         }
-        let node_reclaimable = Arc::new(NodeReclaimable::of(self.holdings.clone(), member));
+        let node_reclaimable = Arc::new(NodeReclaimable::of(self.reclaimable.clone(), member));
         let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
         // It may have gone elsewhere since, or be about to; or all nodes are just being started.
         let wait = if self.are_asked { contact() } else { self.how.deadline.max(contact()) };
@@ -275,8 +275,15 @@ impl NodeConnections {
         }
         if wrong.is_empty() {
             let known = Arc::new(NodeSet::new(placement.map(Arc::new), links, at));
-            let FirstConnection { url, how, shows, holdings, .. } = first;
-            return Ok(Self { known: RwLock::new(known), past: Mutex::default(), url, how, shows, holdings });
+            let FirstConnection { url, how, shows, reclaimable, .. } = first;
+            return Ok(Self {
+                known: RwLock::new(known),
+                past: Mutex::default(),
+                url,
+                how,
+                shows,
+                reclaimable,
+            });
         }
         links.iter().for_each(|link| link.remote.close());
         Err(VolumeError::Io(wrong.join("\n")))
@@ -321,7 +328,7 @@ impl NodeConnections {
         let before = known.links[known.first].node;
         let first = links.iter().position(|link| link.node == before).unwrap_or(0);
         log::info!("{}: table {} of the metadata nodes", self.url, placement.version);
-        self.holdings.is_placed_by(placement.clone());
+        self.reclaimable.is_placed_by(placement.clone());
         *self.known.write() = Arc::new(NodeSet::new(Some(placement), links, first));
         let mut past = self.past.lock();
         past.push(Arc::downgrade(&known));
@@ -339,7 +346,7 @@ impl NodeConnections {
     fn begin(&self, member: &Member) -> Result<NodeLink, ConnectError> {
         let Member { id, address } = member;
         log::info!("{}: node {id} at {address} is new; connecting to it", self.url);
-        let node_reclaimable = Arc::new(NodeReclaimable::of(self.holdings.clone(), member));
+        let node_reclaimable = Arc::new(NodeReclaimable::of(self.reclaimable.clone(), member));
         let remote = Remote::begin(
             config(&self.url, &self.how, &self.shows, vec![address.clone()]),
             node_reclaimable.clone(),

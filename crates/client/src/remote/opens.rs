@@ -19,7 +19,7 @@
 //! **What a node has lost** is open nowhere, but somebody will close it: these opens are given back
 //! first, without asking anybody, so that they do not take away those that other nodes count, or
 //! the same one since. The answers to releases that were under way then concern nobody any more:
-//! whatever is counted at the node since has another number ([`Row::counted_as`]).
+//! whatever is counted at the node since has another number ([`OpenRow::counted_as`]).
 //!
 //! **What a node counts that leaves the cluster** moves out ([`super::leaving`]): the file is
 //! opened elsewhere as often as it is open there, and each such open makes one that is spare
@@ -77,7 +77,7 @@ impl Open {
 
 /// What an answer may mean for the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum OpenEffect {
     /// Nothing.
     None,
     /// A file may be opened.
@@ -88,12 +88,12 @@ pub enum Effect {
         linkable: bool,
     },
     /// This open may be released.
-    Releases(Row),
+    Releases(OpenRow),
 }
 
 /// Opens of a file at a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Row {
+pub struct OpenRow {
     /// The file.
     pub ino: InodeId,
     /// The node that counts it.
@@ -104,16 +104,16 @@ pub struct Row {
 
 /// What becomes of an open that is given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leave {
+pub enum ReleasedOpen {
     /// It is on its way to a node.
-    Back(Row),
+    Back(OpenRow),
     /// Its node has lost it: there is nothing to do.
     Lost,
     /// It is open nowhere.
     Unknown,
 }
 
-impl Effect {
+impl OpenEffect {
     /// Of an operation's answer.
     pub fn of(op: &Op) -> Self {
         match op {
@@ -143,7 +143,7 @@ impl File {
         self.nodes.is_empty() && self.lost == 0
     }
 
-    fn row(&mut self, row: &Row) -> Option<&mut Open> {
+    fn row(&mut self, row: &OpenRow) -> Option<&mut Open> {
         let (_, open) = self.nodes.iter_mut().find(|(node, _)| *node == row.node)?;
         (open.number == row.counted_as).then_some(open)
     }
@@ -174,10 +174,10 @@ impl Opens {
     }
 
     /// Takes in an answer of a node.
-    pub fn answered(&self, node: NodeId, effect: Effect, reply: &Reply) {
+    pub fn answered(&self, node: NodeId, effect: OpenEffect, reply: &Reply) {
         match (effect, reply) {
             // Opens of directories are not counted.
-            (Effect::Opens { write, linkable }, Ok(Answer::Opened { inode, .. }))
+            (OpenEffect::Opens { write, linkable }, Ok(Answer::Opened { inode, .. }))
                 if inode.kind != Kind::Dir =>
             {
                 let mut shard = self.shard(inode.ino).lock();
@@ -192,7 +192,7 @@ impl Opens {
                 open.write |= write;
                 open.linkable |= linkable;
             }
-            (Effect::Releases(row), reply) => {
+            (OpenEffect::Releases(row), reply) => {
                 let released = is_released(reply);
                 self.change(node, row.ino, |open, _, _| {
                     if open.number == row.counted_as {
@@ -231,35 +231,35 @@ impl Opens {
     }
 
     /// Where to give back an open of a file, which is on its way there from now on.
-    pub fn leave(&self, ino: InodeId) -> Leave {
+    pub fn leave(&self, ino: InodeId) -> ReleasedOpen {
         let mut shard = self.shard(ino).lock();
-        let Some(file) = shard.get_mut(&ino) else { return Leave::Unknown };
+        let Some(file) = shard.get_mut(&ino) else { return ReleasedOpen::Unknown };
         if file.lost > 0 {
             file.lost -= 1;
             if file.is_over() {
                 shard.remove(&ino);
             }
-            return Leave::Lost;
+            return ReleasedOpen::Lost;
         }
         match give_back(file, ino) {
-            Some(row) => Leave::Back(row),
-            None => Leave::Unknown,
+            Some(row) => ReleasedOpen::Back(row),
+            None => ReleasedOpen::Unknown,
         }
     }
 
     /// The node to ask about a file that is open: one that lets it be written, if there is one, and
     /// rather one that stays; none if it is open nowhere. It goes on counting an open until
     /// [`Opens::end_use`].
-    pub fn begin_use(&self, ino: InodeId, leaving: &[NodeId]) -> Option<Row> {
+    pub fn begin_use(&self, ino: InodeId, leaving: &[NodeId]) -> Option<OpenRow> {
         let mut shard = self.shard(ino).lock();
         let open = shard.get_mut(&ino)?.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
         let (node, open) = open.max_by_key(|(node, open)| (open.write, !leaving.contains(node)))?;
         open.using += 1;
-        Some(Row { ino, node: *node, counted_as: open.number })
+        Some(OpenRow { ino, node: *node, counted_as: open.number })
     }
 
     /// What was asked has been answered.
-    pub fn end_use(&self, row: &Row) {
+    pub fn end_use(&self, row: &OpenRow) {
         if let Some(open) = self.shard(row.ino).lock().get_mut(&row.ino).and_then(|file| file.row(row)) {
             open.using = open.using.saturating_sub(1);
         }
@@ -267,7 +267,7 @@ impl Opens {
 
     /// Some opens at a node that leaves, which are to be had elsewhere: at most `limit`, of each
     /// file one. Each is asked for until [`Opens::moved`].
-    pub fn to_move(&self, node: NodeId, limit: usize) -> Vec<(Row, Open)> {
+    pub fn to_move(&self, node: NodeId, limit: usize) -> Vec<(OpenRow, Open)> {
         let mut rows = Vec::new();
         for shard in &self.shards {
             for (ino, file) in shard.lock().iter_mut() {
@@ -279,14 +279,14 @@ impl Opens {
                     return rows;
                 }
                 open.moving += 1;
-                rows.push((Row { ino: *ino, node, counted_as: open.number }, *open));
+                rows.push((OpenRow { ino: *ino, node, counted_as: open.number }, *open));
             }
         }
         rows
     }
 
     /// The file has been opened elsewhere in the place of an open of this row, or could not be.
-    pub fn moved(&self, row: &Row, opened: bool) {
+    pub fn moved(&self, row: &OpenRow, opened: bool) {
         let mut shard = self.shard(row.ino).lock();
         let Some(file) = shard.get_mut(&row.ino) else { return };
         let Some(open) = file.row(row) else {
@@ -310,7 +310,7 @@ impl Opens {
 
     /// Spare opens to give back, which are on their way from now on: those at nodes that leave and
     /// that nobody relies on; others where there are none of these any more.
-    pub fn spare(&self, leaving: &[NodeId]) -> Vec<Row> {
+    pub fn spare(&self, leaving: &[NodeId]) -> Vec<OpenRow> {
         let mut rows = Vec::new();
         for shard in &self.shards {
             for (ino, file) in shard.lock().iter_mut().filter(|(_, file)| file.spare > 0) {
@@ -342,16 +342,16 @@ impl Opens {
 
 /// Gives an open back where that leaves one that can be written as long as there is one, and that
 /// somebody relies on.
-fn give_back(file: &mut File, ino: InodeId) -> Option<Row> {
+fn give_back(file: &mut File, ino: InodeId) -> Option<OpenRow> {
     let open = file.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
     let is_needed = |open: &Open| open.using > 0 && open.staying() == 1;
     let (node, open) = open.min_by_key(|(_, open)| (open.write, is_needed(open), open.moved == 0))?;
     open.give_back();
-    Some(Row { ino, node: *node, counted_as: open.number })
+    Some(OpenRow { ino, node: *node, counted_as: open.number })
 }
 
 /// Gives a spare open of a file back, if one can be.
-fn give_back_spare(file: &mut File, ino: InodeId, leaving: &[NodeId]) -> Option<Row> {
+fn give_back_spare(file: &mut File, ino: InodeId, leaving: &[NodeId]) -> Option<OpenRow> {
     let (is_held, stays) = (file.staying() > file.spare, |node: &NodeId| !leaving.contains(node));
     let written = file.nodes.iter().any(|(node, open)| stays(node) && open.write && open.staying() > 0);
     let of_leaving = file.nodes.iter_mut().find(|(node, open)| !stays(node) && open.staying() > 0);
@@ -366,7 +366,7 @@ fn give_back_spare(file: &mut File, ino: InodeId, leaving: &[NodeId]) -> Option<
     }
     open.moved = open.moved.saturating_sub(1);
     open.give_back();
-    Some(Row { ino, node: *node, counted_as: open.number })
+    Some(OpenRow { ino, node: *node, counted_as: open.number })
 }
 
 /// Whether the server does not count the open any more: it says so, or it had not.

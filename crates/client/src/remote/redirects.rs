@@ -10,7 +10,7 @@
 //!
 //! A lock is not moved while a process holds it or waits for it; a client that asks its home while
 //! it goes elsewhere, or after that, is told so in the same way. A process that cancels a lock
-//! meanwhile cancels the call that is under way ([`LockPlace`]).
+//! meanwhile cancels the call that is under way ([`LockCallState`]).
 
 use std::cmp;
 use std::sync::{Arc, Weak};
@@ -26,7 +26,7 @@ use kestrel_types::wire::{LockReply, LockRequest};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
-use super::metadata::{Asked, Shared, answering};
+use super::metadata::{PendingCall, RemoteShared, answering};
 use super::nodes::NodeLink;
 use crate::error::VolumeError;
 use crate::hex::from_hex;
@@ -55,14 +55,14 @@ pub(super) const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is 
 /// Something that the wrong node was asked.
 pub(super) enum RedirectedCall {
     /// A request.
-    Op(Request, Asked),
+    Op(Request, PendingCall),
     /// A request for a lock.
-    Lock(LockAsked),
+    Lock(PendingLock),
 }
 
 impl RedirectedCall {
     /// Asks the node that leads it by the present table.
-    pub fn go_on(self, shared: &Arc<Shared>) {
+    pub fn go_on(self, shared: &Arc<RemoteShared>) {
         match self {
             Self::Op(request, asked) => shared.send(request, asked),
             Self::Lock(asked) => shared.ask_lock(asked),
@@ -70,7 +70,7 @@ impl RedirectedCall {
     }
 
     /// Answers it with an error.
-    pub fn end(self, shared: &Shared, why: FsError) {
+    pub fn end(self, shared: &RemoteShared, why: FsError) {
         match self {
             Self::Op(_, asked) => shared.answer(asked, Err(why.into())),
             Self::Lock(asked) => asked.end(Err(why)),
@@ -93,22 +93,22 @@ impl RedirectedCall {
 }
 
 /// A call that wants a lock.
-pub(super) struct LockAsked {
+pub(super) struct PendingLock {
     pub request: LockRequest,
     /// When it was redirected first; before that, when it was asked.
     pub since: Instant,
     /// How often the wrong node was asked so far.
     pub redirected: u32,
-    pub place: Arc<Mutex<LockPlace>>,
+    pub place: Arc<Mutex<LockCallState>>,
     done: Box<dyn FnOnce(LockReply) + Send>,
 }
 
-impl LockAsked {
+impl PendingLock {
     pub fn new(
         request: LockRequest,
         done: Box<dyn FnOnce(LockReply) + Send>,
-    ) -> (Self, Arc<Mutex<LockPlace>>) {
-        let place = Arc::<Mutex<LockPlace>>::default();
+    ) -> (Self, Arc<Mutex<LockCallState>>) {
+        let place = Arc::<Mutex<LockCallState>>::default();
         (Self { request, since: Instant::now(), redirected: 0, place: place.clone(), done }, place)
     }
 
@@ -126,14 +126,14 @@ impl LockAsked {
 
 /// Where a lock is asked for at present.
 #[derive(Default)]
-pub(super) struct LockPlace {
+pub(super) struct LockCallState {
     /// Which attempt `call` is.
     attempt: u32,
     call: Option<(Arc<NodeLink>, CallId)>,
     cancelled: bool,
 }
 
-impl LockPlace {
+impl LockCallState {
     pub fn is_wanted(&self) -> bool {
         !self.cancelled
     }
@@ -220,20 +220,20 @@ pub(super) struct MapRefresher(Mutex<Option<JoinHandle<()>>>);
 
 impl MapRefresher {
     /// Starts it, unless there is only one node.
-    pub fn start(shared: &Arc<Shared>) -> Result<Self, VolumeError> {
+    pub fn start(shared: &Arc<RemoteShared>) -> Result<Self, VolumeError> {
         if shared.nodes.known().placement.is_none() {
             return Ok(Self(Mutex::default()));
         }
         let weak = Arc::downgrade(shared);
         let thread = std::thread::Builder::new()
-            .name("kestrel-table".into())
+            .name("kestrel-map".into())
             .spawn(move || run(&weak))
-            .map_err(|why| VolumeError::Io(format!("cannot start the thread kestrel-table: {why}")))?;
+            .map_err(|why| VolumeError::Io(format!("cannot start the thread kestrel-map: {why}")))?;
         Ok(Self(Mutex::new(Some(thread))))
     }
 
     /// Ends it; what waits fails.
-    pub fn end(&self, shared: &Shared) {
+    pub fn end(&self, shared: &RemoteShared) {
         shared.redirects.state.lock().closed = true;
         shared.redirects.changed.notify_all();
         let thread = self.0.lock().take();
@@ -252,7 +252,7 @@ enum Step {
     End(Vec<ParkedCall>),
 }
 
-fn run(weak: &Weak<Shared>) {
+fn run(weak: &Weak<RemoteShared>) {
     ask_for_others();
     let (mut fetched, mut move_out) = (None, Some(Instant::now()));
     while let Some(shared) = weak.upgrade() {
@@ -282,7 +282,7 @@ fn run(weak: &Weak<Shared>) {
 /// How long the thread sleeps at a time: it looks then whether the volume is still open.
 const LOOK: Duration = Duration::from_secs(1);
 
-impl Shared {
+impl RemoteShared {
     /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for
     /// in vain; `move_out`: when to look at nodes that leave.
     fn next_step(&self, failed: Option<Instant>, move_out: Option<Instant>) -> Option<Step> {

@@ -39,7 +39,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Request, SetAttr, Subject};
 
 use super::nodes::NodeSet;
-use super::opens::{Opens, Row};
+use super::opens::{OpenRow, Opens};
 
 /// The same request by number, and the node to ask if the first answers `ESTALE`.
 pub(super) struct SecondTry {
@@ -65,7 +65,7 @@ impl NodeSet {
 
     /// Which of the nodes that have a file open is asked what relies on that. None if there is only
     /// one node.
-    pub fn begin_use(&self, op: &Op, opens: &Opens) -> Option<Row> {
+    pub fn begin_use(&self, op: &Op, opens: &Opens) -> Option<OpenRow> {
         let placement = self.placement.as_ref()?;
         match op.subject() {
             Subject::Held(inode) => opens.begin_use(inode.ino, &placement.leaving),

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use kestrel_rpc::tls::{ClientTls, Fingerprint, Mode, OwnFiles, TlsError, Trust};
+use kestrel_rpc::tls::{ClientTls, Fingerprint, OwnFiles, TlsError, TlsMode, Trust};
 use kestrel_rpc::token::Token;
 use kestrel_types::security::is_loopback;
 
@@ -30,7 +30,7 @@ pub struct RemoteUrl {
     /// Name under which they serve it.
     pub name: String,
     /// `tls=auto|on|off`: which connections are encrypted.
-    pub tls: Mode,
+    pub tls: TlsMode,
     /// `ca=`: by what the servers are known.
     pub ca: Option<Ca>,
     /// `cert=`: a file with the certificate, and its key, that this client shows.
@@ -74,7 +74,7 @@ impl RemoteUrl {
 
     /// Servers of a volume on this machine, or known by what is added.
     pub fn new(addresses: Vec<String>, name: &str) -> Self {
-        Self { addresses, name: name.to_string(), tls: Mode::default(), ca: None, certificate: None }
+        Self { addresses, name: name.to_string(), tls: TlsMode::default(), ca: None, certificate: None }
     }
 
     /// Whether all servers are on this machine, by their addresses.
@@ -166,7 +166,7 @@ impl RemoteUrl {
 impl fmt::Display for RemoteUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place())?;
-        let tls = (self.tls != Mode::default()).then(|| format!("tls={}", self.tls));
+        let tls = (self.tls != TlsMode::default()).then(|| format!("tls={}", self.tls));
         let ca = self.ca.as_ref().map(|ca| format!("ca={ca}"));
         let certificate = self.certificate.as_ref().map(|path| format!("cert={}", path.display()));
         for (at, option) in [ca, tls, certificate].into_iter().flatten().enumerate() {

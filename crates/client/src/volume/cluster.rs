@@ -138,7 +138,7 @@ mod tests {
         assert_eq!((second.uuid.as_str(), second.created), (first.uuid.as_str(), first.created));
         let [first, second] = [first, second].map(|descriptor| descriptor.cluster.unwrap());
         assert_eq!((first.node, second.node), (1, 2));
-        let born = |section: &ClusterSection| section.birth().unwrap();
+        let born = |section: &ClusterSection| section.node_uuid().unwrap();
         assert_ne!(born(&first), born(&second));
         let three = join(&url(&place.path().join("three")), &token, 2, &options).unwrap().cluster.unwrap();
         assert_ne!(born(&three), born(&second), "a directory that is made anew is another one");

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kestrel_blockstore::store::coded::Compression;
-use kestrel_cluster::{Member, ownership};
+use kestrel_cluster::{ClusterNode, ownership};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
@@ -174,15 +174,16 @@ pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(
     let formatted = match &descriptor.cluster {
         // One root for all nodes: each writes those of its rows that are its own.
         Some(section) => {
-            match Member::format(&*engine, root, descriptor.created, section.node, section.placement()?) {
+            match ClusterNode::format(&*engine, root, descriptor.created, section.node, section.placement()?)
+            {
                 Err(why) if joins && engine.is_shared() && why.errno == libc::EEXIST => Ok(()),
                 formatted => formatted,
             }
-            .and_then(|()| section.counters.map_or(Ok(()), |from| Member::count_from(&*engine, from)))
-            .and_then(|()| match section.birth() {
+            .and_then(|()| section.counters.map_or(Ok(()), |from| ClusterNode::count_from(&*engine, from)))
+            .and_then(|()| match section.node_uuid() {
                 // What the node is known by stays, whichever directory serves it.
-                Ok(birth) if engine.is_shared() && ownership::birth(&*engine)?.is_none() => {
-                    ownership::bear(&*engine, birth)
+                Ok(node_uuid) if engine.is_shared() && ownership::node_uuid(&*engine)?.is_none() => {
+                    ownership::bear(&*engine, node_uuid)
                 }
                 _ => Ok(()),
             })

@@ -27,12 +27,12 @@ impl Volume {
     ///
     /// # Errors
     /// If there is none, or it cannot be read.
-    pub fn birth(&self, section: &ClusterSection) -> Result<u64, VolumeError> {
+    pub fn node_uuid(&self, section: &ClusterSection) -> Result<u64, VolumeError> {
         if !self.engine.is_shared() {
-            return section.birth();
+            return section.node_uuid();
         }
-        match ownership::birth(&*self.engine).map_err(|why| self.failed(&why))? {
-            Some(birth) => Ok(birth),
+        match ownership::node_uuid(&*self.engine).map_err(|why| self.failed(&why))? {
+            Some(node_uuid) => Ok(node_uuid),
             None => Err(VolumeError::Invalid(format!(
                 "{}: its rows have no word by which other nodes know it; form the cluster anew, from a dump",
                 self.dir.display()
@@ -67,12 +67,12 @@ impl Volume {
 fn uuid_of(dir: &Path) -> Result<Box<[u8]>, FsError> {
     let failed = |why: std::io::Error| FsError::because(libc::EIO, format!("{}: {why}", dir.display()));
     let inode = fs::metadata(dir).map_err(failed)?.ino();
-    let birth = match Descriptor::read(dir) {
-        Ok(Descriptor { cluster: Some(ClusterSection { birth: Some(birth), .. }), .. }) => birth,
+    let node_uuid = match Descriptor::read(dir) {
+        Ok(Descriptor { cluster: Some(ClusterSection { node_uuid: Some(node_uuid), .. }), .. }) => node_uuid,
         _ => String::new(),
     };
     let machine = fs::read_to_string(MACHINE_ID).unwrap_or_default();
-    let mut word = format!("{birth} {inode} {}", machine.trim()).into_bytes();
+    let mut word = format!("{node_uuid} {inode} {}", machine.trim()).into_bytes();
     word.truncate(HOLDER_BYTES_MAX);
     Ok(word.into())
 }
@@ -176,8 +176,8 @@ pub fn stand_in(dir: &Path, node: NodeId, placement: Option<&PlacementMap>) -> R
     };
     // A directory keeps its word: by it the next start knows that this was the last one.
     let stands = match Descriptor::read(&place) {
-        Ok(Descriptor { cluster: Some(ClusterSection { birth, .. }), .. }) => {
-            ClusterSection { birth, ..stands }
+        Ok(Descriptor { cluster: Some(ClusterSection { node_uuid, .. }), .. }) => {
+            ClusterSection { node_uuid, ..stands }
         }
         _ => stands.born()?,
     };
@@ -225,7 +225,7 @@ mod tests {
         let read = || Descriptor::read(&made).unwrap().cluster.unwrap();
         let [own, stands] = [Descriptor::read(&dir).unwrap().cluster.unwrap(), read()];
         assert_eq!((stands.node, stands.secret().unwrap()), (2, own.secret().unwrap()));
-        assert_ne!(stands.birth().unwrap(), own.birth().unwrap());
+        assert_ne!(stands.node_uuid().unwrap(), own.node_uuid().unwrap());
         let word = uuid_of(&made).unwrap();
         stand_in(&dir, 2, None).unwrap();
         assert_eq!((read(), uuid_of(&made).unwrap()), (stands, word.clone()));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use churn::churn;
 use kestrel_blockstore::store::MemoryStore;
-use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
+use kestrel_blockstore::store::failing::{FailingStore, Fault, Rule, StoreCall};
 use kestrel_client::fs::{Caller, CompactOptions, Compacted, wait};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Data;
@@ -188,14 +188,14 @@ fn what_cannot_be_read_or_stored_stays_where_it_is() {
     let store = Arc::new(FailingStore::new(inner, 1));
     let volume = volume(store.clone());
     let files = thinned(&volume);
-    store.add(Rule::always(Call::Read, Fault::WrongByte));
+    store.add(Rule::always(StoreCall::Read, Fault::WrongByte));
     let done = compact(&volume);
     assert_eq!((done.moved, done.stored_bytes), (0, 0), "{done:?}");
     assert!(done.failed > 0);
     store.heal();
     store.add(Rule {
-        calls: vec![Call::Create, Call::Append],
-        ..Rule::always(Call::Put, Fault::Errno(libc::ENOSPC))
+        calls: vec![StoreCall::Create, StoreCall::Append],
+        ..Rule::always(StoreCall::Put, Fault::Errno(libc::ENOSPC))
     });
     let failed = volume.fs.compact_volume(&everything(), &mut |_, _| {}).unwrap_err();
     assert_eq!(failed.errno, libc::ENOSPC);

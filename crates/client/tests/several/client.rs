@@ -12,7 +12,7 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Creds, Op, OpenFlags, RenameFlags, Reply, Request};
 
-use crate::cluster::PATIENCE;
+use crate::cluster::DEADLINE;
 
 pub const READ: OpenFlags =
     OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
@@ -33,7 +33,7 @@ pub fn at(text: &str) -> PathRef {
 
 impl Client {
     pub fn mount(url: &str) -> Self {
-        Self::try_mount(url, PATIENCE).unwrap()
+        Self::try_mount(url, DEADLINE).unwrap()
     }
 
     pub fn try_mount(url: &str, deadline: Duration) -> Result<Self, VolumeError> {

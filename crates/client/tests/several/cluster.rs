@@ -13,9 +13,9 @@ use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{self, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::{Connection, Handler, Outbox};
 use kestrel_rpc::server::{ListenerConfig as SocketConfig, Serving, serve};
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::config::SessionServerConfig;
-use kestrel_server::listen::Door;
+use kestrel_server::listen::ClockedServer;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Nothing a test waits for takes longer, unless something is broken.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What a server has heard.
 #[derive(Default)]
@@ -174,7 +174,7 @@ impl Cluster {
         let server = Server::new(self.metadata.clone(), clock, config, limits, admin, 0).unwrap();
         let served = &mut self.served[at];
         let door = Arc::new(Recording {
-            door: Door::new(server, Instant::now()),
+            door: ClockedServer::new(server, Instant::now()),
             notes: served.notes.clone(),
             node,
             table: self.offer.placement.is_some().then(|| self.table.clone()),
@@ -263,7 +263,7 @@ pub fn hex(table: &PlacementMap) -> String {
 struct Echo(NodeId, Arc<Notes>);
 
 impl Admin for Echo {
-    fn submit(&self, question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, question: Box<[u8]>, asker: AdminRequester) {
         let question: Value = serde_json::from_slice(&question).unwrap();
         if question["verb"] == "table"
             && let Some(table) = &*self.1.present.lock()
@@ -281,7 +281,7 @@ impl Admin for Echo {
 
 /// A server that notes which client comes with what.
 struct Recording {
-    door: Door,
+    door: ClockedServer,
     notes: Arc<Notes>,
     node: NodeId,
     table: Option<PlacementMap>,
@@ -407,7 +407,7 @@ impl Visitor {
 pub fn until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "still waiting: {what}");
+        assert!(begun.elapsed() < DEADLINE, "still waiting: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

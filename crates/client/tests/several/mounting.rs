@@ -8,7 +8,7 @@ use kestrel_types::placement::{Member, PlacementMap, SlotMap};
 use serde_json::json;
 
 use crate::client::Client;
-use crate::cluster::{Cluster, PATIENCE, hex};
+use crate::cluster::{Cluster, DEADLINE, hex};
 
 /// Long enough to connect, short enough to wait for what fails.
 const SOON: Duration = Duration::from_millis(800);
@@ -145,9 +145,9 @@ fn request_to_each_node() {
         events.sort_by_key(|(node, _)| *node);
         (answers, events)
     };
-    let (mut answers, events) = ask(&cluster, PATIENCE);
+    let (mut answers, events) = ask(&cluster, DEADLINE);
     let client = Client::mount(&cluster.url(2));
-    answers.extend(client.metadata().ask_each(&json!({"verb": "status"}), PATIENCE));
+    answers.extend(client.metadata().ask_each(&json!({"verb": "status"}), DEADLINE));
     assert_eq!(answers.len(), 6);
     for (at, answer) in answers.into_iter().enumerate().map(|(at, answer)| (at % 3, answer)) {
         assert_eq!((answer.node, answer.address), (at as u32 + 1, cluster.served[at].address()));
@@ -163,7 +163,7 @@ fn request_to_each_node() {
     assert!(why.contains(&cluster.served[1].address()), "{why}");
 
     let one = Cluster::of_one();
-    let (answers, _) = ask(&one, PATIENCE);
+    let (answers, _) = ask(&one, DEADLINE);
     assert_eq!((answers.len(), answers[0].node), (1, 0));
     assert_eq!(answers[0].answer.as_ref().unwrap(), &json!(0));
 }

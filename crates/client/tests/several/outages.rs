@@ -11,7 +11,7 @@ use kestrel_types::request::{NewData, Op};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use crate::client::{Client, READ, READ_WRITE, at};
-use crate::cluster::{Cluster, PATIENCE, until};
+use crate::cluster::{Cluster, DEADLINE, until};
 
 fn exclusive(ino: InodeId) -> LockSpan {
     LockSpan { ino, owner: 9, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
@@ -110,7 +110,7 @@ fn one_node_away() {
         assert!(waiting.recv_timeout(Duration::from_millis(100)).is_err());
         let stats = client.metadata().connection_stats();
         assert!(stats.outage.is_some() && stats.in_flight + stats.waiting >= 1, "{stats:?}");
-        let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), PATIENCE);
+        let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), DEADLINE);
         let silent = answers.iter().map(|answer| answer.answer.is_err());
         assert!(silent.eq((0..3).map(|at| at == away)), "it is not waited for: {answers:?}");
         cluster.serve(away);

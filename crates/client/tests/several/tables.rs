@@ -8,7 +8,7 @@ use kestrel_types::request::{Op, Outcome};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use crate::client::{Client, READ, at, name};
-use crate::cluster::{Cluster, PATIENCE, until};
+use crate::cluster::{Cluster, DEADLINE, until};
 
 /// The table after `table`, in which the node `from` owns nothing and `to` what that had.
 fn moved(table: &PlacementMap, from: NodeId, to: NodeId) -> PlacementMap {
@@ -199,7 +199,7 @@ fn opens_moved_before_a_node_leaves() {
     assert!(client.call(Op::MkDir(at(&cluster.name_at(1, 9)), 0o755)).is_ok());
     until("the session there has ended", || client.metadata().nodes().len() == 2);
     // It is still a member, with a part of the figures: what is added up does not pass over it.
-    let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), PATIENCE);
+    let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), DEADLINE);
     let told: Vec<_> = answers.iter().map(|answer| (answer.node, answer.answer.is_ok())).collect();
     assert_eq!(told, [(1, true), (2, false), (3, true)]);
     let why = answers[1].answer.as_ref().unwrap_err().to_string();

@@ -9,8 +9,8 @@ use kestrel_types::clock::SECOND;
 use serde_json::{Value, json};
 
 use crate::ask::paths;
-use crate::feed::Feed;
-use crate::nodes::{Nodes, cut};
+use crate::nodes::{ClusterNodes, cut};
+use crate::progress_stream::ProgressStream;
 
 /// What the serving process is asked to do.
 pub struct CompactRequest {
@@ -28,7 +28,7 @@ pub struct CompactRequest {
 ///
 /// # Errors
 /// In words.
-pub fn compact(fs: &Arc<Fs>, wish: &CompactRequest, feed: &Feed<'_>) -> Result<Value, String> {
+pub fn compact(fs: &Arc<Fs>, wish: &CompactRequest, feed: &ProgressStream<'_>) -> Result<Value, String> {
     Ok(told(&compact_by(fs, None, wish, feed)?, wish))
 }
 
@@ -39,9 +39,9 @@ pub fn compact(fs: &Arc<Fs>, wish: &CompactRequest, feed: &Feed<'_>) -> Result<V
 /// In words.
 pub fn compact_nodes(
     fs: &Arc<Fs>,
-    nodes: &dyn Nodes,
+    nodes: &dyn ClusterNodes,
     wish: &CompactRequest,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
 ) -> Result<Value, String> {
     let mut sum = Compacted::default();
     loop {
@@ -66,7 +66,7 @@ fn compact_by(
     fs: &Arc<Fs>,
     rows: Option<&dyn Engine>,
     wish: &CompactRequest,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
 ) -> Result<Compacted, String> {
     let listening = feed.listening();
     let go_on = |stored: u64| {

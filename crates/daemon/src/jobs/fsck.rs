@@ -8,13 +8,13 @@ use kestrel_admin::finding::{Finding, Severity};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
 use kestrel_engine::Engine;
-use kestrel_engine::watched::Watched;
+use kestrel_engine::cancellable::CancellableScan;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
 
 use super::gc::GRACE_SECONDS_DEFAULT;
-use crate::feed::Feed;
+use crate::progress_stream::ProgressStream;
 
 /// Reads of data at a time, from a local disk and from a store over a network.
 const READERS_LOCAL: usize = 4;
@@ -52,17 +52,22 @@ pub struct InUse<'a> {
 ///
 /// # Errors
 /// In words.
-pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_>) -> Result<Value, String> {
+pub fn check_in_use(
+    volume: &InUse<'_>,
+    data: bool,
+    limit: usize,
+    feed: &ProgressStream<'_>,
+) -> Result<Value, String> {
     let listening = feed.listening();
     let go_on = || listening.go_on();
     Cut::remove_stale(volume.dir);
     // The moment that "young" counts from lies before the cut.
     let now = SystemClock.now();
-    let live = Watched::new(volume.engine, &go_on);
+    let live = CancellableScan::new(volume.engine, &go_on);
     let mut copied = |rows| feed.progress("copying metadata", rows);
     let cut = Cut::take(&live, volume.dir, scratch_reserve(volume.dir), &mut copied)
         .map_err(|why| why.to_string())?;
-    let engine = Watched::new(cut.engine(), &go_on);
+    let engine = CancellableScan::new(cut.engine(), &go_on);
     let is_on = || listening.is_on();
     let grace = i64::try_from(GRACE_SECONDS_DEFAULT).unwrap_or(i64::MAX).saturating_mul(SECOND);
     let mut options = Options {

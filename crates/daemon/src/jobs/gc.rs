@@ -9,19 +9,19 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kestrel_admin::gc::{self, Event, GcError, Options};
+use kestrel_admin::gc::{self, GcError, GcEvent, Options};
 use kestrel_blockstore::store::{BlockStore, list_all};
-use kestrel_client::remote::Panel;
+use kestrel_client::remote::NodeFanOut;
 use kestrel_client::storage::StoreOptions;
 use kestrel_engine::Engine;
-use kestrel_engine::watched::Watched;
+use kestrel_engine::cancellable::CancellableScan;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::feed::Feed;
-use crate::nodes::{Asked, cut};
+use crate::nodes::{QueryNodes, cut};
+use crate::progress_stream::ProgressStream;
 
 /// Age below which an object is left alone, if nothing else is asked for.
 pub const GRACE_SECONDS_DEFAULT: u64 = 3600;
@@ -43,7 +43,7 @@ pub fn collect(
     engine: &dyn Engine,
     store: &dyn BlockStore,
     options: &Options<'_>,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
 ) -> Result<Value, GcError> {
     collect_and(engine, store, options, feed, &mut |_| ())
 }
@@ -53,30 +53,30 @@ fn collect_and(
     engine: &dyn Engine,
     store: &dyn BlockStore,
     options: &Options<'_>,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
     leaked: &mut dyn FnMut(ObjectId),
 ) -> Result<Value, GcError> {
     let listening = feed.listening();
     let go_on = || listening.go_on();
-    let engine = Watched::new(engine, &go_on);
+    let engine = CancellableScan::new(engine, &go_on);
     let is_on = || listening.is_on();
     let options = Options { go_on: &is_on, ..*options };
     let mut listed = 0;
-    let mut report = |event: Event<'_>| {
-        if let Event::Leaked { object, .. } = event {
+    let mut report = |event: GcEvent<'_>| {
+        if let GcEvent::Leaked { object, .. } = event {
             leaked(object);
         }
         listed += 1;
         if listed <= LISTED_MAX {
             feed.event(&match event {
-                Event::Leaked { object, size, age } => {
+                GcEvent::Leaked { object, size, age } => {
                     json!({ "leaked": { "object": object, "bytes": size, "age_seconds": age / SECOND } })
                 }
-                Event::Disputed(object) => json!({ "disputed": object }),
-                Event::Failed(object, why) => {
+                GcEvent::Disputed(object) => json!({ "disputed": object }),
+                GcEvent::Failed(object, why) => {
                     json!({ "failed": { "object": object, "error": why.to_string() } })
                 }
-                Event::Unknown(name) => json!({ "unknown": name }),
+                GcEvent::Unknown(name) => json!({ "unknown": name }),
             });
         }
     };
@@ -108,7 +108,7 @@ const LOOKS: [Duration; 4] =
     [Duration::from_secs(2), Duration::from_secs(3), Duration::from_secs(5), Duration::from_secs(10)];
 
 /// How what several nodes serve is collected.
-pub struct How {
+pub struct GcMode {
     /// How the objects are reached.
     pub store: StoreOptions,
     /// Objects last written to less than this ago are left alone.
@@ -123,7 +123,7 @@ pub struct How {
 ///
 /// # Errors
 /// If one of them does not answer, or the store cannot be listed; nothing was deleted then.
-pub fn served(how: &How, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failure> {
+pub fn served(how: &GcMode, panel: &NodeFanOut, feed: &ProgressStream<'_>) -> Result<Value, Failure> {
     let storage = panel.open_storage(&how.store).map_err(failed)?;
     // What is written from now on is young.
     let options = options(how.grace.as_secs(), false, &|_| false);
@@ -138,7 +138,7 @@ pub fn served(how: &How, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failur
     if how.delete && !leaked.is_empty() {
         let node = panel.members().first().copied().ok_or_else(|| failed("the volume has no nodes"))?;
         for some in leaked.chunks(OBJECTS) {
-            Asked::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
+            QueryNodes::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
         }
         let left = wait_for(&*storage.store, &leaked, feed)?;
         done["deleted_objects"] = (leaked.len() - left).into();
@@ -148,7 +148,11 @@ pub fn served(how: &How, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failur
 }
 
 /// How many of these objects are still there when the nodes have had time to delete them.
-fn wait_for(store: &dyn BlockStore, objects: &[ObjectId], feed: &Feed<'_>) -> Result<usize, Failure> {
+fn wait_for(
+    store: &dyn BlockStore,
+    objects: &[ObjectId],
+    feed: &ProgressStream<'_>,
+) -> Result<usize, Failure> {
     let objects: HashSet<ObjectId> = objects.iter().copied().collect();
     let mut left = objects.len();
     for pause in LOOKS {

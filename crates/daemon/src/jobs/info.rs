@@ -10,10 +10,14 @@ use serde_json::Value;
 
 use crate::ask::path_bytes;
 use crate::nodes::engine::NodesEngine;
-use crate::nodes::{Nodes, tree_sums};
+use crate::nodes::{ClusterNodes, tree_sums};
 
 /// What several nodes know of an inode.
-pub fn of_nodes(nodes: &dyn Nodes, engine: &NodesEngine<'_>, inode: &Inode) -> Result<Value, InfoError> {
+pub fn of_nodes(
+    nodes: &dyn ClusterNodes,
+    engine: &NodesEngine<'_>,
+    inode: &Inode,
+) -> Result<Value, InfoError> {
     info::describe_by(engine, inode, &mut |dir| tree_sums(nodes, dir))
 }
 
@@ -37,7 +41,7 @@ pub fn asked(engine: &dyn Engine, question: &Value) -> Result<Inode, String> {
 ///
 /// # Errors
 /// In words.
-pub fn answer_of_nodes(nodes: &dyn Nodes, question: &Value) -> Result<Value, String> {
+pub fn answer_of_nodes(nodes: &dyn ClusterNodes, question: &Value) -> Result<Value, String> {
     let engine = NodesEngine::new(nodes)?;
     let inode = asked(&engine, question)?;
     of_nodes(nodes, &engine, &inode).map_err(|why| why.to_string())

@@ -3,11 +3,11 @@
 use kestrel_admin::warmup::{self, Act};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_engine::Engine;
-use kestrel_engine::watched::Watched;
+use kestrel_engine::cancellable::CancellableScan;
 use serde_json::{Value, json};
 
 use crate::ask::paths;
-use crate::feed::Feed;
+use crate::progress_stream::ProgressStream;
 
 /// What the serving process is asked to do.
 pub struct WarmupRequest {
@@ -49,11 +49,11 @@ pub fn warm(
     engine: &dyn Engine,
     store: &dyn BlockStore,
     wish: &WarmupRequest,
-    feed: &Feed<'_>,
+    feed: &ProgressStream<'_>,
 ) -> Result<Value, String> {
     let listening = feed.listening();
     let (go_on, is_on) = (|| listening.go_on(), || listening.is_on());
-    let engine = Watched::new(engine, &go_on);
+    let engine = CancellableScan::new(engine, &go_on);
     let data = match (wish.data, store.near()) {
         (Some(act), Some(near)) => Some((act, near)),
         (Some(_), None) => {

@@ -6,7 +6,7 @@ use kestrel_client::fs::{Caller, Fs, WholeId, WholeMade, wait};
 use kestrel_client::storage::Storage;
 use serde_json::{Value, json};
 
-use crate::feed::Feed;
+use crate::progress_stream::ProgressStream;
 
 /// Sums of answers, by name.
 pub const SUMS: [&str; 6] = ["files", "bytes", "whole_files", "whole_bytes", "dropped_bytes", "failed"];
@@ -16,7 +16,12 @@ pub const SUMS: [&str; 6] = ["files", "bytes", "whole_files", "whole_bytes", "dr
 ///
 /// # Errors
 /// If this mount has no whole copies, or the request makes no sense.
-pub fn serve(fs: &Arc<Fs>, storage: &Storage, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+pub fn serve(
+    fs: &Arc<Fs>,
+    storage: &Storage,
+    question: &Value,
+    feed: &ProgressStream<'_>,
+) -> Result<Value, String> {
     let files = question["files"].as_array().ok_or("the question does not name files")?;
     let listening = feed.listening();
     let act = question["act"].as_str().unwrap_or("fill");

@@ -5,15 +5,15 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use kestrel_admin::cluster_view::{ClusterView, ClusterViewBuilder};
 use kestrel_admin::cut::{Copying, Cut, CutError};
-use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_client::hex::from_hex;
 use kestrel_client::volume::scratch_reserve;
 use kestrel_types::placement::NodeId;
 use serde_json::{Value, json};
 
 use super::rows::Pages;
-use super::{Asked, Nodes, ask_each};
+use super::{ClusterNodes, QueryNodes, ask_each};
 
 /// Time from a question to the hold that it asks for: the answer leaves first.
 const AFTER: Duration = Duration::from_millis(20);
@@ -34,7 +34,7 @@ const KEEP: Duration = Duration::from_secs(10);
 
 /// The recordings of all nodes. Dropped, they end.
 struct Recordings<'a> {
-    nodes: &'a dyn Asked,
+    nodes: &'a dyn QueryNodes,
     /// Each node's number of its own.
     numbers: Vec<(NodeId, u64)>,
     kept: Instant,
@@ -42,7 +42,7 @@ struct Recordings<'a> {
 
 impl<'a> Recordings<'a> {
     /// `table` is the version of the table by which their rows are told apart, if there is one.
-    fn begin(nodes: &'a dyn Asked, table: Option<u64>) -> Result<Self, String> {
+    fn begin(nodes: &'a dyn QueryNodes, table: Option<u64>) -> Result<Self, String> {
         let mut begun = Self { nodes, numbers: Vec::new(), kept: Instant::now() };
         let answers = ask_each(nodes, &|_| json!({ "verb": "cut", "act": "begin" }));
         let mut refused = None;
@@ -150,9 +150,14 @@ impl Read for Recorded<'_> {
 ///
 /// # Errors
 /// If one of the nodes does not answer, or there is no room; in words.
-pub fn gather(nodes: &dyn Nodes, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Gathered, String> {
+pub fn gather(
+    nodes: &dyn ClusterNodes,
+    parent: &Path,
+    progress: &mut dyn FnMut(u64),
+) -> Result<ClusterView, String> {
     let failed = |why: CutError| why.to_string();
-    let mut gathering = Gathering::new(parent, scratch_reserve(parent), nodes.placement()).map_err(failed)?;
+    let mut gathering =
+        ClusterViewBuilder::new(parent, scratch_reserve(parent), nodes.placement()).map_err(failed)?;
     let mut recordings = Recordings::begin(nodes, Some(nodes.placement().version))?;
     let mut before = 0;
     for (node, _) in recordings.numbers.clone() {
@@ -184,7 +189,7 @@ pub fn gather(nodes: &dyn Nodes, parent: &Path, progress: &mut dyn FnMut(u64)) -
 ///
 /// # Errors
 /// If the node does not answer, or there is no room; in words.
-pub fn copy(node: &dyn Asked, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Cut, String> {
+pub fn copy(node: &dyn QueryNodes, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Cut, String> {
     let failed = |why: CutError| why.to_string();
     let copying = Copying::new(parent, scratch_reserve(parent)).map_err(failed)?;
     let mut recordings = Recordings::begin(node, None)?;

@@ -13,12 +13,12 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
 
-use super::Nodes;
+use super::ClusterNodes;
 use super::rows::Pages;
 
 /// See the module's header.
 pub struct NodesEngine<'a> {
-    nodes: &'a dyn Nodes,
+    nodes: &'a dyn ClusterNodes,
     table: MapView,
 }
 
@@ -31,7 +31,7 @@ impl<'a> NodesEngine<'a> {
     ///
     /// # Errors
     /// If their table makes no cluster.
-    pub fn new(nodes: &'a dyn Nodes) -> Result<Self, String> {
+    pub fn new(nodes: &'a dyn ClusterNodes) -> Result<Self, String> {
         let placement = nodes.placement().clone();
         let first = placement.map.members().first().map_or(0, |member| member.id);
         let table = MapView::new(first, placement).map_err(|why| why.reason.to_string())?;

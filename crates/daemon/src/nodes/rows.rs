@@ -6,11 +6,11 @@ use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
 use serde_json::{Value, json};
 
-use super::Asked;
+use super::QueryNodes;
 
 /// Rows of a node in the order of their keys.
 pub struct Pages<'a> {
-    nodes: &'a dyn Asked,
+    nodes: &'a dyn QueryNodes,
     node: NodeId,
     tables: std::slice::Iter<'a, Table>,
     /// The table that is read and where the next page begins.
@@ -22,7 +22,7 @@ pub struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     /// All rows of a node, table by table.
-    pub fn all(nodes: &'a dyn Asked, node: NodeId) -> Self {
+    pub fn all(nodes: &'a dyn QueryNodes, node: NodeId) -> Self {
         Self {
             nodes,
             node,
@@ -35,13 +35,19 @@ impl<'a> Pages<'a> {
     }
 
     /// Those of one table from a key on; of one id only if it is given.
-    pub fn of(nodes: &'a dyn Asked, node: NodeId, table: Table, from: Option<&Key>, id: Option<u64>) -> Self {
+    pub fn of(
+        nodes: &'a dyn QueryNodes,
+        node: NodeId,
+        table: Table,
+        from: Option<&Key>,
+        id: Option<u64>,
+    ) -> Self {
         let from = from.map_or(Value::Null, |key| digits(key).into());
         Self { tables: [].iter(), at: Some((table, from)), id, ..Self::all(nodes, node) }
     }
 
     /// The first row of a table from a key on.
-    pub fn one(nodes: &'a dyn Asked, node: NodeId, key: &Key) -> Self {
+    pub fn one(nodes: &'a dyn QueryNodes, node: NodeId, key: &Key) -> Self {
         Self { max: Some(1), ..Self::of(nodes, node, key.table, Some(key), Some(key.id)) }
     }
 

@@ -21,7 +21,7 @@ use crate::store::BlockStore;
 
 mod piece;
 
-pub use piece::Piece;
+pub use piece::FramePiece;
 
 const FRAME: usize = FRAME_BYTES as usize;
 const CHECK: usize = FRAME_CHECK_BYTES as usize;
@@ -232,7 +232,7 @@ pub(crate) fn fetch_pieces(
     range: Range,
     skip: u32,
     len: u32,
-) -> Result<Vec<Piece>> {
+) -> Result<Vec<FramePiece>> {
     let layout = Layout { range };
     let (first, last) = frames_of(skip, len);
     let mut frames = Vec::with_capacity((last - first + 1) as usize);
@@ -254,7 +254,12 @@ pub(crate) fn fetch_pieces(
 }
 
 /// The same if `cache` has all of them.
-pub(crate) fn find_pieces(cache: &dyn FrameStore, range: Range, skip: u32, len: u32) -> Option<Vec<Piece>> {
+pub(crate) fn find_pieces(
+    cache: &dyn FrameStore,
+    range: Range,
+    skip: u32,
+    len: u32,
+) -> Option<Vec<FramePiece>> {
     let layout = Layout { range };
     let (first, last) = frames_of(skip, len);
     // First whether, then what: a frame that is found counts as read.
@@ -267,11 +272,11 @@ pub(crate) fn find_pieces(cache: &dyn FrameStore, range: Range, skip: u32, len: 
 }
 
 /// Cuts the window `skip .. skip + len` out of a range's frames from number `first` on.
-fn cut(frames: Vec<Arc<Buffer>>, first: u32, skip: u32, len: u32) -> Vec<Piece> {
+fn cut(frames: Vec<Arc<Buffer>>, first: u32, skip: u32, len: u32) -> Vec<FramePiece> {
     let (from, until) = (skip as usize, skip as usize + len as usize);
     let place = |(frame, bytes)| {
         let at: usize = (first as usize + frame) * FRAME;
-        Piece::new(bytes, from.saturating_sub(at)..until.saturating_sub(at))
+        FramePiece::new(bytes, from.saturating_sub(at)..until.saturating_sub(at))
     };
     frames.into_iter().enumerate().map(place).collect()
 }
@@ -342,7 +347,7 @@ struct Wanted<'a> {
 
 /// How a window was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum WindowRead {
     /// All of it; `cached` bytes came from the cache.
     Whole { cached: u64 },
     /// It would have had to wait.
@@ -360,7 +365,7 @@ pub(crate) fn read_window(
     skip: u32,
     out: &mut [u8],
     wait: Wait,
-) -> Result<Done> {
+) -> Result<WindowRead> {
     check_window(&range, skip, out.len())?;
     let layout = Layout { range };
     let mut run: Vec<Wanted<'_>> = Vec::new();
@@ -385,11 +390,11 @@ pub(crate) fn read_window(
         }
         cached += part.len() as u64;
         if !read_run(store, cache, &layout, std::mem::take(&mut run), wait)? {
-            return Ok(Done::WouldWait);
+            return Ok(WindowRead::WouldWait);
         }
     }
     let is_done = read_run(store, cache, &layout, run, wait)?;
-    Ok(if is_done { Done::Whole { cached } } else { Done::WouldWait })
+    Ok(if is_done { WindowRead::Whole { cached } } else { WindowRead::WouldWait })
 }
 
 /// Reads neighbouring frames with one call and verifies each.

@@ -26,7 +26,7 @@ pub mod store;
 pub use budget::{Budget, Grant};
 pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
-pub use frame::Piece;
+pub use frame::FramePiece;
 pub use packer::{ObjectIds, Packer, PackerConfig, Pin, StoredRange};
 pub use payload::Payload;
 pub use pool::{Pool, Turn};

@@ -51,7 +51,7 @@ mod queue;
 mod upload;
 
 use append::PackStreams;
-use pack::Writer;
+use pack::PackWriter;
 pub use pins::Pin;
 use pins::Pins;
 use queue::Submission;
@@ -157,7 +157,7 @@ pub struct Packer {
 
 struct Shared {
     config: PackerConfig,
-    writer: Writer,
+    writer: PackWriter,
     path: Path,
     /// Whether the packer is closed. Held for reading while something is taken in, so that closing
     /// waits for it.
@@ -190,7 +190,7 @@ impl Packer {
         };
         let threads = if appends { 1 } else { config.uploads };
         let name = if appends { "kestrel-packer" } else { "kestrel-upload" };
-        let writer = Writer::new(store, ids, &config);
+        let writer = PackWriter::new(store, ids, &config);
         let shared = Arc::new(Shared { writer, path, closed: RwLock::new(false), config });
         let packer = Self { shared, threads: Mutex::default() };
         for _ in 0..threads {

@@ -19,7 +19,7 @@ use kestrel_types::range::Range;
 
 use crate::budget::Budget;
 use crate::error::{Error, Result};
-use crate::frame::{self, Done, Piece, Wait};
+use crate::frame::{self, FramePiece, Wait, WindowRead};
 use crate::scan;
 use crate::store::{BlockStore, Then};
 
@@ -129,7 +129,7 @@ impl Reader {
     }
 
     /// Bytes `skip .. skip + len` of the range, if all of them are in memory.
-    pub fn find(&self, range: Range, skip: u32, len: u32) -> Option<Vec<Piece>> {
+    pub fn find(&self, range: Range, skip: u32, len: u32) -> Option<Vec<FramePiece>> {
         if len == 0 || !self.shares() || frame::check_window(&range, skip, len as usize).is_err() {
             return None;
         }
@@ -143,7 +143,7 @@ impl Reader {
     ///
     /// # Errors
     /// As for [`Reader::read`].
-    pub fn fetch(&self, range: Range, skip: u32, len: u32) -> Result<Vec<Piece>> {
+    pub fn fetch(&self, range: Range, skip: u32, len: u32) -> Result<Vec<FramePiece>> {
         frame::check_window(&range, skip, len as usize)?;
         if let Some(flights) = self.flights.as_ref().filter(|_| len > 0) {
             let flight = flights.take_off(range, frame::frames_of(skip, len))?;
@@ -160,7 +160,7 @@ impl Reader {
         }
         let mut out = vec![0; len as usize];
         self.read(range, skip, &mut out)?;
-        Ok(vec![Piece::new(Arc::new(out.into()), 0..len as usize)])
+        Ok(vec![FramePiece::new(Arc::new(out.into()), 0..len as usize)])
     }
 
     /// Reads frames that nobody else is fetching; if somebody is, waits and finds them in the
@@ -190,7 +190,7 @@ impl Reader {
     }
 
     /// Has bytes `skip .. skip + len` of the range brought near by the store's cache, for
-    /// [`Reader::try_read`]; [`crate::store::NearCache::bring`].
+    /// [`Reader::try_read`]; [`crate::store::LocalCache::bring`].
     ///
     /// # Errors
     /// `then`, not told: there is no such cache, or it cannot tell that it holds them.
@@ -207,7 +207,7 @@ impl Reader {
 
     fn read_once(&self, range: Range, skip: u32, out: &mut [u8], wait: Wait) -> Result<bool> {
         let done = frame::read_window(self.store.as_ref(), Some(&self.cache), range, skip, out, wait)?;
-        let Done::Whole { cached } = done else { return Ok(false) };
+        let WindowRead::Whole { cached } = done else { return Ok(false) };
         self.count(out.len() as u64, cached);
         Ok(true)
     }

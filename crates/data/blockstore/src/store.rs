@@ -114,7 +114,7 @@ pub trait BlockStore: Send + Sync {
     }
 
     /// The store's persistent cache near the compute, if it has one.
-    fn near(&self) -> Option<&dyn NearCache> {
+    fn near(&self) -> Option<&dyn LocalCache> {
         None
     }
 
@@ -164,7 +164,7 @@ pub type Then = Box<dyn FnOnce(bool) + Send>;
 
 /// A persistent cache in front of a store, as `kestrel warmup` and readers that do not wait see it.
 /// Offsets and lengths are bytes of objects, as in [`BlockStore::read`].
-pub trait NearCache: Send + Sync {
+pub trait LocalCache: Send + Sync {
     /// Brings `len` bytes from `offset` on into the cache; returns once they are there. What is
     /// there already is not read again.
     ///

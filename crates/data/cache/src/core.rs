@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::disk::{Disk, Side};
 use crate::object::{Object, ObjectIndex, REUSED_BIT};
 use crate::options::CacheOptions;
-use crate::page::{OBJECT_BYTES_MAX, Owner};
+use crate::page::{OBJECT_BYTES_MAX, PageOwner};
 use crate::span::SpanPolicy;
 use crate::stats::CacheStats;
 
@@ -27,8 +27,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub fn owner(&self, object: ObjectId) -> Owner {
-        Owner { volume: self.volume, object }
+    pub fn owner(&self, object: ObjectId) -> PageOwner {
+        PageOwner { volume: self.volume, object }
     }
 
     pub fn now(&self) -> Nanos {
@@ -75,4 +75,4 @@ impl Core {
 }
 
 /// For deadlines of calls that nobody waits for with a deadline of his own.
-pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+pub(crate) const DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);

@@ -2,10 +2,10 @@
 //!
 //! **What blocks.** Everything that may have to wait for the disk runs on the disk's own threads
 //! ([`crate::workers`]), and the reader waits for the result for a bounded time, or has a callback
-//! run on that thread, or late on the thread of [`crate::promise`]: the callback must not wait. On
-//! a reader's thread there are only calls that do not wait: reads of the page cache (`RWF_NOWAIT`)
-//! and opening what the kernel has in its caches (`RESOLVE_CACHED`). So a disk that wedges costs
-//! the readers of the moment one deadline, and those after them nothing.
+//! run on that thread, or late on the thread of [`crate::completion`]: the callback must not wait.
+//! On a reader's thread there are only calls that do not wait: reads of the page cache
+//! (`RWF_NOWAIT`) and opening what the kernel has in its caches (`RESOLVE_CACHED`). So a disk that
+//! wedges costs the readers of the moment one deadline, and those after them nothing.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -24,15 +24,15 @@ use kestrel_types::ids::ObjectId;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::breaker::Breaker;
+use crate::completion::ReadCompletions;
 use crate::faults::{DiskFaults, DiskOp};
 use crate::options::CacheOptions;
 use crate::page;
-use crate::promise::Promises;
 use crate::stats::CacheStats;
 use crate::sys;
 use crate::workers::Workers;
 
-pub(crate) mod keeper;
+pub(crate) mod janitor;
 pub(crate) mod marker;
 pub(crate) mod scan;
 mod whole;
@@ -69,7 +69,7 @@ struct Service {
 
 /// What the keeper is asked to do.
 #[derive(Default)]
-struct Wishes {
+struct JanitorRequests {
     sweep: bool,
     closed: bool,
 }
@@ -86,7 +86,7 @@ pub(crate) struct Disk {
     pub reads: Workers,
     pub writes: Workers,
     /// Callbacks of reads that no thread waits for.
-    pub promises: Arc<Promises>,
+    pub promises: Arc<ReadCompletions>,
     /// Bytes that wait to be written: its share of the bound, so that one that wedges leaves the
     /// others theirs.
     pub waiting: Budget,
@@ -102,7 +102,7 @@ pub(crate) struct Disk {
     written: AtomicU64,
     /// Bytes that the next sweep is to make room for, beyond what is over.
     wanted: AtomicU64,
-    wishes: Mutex<Wishes>,
+    wishes: Mutex<JanitorRequests>,
     wished: Condvar,
 }
 

@@ -24,19 +24,19 @@
 //! Format: `docs/format/cache.md`. For operators: `docs/cache.md`.
 
 mod breaker;
+mod completion;
 mod core;
 mod disk;
 pub mod evict;
 pub mod faults;
 mod fill;
 mod flight;
-mod look;
-mod near;
+mod local_cache;
+mod lookup;
 mod object;
 pub mod options;
 pub mod page;
 mod pages;
-mod promise;
 mod read;
 mod slots;
 pub mod span;

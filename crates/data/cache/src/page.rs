@@ -41,7 +41,7 @@ const MAGIC: [u8; 4] = *b"KCP\x01";
 
 /// The owner of the pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct PageOwner {
     /// The volume.
     pub volume: VolumeId,
     /// The object.
@@ -50,7 +50,7 @@ pub struct Owner {
 
 /// What a slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Slot {
+pub enum PageSlot {
     /// Nothing was written.
     Empty,
     /// So many bytes of the page: all of it, or up to the object's end.
@@ -59,7 +59,7 @@ pub enum Slot {
     Damaged,
 }
 
-impl Owner {
+impl PageOwner {
     fn check(&self, page: u32, data_check: u32, head: &[u8]) -> u32 {
         let mut place = [0; 32];
         place[..16].copy_from_slice(&self.volume);
@@ -79,14 +79,14 @@ impl Owner {
     }
 
     /// Judges a slot. `pieces` are the page's [`PAGE_BYTES`] in order.
-    pub fn judge<T: Deref<Target = [u8]>>(&self, page: u32, pieces: &[T], trailer: &[u8]) -> Slot {
-        let Some((head, check)) = trailer.split_at_checked(12) else { return Slot::Damaged };
+    pub fn judge<T: Deref<Target = [u8]>>(&self, page: u32, pieces: &[T], trailer: &[u8]) -> PageSlot {
+        let Some((head, check)) = trailer.split_at_checked(12) else { return PageSlot::Damaged };
         if trailer.iter().all(|byte| *byte == 0) {
-            return Slot::Empty;
+            return PageSlot::Empty;
         }
         let len = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
         if head[..4] != MAGIC || len == 0 || u64::from(len) > PAGE_BYTES {
-            return Slot::Damaged;
+            return PageSlot::Damaged;
         }
         let mut left = len as usize;
         let mut data_check = 0;
@@ -96,7 +96,7 @@ impl Owner {
             left -= part.len();
         }
         let found = self.check(page, data_check, head);
-        if left == 0 && found.to_be_bytes() == check { Slot::Page(len) } else { Slot::Damaged }
+        if left == 0 && found.to_be_bytes() == check { PageSlot::Page(len) } else { PageSlot::Damaged }
     }
 }
 
@@ -128,28 +128,32 @@ pub fn place_of(offset: u64, len: u64) -> std::ops::Range<u64> {
 mod tests {
     use super::*;
 
-    const OWNER: Owner = Owner { volume: [7; 16], object: 9 };
+    const OWNER: PageOwner = PageOwner { volume: [7; 16], object: 9 };
 
     #[test]
     fn a_page_is_recognized_and_nothing_else() {
         let page: Vec<u8> = (0..PAGE_BYTES).map(|i| (i * 7) as u8).collect();
         let trailer = OWNER.trailer(3, &page);
-        let judge = |owner: Owner, number, page: &[u8], trailer: &[u8]| owner.judge(number, &[page], trailer);
-        assert_eq!(judge(OWNER, 3, &page, &trailer), Slot::Page(PAGE_BYTES as u32));
-        assert_eq!(OWNER.judge(3, &[&page[..100], &page[100..]], &trailer), Slot::Page(PAGE_BYTES as u32));
-        assert_eq!(judge(OWNER, 4, &page, &trailer), Slot::Damaged);
-        assert_eq!(judge(Owner { object: 10, ..OWNER }, 3, &page, &trailer), Slot::Damaged);
-        assert_eq!(judge(Owner { volume: [8; 16], ..OWNER }, 3, &page, &trailer), Slot::Damaged);
-        assert_eq!(judge(OWNER, 3, &page, &[0; TRAILER_BYTES]), Slot::Empty);
+        let judge =
+            |owner: PageOwner, number, page: &[u8], trailer: &[u8]| owner.judge(number, &[page], trailer);
+        assert_eq!(judge(OWNER, 3, &page, &trailer), PageSlot::Page(PAGE_BYTES as u32));
+        assert_eq!(
+            OWNER.judge(3, &[&page[..100], &page[100..]], &trailer),
+            PageSlot::Page(PAGE_BYTES as u32)
+        );
+        assert_eq!(judge(OWNER, 4, &page, &trailer), PageSlot::Damaged);
+        assert_eq!(judge(PageOwner { object: 10, ..OWNER }, 3, &page, &trailer), PageSlot::Damaged);
+        assert_eq!(judge(PageOwner { volume: [8; 16], ..OWNER }, 3, &page, &trailer), PageSlot::Damaged);
+        assert_eq!(judge(OWNER, 3, &page, &[0; TRAILER_BYTES]), PageSlot::Empty);
         for at in 0..TRAILER_BYTES {
             let mut bad = trailer;
             bad[at] ^= 4;
-            assert_eq!(judge(OWNER, 3, &page, &bad), Slot::Damaged, "byte {at} of the trailer");
+            assert_eq!(judge(OWNER, 3, &page, &bad), PageSlot::Damaged, "byte {at} of the trailer");
         }
         for at in [0, 1, 4095, 4096, page.len() - 1] {
             let mut bad = page.clone();
             bad[at] ^= 0x80;
-            assert_eq!(judge(OWNER, 3, &bad, &trailer), Slot::Damaged, "byte {at}");
+            assert_eq!(judge(OWNER, 3, &bad, &trailer), PageSlot::Damaged, "byte {at}");
         }
     }
 
@@ -158,8 +162,8 @@ mod tests {
         let mut page = vec![5; PAGE_BYTES as usize];
         let trailer = OWNER.trailer(0, &page[..1000]);
         page[1000] = 77;
-        assert_eq!(OWNER.judge(0, &[&page[..]], &trailer), Slot::Page(1000));
-        assert_eq!(OWNER.judge(0, &[&page[..999]], &trailer), Slot::Damaged);
+        assert_eq!(OWNER.judge(0, &[&page[..]], &trailer), PageSlot::Page(1000));
+        assert_eq!(OWNER.judge(0, &[&page[..999]], &trailer), PageSlot::Damaged);
     }
 
     #[test]

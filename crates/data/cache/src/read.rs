@@ -74,7 +74,7 @@ impl Want<'_, '_> {
 }
 
 /// Lands its flight as failed if the thread dies with it.
-struct Pilot<'a> {
+struct FlightLeader<'a> {
     core: &'a Core,
     object: &'a Object,
     flight: Arc<Flight>,
@@ -83,7 +83,7 @@ struct Pilot<'a> {
     has_landed: bool,
 }
 
-impl Pilot<'_> {
+impl FlightLeader<'_> {
     fn land(&mut self, result: Result<Arc<Fetched>>) {
         self.has_landed = true;
         self.object.state.lock().flights.land(&self.flight, result);
@@ -107,7 +107,7 @@ impl Pilot<'_> {
     }
 }
 
-impl Drop for Pilot<'_> {
+impl Drop for FlightLeader<'_> {
     fn drop(&mut self) {
         if !self.has_landed {
             self.land(Err(Error::Closed { during: "reading for another thread, which ended" }));
@@ -350,7 +350,7 @@ impl Core {
             let requests = state.count_request(now);
             let (plan, grant) = self.plan(&mut state, disk, run, requests);
             let flight = state.flights.take(plan);
-            claims.own.push(Pilot { core: self, object, flight, grant, has_landed: false });
+            claims.own.push(FlightLeader { core: self, object, flight, grant, has_landed: false });
         }
         claims
     }
@@ -369,7 +369,7 @@ impl Core {
         let unclaimed = missing.iter().copied().filter(|page| state.flights.of(*page).is_none());
         for run in runs(unclaimed.collect::<Vec<_>>(), 0) {
             let flight = state.flights.take(run);
-            own.push(Pilot { core: self, object, flight, grant: None, has_landed: false });
+            own.push(FlightLeader { core: self, object, flight, grant: None, has_landed: false });
         }
         drop(state);
         let mut flights = Vec::with_capacity(own.len());
@@ -411,7 +411,10 @@ impl Core {
 }
 
 /// Makes requests one after another. The failure of one is that of those not made yet, too.
-fn fly(pilots: Vec<Pilot<'_>>, mut landed: impl FnMut(&mut Pilot<'_>, &Arc<Fetched>)) -> Result<()> {
+fn fly(
+    pilots: Vec<FlightLeader<'_>>,
+    mut landed: impl FnMut(&mut FlightLeader<'_>, &Arc<Fetched>),
+) -> Result<()> {
     let mut failure = None;
     for mut pilot in pilots {
         match &failure {
@@ -428,7 +431,7 @@ fn fly(pilots: Vec<Pilot<'_>>, mut landed: impl FnMut(&mut Pilot<'_>, &Arc<Fetch
 /// The flights that bring missing pages.
 struct Claims<'a> {
     /// Requests to make.
-    own: Vec<Pilot<'a>>,
+    own: Vec<FlightLeader<'a>>,
     /// Pages that other threads bring.
     joined: Vec<(u32, Arc<Flight>)>,
 }

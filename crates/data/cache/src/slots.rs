@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 
-use crate::page::{self, Owner, PAGE_BYTES, SLOT_BYTES, Slot, TRAILER_BYTES};
+use crate::page::{self, PAGE_BYTES, PageOwner, PageSlot, SLOT_BYTES, TRAILER_BYTES};
 use crate::sys;
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -49,7 +49,7 @@ impl<'p> Cuts<'p, '_> {
 /// it is there, or not as it should be; the contents of `parts` are then unspecified.
 pub(crate) fn read_cached(
     file: &File,
-    owner: &Owner,
+    owner: &PageOwner,
     offset: u64,
     len: u64,
     parts: &mut [IoSliceMut<'_>],
@@ -87,7 +87,7 @@ pub(crate) fn read_cached_unchecked(
 
 fn read_with(
     file: &File,
-    owner: &Owner,
+    owner: &PageOwner,
     offset: u64,
     len: u64,
     parts: &mut [IoSliceMut<'_>],
@@ -134,7 +134,7 @@ fn read_with(
 
 fn read_batch(
     file: &File,
-    owner: &Owner,
+    owner: &PageOwner,
     first: u32,
     buffers: &mut [IoSliceMut<'_>],
     batch: &[(usize, usize)],
@@ -147,7 +147,7 @@ fn read_batch(
     for (page, (until, wanted)) in (first..).zip(batch) {
         let (pieces, trailer) = (&buffers[from..until - 1], &buffers[until - 1]);
         match owner.judge(page, pieces, trailer) {
-            Slot::Page(len) if len as usize >= *wanted => {}
+            PageSlot::Page(len) if len as usize >= *wanted => {}
             _ => return Ok(false),
         }
         from = *until;
@@ -160,19 +160,19 @@ fn read_batch(
 pub(crate) struct Slots {
     first: u32,
     bytes: Vec<u8>,
-    found: Vec<Slot>,
+    found: Vec<PageSlot>,
 }
 
 impl Slots {
     /// Reads pages and judges each. May wait for the disk. Pages that do not match are read once
     /// more before that is believed: another process may have been writing them.
-    pub fn read(file: &File, owner: &Owner, pages: Range<u32>) -> io::Result<Self> {
+    pub fn read(file: &File, owner: &PageOwner, pages: Range<u32>) -> io::Result<Self> {
         let mut slots =
             Self { first: pages.start, bytes: vec![0; pages.len() * SLOT_BYTES as usize], found: Vec::new() };
         slots.fill(file, 0)?;
         slots.found = pages.clone().map(|page| slots.judge(owner, page)).collect();
         for index in 0..slots.found.len() {
-            if slots.found[index] == Slot::Damaged {
+            if slots.found[index] == PageSlot::Damaged {
                 slots.fill(file, index * SLOT_BYTES as usize)?;
                 slots.found[index] = slots.judge(owner, pages.start + index as u32);
             }
@@ -200,21 +200,21 @@ impl Slots {
         &self.bytes[at..at + SLOT_BYTES as usize]
     }
 
-    fn judge(&self, owner: &Owner, page: u32) -> Slot {
+    fn judge(&self, owner: &PageOwner, page: u32) -> PageSlot {
         let (data, trailer) = self.slot(page).split_at(PAGE);
         owner.judge(page, &[data], trailer)
     }
 
     /// What was found, page by page.
-    pub fn found(&self) -> impl Iterator<Item = (u32, Slot)> {
+    pub fn found(&self) -> impl Iterator<Item = (u32, PageSlot)> {
         (self.first..).zip(self.found.iter().copied())
     }
 
     /// The data of a page that is here.
     pub fn page(&self, page: u32) -> Option<&[u8]> {
         match self.found.get(page.checked_sub(self.first)? as usize)? {
-            Slot::Page(len) => self.slot(page).get(..*len as usize),
-            Slot::Empty | Slot::Damaged => None,
+            PageSlot::Page(len) => self.slot(page).get(..*len as usize),
+            PageSlot::Empty | PageSlot::Damaged => None,
         }
     }
 }

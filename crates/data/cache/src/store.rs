@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kestrel_blockstore::object::VolumeId;
-use kestrel_blockstore::store::{AppendStore, NearCache, Page, Usage};
+use kestrel_blockstore::store::{AppendStore, LocalCache, Page, Usage};
 use kestrel_blockstore::{BlockStore, Result};
 use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 
 use crate::core::Core;
-use crate::disk::{Disk, keeper};
+use crate::disk::{Disk, janitor};
 use crate::flight::Fetched;
 use crate::object::ObjectIndex;
 use crate::options::{CacheOptions, DIRS_MAX, FREE_SPACE_RATIO_MAX};
@@ -25,7 +25,7 @@ use crate::sys;
 use crate::whole::WholeCopies;
 
 /// How long dropping a store waits for what is queued for the cache disks.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Why a cache could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl CachedStore {
         };
         let store = Self { core: Arc::new(core) };
         for disk in &store.core.disks {
-            keeper::start(disk, &store.core.table).map_err(|error| {
+            janitor::start(disk, &store.core.table).map_err(|error| {
                 OpenError(format!("starting a thread of the cache: {error}; raise its limit"))
             })?;
         }
@@ -159,7 +159,7 @@ fn agrees(at: u64, data: &[u8], offset: u64, parts: &[IoSliceMut<'_>]) -> bool {
 
 impl Drop for CachedStore {
     fn drop(&mut self) {
-        self.flush(CLOSE_PATIENCE);
+        self.flush(CLOSE_DEADLINE);
         self.core.disks.iter().for_each(|disk| disk.close());
     }
 }
@@ -233,7 +233,7 @@ impl BlockStore for CachedStore {
         self.core.store.is_remote()
     }
 
-    fn near(&self) -> Option<&dyn NearCache> {
+    fn near(&self) -> Option<&dyn LocalCache> {
         Some(self)
     }
 

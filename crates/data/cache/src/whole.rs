@@ -45,7 +45,7 @@ pub(crate) const DIR: &str = "whole";
 const CHECKED_MAX: usize = 4096;
 
 /// How long a copy waits for room to be made.
-const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+const ROOM_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// Which file on the disk was checked: a number may be given again, but not at the same instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl WholeCopies {
         if !disk.is_in_service(Side::Write) {
             return Err(io::Error::other("the cache directory is out of service for writes"));
         }
-        if !disk.make_room(id.size, ROOM_PATIENCE)? {
+        if !disk.make_room(id.size, ROOM_DEADLINE)? {
             return Err(io::ErrorKind::StorageFull.into());
         }
         disk.before(DiskOp::Write)?;

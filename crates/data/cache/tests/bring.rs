@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use common::*;
 use kestrel_blockstore::BlockStore;
-use kestrel_blockstore::store::NearCache;
+use kestrel_blockstore::store::LocalCache;
 use kestrel_cache::{CacheOptions, CachedStore, DiskFaults, DiskOp};
 use parking_lot::{Condvar, Mutex};
 
 const LEN: usize = 150_000;
 
-fn near(cache: &CachedStore) -> &dyn NearCache {
+fn near(cache: &CachedStore) -> &dyn LocalCache {
     cache.near().unwrap()
 }
 

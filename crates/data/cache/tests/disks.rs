@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::*;
 use kestrel_blockstore::BlockStore;
 use kestrel_blockstore::store::FailingStore;
-use kestrel_blockstore::store::failing::{Call, Fault, Rule};
+use kestrel_blockstore::store::failing::{Fault, Rule, StoreCall};
 use kestrel_cache::{CacheOptions, CachedStore, DiskFaults, DiskOp};
 use kestrel_types::clock::{ManualClock, SECOND};
 use parking_lot::{Condvar, Mutex};
@@ -141,7 +141,7 @@ fn wrong_bytes_on_their_way_to_the_disk() {
         let store = Arc::new(FailingStore::new(memory, 5));
         let cache = CachedStore::open(Arc::clone(&store) as _, VOLUME, options.clone()).unwrap();
         faults.set(true);
-        store.add(Rule::once(Call::Read, 0, Fault::WrongByte));
+        store.add(Rule::once(StoreCall::Read, 0, Fault::WrongByte));
         let mut out = vec![0; LEN];
         cache.read(1, 0, &mut [io::IoSliceMut::new(&mut out)]).unwrap();
         assert!(out != whole, "the fault was not injected");

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use kestrel_blockstore::store::failing::{Call, Fault, Rule};
+use kestrel_blockstore::store::failing::{Fault, Rule, StoreCall};
 use kestrel_blockstore::store::{FailingStore, MemoryStore};
 use kestrel_blockstore::{BlockStore, Error};
 use kestrel_cache::{CacheOptions, CachedStore};
@@ -167,8 +167,9 @@ fn caches_sharing_a_directory() {
     let memory: Arc<dyn BlockStore> = Arc::new(MemoryStore::put_only());
     let wholes = fill(memory.as_ref(), 24);
     let failing = Arc::new(FailingStore::new(Arc::clone(&memory), 5));
-    failing.add(Rule { per_mille: 50, ..Rule::always(Call::Read, Fault::Errno(libc::EIO)) });
-    failing.add(Rule { per_mille: 50, ..Rule::always(Call::Read, Fault::Slow(Duration::from_millis(2))) });
+    failing.add(Rule { per_mille: 50, ..Rule::always(StoreCall::Read, Fault::Errno(libc::EIO)) });
+    failing
+        .add(Rule { per_mille: 50, ..Rule::always(StoreCall::Read, Fault::Slow(Duration::from_millis(2))) });
     let store: Arc<dyn BlockStore> = failing;
     let options = CacheOptions { bytes: 5_000_000, ..options(dir.path()) };
     let caches = [open(&store, &options), open(&store, &options)];
@@ -204,7 +205,7 @@ fn wrong_bytes_from_the_store_do_not_stay() {
     let store: Arc<dyn BlockStore> = Arc::clone(&failing) as _;
     let cache = open(&store, &options(dir.path()));
     for wait in [false, true] {
-        failing.add(Rule::once(Call::Read, 0, Fault::WrongByte));
+        failing.add(Rule::once(StoreCall::Read, 0, Fault::WrongByte));
         let mut out = vec![0; len];
         cache.read(1, 0, &mut [IoSliceMut::new(&mut out)]).unwrap();
         assert!(out != whole, "the fault was not injected");

@@ -11,8 +11,8 @@ use std::time::Duration;
 use kestrel_blockstore::error::Error;
 
 mod check;
-mod crew;
 mod measure;
+mod workers;
 
 pub use check::{Check, CheckOutcome, check};
 pub use measure::{Measurement, Operation, measure};

@@ -43,7 +43,7 @@ pub(crate) struct RateLimiter {
     up: DirectionLimit,
     down: DirectionLimit,
     answers: AtomicU64,
-    patience: Duration,
+    deadline: Duration,
 }
 
 /// The store answered nobody for a whole deadline.
@@ -57,7 +57,7 @@ impl RateLimiter {
             up: DirectionLimit::new(limits.max_uploads, limits.upload_bytes_per_second),
             down: DirectionLimit::new(limits.max_downloads, limits.download_bytes_per_second),
             answers: AtomicU64::new(0),
-            patience: limits.deadline,
+            deadline: limits.deadline,
         }
     }
 
@@ -71,7 +71,7 @@ impl RateLimiter {
         let limit = self.limit(direction);
         loop {
             let seen = self.answers.load(Ordering::Relaxed);
-            match tokio::time::timeout(self.patience, limit.turns.acquire()).await {
+            match tokio::time::timeout(self.deadline, limit.turns.acquire()).await {
                 Ok(Ok(turn)) => return Ok(turn),
                 // Nobody closes the semaphore.
                 Ok(Err(_)) => return Err(NoTurn),

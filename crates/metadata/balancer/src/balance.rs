@@ -23,8 +23,8 @@ use kestrel_types::name::Name;
 use kestrel_types::placement::exceptions::EXCEPTIONS_MAX;
 use kestrel_types::placement::{Exceptions, NodeId, PlacementMap, Rule};
 
+use crate::load_report::{LoadReport, names_wanted};
 use crate::model::{Lies, Model};
-use crate::report::{Report, names_wanted};
 
 /// How even is even enough.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -60,7 +60,7 @@ pub fn exceptions_allowed(nodes: usize) -> usize {
 
 /// A name that gets another rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct RuleChange {
     /// The name.
     pub name: Name,
     /// Its rule so far.
@@ -86,11 +86,11 @@ pub struct Move {
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct BalancePlan {
     /// The exceptions to put in force.
     pub exceptions: Exceptions,
     /// What differs from those in force.
-    pub changes: Vec<Change>,
+    pub changes: Vec<RuleChange>,
     /// Most entries that a node should hold.
     pub limit: u64,
     /// Entries of the nodes that own slots, in the order of their ids: as reported.
@@ -99,7 +99,7 @@ pub struct Plan {
     pub expected: Vec<u64>,
 }
 
-impl Plan {
+impl BalancePlan {
     /// Whether every node is expected to be within the limit.
     pub fn reaches_goal(&self) -> bool {
         self.expected.iter().all(|load| *load <= self.limit)
@@ -138,7 +138,11 @@ impl std::error::Error for BalanceError {}
 ///
 /// # Errors
 /// If a report is missing or contradicts itself.
-pub fn balance(placement: &PlacementMap, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
+pub fn balance(
+    placement: &PlacementMap,
+    reports: &[LoadReport],
+    goal: &Goal,
+) -> Result<BalancePlan, BalanceError> {
     plan(placement, reports, goal, even_out)
 }
 
@@ -146,16 +150,20 @@ pub fn balance(placement: &PlacementMap, reports: &[Report], goal: &Goal) -> Res
 ///
 /// # Errors
 /// As [`balance`].
-pub fn unneeded(placement: &PlacementMap, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
+pub fn unneeded(
+    placement: &PlacementMap,
+    reports: &[LoadReport],
+    goal: &Goal,
+) -> Result<BalancePlan, BalanceError> {
     plan(placement, reports, goal, |before, _| before.clone())
 }
 
 fn plan(
     placement: &PlacementMap,
-    reports: &[Report],
+    reports: &[LoadReport],
     goal: &Goal,
     add: fn(&Model, u64) -> Model,
-) -> Result<Plan, BalanceError> {
+) -> Result<BalancePlan, BalanceError> {
     if let Some(wrong) = reports.iter().find(|report| !report.adds_up()) {
         return Err(BalanceError::WrongReport(wrong.node));
     }
@@ -164,7 +172,7 @@ fn plan(
     let mut after = add(&before, limit);
     take_back(&mut after, Goal::at(goal.epsilon / 2.0, before.total(), before.nodes()));
     let changes = (0..before.names.len()).filter_map(|name| change(&before, &after, name)).collect();
-    Ok(Plan { exceptions: after.table(), changes, limit, before: before.loads, expected: after.loads })
+    Ok(BalancePlan { exceptions: after.table(), changes, limit, before: before.loads, expected: after.loads })
 }
 
 /// Adds exceptions until nobody is above the limit, or nothing helps.
@@ -234,7 +242,7 @@ fn take_back(model: &mut Model, limit: u64) {
 }
 
 /// What a plan does with a name; `None` if nothing.
-fn change(before: &Model, after: &Model, name: usize) -> Option<Change> {
+fn change(before: &Model, after: &Model, name: usize) -> Option<RuleChange> {
     let (old, new) = (&before.names[name], &after.names[name]);
     if old.rule == new.rule {
         return None;
@@ -254,5 +262,5 @@ fn change(before: &Model, after: &Model, name: usize) -> Option<Change> {
         })
         .filter(|one| one.entries > 0)
         .collect();
-    Some(Change { name: old.name.clone(), from: old.rule, to: new.rule, entries: old.entries, moves })
+    Some(RuleChange { name: old.name.clone(), from: old.rule, to: new.rule, entries: old.entries, moves })
 }

@@ -4,14 +4,14 @@
 //! Here is what only the coordinator does, and `kestrel cluster plan` on a list of paths: find the
 //! exceptions that even out the nodes ([`balance`]), decide what is done about them and when
 //! ([`next`]), give slots to nodes that join and take them from nodes that leave ([`slots`]), count
-//! a tree as nodes would report it ([`census`]), and count what a node has for its report
-//! ([`frequent`]). Everything is a pure function of its arguments and gives the same result
+//! a tree as nodes would report it ([`tree_load`]), and count what a node has for its report
+//! ([`heavy_hitters`]). Everything is a pure function of its arguments and gives the same result
 //! everywhere.
 
 pub mod balance;
-pub mod census;
-pub mod frequent;
+pub mod heavy_hitters;
+pub mod load_report;
 mod model;
 pub mod next;
-pub mod report;
 pub mod slots;
+pub mod tree_load;

@@ -10,7 +10,7 @@ use kestrel_types::placement::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::report::{Report, sharing};
+use crate::load_report::{LoadReport, sharing};
 
 /// Where the entries of a name are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct Model {
 impl Model {
     /// The picture that reports give; the id of a node that should have reported and has not,
     /// otherwise.
-    pub fn new(placement: &PlacementMap, reports: &[Report]) -> Result<Self, NodeId> {
+    pub fn new(placement: &PlacementMap, reports: &[LoadReport]) -> Result<Self, NodeId> {
         let members = sharing(placement);
         let mut slots = vec![Vec::new(); members.len()];
         let owners = (0..SLOTS as Slot)

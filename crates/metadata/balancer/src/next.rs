@@ -11,8 +11,8 @@ use std::fmt;
 use kestrel_types::placement::slot_map::SlotMapError;
 use kestrel_types::placement::{NodeId, PlacementMap};
 
-use crate::balance::{BalanceError, Goal, Plan, balance, unneeded};
-use crate::report::Report;
+use crate::balance::{BalanceError, BalancePlan, Goal, balance, unneeded};
+use crate::load_report::LoadReport;
 use crate::slots::resize;
 
 /// Most changes of names in one go: names that are spread do not land quite evenly.
@@ -45,9 +45,9 @@ pub fn even_slots(
 /// As [`balance`].
 pub fn even_names(
     present: &PlacementMap,
-    reports: &[Report],
+    reports: &[LoadReport],
     epsilon: Option<f64>,
-) -> Result<(Plan, Option<PlacementMap>), BalanceError> {
+) -> Result<(BalancePlan, Option<PlacementMap>), BalanceError> {
     let owners = present.map.slots_of_members().into_iter().filter(|slots| *slots > 0).count();
     let total: u64 = reports.iter().map(|report| report.entries).sum();
     let enough = ENTRIES_MIN.saturating_mul(owners as u64);
@@ -74,7 +74,7 @@ pub struct Sight<'a> {
     /// Members that it does not reach.
     pub away: &'a [NodeId],
     /// What all nodes have, by the present table, if they have been asked.
-    pub reports: Option<&'a [Report]>,
+    pub reports: Option<&'a [LoadReport]>,
 }
 
 /// What it does by itself.
@@ -87,7 +87,7 @@ pub enum Decision {
     /// So many slots go to other nodes.
     Slots(PlacementMap, usize),
     /// Names get other rules.
-    Names(PlacementMap, Plan),
+    Names(PlacementMap, BalancePlan),
 }
 
 /// Why the coordinator does nothing.
@@ -163,7 +163,7 @@ pub fn decide(sight: &Sight<'_>) -> Decision {
 
 /// A name that is moved is kept from everybody for a moment: not for less than what a node may have
 /// above its part.
-fn decide_names(plan: Plan, next: Option<PlacementMap>) -> Decision {
+fn decide_names(plan: BalancePlan, next: Option<PlacementMap>) -> Decision {
     let (before, after) = (most(&plan.before), most(&plan.expected));
     let (total, nodes): (u64, _) = (plan.before.iter().sum(), plan.before.len() as u64);
     let Some(next) = next else {

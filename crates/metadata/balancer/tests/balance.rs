@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kestrel_balancer::balance::{BalanceError, Goal, balance, exceptions_allowed};
-use kestrel_balancer::census::{Census, ROUNDS_MAX};
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::load_report::{LoadReport, NameCount};
+use kestrel_balancer::tree_load::{ROUNDS_MAX, TreeLoad};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{
     Exceptions, Member, PlacementMap, Rule, SLOTS, Slot, SlotMap, hash_name, slot_of_hash,
@@ -22,8 +22,8 @@ fn name(text: impl AsRef<[u8]>) -> Name {
 }
 
 /// Directories named `d0`, `d1`, …, each with these files.
-fn tree<'a>(dirs: usize, files: impl Fn(usize) -> Vec<String> + 'a) -> Census {
-    let mut census = Census::default();
+fn tree<'a>(dirs: usize, files: impl Fn(usize) -> Vec<String> + 'a) -> TreeLoad {
+    let mut census = TreeLoad::default();
     for dir in 0..dirs {
         for file in files(dir) {
             census.add(format!("d{dir}/{file}").as_bytes()).unwrap();
@@ -33,7 +33,7 @@ fn tree<'a>(dirs: usize, files: impl Fn(usize) -> Vec<String> + 'a) -> Census {
 }
 
 /// The most entries of a node, as a part of all.
-fn fullest(census: &Census, placement: &PlacementMap) -> f64 {
+fn fullest(census: &TreeLoad, placement: &PlacementMap) -> f64 {
     *census.loads(placement).iter().max().unwrap() as f64 / census.entries() as f64
 }
 
@@ -128,7 +128,7 @@ fn a_change_tells_what_moves() {
 #[test]
 fn reports_that_cannot_be_are_refused() {
     let placement = cluster(2);
-    let report = |node, entries, of_a| Report {
+    let report = |node, entries, of_a| LoadReport {
         node,
         entries,
         names: vec![NameCount { name: name("a"), entries: of_a }],
@@ -160,7 +160,7 @@ fn nodes_without_slots_take_no_part() {
 /// Text that is no path is refused, and paths are taken as `find` prints them.
 #[test]
 fn paths_as_find_prints_them() {
-    let mut census = Census::default();
+    let mut census = TreeLoad::default();
     for path in ["./a/b", "a/b/", "/a//b", ".", "", "a/c"] {
         census.add(path.as_bytes()).unwrap();
     }
@@ -176,7 +176,7 @@ fn paths_as_find_prints_them() {
 
 /// Directories and the numbers of the names in them, some of which are frequent: number n with
 /// weight 1 / n^skew.
-fn skewed(dirs: usize, per_dir: usize, names: usize, skew: f64, seed: u64) -> Census {
+fn skewed(dirs: usize, per_dir: usize, names: usize, skew: f64, seed: u64) -> TreeLoad {
     let weights: Vec<f64> = (1..=names).map(|rank| (rank as f64).powf(-skew)).collect();
     let mut upto = Vec::with_capacity(names);
     let mut sum = 0.0;
@@ -191,7 +191,7 @@ fn skewed(dirs: usize, per_dir: usize, names: usize, skew: f64, seed: u64) -> Ce
         state ^= state << 17;
         state as f64 / u64::MAX as f64
     };
-    let mut census = Census::default();
+    let mut census = TreeLoad::default();
     for dir in 0..dirs {
         for _ in 0..per_dir {
             let rank = upto.partition_point(|one| *one < random() * sum);

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use kestrel_balancer::census::Census;
+use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_balancer::next::{Decision, ENTRIES_MIN, Reason, Sight, decide, even_names, even_slots};
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::tree_load::TreeLoad;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member, PlacementMap, Rule, SlotMap, hash_name, slot_of_hash};
 
@@ -19,8 +19,8 @@ fn cluster(nodes: u32) -> PlacementMap {
 
 /// So many directories, each with a file of its own and one that has the same name everywhere, if
 /// it is `hot`.
-fn tree(dirs: u32, hot: bool) -> Census {
-    let mut census = Census::default();
+fn tree(dirs: u32, hot: bool) -> TreeLoad {
+    let mut census = TreeLoad::default();
     for dir in 0..dirs {
         census.add(format!("d{dir}/own-{dir}").as_bytes()).unwrap();
         if hot {
@@ -36,7 +36,7 @@ fn with_rule(mut placement: PlacementMap, name: &str) -> PlacementMap {
 }
 
 /// What is decided of a cluster with this tree, once it has reported.
-fn decided(present: &PlacementMap, census: &Census) -> Decision {
+fn decided(present: &PlacementMap, census: &TreeLoad) -> Decision {
     let reports = census.reports(present);
     decide(&Sight { present, changing: false, away: &[], reports: Some(&reports) })
 }
@@ -146,7 +146,7 @@ fn a_gain_below_what_is_allowed_is_not_worth_it() {
     // one with few entries.
     let one = |node, entries, name: &str, of_it| {
         let names = vec![NameCount { name: Name::new(name.as_bytes()).unwrap(), entries: of_it }];
-        Report { node, entries, names }
+        LoadReport { node, entries, names }
     };
     let on_first = (0..).map(|number| format!("name-{number}"));
     let is_on_first = |name: &String| present.map.owner(slot_of_hash(hash_name(name.as_bytes()))).id == 1;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use kestrel_cluster::{Asker, Envelope, Member, MemberConfig};
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig, Envelope, Requester};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_types::clock::{MILLISECOND, Nanos, SystemClock};
@@ -40,7 +40,7 @@ struct Said {
 }
 
 struct Cluster {
-    members: BTreeMap<NodeId, Member>,
+    members: BTreeMap<NodeId, ClusterNode>,
     placement: PlacementMap,
     now: Nanos,
     said: Said,
@@ -54,10 +54,10 @@ impl Cluster {
         let open = |id| {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
             let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
-            Member::format(&*engine, root, 0, id, placement.clone())?;
+            ClusterNode::format(&*engine, root, 0, id, placement.clone())?;
             let (durability, replies) = (Durability::Commit, Replies::Inline);
             let node = NodeConfig { workers: 2, durability, replies, ..NodeConfig::default() };
-            let config = MemberConfig {
+            let config = ClusterNodeConfig {
                 me: id,
                 placement: placement.clone(),
                 node,
@@ -65,7 +65,7 @@ impl Cluster {
                 joining: false,
                 exclusive: true,
             };
-            Ok::<_, Failure>((id, Member::open(engine, Arc::new(SystemClock), config, 0)?))
+            Ok::<_, Failure>((id, ClusterNode::open(engine, Arc::new(SystemClock), config, 0)?))
         };
         let members = (1..=nodes).map(open).collect::<Result<_, _>>()?;
         Ok(Self { members, placement, now: 0, said: Said::default() })
@@ -133,7 +133,7 @@ impl Cluster {
                 };
                 let request = Request { creds: Creds::root(), op };
                 let member = self.members.get_mut(&leader).ok_or("nobody leads it")?;
-                member.submit(request, Asker::Own, Box::new(heard), self.now);
+                member.submit(request, Requester::Own, Box::new(heard), self.now);
                 asked += 1;
             }
             if !self.carry()? {

@@ -104,11 +104,11 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::placement::{NodeId, PlacementMap, SLOTS, Slot};
 
-use super::Member;
+use super::ClusterNode;
 use super::message::Message;
 use copying::Copying;
 use range_delete::RangeDelete;
-use records::{ChangeRecords, Strangers};
+use records::{ChangeRecords, ForeignRows};
 
 pub use departure::DepartureGuard;
 pub use message::{Announced, Attempt, ChangeMessage, ChangeStats, Charge, Phase};
@@ -164,7 +164,7 @@ struct Taken {
 pub(super) struct MapChanges {
     /// It is not one of the cluster yet.
     pub joining: bool,
-    strangers: Strangers,
+    strangers: ForeignRows,
     /// The newest attempt it had to do with since the start.
     latest: Attempt,
     part: Option<Part>,
@@ -180,7 +180,7 @@ pub(super) struct MapChanges {
 impl MapChanges {
     /// As the records say.
     pub fn new(records: &ChangeRecords, joining: bool, now: Nanos) -> Self {
-        let purge = (records.strangers == Strangers::Leftover).then(RangeDelete::default);
+        let purge = (records.strangers == ForeignRows::Leftover).then(RangeDelete::default);
         let part = records.frozen.as_ref().map(|(attempt, next)| Part {
             attempt: *attempt,
             next: next.clone(),
@@ -204,14 +204,14 @@ impl MapChanges {
 
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
-        !self.joining && self.part.is_none() && self.strangers == Strangers::None
+        !self.joining && self.part.is_none() && self.strangers == ForeignRows::None
     }
 
     /// The attempt that the coordinator has to say something about.
     fn undecided(&self) -> Option<Attempt> {
         match (&self.part, self.strangers) {
             (Some(part), _) => Some(part.attempt),
-            (None, Strangers::Coming(attempt)) => Some(attempt),
+            (None, ForeignRows::Coming(attempt)) => Some(attempt),
             _ => None,
         }
     }
@@ -250,7 +250,7 @@ fn moves(present: &PlacementMap, next: &PlacementMap, counts: impl Fn(NodeId, No
     present.exceptions != next.exceptions || (0..SLOTS as Slot).any(moved)
 }
 
-impl Member {
+impl ClusterNode {
     /// The present table.
     pub fn placement(&self) -> PlacementMap {
         self.table.placement.clone()
@@ -358,7 +358,7 @@ impl Member {
                 return;
             }
             // It has taken rows of this one, and has forgotten from which member.
-            (None, Strangers::Coming(before)) if before >= attempt => {
+            (None, ForeignRows::Coming(before)) if before >= attempt => {
                 return self.decline(attempt, forgotten());
             }
             _ => {}
@@ -383,7 +383,7 @@ impl Member {
             told(&next);
         }
         self.changing.latest = attempt;
-        let clean = self.changing.strangers == Strangers::None;
+        let clean = self.changing.strangers == ForeignRows::None;
         let step = if clean { Step::Clean } else { Step::Cleaning };
         let (recorded, restarted, taken) = (false, false, BTreeMap::new());
         self.changing.part = Some(Part { attempt, next, step, recorded, restarted, taken });
@@ -416,10 +416,10 @@ impl Member {
     /// came are to be deleted. False if that could not be put on record: everything is as it was.
     fn end_part(&mut self) -> bool {
         let recorded = self.changing.part.as_ref().is_some_and(|part| part.recorded);
-        let came = matches!(self.changing.strangers, Strangers::Coming(_));
+        let came = matches!(self.changing.strangers, ForeignRows::Coming(_));
         let mut rows = Vec::new();
         rows.extend(recorded.then(|| records::gone(records::FROZEN)));
-        rows.extend(came.then(|| records::strangers_row(Strangers::Leftover)));
+        rows.extend(came.then(|| records::strangers_row(ForeignRows::Leftover)));
         if !rows.is_empty()
             && let Err(why) = self.commit_beside(BatchKind::Freeing, rows)
         {
@@ -428,7 +428,7 @@ impl Member {
         }
         self.changing.part = None;
         if came {
-            self.changing.strangers = Strangers::Leftover;
+            self.changing.strangers = ForeignRows::Leftover;
             self.changing.purge = Some(RangeDelete::default());
         }
         if self.table.leaving.is_some() {
@@ -445,7 +445,7 @@ impl Member {
         drop(quiet);
     }
 
-    /// As [`Member::set_table`], with every worker's state held.
+    /// As [`ClusterNode::set_table`], with every worker's state held.
     fn put_table(&mut self, table: MapView) {
         self.table = Arc::new(table);
         self.cluster().set_table(self.table.clone());

@@ -27,7 +27,7 @@ use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap};
 
 use super::change::records::{self, ChangeRecords};
 use super::change::{Announced, Attempt, ChangeMessage, Changed, Charge, Expected};
-use super::{Member, RESEND, Todo, peer_identity};
+use super::{ClusterNode, Deferred, RESEND, peer_identity};
 
 /// An attempt ends when nothing was heard of a member for so long.
 const SILENCE_MAX: Nanos = 30 * SECOND;
@@ -222,7 +222,7 @@ fn refused(text: &'static str) -> FsError {
     FsError::new(libc::EINVAL, text)
 }
 
-impl Member {
+impl ClusterNode {
     /// Makes `next` the table of the cluster. Only at the coordinator; `next` has the version after
     /// the present one, and all present members but at most one, which was leaving; at most one
     /// comes with it, which is expected and gets no slots yet. If it has another coordinator
@@ -333,12 +333,12 @@ impl Member {
     /// Takes a node out that never came: one that is only expected, or was added to the table and
     /// was lost before it heard of that. In the second case its process must have ended for good.
     /// Nobody asks it, since it owned nothing. `done` hears how it ended, as for
-    /// [`Member::change`].
+    /// [`ClusterNode::change`].
     pub fn forget(&mut self, node: NodeId, done: Changed, now: Nanos) {
         self.at(now);
         match self.try_forget(node) {
             Err(why) => done(Err(why)),
-            Ok(None) => self.when_durable(self.node.last_commit(), Todo::Changed(Some(done))),
+            Ok(None) => self.when_durable(self.node.last_commit(), Deferred::Changed(Some(done))),
             Ok(Some(next)) => self.lead_change(next, Some(done)),
         }
         self.pump();
@@ -417,7 +417,7 @@ impl Member {
         self.at(now);
         match self.reserve(node) {
             Err(why) => done(Err(why)),
-            Ok(node) => self.when_durable(self.node.last_commit(), Todo::Expect(node, done)),
+            Ok(node) => self.when_durable(self.node.last_commit(), Deferred::Expect(node, done)),
         }
         self.pump();
     }
@@ -576,7 +576,7 @@ impl Member {
                 if let Some(change) = &mut self.coordinator.change {
                     change.step = Step::Deciding;
                 }
-                self.when_durable(position, Todo::Decided);
+                self.when_durable(position, Deferred::Decided);
             }
             // If nobody can tell whether it is on record the member has stopped.
             Err(why) => {
@@ -665,7 +665,7 @@ impl Member {
                     self.coordinator.expected.remove(&node);
                 }
                 let done = self.coordinator.change.take().and_then(|change| change.done);
-                self.when_durable(position, Todo::Changed(done));
+                self.when_durable(position, Deferred::Changed(done));
             }
             // It is done again.
             Err(why) => log::error!("the end of a change of the table: {why}; tried again"),

@@ -16,7 +16,7 @@ use kestrel_types::placement::NodeId;
 
 use super::message::{Fetched, Message};
 use super::work::{Stage, Work};
-use super::{Member, RESEND, Todo};
+use super::{ClusterNode, Deferred, RESEND};
 
 /// A question for a dentry that is under way.
 pub(super) struct Fetching {
@@ -32,7 +32,7 @@ pub(super) struct Fetching {
     void: bool,
 }
 
-impl Member {
+impl ClusterNode {
     /// Asks for a dentry on behalf of a request.
     pub(super) fn fetch(&mut self, want: Want, ticket: u64) {
         if let Some(fetching) = self.fetches.values_mut().find(|fetching| fetching.want == want) {
@@ -94,7 +94,7 @@ impl Member {
         match found {
             // Another one may have begun to serve that row while it was read.
             Ok(_) if !self.cluster().may_answer() => {}
-            Ok(found) => self.when_durable(wait, Todo::Send(from, Message::Fetched(number, found))),
+            Ok(found) => self.when_durable(wait, Deferred::Send(from, Message::Fetched(number, found))),
             // No member can be told anything about it until it is repaired; the asking request
             // gives up at its deadline.
             Err(why) => log::error!("damaged row of a directory that another node asks for: {why}"),

@@ -35,8 +35,8 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::NodeId;
 
-use super::poll::{Answer, Question, Then, out_of_reach};
-use super::{Member, Todo};
+use super::poll::{PollAnswer, PollQuestion, Then, out_of_reach};
+use super::{ClusterNode, Deferred};
 
 /// How many grace periods later an object is looked at again of which this node released more than
 /// it added.
@@ -86,10 +86,10 @@ impl GcRound {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// Asks all members about objects whose `reap` rows on this node are due, at most `limit`.
     /// `done` hears which of them nothing refers to: they are condemned. The caller deletes them
-    /// from the block store and calls [`Member::reaped`] with those that are gone; if it never
+    /// from the block store and calls [`ClusterNode::reaped`] with those that are gone; if it never
     /// does, they come up again. `wall` is the time as the volume's clock has it, which is what
     /// rows are due by. One round at a time: `EBUSY` while another asks.
     pub fn condemn(&mut self, wall: Nanos, limit: usize, done: GcListener, now: Nanos) {
@@ -114,7 +114,7 @@ impl Member {
             let objects = deleted.iter().map(|row| row.object).collect();
             let stage = GcStage::Forgetting(Box::new(|_| ()));
             self.reaping = Some(GcRound { round, now: wall, due: deleted, stage });
-            self.poll(Question::Forget(round, objects), Then::Forgotten(round));
+            self.poll(PollQuestion::Forget(round, objects), Then::Forgotten(round));
             self.pump();
             return done(Ok(Vec::new()));
         }
@@ -122,12 +122,12 @@ impl Member {
         objects.sort_unstable();
         objects.dedup();
         self.reaping = Some(GcRound { round, now: wall, due, stage: GcStage::Asking(done) });
-        self.poll(Question::Weigh(round, objects), Then::Weighed(round));
+        self.poll(PollQuestion::Weigh(round, objects), Then::Weighed(round));
         self.pump();
     }
 
-    /// These objects, which [`Member::condemn`] gave, have been deleted from the block store; the
-    /// others may be referred to again.
+    /// These objects, which [`ClusterNode::condemn`] gave, have been deleted from the block store;
+    /// the others may be referred to again.
     pub fn reaped(&mut self, deleted: &[ObjectId], done: Forgot, now: Nanos) {
         self.at(now);
         if let Some(why) = self.failure() {
@@ -144,7 +144,7 @@ impl Member {
             Ok(position) => {
                 reaping.stage = GcStage::Forgetting(done);
                 self.reaping = Some(reaping);
-                self.when_durable(position, Todo::Forget(round));
+                self.when_durable(position, Deferred::Forget(round));
             }
             // They come up again and are deleted once more.
             Err(why) => done(Err(why)),
@@ -156,7 +156,7 @@ impl Member {
     pub(super) fn have_forgotten(&mut self, round: u64) {
         let Some(reaping) = self.reaping.as_ref().filter(|reaping| reaping.round == round) else { return };
         let objects = reaping.due.iter().map(|row| row.object).collect();
-        self.poll(Question::Forget(round, objects), Then::Forgotten(round));
+        self.poll(PollQuestion::Forget(round, objects), Then::Forgotten(round));
     }
 
     /// What this member says of objects.
@@ -174,11 +174,11 @@ impl Member {
         };
         let weights = objects.iter().zip(parts).map(weigh).collect();
         // A release that a crash could undo must not count.
-        self.answer_poll(from, number, Answer::Weighed(weights), position);
+        self.answer_poll(from, number, PollAnswer::Weighed(weights), position);
     }
 
     /// The parts of the sums are here, or somebody is out of reach.
-    pub(super) fn weighed(&mut self, round: u64, answers: Option<BTreeMap<NodeId, Answer>>) {
+    pub(super) fn weighed(&mut self, round: u64, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
         let Some(reaping) = self.reaping.as_mut().filter(|reaping| reaping.round == round) else { return };
         let Some(answers) = answers else { return self.end_round(Err(out_of_reach())) };
         let mut objects: Vec<ObjectId> = reaping.due.iter().map(|row| row.object).collect();
@@ -192,12 +192,12 @@ impl Member {
             // What was released here since it was weighed has written its own row; if the clock was
             // set back, the same one.
             let weighed = answers.get(&self.me);
-            let same = |part| matches!(weighed, Some(Answer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
+            let same = |part| matches!(weighed, Some(PollAnswer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
             let settled = node.references(*object).is_ok_and(same);
             let owes = node.owes(*object).unwrap_or(true);
             // A member that does not say that nothing refers to it may have something that does.
             let weights = answers.values().map(|answer| match answer {
-                Answer::Weighed(weights) => weights.get(index).copied().unwrap_or(Weight::Used),
+                PollAnswer::Weighed(weights) => weights.get(index).copied().unwrap_or(Weight::Used),
                 _ => Weight::Used,
             });
             let rows = reaping.due.iter().filter(|row| row.object == *object);
@@ -224,15 +224,16 @@ impl Member {
         if free.is_empty() {
             return self.end_round(Ok(free));
         }
-        self.poll(Question::Confirm(round, free), Then::Confirmed(round));
+        self.poll(PollQuestion::Confirm(round, free), Then::Confirmed(round));
     }
 
     /// Everybody has said what nothing has come to refer to.
-    pub(super) fn confirmed(&mut self, round: u64, answers: Option<BTreeMap<NodeId, Answer>>) {
+    pub(super) fn confirmed(&mut self, round: u64, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
         let Some(reaping) = self.reaping.as_mut().filter(|reaping| reaping.round == round) else { return };
         let Some(answers) = answers else { return self.end_round(Err(out_of_reach())) };
         let stands = |object: ObjectId| {
-            let says = |answer: &Answer| matches!(answer, Answer::Confirmed(some) if some.contains(&object));
+            let says =
+                |answer: &PollAnswer| matches!(answer, PollAnswer::Confirmed(some) if some.contains(&object));
             answers.values().all(says)
         };
         reaping.due.retain(|row| stands(row.object));
@@ -269,7 +270,7 @@ impl Member {
     /// Nothing is deleted in this round: members need not watch any longer.
     fn end_round(&mut self, result: FsResult<Vec<ObjectId>>) {
         let Some(GcRound { round, stage: GcStage::Asking(done), .. }) = self.reaping.take() else { return };
-        self.poll(Question::Forget(round, Vec::new()), Then::Nothing);
+        self.poll(PollQuestion::Forget(round, Vec::new()), Then::Nothing);
         done(result);
     }
 }

@@ -1,7 +1,7 @@
 //! A member with threads around it: what serves real clients and talks to real nodes.
 //!
 //! **What the node can serve alone it does**, on the thread that brings it, without the member:
-//! [`MemberHost::submit_batch`] puts requests straight into the node's workers. What comes back as
+//! [`NodeHost::submit_batch`] puts requests straight into the node's workers. What comes back as
 //! not to be served alone ([`HandedBack`]), listings, and messages of others go to the member,
 //! which is behind a lock.
 //!
@@ -26,11 +26,11 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kestrel_engine::{Engine, Hurry};
+use kestrel_engine::{Engine, LatencyHint};
 use kestrel_meta::ids::system_key;
 use kestrel_meta::lease::NEVER;
 use kestrel_meta::lease::Now;
-use kestrel_meta::node::{Ear, Node, Replies};
+use kestrel_meta::node::{Node, Replies, ReplySink};
 use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
 use kestrel_meta::worker::HandedBack;
@@ -45,7 +45,7 @@ use parking_lot::Mutex;
 
 use super::addresses::AddressBook;
 use super::gc::{Forgot, GcListener};
-use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL, RESTART_MIN};
+use super::{ClusterNode, ClusterNodeConfig, Envelope, ONE_OF_SEVERAL, RESTART_MIN, Requester};
 
 pub(super) use wakeup::Wakeup;
 use wakeup::{Busy, Woken};
@@ -71,7 +71,7 @@ pub trait Carrier: Send + Sync {
     ///
     /// # Errors
     /// If it is too large to be sent at all: it is handed back.
-    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>>;
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>>;
 
     /// What was taken has to leave.
     fn flush(&self) {}
@@ -79,7 +79,7 @@ pub trait Carrier: Send + Sync {
 
 /// An envelope that is too large.
 #[derive(Debug)]
-pub struct Unsent {
+pub struct Undeliverable {
     /// The envelope.
     pub envelope: Envelope,
     /// What about it.
@@ -121,15 +121,15 @@ fn count(counter: &AtomicU64) {
 enum Incoming {
     Envelope(Envelope),
     /// The node's own background work, or what the node does not serve by itself.
-    Request(Request, Asker, Done),
+    Request(Request, Requester, Done),
     HandedBack(HandedBack, Done),
-    Unsent(NodeId, Box<Unsent>),
+    Unsent(NodeId, Box<Undeliverable>),
     /// Anything else, with the host's time.
     Turn(HostTask),
 }
 
 /// Something to be done with the member, whose lock is held.
-type HostTask = Box<dyn FnOnce(&mut Member, Nanos) + Send>;
+type HostTask = Box<dyn FnOnce(&mut ClusterNode, Nanos) + Send>;
 
 /// Somebody to be told something, with no lock held.
 type Call = Box<dyn FnOnce() + Send>;
@@ -140,7 +140,7 @@ struct HostShared {
     me: NodeId,
     epoch: u64,
     address_book: Arc<AddressBook>,
-    member: Mutex<Member>,
+    member: Mutex<ClusterNode>,
     incoming: Mutex<VecDeque<Incoming>>,
     /// Callbacks for what was done in a turn.
     calls: Arc<Mutex<Vec<Call>>>,
@@ -158,21 +158,21 @@ struct HostShared {
 }
 
 /// See the module's header.
-pub struct MemberHost {
+pub struct NodeHost {
     shared: Arc<HostShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl MemberHost {
+impl NodeHost {
     /// Opens a member, not before [`RESTART_MIN`] is over, and starts its thread. Replies that wait
     /// for the log are given by a thread of the node's own, whatever the settings say.
     ///
     /// # Errors
-    /// As [`Member::open`]; `EAGAIN` if the thread does not start.
+    /// As [`ClusterNode::open`]; `EAGAIN` if the thread does not start.
     pub fn open(
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
-        mut config: MemberConfig,
+        mut config: ClusterNodeConfig,
         carrier: Arc<dyn Carrier>,
     ) -> FsResult<Arc<Self>> {
         config.node.replies = Replies::Thread;
@@ -181,7 +181,7 @@ impl MemberHost {
         let (wakeup, me) = (Arc::new(Wakeup::default()), config.me);
         let opened = boot_time();
         let host = (wakeup.clone(), Box::new(move || boot_time() - opened) as Box<Now>);
-        let member = Member::open_with(engine, clock, config, 0, Some(host))?;
+        let member = ClusterNode::open_with(engine, clock, config, 0, Some(host))?;
         let placement = &member.cluster().table().placement;
         let others = placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
         let address_book = AddressBook::read(&**member.node().engine(), others)?;
@@ -238,16 +238,21 @@ impl MemberHost {
 
     /// Has a request of the node's own executed, which leads it. Not numbered.
     pub fn submit(&self, request: Request, done: Done) {
-        self.shared.bring(Incoming::Request(request, Asker::Own, done));
+        self.shared.bring(Incoming::Request(request, Requester::Own, done));
     }
 
-    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's
+    /// Serves requests of sessions that this node leads; `sink` hears each reply with the request's
     /// index, [`Outcome::Misdirected`] for those that another member leads and that have no answer
     /// on record here. A request is numbered or not; of one number there is none under way.
-    pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
+    pub fn submit_batch(
+        &self,
+        requests: Vec<(Request, Option<Origin>)>,
+        sink: &Arc<impl ReplySink + 'static>,
+    ) {
         let shared = &self.shared;
         let table = shared.cluster().table();
-        let relay: Arc<dyn Ear> = Arc::new(Relay { shared: Arc::downgrade(shared), ear: ear.clone() });
+        let relay: Arc<dyn ReplySink> =
+            Arc::new(Relay { shared: Arc::downgrade(shared), sink: sink.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
         let outside = shared.cluster().is_outside();
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
@@ -260,8 +265,8 @@ impl MemberHost {
             if table.is_alone() || !needs_member(&request.op) {
                 return Some((number, request, origin));
             }
-            let done = done_of(shared, ear.clone(), number);
-            shared.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
+            let done = done_of(shared, sink.clone(), number);
+            shared.incoming.lock().push_back(Incoming::Request(request, Requester::Session(origin), done));
             brought = true;
             None
         });
@@ -275,36 +280,36 @@ impl MemberHost {
         }
         for number in refused {
             count(&shared.counters.misdirected);
-            ear.hear(number, Err(Outcome::Misdirected { table: table.placement.version }));
+            sink.complete(number, Err(Outcome::Misdirected { table: table.placement.version }));
         }
     }
 
-    /// Why it has stopped, if it has ([`Member::failure`]): its process must end and be started
-    /// again.
+    /// Why it has stopped, if it has ([`ClusterNode::failure`]): its process must end and be
+    /// started again.
     pub fn failure(&self) -> Option<FsError> {
         let failure = self.shared.member.lock().failure().cloned();
         self.shared.wakeup.wake();
         failure
     }
 
-    /// As [`Member::reclaim_open`].
+    /// As [`ClusterNode::reclaim_open`].
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         self.shared.turn(move |member, now| member.reclaim_open(inode, count, linkable, done, now));
     }
 
-    /// As [`Member::set_object_users`].
+    /// As [`ClusterNode::set_object_users`].
     pub fn set_object_users(&self, used: Box<super::ObjectUsers>) {
         self.shared.turn(move |member, _| member.set_object_users(used));
     }
 
-    /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not
+    /// As [`ClusterNode::condemn`]; `done` hears it on any thread, with no lock held, and must not
     /// block.
     pub fn condemn(&self, wall: Nanos, limit: usize, done: GcListener) {
         let done = self.shared.later(done);
         self.shared.turn(move |member, now| member.condemn(wall, limit, done, now));
     }
 
-    /// As [`Member::reaped`]; `done` as above.
+    /// As [`ClusterNode::reaped`]; `done` as above.
     pub fn reaped(&self, deleted: Vec<ObjectId>, done: Forgot) {
         let done = self.shared.later(done);
         self.shared.turn(move |member, now| member.reaped(&deleted, done, now));
@@ -390,7 +395,7 @@ impl MemberHost {
         self.shared.send(outbox);
     }
 
-    /// Says that it ends ([`MemberHost::release`]), stops its thread and makes everything durable.
+    /// Says that it ends ([`NodeHost::release`]), stops its thread and makes everything durable.
     /// What is under way with other members ends when the node starts again.
     ///
     /// # Errors
@@ -413,7 +418,7 @@ impl MemberHost {
     }
 }
 
-impl Drop for MemberHost {
+impl Drop for NodeHost {
     fn drop(&mut self) {
         self.stop();
     }
@@ -443,7 +448,7 @@ impl HostShared {
         self.drive();
     }
 
-    fn turn(&self, turn: impl FnOnce(&mut Member, Nanos) + Send + 'static) {
+    fn turn(&self, turn: impl FnOnce(&mut ClusterNode, Nanos) + Send + 'static) {
         self.bring(Incoming::Turn(Box::new(turn)));
     }
 
@@ -464,7 +469,7 @@ impl HostShared {
         };
         for _ in 0..ROUNDS_MAX {
             let Some(mut member) = self.member.try_lock() else { return };
-            let (whole, hurry) = (PanicGuard, Hurry::begin());
+            let (whole, hurry) = (PanicGuard, LatencyHint::begin());
             self.wakeup.look();
             let incoming = {
                 let mut queue = self.incoming.lock();
@@ -512,7 +517,7 @@ impl HostShared {
         self.wakeup.wake();
     }
 
-    fn take(&self, member: &mut Member, what: Incoming) {
+    fn take(&self, member: &mut ClusterNode, what: Incoming) {
         let now = self.now();
         match what {
             Incoming::Envelope(envelope) => member.receive(envelope, now),
@@ -587,11 +592,11 @@ fn needs_member(op: &Op) -> bool {
     )
 }
 
-fn done_of(shared: &Arc<HostShared>, ear: Arc<impl Ear + 'static>, number: usize) -> Done {
+fn done_of(shared: &Arc<HostShared>, sink: Arc<impl ReplySink + 'static>, number: usize) -> Done {
     let shared = Arc::downgrade(shared);
     Box::new(move |reply| {
         if !is_unsaid(&shared, &reply) {
-            ear.hear(number, reply);
+            sink.complete(number, reply);
         }
     })
 }
@@ -607,13 +612,13 @@ fn is_unsaid(shared: &Weak<HostShared>, reply: &Reply) -> bool {
 /// Passes replies of the node on, and takes what it cannot serve alone to the member.
 struct Relay<E> {
     shared: Weak<HostShared>,
-    ear: Arc<E>,
+    sink: Arc<E>,
 }
 
-impl<E: Ear + 'static> Ear for Relay<E> {
-    fn hear(&self, number: usize, reply: Reply) {
+impl<E: ReplySink + 'static> ReplySink for Relay<E> {
+    fn complete(&self, number: usize, reply: Reply) {
         if !is_unsaid(&self.shared, &reply) {
-            self.ear.hear(number, reply);
+            self.sink.complete(number, reply);
         }
     }
 
@@ -621,7 +626,7 @@ impl<E: Ear + 'static> Ear for Relay<E> {
         match self.shared.upgrade() {
             Some(shared) => {
                 count(&shared.counters.handed_back);
-                let done = done_of(&shared, self.ear.clone(), number);
+                let done = done_of(&shared, self.sink.clone(), number);
                 shared.incoming.lock().push_back(Incoming::HandedBack(handed_back, done));
                 if !shared.wakeup.is_mine() {
                     return shared.drive();
@@ -630,7 +635,7 @@ impl<E: Ear + 'static> Ear for Relay<E> {
                 // served.
                 shared.wakeup.note();
             }
-            None => self.ear.hear(
+            None => self.sink.complete(
                 number,
                 Err(FsError::new(libc::ESHUTDOWN, "metadata: the node is shutting down").into()),
             ),

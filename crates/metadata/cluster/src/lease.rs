@@ -57,10 +57,10 @@
 //! **Without a lease such a member answers nothing** that anybody relies on: no request, found in
 //! the replica or not (Tenure; [`kestrel_meta::lease`]); it lends nothing, agrees to nothing,
 //! forgets nothing on behalf of others, says nothing of dentries, of how transactions ended, or of
-//! what it has ([`Member::may_say`]). It begins no part in a change of the table and sends no rows
-//! for one: of two starts one might send what the other never had. Idle members get leases, too, if
-//! their engine is shared. What goes on without one: leases themselves, and what is said of changes
-//! when it has been committed.
+//! what it has ([`ClusterNode::may_say`]). It begins no part in a change of the table and sends no
+//! rows for one: of two starts one might send what the other never had. Idle members get leases,
+//! too, if their engine is shared. What goes on without one: leases themselves, and what is said of
+//! changes when it has been committed.
 //!
 //! **No two starts of a member have leases at the same time.** Questions carry the start; a member
 //! that grants one promises it to that start. An older start than the newest that was heard of is
@@ -110,7 +110,7 @@ use super::self_lease::SelfLease;
 use super::sums::SumMessage;
 use super::txn::leader::TxnPhase;
 use super::work::{Stage, Work};
-use super::{DEADLINE, Member, RESEND};
+use super::{ClusterNode, DEADLINE, RESEND};
 
 pub use kestrel_meta::lease::{LEASE, PROMISE};
 
@@ -315,7 +315,7 @@ impl Fence {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// What there is to say of its lease.
     pub fn lease_stats(&self) -> LeaseStats {
         let Leases { lapses, fences, fenced, .. } = self.leases;
@@ -431,7 +431,7 @@ impl Member {
     }
 
     /// Gives up the lease, for good: this start ends. A shared store may be opened by another
-    /// process as soon as the others know ([`Member::say_released`]).
+    /// process as soon as the others know ([`ClusterNode::say_released`]).
     pub fn give_up_lease(&mut self, now: Nanos) {
         self.at(now);
         self.leases.ended = true;

@@ -40,13 +40,13 @@
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
 pub mod addresses;
-mod census;
 pub mod change;
 mod coordinate;
 mod fetch;
 mod gc;
 pub mod host;
 pub mod lease;
+mod load;
 mod message;
 mod orphans;
 pub mod ownership;
@@ -57,7 +57,7 @@ mod stop;
 pub mod sums;
 mod tree;
 mod txn;
-mod unsent;
+mod undeliverable;
 mod wire;
 mod work;
 
@@ -74,7 +74,7 @@ use kestrel_meta::ops::open::Claim;
 use kestrel_meta::owners::{MapView, Owners};
 use kestrel_meta::pipeline::engine_error;
 use kestrel_meta::txn::Origin;
-use kestrel_meta::worker::{Ear, HandedBack, NotAloneReason};
+use kestrel_meta::worker::{HandedBack, NotAloneReason, ReplySink};
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, Position};
@@ -99,10 +99,10 @@ use txn::commit::Decision;
 use txn::participant::LockedRows;
 use work::{Back, Work};
 
-pub use census::{Census, Counted};
 pub use gc::{Forgot, GcListener, Weight};
+pub use load::{LoadListener, LoadSource};
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
-pub use poll::{Answer, Question};
+pub use poll::{PollAnswer, PollQuestion};
 pub use sums::SumMessage;
 pub use txn::records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
 
@@ -124,7 +124,7 @@ pub const DEADLINE: Nanos = 20 * SECOND;
 
 /// Settings of a member.
 #[derive(Debug, Clone)]
-pub struct MemberConfig {
+pub struct ClusterNodeConfig {
     /// Its number.
     pub me: NodeId,
     /// The placement map.
@@ -143,14 +143,14 @@ pub struct MemberConfig {
 
 /// The requester: what asks a member for something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub enum Requester {
     /// Its own process: the member leads what is asked, whichever member owns what it is about.
     Own,
     /// A session. Where its request comes from, if it is numbered: no copy of it is under way.
     Session(Option<Origin>),
 }
 
-impl Asker {
+impl Requester {
     /// Where the request comes from, if it is numbered.
     pub fn origin(self) -> Option<Origin> {
         match self {
@@ -164,7 +164,7 @@ impl Asker {
 pub type ObjectUsers = dyn Fn(ObjectId) -> bool + Send + Sync;
 
 /// What a member does when something is durable.
-enum Todo {
+enum Deferred {
     Send(NodeId, Message),
     Finish(TxnId),
     Answer(u64, Reply),
@@ -178,7 +178,7 @@ enum Todo {
 }
 
 /// What the node said.
-enum Heard {
+enum NodeAnswer {
     Reply(Reply),
     Elsewhere(NotAloneReason),
 }
@@ -186,13 +186,13 @@ enum Heard {
 /// What was said to a member, perhaps on other threads, and not looked at yet.
 #[derive(Default)]
 struct Inbox {
-    heard: Mutex<VecDeque<(u64, Heard)>>,
+    heard: Mutex<VecDeque<(u64, NodeAnswer)>>,
     /// The thread to wake, if the member has threads around it.
     wakeup: Option<Arc<Wakeup>>,
 }
 
 impl Inbox {
-    fn push(&self, ticket: u64, heard: Heard) {
+    fn push(&self, ticket: u64, heard: NodeAnswer) {
         self.heard.lock().push_back((ticket, heard));
         self.ring();
     }
@@ -204,18 +204,18 @@ impl Inbox {
     }
 }
 
-impl Ear for Inbox {
-    fn hear(&self, number: usize, reply: Reply) {
-        self.push(number as u64, Heard::Reply(reply));
+impl ReplySink for Inbox {
+    fn complete(&self, number: usize, reply: Reply) {
+        self.push(number as u64, NodeAnswer::Reply(reply));
     }
 
     fn hand_back(&self, number: usize, handed_back: HandedBack) {
-        self.push(number as u64, Heard::Elsewhere(handed_back.why));
+        self.push(number as u64, NodeAnswer::Elsewhere(handed_back.why));
     }
 }
 
 /// See the module's header.
-pub struct Member {
+pub struct ClusterNode {
     node: Arc<Node>,
     me: NodeId,
     /// The placement map: its node's.
@@ -232,7 +232,7 @@ pub struct Member {
     /// Messages to itself.
     own: VecDeque<Message>,
     /// What waits for the log.
-    waiting: BTreeMap<(Position, u64), Todo>,
+    waiting: BTreeMap<(Position, u64), Deferred>,
     /// Requests that it leads, by ticket. Bounded by the senders: each waits for what it has asked,
     /// or throttles itself.
     works: BTreeMap<u64, Work>,
@@ -279,9 +279,9 @@ pub struct Member {
     /// Whether locks of files are in the way of a change.
     lock_guard: Option<Box<LockGuard>>,
     /// Counts what the node has.
-    census: Option<Box<Census>>,
+    census: Option<Box<LoadSource>>,
     /// Callers that wait for what all nodes have.
-    counting: Option<Counted>,
+    counting: Option<LoadListener>,
     /// Whether the process knows of a client that keeps this node from leaving.
     departure_guard: Option<Box<DepartureGuard>>,
     /// The listener for new tables.
@@ -290,7 +290,7 @@ pub struct Member {
     coordinator: Coordinator,
 }
 
-impl Member {
+impl ClusterNode {
     /// Writes what a member of a new volume begins with.
     ///
     /// # Errors
@@ -327,20 +327,20 @@ impl Member {
     pub fn open(
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
-        config: MemberConfig,
+        config: ClusterNodeConfig,
         now: Nanos,
     ) -> FsResult<Self> {
         Self::open_with(engine, clock, config, now, None)
     }
 
-    /// As [`Member::open`]. With a wakeup, which is rung on whatever thread when there is something
-    /// to look at, the thread that holds the member leaves to do what may take other threads' time:
-    /// [`Node::drive_due`] and [`Member::take_finished`]. The clock beside it says what time it is,
-    /// as `now` does.
+    /// As [`ClusterNode::open`]. With a wakeup, which is rung on whatever thread when there is
+    /// something to look at, the thread that holds the member leaves to do what may take other
+    /// threads' time: [`Node::drive_due`] and [`ClusterNode::take_finished`]. The clock beside it
+    /// says what time it is, as `now` does.
     fn open_with(
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
-        config: MemberConfig,
+        config: ClusterNodeConfig,
         now: Nanos,
         host: Option<(Arc<Wakeup>, Box<Now>)>,
     ) -> FsResult<Self> {
@@ -432,7 +432,7 @@ impl Member {
 
     /// Takes a request. `done` hears the reply, if there is one: a member that crashes gives none.
     /// That of a session is misdirected if another member leads it.
-    pub fn submit(&mut self, request: Request, asker: Asker, done: Done, now: Nanos) {
+    pub fn submit(&mut self, request: Request, asker: Requester, done: Done, now: Nanos) {
         self.at(now);
         if !self.is_sound()
             && let Some(why) = self.failure()
@@ -455,7 +455,7 @@ impl Member {
             return self.tell_finished();
         }
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
-        self.begin(request, Asker::Own, Some(Claim { count, linkable }), Back::Here(done));
+        self.begin(request, Requester::Own, Some(Claim { count, linkable }), Back::Here(done));
         self.pump();
     }
 
@@ -526,7 +526,7 @@ impl Member {
                     );
                 }
             };
-            self.begin(request, Asker::Own, None, Back::Here(Box::new(ended)))
+            self.begin(request, Requester::Own, None, Back::Here(Box::new(ended)))
         });
     }
 
@@ -626,26 +626,26 @@ impl Member {
             let heard = self.inbox.heard.lock().pop_front();
             if let Some((ticket, heard)) = heard {
                 match heard {
-                    Heard::Reply(reply) => self.answer(ticket, reply),
-                    Heard::Elsewhere(why) => self.elsewhere(ticket, why),
+                    NodeAnswer::Reply(reply) => self.answer(ticket, reply),
+                    NodeAnswer::Elsewhere(why) => self.elsewhere(ticket, why),
                 }
                 continue;
             }
             let durable = self.node.engine().durable();
             if let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= durable) {
                 match first.remove() {
-                    Todo::Send(to, message) => self.send(to, message),
-                    Todo::Finish(txn) => self.finish(txn),
-                    Todo::Answer(ticket, reply) => self.answer(ticket, reply),
-                    Todo::Forget(round) => self.have_forgotten(round),
-                    Todo::Decided => self.decided_change(),
-                    Todo::Expect(node, done) => done(Ok(node)),
-                    Todo::Changed(done) => {
+                    Deferred::Send(to, message) => self.send(to, message),
+                    Deferred::Finish(txn) => self.finish(txn),
+                    Deferred::Answer(ticket, reply) => self.answer(ticket, reply),
+                    Deferred::Forget(round) => self.have_forgotten(round),
+                    Deferred::Decided => self.decided_change(),
+                    Deferred::Expect(node, done) => done(Ok(node)),
+                    Deferred::Changed(done) => {
                         if let Some(done) = done {
                             done(Ok(()));
                         }
                     }
-                    Todo::Confirmed(made) => self.leases.self_lease.confirmed(made),
+                    Deferred::Confirmed(made) => self.leases.self_lease.confirmed(made),
                 }
                 continue;
             }
@@ -679,7 +679,7 @@ impl Member {
     }
 
     /// Does something once a position is durable.
-    fn when_durable(&mut self, position: Position, todo: Todo) {
+    fn when_durable(&mut self, position: Position, todo: Deferred) {
         let number = self.number();
         self.waiting.insert((position, number), todo);
         let engine = self.node.engine();
@@ -710,8 +710,8 @@ impl Member {
         Ok(position)
     }
 
-    /// As [`Member::commit`], of rows that the node keeps count of in memory. With every worker's
-    /// state held.
+    /// As [`ClusterNode::commit`], of rows that the node keeps count of in memory. With every
+    /// worker's state held.
     fn commit_changes(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
         let effect = self.node.effect_of(&rows)?;
         let position = self.commit(kind, rows)?;

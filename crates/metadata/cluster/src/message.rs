@@ -14,7 +14,7 @@ use kestrel_types::token::{TokenId, TokenRecord};
 use super::addresses::NodeAddress;
 use super::change::ChangeMessage;
 use super::lease::LeaseMessage;
-use super::poll::{Answer, Question};
+use super::poll::{PollAnswer, PollQuestion};
 use super::sums::SumMessage;
 
 /// A message on its way, and the newest timestamp of its sender.
@@ -145,14 +145,14 @@ pub enum Message {
         /// Version of his table.
         table: u64,
         /// What he wants to know.
-        question: Question,
+        question: PollQuestion,
     },
     /// Answers.
     Polled {
         /// As asked.
         number: u64,
         /// What the member says.
-        answer: Answer,
+        answer: PollAnswer,
     },
     /// The table changes.
     Change(ChangeMessage),

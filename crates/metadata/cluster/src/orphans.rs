@@ -21,10 +21,10 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Creds, Op, Reply, Request};
 
-use super::poll::{Answer, Question, Then};
+use super::poll::{PollAnswer, PollQuestion, Then};
 use super::txn::leader::TxnPhase;
 use super::work::{Back, Stage};
-use super::{Asker, Member};
+use super::{ClusterNode, Requester};
 
 /// The first and the longest pause between two questions about a file.
 const PAUSE_MIN: Nanos = 50 * MILLISECOND;
@@ -43,7 +43,7 @@ pub(super) struct Asking {
     pause: Nanos,
 }
 
-impl Member {
+impl ClusterNode {
     /// Looks after files without names.
     pub(super) fn tick_orphans(&mut self) {
         let (now, core) = (self.now, self.node.core());
@@ -74,7 +74,7 @@ impl Member {
         });
         if !cases.is_empty() {
             let files = cases.iter().map(|(ino, _)| *ino).collect();
-            self.poll(Question::Held(files), Then::Delete(cases));
+            self.poll(PollQuestion::Held(files), Then::Delete(cases));
         }
     }
 
@@ -98,12 +98,12 @@ impl Member {
     pub(super) fn delete_unless_held(
         &mut self,
         cases: &[(InodeId, u64)],
-        answers: Option<BTreeMap<NodeId, Answer>>,
+        answers: Option<BTreeMap<NodeId, PollAnswer>>,
     ) {
         let heard_all = answers.is_some();
         let mut held = BTreeSet::new();
         for answer in answers.into_iter().flat_map(BTreeMap::into_values) {
-            if let Answer::Held(files) = answer {
+            if let PollAnswer::Held(files) = answer {
                 held.extend(files);
             }
         }
@@ -129,7 +129,7 @@ impl Member {
         drop(quiet);
         for ino in free {
             let request = Request { creds: Creds::root(), op: Op::Release(ino) };
-            self.begin(request, Asker::Own, None, Back::Deletion(ino));
+            self.begin(request, Requester::Own, None, Back::Deletion(ino));
         }
     }
 

@@ -5,7 +5,7 @@
 //!   rows that lie in a directory it is the directory's; these can be served from any directory, so
 //!   they have it.
 //! - **`seat`**: the process that served them last. By it a start knows whether an earlier one may
-//!   still be running (`MemberConfig::sole`).
+//!   still be running (`ClusterNodeConfig::sole`).
 //!
 //! **Why that is right.** A start is sole if it is the next one of a holder that is known to have
 //! ended (the directory's lock is this process's now, or the holder said that it ends) and that was
@@ -28,7 +28,7 @@ const VERSION: u8 = 1;
 /// Longest word of a holder, bytes.
 pub const HOLDER_BYTES_MAX: usize = 255;
 
-const BIRTH: &str = "birth";
+const NODE_UUID: &str = "birth";
 const SEAT: &str = "seat";
 
 /// The process that served the rows last.
@@ -104,16 +104,16 @@ pub fn ownership_key() -> Key {
 ///
 /// # Errors
 /// `EIO` if it is damaged; the engine's.
-pub fn birth(engine: &dyn Engine) -> FsResult<Option<u64>> {
-    read(engine, BIRTH, decode_counter)
+pub fn node_uuid(engine: &dyn Engine) -> FsResult<Option<u64>> {
+    read(engine, NODE_UUID, decode_counter)
 }
 
 /// Gives the rows their word; returns when it is durable.
 ///
 /// # Errors
 /// The engine's.
-pub fn bear(engine: &dyn Engine, birth: u64) -> FsResult<()> {
-    commit(engine, counter_row(BIRTH, birth))
+pub fn bear(engine: &dyn Engine, node_uuid: u64) -> FsResult<()> {
+    commit(engine, counter_row(NODE_UUID, node_uuid))
 }
 
 fn read<T>(
@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn records_come_back() {
         let engine = MemoryEngine::new(SyncWhen::Asked);
-        assert_eq!((birth(&engine), Ownership::read(&engine)), (Ok(None), Ok(None)));
+        assert_eq!((node_uuid(&engine), Ownership::read(&engine)), (Ok(None), Ok(None)));
         bear(&engine, 7).unwrap();
-        assert_eq!(birth(&engine), Ok(Some(7)));
+        assert_eq!(node_uuid(&engine), Ok(Some(7)));
         for written in [ownership(b"here", false), ownership(b"here", true), ownership(b"", true)] {
             written.write(&engine).unwrap();
             assert_eq!(Ownership::read(&engine), Ok(Some(written)));

@@ -23,7 +23,7 @@ const NAME: &str = "peer ";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerIdentity {
     /// The word that the node's directory was born with.
-    pub birth: u64,
+    pub node_uuid: u64,
     /// The newest of its starts, counted from 1.
     pub epoch: u64,
     /// The random number of that start's process.
@@ -76,7 +76,7 @@ impl PeerIdentity {
     /// As its row has it.
     pub fn encode(&self) -> Box<[u8]> {
         let mut out = vec![if self.address.is_some() { VERSION } else { VERSION_NOWHERE }];
-        for number in [self.birth, self.epoch, self.start] {
+        for number in [self.node_uuid, self.epoch, self.start] {
             out.extend_from_slice(&number.to_be_bytes());
         }
         if let Some(address) = &self.address {
@@ -96,7 +96,7 @@ impl PeerIdentity {
             VERSION_NOWHERE => false,
             _ => return Err(DecodeError("record of another node of an unknown format version")),
         };
-        let (birth, epoch, start) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let (node_uuid, epoch, start) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let address = if is_somewhere {
             let address = std::str::from_utf8(reader.string(ADDRESS_MAX)?).ok();
             Some(address.filter(|address| !address.is_empty()).ok_or(DecodeError("no address"))?.to_owned())
@@ -104,7 +104,7 @@ impl PeerIdentity {
             None
         };
         reader.end()?;
-        Ok(Self { birth, epoch, start, address })
+        Ok(Self { node_uuid, epoch, start, address })
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn rows_come_back_and_have_names_of_their_own() {
-        let known = PeerIdentity { birth: 0x0102, epoch: 3, start: 0x0405, address: None };
+        let known = PeerIdentity { node_uuid: 0x0102, epoch: 3, start: 0x0405, address: None };
         let bytes = known.encode();
         assert_eq!(bytes[..17], [1, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3]);
         assert_eq!(bytes[17..], [0, 0, 0, 0, 0, 0, 4, 5]);

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use kestrel_balancer::report::Report;
+use kestrel_balancer::load_report::LoadReport;
 use kestrel_meta::node::TreePart;
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
@@ -21,11 +21,11 @@ use kestrel_types::request::{Answer as Answered, DirEntry, Usage};
 use super::gc::Weight;
 use super::message::Message;
 use super::tree::TreePosition;
-use super::{DEADLINE, Member, RESEND, Todo};
+use super::{ClusterNode, DEADLINE, Deferred, RESEND};
 
 /// What members are asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Question {
+pub enum PollQuestion {
     /// The volume's figures, as far as the member's own shares have them.
     Usage,
     /// Which of these files somebody has open there, or may have.
@@ -50,7 +50,7 @@ pub enum Question {
 
 /// What a member says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum PollAnswer {
     /// Files, directories, bytes: parts of sums, so below nought too.
     Usage([i64; 3]),
     /// Those of the files that are open, or may be.
@@ -64,25 +64,25 @@ pub enum Answer {
     /// It is done, durably.
     Done,
     /// Entries, and names.
-    Entries(Report),
+    Entries(LoadReport),
     /// Files, each with its directory, and the directory and name that were read last; `None` if
     /// all names were.
     Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
 }
 
-impl Question {
+impl PollQuestion {
     /// Whether this is an answer to it.
-    fn is_answered_by(&self, answer: &Answer) -> bool {
+    fn is_answered_by(&self, answer: &PollAnswer) -> bool {
         matches!(
             (self, answer),
-            (Question::Usage, Answer::Usage(_))
-                | (Question::Held(_), Answer::Held(_))
-                | (Question::Tree(..), Answer::Tree(_))
-                | (Question::Weigh(..), Answer::Weighed(_))
-                | (Question::Confirm(..), Answer::Confirmed(_))
-                | (Question::Forget(..), Answer::Done)
-                | (Question::Entries, Answer::Entries(_))
-                | (Question::Locate(..), Answer::Located(..))
+            (PollQuestion::Usage, PollAnswer::Usage(_))
+                | (PollQuestion::Held(_), PollAnswer::Held(_))
+                | (PollQuestion::Tree(..), PollAnswer::Tree(_))
+                | (PollQuestion::Weigh(..), PollAnswer::Weighed(_))
+                | (PollQuestion::Confirm(..), PollAnswer::Confirmed(_))
+                | (PollQuestion::Forget(..), PollAnswer::Done)
+                | (PollQuestion::Entries, PollAnswer::Entries(_))
+                | (PollQuestion::Locate(..), PollAnswer::Located(..))
         )
     }
 }
@@ -113,8 +113,8 @@ pub(super) enum Then {
 
 /// A poll under way.
 pub(super) struct Poll {
-    question: Question,
-    answers: BTreeMap<NodeId, Answer>,
+    question: PollQuestion,
+    answers: BTreeMap<NodeId, PollAnswer>,
     then: Then,
     /// When the members that have not answered were asked last.
     sent: Nanos,
@@ -128,9 +128,9 @@ impl Poll {
     }
 }
 
-impl Member {
-    /// Asks all of them. `then` hears the answers in [`Member::poll_ended`].
-    pub(super) fn poll(&mut self, question: Question, then: Then) {
+impl ClusterNode {
+    /// Asks all of them. `then` hears the answers in [`ClusterNode::poll_ended`].
+    pub(super) fn poll(&mut self, question: PollQuestion, then: Then) {
         let (number, now) = (self.number(), self.now);
         let poll = Poll { question, answers: BTreeMap::new(), then, sent: now, until: now + DEADLINE };
         self.polls.insert(number, poll);
@@ -151,36 +151,36 @@ impl Member {
     }
 
     /// Answers another member, or this one.
-    pub(super) fn polled(&mut self, from: NodeId, number: u64, question: Question) {
+    pub(super) fn polled(&mut self, from: NodeId, number: u64, question: PollQuestion) {
         let (answer, wait) = match question {
             // A crash undoes what is not durable; figures may come out wrong by that much for a
             // moment, as on one node.
-            Question::Usage => (Answer::Usage(self.node.figures()), 0),
-            Question::Held(mut files) => {
+            PollQuestion::Usage => (PollAnswer::Usage(self.node.figures()), 0),
+            PollQuestion::Held(mut files) => {
                 let core = self.node.core();
                 let soon = self.about_to_open();
                 let is_open = |ino: &InodeId| core.opens.get(*ino).count > 0 || soon.contains(ino);
                 files.retain(|ino| core.reclaiming.lasts() || is_open(ino));
-                (Answer::Held(files), 0)
+                (PollAnswer::Held(files), 0)
             }
-            Question::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
-            Question::Weigh(round, objects) => return self.weigh(from, number, round, &objects),
-            Question::Confirm(round, objects) => {
-                (Answer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
+            PollQuestion::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
+            PollQuestion::Weigh(round, objects) => return self.weigh(from, number, round, &objects),
+            PollQuestion::Confirm(round, objects) => {
+                (PollAnswer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
             }
-            Question::Entries => match self.census.as_ref().and_then(|census| census(&self.table)) {
-                Some(report) => (Answer::Entries(report), 0),
+            PollQuestion::Entries => match self.census.as_ref().and_then(|census| census(&self.table)) {
+                Some(report) => (PollAnswer::Entries(report), 0),
                 None => return,
             },
-            Question::Locate(files, after) => match self.locate(&files, after.as_ref()) {
+            PollQuestion::Locate(files, after) => match self.locate(&files, after.as_ref()) {
                 Ok(located) => (located, 0),
                 // The asking member gives up at its deadline.
                 Err(why) => return log::error!("files that another node looks for by number: {why}"),
             },
             // Its shares are on their way to another member, which is asked by the next table.
-            Question::Forget(..) if self.is_frozen_to_leave() => return,
-            Question::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
-                Ok(position) => (Answer::Done, position),
+            PollQuestion::Forget(..) if self.is_frozen_to_leave() => return,
+            PollQuestion::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
+                Ok(position) => (PollAnswer::Done, position),
                 // It is asked again.
                 Err(why) => return log::error!("shares of objects that another node has deleted: {why}"),
             },
@@ -189,16 +189,16 @@ impl Member {
     }
 
     /// Tells an answer once this is durable.
-    pub(super) fn answer_poll(&mut self, to: NodeId, number: u64, answer: Answer, wait: Position) {
+    pub(super) fn answer_poll(&mut self, to: NodeId, number: u64, answer: PollAnswer, wait: Position) {
         // Another one may have begun to serve while rows were read.
         if !self.cluster().may_answer() {
             return;
         }
-        self.when_durable(wait, Todo::Send(to, Message::Polled { number, answer }));
+        self.when_durable(wait, Deferred::Send(to, Message::Polled { number, answer }));
     }
 
     /// A member has answered.
-    pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
+    pub(super) fn told(&mut self, from: NodeId, number: u64, answer: PollAnswer) {
         let count = self.table.serving().count();
         let placement = &self.table.placement;
         let is_asked = placement.map.member(from).is_some() && !placement.is_idle(from);
@@ -215,16 +215,16 @@ impl Member {
     }
 
     /// The files that are among the next names which this member owns.
-    fn locate(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<Answer> {
+    fn locate(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<PollAnswer> {
         let (table, me) = (&self.table, self.me);
         let own = |dir: InodeId, name: &[u8]| table.owner_of_entry(dir, name) == me;
         match locate::run(&**self.node.engine(), (files, after), &own)? {
-            Answered::Located { found, next } => Ok(Answer::Located(found, next)),
-            _ => Ok(Answer::Located(Vec::new(), None)),
+            Answered::Located { found, next } => Ok(PollAnswer::Located(found, next)),
+            _ => Ok(PollAnswer::Located(Vec::new(), None)),
         }
     }
 
-    fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, Answer>>) {
+    fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
         match then {
             Then::TellUsage(ticket) => {
                 let reply = match answers {
@@ -286,10 +286,10 @@ pub(super) fn out_of_reach() -> FsError {
 }
 
 /// What all members have found, and from where on none of them has read.
-fn merge_located(answers: BTreeMap<NodeId, Answer>) -> Answered {
+fn merge_located(answers: BTreeMap<NodeId, PollAnswer>) -> Answered {
     let (mut found, mut next) = (Vec::new(), None);
     for answer in answers.into_values() {
-        let Answer::Located(files, read) = answer else { continue };
+        let PollAnswer::Located(files, read) = answer else { continue };
         found.extend(files);
         next = match (next, read) {
             (Some(next), Some(read)) => Some(std::cmp::min(next, read)),
@@ -299,10 +299,10 @@ fn merge_located(answers: BTreeMap<NodeId, Answer>) -> Answered {
     Answered::Located { found, next }
 }
 
-fn sum<'a>(answers: impl Iterator<Item = &'a Answer>) -> Usage {
+fn sum<'a>(answers: impl Iterator<Item = &'a PollAnswer>) -> Usage {
     let mut sum = [0i64; 3];
     for answer in answers {
-        if let Answer::Usage(part) = answer {
+        if let PollAnswer::Usage(part) = answer {
             sum = std::array::from_fn(|i| sum[i].wrapping_add(part[i]));
         }
     }

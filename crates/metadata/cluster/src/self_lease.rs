@@ -30,7 +30,7 @@ use kestrel_meta::lease::{FOREVER, NEVER};
 use kestrel_types::clock::Nanos;
 
 use super::lease::{LEASE, PROMISE, RENEW};
-use super::{Member, Todo};
+use super::{ClusterNode, Deferred};
 
 /// How long a start has the self lease after a commit that got through was made.
 pub const SELF_LEASE: Nanos = 2 * LEASE;
@@ -103,7 +103,7 @@ impl SelfLease {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// Asks the store whether it is still this start's.
     pub(super) fn tick_self_lease(&mut self) {
         let (now, shared) = (self.time(), self.cluster().is_shared());
@@ -115,7 +115,7 @@ impl Member {
         }
         (self_lease.asked, self_lease.waits) = (now, true);
         match self.commit(BatchKind::Freeing, vec![counter_row("epoch", self.epoch)]) {
-            Ok(position) => self.when_durable(position, Todo::Confirmed(now)),
+            Ok(position) => self.when_durable(position, Deferred::Confirmed(now)),
             Err(why) if self.has_lost_store(&why) => {}
             Err(why) => {
                 log::warn!("what tells that the store is this node's: {why}");

@@ -15,10 +15,10 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::Position;
 use kestrel_types::request::Done;
 
-use super::Member;
+use super::ClusterNode;
 use super::work::Back;
 
-impl Member {
+impl ClusterNode {
     /// Why it has stopped, if it has: its process must end and be started again.
     pub fn failure(&self) -> Option<&FsError> {
         self.failure.as_ref()

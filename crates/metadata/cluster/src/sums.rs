@@ -58,7 +58,7 @@ use kestrel_types::stat::DirStat;
 
 use super::message::{Message, SpanRow};
 use super::work::Stage;
-use super::{Member, RESEND};
+use super::{ClusterNode, RESEND};
 use listing::List;
 
 /// A directory whose lease had to be revoked is not leased again for so long, at first.
@@ -211,7 +211,7 @@ impl Sums {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// Changes what batches look at.
     fn change_sums(&self, change: impl FnOnce(&Self)) {
         let quiet = self.node.quiesce();

@@ -11,8 +11,8 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Op, Usage};
 
-use super::Member;
-use super::poll::{Answer, Question, Then, out_of_reach};
+use super::ClusterNode;
+use super::poll::{PollAnswer, PollQuestion, Then, out_of_reach};
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 64;
@@ -36,7 +36,7 @@ pub(super) struct Walk {
     dirs: u64,
 }
 
-impl Member {
+impl ClusterNode {
     /// Begins to answer `Op::TreeUsage`, at the directory's home.
     pub(super) fn walk_tree(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };
@@ -67,11 +67,11 @@ impl Member {
         walk.asked = walk.todo.split_off(walk.todo.len().saturating_sub(DIRS_MAX));
         walk.dirs += walk.asked.len() as u64;
         let dirs = walk.asked.clone();
-        self.poll(Question::Tree(dirs, None), Then::WalkOn(ticket));
+        self.poll(PollQuestion::Tree(dirs, None), Then::WalkOn(ticket));
     }
 
     /// All members have told what they know of the directories, or somebody is out of reach.
-    pub(super) fn walked(&mut self, ticket: u64, answers: Option<BTreeMap<NodeId, Answer>>) {
+    pub(super) fn walked(&mut self, ticket: u64, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
         let Some(walk) = self.walks.get_mut(&ticket) else { return };
         let Some(answers) = answers else {
             self.walks.remove(&ticket);
@@ -80,7 +80,7 @@ impl Member {
         // Up to where everybody has told all.
         let (mut end, mut found): (Option<TreePosition>, Vec<TreePosition>) = (None, Vec::new());
         for answer in answers.into_values() {
-            let Answer::Tree(TreePart { sum, children, more }) = answer else { continue };
+            let PollAnswer::Tree(TreePart { sum, children, more }) = answer else { continue };
             walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
             if let (true, Some(last)) = (more, children.last()) {
                 end = Some(end.map_or(*last, |end| end.min(*last)));
@@ -92,7 +92,7 @@ impl Member {
         match end {
             Some(end) => {
                 let dirs = walk.asked.clone();
-                self.poll(Question::Tree(dirs, Some(end)), Then::WalkOn(ticket));
+                self.poll(PollQuestion::Tree(dirs, Some(end)), Then::WalkOn(ticket));
             }
             None => self.ask_tree(ticket),
         }
@@ -107,7 +107,7 @@ impl Member {
         after: Option<TreePosition>,
     ) {
         match self.node.tree_part(dirs, after, CHILDREN_MAX) {
-            Ok(part) => self.answer_poll(from, number, Answer::Tree(part), 0),
+            Ok(part) => self.answer_poll(from, number, PollAnswer::Tree(part), 0),
             // The asking member gives up at its deadline.
             Err(why) => log::error!("figures of directories that another node asks for: {why}"),
         }

@@ -10,9 +10,9 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 
 use super::lease;
-use super::poll::{Question, Then, out_of_reach};
+use super::poll::{PollQuestion, Then, out_of_reach};
 use super::txn::leader::LeaderTxn;
-use super::{Asker, DEADLINE, Member, RESEND, Todo};
+use super::{ClusterNode, DEADLINE, Deferred, RESEND, Requester};
 
 /// The longest random pause before something is tried again.
 const PAUSE_MAX: Nanos = 500 * MILLISECOND;
@@ -49,7 +49,7 @@ pub(super) enum Stage {
 /// A request that this member leads.
 pub(super) struct Work {
     pub request: Request,
-    pub asker: Asker,
+    pub asker: Requester,
     /// It is no request but claims opens of before a restart; the request is an Open of the file.
     pub claim: Option<Claim>,
     pub back: Back,
@@ -64,16 +64,22 @@ pub(super) struct Work {
     pub counter: Option<u64>,
 }
 
-impl Member {
+impl ClusterNode {
     /// Leads a request, or a claim of opens, whichever member owns what it is about. Its ticket.
-    pub(super) fn begin(&mut self, request: Request, asker: Asker, claim: Option<Claim>, back: Back) -> u64 {
+    pub(super) fn begin(
+        &mut self,
+        request: Request,
+        asker: Requester,
+        claim: Option<Claim>,
+        back: Back,
+    ) -> u64 {
         let ticket = self.put((request, asker), claim, back);
         self.run_alone(ticket);
         ticket
     }
 
     /// Has a request under way, which the node is going to be given, or has been.
-    fn put(&mut self, (request, asker): (Request, Asker), claim: Option<Claim>, back: Back) -> u64 {
+    fn put(&mut self, (request, asker): (Request, Requester), claim: Option<Claim>, back: Back) -> u64 {
         let ticket = self.number();
         let work = Work {
             request,
@@ -101,7 +107,7 @@ impl Member {
             let failure = failure.clone();
             return self.refuse(done, failure);
         }
-        let ticket = self.put((request, Asker::Session(origin)), None, Back::Here(done));
+        let ticket = self.put((request, Requester::Session(origin)), None, Back::Here(done));
         self.elsewhere(ticket, why);
     }
 
@@ -120,10 +126,10 @@ impl Member {
         }
         if matches!(work.request.op, Op::Usage) && !alone {
             work.stage = Stage::Polling;
-            return self.poll(Question::Usage, Then::TellUsage(ticket));
+            return self.poll(PollQuestion::Usage, Then::TellUsage(ticket));
         }
         if let (Op::Locate { files, after }, 0, false) = (&work.request.op, work.request.creds.uid, alone) {
-            let question = Question::Locate(files.clone(), after.clone());
+            let question = PollQuestion::Locate(files.clone(), after.clone());
             work.stage = Stage::Polling;
             return self.poll(question, Then::TellLocated(ticket));
         }
@@ -141,7 +147,7 @@ impl Member {
     /// executed before: then the record is what the session hears. Whether it was ended.
     pub(super) fn is_misdirected(&mut self, ticket: u64) -> bool {
         let Some(work) = self.works.get(&ticket) else { return false };
-        let Asker::Session(origin) = work.asker else { return false };
+        let Requester::Session(origin) = work.asker else { return false };
         if self.table.leader(&work.request.op) == self.me
             || origin.is_some_and(|origin| self.node.has_answer(origin))
         {
@@ -209,12 +215,12 @@ impl Member {
         }
     }
 
-    /// As [`Member::answer`], once a position is durable.
+    /// As [`ClusterNode::answer`], once a position is durable.
     pub(super) fn answer_after(&mut self, ticket: u64, reply: Reply, wait: Position) {
         if wait <= self.node.engine().durable() {
             return self.answer(ticket, reply);
         }
-        self.when_durable(wait, Todo::Answer(ticket, reply));
+        self.when_durable(wait, Deferred::Answer(ticket, reply));
     }
 
     pub(super) fn tick_works(&mut self) {

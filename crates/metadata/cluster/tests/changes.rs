@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kestrel_cluster::change::{Announced, ChangeMessage};
-use kestrel_cluster::{Asker, Member, Message};
+use kestrel_cluster::{ClusterNode, Message, Requester};
 use kestrel_engine::Engine;
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::SECOND;
@@ -105,7 +105,7 @@ impl Cluster {
     fn settle(&mut self) {
         for _ in 0..20_000 {
             self.step();
-            if self.members.values().all(Member::is_idle) {
+            if self.members.values().all(ClusterNode::is_idle) {
                 return;
             }
         }
@@ -131,7 +131,7 @@ impl Cluster {
     }
 
     fn look(&mut self) {
-        let tables = self.members.values().map(Member::placement);
+        let tables = self.members.values().map(ClusterNode::placement);
         self.placement = tables.max_by_key(|table| table.version).unwrap();
     }
 
@@ -422,7 +422,7 @@ fn a_node_joins_and_gets_slots_later() {
         cluster.form(id, PlacementMap { map, ..present.clone() }, true);
         for _ in 0..3000 {
             cluster.step();
-            if cluster.members.values().all(Member::is_idle) {
+            if cluster.members.values().all(ClusterNode::is_idle) {
                 break;
             }
         }
@@ -498,7 +498,7 @@ fn retry_at_the_former_owner() {
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |reply| *filled.lock() = Some(reply));
-        let asker = Asker::Session(Some(Origin { client, seq, retry }));
+        let asker = Requester::Session(Some(Origin { client, seq, retry }));
         let request = Request { creds: Creds::root(), op };
         cluster.members.get_mut(&1).unwrap().submit(request, asker, done, cluster.now);
         cluster.step();

@@ -10,10 +10,10 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
-use kestrel_cluster::{Envelope, Member, MemberConfig};
+use kestrel_cluster::host::{Carrier, NodeHost, Undeliverable};
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig, Envelope};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::node::{Durability, Ear, NodeConfig, RootAttr};
+use kestrel_meta::node::{Durability, NodeConfig, ReplySink, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_model::code as errno;
 use kestrel_types::clock::{SECOND, SystemClock};
@@ -30,7 +30,7 @@ const NODES: u32 = 3;
 /// if that is set.
 #[derive(Default)]
 struct Wire {
-    hosts: RwLock<BTreeMap<NodeId, Weak<MemberHost>>>,
+    hosts: RwLock<BTreeMap<NodeId, Weak<NodeHost>>>,
     carried: AtomicU64,
     loses_every: AtomicU64,
     /// Messages of this kind are too large.
@@ -38,9 +38,9 @@ struct Wire {
 }
 
 impl Carrier for Wire {
-    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>> {
         if self.too_large.lock().is_some_and(|kind| format!("{:?}", envelope.message).starts_with(kind)) {
-            return Err(Box::new(Unsent { envelope, why: TooLarge("the length of the message") }));
+            return Err(Box::new(Undeliverable { envelope, why: TooLarge("the length of the message") }));
         }
         let number = self.carried.fetch_add(1, Ordering::Relaxed);
         let every = self.loses_every.load(Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Carrier for Wire {
 }
 
 struct Cluster {
-    hosts: BTreeMap<NodeId, Arc<MemberHost>>,
+    hosts: BTreeMap<NodeId, Arc<NodeHost>>,
     wire: Arc<Wire>,
     placement: PlacementMap,
 }
@@ -67,14 +67,14 @@ impl Cluster {
         for me in 1..=NODES {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
             let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
-            Member::format(&*engine, root, SECOND, me, placement.clone()).unwrap();
+            ClusterNode::format(&*engine, root, SECOND, me, placement.clone()).unwrap();
             let node = NodeConfig {
                 workers: 2,
                 durability: Durability::Commit,
                 serves: true,
                 ..NodeConfig::default()
             };
-            let config = MemberConfig {
+            let config = ClusterNodeConfig {
                 me,
                 placement: placement.clone(),
                 node,
@@ -82,7 +82,7 @@ impl Cluster {
                 joining: false,
                 exclusive: true,
             };
-            let host = MemberHost::open(engine, Arc::new(SystemClock), config, wire.clone()).unwrap();
+            let host = NodeHost::open(engine, Arc::new(SystemClock), config, wire.clone()).unwrap();
             host.node().end_grace().unwrap();
             wire.hosts.write().insert(me, Arc::downgrade(&host));
             hosts.insert(me, host);
@@ -90,7 +90,7 @@ impl Cluster {
         Self { hosts, wire, placement }
     }
 
-    fn leader(&self, op: &Op) -> &Arc<MemberHost> {
+    fn leader(&self, op: &Op) -> &Arc<NodeHost> {
         &self.hosts[&self.placement.leader(op).map_or(1, |member| member.id)]
     }
 
@@ -110,13 +110,13 @@ impl Cluster {
 /// One that waits for one reply.
 struct Waits(Mutex<Sender<Reply>>);
 
-impl Ear for Waits {
-    fn hear(&self, _number: usize, reply: Reply) {
+impl ReplySink for Waits {
+    fn complete(&self, _number: usize, reply: Reply) {
         self.0.lock().send(reply).unwrap();
     }
 }
 
-fn ask_at(host: &MemberHost, op: Op, origin: Option<Origin>) -> Reply {
+fn ask_at(host: &NodeHost, op: Op, origin: Option<Origin>) -> Reply {
     let (sender, replies) = channel();
     let request = Request { creds: Creds::root(), op };
     host.submit_batch(vec![(request, origin)], &Arc::new(Waits(Mutex::new(sender))));
@@ -222,8 +222,8 @@ fn chained_requests_over_lost_messages() {
 /// Makes a directory; when that is done, another one.
 fn next(cluster: &Arc<Cluster>, chain: u32, step: u32, sender: Sender<i32>) {
     struct Chain(Arc<Cluster>, u32, u32, Mutex<Option<Sender<i32>>>, AtomicUsize);
-    impl Ear for Chain {
-        fn hear(&self, _number: usize, reply: Reply) {
+    impl ReplySink for Chain {
+        fn complete(&self, _number: usize, reply: Reply) {
             assert_eq!(self.4.fetch_add(1, Ordering::Relaxed), 0, "two replies to one request");
             let sender = self.3.lock().take().unwrap();
             if errno(&reply) != 0 || self.2 == 11 {
@@ -243,8 +243,8 @@ fn next(cluster: &Arc<Cluster>, chain: u32, step: u32, sender: Sender<i32>) {
         _ => Op::RmDir(at(&format!("e{chain}-{}", step - 2)), None),
     };
     let host = cluster.leader(&op).clone();
-    let ear = Chain(cluster.clone(), chain, step, Mutex::new(Some(sender)), AtomicUsize::new(0));
-    host.submit_batch(vec![(Request { creds: Creds::root(), op }, None)], &Arc::new(ear));
+    let sink = Chain(cluster.clone(), chain, step, Mutex::new(Some(sender)), AtomicUsize::new(0));
+    host.submit_batch(vec![(Request { creds: Creds::root(), op }, None)], &Arc::new(sink));
 }
 
 /// A request that needs a message that is too large fails at once.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kestrel_cluster::change::Announced;
 use kestrel_cluster::lease::{LEASE, LeaseMessage, PATIENCE, PROMISE};
-use kestrel_cluster::{Asker, DEADLINE, Envelope, Member, Message};
+use kestrel_cluster::{ClusterNode, DEADLINE, Envelope, Message, Requester};
 use kestrel_engine::EngineError;
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
@@ -345,7 +345,7 @@ fn dentry_in_flight_at_the_end_of_a_lease() {
 /// Lets time pass beside a process of member 2 that was taken over and goes on: what is said to the
 /// member reaches both, and that one reaches all but these. Whether it had a lease together with
 /// its successor.
-fn pass_beside(cluster: &mut Cluster, zombie: &mut Member, time: Nanos, cuts: &[NodeId]) -> bool {
+fn pass_beside(cluster: &mut Cluster, zombie: &mut ClusterNode, time: Nanos, cuts: &[NodeId]) -> bool {
     let (until, mut both) = (cluster.now + time, false);
     while cluster.now < until {
         cluster.tick(STEP);
@@ -420,7 +420,7 @@ fn leases_of_two_starts() {
         let answers = Arc::new(Mutex::new(None));
         let heard = answers.clone();
         let done = Box::new(move |reply| *heard.lock() = Some(reply));
-        zombie.submit(asked.clone(), Asker::Session(None), done, cluster.now);
+        zombie.submit(asked.clone(), Requester::Session(None), done, cluster.now);
         let answered = cluster.submit(2, asked, None);
         assert!(!pass_beside(&mut cluster, &mut zombie, 4 * PROMISE, cuts));
         assert!(answers.lock().is_none(), "what it says nobody may believe");

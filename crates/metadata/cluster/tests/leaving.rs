@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kestrel_cluster::change::{Announced, ChangeMessage, Changed};
-use kestrel_cluster::{Envelope, Member, Message};
+use kestrel_cluster::{ClusterNode, Envelope, Message};
 use kestrel_engine::Engine;
 use kestrel_meta::owners::share_holder_of;
 use kestrel_types::clock::SECOND;
@@ -88,7 +88,7 @@ impl Cluster {
     fn settle(&mut self) {
         for _ in 0..20_000 {
             self.step();
-            if self.members.values().all(Member::is_idle) {
+            if self.members.values().all(ClusterNode::is_idle) {
                 return;
             }
         }
@@ -135,7 +135,7 @@ impl Cluster {
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |reply| *filled.lock() = Some(reply));
-        let asker = kestrel_cluster::Asker::Session(None);
+        let asker = kestrel_cluster::Requester::Session(None);
         let request = Request { creds: Creds::root(), op };
         self.members.get_mut(&node).unwrap().submit(request, asker, done, self.now);
         for _ in 0..3000 {

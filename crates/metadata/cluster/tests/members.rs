@@ -7,7 +7,7 @@ mod common;
 
 use std::sync::Arc;
 
-use kestrel_cluster::{Asker, DEADLINE, Member, MemberConfig, Message, Vote};
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig, DEADLINE, Message, Requester, Vote};
 use kestrel_engine::EngineError;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig};
@@ -55,7 +55,7 @@ fn operations_over_all_members() {
     assert_eq!(cluster.names(1, 1, 100), ["f3"]);
     cluster.tick(SECOND);
     cluster.carry(|_, _| false);
-    assert!(cluster.members.values().all(Member::is_idle));
+    assert!(cluster.members.values().all(ClusterNode::is_idle));
 }
 
 /// A directory that loses its permissions loses them at each cluster member at once.
@@ -108,8 +108,8 @@ fn misdirected_only_for_sessions() {
         cluster.carry(|_, _| false);
         slot.lock().take().unwrap()
     };
-    assert_eq!(ask(Asker::Session(None)), Err(Outcome::Misdirected { table: 1 }));
-    assert_eq!(errno(&ask(Asker::Own)), 0);
+    assert_eq!(ask(Requester::Session(None)), Err(Outcome::Misdirected { table: 1 }));
+    assert_eq!(errno(&ask(Requester::Own)), 0);
     assert_eq!(cluster.names(1, 1, 100), ["a2"]);
 }
 
@@ -200,22 +200,28 @@ fn request_that_needs_a_missing_member() {
 fn settings_that_make_no_sense_are_refused() {
     let clock = Arc::new(ManualClock::new(SECOND));
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
-    assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 9, placement(2)).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(ClusterNode::format(&*engine, ROOT_ATTR, 0, 9, placement(2)).unwrap_err().errno, libc::EINVAL);
     let member = |id| MapMember { id, address: "node".into() };
     let map = SlotMap::even(vec![member(1), member(1024)]).unwrap();
     let high = PlacementMap::new(map, Exceptions::default());
-    assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno, libc::EINVAL);
-    Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
+    assert_eq!(ClusterNode::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno, libc::EINVAL);
+    ClusterNode::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
     for node in [fsync, NodeConfig { workers: 17, ..settings() }] {
-        let config =
-            MemberConfig { me: 1, placement: placement(2), node, seed: 1, joining: false, exclusive: true };
-        let opened = Member::open(engine.clone(), clock.clone(), config, 0);
+        let config = ClusterNodeConfig {
+            me: 1,
+            placement: placement(2),
+            node,
+            seed: 1,
+            joining: false,
+            exclusive: true,
+        };
+        let opened = ClusterNode::open(engine.clone(), clock.clone(), config, 0);
         assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
     }
     // Alone it is a node like any other: it has all rows.
     let alone = Arc::new(MemoryEngine::new(SyncWhen::Asked));
-    Member::format(&*alone, ROOT_ATTR, 0, 1, placement(1)).unwrap();
+    ClusterNode::format(&*alone, ROOT_ATTR, 0, 1, placement(1)).unwrap();
     assert!(Node::open(alone, clock, settings()).is_ok());
 }
 

@@ -8,7 +8,7 @@ mod common;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kestrel_cluster::{Member, Message, Question};
+use kestrel_cluster::{ClusterNode, Message, PollQuestion};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::ids::counter_row;
@@ -265,7 +265,7 @@ fn objects_in_use_at_any_member() {
 fn reference_between_two_questions() {
     let confirms = |to| {
         move |node: NodeId, message: &Message| {
-            node == to && matches!(message, Message::Poll { question: Question::Confirm(..), .. })
+            node == to && matches!(message, Message::Poll { question: PollQuestion::Confirm(..), .. })
         }
     };
     let mut cluster = Cluster::new(3);
@@ -348,5 +348,5 @@ fn figures_of_a_tree_are_sums_over_all_nodes() {
     assert_eq!(cluster.usage(Op::TreeUsage(dir.ino)), Usage { files: 9, dirs: 3, bytes: 9 });
     assert_eq!(cluster.usage(Op::Usage), Usage { files: 9, dirs: 4, bytes: 9 });
     assert_eq!(errno(&cluster.ask(2, Op::TreeUsage(12345))), libc::ENOENT);
-    assert!(cluster.members.values().all(Member::is_idle));
+    assert!(cluster.members.values().all(ClusterNode::is_idle));
 }

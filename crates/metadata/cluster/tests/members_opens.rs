@@ -5,7 +5,7 @@
 
 mod common;
 
-use kestrel_cluster::{Message, Question};
+use kestrel_cluster::{Message, PollQuestion};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::SECOND;
 use kestrel_types::inode::Inode;
@@ -268,7 +268,7 @@ fn orphans_after_a_restart_of_their_home() {
     cluster.restart(1);
     assert_eq!(orphans(&cluster), 1);
     cluster.tick(SECOND);
-    let asks = |message: &Message| matches!(message, Message::Poll { question: Question::Held(files), .. } if *files == [file.ino]);
+    let asks = |message: &Message| matches!(message, Message::Poll { question: PollQuestion::Held(files), .. } if *files == [file.ino]);
     let question = cluster.carry(|to, message| to == 2 && asks(message)).unwrap();
     cluster.under_way.push_back(question);
     wait(&mut cluster, 10);

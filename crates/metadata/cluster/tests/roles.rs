@@ -8,7 +8,7 @@ mod common;
 use std::sync::Arc;
 
 use kestrel_cluster::change::{Announced, ChangeMessage};
-use kestrel_cluster::{Member, Message};
+use kestrel_cluster::{ClusterNode, Message};
 use kestrel_engine::Engine;
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
@@ -68,7 +68,7 @@ impl Cluster {
     fn settle(&mut self) {
         for _ in 0..20_000 {
             self.step();
-            if self.members.values().all(Member::is_idle) {
+            if self.members.values().all(ClusterNode::is_idle) {
                 return;
             }
         }
@@ -85,7 +85,7 @@ impl Cluster {
     }
 
     fn tables(&self) -> Vec<PlacementMap> {
-        self.members.values().map(Member::placement).collect()
+        self.members.values().map(ClusterNode::placement).collect()
     }
 
     fn rows(&self, node: NodeId, table: Table) -> usize {

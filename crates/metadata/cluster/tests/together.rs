@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_cluster::{DEADLINE, Message};
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
@@ -64,7 +64,7 @@ fn removals_in_one_message() {
     }
 }
 
-type Heard = Arc<Mutex<Option<FsResult<Vec<Report>>>>>;
+type Heard = Arc<Mutex<Option<FsResult<Vec<LoadReport>>>>>;
 
 fn ask(cluster: &mut Cluster, at: NodeId) -> Heard {
     let heard = Heard::default();
@@ -80,7 +80,7 @@ fn all_tell_what_they_have_or_nobody_is_told() {
     let report = |node: NodeId| {
         let name = Name::new(format!("name-{node}").as_bytes()).unwrap();
         let names = vec![NameCount { name, entries: 5 }];
-        Report { node, entries: u64::from(node) * 10, names }
+        LoadReport { node, entries: u64::from(node) * 10, names }
     };
     // The third counts when it is asked the first time, and has counted when it is asked again.
     for node in 1..=3 {

@@ -38,7 +38,7 @@ use super::log::Log;
 pub use super::log::format::Uuid;
 use super::log::format::put_mutation;
 pub use super::log::recovery::Verify;
-use super::rows::{Miss, Rows};
+use super::rows::{MemoryRows, Miss};
 use super::runs::Runs;
 use super::scan::Scans;
 use super::taps::Taps;
@@ -173,7 +173,7 @@ struct Shared {
     options: EmbeddedOptions,
     uuid: Uuid,
     disk: Arc<dyn Disk>,
-    rows: Rows,
+    rows: MemoryRows,
     log: Log,
     fence: Arc<Fenced>,
     runs: Box<dyn Runs>,

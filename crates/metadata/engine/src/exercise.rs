@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::{BatchKind, Engine, Mutation};
 
 /// Encoded key to value.
-pub type Content = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type ExpectedRows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// A row that is written.
 pub fn put(id: u64, suffix: &[u8], value: &[u8]) -> Mutation {
@@ -37,7 +37,7 @@ pub fn encode(key: KeyRef<'_>) -> Vec<u8> {
 }
 
 /// What a batch makes of the content.
-pub fn apply(content: &mut Content, mutations: &[Mutation]) {
+pub fn apply(content: &mut ExpectedRows, mutations: &[Mutation]) {
     for Mutation { key, value } in mutations {
         match value {
             Some(value) => content.insert(encode(key.borrow()), value.to_vec()),
@@ -47,8 +47,8 @@ pub fn apply(content: &mut Content, mutations: &[Mutation]) {
 }
 
 /// Everything in the engine.
-pub fn content(engine: &dyn Engine) -> Content {
-    let mut content = Content::new();
+pub fn content(engine: &dyn Engine) -> ExpectedRows {
+    let mut content = ExpectedRows::new();
     for table in Table::ALL {
         engine
             .scan_table(table, None, &mut |key, value| {
@@ -62,7 +62,7 @@ pub fn content(engine: &dyn Engine) -> Content {
 
 /// What is done with an engine.
 #[derive(Debug, Clone)]
-pub enum Op {
+pub enum EngineOp {
     /// A batch: id, name, and seed of the value or none to delete.
     Commit(Vec<(u64, u8, Option<u16>)>),
     /// Rows that may be there.
@@ -88,20 +88,20 @@ pub enum Op {
 }
 
 /// Operations, as often as they are interesting.
-pub fn op() -> impl Strategy<Value = Op> {
+pub fn op() -> impl Strategy<Value = EngineOp> {
     let id = 0..6u64;
     prop_oneof![
-        6 => vec((id.clone(), any::<u8>(), proptest::option::weighted(0.7, 0..400u16)), 1..40).prop_map(Op::Commit),
-        3 => vec((id.clone(), any::<u8>()), 1..80).prop_map(Op::Get),
-        3 => (id.clone(), proptest::option::of(any::<u8>()), 1..400usize).prop_map(|(a, b, c)| Op::Scan(a, b, c)),
-        1 => (id, any::<u8>(), 1..2000usize).prop_map(|(a, b, c)| Op::ScanTable(a, b, c)),
-        1 => (100..110u64).prop_map(Op::Hint),
-        1 => Just(Op::Sync),
-        2 => Just(Op::Flush),
-        2 => Just(Op::Evict),
-        1 => Just(Op::Compact),
-        1 => Just(Op::Close),
-        1 => Just(Op::Kill),
+        6 => vec((id.clone(), any::<u8>(), proptest::option::weighted(0.7, 0..400u16)), 1..40).prop_map(EngineOp::Commit),
+        3 => vec((id.clone(), any::<u8>()), 1..80).prop_map(EngineOp::Get),
+        3 => (id.clone(), proptest::option::of(any::<u8>()), 1..400usize).prop_map(|(a, b, c)| EngineOp::Scan(a, b, c)),
+        1 => (id, any::<u8>(), 1..2000usize).prop_map(|(a, b, c)| EngineOp::ScanTable(a, b, c)),
+        1 => (100..110u64).prop_map(EngineOp::Hint),
+        1 => Just(EngineOp::Sync),
+        2 => Just(EngineOp::Flush),
+        2 => Just(EngineOp::Evict),
+        1 => Just(EngineOp::Compact),
+        1 => Just(EngineOp::Close),
+        1 => Just(EngineOp::Kill),
     ]
 }
 
@@ -125,14 +125,14 @@ fn mutations(changes: &[(u64, u8, Option<u16>)]) -> Vec<Mutation> {
 }
 
 /// Operations that every engine has.
-pub fn check(engine: &dyn Engine, content: &mut Content, op: &Op) {
+pub fn check(engine: &dyn Engine, content: &mut ExpectedRows, op: &EngineOp) {
     match op {
-        Op::Commit(changes) => {
+        EngineOp::Commit(changes) => {
             let mutations = mutations(changes);
             apply(content, &mutations);
             commit(engine, mutations);
         }
-        Op::Get(names) => {
+        EngineOp::Get(names) => {
             let suffixes: Vec<_> = names.iter().map(|(id, name)| (*id, suffix(*name))).collect();
             let keys: Vec<_> =
                 suffixes.iter().map(|(id, suffix)| KeyRef::new(Table::Entry, *id, suffix)).collect();
@@ -145,7 +145,7 @@ pub fn check(engine: &dyn Engine, content: &mut Content, op: &Op) {
                 .unwrap();
             assert!(seen.iter().all(|times| *times == 1));
         }
-        Op::Scan(id, after, limit) => {
+        EngineOp::Scan(id, after, limit) => {
             let after = after.map(suffix);
             let mut shown = Vec::new();
             engine
@@ -164,7 +164,7 @@ pub fn check(engine: &dyn Engine, content: &mut Content, op: &Op) {
                 .collect();
             assert_eq!(shown, expected);
         }
-        Op::ScanTable(id, name, limit) => {
+        EngineOp::ScanTable(id, name, limit) => {
             let suffix = suffix(*name);
             let from = KeyRef::new(Table::Entry, *id, &suffix);
             let mut shown = Vec::new();
@@ -181,8 +181,8 @@ pub fn check(engine: &dyn Engine, content: &mut Content, op: &Op) {
                 .collect();
             assert_eq!(shown, expected);
         }
-        Op::Hint(id) => engine.hint_new(Table::Entry, *id),
-        Op::Sync => engine.sync().unwrap(),
-        Op::Flush | Op::Evict | Op::Compact | Op::Close | Op::Kill => {}
+        EngineOp::Hint(id) => engine.hint_new(Table::Entry, *id),
+        EngineOp::Sync => engine.sync().unwrap(),
+        EngineOp::Flush | EngineOp::Evict | EngineOp::Compact | EngineOp::Close | EngineOp::Kill => {}
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing above this trait knows which engine serves it.
 
+pub mod cancellable;
 mod claimed;
 mod disk;
 mod durability;
@@ -9,19 +10,18 @@ pub mod elsewhere;
 pub mod embedded;
 #[cfg(any(test, feature = "exercise"))]
 pub mod exercise;
-mod hurry;
+mod latency_hint;
 mod layer;
 mod log;
 pub mod memory;
+pub mod row_cache;
 mod rows;
 mod runs;
 mod scan;
 mod taps;
-pub mod tier;
-pub mod watched;
 
 pub use claimed::{Claimed, Fence};
-pub use hurry::Hurry;
+pub use latency_hint::LatencyHint;
 pub use layer::Layer;
 
 use std::fmt;

@@ -46,7 +46,7 @@ pub(super) struct Log {
     tail: Mutex<Tail>,
     spare: Mutex<Spare>,
     spare_changed: Condvar,
-    flight: Mutex<Flight>,
+    flight: Mutex<UnappliedBatch>,
     landed: Condvar,
     /// Disk space is short: growing batches are refused.
     low: AtomicBool,
@@ -100,7 +100,7 @@ impl Spare {
 }
 
 /// Batches in the log whose rows are not all in memory yet.
-struct Flight {
+struct UnappliedBatch {
     appended: Position,
     open: BTreeSet<Position>,
 }
@@ -149,7 +149,7 @@ impl Log {
             }),
             spare: Mutex::new(Spare { segments, ready: None, failure: None, stop: false }),
             spare_changed: Condvar::new(),
-            flight: Mutex::new(Flight { appended: start.position, open: BTreeSet::new() }),
+            flight: Mutex::new(UnappliedBatch { appended: start.position, open: BTreeSet::new() }),
             landed: Condvar::new(),
             low: AtomicBool::new(false),
             reserve_bytes,

@@ -21,7 +21,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use hash::Hasher;
 use row::RowPtr;
 pub(super) use shard::GroupKey;
-use shard::{Found, Shard, Usage, Verdict};
+use shard::{RowAction, RowLookup, Shard, Usage};
 
 use super::Row;
 
@@ -50,7 +50,7 @@ type Item = (u32, u32, u64);
 pub(super) type WholeRow = (Box<[u8]>, Box<[u8]>);
 
 /// The rows.
-pub(super) struct Rows {
+pub(super) struct MemoryRows {
     shards: Box<[RwLock<Shard>]>,
     hasher: Hasher,
     bytes: AtomicUsize,
@@ -120,7 +120,7 @@ impl Copied {
     }
 }
 
-impl Rows {
+impl MemoryRows {
     /// No rows.
     pub fn new() -> Self {
         Self {
@@ -255,11 +255,11 @@ impl Rows {
     ) {
         let index = index as usize;
         match shard.get(hash, key) {
-            Found::Row(row) => {
+            RowLookup::Row(row) => {
                 visit(index, Row { value: row.value(), changed_at: not_durable(row.position(), durable) });
             }
-            Found::Nothing => visit(index, Row { value: None, changed_at: 0 }),
-            Found::Unknown => {
+            RowLookup::Nothing => visit(index, Row { value: None, changed_at: 0 }),
+            RowLookup::Unknown => {
                 misses.push(Miss { index, hash, shard: number as usize, removals: shard.removals });
             }
         }
@@ -376,7 +376,7 @@ impl Rows {
                     out.push(row);
                     row.set_old();
                 }
-                Verdict::Keep
+                RowAction::Keep
             })
         })
     }
@@ -392,13 +392,13 @@ impl Rows {
                     shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| match row
                         .position()
                     {
-                        0 => Verdict::Keep,
+                        0 => RowAction::Keep,
                         position if position > upto => {
                             dirty_left = true;
-                            Verdict::Keep
+                            RowAction::Keep
                         }
-                        _ if row.value().is_none() => Verdict::Forget,
-                        _ => Verdict::Clean,
+                        _ if row.value().is_none() => RowAction::Forget,
+                        _ => RowAction::Clean,
                     });
                 if next.is_none() && dirty_left {
                     shard.relist(group);
@@ -431,7 +431,7 @@ impl Rows {
         loop {
             after = self.change(shard, |shard| {
                 let next = shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| {
-                    if row.was_touched() || row.position() > 0 { Verdict::Keep } else { Verdict::Evict }
+                    if row.was_touched() || row.position() > 0 { RowAction::Keep } else { RowAction::Evict }
                 });
                 shard.forget_empty(group);
                 next

@@ -13,7 +13,7 @@ use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
 
 use super::durability::Waiters;
 use super::embedded::small_record::ADVICE;
-use super::rows::{Copied, GroupKey, Rows, WholeRow, not_durable};
+use super::rows::{Copied, GroupKey, MemoryRows, WholeRow, not_durable};
 use super::runs::{Bytes, Cursor, Sorted};
 use super::{EngineError, VisitRow};
 
@@ -107,7 +107,7 @@ fn merge(
 
 /// What scans look at.
 pub(super) struct Scans<'a> {
-    pub rows: &'a Rows,
+    pub rows: &'a MemoryRows,
     pub below: &'a dyn Sorted,
     pub waiters: &'a Waiters,
     /// Memory for rows, bytes: with more than that no group is kept as a whole.

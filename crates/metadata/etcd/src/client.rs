@@ -52,7 +52,7 @@ mod code {
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum RequestError {
     /// Trying again may help; the request may have been carried out.
     Passing(EngineError),
     /// etcd is full, and has done nothing.
@@ -63,13 +63,13 @@ pub enum Trouble {
     Final(EngineError),
 }
 
-impl Trouble {
+impl RequestError {
     /// What it is.
     pub fn why(self) -> EngineError {
         match self {
-            Trouble::Passing(why) | Trouble::Final(why) => why,
-            Trouble::Full => EngineError::NoSpace,
-            Trouble::Missing => io("what was asked for is not there"),
+            RequestError::Passing(why) | RequestError::Final(why) => why,
+            RequestError::Full => EngineError::NoSpace,
+            RequestError::Missing => io("what was asked for is not there"),
         }
     }
 }
@@ -79,8 +79,8 @@ pub fn io(why: impl std::fmt::Display) -> EngineError {
     EngineError::Io(format!("metadata in etcd: {why}"))
 }
 
-fn passing(why: impl std::fmt::Display) -> Trouble {
-    Trouble::Passing(io(why))
+fn passing(why: impl std::fmt::Display) -> RequestError {
+    RequestError::Passing(io(why))
 }
 
 /// Bytes as JSON has them.
@@ -153,7 +153,7 @@ impl Client {
     ///
     /// # Errors
     /// Says what to do about it.
-    pub async fn attempt(&self, path: &str, body: &Value) -> Result<Value, Trouble> {
+    pub async fn attempt(&self, path: &str, body: &Value) -> Result<Value, RequestError> {
         self.attempt_within(path, body, ATTEMPT_MAX).await
     }
 
@@ -161,7 +161,7 @@ impl Client {
     ///
     /// # Errors
     /// The last one.
-    pub async fn ask(&self, path: &str, body: &Value, until: Instant) -> Result<Value, Trouble> {
+    pub async fn ask(&self, path: &str, body: &Value, until: Instant) -> Result<Value, RequestError> {
         self.ask_within(path, body, ATTEMPT_MAX, until).await
     }
 
@@ -169,7 +169,7 @@ impl Client {
     ///
     /// # Errors
     /// The last one.
-    pub async fn ask_much(&self, path: &str, body: &Value, until: Instant) -> Result<Value, Trouble> {
+    pub async fn ask_much(&self, path: &str, body: &Value, until: Instant) -> Result<Value, RequestError> {
         self.ask_within(path, body, LONG_ATTEMPT_MAX, until).await
     }
 
@@ -179,10 +179,10 @@ impl Client {
         body: &Value,
         limit: Duration,
         until: Instant,
-    ) -> Result<Value, Trouble> {
+    ) -> Result<Value, RequestError> {
         loop {
             match self.attempt_within(path, body, limit).await {
-                Err(Trouble::Passing(why)) if Instant::now() < until => {
+                Err(RequestError::Passing(why)) if Instant::now() < until => {
                     log::debug!("{why}; trying again");
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    async fn attempt_within(&self, path: &str, body: &Value, limit: Duration) -> Result<Value, Trouble> {
+    async fn attempt_within(&self, path: &str, body: &Value, limit: Duration) -> Result<Value, RequestError> {
         self.unanswered.lock().get_or_insert_with(Instant::now);
         let at = self.at.load(Ordering::Relaxed);
         let endpoint = &self.place.endpoints[at % self.place.endpoints.len()];
@@ -199,7 +199,7 @@ impl Client {
             Ok(answer) => answer,
             Err(_) => Err(passing(format!("{endpoint} does not answer"))),
         };
-        if let Err(Trouble::Passing(_)) = answer {
+        if let Err(RequestError::Passing(_)) = answer {
             // The next attempt asks the next member, unless another one has moved on already.
             let _ = self.at.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
         } else {
@@ -209,7 +209,7 @@ impl Client {
     }
 
     /// With a token, if there is a user; one that has expired is replaced once.
-    async fn authorised(&self, endpoint: &str, path: &str, body: &Value) -> Result<Value, Trouble> {
+    async fn authorised(&self, endpoint: &str, path: &str, body: &Value) -> Result<Value, RequestError> {
         let Some((user, password)) = &self.place.user else {
             return self.post(endpoint, path, body, None).await.map_err(|told| told.trouble(endpoint));
         };
@@ -284,15 +284,15 @@ impl EtcdError {
         self.code == code::UNAUTHENTICATED || self.text.contains("revision of auth store is old")
     }
 
-    fn trouble(self, endpoint: &str) -> Trouble {
+    fn trouble(self, endpoint: &str) -> RequestError {
         let outdated = self.is_outdated();
         let Self { code, text } = self;
         let refused = |help: &str| {
-            Trouble::Final(EngineError::Refused(format!("metadata in etcd: {endpoint}: {text}; {help}")))
+            RequestError::Final(EngineError::Refused(format!("metadata in etcd: {endpoint}: {text}; {help}")))
         };
         match code {
-            code::NOT_FOUND => Trouble::Missing,
-            code::RESOURCE_EXHAUSTED if text.contains("space exceeded") => Trouble::Full,
+            code::NOT_FOUND => RequestError::Missing,
+            code::RESOURCE_EXHAUSTED if text.contains("space exceeded") => RequestError::Full,
             code::RESOURCE_EXHAUSTED => passing(format!("{endpoint}: {text}")),
             code::PERMISSION_DENIED => {
                 refused("give the user the role to read and write below the URL's prefix")
@@ -305,7 +305,7 @@ impl EtcdError {
             }
             _ if text.contains("authentication is not enabled") => refused("leave the user out of the URL"),
             _ if code::PASSING.contains(&code) => passing(format!("{endpoint}: {text}")),
-            _ => Trouble::Final(io(format!("{endpoint}: {text}"))),
+            _ => RequestError::Final(io(format!("{endpoint}: {text}"))),
         }
     }
 }

@@ -10,12 +10,12 @@
 //!   ([`shared::SHARD_BYTES_MAX`]). Once it is known that somebody else has the shard, nothing is
 //!   read any more.
 //! - **Claim**: every transaction compares epoch and position ([`store`]). The process that has a
-//!   shard open holds a key with a lease besides: the election ([`hold`]).
+//!   shard open holds a key with a lease besides: the election ([`election`]).
 //!
 //! Threads: a small runtime drives the connections; callers of the engine block.
 
 mod client;
-mod hold;
+mod election;
 mod mirror;
 mod sender;
 mod shared;
@@ -40,7 +40,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use client::Client;
 use mirror::Mirror;
-use shared::Shared;
+use shared::EngineShared;
 use store::Shard;
 pub use store::Uuid;
 pub use url::{EtcdUrl, SCHEMES};
@@ -62,7 +62,7 @@ pub struct EtcdOptions {
 
 /// The engine, on the rows of one node.
 pub struct EtcdEngine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     /// That of the opening.
     epoch: Epoch,
     /// One claim at a time.
@@ -216,15 +216,15 @@ impl EtcdEngine {
             store::check(&client, &uuid, until).await?;
             // Before anything is held: one that is not there is nobody's.
             store::fence(&client, &shard, until).await?;
-            let lease = hold::take(&client, &shard, options.take_over, until).await?;
+            let lease = election::take(&client, &shard, options.take_over, until).await?;
             let fence = store::claim(&client, &shard, lease, until).await?;
             // Nobody else writes any more.
             let (rows, left) = store::load(&client, &shard, fence, until).await?;
             let mirror = Mirror::new(rows);
             mirror.apply(&left);
-            let shared = Arc::new(Shared::new(client, shard, fence, mirror, before_sync));
+            let shared = Arc::new(EngineShared::new(client, shard, fence, mirror, before_sync));
             let sender = spawn(sender::run(shared.clone(), fence, left));
-            let holder = spawn(hold::stay(shared.clone(), lease));
+            let holder = spawn(election::stay(shared.clone(), lease));
             Ok((shared, fence.epoch, [sender, holder]))
         };
         let (shared, epoch, ended) = wait(runtime.handle(), opening)?;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 use kestrel_engine::EngineError;
-use kestrel_engine::tier::{Below, Bytes, Cursor, Sorted};
+use kestrel_engine::row_cache::{Bytes, Cursor, RowStore, Sorted};
 use parking_lot::Mutex;
 
-use crate::store::Rows;
+use crate::store::RowChanges;
 
 /// Rows copied out at a time, so that a visitor of the rows holds no lock.
 const PAGE: usize = 256;
@@ -34,7 +34,7 @@ impl Mirror {
     }
 
     /// These are in etcd now.
-    pub fn apply(&self, rows: &Rows) {
+    pub fn apply(&self, rows: &RowChanges) {
         let mut content = self.0.lock();
         for (key, value) in rows {
             let old = match value {
@@ -49,7 +49,7 @@ impl Mirror {
     }
 }
 
-impl Below for Mirror {
+impl RowStore for Mirror {
     fn get_many(&self, keys: &[Vec<u8>], visit: &mut dyn FnMut(usize, &[u8])) -> Result<(), EngineError> {
         for (at, key) in keys.iter().enumerate() {
             let found = self.0.lock().rows.get(key).cloned();

@@ -8,7 +8,8 @@
 //! A batch that is too large for one transaction is written in parts first, which no reader looks
 //! at. The transaction that moves the fence says how many there are: from then on the batch is in.
 //! Its rows follow, and last the fence says that there are no parts any more. A process that opens
-//! the shard in between reads the parts over the rows, and goes on with them ([`Line::spread`]).
+//! the shard in between reads the parts over the rows, and goes on with them
+//! ([`SenderState::spread`]).
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -17,9 +18,9 @@ use std::time::{Duration, Instant};
 use kestrel_engine::{EngineError, Epoch, Mutation};
 use kestrel_types::ids::Position;
 
-use crate::client::{PAUSE, Trouble, io};
-use crate::shared::{Shared, Work};
-use crate::store::{BYTES_MAX, Fence, Op, PART_BYTES, ROWS_MAX, Rows, fence, packed, swap};
+use crate::client::{PAUSE, RequestError, io};
+use crate::shared::{EngineShared, Work};
+use crate::store::{BYTES_MAX, PART_BYTES, ROWS_MAX, RowChanges, ShardRecord, TxnOp, fence, packed, swap};
 
 /// The same for an etcd that is full.
 const PAUSE_FULL: Duration = Duration::from_millis(500);
@@ -27,16 +28,16 @@ const PAUSE_FULL: Duration = Duration::from_millis(500);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The sender's side of things.
-struct Line {
-    shared: Arc<Shared>,
+struct SenderState {
+    shared: Arc<EngineShared>,
     /// How this process left the shard.
-    fence: Fence,
+    fence: ShardRecord,
 }
 
 /// Sends what is committed until the engine stops or fails. `left` are the rows of the last batch
 /// that are still in parts.
-pub async fn run(shared: Arc<Shared>, fence: Fence, left: Rows) {
-    let mut line = Line { shared, fence };
+pub async fn run(shared: Arc<EngineShared>, fence: ShardRecord, left: RowChanges) {
+    let mut line = SenderState { shared, fence };
     let why = match line.serve(left).await {
         Ok(()) => EngineError::Io("metadata engine: closed".into()),
         Err(why) => {
@@ -47,20 +48,20 @@ pub async fn run(shared: Arc<Shared>, fence: Fence, left: Rows) {
     line.shared.fail(why);
 }
 
-fn bytes_of(rows: &Rows) -> usize {
+fn bytes_of(rows: &RowChanges) -> usize {
     rows.iter().map(|(key, value)| key.len() + value.as_ref().map_or(0, |value| value.len())).sum()
 }
 
-fn ops_of<'a>(rows: impl Iterator<Item = (&'a Vec<u8>, &'a Option<Box<[u8]>>)>) -> Vec<Op<'a>> {
+fn ops_of<'a>(rows: impl Iterator<Item = (&'a Vec<u8>, &'a Option<Box<[u8]>>)>) -> Vec<TxnOp<'a>> {
     rows.map(|(key, value)| match value {
-        Some(value) => Op::PutRow(key, value),
-        None => Op::DeleteRow(key),
+        Some(value) => TxnOp::PutRow(key, value),
+        None => TxnOp::DeleteRow(key),
     })
     .collect()
 }
 
-impl Line {
-    async fn serve(&mut self, left: Rows) -> Result<(), EngineError> {
+impl SenderState {
+    async fn serve(&mut self, left: RowChanges) -> Result<(), EngineError> {
         if self.fence.parts > 0 {
             self.spread(&left).await?;
         }
@@ -90,7 +91,7 @@ impl Line {
     }
 
     /// What it means that the shard stands elsewhere.
-    fn judged(&self, found: Fence) -> EngineError {
+    fn judged(&self, found: ShardRecord) -> EngineError {
         let held = self.fence;
         if found.epoch > held.epoch || (found.epoch == held.epoch && found.claimant != held.claimant) {
             return EngineError::Fenced { held: held.epoch, current: found.epoch };
@@ -108,7 +109,7 @@ impl Line {
     }
 
     /// Brings the shard from where it is to another fence.
-    async fn go(&mut self, to: Fence, ops: &[Op<'_>]) -> Result<(), EngineError> {
+    async fn go(&mut self, to: ShardRecord, ops: &[TxnOp<'_>]) -> Result<(), EngineError> {
         let place = &self.shared.client.place;
         let (mut since, mut told) = (Instant::now(), false);
         loop {
@@ -119,7 +120,7 @@ impl Line {
                         return Ok(());
                     }
                     Ok(found) => return Err(self.judged(found)),
-                    Err(Trouble::Full) => {
+                    Err(RequestError::Full) => {
                         self.shared.set_full();
                         // It answers, so this may go on for as long as it takes; only a caller that
                         // closes the engine does not wait.
@@ -128,7 +129,7 @@ impl Line {
                         }
                         (EngineError::NoSpace, PAUSE_FULL)
                     }
-                    Err(Trouble::Passing(why)) => (why, PAUSE),
+                    Err(RequestError::Passing(why)) => (why, PAUSE),
                     Err(why) => return Err(why.why()),
                 };
             if since.elapsed() > place.deadline {
@@ -154,7 +155,7 @@ impl Line {
         bytes: usize,
     ) -> Result<(), EngineError> {
         let position = batches.last().map_or(self.fence.position, |(position, _)| *position);
-        let mut rows = Rows::new();
+        let mut rows = RowChanges::new();
         for mutation in batches.into_iter().flat_map(|(_, mutations)| mutations) {
             let mut key = Vec::new();
             mutation.key.borrow().encode_into(&mut key);
@@ -162,7 +163,7 @@ impl Line {
         }
         // Data before metadata.
         tokio::task::block_in_place(|| (self.shared.before_sync)())?;
-        let to = Fence { position, ..self.fence };
+        let to = ShardRecord { position, ..self.fence };
         if rows.len() <= ROWS_MAX && bytes_of(&rows) <= BYTES_MAX {
             self.go(to, &ops_of(rows.iter())).await?;
         } else {
@@ -170,10 +171,10 @@ impl Line {
             let mut parts = 0;
             for part in whole.chunks(PART_BYTES) {
                 let name = self.shared.shard.part(parts as usize);
-                self.go(self.fence, &[Op::Put(name, part)]).await?;
+                self.go(self.fence, &[TxnOp::Put(name, part)]).await?;
                 parts += 1;
             }
-            self.go(Fence { parts, ..to }, &[]).await?;
+            self.go(ShardRecord { parts, ..to }, &[]).await?;
             self.spread(&rows).await?;
         }
         self.shared.mirror.apply(&rows);
@@ -183,7 +184,7 @@ impl Line {
     }
 
     /// Writes the rows of a batch that is in parts.
-    async fn spread(&mut self, rows: &Rows) -> Result<(), EngineError> {
+    async fn spread(&mut self, rows: &RowChanges) -> Result<(), EngineError> {
         let mut rest = rows.iter().peekable();
         while rest.peek().is_some() {
             let (mut some, mut bytes) = (Vec::new(), 0);
@@ -197,11 +198,11 @@ impl Line {
             }
             self.go(self.fence, &ops_of(some.into_iter())).await?;
         }
-        self.go(Fence { parts: 0, ..self.fence }, &[Op::DeleteParts]).await
+        self.go(ShardRecord { parts: 0, ..self.fence }, &[TxnOp::DeleteParts]).await
     }
 
     async fn claim(&mut self, reply: &SyncSender<Result<Epoch, EngineError>>) -> Result<(), EngineError> {
-        let to = Fence { epoch: Epoch(self.fence.epoch.0 + 1), ..self.fence };
+        let to = ShardRecord { epoch: Epoch(self.fence.epoch.0 + 1), ..self.fence };
         let claimed = self.go(to, &[]).await;
         if claimed.is_err() {
             self.shared.unclaimed();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
-use kestrel_engine::tier::Tier;
+use kestrel_engine::row_cache::RowCache;
 use kestrel_engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard};
 use kestrel_types::ids::Position;
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::client::{Client, io};
 use crate::mirror::Mirror;
-use crate::store::{self, Fence, Shard};
+use crate::store::{self, Shard, ShardRecord};
 
 /// Most bytes of rows that a shard may have: etcd is for what is small, and all of it is read when
 /// a shard is opened.
@@ -24,10 +24,10 @@ const QUEUE_BYTES_MAX: usize = 24 << 20;
 /// Memory for rows beside those that etcd has, bytes.
 const ROW_BYTES: usize = 1 << 20;
 /// See the module's header.
-pub struct Shared {
+pub struct EngineShared {
     pub client: Arc<Client>,
     pub shard: Shard,
-    pub tier: Tier,
+    pub tier: RowCache,
     pub mirror: Mirror,
     pub before_sync: BeforeSync,
     queue: Mutex<Queue>,
@@ -77,19 +77,19 @@ pub struct Counters {
     pub reads: AtomicU64,
 }
 
-impl Shared {
+impl EngineShared {
     /// For a shard that stands like this, and has these rows.
     pub fn new(
         client: Arc<Client>,
         shard: Shard,
-        fence: Fence,
+        fence: ShardRecord,
         mirror: Mirror,
         before_sync: BeforeSync,
     ) -> Self {
         Self {
             client,
             shard,
-            tier: Tier::new(fence.position, ROW_BYTES),
+            tier: RowCache::new(fence.position, ROW_BYTES),
             mirror,
             before_sync,
             queue: Mutex::new(Queue {

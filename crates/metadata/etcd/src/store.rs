@@ -13,7 +13,7 @@ use kestrel_engine::{EngineError, Epoch};
 use kestrel_types::ids::Position;
 use serde_json::{Value, json};
 
-use crate::client::{Client, PAUSE, Trouble, decoded, encoded, io, number};
+use crate::client::{Client, PAUSE, RequestError, decoded, encoded, io, number};
 use crate::url::EtcdUrl;
 
 /// Version of what this program writes, and the newest it reads.
@@ -34,7 +34,7 @@ const PAGE: usize = 1024;
 pub type Uuid = [u8; 16];
 
 /// Rows by encoded key; `None` goes.
-pub type Rows = BTreeMap<Vec<u8>, Option<Box<[u8]>>>;
+pub type RowChanges = BTreeMap<Vec<u8>, Option<Box<[u8]>>>;
 
 /// The keys of a shard.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub struct Shard {
 
 /// How a shard stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fence {
+pub struct ShardRecord {
     /// Of the process that claimed the shard last.
     pub epoch: Epoch,
     /// Of the last batch that is in it.
@@ -59,7 +59,7 @@ pub struct Fence {
     pub claimant: u64,
 }
 
-impl Fence {
+impl ShardRecord {
     fn text(&self) -> String {
         format!("{} {} {} {:x}", self.epoch, self.position, self.parts, self.claimant)
     }
@@ -85,7 +85,7 @@ impl Fence {
 }
 
 /// What a transaction does.
-pub enum Op<'a> {
+pub enum TxnOp<'a> {
     Put(String, &'a [u8]),
     PutRow(&'a [u8], &'a [u8]),
     DeleteRow(&'a [u8]),
@@ -119,12 +119,12 @@ impl Shard {
         whole
     }
 
-    fn json(&self, op: &Op<'_>) -> Value {
+    fn json(&self, op: &TxnOp<'_>) -> Value {
         match op {
-            Op::Put(key, value) => put(key.as_bytes(), value, 0),
-            Op::PutRow(key, value) => put(&self.row(key), value, 0),
-            Op::DeleteRow(key) => json!({ "request_delete_range": { "key": encoded(&self.row(key)) } }),
-            Op::DeleteParts => {
+            TxnOp::Put(key, value) => put(key.as_bytes(), value, 0),
+            TxnOp::PutRow(key, value) => put(&self.row(key), value, 0),
+            TxnOp::DeleteRow(key) => json!({ "request_delete_range": { "key": encoded(&self.row(key)) } }),
+            TxnOp::DeleteParts => {
                 let (from, to) = below(&format!("{}part/", self.base));
                 json!({ "request_delete_range": { "key": encoded(&from), "range_end": encoded(&to) } })
             }
@@ -181,7 +181,7 @@ pub async fn put_new(
         "success": [put(key.as_bytes(), value, lease)],
         "failure": [get(key)],
     });
-    let answer = client.ask("kv/txn", &body, until).await.map_err(Trouble::why)?;
+    let answer = client.ask("kv/txn", &body, until).await.map_err(RequestError::why)?;
     let (succeeded, found) = outcome(&answer)?;
     Ok(if succeeded { None } else { Some(found.unwrap_or_default()) })
 }
@@ -193,7 +193,7 @@ pub async fn read(client: &Client, key: &str, until: Instant) -> Result<Option<V
 
 async fn read_key(client: &Client, key: &[u8], until: Instant) -> Result<Option<Vec<u8>>, EngineError> {
     let answer =
-        client.ask("kv/range", &json!({ "key": encoded(key) }), until).await.map_err(Trouble::why)?;
+        client.ask("kv/range", &json!({ "key": encoded(key) }), until).await.map_err(RequestError::why)?;
     let found = answer.get("kvs").and_then(|kvs| kvs.get(0));
     found.map(|found| decoded(found, "value")).transpose()
 }
@@ -208,7 +208,7 @@ async fn read_all(
     let mut found = Vec::new();
     loop {
         let body = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": PAGE.to_string() });
-        let answer = client.ask_much("kv/range", &body, until).await.map_err(Trouble::why)?;
+        let answer = client.ask_much("kv/range", &body, until).await.map_err(RequestError::why)?;
         let page = answer.get("kvs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         for pair in page {
             let key = decoded(pair, "key")?;
@@ -267,7 +267,7 @@ pub async fn create(client: &Client, shard: &Shard, uuid: &Uuid, until: Instant)
         let (from, to) = below(&format!("{}/", place.prefix));
         let body =
             json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": "1", "keys_only": true });
-        let answer = client.ask("kv/range", &body, until).await.map_err(Trouble::why)?;
+        let answer = client.ask("kv/range", &body, until).await.map_err(RequestError::why)?;
         if let Some(first) = answer.get("kvs").and_then(|kvs| kvs.get(0)) {
             let name = decoded(first, "key")?;
             return Err(EngineError::Refused(format!(
@@ -293,7 +293,7 @@ pub async fn add_shard(
     until: Instant,
 ) -> Result<(), EngineError> {
     check(client, uuid, until).await?;
-    let fence = Fence { epoch: Epoch(0), position: 0, parts: 0, claimant: 0 };
+    let fence = ShardRecord { epoch: Epoch(0), position: 0, parts: 0, claimant: 0 };
     put_new(client, &shard.fence(), fence.text().as_bytes(), 0, until).await.map(drop)
 }
 
@@ -304,7 +304,7 @@ pub async fn add_shard(
 pub async fn remove(client: &Client, until: Instant) -> Result<(), EngineError> {
     let (from, to) = below(&format!("{}/", client.place.prefix));
     let body = json!({ "key": encoded(&from), "range_end": encoded(&to) });
-    client.ask("kv/deleterange", &body, until).await.map(drop).map_err(Trouble::why)
+    client.ask("kv/deleterange", &body, until).await.map(drop).map_err(RequestError::why)
 }
 
 /// The process that has a shard of the volume open, in words, if there is one.
@@ -338,9 +338,9 @@ pub async fn row(
 ///
 /// # Errors
 /// `Refused` if there is no such shard; etcd's.
-pub async fn fence(client: &Client, shard: &Shard, until: Instant) -> Result<Fence, EngineError> {
+pub async fn fence(client: &Client, shard: &Shard, until: Instant) -> Result<ShardRecord, EngineError> {
     match read(client, &shard.fence(), until).await? {
-        Some(text) => Fence::parse(&text),
+        Some(text) => ShardRecord::parse(&text),
         None => Err(no_shard(client, shard)),
     }
 }
@@ -362,9 +362,9 @@ fn no_shard(client: &Client, shard: &Shard) -> EngineError {
 pub async fn swap(
     client: &Client,
     shard: &Shard,
-    (from, to): (Fence, Fence),
-    ops: &[Op<'_>],
-) -> Result<Fence, Trouble> {
+    (from, to): (ShardRecord, ShardRecord),
+    ops: &[TxnOp<'_>],
+) -> Result<ShardRecord, RequestError> {
     let key = shard.fence();
     let mut success: Vec<Value> = Vec::with_capacity(ops.len() + 1);
     success.push(put(key.as_bytes(), to.text().as_bytes(), 0));
@@ -375,10 +375,10 @@ pub async fn swap(
         "failure": [get(&key)],
     });
     let answer = client.attempt("kv/txn", &body).await?;
-    match outcome(&answer).map_err(Trouble::Final)? {
+    match outcome(&answer).map_err(RequestError::Final)? {
         (true, _) => Ok(to),
-        (false, Some(found)) => Fence::parse(&found).map_err(Trouble::Final),
-        (false, None) => Err(Trouble::Final(no_shard(client, shard))),
+        (false, Some(found)) => ShardRecord::parse(&found).map_err(RequestError::Final),
+        (false, None) => Err(RequestError::Final(no_shard(client, shard))),
     }
 }
 
@@ -391,17 +391,17 @@ pub async fn claim(
     shard: &Shard,
     claimant: u64,
     until: Instant,
-) -> Result<Fence, EngineError> {
+) -> Result<ShardRecord, EngineError> {
     let mut from = fence(client, shard, until).await?;
-    let mut to = Fence { epoch: Epoch(from.epoch.0 + 1), claimant, ..from };
+    let mut to = ShardRecord { epoch: Epoch(from.epoch.0 + 1), claimant, ..from };
     loop {
         match swap(client, shard, (from, to), &[]).await {
             Ok(found) if found == to => return Ok(to),
             Ok(found) => {
                 from = found;
-                to = Fence { epoch: Epoch(from.epoch.0 + 1), claimant, ..from };
+                to = ShardRecord { epoch: Epoch(from.epoch.0 + 1), claimant, ..from };
             }
-            Err(Trouble::Passing(why)) if Instant::now() < until => {
+            Err(RequestError::Passing(why)) if Instant::now() < until => {
                 log::debug!("{why}; trying again");
                 tokio::time::sleep(PAUSE).await;
             }
@@ -417,13 +417,13 @@ pub async fn claim(
 pub async fn load(
     client: &Client,
     shard: &Shard,
-    fence: Fence,
+    fence: ShardRecord,
     until: Instant,
-) -> Result<(BTreeMap<Vec<u8>, Box<[u8]>>, Rows), EngineError> {
+) -> Result<(BTreeMap<Vec<u8>, Box<[u8]>>, RowChanges), EngineError> {
     let rows = read_all(client, &format!("{}row/", shard.base), until).await?;
     let rows = rows.into_iter().map(|(key, value)| (key, value.into_boxed_slice())).collect();
     if fence.parts == 0 {
-        return Ok((rows, Rows::new()));
+        return Ok((rows, RowChanges::new()));
     }
     let mut whole = Vec::new();
     for part in 0..fence.parts as usize {
@@ -440,7 +440,7 @@ pub async fn load(
 
 /// A batch that is too large for one transaction, as bytes: the number of rows, each row's key and
 /// value with their lengths, and a checksum.
-pub fn packed(rows: &Rows) -> Vec<u8> {
+pub fn packed(rows: &RowChanges) -> Vec<u8> {
     // All are below the limits of a batch.
     let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX - 1).to_be_bytes();
     let mut out = length(rows.len()).to_vec();
@@ -459,7 +459,7 @@ pub fn packed(rows: &Rows) -> Vec<u8> {
     out
 }
 
-fn unpacked(bytes: &[u8]) -> Option<Rows> {
+fn unpacked(bytes: &[u8]) -> Option<RowChanges> {
     let (mut rest, checksum) = bytes.split_last_chunk::<4>()?;
     if u32::from_be_bytes(*checksum) != crc32c::crc32c(rest) {
         return None;
@@ -470,7 +470,7 @@ fn unpacked(bytes: &[u8]) -> Option<Rows> {
         Some(head)
     };
     let length = |bytes: &[u8]| Some(u32::from_be_bytes(bytes.try_into().ok()?));
-    let mut rows = Rows::new();
+    let mut rows = RowChanges::new();
     for _ in 0..length(next(4)?)? {
         let key_length = length(next(4)?)?;
         let key = next(key_length)?.to_vec();
@@ -489,7 +489,7 @@ fn unpacked(bytes: &[u8]) -> Option<Rows> {
 /// etcd's.
 pub async fn grant(client: &Client, ttl: Duration, until: Instant) -> Result<u64, EngineError> {
     let body = json!({ "TTL": ttl.as_secs().to_string() });
-    let answer = client.ask("lease/grant", &body, until).await.map_err(Trouble::why)?;
+    let answer = client.ask("lease/grant", &body, until).await.map_err(RequestError::why)?;
     match number(&answer, "ID") {
         0 => Err(io("it grants a lease without a number")),
         number => Ok(number),
@@ -500,7 +500,7 @@ pub async fn grant(client: &Client, ttl: Duration, until: Instant) -> Result<u64
 ///
 /// # Errors
 /// etcd's.
-pub async fn keep(client: &Client, lease: u64) -> Result<bool, Trouble> {
+pub async fn keep(client: &Client, lease: u64) -> Result<bool, RequestError> {
     let answer = client.attempt("lease/keepalive", &json!({ "ID": lease.to_string() })).await?;
     Ok(answer.get("result").is_some_and(|result| number(result, "TTL") > 0))
 }
@@ -517,7 +517,7 @@ mod tests {
 
     #[test]
     fn batches_are_unpacked_as_packed_and_damage_is_seen() {
-        let rows = Rows::from([
+        let rows = RowChanges::from([
             (b"a".to_vec(), Some(b"value".as_slice().into())),
             (b"".to_vec(), Some(b"".as_slice().into())),
             (b"gone".to_vec(), None),
@@ -530,18 +530,18 @@ mod tests {
             assert_eq!(unpacked(&damaged), None);
             assert_eq!(unpacked(&bytes[..at]), None);
         }
-        assert_eq!(unpacked(&packed(&Rows::new())), Some(Rows::new()));
+        assert_eq!(unpacked(&packed(&RowChanges::new())), Some(RowChanges::new()));
     }
 
     #[test]
     fn fences_have_one_way_to_be_written() {
-        let fence = Fence { epoch: Epoch(3), position: 17, parts: 2, claimant: 0xab };
+        let fence = ShardRecord { epoch: Epoch(3), position: 17, parts: 2, claimant: 0xab };
         assert_eq!(fence.text(), "3 17 2 ab");
-        assert_eq!(Fence::parse(b"3 17 2 ab"), Ok(fence));
+        assert_eq!(ShardRecord::parse(b"3 17 2 ab"), Ok(fence));
         for bad in
             ["", "3 17 2", "3 17 2 ab ", "03 17 2 ab", "3 17 65 ab", "3 17 2 AB", "x 17 2 ab", "3 17 2 ab c"]
         {
-            assert!(matches!(Fence::parse(bad.as_bytes()), Err(EngineError::Corrupt(_))), "{bad}");
+            assert!(matches!(ShardRecord::parse(bad.as_bytes()), Err(EngineError::Corrupt(_))), "{bad}");
         }
     }
 }

@@ -8,7 +8,9 @@ use kestrel_testkit::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread;
 
-use kestrel_engine::exercise::{Content, Op, apply, check, commit, content, encode, op, put, remove};
+use kestrel_engine::exercise::{
+    EngineOp, ExpectedRows, apply, check, commit, content, encode, op, put, remove,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -75,14 +77,14 @@ proptest! {
     #[test]
     fn it_agrees_with_a_map(ops in vec(op(), 1..80)) {
         let place = made(&shared().url(&fresh(), ""));
-        let mut expected = Content::new();
+        let mut expected = ExpectedRows::new();
         let mut engine = open(&place).unwrap();
         for op in &ops {
             check(&engine, &mut expected, op);
             match op {
-                Op::Flush => engine.sync().unwrap(),
-                Op::Evict | Op::Compact => engine.forget(),
-                Op::Close | Op::Kill => {
+                EngineOp::Flush => engine.sync().unwrap(),
+                EngineOp::Evict | EngineOp::Compact => engine.forget(),
+                EngineOp::Close | EngineOp::Kill => {
                     engine.settle().unwrap();
                     drop(engine);
                     engine = open(&place).unwrap();
@@ -98,7 +100,7 @@ proptest! {
 fn batches_of_any_size_are_read_by_the_next_one() {
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for round in 0..30u32 {
         // Some go together in one transaction, and some do not fit in one: by their rows, or by
         // their bytes.
@@ -153,13 +155,13 @@ fn what_does_not_belong_in_etcd_is_refused() {
 /// A large batch that was cut short is there as a whole or not at all.
 #[test]
 fn large_batch_cut_short() {
-    use store::{Op, Rows, packed, swap};
+    use store::{RowChanges, TxnOp, packed, swap};
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
     commit(&engine, vec![put(1, b"old", b""), put(1, b"gone", b"")]);
     drop(engine);
     let key = |suffix: &[u8]| encode(KeyRef::new(Table::Entry, 1, suffix));
-    let mut rows = Rows::from([(key(b"gone"), None)]);
+    let mut rows = RowChanges::from([(key(b"gone"), None)]);
     rows.extend((0..500u32).map(|number| (key(&number.to_be_bytes()), Some(vec![5; 90].into()))));
     let whole = packed(&rows);
     // The parts alone are nothing.
@@ -169,8 +171,9 @@ fn large_batch_cut_short() {
     );
     aside(&place, move |client, shard| async move {
         for (at, part) in all.chunks(10_000).enumerate() {
-            let op = [Op::Put(shard.part(at), part)];
-            let found = swap(&client, &shard, (begin, begin), &op).await.map_err(client::Trouble::why)?;
+            let op = [TxnOp::Put(shard.part(at), part)];
+            let found =
+                swap(&client, &shard, (begin, begin), &op).await.map_err(client::RequestError::why)?;
             assert_eq!(found, begin);
         }
         Ok(())
@@ -182,8 +185,8 @@ fn large_batch_cut_short() {
     let parts = whole.chunks(10_000).count() as u32;
     aside(&place, move |client, shard| async move {
         let from = store::fence(&client, &shard, soon()).await?;
-        let to = store::Fence { position: from.position + 1, parts, ..from };
-        assert_eq!(swap(&client, &shard, (from, to), &[]).await.map_err(client::Trouble::why)?, to);
+        let to = store::ShardRecord { position: from.position + 1, parts, ..from };
+        assert_eq!(swap(&client, &shard, (from, to), &[]).await.map_err(client::RequestError::why)?, to);
         Ok(())
     });
     for _ in 0..2 {
@@ -232,7 +235,7 @@ fn second_opener_and_takeover() {
         EngineError::Fenced { .. }
     ));
     second.forget();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     apply(&mut expected, &[put(1, b"a", b"1"), put(1, b"b", b"2")]);
     assert_eq!(content(&second), expected);
     // Within one process too.
@@ -292,7 +295,7 @@ fn other_newer_and_missing_volumes() {
     aside(&place, move |client, _| async move {
         let put =
             serde_json::json!({ "key": client::encoded(key.as_bytes()), "value": client::encoded(newer) });
-        client.ask("kv/put", &put, soon()).await.map_err(client::Trouble::why).map(drop)
+        client.ask("kv/put", &put, soon()).await.map_err(client::RequestError::why).map(drop)
     });
     let why = expect_err(open(&place));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("newer")), "{why}");
@@ -435,8 +438,8 @@ fn etcd_that_lost_durable_commits() {
     write_all(&engine, &|number| number == 20);
     aside(&place, |client, shard| async move {
         let from = store::fence(&client, &shard, soon()).await?;
-        let to = store::Fence { position: 7, ..from };
-        store::swap(&client, &shard, (from, to), &[]).await.map(drop).map_err(client::Trouble::why)
+        let to = store::ShardRecord { position: 7, ..from };
+        store::swap(&client, &shard, (from, to), &[]).await.map(drop).map_err(client::RequestError::why)
     });
     let lost = engine.commit(BatchKind::Growing, vec![put(1, b"x", b"y")]);
     let why = if lost.is_ok() { expect_err(engine.sync()) } else { expect_err(lost) };
@@ -487,12 +490,12 @@ fn silence_of_an_etcd_that_is_away() {
     engine.sync().unwrap();
     assert!(engine.silence() < Duration::from_secs(1));
     // Longer than the lease lasts.
-    thread::sleep(hold::TTL + Duration::from_secs(2));
+    thread::sleep(election::TTL + Duration::from_secs(2));
     assert!(holder(&place, 4).unwrap().is_some());
     // Its key was lost.
     aside(&place, |client, shard| async move {
         let key = serde_json::json!({ "key": client::encoded(shard.holder().as_bytes()) });
-        client.ask("kv/deleterange", &key, soon()).await.map(drop).map_err(client::Trouble::why)
+        client.ask("kv/deleterange", &key, soon()).await.map(drop).map_err(client::RequestError::why)
     });
     drop(engine);
     assert_eq!(holder(&place, 4), Ok(None));
@@ -510,7 +513,7 @@ fn users_and_passwords_are_asked_for_and_given() {
             ("auth/user/add", serde_json::json!({ "name": "other", "password": "s3cret" })),
             ("auth/enable", serde_json::json!({})),
         ] {
-            client.ask(path, &body, soon()).await.map_err(client::Trouble::why)?;
+            client.ask(path, &body, soon()).await.map_err(client::RequestError::why)?;
         }
         Ok(())
     });
@@ -563,7 +566,7 @@ fn taps_see_every_batch_in_order() {
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
     commit(&engine, vec![put(1, b"before", b"")]);
-    let seen = Arc::new(Mutex::new(Content::new()));
+    let seen = Arc::new(Mutex::new(ExpectedRows::new()));
     let tapped = seen.clone();
     let guard = engine.tap(Box::new(move |batch| apply(&mut tapped.lock(), batch)));
     thread::scope(|scope| {

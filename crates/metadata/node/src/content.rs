@@ -11,8 +11,8 @@ use kestrel_types::inode::{Data, FILE_SIZE_MAX, Inode, Kind, chunk_of};
 use kestrel_types::key::Table;
 use kestrel_types::range::Range;
 
+use crate::ref_deltas::RefDeltas;
 use crate::rows::{CellId, Value};
-use crate::tally::Tally;
 use crate::view::{Chunks, Run, Stop, View, fail};
 
 /// Content to be, and what has to change for it.
@@ -28,7 +28,7 @@ pub struct Content {
     /// Chunk rows that change; empty ones go.
     pub chunks: Vec<(CellId, ExtentList)>,
     /// References.
-    pub tally: Tally,
+    pub tally: RefDeltas,
 }
 
 impl Content {
@@ -167,7 +167,7 @@ fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> 
 
 /// The extents that a file has before it is chunked: what becomes of a packed or empty file when it
 /// is patched.
-fn first_chunk(inode: &Inode, tally: &mut Tally) -> ExtentList {
+fn first_chunk(inode: &Inode, tally: &mut RefDeltas) -> ExtentList {
     let mut list = ExtentList::new();
     if let Data::Packed { range, visible } = &inode.data {
         let extent = Extent { pos: 0, len: *visible, source: Source::Stored { range: *range, skip: 0 } };
@@ -329,7 +329,7 @@ fn repack(range: Range, visible: u32, chunk: u64, old: &[Extent], new: &[Extent]
 
 /// What `len` bytes of a file from `offset` on consist of, in pieces that lie in one chunk each of
 /// source and destination.
-pub struct Piece {
+pub struct CopyPiece {
     /// Chunk of the destination.
     pub chunk: u64,
     /// First byte within it.
@@ -345,7 +345,7 @@ pub fn pieces(
     from_offset: u64,
     to_offset: u64,
     len: u64,
-) -> Run<Vec<Piece>> {
+) -> Run<Vec<CopyPiece>> {
     let chunk_bytes = u64::from(CHUNK_BYTES);
     let mut out = Vec::new();
     let mut done = 0;
@@ -360,17 +360,17 @@ pub fn pieces(
                 let cell = chunk_cell(view, from, chunk);
                 view.extents(cell)?.slice(from_pos, part_len)
             }
-            _ if chunk == 0 => first_chunk(from, &mut Tally::default()).slice(from_pos, part_len),
+            _ if chunk == 0 => first_chunk(from, &mut RefDeltas::default()).slice(from_pos, part_len),
             _ => vec![Extent::hole(from_pos, part_len)],
         };
-        out.push(Piece { chunk: chunk_of(target), pos: to_pos as u32, extents });
+        out.push(CopyPiece { chunk: chunk_of(target), pos: to_pos as u32, extents });
         done += part;
     }
     Ok(out)
 }
 
 /// Grafts pieces onto the destination of a clone, which must not be inline.
-pub fn graft(view: &mut View<'_>, to: &Inode, pieces: &[Piece]) -> Run<Content> {
+pub fn graft(view: &mut View<'_>, to: &Inode, pieces: &[CopyPiece]) -> Run<Content> {
     let mut content = Content { data: Some(Data::Chunked), ..Content::default() };
     if !matches!(to.data, Data::Chunked) {
         list_of(view, to, 0, &mut content)?;

@@ -15,8 +15,8 @@ mod caller;
 mod clients;
 mod dispatch;
 mod gc;
+mod multi_node;
 mod reply_thread;
-mod several;
 mod start;
 
 use std::sync::Arc;
@@ -33,17 +33,17 @@ use crate::ops::{self, RunsOn};
 use crate::pipeline::engine_error;
 use crate::rows::SCAN_ROWS_MAX;
 use crate::view::{Core, Route};
-use crate::worker::{QueuedRequest, Sink, Worker};
+use crate::worker::{QueuedRequest, ReplyTarget, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 
 use reply_thread::ReplyThread;
 
 pub use crate::txn::{Origin, SessionRecord};
-pub use crate::worker::Ear;
+pub use crate::worker::ReplySink;
 pub use gc::objects::{Due, ReferencePart};
+pub use multi_node::{Ended, MemoryEffect, Moved, Ran, TreePart, figures_of};
 pub use reply_thread::Replies;
-pub use several::{Effect, Ended, Moved, Ran, TreePart, figures_of};
 
 /// What an acknowledgement promises (`docs/design/metadata.md`, section 7, item 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,8 +135,10 @@ impl Node {
     /// Sends a request and waits for its reply. It runs on this thread unless its worker is busy.
     pub fn call(&self, request: Request) -> Reply {
         match ops::runs_on(&self.core, &request.op, &Route::AsAsked) {
-            RunsOn::Worker(worker) => self.call_on(worker, QueuedRequest::new(request, Sink::Caller)),
-            RunsOn::Exclusive => self.call_on(self.core.workers, QueuedRequest::new(request, Sink::Caller)),
+            RunsOn::Worker(worker) => self.call_on(worker, QueuedRequest::new(request, ReplyTarget::Caller)),
+            RunsOn::Exclusive => {
+                self.call_on(self.core.workers, QueuedRequest::new(request, ReplyTarget::Caller))
+            }
             RunsOn::Caller => self.call_without_worker(request),
         }
     }
@@ -153,20 +155,20 @@ impl Node {
     pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
         let (mut pending, now) = (0, Instant::now());
         for (request, done) in requests {
-            pending |= self.enqueue(request, None, Sink::Callback(done), now);
+            pending |= self.enqueue(request, None, ReplyTarget::Callback(done), now);
         }
         self.drive(pending);
     }
 
     fn drive_one(&self, request: Request, origin: Option<Origin>, done: Done) {
-        let pending = self.enqueue(request, origin, Sink::Callback(done), Instant::now());
+        let pending = self.enqueue(request, origin, ReplyTarget::Callback(done), Instant::now());
         self.drive(pending);
     }
 
     /// Puts a request into its worker, whose bit is returned; one without a worker is served at
     /// once. What may have been executed before runs with every worker's state held: that is rare,
     /// and its answer may concern a file without names.
-    fn enqueue(&self, request: Request, origin: Option<Origin>, sink: Sink, now: Instant) -> u128 {
+    fn enqueue(&self, request: Request, origin: Option<Origin>, sink: ReplyTarget, now: Instant) -> u128 {
         let worker = match ops::runs_on(&self.core, &request.op, &Route::AsAsked) {
             RunsOn::Caller => {
                 self.submit_without_worker(request, sink);

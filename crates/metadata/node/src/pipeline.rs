@@ -1,7 +1,7 @@
 //! The batch pipeline: prefetch, execute in order, commit, and what each request gets to hear.
 //!
 //! 1. **Plan.** Every operation runs dry, which names the rows it needs. A path that many share is
-//!    walked once ([`crate::walks`]), and where it led is kept for when the operation runs
+//!    walked once ([`crate::path_cache`]), and where it led is kept for when the operation runs
 //!    ([`crate::view::Planned`]).
 //! 2. **Prefetch.** One multi-get for all of them.
 //! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more
@@ -30,10 +30,10 @@ use crate::lease::LeaseView;
 use crate::lease::PROMISE;
 use crate::ops::{self, RunsOn};
 use crate::owners::{MapView, Owners};
+use crate::path_cache::PathCache;
 use crate::rows::{BatchRows, Scope};
 use crate::txn::{self, RecordedReply};
 use crate::view::{Core, Planned, Route, Run, Stop, View};
-use crate::walks::Walks;
 use crate::worker::{NotAloneReason, QueuedRequest};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
@@ -79,7 +79,7 @@ pub struct BatchScratch<'a> {
     /// Inode numbers to give out.
     pub ids: &'a mut Block,
     /// Paths walked lately.
-    pub walks: &'a mut Walks,
+    pub walks: &'a mut PathCache,
 }
 
 /// How a request ended.
@@ -191,7 +191,7 @@ fn takes_nothing(engine: &dyn Engine) -> bool {
 }
 
 /// Whether the store is lost to this process, or has not answered for so long that this node has no
-/// lease: then a read in a hurry ([`kestrel_engine::Hurry`]) has failed by that.
+/// lease: then a read in a hurry ([`kestrel_engine::LatencyHint`]) has failed by that.
 fn is_away(engine: &dyn Engine) -> bool {
     engine.silence() > Duration::from_nanos(PROMISE.unsigned_abs()) || takes_nothing(engine)
 }

@@ -19,8 +19,8 @@
 //! while it has one. Reads without a worker's state (routing, listings) get an answer that was
 //! right a moment ago.
 
-mod guesses;
 mod names;
+mod routing_cache;
 mod shard;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +30,10 @@ use kestrel_types::name::PathRef;
 use kestrel_types::placement::{hash_entry, hash_inode};
 use parking_lot::RwLock;
 
+use crate::path_cache::hash_dirs;
 use crate::perm::Dentry;
-use crate::walks::hash_dirs;
-use guesses::Guesses;
 use names::{DentryIndex, Names, SLOTS_MAX};
+use routing_cache::RoutingCache;
 pub use shard::DENTRY_BYTES;
 use shard::Shard;
 
@@ -76,7 +76,7 @@ pub struct Replica {
     bytes_max: usize,
     /// Directories that it was told to forget so far.
     forgotten: AtomicU64,
-    guesses: Guesses,
+    guesses: RoutingCache,
 }
 
 impl Replica {
@@ -87,7 +87,7 @@ impl Replica {
             names: (0..SHARDS).map(|_| RwLock::default()).collect(),
             bytes_max,
             forgotten: AtomicU64::new(0),
-            guesses: Guesses::default(),
+            guesses: RoutingCache::default(),
         }
     }
 

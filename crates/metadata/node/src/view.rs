@@ -22,7 +22,7 @@ mod dirs;
 mod inodes;
 mod refs;
 
-pub use inodes::{At, Found, Planned, Spot, Use, guard_of};
+pub use inodes::{At, InodeUse, LocatedInode, Planned, Spot, guard_of};
 pub use refs::Chunks;
 
 use std::collections::BTreeSet;
@@ -44,12 +44,12 @@ use crate::effects::Effects;
 use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::owners::{MapView, Owners, has_shares_of};
+use crate::path_cache::PathCache;
 use crate::replica::Replica;
 use crate::rows::{BatchRows, CellId, Value, share_suffix};
 use crate::session::{
     MovedTable, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
 };
-use crate::walks::Walks;
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;
@@ -266,7 +266,7 @@ pub struct View<'a> {
     /// Inode numbers to give out.
     pub ids: &'a mut Block,
     /// Paths walked lately.
-    pub walks: &'a mut Walks,
+    pub walks: &'a mut PathCache,
     /// The worker whose role is held, or `core.workers` if all are.
     pub worker: usize,
     /// The time.

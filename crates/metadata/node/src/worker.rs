@@ -23,22 +23,25 @@ use parking_lot::{Condvar, Mutex};
 use crate::effects::Effects;
 use crate::ids::Block;
 use crate::ops::open::Claim;
+use crate::path_cache::PathCache;
 use crate::rows::BatchRows;
 use crate::txn::Origin;
 use crate::view::{Route, Want};
-use crate::walks::Walks;
 
 /// Takes the replies to many requests, each with the request's number among them; on any thread,
 /// and must not block. One object instead of a callback a request.
-pub trait Ear: Send + Sync {
+pub trait ReplySink: Send + Sync {
     /// Takes a reply.
-    fn hear(&self, number: usize, reply: Reply);
+    fn complete(&self, number: usize, reply: Reply);
 
     /// One of several nodes cannot serve a request by itself, nothing has happened, and there will
     /// be no reply: it hands the request back. Only a `kestrel_cluster` sends its node such
     /// requests.
     fn hand_back(&self, number: usize, _handed_back: HandedBack) {
-        self.hear(number, Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()));
+        self.complete(
+            number,
+            Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()),
+        );
     }
 }
 
@@ -129,7 +132,7 @@ impl ReplySlot {
 }
 
 /// The receiver of the reply.
-pub enum Sink {
+pub enum ReplyTarget {
     /// The thread that runs the batch: its own request.
     Caller,
     /// A thread that waits.
@@ -137,17 +140,17 @@ pub enum Sink {
     /// A callback.
     Callback(Done),
     /// The sender of many requests, of which this is the one with this number.
-    Ear(Arc<dyn Ear>, usize),
+    Sink(Arc<dyn ReplySink>, usize),
 }
 
-impl Sink {
+impl ReplyTarget {
     /// Gives the reply to somebody else than the caller.
     pub fn give(self, reply: Reply) {
         match self {
-            Sink::Caller => debug_assert!(false, "the caller takes its reply itself"),
-            Sink::Slot(slot) => slot.fill(reply),
-            Sink::Callback(done) => done(reply),
-            Sink::Ear(ear, number) => ear.hear(number, reply),
+            ReplyTarget::Caller => debug_assert!(false, "the caller takes its reply itself"),
+            ReplyTarget::Slot(slot) => slot.fill(reply),
+            ReplyTarget::Callback(done) => done(reply),
+            ReplyTarget::Sink(sink, number) => sink.complete(number, reply),
         }
     }
 }
@@ -170,17 +173,17 @@ pub struct QueuedRequest {
     /// When it came.
     pub since: Instant,
     /// The receiver of the reply.
-    pub sink: Sink,
+    pub sink: ReplyTarget,
 }
 
 impl QueuedRequest {
     /// A request that has just come.
-    pub fn new(request: Request, sink: Sink) -> Self {
+    pub fn new(request: Request, sink: ReplyTarget) -> Self {
         Self::since(request, sink, Instant::now())
     }
 
     /// A request that came then.
-    pub fn since(request: Request, sink: Sink, since: Instant) -> Self {
+    pub fn since(request: Request, sink: ReplyTarget, since: Instant) -> Self {
         Self {
             request,
             origin: None,
@@ -204,7 +207,7 @@ pub struct WorkerState {
     /// Inode numbers to give out.
     pub ids: Block,
     /// Paths walked lately.
-    pub walks: Walks,
+    pub walks: PathCache,
     /// Requests of the present batch; empty between batches.
     pub jobs: VecDeque<QueuedRequest>,
 }
@@ -248,8 +251,8 @@ impl Worker {
     pub fn hand_over(&self, worker: usize) -> bool {
         let queue = self.queue.lock();
         queue.iter().any(|job| match &job.sink {
-            Sink::Slot(slot) => slot.hand_over(worker),
-            Sink::Caller | Sink::Callback(_) | Sink::Ear(..) => false,
+            ReplyTarget::Slot(slot) => slot.hand_over(worker),
+            ReplyTarget::Caller | ReplyTarget::Callback(_) | ReplyTarget::Sink(..) => false,
         })
     }
 }

@@ -38,14 +38,14 @@ fn fixture(workers: usize) -> Fixture {
 
 type Heard = Arc<Mutex<Option<Reply>>>;
 
-fn ear() -> (Heard, Done) {
+fn sink() -> (Heard, Done) {
     let heard: Heard = Arc::default();
-    let ear = heard.clone();
-    (heard, Box::new(move |reply| *ear.lock() = Some(reply)))
+    let sink = heard.clone();
+    (heard, Box::new(move |reply| *sink.lock() = Some(reply)))
 }
 
 fn send(fixture: &Fixture, seq: u64, retry: bool, op: Op) -> Heard {
-    let (heard, done) = ear();
+    let (heard, done) = sink();
     let origin = Origin { client: CLIENT, seq, retry };
     fixture.node.submit_from(Request { creds: Creds::root(), op }, origin, done);
     heard
@@ -64,7 +64,7 @@ fn create(path: &str) -> Op {
 }
 
 fn claim(fixture: &Fixture, inode: InodeRef, count: u32) -> Reply {
-    let (heard, done) = ear();
+    let (heard, done) = sink();
     fixture.node.reclaim_open(inode, count, false, done);
     fixture.engine.sync().unwrap();
     heard.lock().take().expect("a reply after the sync")
@@ -374,7 +374,7 @@ fn a_name_that_goes_takes_the_way_to_it_along() {
 fn sessions_are_on_record_until_they_are_forgotten() {
     let mut fixture = fixture(1);
     let record = |fixture: &Fixture, session: &SessionRecord| {
-        let (heard, done) = ear();
+        let (heard, done) = sink();
         fixture.node.record_session(session, done);
         assert!(heard.lock().is_none(), "durable before it is answered");
         fixture.engine.sync().unwrap();
@@ -385,7 +385,7 @@ fn sessions_are_on_record_until_they_are_forgotten() {
     record(&fixture, &session);
     record(&fixture, &other);
     // A client whose number begins with zeros: its answers lie beside the sessions.
-    let (heard, done) = ear();
+    let (heard, done) = sink();
     let origin = Origin { client: other.client, seq: 1, retry: false };
     fixture.node.submit_from(Request { creds: Creds::root(), op: create("a") }, origin, done);
     fixture = fixture.crash(true);

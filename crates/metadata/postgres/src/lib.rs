@@ -6,20 +6,20 @@
 //!   ([`Engine::on_durable`]), so nodes on this engine run in mode `commit`.
 //! - **Durable** is what a transaction has brought to the database and its standbys, as far as
 //!   `synchronous_commit` (never off) and `synchronous_standby_names` there say ([`sender`]).
-//! - **Read**: memory first, then the database ([`below`]). A row leaves memory only after the
+//! - **Read**: memory first, then the database ([`reads`]). A row leaves memory only after the
 //!   database has it. Once it is known that somebody else has the shard, nothing is read any more.
 //! - **Claim**: a shard, the rows of one node, has an epoch in the database; a transaction of
 //!   another one does nothing. The process that has a shard open holds a lock besides, so that no
-//!   process takes it over by accident ([`hold`]).
+//!   process takes it over by accident ([`advisory_lock`]).
 //! - **Lost connections** are made again, to whichever host of the URL takes writes. A database
 //!   that has forgotten what was acknowledged is refused for good.
 //!
 //! Threads: a small runtime drives the connections; callers of the engine block.
 
-mod below;
+mod advisory_lock;
 mod failure;
-mod hold;
-mod pulse;
+mod health;
+mod reads;
 mod schema;
 mod sender;
 mod session;
@@ -42,10 +42,10 @@ use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use below::Database;
+use reads::Database;
 pub use schema::Uuid;
-use session::{Trouble, Use, connect, establish};
-use shared::Shared;
+use session::{SessionError, SessionPurpose, connect, establish};
+use shared::EngineShared;
 pub use url::{PgUrl, SCHEMES};
 
 /// Threads of the runtime. One may run a callback while the other drives connections.
@@ -74,7 +74,7 @@ impl Default for PgOptions {
 
 /// The engine, on the rows of one node.
 pub struct PgEngine {
-    shared: Arc<Shared>,
+    shared: Arc<EngineShared>,
     /// That of the opening.
     epoch: Epoch,
     /// One claim at a time.
@@ -114,7 +114,7 @@ async fn connect_soon(place: &PgUrl) -> Result<tokio_postgres::Client, EngineErr
     loop {
         match connect(place).await {
             Ok((client, _)) => return Ok(client),
-            Err(Trouble::Passing(_)) if Instant::now() < until => {
+            Err(SessionError::Passing(_)) if Instant::now() < until => {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
             Err(why) => return Err(why.why()),
@@ -129,7 +129,7 @@ async fn connect_soon(place: &PgUrl) -> Result<tokio_postgres::Client, EngineErr
 /// In words, if the database cannot be asked within 5 s.
 pub fn holder(place: &PgUrl, shard: u32) -> Result<Option<String>, String> {
     let shard = shard_of(shard).map_err(|why| why.to_string())?;
-    briefly(place, async |place| hold::holder(place, shard).await)
+    briefly(place, async |place| advisory_lock::holder(place, shard).await)
 }
 
 /// A row of a node as it stands in the database, without opening the shard. Asked by a connection
@@ -142,7 +142,7 @@ pub fn peek(place: &PgUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8
     let mut bytes = Vec::new();
     key.encode_into(&mut bytes);
     briefly(place, async |place| {
-        let (client, _) = connect(place).await.map_err(Trouble::why)?;
+        let (client, _) = connect(place).await.map_err(SessionError::why)?;
         let text = schema::Texts::new(&place.schema).get;
         let row = client.query_opt(&text, &[&shard, &[bytes].as_slice()]).await;
         let row = row.map_err(|why| failure::failed("reading a row", &why))?;
@@ -212,7 +212,7 @@ impl PgEngine {
                 Err(why) => return Err(why),
             }
             for shard in schema::shards(&client, &place.schema).await? {
-                hold::take(&client, &place.schema, shard, false).await?;
+                advisory_lock::take(&client, &place.schema, shard, false).await?;
             }
             schema::remove(&mut client, &place.schema).await
         })
@@ -238,14 +238,15 @@ impl PgEngine {
         let opening = async move {
             let client = connect_soon(&place).await?;
             schema::check(&client, &place.schema, &uuid).await?;
-            hold::take(&client, &place.schema, shard, options.take_over).await?;
+            advisory_lock::take(&client, &place.schema, shard, options.take_over).await?;
             let fence = schema::claim(&client, &place.schema, shard, None).await?;
-            let shared = Arc::new(Shared::new((place, shard), fence, (memory, memory / 4), before_sync));
-            let (session, fence) = establish(&shared, Use::Settle, until).await?;
+            let shared =
+                Arc::new(EngineShared::new((place, shard), fence, (memory, memory / 4), before_sync));
+            let (session, fence) = establish(&shared, SessionPurpose::Settle, until).await?;
             // The lock goes over to the session that stays; in between another process may take it,
             // and claim.
             drop(client);
-            hold::take(&session.client, &shared.place.schema, shard, false).await?;
+            advisory_lock::take(&session.client, &shared.place.schema, shard, false).await?;
             let (done, sender) = mpsc::sync_channel(1);
             tokio::spawn(sender::probe(shared.clone()));
             let sending = sender::run(shared.clone(), session, fence.position);

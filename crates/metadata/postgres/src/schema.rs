@@ -76,7 +76,7 @@ impl Texts {
 
 /// How a shard stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fence {
+pub struct ShardRecord {
     /// Of the process that claimed the shard last.
     pub epoch: Epoch,
     /// Of the last batch that is in it.
@@ -249,7 +249,7 @@ pub async fn claim(
     schema: &str,
     shard: i32,
     held: Option<Epoch>,
-) -> Result<Fence, EngineError> {
+) -> Result<ShardRecord, EngineError> {
     let text = format!(
         "UPDATE {schema}.fence SET epoch = epoch + 1 WHERE shard = $1 AND epoch = coalesce($2, epoch) RETURNING epoch, position"
     );
@@ -272,7 +272,7 @@ pub async fn claim(
 ///
 /// # Errors
 /// `Refused` if there is no such shard; the database's.
-pub async fn fence(client: &Client, text: &str, shard: i32) -> Result<Fence, EngineError> {
+pub async fn fence(client: &Client, text: &str, shard: i32) -> Result<ShardRecord, EngineError> {
     let row = client.query_opt(text, &[&shard]).await.map_err(|why| failed("reading the fence", &why))?;
     row.map(|row| fence_of(&row)).ok_or_else(|| no_shard(shard))
 }
@@ -282,7 +282,12 @@ pub async fn fence(client: &Client, text: &str, shard: i32) -> Result<Fence, Eng
 ///
 /// # Errors
 /// The database's, also if the epoch is another one.
-pub async fn confirm(client: &Client, text: &str, shard: i32, epoch: Epoch) -> Result<Fence, EngineError> {
+pub async fn confirm(
+    client: &Client,
+    text: &str,
+    shard: i32,
+    epoch: Epoch,
+) -> Result<ShardRecord, EngineError> {
     let row = client.query_opt(text, &[&shard, &epoch.0.cast_signed()]).await;
     let row = row.map_err(|why| failed("confirming what is written", &why))?;
     row.map(|row| fence_of(&row)).ok_or_else(|| {
@@ -290,9 +295,9 @@ pub async fn confirm(client: &Client, text: &str, shard: i32, epoch: Epoch) -> R
     })
 }
 
-fn fence_of(row: &tokio_postgres::Row) -> Fence {
+fn fence_of(row: &tokio_postgres::Row) -> ShardRecord {
     let (epoch, position): (i64, i64) = (row.get(0), row.get(1));
-    Fence { epoch: Epoch(epoch.cast_unsigned()), position: position.cast_unsigned() }
+    ShardRecord { epoch: Epoch(epoch.cast_unsigned()), position: position.cast_unsigned() }
 }
 
 fn no_shard(shard: i32) -> EngineError {

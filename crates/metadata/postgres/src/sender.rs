@@ -9,8 +9,8 @@
 //!   once a write behind them has waited for the standbys ([`Session::confirm`]): a transaction
 //!   that was waiting when its session or server ended is seen, and may be nowhere else yet.
 //!
-//! With nothing to send, it looks after the shard now and then ([`Line::look`]), so that an engine
-//! that only reads hears of being replaced.
+//! With nothing to send, it looks after the shard now and then ([`SenderState::look`]), so that an
+//! engine that only reads hears of being replaced.
 //!
 //! That allows for several under way on one connection without waiting for the answer of the first:
 //! if that fails, the others find another position and do nothing. What queues up meanwhile goes in
@@ -31,9 +31,9 @@ use tokio_postgres::Error;
 use tokio_postgres::types::ToSql;
 
 use crate::failure::{Remedy, failed, remedy};
-use crate::schema::{Fence, fence};
-use crate::session::{STATEMENT_MAX, Session, Trouble, Use, establish, open, reader};
-use crate::shared::Shared;
+use crate::schema::{ShardRecord, fence};
+use crate::session::{STATEMENT_MAX, Session, SessionError, SessionPurpose, establish, open, reader};
+use crate::shared::EngineShared;
 
 /// Transactions under way.
 const UNDER_WAY_MAX: usize = 2;
@@ -66,18 +66,18 @@ struct Transaction {
 type Answer = Option<Result<i64, Error>>;
 
 /// A transaction that was sent.
-struct Flight {
+struct SentTransaction {
     transaction: Arc<Transaction>,
     answer: Pin<Box<MaybeDone<futures_util::future::BoxFuture<'static, Answer>>>>,
 }
 
 /// The sender's side of things.
-struct Line {
-    shared: Arc<Shared>,
+struct SenderState {
+    shared: Arc<EngineShared>,
     session: Arc<Session>,
     /// The session has the shard's lock.
     held: bool,
-    under_way: VecDeque<Flight>,
+    under_way: VecDeque<SentTransaction>,
     /// To be sent before anything new.
     again: VecDeque<Arc<Transaction>>,
     /// Where the newest transaction ends.
@@ -86,7 +86,11 @@ struct Line {
     trouble: Option<Instant>,
 }
 
-async fn carry_out(shared: Arc<Shared>, session: Arc<Session>, transaction: Arc<Transaction>) -> Answer {
+async fn carry_out(
+    shared: Arc<EngineShared>,
+    session: Arc<Session>,
+    transaction: Arc<Transaction>,
+) -> Answer {
     let [mut keys, mut values, mut gone]: [Vec<&[u8]>; 3] = Default::default();
     for (key, value) in &transaction.rows {
         match value {
@@ -109,7 +113,7 @@ async fn carry_out(shared: Arc<Shared>, session: Arc<Session>, transaction: Arc<
 
 /// Makes sure that what the session has written has waited for the standbys, though somebody may
 /// have cancelled that.
-async fn waited_for(shared: &Shared, session: &Session) -> Result<(), EngineError> {
+async fn waited_for(shared: &EngineShared, session: &Session) -> Result<(), EngineError> {
     if session.is_waited_for() {
         return Ok(());
     }
@@ -120,7 +124,7 @@ async fn waited_for(shared: &Shared, session: &Session) -> Result<(), EngineErro
 
 /// Asks a full database whether the shard is still this process's: by a write that takes no room
 /// and waits for the standbys like any other, for a primary that was replaced may be full as well.
-async fn stands_though_full(shared: &Shared, session: &Session) -> Result<(), EngineError> {
+async fn stands_though_full(shared: &EngineShared, session: &Session) -> Result<(), EngineError> {
     let limit = STATEMENT_MAX.min(shared.place.deadline);
     match tokio::time::timeout(limit, session.confirm(shared, shared.epoch())).await {
         Ok(Ok(_)) => {
@@ -135,7 +139,10 @@ async fn stands_though_full(shared: &Shared, session: &Session) -> Result<(), En
 
 /// How the shard stands, by the session or by a new one if that is of no use; `None` while the
 /// database cannot be reached, which is no harm as long as there is nothing to send.
-async fn look(shared: &Shared, session: &Session) -> Result<Option<(Option<Session>, Fence)>, EngineError> {
+async fn look(
+    shared: &EngineShared,
+    session: &Session,
+) -> Result<Option<(Option<Session>, ShardRecord)>, EngineError> {
     if !session.client.is_closed() {
         let durable = shared.tier.durable();
         let asked = fence(&session.client, &shared.texts.fence, shared.shard);
@@ -148,9 +155,11 @@ async fn look(shared: &Shared, session: &Session) -> Result<Option<(Option<Sessi
         log::warn!("PostgreSQL: the connection is lost; connecting again");
         shared.next_generation();
     }
-    match tokio::time::timeout(STATEMENT_MAX, open(shared, Use::Onward)).await {
+    match tokio::time::timeout(STATEMENT_MAX, open(shared, SessionPurpose::Onward)).await {
         Ok(Ok((session, fence))) => Ok(Some((Some(session), fence))),
-        Ok(Err(Trouble::Final(why @ (EngineError::Fenced { .. } | EngineError::Refused(_))))) => Err(why),
+        Ok(Err(SessionError::Final(why @ (EngineError::Fenced { .. } | EngineError::Refused(_))))) => {
+            Err(why)
+        }
         // What else is wrong the next transaction finds out.
         Ok(Err(_)) | Err(_) => Ok(None),
     }
@@ -158,7 +167,7 @@ async fn look(shared: &Shared, session: &Session) -> Result<Option<(Option<Sessi
 
 /// Asks by another connection while a transaction takes long, as one does that waits for standbys
 /// or behind a checkpoint: only a database that answers nothing is silent.
-pub async fn probe(shared: Arc<Shared>) {
+pub async fn probe(shared: Arc<EngineShared>) {
     while !shared.is_stopping() {
         tokio::time::sleep(PROBE_AFTER).await;
         if shared.pulse.silence() < PROBE_AFTER {
@@ -175,8 +184,8 @@ pub async fn probe(shared: Arc<Shared>) {
 }
 
 /// Sends what is committed until the engine stops or fails.
-pub async fn run(shared: Arc<Shared>, session: Session, end: Position) {
-    let mut line = Line {
+pub async fn run(shared: Arc<EngineShared>, session: Session, end: Position) {
+    let mut line = SenderState {
         session: Arc::new(session),
         held: true,
         under_way: VecDeque::new(),
@@ -199,7 +208,7 @@ pub async fn run(shared: Arc<Shared>, session: Session, end: Position) {
     }
 }
 
-impl Line {
+impl SenderState {
     /// Does something, or waits; false when all is done.
     async fn step(&mut self) -> Result<bool, EngineError> {
         while self.under_way.len() < UNDER_WAY_MAX
@@ -245,7 +254,7 @@ impl Line {
         self.stands(fence)?;
         self.heard();
         if !self.held {
-            self.held = crate::hold::again(&self.session.client, &self.shared).await;
+            self.held = crate::advisory_lock::again(&self.session.client, &self.shared).await;
         }
         Ok(())
     }
@@ -259,7 +268,7 @@ impl Line {
     }
 
     /// Refuses a shard that stands elsewhere than this process left it.
-    fn stands(&self, fence: Fence) -> Result<(), EngineError> {
+    fn stands(&self, fence: ShardRecord) -> Result<(), EngineError> {
         let expected = self.again.front().map_or(self.end, |first| first.from);
         if fence.position == expected {
             return Ok(());
@@ -280,7 +289,7 @@ impl Line {
         let batches = self.shared.take(MUTATIONS_MAX, BYTES_MAX);
         let Some((to, _)) = batches.last() else { return Ok(None) };
         let (from, to) = (self.end, *to);
-        let bytes = Shared::weigh(&batches);
+        let bytes = EngineShared::weigh(&batches);
         let mut rows = BTreeMap::new();
         for mutation in batches.into_iter().flat_map(|(_, mutations)| mutations) {
             let mut key = Vec::new();
@@ -303,7 +312,7 @@ impl Line {
             Poll::Ready(())
         })
         .await;
-        self.under_way.push_back(Flight { transaction, answer });
+        self.under_way.push_back(SentTransaction { transaction, answer });
     }
 
     /// The first transaction under way is answered.
@@ -383,7 +392,7 @@ impl Line {
         self.shared.next_generation();
         self.shared.pulse.asked();
         tokio::time::sleep(PAUSE).await;
-        let purpose = if self.again.is_empty() { Use::Onward } else { Use::Settle };
+        let purpose = if self.again.is_empty() { SessionPurpose::Onward } else { SessionPurpose::Settle };
         let (session, fence) = match establish(&self.shared, purpose, until).await {
             Ok(established) => established,
             Err(EngineError::NoSpace) => return self.full().await,
@@ -391,7 +400,7 @@ impl Line {
             Err(why) => return Err(why),
         };
         self.session = Arc::new(session);
-        self.held = crate::hold::again(&self.session.client, &self.shared).await;
+        self.held = crate::advisory_lock::again(&self.session.client, &self.shared).await;
         while let Some(first) = self.again.front().filter(|first| first.to <= fence.position).cloned() {
             self.settled(&first);
             self.again.pop_front();
@@ -405,7 +414,7 @@ fn silent() -> EngineError {
     EngineError::Io("metadata in PostgreSQL: the database does not answer".into())
 }
 
-fn given_up(shared: &Shared, why: &EngineError) -> EngineError {
+fn given_up(shared: &EngineShared, why: &EngineError) -> EngineError {
     EngineError::Io(format!(
         "metadata in PostgreSQL: nothing could be written to {} for {} s ({why}); changes that were not acknowledged as durable are lost; \
          see to the database, then end this process and start it again",

@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Statement};
 
 use crate::failure::{Remedy, failed, remedy};
-use crate::schema::{Fence, PLANNING, Texts, confirm, fence};
-use crate::shared::Shared;
+use crate::schema::{PLANNING, ShardRecord, Texts, confirm, fence};
+use crate::shared::EngineShared;
 use crate::url::PgUrl;
 
 /// Longest that one statement may take, unless the deadline is shorter: then the connection counts
@@ -34,7 +34,7 @@ const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
 
 /// What a session is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum SessionPurpose {
     /// To read, or to write what comes.
     Onward,
     /// To tell what is durable: what it shows has waited for the standbys.
@@ -55,25 +55,25 @@ pub struct Session {
 }
 
 /// Why there is no session.
-pub enum Trouble {
+pub enum SessionError {
     /// Trying again may help.
     Passing(EngineError),
     /// Nothing will.
     Final(EngineError),
 }
 
-impl Trouble {
+impl SessionError {
     /// What it is.
     pub fn why(self) -> EngineError {
         match self {
-            Trouble::Passing(why) | Trouble::Final(why) => why,
+            SessionError::Passing(why) | SessionError::Final(why) => why,
         }
     }
 
     fn of(what: &str, why: &tokio_postgres::Error) -> Self {
         match remedy(why) {
-            Remedy::None => Trouble::Final(failed(what, why)),
-            Remedy::Reconnect | Remedy::Later | Remedy::Full => Trouble::Passing(failed(what, why)),
+            Remedy::None => SessionError::Final(failed(what, why)),
+            Remedy::Reconnect | Remedy::Later | Remedy::Full => SessionError::Passing(failed(what, why)),
         }
     }
 }
@@ -88,7 +88,7 @@ impl Session {
     ///
     /// # Errors
     /// The database's; those of another epoch.
-    pub async fn confirm(&self, shared: &Shared, epoch: Epoch) -> Result<Fence, EngineError> {
+    pub async fn confirm(&self, shared: &EngineShared, epoch: Epoch) -> Result<ShardRecord, EngineError> {
         loop {
             self.unwaited.store(false, Ordering::SeqCst);
             let fence = confirm(&self.client, &shared.texts.confirm, shared.shard, epoch).await?;
@@ -123,9 +123,10 @@ where
 }
 
 /// Connects, to whichever host takes writes.
-pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Trouble> {
+pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), SessionError> {
     let unwaited = Arc::new(AtomicBool::new(false));
-    let failed = |why: tokio_postgres::Error| Trouble::of(&format!("connecting to {}", place.shown()), &why);
+    let failed =
+        |why: tokio_postgres::Error| SessionError::of(&format!("connecting to {}", place.shown()), &why);
     let client = match &place.tls {
         None => {
             let (client, connection) = place.config.connect(NoTls).await.map_err(failed)?;
@@ -133,7 +134,7 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Trouble
             client
         }
         Some(tls) => {
-            let connector = tls.connector().map_err(|why| Trouble::Final(EngineError::Refused(why)))?;
+            let connector = tls.connector().map_err(|why| SessionError::Final(EngineError::Refused(why)))?;
             let (client, connection) = place.config.connect(connector).await.map_err(failed)?;
             tokio::spawn(drive(connection, unwaited.clone()));
             client
@@ -149,17 +150,17 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Trouble
     );
     // The last ones: the server knows within 10 s that a client's machine is gone, and its locks
     // are free.
-    client.batch_execute(&settings).await.map_err(|why| Trouble::of("preparing the session", &why))?;
+    client.batch_execute(&settings).await.map_err(|why| SessionError::of("preparing the session", &why))?;
     set_if_known(&client, "client_connection_check_interval", CHECK_EVERY).await?;
     Ok((client, unwaited))
 }
 
 /// A setting that old servers do not know, and some platforms do not have: no harm.
-async fn set_if_known(client: &Client, name: &str, value: Duration) -> Result<(), Trouble> {
+async fn set_if_known(client: &Client, name: &str, value: Duration) -> Result<(), SessionError> {
     let value = value.as_millis();
     let text = format!("SELECT set_config(name, '{value}', false) FROM pg_settings WHERE name = '{name}'");
     match client.batch_execute(&text).await {
-        Err(why) if why.code().is_none() => Err(Trouble::of("preparing the session", &why)),
+        Err(why) if why.code().is_none() => Err(SessionError::of("preparing the session", &why)),
         Err(why) => {
             log::debug!("PostgreSQL: {}", failed("preparing the session", &why));
             Ok(())
@@ -176,24 +177,27 @@ pub async fn end_if_idle(client: &Client) {
 }
 
 /// Connects and makes sure that the database is the one which has what this engine wrote.
-pub async fn open(shared: &Shared, purpose: Use) -> Result<(Session, Fence), Trouble> {
+pub async fn open(
+    shared: &EngineShared,
+    purpose: SessionPurpose,
+) -> Result<(Session, ShardRecord), SessionError> {
     let generation = shared.generation();
     // Before anything newer can become durable.
     let durable = shared.tier.durable();
     let (client, unwaited) = connect(&shared.place).await?;
     let texts: &Texts = &shared.texts;
-    let statement = |why: tokio_postgres::Error| Trouble::of("preparing statements", &why);
+    let statement = |why: tokio_postgres::Error| SessionError::of("preparing statements", &why);
     let write = client.prepare(&texts.write).await.map_err(statement)?;
     let get = client.prepare(&texts.get).await.map_err(statement)?;
     let page = client.prepare(&texts.page).await.map_err(statement)?;
     let asking = |why: EngineError| match why {
-        EngineError::Io(_) | EngineError::NoSpace => Trouble::Passing(why),
-        why => Trouble::Final(why),
+        EngineError::Io(_) | EngineError::NoSpace => SessionError::Passing(why),
+        why => SessionError::Final(why),
     };
     let mut fence = fence(&client, &texts.fence, shared.shard).await.map_err(asking)?;
-    shared.expects(fence, durable).map_err(Trouble::Final)?;
+    shared.expects(fence, durable).map_err(SessionError::Final)?;
     let session = Session { client, unwaited, write, get, page, generation };
-    if purpose == Use::Settle {
+    if purpose == SessionPurpose::Settle {
         fence = session.confirm(shared, fence.epoch).await.map_err(asking)?;
     }
     Ok((session, fence))
@@ -201,17 +205,17 @@ pub async fn open(shared: &Shared, purpose: Use) -> Result<(Session, Fence), Tro
 
 /// As [`open`], again and again until `until`.
 pub async fn establish(
-    shared: &Shared,
-    purpose: Use,
+    shared: &EngineShared,
+    purpose: SessionPurpose,
     until: Instant,
-) -> Result<(Session, Fence), EngineError> {
+) -> Result<(Session, ShardRecord), EngineError> {
     let mut pause = PAUSE_MIN;
     loop {
         let attempt = tokio::time::timeout(STATEMENT_MAX, open(shared, purpose)).await;
         let why = match attempt {
             Ok(Ok(opened)) => return Ok(opened),
-            Ok(Err(Trouble::Final(why))) => return Err(why),
-            Ok(Err(Trouble::Passing(why))) => why,
+            Ok(Err(SessionError::Final(why))) => return Err(why),
+            Ok(Err(SessionError::Passing(why))) => why,
             Err(_) => EngineError::Io("metadata in PostgreSQL: the database does not answer".into()),
         };
         if shared.is_stopping() || Instant::now() + pause > until {
@@ -224,7 +228,7 @@ pub async fn establish(
 }
 
 /// The session for reads.
-pub async fn reader(shared: &Shared, until: Instant) -> Result<Arc<Session>, EngineError> {
+pub async fn reader(shared: &EngineShared, until: Instant) -> Result<Arc<Session>, EngineError> {
     let turn = shared.next_reader();
     let mut place = shared.readers[turn].lock().await;
     if let Some(session) = &*place
@@ -234,7 +238,7 @@ pub async fn reader(shared: &Shared, until: Instant) -> Result<Arc<Session>, Eng
         return Ok(session.clone());
     }
     *place = None;
-    let session = Arc::new(establish(shared, Use::Onward, until).await?.0);
+    let session = Arc::new(establish(shared, SessionPurpose::Onward, until).await?.0);
     *place = Some(session.clone());
     Ok(session)
 }

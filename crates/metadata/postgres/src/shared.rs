@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
-use kestrel_engine::tier::Tier;
+use kestrel_engine::row_cache::RowCache;
 use kestrel_engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation};
 use kestrel_types::ids::Position;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
-use crate::pulse::Pulse;
-use crate::schema::{Fence, Texts};
+use crate::health::DatabaseHealth;
+use crate::schema::{ShardRecord, Texts};
 use crate::session::Session;
 use crate::url::PgUrl;
 
@@ -22,11 +22,11 @@ const READERS: usize = 4;
 /// Most bytes of a value.
 const VALUE_MAX: usize = 16 << 20;
 /// See the module's header.
-pub struct Shared {
+pub struct EngineShared {
     pub place: PgUrl,
     pub shard: i32,
     pub texts: Texts,
-    pub tier: Tier,
+    pub tier: RowCache,
     pub before_sync: BeforeSync,
     pub readers: [tokio::sync::Mutex<Option<Arc<Session>>>; READERS],
     reader: AtomicUsize,
@@ -43,7 +43,7 @@ pub struct Shared {
     stopping: AtomicBool,
     /// The shard is somebody else's now, or not what it was: rows in memory are nobody's.
     lost: AtomicBool,
-    pub pulse: Pulse,
+    pub pulse: DatabaseHealth,
     confirmations: AtomicU64,
     pub counters: Counters,
 }
@@ -81,11 +81,11 @@ impl Counters {
     }
 }
 
-impl Shared {
+impl EngineShared {
     /// For a shard that stands like this.
     pub fn new(
         (place, shard): (PgUrl, i32),
-        fence: Fence,
+        fence: ShardRecord,
         (row_bytes, queue_bytes_max): (usize, usize),
         before_sync: BeforeSync,
     ) -> Self {
@@ -94,7 +94,7 @@ impl Shared {
             texts,
             place,
             shard,
-            tier: Tier::new(fence.position, row_bytes),
+            tier: RowCache::new(fence.position, row_bytes),
             before_sync,
             readers: Default::default(),
             reader: AtomicUsize::new(0),
@@ -114,7 +114,7 @@ impl Shared {
             generation: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            pulse: Pulse::default(),
+            pulse: DatabaseHealth::default(),
             confirmations: AtomicU64::new(0),
             counters: Counters::default(),
         }
@@ -156,7 +156,7 @@ impl Shared {
     ///
     /// # Errors
     /// `Fenced` if somebody else has claimed it, `Refused` if it has forgotten something.
-    pub fn expects(&self, fence: Fence, durable: Position) -> Result<(), EngineError> {
+    pub fn expects(&self, fence: ShardRecord, durable: Position) -> Result<(), EngineError> {
         // In this order: a claim that ends meanwhile has stored its epoch before.
         let claiming = self.claiming.load(Ordering::SeqCst);
         let held = self.epoch();
@@ -303,8 +303,8 @@ impl Shared {
         self.queue.lock().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Takes no commits until [`Shared::claimed`]: those of earlier holders are refused already,
-    /// and nobody holds what comes.
+    /// Takes no commits until [`EngineShared::claimed`]: those of earlier holders are refused
+    /// already, and nobody holds what comes.
     pub fn begin_claim(&self) {
         self.claiming.store(true, Ordering::SeqCst);
         let mut queue = self.queue.lock();

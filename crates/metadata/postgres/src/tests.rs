@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kestrel_engine::exercise::{Content, Op, apply, check, commit, content, op, put, remove};
+use kestrel_engine::exercise::{EngineOp, ExpectedRows, apply, check, commit, content, op, put, remove};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -56,14 +56,14 @@ proptest! {
     #[test]
     fn it_agrees_with_a_map(ops in vec(op(), 1..80)) {
         let place = made(&shared().url(&fresh(), ""));
-        let mut expected = Content::new();
+        let mut expected = ExpectedRows::new();
         let mut engine = open(&place).unwrap();
         for op in &ops {
             check(&engine, &mut expected, op);
             match op {
-                Op::Flush => engine.sync().unwrap(),
-                Op::Evict | Op::Compact => engine.forget(),
-                Op::Close | Op::Kill => {
+                EngineOp::Flush => engine.sync().unwrap(),
+                EngineOp::Evict | EngineOp::Compact => engine.forget(),
+                EngineOp::Close | EngineOp::Kill => {
                     engine.settle().unwrap();
                     drop(engine);
                     engine = open(&place).unwrap();
@@ -79,7 +79,7 @@ proptest! {
 fn what_is_durable_is_read_by_the_next_one() {
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for round in 0..200u32 {
         let batch: Vec<Mutation> = (0..40u32)
             .map(|number| {
@@ -132,7 +132,7 @@ fn second_opener_and_takeover() {
         EngineError::Fenced { .. }
     ));
     second.forget();
-    let expected = Content::from_iter([put(1, b"a", b"1"), put(1, b"b", b"2")].map(|row| {
+    let expected = ExpectedRows::from_iter([put(1, b"a", b"1"), put(1, b"b", b"2")].map(|row| {
         let mut key = Vec::new();
         row.key.borrow().encode_into(&mut key);
         (key, row.value.unwrap().to_vec())
@@ -602,7 +602,7 @@ fn taps_see_every_batch_in_order() {
     let place = made(&shared().url(&fresh(), ""));
     let engine = open(&place).unwrap();
     commit(&engine, vec![put(1, b"before", b"")]);
-    let seen = Arc::new(Mutex::new(Content::new()));
+    let seen = Arc::new(Mutex::new(ExpectedRows::new()));
     let tapped = seen.clone();
     let guard = engine.tap(Box::new(move |batch| apply(&mut tapped.lock(), batch)));
     thread::scope(|scope| {

@@ -33,7 +33,7 @@ use crate::transport::End;
 
 mod nodes;
 
-use nodes::{Node, Nodes};
+use nodes::{NullInode, NullInodes};
 
 /// How the null file system behaves.
 #[derive(Clone, Debug, Default)]
@@ -74,7 +74,7 @@ pub fn start(dir: &Path, options: NullOptions, mount: &MountOptions, config: &Co
 
 /// The file system.
 pub struct NullFs {
-    nodes: Nodes,
+    nodes: NullInodes,
     options: NullOptions,
     /// What reads return, as much as one READ may ask for.
     content: Box<[u8]>,
@@ -102,7 +102,7 @@ impl NullFs {
     pub fn new(options: NullOptions) -> NullFs {
         let content = vec![options.fill; READ_BYTES_MAX].into_boxed_slice();
         NullFs {
-            nodes: Nodes::new(),
+            nodes: NullInodes::new(),
             options,
             content,
             listings: Mutex::default(),
@@ -110,7 +110,7 @@ impl NullFs {
         }
     }
 
-    fn attr(&self, id: u64, node: &Node) -> Attr {
+    fn attr(&self, id: u64, node: &NullInode) -> Attr {
         let size = node.size.load(Ordering::Relaxed);
         let directory = node.is_directory();
         let time = Timestamp { sec: 1_600_000_000, nsec: 0 };
@@ -129,7 +129,7 @@ impl NullFs {
     }
 
     /// The answer that counts as a lookup.
-    fn entry(&self, id: u64, node: &Node) -> Entry {
+    fn entry(&self, id: u64, node: &NullInode) -> Entry {
         let nodeid = id;
         Entry { nodeid, generation: node.generation(), attr: self.attr(id, node), ..Entry::default() }
     }
@@ -286,7 +286,7 @@ impl NullFs {
             let children = self.nodes.get(id)?.children.lock();
             let children = children.as_ref().ok_or(libc::ENOTDIR)?;
             listed.clear();
-            let directory = |node| self.nodes.get(node).is_ok_and(Node::is_directory);
+            let directory = |node| self.nodes.get(node).is_ok_and(NullInode::is_directory);
             listed.extend(children.iter().map(|(name, node)| Listed {
                 name: name.clone(),
                 node: *node,

@@ -16,12 +16,12 @@ use kestrel_types::request::Usage;
 use crate::convert;
 use crate::direct::DirectWrites;
 use crate::handles::Handles;
+use crate::interruptible::InterruptibleWaits;
 use crate::last_lookups::LastLookups;
 use crate::locking::Locking;
 use crate::naming::{MOMENT, Naming, Trust};
 use crate::passthrough::PassthroughState;
 use crate::paths::NodeTarget;
-use crate::patience::Patience;
 
 /// Block size that `statfs` counts in.
 const STATFS_BLOCK: u32 = 4096;
@@ -40,7 +40,7 @@ pub struct Core {
     pub trust: Trust,
     /// Looks after callers that may have to wait long: with a block store or metadata across a
     /// network.
-    patience: Option<Arc<Patience>>,
+    waits: Option<Arc<InterruptibleWaits>>,
     /// All callers may, because the metadata is across a network.
     all_wait: bool,
     /// Locks that other clients see, if the volume has such.
@@ -95,14 +95,14 @@ impl Core {
     pub fn new(fs: Arc<Fs>, naming: Naming, trust: Trust) -> Arc<Self> {
         let all_wait = fs.is_remote();
         let locking = fs.has_locks().then(Arc::<Locking>::default);
-        let patience = (all_wait || fs.store().is_remote()).then(Patience::start);
+        let waits = (all_wait || fs.store().is_remote()).then(InterruptibleWaits::start);
         Arc::new(Self {
             fs,
             files: Arc::default(),
             dirs: Handles::default(),
             naming,
             trust,
-            patience,
+            waits,
             all_wait,
             locking,
             direct: DirectWrites::default(),
@@ -203,8 +203,8 @@ impl Core {
         answer: impl FnOnce(Reply, T) + Send + 'static,
         undo: impl FnOnce(T) + Send + 'static,
     ) -> Done<T> {
-        let Some(patience) = &self.patience else { return with(reply, answer) };
-        let ticket = patience.watch(pid, reply);
+        let Some(waits) = &self.waits else { return with(reply, answer) };
+        let ticket = waits.watch(pid, reply);
         Box::new(move |result: FsResult<T>| match (ticket.take(), result) {
             (Some(reply), Ok(value)) => answer(reply, value),
             (Some(reply), Err(error)) => reply.error(error.errno),
@@ -222,10 +222,10 @@ impl Core {
         answer: impl FnOnce(Reply, FsResult<T>) + Send + 'static,
         undo: impl FnOnce(FsResult<T>) + Send + 'static,
     ) -> Done<T> {
-        let Some(patience) = self.patience.as_ref().filter(|_| self.all_wait) else {
+        let Some(waits) = self.waits.as_ref().filter(|_| self.all_wait) else {
             return Box::new(move |result| answer(reply, result));
         };
-        let ticket = patience.watch(pid, reply);
+        let ticket = waits.watch(pid, reply);
         Box::new(move |result| match ticket.take() {
             Some(reply) => answer(reply, result),
             None => undo(result),
@@ -426,8 +426,8 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if let Some(patience) = &self.patience {
-            patience.stop();
+        if let Some(waits) = &self.waits {
+            waits.stop();
         }
     }
 }

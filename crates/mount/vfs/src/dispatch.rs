@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use kestrel_client::fs::{
-    Content, CopyRange, Creation, Done, Fallocate, FileHandle, Listed, NewNode, Seek, Sink, WriteAt,
+    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Listed, NewNode, ReadBytes, Seek, WriteAt,
 };
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
@@ -18,8 +18,8 @@ use kestrel_types::request::{RenameFlags, XattrFlags};
 use crate::convert;
 use crate::core::Core;
 use crate::direct;
-use crate::passthrough::Change;
-use crate::patience::is_dying;
+use crate::interruptible::is_dying;
+use crate::passthrough::VolumeChange;
 
 /// Unit of the kernel's cache, at least.
 const PAGE_BYTES: u64 = 4096;
@@ -62,7 +62,7 @@ impl FileSystem for Mounted {
                         reply.attr(&convert::attr(&inode), trust.attributes(&inode));
                     });
                     let done = match set.size {
-                        Some(_) => core.following(ino, |inode: &Inode| Change::Size(inode.size), done),
+                        Some(_) => core.following(ino, |inode: &Inode| VolumeChange::Size(inode.size), done),
                         None => done,
                     };
                     core.change(node, set.mode, done, move |core, done| {
@@ -163,7 +163,7 @@ impl FileSystem for Mounted {
                     Ok(room) => room,
                     Err(error) => return reply.error(error.errno),
                 };
-                let answer = move |reply: Reply, content: Content| {
+                let answer = move |reply: Reply, content: ReadBytes| {
                     reply.data_vectored(&content.pieces());
                     drop((content, room));
                 };
@@ -229,7 +229,7 @@ impl FileSystem for Mounted {
                         let what = Fallocate { hole, offset, len: length, keep_size, unprivileged };
                         let done = core.patient(pid, reply, |reply, ()| reply.empty());
                         core.collected(file.ino(), done, move |core, done| {
-                            let change = move |(): &()| Change::Part { offset, len: length };
+                            let change = move |(): &()| VolumeChange::Part { offset, len: length };
                             core.fs.fallocate(&file, what, core.following(file.ino(), change, done));
                         });
                     }
@@ -259,7 +259,8 @@ impl FileSystem for Mounted {
                         };
                         let done = core.patient(pid, reply, Reply::copied);
                         core.collected(copy.from.ino(), done, move |core, done| {
-                            let change = move |len: &u64| Change::Part { offset: offset_out, len: *len };
+                            let change =
+                                move |len: &u64| VolumeChange::Part { offset: offset_out, len: *len };
                             let done = core.following(copy.to.ino(), change, done);
                             core.fs.copy_range(copy, done);
                         });
@@ -350,7 +351,7 @@ impl FileSystem for Mounted {
 /// A listing on its way to the kernel.
 struct Buffer(Dirents);
 
-impl Sink for Buffer {
+impl EntrySink for Buffer {
     fn entry(&mut self, entry: Listed<'_>) -> ControlFlow<()> {
         let kind = FileKind::from_mode(entry.kind.mode_bits());
         match self.0.push(OsStr::from_bytes(entry.name), entry.ino, kind, entry.next) {

@@ -11,13 +11,13 @@ mod dispatch;
 mod export;
 mod flags;
 mod handles;
+mod interruptible;
 mod kernel_size;
 mod last_lookups;
 mod locking;
 mod naming;
 mod passthrough;
 mod paths;
-mod patience;
 mod shortcut;
 
 use std::path::Path;
@@ -99,7 +99,7 @@ pub const NAMES_ALONE: Duration = Duration::from_millis(100);
 
 /// Whether walks take the shortcut, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mode {
+pub struct ShortcutMode {
     /// They do.
     pub shortcut: bool,
     /// Why, or why not and what would help.
@@ -111,7 +111,7 @@ pub struct Mount {
     /// The session of the kernel.
     pub session: fuse::Session,
     /// How walks are answered.
-    pub mode: Mode,
+    pub mode: ShortcutMode,
     /// The shortcut's counters.
     pub shortcut: Shortcut,
     /// Pass-through: on or why not, and its figures.
@@ -173,20 +173,20 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
                 paths.hints_are_measured();
                 mode.why = format!("walk hints by {}", hints.attach());
             }
-            Err(why) => mode = Mode { shortcut: false, why: why.to_string() },
+            Err(why) => mode = ShortcutMode { shortcut: false, why: why.to_string() },
         }
     }
     Ok(Mount { session, mode, shortcut: Shortcut(paths), passthrough })
 }
 
 /// Loads the program that tells of walks, if it is wanted and can be had.
-fn load_hints(config: ShortcutConfig) -> (Option<Arc<WalkHints>>, Mode) {
+fn load_hints(config: ShortcutConfig) -> (Option<Arc<WalkHints>>, ShortcutMode) {
     if config == ShortcutConfig::Off {
-        return (None, Mode { shortcut: false, why: "switched off by --no-shortcut".into() });
+        return (None, ShortcutMode { shortcut: false, why: "switched off by --no-shortcut".into() });
     }
     match hints_as_told() {
-        Ok(hints) => (Some(hints), Mode { shortcut: true, why: String::new() }),
-        Err(why) => (None, Mode { shortcut: false, why }),
+        Ok(hints) => (Some(hints), ShortcutMode { shortcut: true, why: String::new() }),
+        Err(why) => (None, ShortcutMode { shortcut: false, why }),
     }
 }
 

@@ -10,7 +10,7 @@
 //! local file system:
 //! - readers and maps use it directly;
 //! - an open that may write gets direct I/O beside: its reads are answered from the copy, its
-//!   writes change the copy and the volume, in this order and one at a time ([`node`]);
+//!   writes change the copy and the volume, in this order and one at a time ([`open_inode`]);
 //!   truncations, holes and clones change the volume, then the copy, before they are answered
 //!   ([`service`]);
 //! - stores through writable shared maps reach the copy only. They are brought to the volume with
@@ -28,7 +28,7 @@
 
 mod answers;
 mod collect;
-mod node;
+mod open_inode;
 mod service;
 
 use std::os::fd::AsFd;
@@ -45,7 +45,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 
 pub use answers::{PassthroughConfig, PassthroughState, PassthroughStats};
-use node::{Live, Node, Pending};
+use open_inode::{Live, OpenInode, Pending};
 use service::{Job, Service};
 
 /// Shards of the table of open inodes; a power of two.
@@ -53,7 +53,7 @@ const SHARDS: usize = 64;
 
 /// How the kernel is told to treat an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum OpenMode {
     /// Through its page cache.
     Ordinary,
     /// From the backing file of this number; `direct`: reads and writes come here all the same.
@@ -61,7 +61,7 @@ pub(crate) enum Mode {
 }
 
 /// Gets the mode of an open, or why there can be none.
-pub(crate) type Answer = Box<dyn FnOnce(FsResult<Mode>) + Send>;
+pub(crate) type Answer = Box<dyn FnOnce(FsResult<OpenMode>) + Send>;
 
 /// An open that was granted and is to be answered.
 pub(crate) struct Opening {
@@ -102,7 +102,7 @@ pub(crate) struct Counters {
 pub(crate) struct Passthrough {
     fs: Arc<Fs>,
     backings: Backings,
-    shards: Vec<Mutex<FxHashMap<InodeId, Arc<Node>>>>,
+    shards: Vec<Mutex<FxHashMap<InodeId, Arc<OpenInode>>>>,
     /// Live inodes.
     live: AtomicUsize,
     service: Service,
@@ -164,17 +164,17 @@ impl Passthrough {
         }
     }
 
-    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Arc<Node>>> {
+    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Arc<OpenInode>>> {
         &self.shards[ino as usize % SHARDS]
     }
 
     /// The inode's entry, made if it is missing.
-    fn enter(&self, ino: InodeId) -> Arc<Node> {
-        self.shard(ino).lock().entry(ino).or_insert_with(|| Arc::new(Node::new(ino))).clone()
+    fn enter(&self, ino: InodeId) -> Arc<OpenInode> {
+        self.shard(ino).lock().entry(ino).or_insert_with(|| Arc::new(OpenInode::new(ino))).clone()
     }
 
     /// The inode and its copy, if it is live.
-    pub fn live(&self, ino: InodeId) -> Option<(Arc<Node>, Arc<Live>)> {
+    pub fn live(&self, ino: InodeId) -> Option<(Arc<OpenInode>, Arc<Live>)> {
         if self.live.load(Ordering::SeqCst) == 0 {
             return None;
         }
@@ -200,7 +200,7 @@ impl Passthrough {
                 let Some(live) = begun else {
                     state.ordinary += 1;
                     drop(state);
-                    return answer(Ok(Mode::Ordinary));
+                    return answer(Ok(OpenMode::Ordinary));
                 };
                 state.pass(opening.fh);
                 state.live = Some(live.clone());
@@ -244,7 +244,7 @@ impl Passthrough {
     /// An inode has just become live. A truncation may have come between the answer to the open and
     /// that, which nobody told the copy of: so the content is looked at again. What comes from here
     /// on finds the inode live.
-    fn confirm(self: &Arc<Self>, node: Arc<Node>, live: Arc<Live>, opening: Opening, answer: Answer) {
+    fn confirm(self: &Arc<Self>, node: Arc<OpenInode>, live: Arc<Live>, opening: Opening, answer: Answer) {
         let (passthrough, ino) = (self.clone(), opening.inode.ino);
         let done = move |now: FsResult<Inode>| match now {
             Ok(now) if passthrough.fs.is_whole_of(ino, now.data_change) => {
@@ -255,11 +255,11 @@ impl Passthrough {
         self.fs.getattr(Caller::ROOT, ino, Box::new(done));
     }
 
-    fn mode(&self, live: &Live, opening: &Opening) -> Mode {
+    fn mode(&self, live: &Live, opening: &Opening) -> OpenMode {
         let direct = !opening.is_plain_reader();
         let counter = if direct { &self.counters.beside } else { &self.counters.passed };
         counter.fetch_add(1, Ordering::Relaxed);
-        Mode::Passed { backing: live.backing_id(), direct }
+        OpenMode::Passed { backing: live.backing_id(), direct }
     }
 
     /// The kernel has released an open file, or never got it.
@@ -286,7 +286,7 @@ impl Passthrough {
     }
 
     /// Ends the life of a copy that nobody uses.
-    fn end(&self, node: &Node, state: &mut node::State) {
+    fn end(&self, node: &OpenInode, state: &mut open_inode::State) {
         if let Some(live) = state.live.take() {
             self.fs.unfollow_whole(node.ino);
             self.live.fetch_sub(1, Ordering::SeqCst);
@@ -294,7 +294,7 @@ impl Passthrough {
         }
     }
 
-    fn leave(&self, node: &Node, state: &mut node::State) {
+    fn leave(&self, node: &OpenInode, state: &mut open_inode::State) {
         state.gone = true;
         self.shard(node.ino).lock().remove(&node.ino);
     }
@@ -320,7 +320,7 @@ impl Passthrough {
     pub fn changed(
         self: &Arc<Self>,
         ino: InodeId,
-        change: Change,
+        change: VolumeChange,
         then: Box<dyn FnOnce(FsResult<()>) + Send>,
     ) {
         match self.live(ino) {
@@ -336,7 +336,7 @@ impl Passthrough {
     /// Those of the cache's disk, and of `store`; the copy is as before then.
     pub fn write(
         self: &Arc<Self>,
-        (node, live): (Arc<Node>, Arc<Live>),
+        (node, live): (Arc<OpenInode>, Arc<Live>),
         offset: u64,
         bytes: &[u8],
         store: impl FnOnce() -> FsResult<u64>,
@@ -345,7 +345,12 @@ impl Passthrough {
         let result = live.write(offset, bytes).and_then(|()| store());
         drop(turn);
         if result.as_ref() != Ok(&offset) {
-            self.service.submit(Job::Change { node, live, change: Change::Unknown, then: Box::new(drop) });
+            self.service.submit(Job::Change {
+                node,
+                live,
+                change: VolumeChange::Unknown,
+                then: Box::new(drop),
+            });
         }
         result
     }
@@ -353,7 +358,7 @@ impl Passthrough {
     /// Brings what was stored through maps to the volume, before the mount's process ends.
     pub fn finish(self: &Arc<Self>) {
         self.service.stop();
-        let nodes: Vec<Arc<Node>> =
+        let nodes: Vec<Arc<OpenInode>> =
             self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect();
         for node in nodes {
             let Some(live) = node.state.lock().live.take() else { continue };
@@ -369,7 +374,7 @@ impl Passthrough {
 
 /// What has changed in the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum VolumeChange {
     /// The size, to this.
     Size(u64),
     /// This part.

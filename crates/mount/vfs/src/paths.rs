@@ -1,8 +1,8 @@
 //! The VFS shortcut: directories are path nodes, and a walk through them costs no request.
 //!
 //! - A LOOKUP in mid-path, where the walk hint says so, is answered "a directory" without asking
-//!   ([`Plan::Fake`]). The operation at the end of the walk carries the whole path, and its answer
-//!   has the errno that the walk should have had.
+//!   ([`LookupPlan::Fake`]). The operation at the end of the walk carries the whole path, and its
+//!   answer has the errno that the walk should have had.
 //! - A name is only believed for a time if an operation has proved it. A fake that nothing has
 //!   proved is for this walk alone: otherwise `..` could climb out of what was never there. So no
 //!   name that the kernel goes by without asking is older than `--shortcut-names`; where nobody
@@ -18,8 +18,8 @@
 //! one. `docs/shortcut.md` explains it all.
 
 mod counters;
+mod expiry;
 mod filter;
-mod keeper;
 mod nodes;
 mod plan;
 mod seen;
@@ -40,12 +40,12 @@ use parking_lot::{Mutex, RwLock};
 
 pub use self::counters::{Counters, ShortcutStats};
 pub use self::nodes::{NodeTarget, is_path};
-pub use self::plan::{Plan, Purpose, Use};
+pub use self::plan::{LookupPlan, Purpose, WalkUse};
 pub use self::seen::SEARCH_ALL;
-pub use self::waiting::{Found, Waiting};
+pub use self::waiting::{PreparedOpen, Waiting};
 
+use self::expiry::ExpiryThread;
 use self::filter::Filter;
-use self::keeper::Keeper;
 use self::nodes::{Directories, NameTrust, PathNodes};
 use self::waiting::Waits;
 use crate::convert;
@@ -83,7 +83,7 @@ pub struct Paths {
     /// The hints are measured, and of use.
     hinted: AtomicBool,
     waits: Waits,
-    keeper: Keeper,
+    keeper: ExpiryThread,
     trust: Trust,
     start: Instant,
     counters: Counters,
@@ -133,7 +133,7 @@ impl Paths {
             hints,
             hinted: AtomicBool::new(false),
             waits: Waits::default(),
-            keeper: Keeper::default(),
+            keeper: ExpiryThread::default(),
             trust,
             start: Instant::now(),
             counters: Counters::default(),

@@ -15,7 +15,9 @@ use kestrel_types::request::OpenFlags;
 use kestrel_walkhint::Lookup;
 
 use crate::core::{Core, How};
-use crate::paths::{Counters, Found, NodeTarget, Plan, Purpose, SEARCH_ALL, Use, Waiting, is_path};
+use crate::paths::{
+    Counters, LookupPlan, NodeTarget, PreparedOpen, Purpose, SEARCH_ALL, Waiting, WalkUse, is_path,
+};
 
 /// How a directory is opened to be listed.
 const LIST: OpenFlags =
@@ -60,39 +62,41 @@ impl Core {
     }
 
     /// Answers a LOOKUP as planned.
-    fn planned(self: &Arc<Self>, caller: Caller, at: (u64, Name), plan: Plan, reply: Reply) {
+    fn planned(self: &Arc<Self>, caller: Caller, at: (u64, Name), plan: LookupPlan, reply: Reply) {
         match plan {
-            Plan::Probe(errno) => reply.error(errno),
-            Plan::Fake(entry) => reply.entry(&entry),
-            Plan::LeaveToCreate => reply.error(libc::ENOENT),
-            Plan::Gone => reply.error(libc::ESTALE),
-            Plan::Ask { place, purpose, then } => self.ask(caller, place, at, (purpose, then), reply),
-            Plan::Open { place, flags, directory, then } => {
+            LookupPlan::Probe(errno) => reply.error(errno),
+            LookupPlan::Fake(entry) => reply.entry(&entry),
+            LookupPlan::LeaveToCreate => reply.error(libc::ENOENT),
+            LookupPlan::Gone => reply.error(libc::ESTALE),
+            LookupPlan::Ask { place, purpose, then } => self.ask(caller, place, at, (purpose, then), reply),
+            LookupPlan::Open { place, flags, directory, then } => {
                 let (core, again) = (self.clone(), place.clone());
-                let answer = move |reply: Reply, found: FsResult<fs::Found>| match found {
+                let answer = move |reply: Reply, found: FsResult<fs::OpenedEntry>| match found {
                     // A link, which the kernel follows, or what is no directory where one is
                     // wanted.
                     Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
                         core.ask(caller, again, at, (Purpose::Fresh, then), reply);
                     }
-                    Ok(fs::Found::File(opened)) => match then.protected(caller, &opened.inode) {
+                    Ok(fs::OpenedEntry::File(opened)) => match then.protected(caller, &opened.inode) {
                         Some(protected) => {
                             let again = core.clone();
                             core.check_protected(at.0, protected, move |checked| match checked {
-                                Ok(()) => again.found(caller, at, flags, Ok(fs::Found::File(opened)), reply),
+                                Ok(()) => {
+                                    again.found(caller, at, flags, Ok(fs::OpenedEntry::File(opened)), reply)
+                                }
                                 Err(error) => {
                                     again.undo_created(opened);
                                     reply.error(error.errno);
                                 }
                             });
                         }
-                        None => core.found(caller, at, flags, Ok(fs::Found::File(opened)), reply),
+                        None => core.found(caller, at, flags, Ok(fs::OpenedEntry::File(opened)), reply),
                     },
                     found => core.found(caller, at, flags, found, reply),
                 };
                 let core = self.clone();
                 let undo = move |found| {
-                    if let Ok(fs::Found::File(opened)) = found {
+                    if let Ok(fs::OpenedEntry::File(opened)) = found {
                         core.undo_created(opened);
                     }
                 };
@@ -109,7 +113,7 @@ impl Core {
         caller: Caller,
         place: PathRef,
         at: (u64, Name),
-        (purpose, then): (Purpose, Use),
+        (purpose, then): (Purpose, WalkUse),
         reply: Reply,
     ) {
         let done = self.listed_entry(caller, at.clone(), purpose == Purpose::Keep, reply);
@@ -174,7 +178,7 @@ impl Core {
         caller: Caller,
         at: (u64, Name),
         flags: OpenFlags,
-        found: FsResult<fs::Found>,
+        found: FsResult<fs::OpenedEntry>,
         reply: Reply,
     ) {
         let Some(paths) = self.naming.paths() else { return reply.error(libc::EIO) };
@@ -183,16 +187,16 @@ impl Core {
                 self.not_found(&at, &error);
                 return reply.error(error.errno);
             }
-            Ok(fs::Found::Directory(inode)) => {
-                (paths.directory(at.0, &at.1, &inode), Found::Directory(inode.ino))
+            Ok(fs::OpenedEntry::Directory(inode)) => {
+                (paths.directory(at.0, &at.1, &inode), PreparedOpen::Directory(inode.ino))
             }
-            Ok(fs::Found::File(opened)) => {
-                (paths.entry(Some((at.0, &at.1)), &opened.inode), Found::File(opened))
+            Ok(fs::OpenedEntry::File(opened)) => {
+                (paths.entry(Some((at.0, &at.1)), &opened.inode), PreparedOpen::File(opened))
             }
         };
         match &found {
             // The kernel opens devices and the like itself.
-            Found::File(opened) if opened.inode.kind != Kind::File => {
+            PreparedOpen::File(opened) if opened.inode.kind != Kind::File => {
                 self.fs.abandon(opened.handle.clone(), Box::new(drop));
             }
             _ => paths.wait(Waiting { node: entry.nodeid, caller, flags, found }),
@@ -201,7 +205,7 @@ impl Core {
     }
 
     /// What waits for this OPEN or OPENDIR, if it is what was foreseen.
-    fn waiting(&self, caller: Caller, node: u64, flags: OpenFlags) -> Option<Found> {
+    fn waiting(&self, caller: Caller, node: u64, flags: OpenFlags) -> Option<PreparedOpen> {
         let paths = self.naming.paths()?;
         let waiting = paths.waiting(caller.pid)?;
         if !waiting.answers(node, caller, flags) {
@@ -214,7 +218,7 @@ impl Core {
 
     /// OPEN.
     pub fn open(self: &Arc<Self>, caller: Caller, node: u64, (flags, how): (OpenFlags, How), reply: Reply) {
-        if let Some(Found::File(opened)) = self.waiting(caller, node, flags) {
+        if let Some(PreparedOpen::File(opened)) = self.waiting(caller, node, flags) {
             return self.opened(caller.pid, how, reply)(Ok(opened));
         }
         self.numbered(caller, node, reply, move |core, ino, reply| {
@@ -236,7 +240,7 @@ impl Core {
         if node == ROOT && self.locking.as_ref().is_some_and(|locking| locking.is_own(caller.pid)) {
             return self.opened_directory(node, ROOT, keeps_access_time, reply);
         }
-        if let Some(Found::Directory(ino)) = self.waiting(caller, node, LIST) {
+        if let Some(PreparedOpen::Directory(ino)) = self.waiting(caller, node, LIST) {
             return self.opened_directory(node, ino, keeps_access_time, reply);
         }
         let core = self.clone();
@@ -264,10 +268,10 @@ impl Core {
         done: Done<InodeId>,
     ) {
         let core = self.clone();
-        let reached = move |found: FsResult<fs::Found>| {
+        let reached = move |found: FsResult<fs::OpenedEntry>| {
             done(match found {
-                Ok(fs::Found::Directory(inode)) => core.saw(node, &inode),
-                Ok(fs::Found::File(opened)) => {
+                Ok(fs::OpenedEntry::Directory(inode)) => core.saw(node, &inode),
+                Ok(fs::OpenedEntry::File(opened)) => {
                     core.undo_created(opened);
                     Err(core.mistaken(node))
                 }

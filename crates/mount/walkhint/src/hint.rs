@@ -112,21 +112,21 @@ pub(crate) struct Walk<'a> {
     /// Thread id in the initial pid namespace.
     pub caller: u32,
     /// Number of the system call and the arguments that may be open flags.
-    pub call: Call,
+    pub call: SystemCall,
     /// The path from the component on, without NUL.
     pub text: &'a [u8],
 }
 
 /// The system call that a thread is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Call {
-    /// Its number, or [`Call::NONE`].
+pub(crate) struct SystemCall {
+    /// Its number, or [`SystemCall::NONE`].
     pub number: i64,
     /// Second and third argument, and the word that the third points to (`open_how.flags`).
     pub args: [u64; 3],
 }
 
-impl Call {
+impl SystemCall {
     /// Not known.
     pub const NONE: i64 = -1;
 

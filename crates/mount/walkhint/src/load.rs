@@ -8,13 +8,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::btf::{Btf, Function};
-use crate::program::{self, Control, Entry, Layout};
+use crate::program::{self, Control, EntryPoint, KernelLayout};
 use crate::slots::{RECORD_BYTES, SLOTS, Slots};
 use crate::unavailable::Unavailable;
 
 mod sys;
 
-use sys::{Mapping, Target};
+use sys::{AttachTarget, Mapping};
 
 /// Where the program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Loads and attaches it. `numbered` as for [`Entry::Tracepoint`].
+    /// Loads and attaches it. `numbered` as for [`EntryPoint::Tracepoint`].
     pub fn load(attach: Attach, numbered: bool) -> Result<Program, Unavailable> {
         // Where FUSE is a module, this loads it: before, there is neither its BTF nor its
         // tracepoint.
@@ -73,16 +73,16 @@ impl Program {
         };
         let unknown = |e| Unavailable::new(format!("this kernel is not one that walk hints know: {e}"));
         let btf = Btf::parse(&kernel, module.as_deref()).map_err(unknown)?;
-        let layout = Layout::find(&btf).map_err(unknown)?;
+        let layout = KernelLayout::find(&btf).map_err(unknown)?;
 
         let refused = |e| Unavailable::call("cannot create a BPF map", e);
         let slots_map = sys::create_array(RECORD_BYTES, SLOTS).map_err(refused)?;
         let control_map = sys::create_array(size_of::<Control>(), 1).map_err(refused)?;
         let (program, name) = match attach {
             Attach::Tracepoint => {
-                let entry = Entry::Tracepoint { numbered };
+                let entry = EntryPoint::Tracepoint { numbered };
                 (
-                    verified(&layout, entry, &slots_map, &control_map, &Target::RawTracepoint)?,
+                    verified(&layout, entry, &slots_map, &control_map, &AttachTarget::RawTracepoint)?,
                     Some(TRACEPOINT),
                 )
             }
@@ -95,8 +95,8 @@ impl Program {
                     })?;
                 let Function { id, in_module } = function;
                 let module = if in_module { Some(fuse_btf()?) } else { None };
-                let target = Target::Fentry { function: id, module: module.as_ref() };
-                (verified(&layout, Entry::Function { mount }, &slots_map, &control_map, &target)?, None)
+                let target = AttachTarget::Fentry { function: id, module: module.as_ref() };
+                (verified(&layout, EntryPoint::Function { mount }, &slots_map, &control_map, &target)?, None)
             }
         };
         let link = sys::attach(&program, name)
@@ -143,11 +143,11 @@ impl Program {
 }
 
 fn verified(
-    layout: &Layout,
-    entry: Entry,
+    layout: &KernelLayout,
+    entry: EntryPoint,
     slots: &OwnedFd,
     control: &OwnedFd,
-    target: &Target<'_>,
+    target: &AttachTarget<'_>,
 ) -> Result<OwnedFd, Unavailable> {
     let code = program::assemble(layout, entry, slots.as_raw_fd(), control.as_raw_fd())
         .map_err(|e| Unavailable::new(format!("cannot assemble the BPF program: {e}")))?;

@@ -55,11 +55,11 @@ use crate::slots::{OPCODE_LOOKUP, Record, SLOTS, STATE_OTHER, STATE_WALK, TEXT_B
 mod layout;
 
 use layout::SPAN_BYTES_MAX;
-pub use layout::{Layout, Span};
+pub use layout::{KernelLayout, Span};
 
 /// Where the program runs, which decides what it is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum EntryPoint {
     /// Raw tracepoint `fuse_request_send(fuse_req)`.
     Tracepoint {
         /// Use the request's number where there is one. Without, it is as on kernels that have none
@@ -117,21 +117,26 @@ const SLOT: Reg = Reg::R8;
 const OBJECT: Reg = Reg::R9;
 
 /// The program, ready to load. The maps by their descriptors.
-pub fn assemble(layout: &Layout, entry: Entry, slots_fd: i32, control_fd: i32) -> Result<Vec<u64>, Error> {
+pub fn assemble(
+    layout: &KernelLayout,
+    entry: EntryPoint,
+    slots_fd: i32,
+    control_fd: i32,
+) -> Result<Vec<u64>, Error> {
     let mut asm = Assembler::new();
     let end = asm.label();
     let mut writer = Writer { asm, layout, slots_fd, control_fd, end };
     match entry {
-        Entry::Tracepoint { numbered } => {
+        EntryPoint::Tracepoint { numbered } => {
             writer.header_of_request();
             if !numbered {
                 writer.asm.store_const(Width::Double, Reg::Stack, HEADER_UNIQUE, 0);
             }
         }
-        Entry::Function { mount } => writer.header_of_arguments(mount),
+        EntryPoint::Function { mount } => writer.header_of_arguments(mount),
     }
     writer.only_our_mount();
-    if !matches!(entry, Entry::Tracepoint { numbered: true }) {
+    if !matches!(entry, EntryPoint::Tracepoint { numbered: true }) {
         writer.thread_id();
     }
     let busy = writer.take_slot();
@@ -151,7 +156,7 @@ pub fn assemble(layout: &Layout, entry: Entry, slots_fd: i32, control_fd: i32) -
 
 struct Writer<'a> {
     asm: Assembler,
-    layout: &'a Layout,
+    layout: &'a KernelLayout,
     slots_fd: i32,
     control_fd: i32,
     /// Nothing more to do.
@@ -189,7 +194,7 @@ impl Writer<'_> {
 
     /// `dst` = the member at `offset` of the structure that was copied last.
     fn copied(&mut self, width: Width, dst: Reg, span: Span, offset: i32) {
-        // Within the stack: `Layout::find` has seen to it.
+        // Within the stack: `KernelLayout::find` has seen to it.
         self.asm.load(width, dst, Reg::Stack, COPY + (offset - span.start) as i16);
     }
 
@@ -236,7 +241,7 @@ impl Writer<'_> {
     /// has a number in each pid namespace from the initial one (level 0) down to its own. None in
     /// ours: no way to find the slot again.
     fn thread_id(&mut self) {
-        let Layout { pid_numbers, upid_ns, upid_nr, upid_bytes, .. } = *self.layout;
+        let KernelLayout { pid_numbers, upid_ns, upid_nr, upid_bytes, .. } = *self.layout;
         let (namespace, level) = (Reg::R6, Reg::R8);
         self.follow(namespace, OBJECT, self.layout.conn_pid_ns);
         self.follow_word(level, namespace, self.layout.pid_ns_level);
@@ -323,7 +328,7 @@ impl Writer<'_> {
     fn record_call(&mut self) {
         let layout = self.layout;
         let done = self.asm.label();
-        self.asm.store_const(Width::Double, SLOT, slot!(call), crate::hint::Call::NONE as i32);
+        self.asm.store_const(Width::Double, SLOT, slot!(call), crate::hint::SystemCall::NONE as i32);
         for number in 0..3 {
             self.asm.store_const(Width::Double, SLOT, slot!(args) + number * 8, 0);
         }

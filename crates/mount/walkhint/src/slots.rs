@@ -24,7 +24,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::hint::{Call, Lookup, Walk};
+use crate::hint::{Lookup, SystemCall, Walk};
 
 /// Slots; a power of two. Request numbers go up by 2, so slots are shared by lookups that are 1024
 /// requests apart and both waiting.
@@ -67,7 +67,7 @@ pub struct Record {
     pub text_bytes: i32,
     /// Thread id in the initial pid namespace.
     pub caller: u32,
-    /// The system call's number, [`Call::NONE`] if not known.
+    /// The system call's number, [`SystemCall::NONE`] if not known.
     pub call: i64,
     /// Its second and third argument, and what the third points to.
     pub args: [u64; 3],
@@ -104,7 +104,7 @@ struct Head {
     component_bytes: u32,
     text_bytes: i32,
     caller: u32,
-    call: Call,
+    call: SystemCall,
 }
 
 /// A copy of a slot.
@@ -136,8 +136,8 @@ impl Head {
 }
 
 impl Copy {
-    /// The system call of a LOOKUP that no walk makes; [`Call::NONE`] if that is not known.
-    pub fn call_without_walk(&self) -> Option<Call> {
+    /// The system call of a LOOKUP that no walk makes; [`SystemCall::NONE`] if that is not known.
+    pub fn call_without_walk(&self) -> Option<SystemCall> {
         (self.head.state == STATE_OTHER).then_some(self.head.call)
     }
 
@@ -247,7 +247,7 @@ unsafe fn copy_head(slot: *const u8) -> Head {
         component_bytes: get!(component_bytes),
         text_bytes: get!(text_bytes),
         caller: get!(caller),
-        call: Call { number: get!(call), args: get!(args) },
+        call: SystemCall { number: get!(call), args: get!(args) },
     }
 }
 

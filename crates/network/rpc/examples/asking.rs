@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::session::{Completion, Link, LinkConfig, Patience};
+use kestrel_rpc::session::{CallDeadline, FinishedCall, Link, LinkConfig};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::PathRef;
@@ -74,7 +74,7 @@ fn main() -> Result<(), Failure> {
     };
     let mut link = Link::new(config, 0);
     let (mut node, mut frames, mut output) = (Node::default(), Frames::default(), Vec::new());
-    let (mut messages, mut ended): (Vec<ToClient>, Vec<Completion<u64>>) = (Vec::new(), Vec::new());
+    let (mut messages, mut ended): (Vec<ToClient>, Vec<FinishedCall<u64>>) = (Vec::new(), Vec::new());
     link.connected(0, Security::Loopback);
     let place = PathRef::from_path(
         ROOT,
@@ -86,7 +86,7 @@ fn main() -> Result<(), Failure> {
         // In the first round there is nothing but the greeting.
         for number in 0..if round == 0 { 0 } else { BATCH } {
             let request = Request { creds: Creds::root(), op: Op::Lookup(place.clone()) };
-            link.submit(Body::Op(request), Patience::Always, number);
+            link.submit(Body::Op(request), CallDeadline::Always, number);
         }
         output.clear();
         link.take_output(&mut output);

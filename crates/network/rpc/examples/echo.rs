@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
+use kestrel_rpc::client::{ReclaimSource, Remote, RemoteConfig};
 use kestrel_rpc::handler::{Connection, Handler, Outbox};
 use kestrel_rpc::server::{self, ListenerConfig};
 use kestrel_rpc::tls::ClientTls;
@@ -198,7 +198,7 @@ impl Connection for EchoConnection {
 
 struct Nothing;
 
-impl Holder for Nothing {
+impl ReclaimSource for Nothing {
     fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
         Ok(())
     }

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
-use kestrel_rpc::tls::{ClientTls, Mode, Trust};
+use kestrel_rpc::client::{ReclaimSource, Remote, RemoteConfig};
+use kestrel_rpc::tls::{ClientTls, TlsMode, Trust};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, PathRef};
@@ -57,7 +57,9 @@ fn main() -> Result<(), Failure> {
     };
     let burst = rest.get(4).map(|text| text.parse::<u64>()).transpose()?;
     let (volume, tls) = match volume.split_once("?ca=") {
-        Some((volume, ca)) => (volume, ClientTls::new(Mode::On, Some(&Trust::Authority(ca.parse()?)), None)?),
+        Some((volume, ca)) => {
+            (volume, ClientTls::new(TlsMode::On, Some(&Trust::Authority(ca.parse()?)), None)?)
+        }
         None => (&**volume, ClientTls::default()),
     };
     let config = RemoteConfig {
@@ -481,7 +483,7 @@ fn cpu_seconds() -> f64 {
 /// Nothing is held that a server could lose.
 struct Nothing;
 
-impl Holder for Nothing {
+impl ReclaimSource for Nothing {
     fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
         Ok(())
     }

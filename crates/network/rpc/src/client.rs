@@ -10,8 +10,8 @@
 //! time on each; they may ask for more, but must not wait.
 //!
 //! **Outages.** The reading thread reconnects, with exponential backoff and jitter, to the
-//! addresses in turn, for ever. Calls wait meanwhile, each until its own deadline. The [`Holder`]
-//! is told at the beginning and the end.
+//! addresses in turn, for ever. Calls wait meanwhile, each until its own deadline. The
+//! [`ReclaimSource`] is told at the beginning and the end.
 //!
 //! **The reader never blocks in a write.** A node that has answers we did not take stops reading
 //! us, so a reader that waits for room to write would wait for itself; nor may a reader wait for
@@ -19,13 +19,13 @@
 //! there is left to the other connection's ticker.
 
 mod admin;
+mod completion;
 mod deferred;
 pub(crate) mod dial;
-mod duty;
 mod reader;
+mod reentrancy;
 mod route;
 pub(crate) mod secure;
-mod sink;
 pub(crate) mod socket;
 mod stats;
 mod ticker;
@@ -48,17 +48,17 @@ use kestrel_types::wire::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::session::{CallId, Completion, DEADLINE_MAX, Link, LinkConfig, Patience};
+use crate::session::{CallDeadline, CallId, DEADLINE_MAX, FinishedCall, Link, LinkConfig};
 use crate::tls::ClientTls;
 use crate::token::Token;
-use duty::Duty;
+use completion::CallCompletion;
+use reentrancy::ReentrancyGuard;
 use route::Route;
-use sink::Sink;
-use writer::Writer;
+use writer::SocketWriter;
 
 pub use admin::AdminError;
-pub use duty::ask_for_others;
-pub use sink::{Done, DoneOrBack, LockDone};
+pub use completion::{CompletionOrBack, Done, LockDone};
+pub use reentrancy::ask_for_others;
 pub use stats::RemoteStats;
 
 /// After so many completions what they have asked is written. With all of a read at once, a client
@@ -87,9 +87,9 @@ pub struct RemoteConfig {
 }
 
 /// What holds the state that the session stands for: open files, locks, objects. Called on the
-/// reading thread, but for [`Holder::oldest_open_object`] and [`Holder::overdue`]; must not wait
-/// for the node.
-pub trait Holder: Send + Sync {
+/// reading thread, but for [`ReclaimSource::oldest_open_object`] and [`ReclaimSource::overdue`];
+/// must not wait for the node.
+pub trait ReclaimSource: Send + Sync {
     /// The node answers, before anything else is sent to it. An error (it is not the volume that
     /// was mounted) closes the connection; it is tried again.
     fn welcomed(&self, welcome: &Welcome) -> Result<(), String>;
@@ -202,12 +202,12 @@ enum Life {
 struct Shared {
     config: RemoteConfig,
     route: Mutex<Route>,
-    holder: Arc<dyn Holder>,
+    holder: Arc<dyn ReclaimSource>,
     origin: Instant,
     /// When the threads of the connection last looked at the clock.
     noted: AtomicI64,
-    link: Mutex<Link<Sink>>,
-    writer: Writer,
+    link: Mutex<Link<CallCompletion>>,
+    writer: SocketWriter,
     admin: admin::Conversations,
     traffic: Traffic,
     start: Mutex<Start>,
@@ -231,7 +231,7 @@ impl Remote {
     /// With the reason, and what to do.
     pub fn connect(
         config: RemoteConfig,
-        holder: Arc<dyn Holder>,
+        holder: Arc<dyn ReclaimSource>,
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
         let contact = config.deadline;
         Self::connect_asking(config, holder, contact, &mut |_| ())
@@ -246,7 +246,7 @@ impl Remote {
     /// As [`Remote::connect`].
     pub fn connect_asking(
         config: RemoteConfig,
-        holder: Arc<dyn Holder>,
+        holder: Arc<dyn ReclaimSource>,
         contact: Duration,
         meanwhile: &mut dyn FnMut(&Self),
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
@@ -323,11 +323,15 @@ impl Remote {
     ///
     /// # Errors
     /// If the settings make no sense, or a thread does not start.
-    pub fn begin(config: RemoteConfig, holder: Arc<dyn Holder>) -> Result<Arc<Self>, ConnectError> {
+    pub fn begin(config: RemoteConfig, holder: Arc<dyn ReclaimSource>) -> Result<Arc<Self>, ConnectError> {
         Self::start(config, holder, Start::NotAwaited)
     }
 
-    fn start(config: RemoteConfig, holder: Arc<dyn Holder>, start: Start) -> Result<Arc<Self>, ConnectError> {
+    fn start(
+        config: RemoteConfig,
+        holder: Arc<dyn ReclaimSource>,
+        start: Start,
+    ) -> Result<Arc<Self>, ConnectError> {
         if config.addresses.is_empty() || !(1..=VOLUME_BYTES_MAX).contains(&config.volume.len()) {
             return Err(ConnectError::new(
                 "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume",
@@ -347,7 +351,7 @@ impl Remote {
             origin: Instant::now(),
             noted: AtomicI64::new(0),
             link: Mutex::new(Link::new(link, 0)),
-            writer: Writer::default(),
+            writer: SocketWriter::default(),
             admin: admin::Conversations::default(),
             traffic: Traffic::default(),
             start: Mutex::new(start),
@@ -380,43 +384,43 @@ impl Remote {
     /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX);
     /// so do reads for access times.
     pub fn submit(&self, request: Request, done: Done) {
-        let patience = self.shared.patience(&request.op);
-        self.shared.submit(request, patience, Sink::Op(done));
+        let deadline = self.shared.deadline_of(&request.op);
+        self.shared.submit(request, deadline, CallCompletion::Op(done));
     }
 
     /// As [`Remote::submit`], for callers that ask another node if this one does not lead the
     /// request. `left` is how long the reply may take, if that is not the usual time.
-    pub fn submit_or_back(&self, request: Request, left: Option<Duration>, done: DoneOrBack) {
-        let patience = match left {
-            Some(left) if !matches!(request.op, Op::Release(_)) => self.shared.patience_of(left),
-            _ => self.shared.patience(&request.op),
+    pub fn submit_or_back(&self, request: Request, left: Option<Duration>, done: CompletionOrBack) {
+        let deadline = match left {
+            Some(left) if !matches!(request.op, Op::Release(_)) => self.shared.deadline_in(left),
+            _ => self.shared.deadline_of(&request.op),
         };
-        self.shared.submit(request, patience, Sink::OpOrBack(done));
+        self.shared.submit(request, deadline, CallCompletion::OpOrBack(done));
     }
 
     /// Sends several requests with one write.
     pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
         self.shared.ask(|link| {
             for (request, done) in requests {
-                let patience = self.shared.patience(&request.op);
-                link.submit(Body::Op(request), patience, Sink::Op(done));
+                let deadline = self.shared.deadline_of(&request.op);
+                link.submit(Body::Op(request), deadline, CallCompletion::Op(done));
             }
         });
     }
 
     /// Sends a request and waits for the reply. Not from within completions.
     pub fn call(&self, request: Request) -> Reply {
-        sink::wait(|done| self.submit(request, done))
+        completion::wait(|done| self.submit(request, done))
     }
 
     /// Sends a request about locks. One that waits has no deadline while the node is heard of.
     pub fn lock(&self, request: LockRequest, done: LockDone) -> CallId {
-        let patience = if matches!(request, LockRequest::Set { wait: true, .. }) {
-            Patience::Outage(self.shared.deadline())
+        let deadline = if matches!(request, LockRequest::Set { wait: true, .. }) {
+            CallDeadline::Outage(self.shared.deadline())
         } else {
-            Patience::Until(self.shared.now().saturating_add(self.shared.deadline()))
+            CallDeadline::Until(self.shared.now().saturating_add(self.shared.deadline()))
         };
-        self.shared.ask(|link| link.submit(Body::Lock(request), patience, Sink::Lock(done)))
+        self.shared.ask(|link| link.submit(Body::Lock(request), deadline, CallCompletion::Lock(done)))
     }
 
     /// Ends the waiting of a call (`EINTR`), unless it is answered before.
@@ -543,29 +547,32 @@ impl Shared {
         Nanos::try_from(self.config.deadline.as_nanos()).unwrap_or(Nanos::MAX).min(DEADLINE_MAX)
     }
 
-    fn patience(&self, op: &Op) -> Patience {
+    fn deadline_of(&self, op: &Op) -> CallDeadline {
         match op {
-            Op::Release(_) => Patience::Always,
+            Op::Release(_) => CallDeadline::Always,
             _ => {
-                let now =
-                    if Duty::of(self).is_on() { self.noted.load(Ordering::Relaxed) } else { self.now() };
-                Patience::Until(now.saturating_add(self.deadline()))
+                let now = if ReentrancyGuard::of(self).is_on() {
+                    self.noted.load(Ordering::Relaxed)
+                } else {
+                    self.now()
+                };
+                CallDeadline::Until(now.saturating_add(self.deadline()))
             }
         }
     }
 
-    fn patience_of(&self, left: Duration) -> Patience {
+    fn deadline_in(&self, left: Duration) -> CallDeadline {
         let left = Nanos::try_from(left.as_nanos()).unwrap_or(Nanos::MAX).min(DEADLINE_MAX);
-        Patience::Until(self.now().saturating_add(left))
+        CallDeadline::Until(self.now().saturating_add(left))
     }
 
-    fn submit(&self, request: Request, patience: Patience, sink: Sink) {
+    fn submit(&self, request: Request, deadline: CallDeadline, sink: CallCompletion) {
         if !matches!(request.op, Op::Release(_) | Op::Accessed(..)) {
-            self.ask(|link| link.submit(Body::Op(request), patience, sink));
+            self.ask(|link| link.submit(Body::Op(request), deadline, sink));
             return;
         }
         let is_deferred = self.ask(|link| {
-            link.submit_deferred(Body::Op(request), patience, sink);
+            link.submit_deferred(Body::Op(request), deadline, sink);
             link.has_deferred()
         });
         if is_deferred && self.deferred.begin(self.now()) {
@@ -574,7 +581,7 @@ impl Shared {
     }
 
     /// Does something with the link, and what follows from it: writes, runs completions.
-    fn ask<T>(&self, ask: impl FnOnce(&mut Link<Sink>) -> T) -> T {
+    fn ask<T>(&self, ask: impl FnOnce(&mut Link<CallCompletion>) -> T) -> T {
         let mut ended = Vec::new();
         let (answer, output) = {
             let mut link = self.link.lock();
@@ -586,7 +593,7 @@ impl Shared {
         };
         if output {
             self.writer.offer();
-            let duty = Duty::of(self);
+            let duty = ReentrancyGuard::of(self);
             if duty.is_elsewhere() {
                 self.write_in_passing();
             } else if !duty.is_on() {
@@ -598,13 +605,13 @@ impl Shared {
     }
 
     /// Runs completions. What the last of them ask is left to be written.
-    fn complete(&self, ended: &mut Vec<Completion<Sink>>) {
-        for (number, Completion { id, done, result, misdirected }) in ended.drain(..).enumerate() {
+    fn complete(&self, ended: &mut Vec<FinishedCall<CallCompletion>>) {
+        for (number, FinishedCall { id, done, result, misdirected }) in ended.drain(..).enumerate() {
             if number > 0 && number.is_multiple_of(WRITE_EVERY) {
                 self.write_some();
             }
             match done {
-                Sink::Admin => self.admin.end(id, result),
+                CallCompletion::Admin => self.admin.end(id, result),
                 sink => sink.give(result, misdirected),
             }
         }
@@ -619,8 +626,8 @@ impl Shared {
         *self.life.lock() != Life::Open
     }
 
-    fn close(&self, patience: Duration) {
-        let end = Instant::now() + patience;
+    fn close(&self, deadline: Duration) {
+        let end = Instant::now() + deadline;
         self.writer.offer();
         self.write_some();
         loop {

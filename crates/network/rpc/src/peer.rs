@@ -15,7 +15,7 @@
 //! not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`]; at once when the
 //! node was heard of ([`PeerLink::hurry`]).
 
-mod keeper;
+mod link_thread;
 pub mod proof;
 #[cfg(test)]
 mod tests;
@@ -179,7 +179,7 @@ impl PeerLink {
         });
         let kept = shared.clone();
         let name = format!("kestrel-peer-{}", shared.config.hello.to);
-        let thread = std::thread::Builder::new().name(name).spawn(move || keeper::run(&kept, seed))?;
+        let thread = std::thread::Builder::new().name(name).spawn(move || link_thread::run(&kept, seed))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -12,7 +12,7 @@
 //! counts when it is complete), or take nothing of what is sent to them, each for a bounded time;
 //! and those that send bytes that are no messages, with a reason. A handshake of TLS is part of the
 //! time for a Hello, and a connection in one counts as a stranger. Strangers are always taken, and
-//! make room for each other ([`strangers`]).
+//! make room for each other ([`unidentified`]).
 //!
 //! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new
 //! ones.
@@ -20,8 +20,8 @@
 mod accept;
 mod channel;
 mod connection;
-mod settle;
-mod strangers;
+mod sniff;
+mod unidentified;
 mod watch;
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ use tokio::sync::Notify;
 use crate::handler::Handler;
 use crate::tls::ServerTls;
 use channel::Channel;
-use strangers::Strangers;
+use unidentified::UnidentifiedConns;
 
 /// Most connections that the kernel keeps until they are accepted (less where
 /// `net.core.somaxconn` is).
@@ -158,7 +158,7 @@ struct Shared {
     counters: Counters,
     channels: Mutex<FxHashMap<u64, Arc<Channel>>>,
     /// Connections that have not said Hello.
-    strangers: Mutex<Strangers>,
+    strangers: Mutex<UnidentifiedConns>,
     /// A connection is gone.
     gone: Notify,
     stopping: AtomicBool,

@@ -7,15 +7,15 @@
 //! is sent again, marked as a retry, in its old order; the node knows from the number whether it
 //! was carried out. Each call tells up to which number the client needs no answers any more.
 //!
-//! **Every call ends.** Within its [`Patience`] each call gets its answer or a failure. A failure
-//! says whether the call was sent: if it was, it may or may not have been carried out. It is not
-//! sent again then, so numbers have gaps, with one exception: what adds an open or a lock to the
-//! session, or takes a lock away, is pursued until the answer is known, and what was added is taken
-//! back, as long as the session lives.
+//! **Every call ends.** Within its [`CallDeadline`] each call gets its answer or a failure. A
+//! failure says whether the call was sent: if it was, it may or may not have been carried out. It
+//! is not sent again then, so numbers have gaps, with one exception: what adds an open or a lock to
+//! the session, or takes a lock away, is pursued until the answer is known, and what was added is
+//! taken back, as long as the session lives.
 //!
 //! **After an outage** the node says what became of the session. If it has lost it, the driver is
-//! asked what it holds ([`Event::ReclaimWanted`]), and nothing else is sent before that has been
-//! answered. A reclaim is repeated if its answer was lost.
+//! asked what it holds ([`LinkEvent::ReclaimWanted`]), and nothing else is sent before that has
+//! been answered. A reclaim is repeated if its answer was lost.
 //!
 //! **Order.** Calls are sent in the order they were asked. Completions come in the order of the
 //! answers; nothing is to be concluded from it. A caller that wants B after A asks for B when A has
@@ -49,10 +49,10 @@ use kestrel_types::wire::{
 };
 
 pub use calls::CallId;
-use calls::{Calls, Owner, Pending, Sent};
+use calls::{CallOwner, Calls, Pending, Sent};
 pub use kestrel_types::wire::WINDOW;
 use numbers::Numbers;
-pub use time::Pulse;
+pub use time::ConnectionHealth;
 
 use crate::token::Token;
 
@@ -94,7 +94,7 @@ pub struct LinkConfig {
 
 /// How long a call waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
+pub enum CallDeadline {
     /// Until this time; then it fails with `EIO`.
     Until(Nanos),
     /// As long as the node is heard of; it fails with `EIO` when there was no session for this
@@ -109,7 +109,7 @@ pub enum Patience {
 
 /// The end of a call.
 #[derive(Debug)]
-pub struct Completion<D> {
+pub struct FinishedCall<D> {
     /// The call.
     pub id: CallId,
     /// What the driver gave with it.
@@ -122,7 +122,7 @@ pub struct Completion<D> {
 
 /// What the driver should know.
 #[derive(Debug)]
-pub enum Event {
+pub enum LinkEvent {
     /// The node answered the Hello: call [`Link::accept`] if it is the one that is meant, else
     /// close the connection.
     Welcomed(Welcome),
@@ -247,8 +247,8 @@ pub struct Link<D> {
     output: Vec<u8>,
     /// So many bytes of the output may wait for others to go with.
     deferred: usize,
-    completions: Vec<Completion<D>>,
-    events: VecDeque<Event>,
+    completions: Vec<FinishedCall<D>>,
+    events: VecDeque<LinkEvent>,
     /// There has been no session since; none while there is one.
     silent_since: Option<Nanos>,
     heard: Nanos,
@@ -310,9 +310,9 @@ impl<D> Link<D> {
 
     /// Asks for something. The call is sent as soon as there is a session and room, or ends with
     /// its patience.
-    pub fn submit(&mut self, body: Body, patience: Patience, done: D) -> CallId {
+    pub fn submit(&mut self, body: Body, deadline: CallDeadline, done: D) -> CallId {
         self.stats.calls += 1;
-        let id = self.enqueue(body, patience, Owner::Asker(done));
+        let id = self.enqueue(body, deadline, CallOwner::Asker(done));
         if let Some(error) = self.unwelcome(id) {
             self.end(id, Err(error));
         } else {
@@ -366,9 +366,9 @@ impl<D> Link<D> {
     }
 
     /// As [`Link::submit`], for what nobody waits for: it makes no output to write now.
-    pub fn submit_deferred(&mut self, body: Body, patience: Patience, done: D) -> CallId {
+    pub fn submit_deferred(&mut self, body: Body, deadline: CallDeadline, done: D) -> CallId {
         let is_prompt = self.has_output();
-        let id = self.submit(body, patience, done);
+        let id = self.submit(body, deadline, done);
         if !is_prompt {
             self.deferred = self.output.len();
         }
@@ -376,7 +376,7 @@ impl<D> Link<D> {
     }
 
     /// Moves the calls that have ended to the end of `into`.
-    pub fn take_completions(&mut self, into: &mut Vec<Completion<D>>) {
+    pub fn take_completions(&mut self, into: &mut Vec<FinishedCall<D>>) {
         if into.is_empty() {
             std::mem::swap(&mut self.completions, into);
         } else {
@@ -385,7 +385,7 @@ impl<D> Link<D> {
     }
 
     /// The next thing to know.
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<LinkEvent> {
         self.events.pop_front()
     }
 
@@ -435,24 +435,24 @@ impl<D> Link<D> {
     fn mention(&mut self, version: u64) {
         if version > self.table {
             self.table = version;
-            self.events.push_back(Event::Table { version });
+            self.events.push_back(LinkEvent::Table { version });
         }
     }
 
-    fn enqueue(&mut self, body: Body, patience: Patience, owner: Owner<D>) -> CallId {
+    fn enqueue(&mut self, body: Body, deadline: CallDeadline, owner: CallOwner<D>) -> CallId {
         self.orders += 1;
         let order = self.orders;
         let id = self.calls.insert(|id| Pending {
             call: Call { id, seq: 0, acked: 0, retry: false, body },
             owner,
-            patience,
+            deadline,
             order,
             sent: Sent::Never,
             cancelled: false,
         });
-        if let Patience::Until(time) | Patience::Connection(time) = patience {
+        if let CallDeadline::Until(time) | CallDeadline::Connection(time) = deadline {
             self.earliest = self.earliest.min(time);
-        } else if let (Patience::Outage(longest), Some(since)) = (patience, self.silent_since) {
+        } else if let (CallDeadline::Outage(longest), Some(since)) = (deadline, self.silent_since) {
             self.earliest = self.earliest.min(since.saturating_add(longest));
         }
         if self.queue.len() >= 2 * CALLS_MAX && self.retrying == 0 {
@@ -480,19 +480,19 @@ impl<D> Link<D> {
     /// Takes a call out of the table and tells its owner.
     fn end(&mut self, id: CallId, result: FsResult<Answered>) {
         let Some(pending) = self.calls.remove(id) else { return };
-        if pending.sent != Sent::Never && !matches!(pending.owner, Owner::Reclaim) {
+        if pending.sent != Sent::Never && !matches!(pending.owner, CallOwner::Reclaim) {
             self.in_flight[usize::from(pending.waits())] -= 1;
         }
         if pending.call.seq != 0 {
             self.numbers.finish(pending.call.seq);
         }
-        if let Owner::Asker(done) = pending.owner {
+        if let CallOwner::Asker(done) = pending.owner {
             self.stats.failed += u64::from(result.is_err());
             let misdirected = match (pending.call.body, &result) {
                 (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => Some(request),
                 _ => None,
             };
-            self.completions.push(Completion { id, done, result, misdirected });
+            self.completions.push(FinishedCall { id, done, result, misdirected });
         }
     }
 

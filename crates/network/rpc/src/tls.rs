@@ -9,7 +9,7 @@
 //! does not connect to another machine: encryption with an unknown peer keeps no attacker out.
 //!
 //! **Nothing falls back.** Which connections are encrypted is decided by addresses and settings
-//! alone ([`Mode`]), never by what the other side says: an attacker between the two cannot talk
+//! alone ([`TlsMode`]), never by what the other side says: an attacker between the two cannot talk
 //! them out of it.
 
 mod authority;
@@ -43,7 +43,7 @@ const PROTOCOL: &[u8] = b"kestrel";
 
 /// Which connections are encrypted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum TlsMode {
     /// Those that leave this machine.
     #[default]
     Auto,
@@ -53,7 +53,7 @@ pub enum Mode {
     Off,
 }
 
-impl Mode {
+impl TlsMode {
     /// Whether a connection with this address is.
     pub fn wants(self, other: IpAddr) -> bool {
         match self {
@@ -64,7 +64,7 @@ impl Mode {
     }
 }
 
-impl FromStr for Mode {
+impl FromStr for TlsMode {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -77,7 +77,7 @@ impl FromStr for Mode {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for TlsMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",

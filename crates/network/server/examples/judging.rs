@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kestrel_server::grant::Grant;
-use kestrel_server::session::given::{Given, Tree};
+use kestrel_server::session::granted::{GrantedInodes, Tree};
 use kestrel_server::session::opens::Opens;
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::{InodeRef, Name, PathRef};
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         map: (0..16).map(|at| (500 + at, 1500 + at)).collect(),
     };
     let grant = Grant::new(record);
-    let (mut given, opens) = (Given::default(), Opens::default());
+    let (mut given, opens) = (GrantedInodes::default(), Opens::default());
     (0..60_000).for_each(|ino| given.add_file(1000 + ino, 1_000_000));
     given.add_dirs((0..30_000).map(|ino| 1_000_000 + ino), Some(0), &Still);
     let name = Name::new(b"file").map_err(|why| why.to_string())?;

@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
+use kestrel_cluster::host::{Carrier, NodeHost, Undeliverable};
 use kestrel_cluster::lease::LeaseMessage;
-use kestrel_cluster::{Envelope, Member, MemberConfig, Message};
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig, Envelope, Message};
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_rpc::handler::Outbox;
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::backend::Backend;
 use kestrel_server::config::SessionServerConfig;
 use kestrel_server::locks::LockLimits;
@@ -62,7 +62,7 @@ impl Outbox for Counter {
 struct NoAdmin;
 
 impl Admin for NoAdmin {
-    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::from(*b"{}")));
     }
 }
@@ -101,10 +101,10 @@ impl Names {
 
 /// The others are never asked for anything but leases, which they grant.
 #[derive(Default)]
-struct Nobody(OnceLock<Weak<MemberHost>>);
+struct Nobody(OnceLock<Weak<NodeHost>>);
 
 impl Carrier for Nobody {
-    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>> {
         if let Message::Lease(LeaseMessage::Ask { number, .. }) = envelope.message
             && let Some(host) = self.0.get().and_then(Weak::upgrade)
         {
@@ -129,11 +129,17 @@ fn backend(
         Node::format(&*engine, root, 0)?;
         return Ok(Node::open(engine, clock, node)?.into());
     }
-    Member::format(&*engine, root, 0, me, placement.clone())?;
-    let config =
-        MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false, exclusive: true };
+    ClusterNode::format(&*engine, root, 0, me, placement.clone())?;
+    let config = ClusterNodeConfig {
+        me,
+        placement: placement.clone(),
+        node,
+        seed: 1,
+        joining: false,
+        exclusive: true,
+    };
     let nobody = Arc::new(Nobody::default());
-    let host = MemberHost::open(engine, clock, config, nobody.clone())?;
+    let host = NodeHost::open(engine, clock, config, nobody.clone())?;
     nobody.0.get_or_init(|| Arc::downgrade(&host));
     while !host.lease_stats().held {
         std::thread::sleep(Duration::from_millis(1));

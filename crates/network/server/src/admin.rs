@@ -14,11 +14,11 @@ use crate::session::Session;
 pub trait Admin: Send + Sync {
     /// Takes a question, JSON text of at most [`JSON_BYTES_MAX`] bytes that is not checked further.
     /// Must not block: what takes long is done on a thread of its own.
-    fn submit(&self, question: Box<[u8]>, asker: Asker);
+    fn submit(&self, question: Box<[u8]>, asker: AdminRequester);
 }
 
 /// The asker, and the way back. Dropping it unanswered leaves the asker waiting until its deadline.
-pub struct Asker {
+pub struct AdminRequester {
     pub(crate) outbox: Arc<dyn Outbox>,
     pub(crate) checksum: Checksum,
     pub(crate) session: Arc<Session>,
@@ -29,7 +29,7 @@ pub struct Asker {
     pub(crate) table: u64,
 }
 
-impl Asker {
+impl AdminRequester {
     /// The asker's name, for people.
     pub fn who(&self) -> String {
         self.session.state.lock().who.clone()

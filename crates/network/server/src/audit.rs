@@ -33,9 +33,9 @@ const TEXT_MAX: usize = 1024;
 
 /// Something to be told.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry<'a> {
+pub struct AuditEntry<'a> {
     /// What kind of thing.
-    pub event: Event,
+    pub event: AuditEvent,
     /// The client: what it says of itself.
     pub who: &'a str,
     /// Where from: its address, or `local`.
@@ -50,7 +50,7 @@ pub struct Entry<'a> {
 
 /// Kinds of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
+pub enum AuditEvent {
     /// A connection was refused.
     Handshake,
     /// An operation was refused.
@@ -59,7 +59,7 @@ pub enum Event {
     Admin,
 }
 
-impl Event {
+impl AuditEvent {
     fn name(self) -> &'static str {
         match self {
             Self::Handshake => "handshake refused",
@@ -110,10 +110,10 @@ impl Audit {
     }
 
     /// Tells something, at this time by the wall.
-    pub fn tell(&self, now: Nanos, entry: Entry<'_>) {
+    pub fn tell(&self, now: Nanos, entry: AuditEntry<'_>) {
         let Some(state) = &self.0 else { return };
         let mut state = state.lock();
-        let refused = entry.event != Event::Admin;
+        let refused = entry.event != AuditEvent::Admin;
         if refused && !state.refusals.admits(now, entry.from) {
             return;
         }
@@ -192,8 +192,8 @@ fn cut(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    fn entry(event: Event) -> Entry<'static> {
-        Entry {
+    fn entry(event: AuditEvent) -> AuditEntry<'static> {
+        AuditEntry {
             event,
             who: "host:1:/mnt",
             from: "10.0.0.1:5",
@@ -216,10 +216,10 @@ mod tests {
         let audit = Audit::open(&path).unwrap();
         for number in 0..REFUSALS_MAX + 5 {
             let from = if number % 2 == 0 { "10.0.0.1:5" } else { "10.0.0.2:5" };
-            audit.tell(7 * SECOND, Entry { from, ..entry(Event::Operation) });
+            audit.tell(7 * SECOND, AuditEntry { from, ..entry(AuditEvent::Operation) });
         }
-        audit.tell(7 * SECOND, entry(Event::Admin));
-        audit.tell(8 * SECOND, entry(Event::Handshake));
+        audit.tell(7 * SECOND, entry(AuditEvent::Admin));
+        audit.tell(8 * SECOND, entry(AuditEvent::Handshake));
         let refused = lines(&dir.path().join("audit.log.refused"));
         assert_eq!((refused.len(), lines(&path).len()), (REFUSALS_MAX as usize + 1, 1));
         let (first, last) = (&refused[0], &refused[refused.len() - 1]);
@@ -237,10 +237,12 @@ mod tests {
         let file = |name: &str| lines(&dir.path().join(name)).len();
         std::fs::write(&path, "{}\n").unwrap();
         let audit = Audit::open(&path).unwrap();
-        for (second, event) in [(1, Event::Admin), (2, Event::Operation), (3, Event::Handshake)] {
+        for (second, event) in
+            [(1, AuditEvent::Admin), (2, AuditEvent::Operation), (3, AuditEvent::Handshake)]
+        {
             {
                 let State { administration, refused, .. } = &mut *audit.0.as_ref().unwrap().lock();
-                let log = if event == Event::Admin { administration } else { refused };
+                let log = if event == AuditEvent::Admin { administration } else { refused };
                 log.bytes = FILE_BYTES_MAX;
             }
             audit.tell(second * SECOND, entry(event));

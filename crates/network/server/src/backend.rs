@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
-use kestrel_cluster::host::MemberHost;
-use kestrel_meta::node::{Ear, Node};
+use kestrel_cluster::host::NodeHost;
+use kestrel_meta::node::{Node, ReplySink};
 use kestrel_meta::owners::Owners;
 use kestrel_meta::txn::Origin;
 use kestrel_types::ids::InodeId;
@@ -11,7 +11,7 @@ use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::ReclaimOpen;
 
 use crate::server::Submission;
-use crate::session::given::Tree;
+use crate::session::granted::Tree;
 
 /// Version of the placement map of a node that has a volume to itself.
 const TABLE_ALONE: u64 = 1;
@@ -22,7 +22,7 @@ pub enum Backend {
     /// A node that has a volume to itself.
     Alone(Arc<Node>),
     /// A member of a cluster. It refuses requests that another one leads.
-    Member(Arc<MemberHost>),
+    Member(Arc<NodeHost>),
 }
 
 impl From<Arc<Node>> for Backend {
@@ -31,8 +31,8 @@ impl From<Arc<Node>> for Backend {
     }
 }
 
-impl From<Arc<MemberHost>> for Backend {
-    fn from(host: Arc<MemberHost>) -> Self {
+impl From<Arc<NodeHost>> for Backend {
+    fn from(host: Arc<NodeHost>) -> Self {
         Self::Member(host)
     }
 }
@@ -57,7 +57,7 @@ impl Backend {
     }
 
     /// Whether it may say anything at this moment that clients rely on: it does not if another
-    /// process may serve in its place by now ([`MemberHost::may_answer`]).
+    /// process may serve in its place by now ([`NodeHost::may_answer`]).
     pub fn may_answer(&self) -> bool {
         may_answer(self.node())
     }
@@ -67,15 +67,15 @@ impl Backend {
         CurrentMap(Arc::downgrade(self.node()))
     }
 
-    /// Executes requests of a session; `ear` hears each reply with the request's index.
+    /// Executes requests of a session; `sink` hears each reply with the request's index.
     pub(crate) fn submit_batch(
         &self,
         requests: Vec<(Request, Option<Origin>)>,
-        ear: &Arc<impl Ear + 'static>,
+        sink: &Arc<impl ReplySink + 'static>,
     ) {
         match self {
-            Self::Alone(node) => node.submit_batch(requests, ear),
-            Self::Member(host) => host.submit_batch(requests, ear),
+            Self::Alone(node) => node.submit_batch(requests, sink),
+            Self::Member(host) => host.submit_batch(requests, sink),
         }
     }
 

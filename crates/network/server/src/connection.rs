@@ -23,13 +23,13 @@ use kestrel_types::wire::{
     Answered, Body, Call, Checksum, Hello, LockRequest, PeerHello, ToClient, ToServer, WireError,
 };
 
-use crate::admin::Asker;
-use crate::admit::{Effect, admit};
+use crate::admin::AdminRequester;
 use crate::audit::{self, REFUSALS_MAX};
-use crate::grant::{Doubt, Grant, Judged};
-use crate::server::{Batch, Guest, Outside, Says, Server, Submitted, Verdict};
-use crate::session::window::{Admission, Waiter};
-use crate::session::{Claims, Line, Phase, Session, State};
+use crate::authz::{SessionEffect, admit};
+use crate::grant::{Authorized, Grant, UnverifiedInode};
+use crate::server::{AcceptedPeer, AuthnOutcome, Batch, Outside, PeerClaim, Server, Submitted};
+use crate::session::window::{CallDecision, Waiter};
+use crate::session::{Claims, Phase, Session, SessionConn, State};
 
 const SECOND_HELLO: FsError = FsError::new(libc::EPROTO, "a connection begins with one Hello");
 const UNPROVED: FsError =
@@ -57,7 +57,7 @@ enum Stage {
     /// number.
     Challenged(Box<PeerHello>, [u8; 16]),
     /// It is another node's.
-    Peer(Guest),
+    Peer(AcceptedPeer),
     /// Nothing more is taken from it.
     Over,
 }
@@ -84,7 +84,7 @@ struct Work {
     submitted: Vec<Submitted>,
     questions: Vec<(u64, Box<[u8]>)>,
     /// What names node ids of which it is not known yet whether the session may.
-    doubtful: Vec<(Vec<Doubt>, Doubtful)>,
+    doubtful: Vec<(Vec<UnverifiedInode>, UnverifiedCall)>,
     /// What was not allowed, and why, as far as it will be told.
     refused: Vec<(&'static str, FsError)>,
     /// Calls, whatever they ask.
@@ -94,7 +94,7 @@ struct Work {
 }
 
 /// A call that waits until its node ids are known.
-enum Doubtful {
+enum UnverifiedCall {
     Request(Box<Request>, Option<Origin>, Submitted),
     Lock(u64, LockRequest),
 }
@@ -121,7 +121,7 @@ impl Connection {
 
     /// Lets a client in.
     fn enter(&mut self, hello: Hello, grant: Option<Arc<Grant>>, now: Nanos) {
-        let line = Line {
+        let line = SessionConn {
             outbox: self.outbox.clone(),
             checksum: self.checksum,
             security: self.security.clone(),
@@ -141,16 +141,16 @@ impl Connection {
         Batch::new(&self.server, session, (incarnation, grant), outbox, self.checksum)
     }
 
-    fn audit(&self, event: audit::Event, what: &str, why: &FsError) {
+    fn audit(&self, event: audit::AuditEvent, what: &str, why: &FsError) {
         let (who, from, result) = (&*self.who, &*self.peer, &*why.reason);
-        let entry = audit::Entry { event, who, from, token: self.token, what, result };
+        let entry = audit::AuditEntry { event, who, from, token: self.token, what, result };
         self.server.audit().tell(self.server.clock.now(), entry);
     }
 
     /// Carries out what names node ids that are not known, when that is settled.
     fn resolve(
         &self,
-        doubtful: Vec<(Vec<Doubt>, Doubtful)>,
+        doubtful: Vec<(Vec<UnverifiedInode>, UnverifiedCall)>,
         session: &Arc<Session>,
         incarnation: u64,
         grant: &Arc<Grant>,
@@ -164,26 +164,26 @@ impl Connection {
             let settled = move |outside: Outside| {
                 let refused = outside.into_iter().next().map(|(ino, why)| {
                     server.shared.counts.calls_refused.add(1);
-                    let (event, what) = (audit::Event::Operation, format!("inode {ino}"));
+                    let (event, what) = (audit::AuditEvent::Operation, format!("inode {ino}"));
                     let (who, from, what, result) = (&*who, &*peer, &*what, &*why.reason);
-                    let entry = audit::Entry { event, who, from, token, what, result };
+                    let entry = audit::AuditEntry { event, who, from, token, what, result };
                     server.audit().tell(server.clock.now(), entry);
                     why
                 });
                 match (call, refused) {
-                    (Doubtful::Request(request, origin, submitted), None) => {
+                    (UnverifiedCall::Request(request, origin, submitted), None) => {
                         answers.expect(vec![submitted]);
                         server.backend.submit_batch(vec![(*request, origin)], &answers);
                     }
                     // As in `take_op`: it may have been carried out when the node id was good.
-                    (Doubtful::Request(_, Some(origin), submitted), Some(_)) if origin.retry => {
+                    (UnverifiedCall::Request(_, Some(origin), submitted), Some(_)) if origin.retry => {
                         answers.expect(vec![Submitted { refused: true, ..submitted }]);
                         server.backend.submit_batch(vec![(RECALL, Some(origin))], &answers);
                     }
-                    (Doubtful::Request(_, _, submitted), Some(why)) => {
+                    (UnverifiedCall::Request(_, _, submitted), Some(why)) => {
                         answers.reply(submitted, Err(Outcome::Failed(why)));
                     }
-                    (Doubtful::Lock(id, request), None) => {
+                    (UnverifiedCall::Lock(id, request), None) => {
                         let state = waiting.state.lock();
                         if state.is_current(incarnation)
                             && let Some(reply) = server.shared.desk.lock().serve(state.holder, id, &request)
@@ -191,7 +191,7 @@ impl Connection {
                             answers.answer(id, Answered::Lock(reply));
                         }
                     }
-                    (Doubtful::Lock(id, _), Some(why)) => answers.answer(id, Answered::Lock(Err(why))),
+                    (UnverifiedCall::Lock(id, _), Some(why)) => answers.answer(id, Answered::Lock(Err(why))),
                 }
             };
             self.server.settle(session, root, doubts, Box::new(settled));
@@ -208,8 +208,8 @@ impl Connection {
                     self.who = hello.who.as_str().into();
                     self.token = hello.token;
                     match self.server.admission(&hello, &self.security) {
-                        Ok(Verdict::Enter(grant)) => self.enter(hello, grant, now),
-                        Ok(Verdict::Prove(nonce)) => {
+                        Ok(AuthnOutcome::Enter(grant)) => self.enter(hello, grant, now),
+                        Ok(AuthnOutcome::Prove(nonce)) => {
                             let challenge = ToClient::Challenge(nonce);
                             self.server.shared.send(&*self.outbox, self.checksum, &challenge);
                             self.stage = Stage::Proving(Box::new(hello), nonce);
@@ -232,7 +232,7 @@ impl Connection {
             let greeted = match messages.next() {
                 None => return,
                 Some(ToServer::PeerProof(proof)) => {
-                    let says = Says { hello, nonce, proof: &proof, security: &self.security };
+                    let says = PeerClaim { hello, nonce, proof: &proof, security: &self.security };
                     self.server.greet_peer(&says, &self.outbox, &self.peer)
                 }
                 Some(_) => Err(SECOND_HELLO),
@@ -391,7 +391,7 @@ impl Connection {
                             answers.answer(id, Answered::Lock(reply));
                         }
                     }
-                    Ok(Some(doubt)) => work.doubtful.push((vec![doubt], Doubtful::Lock(id, request))),
+                    Ok(Some(doubt)) => work.doubtful.push((vec![doubt], UnverifiedCall::Lock(id, request))),
                     Err(why) => {
                         work.refused("lock", &why);
                         answers.answer(id, Answered::Lock(Err(why)));
@@ -418,23 +418,23 @@ impl Connection {
         let counts = &self.server.shared.counts;
         if seq != 0 {
             match state.window.admit(seq, Waiter { id, incarnation: state.incarnation }, retry) {
-                Admission::Run => {}
-                Admission::Answered(reply) => {
+                CallDecision::Run => {}
+                CallDecision::Answered(reply) => {
                     let reply = reply.clone();
                     counts.retries_answered.add(1);
                     answers.answer(id, Answered::Op(reply));
                     return Ok(());
                 }
-                Admission::Running => {
+                CallDecision::Running => {
                     counts.retries_running.add(1);
                     return Ok(());
                 }
-                Admission::Stale => return Ok(()),
-                Admission::Beyond => return Err(BEYOND),
+                CallDecision::Stale => return Ok(()),
+                CallDecision::Beyond => return Err(BEYOND),
             }
         }
         let judged = match state.grant.clone() {
-            None => Ok(Judged::default()),
+            None => Ok(Authorized::default()),
             Some(grant) => {
                 let tree = &self.server.backend;
                 grant.judge(&mut request, &mut state.given, &state.opens, tree).inspect_err(|why| {
@@ -453,7 +453,7 @@ impl Connection {
             // the answer.
             Err(_) if retry && seq != 0 => {
                 request = RECALL;
-                (Judged::default(), Effect::None)
+                (Authorized::default(), SessionEffect::None)
             }
             Err(why) => {
                 counts.calls_refused.add(1);
@@ -475,7 +475,8 @@ impl Connection {
         };
         let submitted = Submitted { id, seq, effect, lists, listed: judged.listed, refused };
         if !judged.doubts.is_empty() {
-            work.doubtful.push((judged.doubts, Doubtful::Request(Box::new(request), origin, submitted)));
+            work.doubtful
+                .push((judged.doubts, UnverifiedCall::Request(Box::new(request), origin, submitted)));
             return Ok(());
         }
         work.requests.push((request, origin));
@@ -502,14 +503,14 @@ impl Connection {
             self.resolve(work.doubtful, session, incarnation, grant);
         }
         for (what, why) in work.refused {
-            self.audit(audit::Event::Operation, what, &why);
+            self.audit(audit::AuditEvent::Operation, what, &why);
         }
         let server = &self.server;
         if work.claims {
             server.go_on_reclaiming(session);
         }
         for (id, question) in work.questions {
-            let asker = Asker {
+            let asker = AdminRequester {
                 outbox: self.outbox.clone(),
                 checksum: self.checksum,
                 session: session.clone(),
@@ -545,7 +546,7 @@ impl Connection {
         // Others pass: the same client is let in a moment later.
         let lasts = matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT);
         if lasts && matches!(self.stage, Stage::Silent | Stage::Proving(..)) {
-            self.audit(audit::Event::Handshake, "connect", &why);
+            self.audit(audit::AuditEvent::Handshake, "connect", &why);
         }
         self.server.shared.refuse(&*self.outbox, self.checksum, why);
         self.closed();

@@ -3,8 +3,8 @@
 //!
 //! A request that may be carried out is changed to what it may mean: users are squashed and mapped,
 //! and an operation that does not depend on its user is asked for without one. Node ids are judged
-//! by what the session was given ([`crate::session::given`]); what is not known there is a
-//! [`Doubt`], which the node's rows decide ([`crate::server`]'s confinement).
+//! by what the session was given ([`crate::session::granted`]); what is not known there is a
+//! [`UnverifiedInode`], which the node's rows decide ([`crate::server`]'s confinement).
 
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
@@ -18,8 +18,8 @@ use kestrel_types::request::{Creds, Named, Op, Request};
 use kestrel_types::token::{Ended, TokenRecord};
 use kestrel_types::wire::{LockKind, LockMode, LockRequest};
 
-use crate::server::confine::OUTSIDE;
-use crate::session::given::{Given, Tree};
+use crate::server::subtree::OUTSIDE;
+use crate::session::granted::{GrantedInodes, Tree};
 use crate::session::opens::Opens;
 
 /// The credentials where they do not matter, and of sessions without a user.
@@ -59,7 +59,7 @@ pub struct Grant {
 
 /// A node id in a request that nobody knows yet to be within the subtree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Doubt {
+pub enum UnverifiedInode {
     /// A directory, by number.
     Dir(InodeId),
     /// Something, and where it was seen.
@@ -79,9 +79,9 @@ pub enum Listable {
 
 /// What a request that may be carried out leaves to find out, or to note of its answer.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Judged {
+pub struct Authorized {
     /// To be within the subtree before it is carried out.
-    pub doubts: Vec<Doubt>,
+    pub doubts: Vec<UnverifiedInode>,
     /// Read permission of this directory is checked: if that is allowed, the session may list it.
     pub listed: Option<Listable>,
 }
@@ -155,17 +155,17 @@ impl Grant {
     pub fn judge(
         &self,
         request: &mut Request,
-        given: &mut Given,
+        given: &mut GrantedInodes,
         opens: &Opens,
         tree: &dyn Tree,
-    ) -> Result<Judged, FsError> {
+    ) -> Result<Authorized, FsError> {
         if let Some(ended) = self.ended() {
             return Err(self.why_ended(ended));
         }
         if self.record.read_only && changes(&request.op) {
             return Err(READ_ONLY);
         }
-        let mut judged = Judged::default();
+        let mut judged = Authorized::default();
         if self.limits_users() {
             judge_handles(&mut request.op, opens)?;
             self.judge_user(request, given, &mut judged)?;
@@ -188,10 +188,10 @@ impl Grant {
     pub fn judge_lock(
         &self,
         request: &LockRequest,
-        given: &mut Given,
+        given: &mut GrantedInodes,
         opens: &Opens,
         tree: &dyn Tree,
-    ) -> Result<Option<Doubt>, FsError> {
+    ) -> Result<Option<UnverifiedInode>, FsError> {
         if let Some(ended) = self.ended() {
             return Err(self.why_ended(ended));
         }
@@ -205,7 +205,13 @@ impl Grant {
     }
 
     /// Whether nobody knows yet that a file is within the subtree.
-    pub fn doubt(&self, ino: InodeId, given: &mut Given, opens: &Opens, tree: &dyn Tree) -> Option<Doubt> {
+    pub fn doubt(
+        &self,
+        ino: InodeId,
+        given: &mut GrantedInodes,
+        opens: &Opens,
+        tree: &dyn Tree,
+    ) -> Option<UnverifiedInode> {
         let mut within = Within { root: self.root()?, given, opens, tree };
         (!within.has(ino)).then(|| within.doubt(&InodeRef::by_id(ino)))
     }
@@ -267,8 +273,8 @@ impl Grant {
     fn judge_user(
         &self,
         request: &mut Request,
-        given: &mut Given,
-        judged: &mut Judged,
+        given: &mut GrantedInodes,
+        judged: &mut Authorized,
     ) -> Result<(), FsError> {
         let covered = self.map_user(&mut request.creds);
         // An honest client goes on with a listing, and ends what it does through handles, as nobody
@@ -394,7 +400,7 @@ fn allows_listing(op: &Op) -> Option<Listable> {
 /// What is known to be within the subtree of a session.
 struct Within<'a> {
     root: InodeId,
-    given: &'a mut Given,
+    given: &'a mut GrantedInodes,
     opens: &'a Opens,
     tree: &'a dyn Tree,
 }
@@ -410,17 +416,17 @@ impl Within<'_> {
     }
 
     /// What is to be found out of one that nobody knows to be.
-    fn doubt(&self, inode: &InodeRef) -> Doubt {
+    fn doubt(&self, inode: &InodeRef) -> UnverifiedInode {
         match self.given.dir_of(inode.ino).filter(|_| inode.seen.is_none()) {
-            Some(dir) => Doubt::Given(inode.ino, dir),
-            None => Doubt::Ref(inode.clone()),
+            Some(dir) => UnverifiedInode::Given(inode.ino, dir),
+            None => UnverifiedInode::Ref(inode.clone()),
         }
     }
 }
 
 /// Finds the node ids in a request that nobody knows to be within the subtree. A path never leaves
 /// it: names are names, and links are the client's to follow.
-fn confine(op: &mut Op, within: &mut Within<'_>, doubts: &mut Vec<Doubt>) {
+fn confine(op: &mut Op, within: &mut Within<'_>, doubts: &mut Vec<UnverifiedInode>) {
     // What is above it is itself, as above the root.
     if *op == Op::Parent(within.root) {
         *op = Op::GetAttr(InodeRef::by_id(within.root));
@@ -432,7 +438,7 @@ fn confine(op: &mut Op, within: &mut Within<'_>, doubts: &mut Vec<Doubt>) {
     }
     op.visit_named(&mut |named| match named {
         Named::Dir(dir) if within.has_dir(*dir) => {}
-        Named::Dir(dir) => doubts.push(Doubt::Dir(*dir)),
+        Named::Dir(dir) => doubts.push(UnverifiedInode::Dir(*dir)),
         Named::Ref(inode) if within.has(inode.ino) => {}
         Named::Ref(inode) => doubts.push(within.doubt(inode)),
         Named::File(ino) if within.has(*ino) => {}

@@ -6,7 +6,7 @@
 //! thread.
 //!
 //! Behind it is one [`backend`]: a node that has its volume to itself, or a member of a cluster.
-//! Members' nodes reach each other by the same port ([`peers`], `server/gate.rs`).
+//! Members' nodes reach each other by the same port ([`peers`], `server/peer_handshake.rs`).
 //!
 //! What it promises (`metadata.md` §6, `docs/protocol.md`):
 //!
@@ -16,12 +16,12 @@
 //!   broken connections and, if the client reclaims it, restarts; it goes when the client says
 //!   farewell or is not heard of for the lease.
 //! - **A lie gains nothing.** Operations on handles are for the sessions that hold them
-//!   ([`admit`]); a client that shows a token does what it allows, and nothing else ([`grant`],
+//!   ([`authz`]); a client that shows a token does what it allows, and nothing else ([`grant`],
 //!   [`tokens`]). Refusals are on record ([`audit`]).
 
 pub mod admin;
-pub mod admit;
 pub mod audit;
+pub mod authz;
 pub mod backend;
 pub mod config;
 pub mod connection;

@@ -14,12 +14,12 @@ use crate::server::Server;
 
 /// A server with a clock: what the transport calls.
 #[derive(Clone)]
-pub struct Door {
+pub struct ClockedServer {
     server: Arc<Server>,
     opened: Instant,
 }
 
-impl Door {
+impl ClockedServer {
     /// The door of a server. `opened` is the zero of the clock that the server was made with.
     pub fn new(server: Arc<Server>, opened: Instant) -> Self {
         Self { server, opened }
@@ -36,7 +36,7 @@ impl Door {
     }
 }
 
-impl Handler for Door {
+impl Handler for ClockedServer {
     fn connect(
         &self,
         peer: SocketAddr,
@@ -44,7 +44,7 @@ impl Handler for Door {
         outbox: Arc<dyn Outbox>,
     ) -> Box<dyn handler::Connection> {
         let connection = self.server.connect(outbox, security, &peer.to_string());
-        Box::new(Visitor { connection, door: self.clone() })
+        Box::new(ClockedConn { connection, door: self.clone() })
     }
 
     fn tick(&self) -> Duration {
@@ -54,12 +54,12 @@ impl Handler for Door {
 }
 
 /// A connection with a clock.
-struct Visitor {
+struct ClockedConn {
     connection: Connection,
-    door: Door,
+    door: ClockedServer,
 }
 
-impl handler::Connection for Visitor {
+impl handler::Connection for ClockedConn {
     fn receive(&mut self, batch: &mut Vec<ToServer>) {
         self.connection.receive(batch, self.door.now());
     }

@@ -72,7 +72,7 @@ impl Default for LockLimits {
 
 /// The owner that holds or wants a lock. Locks of one owner never conflict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Owner {
+pub struct LockOwner {
     /// The session.
     pub session: u64,
     /// The owner within it.
@@ -138,7 +138,7 @@ pub struct Locks {
     files: FxHashMap<FileKey, FileLocks>,
     sessions: FxHashMap<u64, SessionLocks>,
     /// Waits for byte ranges, by owner: the edges of the graph in which circles are looked for.
-    waiting: FxHashMap<Owner, Vec<(InodeId, u64)>>,
+    waiting: FxHashMap<LockOwner, Vec<(InodeId, u64)>>,
     counts: LockCounts,
     /// Number of the next wait; they order the waiting calls.
     next_wait: u64,
@@ -171,7 +171,7 @@ impl Locks {
     /// A lock that is in the way of this one (`F_GETLK`), the first by offset. Its `pid` is 0 if
     /// another session holds it.
     pub fn test(&self, session: u64, span: &LockSpan) -> Option<LockSpan> {
-        let owner = Owner { session, id: span.owner };
+        let owner = LockOwner { session, id: span.owner };
         let held = self.files.get(&(span.ino, span.kind))?.first_in_the_way(owner, span)?;
         Some(LockSpan {
             owner: held.owner.id,
@@ -197,7 +197,7 @@ impl Locks {
         woken: &mut Vec<Ticket>,
     ) -> FsResult<Set> {
         check_range(span.kind, span.start, span.end)?;
-        let owner = Owner { session, id: span.owner };
+        let owner = LockOwner { session, id: span.owner };
         let key = (span.ino, span.kind);
         if let Some(call) = wait
             && self.waits_already(owner, span, call)?
@@ -247,7 +247,7 @@ impl Locks {
     /// `ENOLCK` if a hole in the middle would leave a range more than the bound. `EINVAL`.
     pub fn unlock(
         &mut self,
-        owner: Owner,
+        owner: LockOwner,
         ino: InodeId,
         kind: LockKind,
         (start, end): (u64, u64),
@@ -262,7 +262,7 @@ impl Locks {
 
     /// Gives up all that an owner holds of a file: the owner closed it. Its waits go on, as a
     /// thread of it may wait while another closes.
-    pub fn release_owner(&mut self, owner: Owner, ino: InodeId, kind: LockKind, woken: &mut Vec<Ticket>) {
+    pub fn release_owner(&mut self, owner: LockOwner, ino: InodeId, kind: LockKind, woken: &mut Vec<Ticket>) {
         self.give_up(owner, (ino, kind), 0, LOCK_END, woken);
     }
 
@@ -300,7 +300,7 @@ impl Locks {
         // All goes before anybody is woken: else a later request could pass one that all of it kept
         // out.
         for (key, id) in &owners {
-            self.let_go(Owner { session, id: *id }, *key, 0, LOCK_END);
+            self.let_go(LockOwner { session, id: *id }, *key, 0, LOCK_END);
         }
         let mut files: Vec<_> = owners.into_iter().map(|(key, _)| key).collect();
         files.dedup();
@@ -312,7 +312,7 @@ impl Locks {
     }
 
     /// Holds a range that nothing excludes, and wakes the calls that a downgrade lets in.
-    fn hold(&mut self, owner: Owner, key: FileKey, span: &LockSpan, woken: &mut Vec<Ticket>) {
+    fn hold(&mut self, owner: LockOwner, key: FileKey, span: &LockSpan, woken: &mut Vec<Ticket>) {
         if self.hold_one(owner, key, span) {
             self.wake(key, woken);
         }
@@ -320,7 +320,7 @@ impl Locks {
 
     /// Holds a range that nothing excludes. True if others may get more than before: an exclusive
     /// lock became a shared one.
-    fn hold_one(&mut self, owner: Owner, key: FileKey, span: &LockSpan) -> bool {
+    fn hold_one(&mut self, owner: LockOwner, key: FileKey, span: &LockSpan) -> bool {
         let file = self.files.entry(key).or_default();
         let weakened = span.mode == LockMode::Read
             && file.ranges(owner).is_some_and(|ranges| {
@@ -332,7 +332,7 @@ impl Locks {
     }
 
     /// Gives up a range, and wakes the calls that this lets in.
-    fn give_up(&mut self, owner: Owner, key: FileKey, start: u64, end: u64, woken: &mut Vec<Ticket>) {
+    fn give_up(&mut self, owner: LockOwner, key: FileKey, start: u64, end: u64, woken: &mut Vec<Ticket>) {
         if self.let_go(owner, key, start, end) {
             self.wake(key, woken);
             self.forget_empty(key);
@@ -340,7 +340,7 @@ impl Locks {
     }
 
     /// Gives up a range and wakes nobody. False if nothing of it was held.
-    fn let_go(&mut self, owner: Owner, key: FileKey, start: u64, end: u64) -> bool {
+    fn let_go(&mut self, owner: LockOwner, key: FileKey, start: u64, end: u64) -> bool {
         let Some(file) = self.files.get_mut(&key) else { return false };
         if file.ranges(owner).is_none_or(|ranges| ranges.overlapping(start, end).next().is_none()) {
             return false;
@@ -363,7 +363,7 @@ impl Locks {
         }
     }
 
-    fn enqueue(&mut self, owner: Owner, key: FileKey, span: &LockSpan, call: u64) -> FsResult<()> {
+    fn enqueue(&mut self, owner: LockOwner, key: FileKey, span: &LockSpan, call: u64) -> FsResult<()> {
         let held = self.sessions.entry(owner.session).or_default();
         if held.waits() >= self.limits.session_waits_max || self.counts.waits >= self.limits.waits_max {
             if held.is_empty() {
@@ -406,7 +406,7 @@ impl Locks {
     }
 
     /// Whether a request waits already: it is repeated, perhaps over a new connection.
-    fn waits_already(&mut self, owner: Owner, span: &LockSpan, call: u64) -> FsResult<bool> {
+    fn waits_already(&mut self, owner: LockOwner, span: &LockSpan, call: u64) -> FsResult<bool> {
         let Some(held) = self.sessions.get_mut(&owner.session) else { return Ok(false) };
         if let Some((key, number)) = held.calls.get(&call) {
             let same =
@@ -444,7 +444,7 @@ impl Locks {
     }
 
     /// An owner holds so many ranges more, or less, of a file.
-    fn count(&mut self, owner: Owner, key: FileKey, grown: isize) {
+    fn count(&mut self, owner: LockOwner, key: FileKey, grown: isize) {
         if grown == 0 {
             return;
         }

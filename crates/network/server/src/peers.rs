@@ -14,7 +14,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use kestrel_cluster::addresses::{AddressBook, NodeAddress};
-use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
+use kestrel_cluster::host::{Carrier, NodeHost, Undeliverable};
 use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::peer::{Greeting, PeerConfig, PeerLink, PeerStats};
 use kestrel_rpc::tls::ClientTls;
@@ -30,7 +30,7 @@ pub struct Identity {
     /// What its nodes know and nobody else.
     pub secret: PeerSecret,
     /// The word that this node's directory was born with.
-    pub birth: u64,
+    pub node_uuid: u64,
     /// Random, of this process.
     pub start: u64,
     /// Where others reach it, `host:port`; 1 to 255 bytes.
@@ -56,7 +56,7 @@ impl Introduction {
             to: node,
             table,
             nonce: [0; 16],
-            birth: identity.birth,
+            node_uuid: identity.node_uuid,
             epoch: self.epoch,
             start: identity.start,
             address: identity.address.clone(),
@@ -99,7 +99,7 @@ pub struct Peers {
 impl Peers {
     /// Sets the identity of this node for the others, and how it proves that
     /// ([`ClientTls::of_node`]): once, when its member has counted its start.
-    pub fn introduce(self: &Arc<Self>, identity: &Identity, host: &MemberHost, tls: ClientTls) {
+    pub fn introduce(self: &Arc<Self>, identity: &Identity, host: &NodeHost, tls: ClientTls) {
         let (me, epoch, address_book) = (host.me(), host.epoch(), host.address_book().clone());
         address_book.met(&NodeAddress { node: me, epoch, address: identity.address.clone() });
         let weak = Arc::downgrade(self);
@@ -225,13 +225,13 @@ impl Peers {
 }
 
 impl Carrier for Peers {
-    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>> {
         // Nobody else would take it: it is from a node that is not in the table.
         let links = self.links.read();
         let Some(link) = links.get(&to) else { return Ok(()) };
         let mut bytes = Vec::new();
         let sent = envelope.encode(&mut bytes).and_then(|()| link.send(&bytes));
-        sent.map_err(|why| Box::new(Unsent { envelope, why }))
+        sent.map_err(|why| Box::new(Undeliverable { envelope, why }))
     }
 
     fn flush(&self) {

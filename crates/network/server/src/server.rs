@@ -7,14 +7,14 @@
 //! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that
 //! outlive the process carry wall time, which comes from the volume's clock.
 
-mod admission;
-pub(crate) mod confine;
-mod gate;
+mod authn;
+mod client_handshake;
 mod grace;
-mod greet;
 mod lock_service;
+mod peer_handshake;
 mod reclaim;
 mod replies;
+pub(crate) mod subtree;
 mod time;
 
 use std::collections::BTreeMap;
@@ -42,14 +42,14 @@ use crate::quota::Quota;
 use crate::session::{Phase, Session};
 use crate::stats::{Counts, ServerStats, SessionInfo};
 use crate::tokens::Tokens;
-use gate::Gate;
 use grace::Grace;
 use lock_service::LockService;
+use peer_handshake::PeerHandshake;
 
-pub(crate) use admission::Verdict;
-pub(crate) use confine::Outside;
-pub(crate) use gate::{Guest, Says};
+pub(crate) use authn::AuthnOutcome;
+pub(crate) use peer_handshake::{AcceptedPeer, PeerClaim};
 pub(crate) use replies::{Batch, Submitted};
+pub(crate) use subtree::Outside;
 
 /// A request of the server's own.
 pub(crate) type Submission = (Request, Done);
@@ -69,7 +69,7 @@ type Description = ((u64, u64), Box<[u8]>);
 
 /// What answers need. It does not refer to the node, so answers that never come do not keep it
 /// open.
-pub(crate) struct Shared {
+pub(crate) struct ServerShared {
     pub config: SessionServerConfig,
     /// The placement map.
     pub tables: CurrentMap,
@@ -93,9 +93,9 @@ pub(crate) struct Shared {
 /// See the module's header.
 pub struct Server {
     pub(crate) backend: Backend,
-    gate: Option<Gate>,
+    gate: Option<PeerHandshake>,
     tokens: Arc<Tokens>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ServerShared>,
     pub(crate) admin: Arc<dyn Admin>,
     pub(crate) clock: Arc<dyn Clock>,
     ticked: Mutex<Nanos>,
@@ -126,12 +126,12 @@ impl Server {
         }
         let backend = backend.into();
         let records = backend.node().sessions()?;
-        let gate = Gate::of(&backend, config.peers.as_ref());
+        let gate = PeerHandshake::of(&backend, config.peers.as_ref());
         let tokens = Arc::new(Tokens::read(backend.node().engine().clone())?);
         if let Some(identity) = &config.peers {
             tokens.let_nodes_in(&identity.secret.0);
         }
-        let shared = Shared {
+        let shared = ServerShared {
             describe: OnceLock::new(),
             description: Mutex::default(),
             config,
@@ -369,7 +369,7 @@ impl Server {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// The clients that have a session that is alive.
     fn who_is_here(&self) -> Option<String> {
         let sessions: Vec<_> = self.directory.lock().values().cloned().collect();

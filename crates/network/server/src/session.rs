@@ -21,7 +21,7 @@
 //! numbered call as running, a lock as taken) before the lock is let go, so that nothing an older
 //! connection brought can take effect after a newer one was welcomed.
 
-pub mod given;
+pub mod granted;
 pub mod opens;
 pub mod window;
 
@@ -37,7 +37,7 @@ use kestrel_types::wire::{Checksum, ClientId, LockSpan, Reclaim, Reclaimed, Sess
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use given::Given;
+use granted::GrantedInodes;
 use opens::Opens;
 use window::Window;
 
@@ -57,7 +57,7 @@ pub enum Phase {
 }
 
 /// The connection of a session.
-pub struct Line {
+pub struct SessionConn {
     /// Where frames are put.
     pub outbox: Arc<dyn Outbox>,
     /// Whether they carry checksums.
@@ -70,7 +70,7 @@ pub struct Line {
 
 /// A message of claims that is being worked on.
 #[derive(Debug)]
-pub struct Part {
+pub struct ClaimMessage {
     /// The call to answer.
     pub call: u64,
     /// Claims that the node has not answered.
@@ -87,7 +87,7 @@ pub struct Part {
 #[derive(Debug, Default)]
 pub struct Claims {
     /// The message that is being worked on: one at a time.
-    pub part: Option<Part>,
+    pub part: Option<ClaimMessage>,
     /// Messages that came meanwhile: call and content.
     pub parked: VecDeque<(u64, Reclaim)>,
     /// How often each file is said to be open, in this attempt.
@@ -111,7 +111,7 @@ pub struct State {
     /// Number of the newest connection.
     pub incarnation: u64,
     /// The connection, if there is one.
-    pub line: Option<Line>,
+    pub line: Option<SessionConn>,
     /// For people.
     pub who: String,
     /// Its number as an owner of locks and objects: a new one each time the session is given up.
@@ -139,7 +139,7 @@ pub struct State {
     /// What it may do; everything, if there is none.
     pub grant: Option<Arc<Grant>>,
     /// What it was given, if it is confined.
-    pub given: Given,
+    pub given: GrantedInodes,
     /// How often it was looked at whether what a message claims is within the subtree.
     pub looks: u64,
     /// Its token is known: another token than that of its grant does not take it over.
@@ -177,7 +177,7 @@ impl Session {
             denied: None,
             expired_at: 0,
             grant: None,
-            given: Given::default(),
+            given: GrantedInodes::default(),
             looks: 0,
             bound: false,
         };

@@ -13,8 +13,8 @@ use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
-    Checksum, Frames, PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, Refused, ToClient,
-    ToServer, VERSION, Versions, decode_to_client, encode_peer,
+    Checksum, Frames, PeerHello, PeerSecret, REFUSED_NODE_UUID, REFUSED_OLD, REFUSED_TWICE, Refused,
+    ToClient, ToServer, VERSION, Versions, decode_to_client, encode_peer,
 };
 
 /// As a node that was started once says it.
@@ -27,7 +27,7 @@ fn hello(from: u32, to: u32) -> PeerHello {
         to,
         table: 5,
         nonce: [5; 16],
-        birth: identity.birth,
+        node_uuid: identity.node_uuid,
         epoch: 1,
         start: identity.start,
         address: identity.address,
@@ -147,16 +147,16 @@ fn is_refused(cluster: &Cluster, hello: PeerHello, errno: i32, says: &str) {
 fn new_old_and_duplicate_node_directories() {
     let mut cluster = Cluster::start();
     all_are_known(&cluster, 2);
-    let anew = || PeerHello { birth: 7, epoch: 9, ..hello(2, 1) };
+    let anew = || PeerHello { node_uuid: 7, epoch: 9, ..hello(2, 1) };
     let twice = || PeerHello { start: 77, ..hello(2, 1) };
-    is_refused(&cluster, anew(), REFUSED_BIRTH, "its directory was made anew");
+    is_refused(&cluster, anew(), REFUSED_NODE_UUID, "its directory was made anew");
     is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
     let before = || PeerHello { epoch: 0, ..hello(2, 1) };
     is_refused(&cluster, before(), REFUSED_OLD, "(start 0, node 1 has seen start 1)");
     // The node that refuses is started again, and still knows.
     cluster.sites[0].kill();
     cluster.sites[0].run();
-    is_refused(&cluster, anew(), REFUSED_BIRTH, "its directory was made anew");
+    is_refused(&cluster, anew(), REFUSED_NODE_UUID, "its directory was made anew");
     is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
     is_refused(&cluster, before(), REFUSED_OLD, "an old copy");
     // The same directory started again is let in, and its start before that no more.

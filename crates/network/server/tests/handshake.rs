@@ -65,7 +65,7 @@ fn peer() -> ToServer {
         to: 1,
         table: 1,
         nonce: [4; 16],
-        birth: 5,
+        node_uuid: 5,
         epoch: 6,
         start: 7,
         address: "127.0.0.1:9440".into(),

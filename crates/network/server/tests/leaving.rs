@@ -85,7 +85,7 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
         to: 1,
         table: 5,
         nonce: [5; 16],
-        birth: identity.birth,
+        node_uuid: identity.node_uuid,
         epoch: 2,
         start: identity.start,
         address: identity.address,

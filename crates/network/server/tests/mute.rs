@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Line, hello};
-use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
-use kestrel_cluster::{Envelope, Member, MemberConfig};
+use kestrel_cluster::host::{Carrier, NodeHost, Undeliverable};
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig, Envelope};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::config::SessionServerConfig;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::server::Server;
@@ -23,7 +23,7 @@ use kestrel_types::wire::{ToClient, ToServer};
 struct Nowhere;
 
 impl Carrier for Nowhere {
-    fn carry(&self, _to: NodeId, _envelope: Envelope) -> Result<(), Box<Unsent>> {
+    fn carry(&self, _to: NodeId, _envelope: Envelope) -> Result<(), Box<Undeliverable>> {
         Ok(())
     }
 }
@@ -31,7 +31,7 @@ impl Carrier for Nowhere {
 struct NoAdmin;
 
 impl Admin for NoAdmin {
-    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::default()));
     }
 }
@@ -59,12 +59,12 @@ fn ping_that_may_not_be_answered() {
     let map = SlotMap::even(vec![MapMember { id: 1, address: "node-1:1".into() }]).unwrap();
     let placement = PlacementMap::new(map, Exceptions::default());
     let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
-    Member::format(&*engine, root, SECOND, 1, placement.clone()).unwrap();
+    ClusterNode::format(&*engine, root, SECOND, 1, placement.clone()).unwrap();
     let node =
         NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
-    let config = MemberConfig { me: 1, placement, node, seed: 1, joining: false, exclusive: true };
+    let config = ClusterNodeConfig { me: 1, placement, node, seed: 1, joining: false, exclusive: true };
     let clock = Arc::new(SystemClock);
-    let host = MemberHost::open(engine, clock.clone(), config, Arc::new(Nowhere)).unwrap();
+    let host = NodeHost::open(engine, clock.clone(), config, Arc::new(Nowhere)).unwrap();
     eventually(|| host.may_answer().then_some(()));
     let config = SessionServerConfig { volume: "vol".into(), node: 1, ..SessionServerConfig::default() };
     let server =

@@ -16,7 +16,7 @@ mod model;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::Op;
 
-pub use model::{Byte, CONFLICT, Layout, Model, NEED_GROUPS, Node, SYMLINK, code};
+pub use model::{Byte, CONFLICT, Layout, Model, ModelInode, NEED_GROUPS, SYMLINK, code};
 
 /// The inode that an operation names by number, not by place.
 pub fn target(op: &Op) -> Option<&InodeRef> {

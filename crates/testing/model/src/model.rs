@@ -2,8 +2,8 @@
 
 mod attr;
 mod data;
-mod judge;
 mod names;
+mod oracle;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub enum Layout {
 
 /// A file or directory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Node {
+pub struct ModelInode {
     /// Type.
     pub kind: Kind,
     /// Permission bits, 12 bits.
@@ -106,7 +106,7 @@ pub struct Node {
     pub opens: u32,
 }
 
-impl Node {
+impl ModelInode {
     /// A file whose content or owner changes has no capabilities any more.
     fn drop_capabilities(&mut self) {
         if self.kind == Kind::File {
@@ -119,7 +119,7 @@ impl Node {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Model {
     /// Files and directories by number.
-    pub nodes: BTreeMap<u64, Arc<Node>>,
+    pub nodes: BTreeMap<u64, Arc<ModelInode>>,
     /// The time.
     pub now: Nanos,
     /// Times of replies are compared; else they may be any.
@@ -154,8 +154,8 @@ impl Model {
         Self { times: false, ..Self::new(0) }
     }
 
-    fn fresh(&self, kind: Kind, mode: u16, uid: u32, gid: u32, parent: u64) -> Node {
-        Node {
+    fn fresh(&self, kind: Kind, mode: u16, uid: u32, gid: u32, parent: u64) -> ModelInode {
+        ModelInode {
             kind,
             mode,
             uid,
@@ -179,12 +179,12 @@ impl Model {
         }
     }
 
-    fn node(&self, ino: u64) -> Run<&Node> {
+    fn node(&self, ino: u64) -> Run<&ModelInode> {
         self.nodes.get(&ino).map(Arc::as_ref).ok_or(libc::ESTALE)
     }
 
     /// A node that exists, to be changed.
-    pub fn node_mut(&mut self, ino: u64) -> &mut Node {
+    pub fn node_mut(&mut self, ino: u64) -> &mut ModelInode {
         Arc::make_mut(self.nodes.get_mut(&ino).unwrap())
     }
 

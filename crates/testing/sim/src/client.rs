@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_model::target;
-use kestrel_rpc::session::{Completion, Link, LinkConfig};
+use kestrel_rpc::session::{FinishedCall, Link, LinkConfig};
 use kestrel_rpc::token::Token;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
@@ -15,15 +15,15 @@ use kestrel_types::wire::{
     ClientId, Frames, LockRequest, LockSpan, Reclaim, ReclaimOpen, Reclaimed, ToClient, decode_to_client,
 };
 
-use crate::dice::Dice;
 use crate::host::VOLUME;
+use crate::prng::Prng;
 
 /// Most inodes that a client remembers.
 const KNOWN_MAX: usize = 12;
 
 /// What a call was, for when its answer comes.
 #[derive(Debug)]
-pub enum Asked {
+pub enum PendingCall {
     /// This record of the history.
     Op(usize),
     /// A lock, asked for in this life of the session.
@@ -79,7 +79,7 @@ pub struct Client {
     /// Its number.
     pub id: ClientId,
     /// Its session.
-    pub link: Link<Asked>,
+    pub link: Link<PendingCall>,
     /// Its connection.
     pub connection: Option<u64>,
     /// Cuts frames out of what comes.
@@ -114,12 +114,12 @@ pub struct Client {
     /// It was told that its token has ended: another process with another token takes its place.
     pub outdated: bool,
     /// Its randomness.
-    pub dice: Dice,
+    pub dice: Prng,
 }
 
 impl Client {
     /// A client that has just started, with this token or none.
-    pub fn new(number: u64, mut dice: Dice, now: Nanos, token: Option<Arc<Token>>) -> Self {
+    pub fn new(number: u64, mut dice: Prng, now: Nanos, token: Option<Arc<Token>>) -> Self {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&dice.bits().to_be_bytes());
         id[8..].copy_from_slice(&(number + 1).to_be_bytes());
@@ -172,7 +172,7 @@ impl Client {
     }
 
     /// What has ended.
-    pub fn completions(&mut self) -> Vec<Completion<Asked>> {
+    pub fn completions(&mut self) -> Vec<FinishedCall<PendingCall>> {
         let mut ended = Vec::new();
         self.link.take_completions(&mut ended);
         ended
@@ -193,7 +193,7 @@ impl Client {
     }
 
     /// What it holds, in parts.
-    pub fn held(&self, dice: &mut Dice) -> Vec<Reclaim> {
+    pub fn held(&self, dice: &mut Prng) -> Vec<Reclaim> {
         let opens: Vec<_> = self
             .handles
             .values()

@@ -8,7 +8,7 @@ use kestrel_engine::Engine;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::connection::Connection;
 use kestrel_server::locks::LockLimits;
@@ -65,7 +65,7 @@ impl Outbox for SimOutbox {
 struct NoAdmin;
 
 impl Admin for NoAdmin {
-    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::from(*b"{}")));
     }
 }

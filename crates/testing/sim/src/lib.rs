@@ -12,14 +12,14 @@
     reason = "a simulation that cannot go on has found something"
 )]
 
-mod agenda;
 pub mod client;
-pub mod dice;
+pub mod cluster;
+mod event_queue;
 pub mod history;
 pub mod host;
 pub mod linear;
 pub mod network;
-pub mod several;
+pub mod prng;
 pub mod workload;
 pub mod world;
 

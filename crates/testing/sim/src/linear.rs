@@ -14,8 +14,8 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Op, Outcome, Reply};
 use rustc_hash::{FxHashSet, FxHasher};
 
-use crate::dice::mix;
 use crate::history::Record;
+use crate::prng::mix;
 
 /// Opens that every file has in the model, so that it never goes: when files without names go is
 /// checked by other means.

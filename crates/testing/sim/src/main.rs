@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use kestrel_sim::several::Several;
-use kestrel_sim::world::{Failure, Plan, Tally, World};
+use kestrel_sim::cluster::ClusterRun;
+use kestrel_sim::world::{Failure, RunPlan, RunStats, World};
 
 const USAGE: &str = "usage: kestrel-sim [--nodes N] [--seed N | --seeds FROM..TO | --cpu-seconds S] [--from N] [--calls N] [--trace] [--keep-going]
 example: kestrel-sim --seeds 1..1000";
@@ -74,10 +74,10 @@ fn processor_time() -> Duration {
 }
 
 /// Runs a seed; a panic is a failure.
-fn run(plan: Plan, nodes: Option<u32>) -> Result<Tally, Failure> {
+fn run(plan: RunPlan, nodes: Option<u32>) -> Result<RunStats, Failure> {
     let run = || match nodes {
         None => World::new(plan).run(),
-        Some(nodes) => Several::new(plan, nodes).run(),
+        Some(nodes) => ClusterRun::new(plan, nodes).run(),
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let why =
@@ -93,14 +93,14 @@ fn main() -> ExitCode {
     };
     let begun = Instant::now();
     let limit = options.cpu_seconds.map(Duration::from_secs);
-    let (mut seeds, mut failed, mut sum) = (0u64, 0u64, Tally::default());
+    let (mut seeds, mut failed, mut sum) = (0u64, 0u64, RunStats::default());
     let mut undecided = 0;
     for seed in options.from..=options.to {
         if limit.is_some_and(|limit| processor_time() >= limit) {
             break;
         }
         seeds += 1;
-        match run(Plan { seed, calls: options.calls, trace: options.trace }, options.nodes) {
+        match run(RunPlan { seed, calls: options.calls, trace: options.trace }, options.nodes) {
             Ok(tally) => {
                 sum.calls += tally.calls;
                 sum.unheard += tally.unheard;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use kestrel_types::clock::Nanos;
 
-use crate::dice::Dice;
+use crate::prng::Prng;
 
 /// A millisecond.
 pub const MS: Nanos = 1_000_000;
@@ -77,7 +77,7 @@ impl Network {
     }
 
     /// When bytes that leave now arrive.
-    pub fn arrival(&mut self, wire: u64, way: Way, now: Nanos, dice: &mut Dice) -> Nanos {
+    pub fn arrival(&mut self, wire: u64, way: Way, now: Nanos, dice: &mut Prng) -> Nanos {
         let Some(wire) = self.wires.get_mut(&wire) else { return now };
         let slow = if dice.chance(2) { 50 } else { 1 };
         let delay = dice.between(self.delay / 10, self.delay * 2) * slow;

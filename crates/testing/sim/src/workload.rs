@@ -16,7 +16,7 @@ use crate::client::{Client, SeenInode};
 pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// What a client asks next.
-pub enum Wish {
+pub enum ClientAction {
     /// An operation.
     Op(Request),
     /// A lock.
@@ -228,9 +228,9 @@ fn lock(client: &mut Client) -> LockRequest {
 }
 
 /// Draws what a client asks next.
-pub fn wish(client: &mut Client) -> Wish {
+pub fn wish(client: &mut Client) -> ClientAction {
     let op = match client.dice.below(100) {
-        0..=5 => return Wish::Lock(lock(client)),
+        0..=5 => return ClientAction::Lock(lock(client)),
         _ if client.objects.is_empty() && client.dice.chance(20) => Op::AllocObjects(8),
         6..=11 => Op::Lookup(place(client)),
         12..=15 => Op::GetAttr(any(client)),
@@ -271,7 +271,7 @@ pub fn wish(client: &mut Client) -> Wish {
         98 => Op::Access(any(client), client.dice.below(8) as u32),
         _ => Op::Sync,
     };
-    Wish::Op(Request { creds: creds(client), op })
+    ClientAction::Op(Request { creds: creds(client), op })
 }
 
 /// A directory moves into another one, or out of it: of two such moves at a time each may be fine,
@@ -327,7 +327,7 @@ pub fn wish_of_several(client: &mut Client, bias: Bias) -> Request {
         return Request { creds: Creds::root(), op };
     }
     loop {
-        let Wish::Op(Request { creds, op }) = wish(client) else { continue };
+        let ClientAction::Op(Request { creds, op }) = wish(client) else { continue };
         let op = match op {
             Op::Open(inode, flags) if client.dice.chance(30) => Op::Open(InodeRef::by_id(inode.ino), flags),
             op => op,

@@ -12,12 +12,12 @@ mod tokens;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 
-use crate::agenda::{Agenda, Scene};
 use crate::client::Client;
-use crate::dice::Dice;
+use crate::event_queue::{EventQueue, Scene};
 use crate::history::History;
 use crate::host::{Host, Out};
 use crate::network::{MS, Network, Way};
+use crate::prng::Prng;
 use event::Event;
 
 /// How long a client waits for an answer: less than many faults last, or more than nearly all.
@@ -32,7 +32,7 @@ pub struct Failure(pub String);
 
 /// What a run may be.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
+pub struct RunPlan {
     /// The seed.
     pub seed: u64,
     /// Most calls of all clients together.
@@ -43,7 +43,7 @@ pub struct Plan {
 
 /// What a run was.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Tally {
+pub struct RunStats {
     /// Calls asked.
     pub calls: usize,
     /// Of these, those whose answer nobody heard.
@@ -82,9 +82,9 @@ pub struct Tally {
 
 /// See the module's header.
 pub struct World {
-    plan: Plan,
-    agenda: Agenda<Event>,
-    dice: Dice,
+    plan: RunPlan,
+    agenda: EventQueue<Event>,
+    dice: Prng,
     network: Network,
     host: Host,
     /// Counts starts of the node: timers of an earlier one do nothing.
@@ -98,7 +98,7 @@ pub struct World {
     history: History,
     /// Faults still happen.
     troubled: bool,
-    tally: Tally,
+    tally: RunStats,
     /// Percent of the typical that syncs take.
     disk: Nanos,
     clients_begun: u64,
@@ -108,11 +108,11 @@ pub struct World {
 impl Scene for World {
     type Event = Event;
 
-    fn agenda(&self) -> &Agenda<Event> {
+    fn agenda(&self) -> &EventQueue<Event> {
         &self.agenda
     }
 
-    fn agenda_mut(&mut self) -> &mut Agenda<Event> {
+    fn agenda_mut(&mut self) -> &mut EventQueue<Event> {
         &mut self.agenda
     }
 
@@ -190,9 +190,9 @@ impl Scene for World {
 
 impl World {
     /// The world of a seed, before anything has happened.
-    pub fn new(plan: Plan) -> Self {
-        let mut dice = Dice::new(plan.seed);
-        let agenda = Agenda::new(plan.trace);
+    pub fn new(plan: RunPlan) -> Self {
+        let mut dice = Prng::new(plan.seed);
+        let agenda = EventQueue::new(plan.trace);
         let clock = agenda.clock.clone();
         let count = 2 + dice.below(3) as usize;
         let delay = MS / 10 * dice.between(1, 60);
@@ -210,7 +210,7 @@ impl World {
             clients: Vec::new(),
             history: History::default(),
             troubled: true,
-            tally: Tally::default(),
+            tally: RunStats::default(),
             disk: MS / 10 * dice.between(1, 50),
             clients_begun: 0,
             deadline: DEADLINES[usize::from(dice.chance(60))],
@@ -247,7 +247,7 @@ impl World {
     }
 
     /// Runs to the end and says what it was.
-    pub fn run(mut self) -> Result<Tally, Failure> {
+    pub fn run(mut self) -> Result<RunStats, Failure> {
         let mend = self.dice.between(10, 40) * SECOND;
         self.plan_at(mend, Event::Mend);
         self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);

@@ -1,11 +1,11 @@
 //! A few seeds of each kind of run, so that `cargo test` notices what breaks them. `tests/run.sh`
 //! runs very many.
 
-use kestrel_sim::several::Several;
-use kestrel_sim::world::{Plan, World};
+use kestrel_sim::cluster::ClusterRun;
+use kestrel_sim::world::{RunPlan, World};
 
-fn plan(seed: u64) -> Plan {
-    Plan { seed, calls: 200, trace: false }
+fn plan(seed: u64) -> RunPlan {
+    RunPlan { seed, calls: 200, trace: false }
 }
 
 #[test]
@@ -19,7 +19,7 @@ fn a_server_and_its_clients() {
 fn several_nodes() {
     for nodes in [1, 2, 3, 5] {
         for seed in 1..=10 {
-            assert_eq!(Several::new(plan(seed), nodes).run().err(), None, "{nodes} nodes, seed {seed}");
+            assert_eq!(ClusterRun::new(plan(seed), nodes).run().err(), None, "{nodes} nodes, seed {seed}");
         }
     }
 }

@@ -28,7 +28,7 @@ pub mod tree;
 
 /// One call of one thread, as it was recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event<C, A> {
+pub struct RecordedCall<C, A> {
     /// The thread. It makes one call at a time.
     pub thread: usize,
     /// What it called.

@@ -22,12 +22,12 @@ const ERRNO_MAX: i32 = 4095;
 
 /// What a message is written into. A limit that is exceeded is remembered; the frame is then not
 /// sent.
-pub(super) struct Writer<'a> {
+pub(super) struct WireWriter<'a> {
     out: &'a mut Vec<u8>,
     excess: Option<&'static str>,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> WireWriter<'a> {
     pub fn new(out: &'a mut Vec<u8>) -> Self {
         Self { out, excess: None }
     }

@@ -4,7 +4,7 @@
 //! u16 = 0, checksum u32, reserved u32 = 0. The checksum is the CRC-32C of the header's first eight
 //! bytes and the payload; 0 if the flag is off.
 
-use super::basic::Writer;
+use super::basic::WireWriter;
 use super::{FRAME_BYTES_MAX, HEADER_BYTES, TooLarge, WireError};
 
 /// Flag of a header: the checksum is there.
@@ -139,11 +139,11 @@ pub(super) fn put(
     out: &mut Vec<u8>,
     kind: u8,
     checksum: Checksum,
-    put: impl FnOnce(&mut Writer<'_>),
+    put: impl FnOnce(&mut WireWriter<'_>),
 ) -> Result<(), TooLarge> {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_BYTES]);
-    let mut writer = Writer::new(out);
+    let mut writer = WireWriter::new(out);
     put(&mut writer);
     let written = writer.finish().and_then(|()| {
         let len = out.len() - start - HEADER_BYTES;

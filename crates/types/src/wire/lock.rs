@@ -3,7 +3,7 @@
 //! A lock belongs to (session, `owner`); the session is the connection's. Locks of the two kinds do
 //! not see each other. All requests are idempotent, so they need no sequence number.
 
-use super::basic::{self, Writer};
+use super::basic::{self, WireWriter};
 use crate::codec::{DecodeError, Reader};
 use crate::error::{FsError, FsResult};
 use crate::ids::InodeId;
@@ -165,7 +165,7 @@ const HELD: u8 = 3;
 /// Bytes of an encoded lock at least.
 pub(super) const SPAN_BYTES_MIN: usize = 14;
 
-pub(super) fn put_span(lock: &LockSpan, w: &mut Writer<'_>) {
+pub(super) fn put_span(lock: &LockSpan, w: &mut WireWriter<'_>) {
     w.varint(lock.ino);
     w.fixed(lock.owner.to_be_bytes());
     w.varint(u64::from(lock.pid));
@@ -203,14 +203,14 @@ fn kind(r: &mut Reader<'_>) -> Result<LockKind, DecodeError> {
     }
 }
 
-fn put_owner(tag: u8, ino: InodeId, owner: u64, kind: LockKind, w: &mut Writer<'_>) {
+fn put_owner(tag: u8, ino: InodeId, owner: u64, kind: LockKind, w: &mut WireWriter<'_>) {
     w.u8(tag);
     w.varint(ino);
     w.fixed(owner.to_be_bytes());
     w.u8(kind as u8);
 }
 
-pub(super) fn put_request(request: &LockRequest, w: &mut Writer<'_>) {
+pub(super) fn put_request(request: &LockRequest, w: &mut WireWriter<'_>) {
     match request {
         LockRequest::Set { lock, wait } => {
             w.u8(SET);
@@ -248,7 +248,7 @@ pub(super) fn request(r: &mut Reader<'_>) -> Result<LockRequest, DecodeError> {
     Ok(request)
 }
 
-pub(super) fn put_reply(reply: &LockReply, w: &mut Writer<'_>) {
+pub(super) fn put_reply(reply: &LockReply, w: &mut WireWriter<'_>) {
     match reply {
         Err(error) => {
             w.u8(FAILED);

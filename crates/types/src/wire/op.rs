@@ -1,7 +1,7 @@
 //! Requests: the credentials, and the operation with its operands.
 
 use super::TooLarge;
-use super::basic::{self, Writer, flags, inode_ref, list, mode, place};
+use super::basic::{self, WireWriter, flags, inode_ref, list, mode, place};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
@@ -60,7 +60,7 @@ const PATCHES: u8 = 3;
 /// If it exceeds a limit; `out` is then as it was.
 pub fn encode_request(request: &Request, out: &mut Vec<u8>) -> Result<(), TooLarge> {
     let start = out.len();
-    let mut writer = Writer::new(out);
+    let mut writer = WireWriter::new(out);
     put_request(request, &mut writer);
     writer.finish().inspect_err(|_| out.truncate(start))
 }
@@ -73,7 +73,7 @@ pub fn decode_request(reader: &mut Reader<'_>) -> Result<Request, DecodeError> {
     request(reader)
 }
 
-pub(super) fn put_request(request: &Request, w: &mut Writer<'_>) {
+pub(super) fn put_request(request: &Request, w: &mut WireWriter<'_>) {
     w.creds(&request.creds);
     put_op(&request.op, w);
 }
@@ -85,7 +85,7 @@ pub(super) fn request(r: &mut Reader<'_>) -> Result<Request, DecodeError> {
 }
 
 /// The directory that an operation is about; 0, which is none's number, if it takes any.
-fn put_expected(ino: Option<InodeId>, w: &mut Writer<'_>) {
+fn put_expected(ino: Option<InodeId>, w: &mut WireWriter<'_>) {
     w.varint(ino.unwrap_or(0));
 }
 
@@ -93,7 +93,7 @@ fn expected(r: &mut Reader<'_>) -> Result<Option<InodeId>, DecodeError> {
     Ok(Some(r.varint()?).filter(|ino| *ino != 0))
 }
 
-fn put_op(op: &Op, w: &mut Writer<'_>) {
+fn put_op(op: &Op, w: &mut WireWriter<'_>) {
     match op {
         Op::Lookup(place) => put_place(LOOKUP, place, w),
         Op::Parent(ino) => put_id(PARENT, *ino, w),
@@ -184,8 +184,8 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
         Op::Compact { inode, chunk, old, new } => {
             put_ref(COMPACT, inode, w);
             w.varint(*chunk);
-            w.list(old, Writer::extent);
-            w.list(new, Writer::extent);
+            w.list(old, WireWriter::extent);
+            w.list(new, WireWriter::extent);
         }
         Op::Clone { from, from_offset, to, to_offset, len } => {
             put_ref(CLONE, from, w);
@@ -306,22 +306,22 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
     })
 }
 
-fn put_id(tag: u8, id: u64, w: &mut Writer<'_>) {
+fn put_id(tag: u8, id: u64, w: &mut WireWriter<'_>) {
     w.u8(tag);
     w.varint(id);
 }
 
-fn put_place(tag: u8, place: &crate::name::PathRef, w: &mut Writer<'_>) {
+fn put_place(tag: u8, place: &crate::name::PathRef, w: &mut WireWriter<'_>) {
     w.u8(tag);
     w.place(place);
 }
 
-fn put_ref(tag: u8, inode: &crate::name::InodeRef, w: &mut Writer<'_>) {
+fn put_ref(tag: u8, inode: &crate::name::InodeRef, w: &mut WireWriter<'_>) {
     w.u8(tag);
     w.inode_ref(inode);
 }
 
-fn put_open_flags(flags: OpenFlags, w: &mut Writer<'_>) {
+fn put_open_flags(flags: OpenFlags, w: &mut WireWriter<'_>) {
     let OpenFlags { read, write, exec, truncate, kill_suid, append } = flags;
     let bits = [read, write, exec, truncate, kill_suid, append];
     w.u8(bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit)));
@@ -349,7 +349,7 @@ const HAS_MTIME: u8 = 32;
 const THROUGH_HANDLE: u8 = 64;
 const KILL_SUID: u8 = 128;
 
-fn put_set_attr(changes: &SetAttr, w: &mut Writer<'_>) {
+fn put_set_attr(changes: &SetAttr, w: &mut WireWriter<'_>) {
     let bits = [
         (changes.mode.is_some(), HAS_MODE),
         (changes.uid.is_some(), HAS_UID),
@@ -392,7 +392,7 @@ fn set_attr(r: &mut Reader<'_>) -> Result<SetAttr, DecodeError> {
 }
 
 /// All of a commit but its inode, which comes first.
-fn put_commit(commit: &Commit, w: &mut Writer<'_>) {
+fn put_commit(commit: &Commit, w: &mut WireWriter<'_>) {
     w.fixed(commit.base.to_be_bytes());
     w.fixed(commit.mtime.to_be_bytes());
     w.u8(u8::from(commit.kill_suid) | u8::from(commit.size.is_some()) << 1);

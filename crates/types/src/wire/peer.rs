@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::basic::{Writer, text};
+use super::basic::{WireWriter, text};
 use super::session::{MAGIC, versions};
 use super::{HELLO_BYTES_MAX, Versions, WireError};
 use crate::codec::{DecodeError, Reader};
@@ -11,7 +11,7 @@ use crate::placement::NodeId;
 use crate::placement::slot_map::ADDRESS_MAX;
 
 /// Refused: the directory of the node that dials is not the one that this cluster knows.
-pub const REFUSED_BIRTH: i32 = libc::EKEYREJECTED;
+pub const REFUSED_NODE_UUID: i32 = libc::EKEYREJECTED;
 
 /// Refused: an old copy of the directory was started.
 pub const REFUSED_OLD: i32 = libc::EKEYEXPIRED;
@@ -25,7 +25,7 @@ pub const REFUSED_LEFT: i32 = libc::EKEYREVOKED;
 /// Whether a node that is refused with this must not go on: what it would serve is not what its
 /// cluster has.
 pub fn is_refused_for_good(errno: i32) -> bool {
-    [REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, REFUSED_LEFT].contains(&errno)
+    [REFUSED_NODE_UUID, REFUSED_OLD, REFUSED_TWICE, REFUSED_LEFT].contains(&errno)
 }
 
 /// What the nodes of a cluster know and nobody else: 16 random bytes. Never shown, and never sent.
@@ -65,7 +65,7 @@ pub struct PeerHello {
     /// Random, of this connection: what the other side proves itself by.
     pub nonce: [u8; 16],
     /// The word that its directory was born with.
-    pub birth: u64,
+    pub node_uuid: u64,
     /// Counts the starts of that directory.
     pub epoch: u64,
     /// Random, of the process: tells two starts of copies apart.
@@ -74,7 +74,7 @@ pub struct PeerHello {
     pub address: String,
 }
 
-pub(super) fn put_hello(hello: &PeerHello, w: &mut Writer<'_>) {
+pub(super) fn put_hello(hello: &PeerHello, w: &mut WireWriter<'_>) {
     w.fixed(MAGIC);
     w.fixed(hello.versions.min.to_be_bytes());
     w.fixed(hello.versions.max.to_be_bytes());
@@ -83,7 +83,7 @@ pub(super) fn put_hello(hello: &PeerHello, w: &mut Writer<'_>) {
     w.fixed(hello.to.to_be_bytes());
     w.fixed(hello.table.to_be_bytes());
     w.fixed(hello.nonce);
-    w.fixed(hello.birth.to_be_bytes());
+    w.fixed(hello.node_uuid.to_be_bytes());
     w.fixed(hello.epoch.to_be_bytes());
     w.fixed(hello.start.to_be_bytes());
     w.bounded(hello.address.as_bytes(), ADDRESS_MAX, "the address of a node");
@@ -95,12 +95,12 @@ pub(super) fn hello(r: &mut Reader<'_>) -> Result<PeerHello, WireError> {
     let volume = number(r)?;
     let (from, to, table) = (r.u32()?, r.u32()?, r.u64()?);
     let nonce = number(r)?;
-    let (birth, epoch, start) = (r.u64()?, r.u64()?, r.u64()?);
+    let (node_uuid, epoch, start) = (r.u64()?, r.u64()?, r.u64()?);
     let address = text(r, ADDRESS_MAX)?.to_string();
     if address.is_empty() {
         return Err(DecodeError("a node without an address").into());
     }
-    Ok(PeerHello { versions, volume, from, to, table, nonce, birth, epoch, start, address })
+    Ok(PeerHello { versions, volume, from, to, table, nonce, node_uuid, epoch, start, address })
 }
 
 /// Bytes of a proof.
@@ -134,12 +134,12 @@ impl PeerHello {
         let mut bytes = b"kestrelfs peer proof 1".to_vec();
         bytes.push(prover as u8);
         bytes.extend_from_slice(nonce);
-        put_hello(self, &mut Writer::new(&mut bytes));
+        put_hello(self, &mut WireWriter::new(&mut bytes));
         bytes
     }
 }
 
-pub(super) fn put_challenge(challenge: &PeerChallenge, w: &mut Writer<'_>) {
+pub(super) fn put_challenge(challenge: &PeerChallenge, w: &mut WireWriter<'_>) {
     w.fixed(challenge.nonce);
     w.fixed(challenge.proof);
 }

@@ -1,6 +1,6 @@
 //! What a client tells a node that has lost its session, so that open files and locks go on.
 
-use super::basic::{self, Writer, list};
+use super::basic::{self, WireWriter, list};
 use super::lock::{LockSpan, SPAN_BYTES_MIN, put_span, span};
 use crate::codec::{DecodeError, Reader};
 use crate::error::{FsError, FsResult};
@@ -54,7 +54,7 @@ pub type ReclaimReply = FsResult<Reclaimed>;
 const FAILED: u8 = 0;
 const DONE: u8 = 1;
 
-pub(super) fn put_reclaim(reclaim: &Reclaim, w: &mut Writer<'_>) {
+pub(super) fn put_reclaim(reclaim: &Reclaim, w: &mut WireWriter<'_>) {
     w.u8(u8::from(reclaim.last));
     w.varint(reclaim.oldest_open_object);
     put_items(&reclaim.opens, w, |w, open| {
@@ -85,7 +85,7 @@ fn open(r: &mut Reader<'_>) -> Result<ReclaimOpen, DecodeError> {
     if open.count == 0 { Err(DecodeError("a file opened zero times")) } else { Ok(open) }
 }
 
-pub(super) fn put_reply(reply: &ReclaimReply, w: &mut Writer<'_>) {
+pub(super) fn put_reply(reply: &ReclaimReply, w: &mut WireWriter<'_>) {
     match reply {
         Err(FsError { errno, reason }) => {
             w.u8(FAILED);
@@ -110,7 +110,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<ReclaimReply, DecodeError> {
     })
 }
 
-fn put_items<T>(items: &[T], w: &mut Writer<'_>, put: impl FnMut(&mut Writer<'_>, &T)) {
+fn put_items<T>(items: &[T], w: &mut WireWriter<'_>, put: impl FnMut(&mut WireWriter<'_>, &T)) {
     w.limit(items.len(), RECLAIM_ITEMS_MAX, "the number of items of a reclaim");
     w.list(items, put);
 }

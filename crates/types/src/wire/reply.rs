@@ -1,6 +1,6 @@
 //! Answers to operations. Nodes also record them in this form, for retries after a restart.
 
-use super::basic::{self, Writer, flags, inode, list};
+use super::basic::{self, WireWriter, flags, inode, list};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::inode::Inode;
@@ -34,7 +34,7 @@ const MISDIRECTED: u8 = 0x84;
 
 /// Appends the bytes of a reply, as they are in a Reply frame. A reason above its limit is cut.
 pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
-    put_reply(reply, &mut Writer::new(out));
+    put_reply(reply, &mut WireWriter::new(out));
 }
 
 /// Reads what [`encode_reply`] wrote, and leaves what follows.
@@ -45,14 +45,14 @@ pub fn decode_reply(reader: &mut Reader<'_>) -> Result<Reply, DecodeError> {
     reply(reader)
 }
 
-pub(super) fn put_reply(reply: &Reply, w: &mut Writer<'_>) {
+pub(super) fn put_reply(reply: &Reply, w: &mut WireWriter<'_>) {
     match reply {
         Ok(answer) => put_answer(answer, w),
         Err(outcome) => put_outcome(outcome, w),
     }
 }
 
-fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
+fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
     match answer {
         Answer::Done => w.u8(DONE),
         Answer::Inode(inode) => {
@@ -103,7 +103,7 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
             w.u8(u8::from(*end));
             w.list(chunks, |w, (chunk, extents)| {
                 w.varint(*chunk);
-                w.list(extents, Writer::extent);
+                w.list(extents, WireWriter::extent);
             });
         }
         Answer::Located { found, next } => {
@@ -126,13 +126,13 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
     }
 }
 
-fn put_entry(w: &mut Writer<'_>, entry: &DirEntry) {
+fn put_entry(w: &mut WireWriter<'_>, entry: &DirEntry) {
     w.varint(entry.ino);
     w.u8(entry.kind as u8);
     w.name(&entry.name);
 }
 
-fn put_outcome(outcome: &Outcome, w: &mut Writer<'_>) {
+fn put_outcome(outcome: &Outcome, w: &mut WireWriter<'_>) {
     match outcome {
         Outcome::Failed(error) => {
             w.u8(FAILED);

@@ -3,7 +3,7 @@
 //! The beginning of a Hello (magic, versions) and all of a Refused never change, whatever the
 //! version: old and new builds can at least tell each other why they do not work together.
 
-use super::basic::{self, Writer};
+use super::basic::{self, WireWriter};
 use super::{
     Answered, Body, Call, ClientId, Frame, HELLO_BYTES_MAX, Hello, JSON_BYTES_MAX, Refused, ReplyTo,
     SessionState, ToClient, ToServer, VOLUME_BYTES_MAX, Versions, WHO_BYTES_MAX, Welcome, WireError, lock,
@@ -72,7 +72,7 @@ pub(super) fn kind_to_client(message: &ToClient) -> u8 {
     }
 }
 
-pub(super) fn put_to_server(message: &ToServer, w: &mut Writer<'_>) {
+pub(super) fn put_to_server(message: &ToServer, w: &mut WireWriter<'_>) {
     match message {
         ToServer::Hello(hello) => put_hello(hello, w),
         ToServer::Call(call) => put_call(call, w),
@@ -107,7 +107,7 @@ pub(super) fn to_server(frame: Frame<'_>) -> Result<ToServer, WireError> {
     Ok(message)
 }
 
-pub(super) fn put_to_client(message: &ToClient, w: &mut Writer<'_>) {
+pub(super) fn put_to_client(message: &ToClient, w: &mut WireWriter<'_>) {
     match message {
         ToClient::Welcome(welcome) => put_welcome(welcome, w),
         ToClient::Refused(Refused { errno, reason }) => w.error(*errno, reason),
@@ -142,7 +142,7 @@ pub(super) fn to_client(frame: Frame<'_>) -> Result<ToClient, WireError> {
     Ok(message)
 }
 
-fn put_hello(hello: &Hello, w: &mut Writer<'_>) {
+fn put_hello(hello: &Hello, w: &mut WireWriter<'_>) {
     w.fixed(MAGIC);
     w.fixed(hello.versions.min.to_be_bytes());
     w.fixed(hello.versions.max.to_be_bytes());
@@ -198,7 +198,7 @@ fn hello(r: &mut Reader<'_>) -> Result<Hello, WireError> {
 // Bit of the byte after a call's body kind.
 const RETRY: u8 = 1;
 
-pub(super) fn put_call(call: &Call, w: &mut Writer<'_>) {
+pub(super) fn put_call(call: &Call, w: &mut WireWriter<'_>) {
     w.u8(match call.body {
         Body::Op(_) => OP,
         Body::Lock(_) => LOCK,
@@ -232,8 +232,8 @@ fn call(r: &mut Reader<'_>) -> Result<Call, DecodeError> {
     Ok(Call { id, seq, acked, retry: flags & RETRY != 0, body })
 }
 
-pub(super) fn put_reply(id: u64, table: u64, answered: &Answered, w: &mut Writer<'_>) {
-    let kind = |w: &mut Writer<'_>, kind: u8| {
+pub(super) fn put_reply(id: u64, table: u64, answered: &Answered, w: &mut WireWriter<'_>) {
+    let kind = |w: &mut WireWriter<'_>, kind: u8| {
         w.u8(kind);
         w.varint(id);
         w.varint(table);
@@ -283,7 +283,7 @@ fn reply_to(r: &mut Reader<'_>) -> Result<ReplyTo, DecodeError> {
     Ok(ReplyTo { id, table, answered })
 }
 
-fn put_welcome(welcome: &Welcome, w: &mut Writer<'_>) {
+fn put_welcome(welcome: &Welcome, w: &mut WireWriter<'_>) {
     w.fixed(welcome.version.to_be_bytes());
     w.fixed(welcome.node.to_be_bytes());
     w.fixed(welcome.epoch.to_be_bytes());
@@ -319,7 +319,7 @@ fn word(r: &mut Reader<'_>) -> Result<[u8; 32], DecodeError> {
     Ok(word)
 }
 
-fn put_json(json: &[u8], w: &mut Writer<'_>) {
+fn put_json(json: &[u8], w: &mut WireWriter<'_>) {
     w.bounded(json, JSON_BYTES_MAX, "the length of a JSON text");
 }
 

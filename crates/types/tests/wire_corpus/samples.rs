@@ -155,7 +155,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         to: 1,
         table: 5,
         nonce: *b"a random number.",
-        birth: u64::from_be_bytes(*b"directry"),
+        node_uuid: u64::from_be_bytes(*b"directry"),
         epoch: 17,
         start: u64::from_be_bytes(*b"aprocess"),
         address: "10.0.0.2:9440".into(),

@@ -2,7 +2,7 @@
 //! that would overflow one.
 
 use clap::Args;
-use kestrel_balancer::balance::Change;
+use kestrel_balancer::balance::RuleChange;
 use kestrel_balancer::next::{ROUNDS_MAX, even_names, even_slots};
 use kestrel_daemon::balance::{rule, tell};
 use kestrel_daemon::failure::{ExitStatus, Failure};
@@ -10,7 +10,7 @@ use kestrel_daemon::units::count;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
-use super::change::{Target, slots};
+use super::change::{ClusterTarget, slots};
 use crate::progress::Progress;
 use crate::verbs::print_json;
 
@@ -51,7 +51,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 
 /// What was done.
 #[derive(Default)]
-struct Done {
+struct BalanceReport {
     slots_moved: usize,
     names: Vec<Value>,
     /// Entries of the nodes that own slots, as last counted, and the most that one should have.
@@ -64,7 +64,7 @@ pub fn run(args: &BalanceArgs) -> Result<ExitStatus, Failure> {
     if args.epsilon.is_some_and(|epsilon| !(0.0..=1.0).contains(&epsilon)) {
         return Err(Failure::usage("cluster: --epsilon: from 0 to 1, as in 0.01"));
     }
-    let target = Target::connect(&args.url, "kestrel cluster balance")?;
+    let target = ClusterTarget::connect(&args.url, "kestrel cluster balance")?;
     let mut progress = Progress::new();
     let mut present = target.table()?;
     for node in &args.without {
@@ -72,7 +72,7 @@ pub fn run(args: &BalanceArgs) -> Result<ExitStatus, Failure> {
             return Err(Failure::usage(format!("cluster: --without {node}: there is no such node")));
         }
     }
-    let mut done = Done::default();
+    let mut done = BalanceReport::default();
     if let Some((next, moves)) = even_slots(&present, &args.without).map_err(fail)? {
         done.slots_moved = moves;
         if !args.dry_run {
@@ -113,9 +113,9 @@ fn fair_part(placement: &PlacementMap) -> String {
 /// Makes and takes back exceptions until the nodes are even enough, or nothing helps.
 fn names(
     args: &BalanceArgs,
-    target: &Target,
+    target: &ClusterTarget,
     present: &mut PlacementMap,
-    done: &mut Done,
+    done: &mut BalanceReport,
     progress: &mut Progress,
 ) -> Result<(), Failure> {
     for _ in 0..ROUNDS_MAX {
@@ -140,7 +140,7 @@ fn names(
     Ok(())
 }
 
-fn document(change: &Change, next: &PlacementMap) -> Value {
+fn document(change: &RuleChange, next: &PlacementMap) -> Value {
     json!({
         "name": String::from_utf8_lossy(change.name.as_bytes()),
         "entries": change.entries,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_balancer::slots::resize;
 use kestrel_client::hex::{from_hex, to_hex};
-use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_client::remote::{NodeFanOut, RemoteUrl};
 use kestrel_daemon::failure::Failure;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
@@ -18,19 +18,19 @@ use crate::progress::Progress;
 const QUICK: Duration = Duration::from_secs(10);
 
 /// A cluster whose table is to change.
-pub struct Target {
-    panel: Panel,
+pub struct ClusterTarget {
+    panel: NodeFanOut,
 }
 
 fn fail(why: impl std::fmt::Display) -> Failure {
     Failure::new("cluster", why)
 }
 
-impl Target {
+impl ClusterTarget {
     /// Connects to all nodes: all of them take part in a change.
     pub fn connect(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
-        let panel = Panel::connect(url, &kestrel_daemon::who(verb)).map_err(failed)?;
+        let panel = NodeFanOut::connect(url, &kestrel_daemon::who(verb)).map_err(failed)?;
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
         Ok(Self { panel })
@@ -40,7 +40,7 @@ impl Target {
     pub fn coordinator_of(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
         let leads = |table: &PlacementMap, node| table.coordinator == node;
-        let panel = Panel::connect_to(url, &kestrel_daemon::who(verb), leads).map_err(failed)?;
+        let panel = NodeFanOut::connect_to(url, &kestrel_daemon::who(verb), leads).map_err(failed)?;
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
         Ok(Self { panel })
@@ -72,7 +72,7 @@ impl Target {
     }
 
     /// Has all nodes count what they have, at the same time.
-    pub fn reports(&self, progress: &mut Progress) -> Result<Vec<Report>, Failure> {
+    pub fn reports(&self, progress: &mut Progress) -> Result<Vec<LoadReport>, Failure> {
         let question = json!({ "verb": "entries" });
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -129,13 +129,13 @@ impl Target {
 }
 
 /// What a node tells of its entries.
-fn report(answer: &Value) -> Result<Report, Failure> {
+fn report(answer: &Value) -> Result<LoadReport, Failure> {
     let name = |pair: &Value| {
         let name = Name::new(&from_hex(pair[0].as_str()?)?).ok()?;
         Some(NameCount { name, entries: pair[1].as_u64()? })
     };
     let read = || {
-        Some(Report {
+        Some(LoadReport {
             node: NodeId::try_from(answer["node"].as_u64()?).ok()?,
             entries: answer["entries"].as_u64()?,
             names: answer["names"].as_array()?.iter().map(name).collect::<Option<_>>()?,

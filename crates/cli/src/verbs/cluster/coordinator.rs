@@ -5,7 +5,7 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
 
-use super::change::Target;
+use super::change::ClusterTarget;
 use crate::progress::Progress;
 use crate::verbs::print_json;
 
@@ -35,7 +35,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 
 /// Has it lead.
 pub fn run(args: &CoordinatorArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::connect(&args.url, "kestrel cluster coordinator")?;
+    let target = ClusterTarget::connect(&args.url, "kestrel cluster coordinator")?;
     let present = target.table()?;
     if present.map.member(args.node).is_none() {
         return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));

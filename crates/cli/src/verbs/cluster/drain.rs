@@ -6,7 +6,7 @@ use kestrel_daemon::units::count;
 use kestrel_types::placement::NodeId;
 use serde_json::json;
 
-use super::change::{Target, drained, slots};
+use super::change::{ClusterTarget, drained, slots};
 use crate::progress::Progress;
 use crate::verbs::print_json;
 
@@ -36,7 +36,7 @@ pub struct DrainArgs {
 
 /// Drains it.
 pub fn run(args: &DrainArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::connect(&args.url, "kestrel cluster drain")?;
+    let target = ClusterTarget::connect(&args.url, "kestrel cluster drain")?;
     let present = target.table()?;
     if present.map.member(args.node).is_none() {
         return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));

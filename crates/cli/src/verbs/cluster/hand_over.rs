@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_client::remote::{NodeFanOut, RemoteUrl};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::json;
@@ -45,7 +45,7 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: String| Failure::new("cluster", why);
     let who = kestrel_daemon::who("kestrel cluster hand-over");
     let wanted = |table: &PlacementMap, node| successor(table, args) == Some(node);
-    let panel = Panel::connect_to(&args.url, &who, wanted).map_err(failed)?;
+    let panel = NodeFanOut::connect_to(&args.url, &who, wanted).map_err(failed)?;
     let panel =
         panel.ok_or_else(|| fail(format!("{}: one node serves it; there is no other one", args.url)))?;
     let table = &panel.placement;

@@ -9,7 +9,7 @@ use kestrel_daemon::role::NodeRole;
 use serde_json::{Value, json};
 
 use super::failed;
-use crate::verbs::format::{Mode, NewVolumeArgs};
+use crate::verbs::format::{DurabilityArg, NewVolumeArgs};
 use crate::verbs::print_json;
 
 /// Create a volume that several metadata nodes share, and make a directory the first node's.
@@ -46,7 +46,7 @@ pub struct InitArgs {
     pub registry: Option<String>,
     /// When changes survive power loss: before they are acknowledged; a cluster knows no other way
     #[arg(long, value_enum, default_value = "commit")]
-    pub durability: Mode,
+    pub durability: DurabilityArg,
     #[command(flatten)]
     pub new: NewVolumeArgs,
 }
@@ -85,7 +85,7 @@ fn role(args: &InitArgs, node: usize) -> NodeRole {
 pub fn run(args: &InitArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let addresses = addresses(args)?;
-    if args.durability != Mode::Commit {
+    if args.durability != DurabilityArg::Commit {
         return Err(Failure::usage(
             "cluster: --durability fsync: what a node has told the others must not be lost with its machine, so a volume that \
              several share has durability commit",

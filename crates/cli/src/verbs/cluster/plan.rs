@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 
 use clap::Args;
 use kestrel_balancer::balance::{Goal, exceptions_allowed};
-use kestrel_balancer::census::Census;
+use kestrel_balancer::tree_load::TreeLoad;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::count;
 use kestrel_types::placement::slot_map::MEMBERS_MAX;
@@ -66,8 +66,8 @@ impl Spread {
 }
 
 /// What was found.
-struct Found {
-    census: Census,
+struct PlanReport {
+    census: TreeLoad,
     balanced: PlacementMap,
     limit: u64,
     before: Vec<u64>,
@@ -75,7 +75,7 @@ struct Found {
     rounds: usize,
 }
 
-impl Found {
+impl PlanReport {
     fn reaches_goal(&self) -> bool {
         Spread::of(&self.after).most <= self.limit
     }
@@ -117,7 +117,7 @@ fn failed(from: &str, why: impl std::fmt::Display) -> Failure {
     Failure::new("cluster plan", format!("{from}: {why}"))
 }
 
-fn read(from: &str) -> Result<Census, Failure> {
+fn read(from: &str) -> Result<TreeLoad, Failure> {
     if from == "-" {
         return read_lines(from, io::stdin().lock());
     }
@@ -125,8 +125,8 @@ fn read(from: &str) -> Result<Census, Failure> {
     read_lines(from, BufReader::with_capacity(1 << 20, file))
 }
 
-fn read_lines(from: &str, mut input: impl BufRead) -> Result<Census, Failure> {
-    let mut census = Census::default();
+fn read_lines(from: &str, mut input: impl BufRead) -> Result<TreeLoad, Failure> {
+    let mut census = TreeLoad::default();
     let mut line = Vec::new();
     for number in 1u64.. {
         line.clear();
@@ -140,7 +140,7 @@ fn read_lines(from: &str, mut input: impl BufRead) -> Result<Census, Failure> {
     Ok(census)
 }
 
-fn balance(census: Census, nodes: usize, goal: &Goal) -> Result<Found, Failure> {
+fn balance(census: TreeLoad, nodes: usize, goal: &Goal) -> Result<PlanReport, Failure> {
     let member = |id| Member { id, address: format!("node-{id}") };
     // MEMBERS_MAX fits.
     let map = SlotMap::even((1..=nodes as u32).map(member).collect())
@@ -150,10 +150,10 @@ fn balance(census: Census, nodes: usize, goal: &Goal) -> Result<Found, Failure> 
     let rounds = census.settle(&mut balanced, goal).map_err(|why| Failure::new("cluster plan", why))?;
     let after = census.loads(&balanced);
     let limit = goal.limit(census.entries(), nodes);
-    Ok(Found { census, balanced, limit, before, after, rounds })
+    Ok(PlanReport { census, balanced, limit, before, after, rounds })
 }
 
-fn show(args: &PlanArgs, goal: &Goal, found: &Found) {
+fn show(args: &PlanArgs, goal: &Goal, found: &PlanReport) {
     let total = found.census.entries();
     let part = |entries: u64| format!("{:.2} %", 100.0 * entries as f64 / total as f64);
     println!(
@@ -196,7 +196,7 @@ fn show(args: &PlanArgs, goal: &Goal, found: &Found) {
     }
 }
 
-fn document(args: &PlanArgs, goal: &Goal, found: &Found) -> Value {
+fn document(args: &PlanArgs, goal: &Goal, found: &PlanReport) -> Value {
     let total = found.census.entries();
     let loads = |loads: &[u64]| {
         let Spread { most, least } = Spread::of(loads);

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kestrel_client::remote::Panel;
+use kestrel_client::remote::NodeFanOut;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{count, duration_arg};
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
-use super::change::{Target, drained};
+use super::change::{ClusterTarget, drained};
 use crate::progress::Progress;
 use crate::verbs::print_json;
 
@@ -66,7 +66,7 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 
 /// Removes it.
 pub fn run(args: &RemoveNodeArgs) -> Result<ExitStatus, Failure> {
-    let target = Target::coordinator_of(&args.url, VERB)?;
+    let target = ClusterTarget::coordinator_of(&args.url, VERB)?;
     let present = target.table()?;
     if present.coordinator == args.node {
         return Err(fail(format!(
@@ -112,7 +112,7 @@ fn say(args: &RemoveNodeArgs, what: &str, table: u64, slots_moved: usize) {
 /// A member that is to leave.
 struct Leave<'a> {
     args: &'a RemoveNodeArgs,
-    target: Target,
+    target: ClusterTarget,
     begun: Instant,
 }
 
@@ -231,7 +231,7 @@ impl Leave<'_> {
     /// that would be one more.
     fn clients(&self) -> Result<Vec<String>, String> {
         let (node, who) = (self.args.node, kestrel_daemon::who(VERB));
-        let panel = Panel::connect_to(&self.args.url, &who, |_, other| other == node);
+        let panel = NodeFanOut::connect_to(&self.args.url, &who, |_, other| other == node);
         let panel = panel.map_err(|why| why.to_string())?.ok_or("one node serves the volume")?;
         let status = panel.ask(node, &json!({ "verb": "status" }), QUICK).map_err(|why| why.to_string())?;
         let sessions = status["served"]["sessions"].as_array().ok_or("the node tells of no sessions")?;

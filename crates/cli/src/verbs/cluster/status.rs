@@ -8,7 +8,7 @@ use kestrel_daemon::role::NodeRole;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::Value;
 
-use super::change::Target;
+use super::change::ClusterTarget;
 use super::failed;
 use crate::progress::Progress;
 use crate::verbs::print_json;
@@ -60,7 +60,7 @@ pub fn run(args: &StatusArgs) -> Result<ExitStatus, Failure> {
 
 /// Adds to each node's part of the status what it owns.
 fn count_owned(url: &str, status: &mut Value) -> Result<(), Failure> {
-    let reports = Target::connect(url, "kestrel cluster status")?.reports(&mut Progress::new())?;
+    let reports = ClusterTarget::connect(url, "kestrel cluster status")?.reports(&mut Progress::new())?;
     for node in status["nodes"].as_array_mut().into_iter().flatten() {
         if let Some(report) = reports.iter().find(|report| node["node"] == report.node) {
             node["owned"] = report.entries.into();

@@ -6,7 +6,7 @@ use kestrel_admin::repair::repair;
 use kestrel_admin::salvage::LostPath;
 use kestrel_client::volume::{Salvaged, salvage};
 use kestrel_daemon::failure::Failure;
-use kestrel_daemon::feed::Feed;
+use kestrel_daemon::progress_stream::ProgressStream;
 use serde_json::{Value, json};
 
 use super::{FsckArgs, mend};
@@ -14,7 +14,7 @@ use crate::verbs::{locate, open};
 
 /// Makes a new volume of what is intact and repairs it; what the salvage and the repair could not
 /// bring back comes as events.
-pub(super) fn run(args: &FsckArgs, new: &str, feed: &Feed<'_>) -> Result<Value, Failure> {
+pub(super) fn run(args: &FsckArgs, new: &str, feed: &ProgressStream<'_>) -> Result<Value, Failure> {
     let (from, to) = (locate("fsck", &args.volume)?, locate("fsck", new)?);
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", why);
     let mut tick = |rows| feed.progress("recovering rows", rows);

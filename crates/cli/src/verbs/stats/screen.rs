@@ -6,7 +6,7 @@ use kestrel_daemon::metrics::percentile_ns;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::Value;
 
-use super::{difference, grown, several};
+use super::{cluster, difference, grown};
 
 /// Kinds of operations on the screen, the most frequent ones.
 const KINDS_MAX: usize = 8;
@@ -73,7 +73,7 @@ pub fn screen(now: &Value, before: &Value, seconds: f64, all: bool) -> String {
         count(span.now("metadata_open_files")),
         count(span.now("bad_reads_total"))
     );
-    several::add_nodes(now, before, seconds, &mut out);
+    cluster::add_nodes(now, before, seconds, &mut out);
     if all {
         counters(&span, &mut out);
     }

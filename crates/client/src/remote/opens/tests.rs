@@ -32,13 +32,13 @@ fn opened(ino: InodeId) -> Reply {
     Ok(Answer::Opened { inode: Box::new(inode), created: false, parent: None })
 }
 
-const READ: Effect = Effect::Opens { write: false, linkable: false };
-const WRITE: Effect = Effect::Opens { write: true, linkable: false };
+const READ: OpenEffect = OpenEffect::Opens { write: false, linkable: false };
+const WRITE: OpenEffect = OpenEffect::Opens { write: true, linkable: false };
 
 /// Begins to give an open back.
-fn leave(opens: &Opens, ino: InodeId) -> Row {
+fn leave(opens: &Opens, ino: InodeId) -> OpenRow {
     match opens.leave(ino) {
-        Leave::Back(given) => given,
+        ReleasedOpen::Back(given) => given,
         other => panic!("{other:?}"),
     }
 }
@@ -53,20 +53,20 @@ fn left(opens: &Opens, ino: InodeId) -> NodeId {
     leave(opens, ino).node
 }
 
-fn released(opens: &Opens, given: Row) {
-    opens.answered(given.node, Effect::Releases(given), &Ok(Answer::Done));
+fn released(opens: &Opens, given: OpenRow) {
+    opens.answered(given.node, OpenEffect::Releases(given), &Ok(Answer::Done));
 }
 
 #[test]
 fn opens_are_counted_by_answers() {
     let opens = Opens::default();
     let failed = |errno| Err(FsError::new(errno, "test").into());
-    let temporary = Effect::of(&Op::TmpFile { dir: ROOT, mode: 0, exclusive: false });
+    let temporary = OpenEffect::of(&Op::TmpFile { dir: ROOT, mode: 0, exclusive: false });
     opens.answered(0, READ, &opened(20));
     opens.answered(0, READ, &opened(20));
     opens.answered(0, temporary, &opened(21));
     opens.answered(0, READ, &failed(libc::EACCES));
-    opens.answered(0, Effect::None, &opened(22));
+    opens.answered(0, OpenEffect::None, &opened(22));
     let mut all = opens.all_at(0);
     all.sort_by_key(|(ino, _)| *ino);
     let (twice, once) = (
@@ -75,13 +75,13 @@ fn opens_are_counted_by_answers() {
     );
     assert_eq!(all, [(20, twice), (21, once)]);
     released(&opens, leave(&opens, 20));
-    opens.answered(0, Effect::Releases(leave(&opens, 20)), &failed(libc::EIO));
+    opens.answered(0, OpenEffect::Releases(leave(&opens, 20)), &failed(libc::EIO));
     assert_eq!(opens.len(), 2, "a release that failed has released nothing");
-    opens.answered(0, Effect::Releases(leave(&opens, 20)), &failed(libc::EBADF));
+    opens.answered(0, OpenEffect::Releases(leave(&opens, 20)), &failed(libc::EBADF));
     let given = leave(&opens, 21);
     opens.lost(0, 21);
-    opens.answered(0, Effect::Releases(given), &failed(libc::EBADF));
-    assert_eq!((opens.len(), opens.leave(21)), (0, Leave::Unknown));
+    opens.answered(0, OpenEffect::Releases(given), &failed(libc::EBADF));
+    assert_eq!((opens.len(), opens.leave(21)), (0, ReleasedOpen::Unknown));
 }
 
 /// An open that a node has lost is closed without asking that node, and no other open is closed
@@ -100,9 +100,9 @@ fn close_of_opens_lost_by_a_node() {
     opens.answered(1, READ, &opened(20));
     released(&opens, under_way);
     assert_eq!(opens.all_at(1)[0].1.count, 1);
-    assert_eq!((opens.leave(20), opens.leave(20)), (Leave::Lost, Leave::Lost));
+    assert_eq!((opens.leave(20), opens.leave(20)), (ReleasedOpen::Lost, ReleasedOpen::Lost));
     assert_eq!((left(&opens, 20), left(&opens, 20)), (1, 2));
-    assert_eq!(opens.leave(20), Leave::Unknown);
+    assert_eq!(opens.leave(20), ReleasedOpen::Unknown);
 }
 
 #[test]
@@ -115,9 +115,9 @@ fn each_node_counts_its_own_and_loses_its_own() {
     assert_eq!((opens.all_at(1).len(), opens.all_at(2).len(), opens.all_at(3).len()), (1, 2, 0));
     opens.lost(2, 20);
     assert_eq!((held_at(&opens, 20), opens.len()), (Some(1), 2));
-    assert_eq!((opens.leave(20), opens.leave(20)), (Leave::Lost, Leave::Lost));
+    assert_eq!((opens.leave(20), opens.leave(20)), (ReleasedOpen::Lost, ReleasedOpen::Lost));
     let given = leave(&opens, 20);
-    assert_eq!((given.node, opens.leave(20), held_at(&opens, 20)), (1, Leave::Unknown, None));
+    assert_eq!((given.node, opens.leave(20), held_at(&opens, 20)), (1, ReleasedOpen::Unknown, None));
     assert_eq!(opens.all_at(1)[0].1.count, 1, "it is claimed again as long as its release has no answer");
     released(&opens, given);
     assert_eq!(opens.len(), 1);
@@ -136,7 +136,7 @@ fn what_was_opened_for_writing_is_given_back_last() {
     given.push(leave(&opens, 20));
     assert_eq!((given[2].node, held_at(&opens, 20)), (2, Some(2)), "a writable one is left");
     given.push(leave(&opens, 20));
-    assert_eq!((given[3].node, held_at(&opens, 20), opens.leave(20)), (2, None, Leave::Unknown));
+    assert_eq!((given[3].node, held_at(&opens, 20), opens.leave(20)), (2, None, ReleasedOpen::Unknown));
     given.into_iter().for_each(|given| released(&opens, given));
     assert_eq!(opens.len(), 0);
 }
@@ -162,7 +162,7 @@ fn no_stale_write_access_at_a_node() {
 #[derive(Debug, Clone, Copy)]
 enum Message {
     Open { write: bool },
-    Release(Row),
+    Release(OpenRow),
     Write,
 }
 
@@ -238,7 +238,7 @@ proptest! {
                 }
                 Step::Answer { node } => match servers[node].going.pop_front() {
                     Some(Message::Open { write }) => {
-                        let effect = Effect::Opens { write, linkable: false };
+                        let effect = OpenEffect::Opens { write, linkable: false };
                         opens.answered(node as NodeId, effect, &opened(20));
                         handles.push(write);
                     }
@@ -279,7 +279,7 @@ fn opens_moved_from_a_leaving_node() {
     assert_eq!(rows.iter().map(|row| row.node).collect::<Vec<_>>(), [1, 1]);
     rows.into_iter().for_each(|row| released(&opens, row));
     assert!(opens.all_at(1).is_empty() && opens.spare(&[1]).is_empty());
-    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, Leave::Unknown));
+    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, ReleasedOpen::Unknown));
 }
 
 /// A handle that is closed while its open moves leaves one open too many, which is released.
@@ -302,7 +302,7 @@ fn close_during_a_move_of_opens() {
         let rows = opens.spare(&[1]);
         assert_eq!(rows.len(), 1);
         rows.into_iter().for_each(|row| released(&opens, row));
-        assert_eq!((opens.len(), opens.leave(20)), (0, Leave::Unknown));
+        assert_eq!((opens.len(), opens.leave(20)), (0, ReleasedOpen::Unknown));
     }
 }
 
@@ -318,7 +318,7 @@ fn loss_of_opens_that_have_moved() {
     opens.answered(2, WRITE, &opened(20));
     opens.moved(&row, true);
     assert!(opens.spare(&[1]).is_empty());
-    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, Leave::Unknown));
+    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, ReleasedOpen::Unknown));
 }
 
 proptest! {
@@ -328,9 +328,9 @@ proptest! {
     #[test]
     fn handles_survive_a_move(steps in prop::collection::vec((0u8..9, any::<u8>()), 1..80)) {
         let opens = Opens::default();
-        let (mut handles, mut under_way, mut used): (Vec<bool>, Vec<Row>, Vec<Row>) = Default::default();
+        let (mut handles, mut under_way, mut used): (Vec<bool>, Vec<OpenRow>, Vec<OpenRow>) = Default::default();
         let mut counted = [0u32; 4];
-        let step = |kind: u8, arg: u8, handles: &mut Vec<bool>, under_way: &mut Vec<Row>, used: &mut Vec<Row>, counted: &mut [u32; 4]| {
+        let step = |kind: u8, arg: u8, handles: &mut Vec<bool>, under_way: &mut Vec<OpenRow>, used: &mut Vec<OpenRow>, counted: &mut [u32; 4]| {
             match kind {
                 // Node 1 leaves: some were opened there before.
                 0 | 1 => {
@@ -341,7 +341,7 @@ proptest! {
                 }
                 2 | 3 if !handles.is_empty() => {
                     handles.swap_remove(usize::from(arg) % handles.len());
-                    let Leave::Back(row) = opens.leave(20) else { panic!("it is open") };
+                    let ReleasedOpen::Back(row) = opens.leave(20) else { panic!("it is open") };
                     counted[row.node as usize] -= 1;
                     released(&opens, row);
                 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_blockstore::reader::{ReadAhead, ReadAheadConfig};
 use kestrel_blockstore::store::MemoryStore;
-use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
+use kestrel_blockstore::store::failing::{FailingStore, Fault, Rule, StoreCall};
 use kestrel_blockstore::{Packer, PackerConfig, Pool, Reader, ReaderConfig, Turn};
 use kestrel_types::range::Range;
 
@@ -24,7 +24,7 @@ const READ_BYTES: usize = 1 << 20;
 /// A store in which every request takes `latency`.
 fn slow_store(latency: Duration) -> Arc<FailingStore> {
     let store = FailingStore::new(Arc::new(MemoryStore::put_only()), 1);
-    for call in [Call::Put, Call::Read] {
+    for call in [StoreCall::Put, StoreCall::Read] {
         store.add(Rule::always(call, Fault::Slow(latency)));
     }
     Arc::new(store)

@@ -7,12 +7,12 @@ use crate::buffer::Buffer;
 
 /// A part of a verified frame, which stays as long as anybody holds one.
 #[derive(Debug, Clone)]
-pub struct Piece {
+pub struct FramePiece {
     frame: Arc<Buffer>,
     window: Range<usize>,
 }
 
-impl Piece {
+impl FramePiece {
     /// Bytes `window` of the frame, as far as it has them.
     pub(crate) fn new(frame: Arc<Buffer>, window: Range<usize>) -> Self {
         let end = window.end.min(frame.len());
@@ -21,7 +21,7 @@ impl Piece {
     }
 }
 
-impl Deref for Piece {
+impl Deref for FramePiece {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -36,8 +36,8 @@ mod tests {
     #[test]
     fn pieces_stay_within_their_frame() {
         let frame = Arc::new(Buffer::from(vec![1, 2, 3, 4]));
-        assert_eq!(Piece::new(frame.clone(), 1..3)[..], [2, 3]);
-        assert_eq!(Piece::new(frame.clone(), 2..9)[..], [3, 4]);
-        assert!(Piece::new(frame, 7..9).is_empty());
+        assert_eq!(FramePiece::new(frame.clone(), 1..3)[..], [2, 3]);
+        assert_eq!(FramePiece::new(frame.clone(), 2..9)[..], [3, 4]);
+        assert!(FramePiece::new(frame, 7..9).is_empty());
     }
 }

@@ -24,7 +24,7 @@ fn stored(bytes: &[u8], cut: usize, offset: u32) -> (MemoryStore, Range) {
 
 fn read(store: &MemoryStore, range: Range, skip: u32, len: usize) -> Result<Vec<u8>> {
     let mut out = vec![0xaa; len];
-    assert_eq!(read_window(store, None, range, skip, &mut out, Wait::Yes)?, Done::Whole { cached: 0 });
+    assert_eq!(read_window(store, None, range, skip, &mut out, Wait::Yes)?, WindowRead::Whole { cached: 0 });
     Ok(out)
 }
 

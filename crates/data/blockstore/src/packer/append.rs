@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::pack::{PackStream, Writer};
+use super::pack::{PackStream, PackWriter};
 use super::queue::{Queue, Submission};
 use super::tell;
 
@@ -37,7 +37,7 @@ impl PackStreams {
     /// Queues, then serves the queue as long as a pack stream is free and there is something in it.
     /// A thread that fails to get a pack stream queued before its holder's last look at the queue,
     /// which comes after the holder let the pack stream go: nothing is left.
-    pub fn combine(&self, writer: &Writer, pack_bytes: u64, submission: Submission) {
+    pub fn combine(&self, writer: &PackWriter, pack_bytes: u64, submission: Submission) {
         self.queue.lock().push(submission);
         while let Some(mut stream) = self.streams.iter().find_map(Mutex::try_lock) {
             let round = self.queue.lock().take(pack_bytes);

@@ -54,7 +54,7 @@ impl PackStream {
 }
 
 /// Writes rounds to the store.
-pub(super) struct Writer {
+pub(super) struct PackWriter {
     store: Arc<dyn BlockStore>,
     pub ids: Arc<dyn ObjectIds>,
     volume: VolumeId,
@@ -69,7 +69,7 @@ struct Plan {
     ranges: Vec<Range>,
 }
 
-impl Writer {
+impl PackWriter {
     pub fn new(store: Arc<dyn BlockStore>, ids: Arc<dyn ObjectIds>, config: &PackerConfig) -> Self {
         Self {
             store,

@@ -8,7 +8,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::reader::{Reader, ReaderConfig};
 use crate::scan::scan;
-use crate::store::failing::{Call, Fault, Rule};
+use crate::store::failing::{Fault, Rule, StoreCall};
 use crate::store::local::LocalConfig;
 use crate::store::{FailingStore, LocalStore, MemoryStore, list_all};
 
@@ -101,7 +101,7 @@ fn many_threads_and_sizes() {
 /// milliseconds.
 fn objects_of_64_threads(ms: u64, len: usize) -> u64 {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
-    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_millis(ms))));
+    store.add(Rule::always(StoreCall::Put, Fault::Slow(Duration::from_millis(ms))));
     let packer = packer(store);
     std::thread::scope(|scope| {
         for thread in 0..64 {
@@ -126,7 +126,7 @@ fn threads_that_store_together_share_uploads() {
 #[test]
 fn parallel_uploads_of_large_payloads() {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
-    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_secs(1))));
+    store.add(Rule::always(StoreCall::Put, Fault::Slow(Duration::from_secs(1))));
     let config = PackerConfig { uploads: 4, ..PackerConfig::new(VOLUME) };
     let packer = Packer::new(store, ids(), config).unwrap();
     let (sender, receiver) = mpsc::channel();
@@ -172,7 +172,7 @@ fn a_failed_append_hits_its_round_only() {
         let store = Arc::new(FailingStore::new(inner, 5));
         let packer = packer(store.clone());
         let before = store_wait(&packer, bytes_of(1, 9000), 1).unwrap();
-        store.add(Rule::once(Call::Append, 0, Fault::Torn(errno)));
+        store.add(Rule::once(StoreCall::Append, 0, Fault::Torn(errno)));
         let hit = store_wait(&packer, bytes_of(2, 9000), 2);
         if errno == libc::ENOSPC {
             assert_eq!(hit.unwrap_err().kind(), ErrorKind::NoSpace);
@@ -196,8 +196,8 @@ fn a_failed_append_hits_its_round_only() {
 fn packer_with_a_full_store() {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::new()), 5));
     let packer = packer(store.clone());
-    store.add(Rule::always(Call::Append, Fault::Errno(libc::ENOSPC)));
-    store.add(Rule::always(Call::Put, Fault::Errno(libc::ENOSPC)));
+    store.add(Rule::always(StoreCall::Append, Fault::Errno(libc::ENOSPC)));
+    store.add(Rule::always(StoreCall::Put, Fault::Errno(libc::ENOSPC)));
     for len in [100, 2_000_000] {
         let failed = store_wait(&packer, bytes_of(1, len), 1).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::NoSpace);
@@ -213,11 +213,11 @@ fn random_faults_never_lie() {
         println!("seed {seed}");
         let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::new()), seed));
         for (call, fault) in [
-            (Call::Append, Fault::Torn(libc::EIO)),
-            (Call::Append, Fault::Errno(libc::ENOSPC)),
-            (Call::Put, Fault::Errno(libc::EIO)),
-            (Call::Create, Fault::Errno(libc::EIO)),
-            (Call::Read, Fault::WrongByte),
+            (StoreCall::Append, Fault::Torn(libc::EIO)),
+            (StoreCall::Append, Fault::Errno(libc::ENOSPC)),
+            (StoreCall::Put, Fault::Errno(libc::EIO)),
+            (StoreCall::Create, Fault::Errno(libc::EIO)),
+            (StoreCall::Read, Fault::WrongByte),
         ] {
             store.add(Rule { per_mille: 150, ..Rule::always(call, fault) });
         }
@@ -357,12 +357,12 @@ fn callbacks_may_store_more_and_may_panic() {
 /// callers that wait for it, and no others: neither hang them nor end the thread that others need.
 #[test]
 fn panic_of_the_store() {
-    let made: [(fn() -> MemoryStore, Call); 2] =
-        [(MemoryStore::new, Call::Append), (MemoryStore::put_only, Call::Put)];
+    let made: [(fn() -> MemoryStore, StoreCall); 2] =
+        [(MemoryStore::new, StoreCall::Append), (MemoryStore::put_only, StoreCall::Put)];
     for (make, call) in made {
         for len in [100, 2_000_000] {
             // Large payloads are put as they are, whatever the store.
-            let call = if len > 1 << 20 { Call::Put } else { call };
+            let call = if len > 1 << 20 { StoreCall::Put } else { call };
             let store = Arc::new(FailingStore::new(Arc::new(make()), 1));
             // More than there are threads.
             store.add(Rule { times: 8, ..Rule::always(call, Fault::Panic) });

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::PackerConfig;
 use super::gather::{Due, Gather};
-use super::pack::Writer;
+use super::pack::PackWriter;
 use super::queue::{Queue, Submission};
 use super::tell;
 
@@ -77,7 +77,7 @@ impl Uploads {
     }
 
     /// An uploader thread: until the packer is closed and everything is uploaded.
-    pub fn work(&self, writer: &Writer) {
+    pub fn work(&self, writer: &PackWriter) {
         while let Some(round) = self.next() {
             let begun = Instant::now();
             let results = writer.write_object(&round.members);

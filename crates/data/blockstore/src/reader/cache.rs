@@ -21,7 +21,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::buffer::{Buffer, Buffers};
 use crate::frame::{Brought, FrameId, FrameStore};
-use crate::store::NearCache;
+use crate::store::LocalCache;
 
 const SHARDS: usize = 16;
 
@@ -64,7 +64,7 @@ pub enum Keeps {
 
 impl Keeps {
     /// What is worth keeping of a store, which may have a cache near by.
-    pub(super) fn beside(is_remote: bool, near: Option<&dyn NearCache>) -> Self {
+    pub(super) fn beside(is_remote: bool, near: Option<&dyn LocalCache>) -> Self {
         match near {
             _ if !is_remote => Self::Parts,
             Some(near) if near.is_plain() => Self::Ahead,

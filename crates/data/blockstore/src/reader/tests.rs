@@ -7,8 +7,8 @@ use kestrel_types::ids::ObjectId;
 use super::*;
 use crate::error::ErrorKind;
 use crate::payload::Payload;
-use crate::store::failing::{Call, Fault, Rule};
-use crate::store::{FailingStore, MemoryStore, NearCache};
+use crate::store::failing::{Fault, Rule, StoreCall};
+use crate::store::{FailingStore, LocalCache, MemoryStore};
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
@@ -30,11 +30,11 @@ fn wrong_bytes_are_read_again_and_never_returned() {
         let (store, range, bytes) = stored(MemoryStore::new(), 200_000);
         let reader = Reader::new(store.clone(), ReaderConfig::default());
         let mut out = vec![0; 200_000];
-        store.add(Rule::once(Call::Read, 0, fault));
+        store.add(Rule::once(StoreCall::Read, 0, fault));
         reader.read(range, 0, &mut out).unwrap();
         assert_eq!(out, bytes);
         assert_eq!(reader.stats().healed.load(Ordering::Relaxed), 1);
-        store.add(Rule::always(Call::Read, fault));
+        store.add(Rule::always(StoreCall::Read, fault));
         assert_eq!(reader.read(range, 0, &mut out).unwrap_err().kind(), ErrorKind::Corrupt);
         assert!(out.iter().all(|byte| *byte == 0));
         assert!(!reader.try_read(range, 0, &mut out).unwrap());
@@ -50,7 +50,7 @@ fn wrong_bytes_are_read_again_and_never_returned() {
 fn store_errors_pass_through() {
     let (store, range, _) = stored(MemoryStore::new(), 1000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
-    store.add(Rule::always(Call::Read, Fault::Errno(libc::EIO)));
+    store.add(Rule::always(StoreCall::Read, Fault::Errno(libc::EIO)));
     let mut out = vec![0; 1000];
     assert_eq!(reader.read(range, 0, &mut out).unwrap_err().kind(), ErrorKind::Io);
     assert!(reader.try_read(range, 0, &mut out).is_err());
@@ -61,7 +61,7 @@ fn store_errors_pass_through() {
 #[test]
 fn small_reads_verify_a_frame_once() {
     let (store, range, bytes) = stored(MemoryStore::new(), 200_000);
-    store.add(Rule::always(Call::Read, Fault::Slow(std::time::Duration::ZERO)));
+    store.add(Rule::always(StoreCall::Read, Fault::Slow(std::time::Duration::ZERO)));
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     let mut out = vec![0; 1000];
     for skip in (0..200_000).step_by(1000) {
@@ -95,7 +95,7 @@ fn read_ahead_with_a_blocking_store() {
 /// A store across a network that counts its reads, each of which takes a while.
 fn remote(len: usize) -> (Arc<FailingStore>, Range, Vec<u8>) {
     let (store, range, bytes) = stored(MemoryStore::put_only(), len);
-    store.add(Rule::always(Call::Read, Fault::Slow(std::time::Duration::from_millis(5))));
+    store.add(Rule::always(StoreCall::Read, Fault::Slow(std::time::Duration::from_millis(5))));
     (store, range, bytes)
 }
 
@@ -119,7 +119,7 @@ struct NearBy {
     is_plain: bool,
 }
 
-impl NearCache for NearBy {
+impl LocalCache for NearBy {
     fn fill(&self, _: ObjectId, _: u64, _: u64) -> Result<()> {
         Ok(())
     }
@@ -171,8 +171,9 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
         let fetched = reader.fetch(range, skip, len).unwrap();
         assert_eq!(fetched.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>(), wanted);
         let found = reader.find(range, skip, len).unwrap();
-        let places =
-            |pieces: &[Piece]| pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect::<Vec<_>>();
+        let places = |pieces: &[FramePiece]| {
+            pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect::<Vec<_>>()
+        };
         assert_eq!(places(&found), places(&fetched), "no copies");
     }
     assert_eq!(store.injected(), 1, "one request for all");
@@ -195,11 +196,11 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
 fn damage_in_transit_healed_by_refetch() {
     let (store, range, bytes) = stored(MemoryStore::put_only(), 200_000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
-    store.add(Rule::once(Call::Read, 0, Fault::WrongByte));
-    let whole = |pieces: Vec<Piece>| pieces.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>();
+    store.add(Rule::once(StoreCall::Read, 0, Fault::WrongByte));
+    let whole = |pieces: Vec<FramePiece>| pieces.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>();
     assert_eq!(whole(reader.fetch(range, 1000, 150_000).unwrap()), bytes[1000..151_000]);
     let broken = Reader::new(store.clone(), ReaderConfig::default());
-    store.add(Rule::always(Call::Read, Fault::WrongByte));
+    store.add(Rule::always(StoreCall::Read, Fault::WrongByte));
     assert!(matches!(broken.fetch(range, 0, 100), Err(Error::Corrupt { .. })));
     assert!(broken.find(range, 0, 100).is_none());
 }

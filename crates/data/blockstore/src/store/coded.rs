@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
 
-use super::{AppendStore, BlockStore, NearCache, Page, Usage, total_len};
+use super::{AppendStore, BlockStore, LocalCache, Page, Usage, total_len};
 use crate::error::{Error, Result};
 use crate::object::VolumeId;
 
@@ -35,16 +35,16 @@ mod flights;
 mod head;
 mod heads;
 mod keys;
-mod near;
+mod local_cache;
 mod read;
 
 pub use compression::Compression;
 pub use keys::{DATA_KEY_BYTES, DataKey, Keys};
 
 use buffers::{Buffers, KEPT_BYTES_MAX};
-use decode::Sink;
+use decode::OutputBuffers;
 use encode::Encoder;
-use flights::{Boarding, Flights};
+use flights::{FlightRole, Flights};
 use head::{CHUNK_BYTES, FIRST_CHUNK_BYTES, HEADER_BYTES, Head, Header, MAGIC};
 use heads::{HEADS_BYTES_MAX, Heads, ObjectCoding};
 use read::Read;
@@ -155,8 +155,8 @@ impl CodedStore {
             return Ok(from_memory(known));
         }
         match self.flights.board(object) {
-            Boarding::Passenger(result) => result.map(from_memory),
-            Boarding::Pilot(pilot) => {
+            FlightRole::Passenger(result) => result.map(from_memory),
+            FlightRole::Pilot(pilot) => {
                 // The last pilot may have landed between the look into memory and the boarding.
                 let found = match self.heads.get(object) {
                     Some(known) => Ok(from_memory(known)),
@@ -272,7 +272,7 @@ impl CodedStore {
             ObjectCoding::Plain => {
                 let start = usize::try_from(offset).ok().zip(usize::try_from(until).ok());
                 if let Some(bytes) = start.and_then(|(from, until)| found.start.get(from..until)) {
-                    Sink::new(parts).push(bytes);
+                    OutputBuffers::new(parts).push(bytes);
                     return Ok(true);
                 }
                 match how {
@@ -362,8 +362,8 @@ impl BlockStore for CodedStore {
         self.inner.is_remote()
     }
 
-    fn near(&self) -> Option<&dyn NearCache> {
-        self.inner.near().map(|_| self as &dyn NearCache)
+    fn near(&self) -> Option<&dyn LocalCache> {
+        self.inner.near().map(|_| self as &dyn LocalCache)
     }
 
     fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {

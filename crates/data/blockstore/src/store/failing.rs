@@ -11,12 +11,12 @@ use std::time::Duration;
 use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 
-use super::{AppendStore, Appender, BlockStore, NearCache, Page, Usage, total_len};
+use super::{AppendStore, Appender, BlockStore, LocalCache, Page, Usage, total_len};
 use crate::error::{Error, Result};
 
 /// A call of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Call {
+pub enum StoreCall {
     /// [`BlockStore::put`]
     Put,
     /// [`AppendStore::create`]
@@ -58,7 +58,7 @@ pub enum Fault {
 #[derive(Debug, Clone)]
 pub struct Rule {
     /// Calls it applies to.
-    pub calls: Vec<Call>,
+    pub calls: Vec<StoreCall>,
     /// The object it applies to; none means any.
     pub object: Option<ObjectId>,
     /// Matching calls that pass before the first fault.
@@ -73,12 +73,12 @@ pub struct Rule {
 
 impl Rule {
     /// Every such call fails.
-    pub fn always(call: Call, fault: Fault) -> Self {
+    pub fn always(call: StoreCall, fault: Fault) -> Self {
         Self { calls: vec![call], object: None, skip: 0, times: u64::MAX, per_mille: 1000, fault }
     }
 
     /// The first such call after `skip` others fails.
-    pub fn once(call: Call, skip: u64, fault: Fault) -> Self {
+    pub fn once(call: StoreCall, skip: u64, fault: Fault) -> Self {
         Self { skip, times: 1, ..Self::always(call, fault) }
     }
 }
@@ -98,7 +98,7 @@ struct Faults {
 impl Faults {
     /// The fault for this call, if it is its turn. Sleeps out slow ones, and panics where that is
     /// the fault.
-    fn draw(&self, call: Call, object: Option<ObjectId>) -> Option<Fault> {
+    fn draw(&self, call: StoreCall, object: Option<ObjectId>) -> Option<Fault> {
         let mut plan = self.plan.lock();
         let mut drawn = None;
         for index in 0..plan.rules.len() {
@@ -132,7 +132,7 @@ impl Faults {
         Some(fault)
     }
 
-    fn fail(&self, call: Call, object: Option<ObjectId>) -> Result<()> {
+    fn fail(&self, call: StoreCall, object: Option<ObjectId>) -> Result<()> {
         match self.draw(call, object) {
             Some(Fault::Errno(errno) | Fault::Torn(errno)) => Err(failure(errno, object)),
             _ => Ok(()),
@@ -141,7 +141,7 @@ impl Faults {
 
     fn write(
         &self,
-        call: Call,
+        call: StoreCall,
         object: ObjectId,
         parts: &[IoSlice<'_>],
         write: impl FnOnce(&[IoSlice<'_>]) -> Result<u64>,
@@ -205,7 +205,7 @@ impl FailingStore {
         if let Some(cause) = &self.faults.plan.lock().lost {
             return Err(Error::SyncLost { cause: Box::new(cause.clone()) });
         }
-        let done = self.faults.fail(Call::Sync, object);
+        let done = self.faults.fail(StoreCall::Sync, object);
         if let Err(error) = &done {
             self.faults.plan.lock().lost.get_or_insert_with(|| error.clone());
         }
@@ -219,7 +219,7 @@ impl FailingStore {
         parts: &mut [IoSliceMut<'_>],
         read: impl FnOnce(&mut [IoSliceMut<'_>]) -> Result<Option<()>>,
     ) -> Result<Option<()>> {
-        let fault = self.faults.draw(Call::Read, Some(object));
+        let fault = self.faults.draw(StoreCall::Read, Some(object));
         if let Some(Fault::Errno(errno)) = fault {
             return Err(failure(errno, Some(object)));
         }
@@ -252,7 +252,7 @@ impl FailingStore {
 impl BlockStore for FailingStore {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
         let put = |parts: &[IoSlice<'_>]| self.inner.put(object, parts).map(|()| 0);
-        self.faults.write(Call::Put, object, parts, put).map(drop)
+        self.faults.write(StoreCall::Put, object, parts, put).map(drop)
     }
 
     fn appends(&self) -> Option<&dyn AppendStore> {
@@ -286,7 +286,7 @@ impl BlockStore for FailingStore {
         self.inner.is_remote()
     }
 
-    fn near(&self) -> Option<&dyn NearCache> {
+    fn near(&self) -> Option<&dyn LocalCache> {
         self.inner.near()
     }
 
@@ -295,12 +295,12 @@ impl BlockStore for FailingStore {
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
-        self.faults.fail(Call::Size, Some(object))?;
+        self.faults.fail(StoreCall::Size, Some(object))?;
         self.inner.size(object)
     }
 
     fn delete(&self, object: ObjectId) -> Result<bool> {
-        self.faults.fail(Call::Delete, Some(object))?;
+        self.faults.fail(StoreCall::Delete, Some(object))?;
         self.inner.delete(object)
     }
 
@@ -313,7 +313,7 @@ impl BlockStore for FailingStore {
     }
 
     fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
-        self.faults.fail(Call::List, None)?;
+        self.faults.fail(StoreCall::List, None)?;
         self.inner.list(after, limit)
     }
 
@@ -324,7 +324,7 @@ impl BlockStore for FailingStore {
 
 impl AppendStore for FailingStore {
     fn create(&self, object: ObjectId) -> Result<Box<dyn Appender>> {
-        self.faults.fail(Call::Create, Some(object))?;
+        self.faults.fail(StoreCall::Create, Some(object))?;
         let Some(appends) = self.inner.appends() else {
             return Err(Error::Invalid { what: "the store cannot append" });
         };
@@ -346,6 +346,6 @@ impl Appender for FailingAppender {
 
     fn append(&mut self, parts: &[IoSlice<'_>]) -> Result<u64> {
         let inner = &mut self.inner;
-        self.faults.write(Call::Append, self.object, parts, |parts| inner.append(parts))
+        self.faults.write(StoreCall::Append, self.object, parts, |parts| inner.append(parts))
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kestrel_blockstore::error::Error;
 use kestrel_blockstore::store::BlockStore;
 
-use super::{BenchPlan, Ended, Stop, content, crew};
+use super::{BenchPlan, Ended, Stop, content, workers};
 
 /// What a check found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ fn read(store: &dyn BlockStore, object: u64, offset: u64, len: u64) -> Result<Ve
 /// Also after the object was asked for and was not there: some stores and proxies remember that.
 fn read_after_write(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
     const OBJECTS: u64 = 64;
-    crew::run(plan.threads.min(8), OBJECTS, Duration::MAX, stop, |number| {
+    workers::run(plan.threads.min(8), OBJECTS, Duration::MAX, stop, |number| {
         let object = number + 1;
         let bytes = content(plan.seed, object, 1000 + number * 100);
         match store.size(object) {
@@ -154,7 +154,7 @@ fn large(store: &dyn BlockStore, plan: &BenchPlan, _stop: &Stop) -> Result<Check
 fn listings(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
     const OBJECTS: u64 = 90;
     const PAGE: usize = 20;
-    crew::run(plan.threads.min(16), OBJECTS, Duration::MAX, stop, |number| {
+    workers::run(plan.threads.min(16), OBJECTS, Duration::MAX, stop, |number| {
         Ok(store.put(number + 1, &[IoSlice::new(&content(plan.seed, number, number + 1))])?)
     })?;
     let (mut found, mut after, mut pages) = (BTreeSet::new(), None::<String>, 0);
@@ -185,7 +185,7 @@ fn listings(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<Che
 }
 
 fn deletions(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
-    crew::run(plan.threads.min(8), 16, Duration::MAX, stop, |number| {
+    workers::run(plan.threads.min(8), 16, Duration::MAX, stop, |number| {
         let object = number + 1;
         store.put(object, &[IoSlice::new(b"to be deleted")])?;
         if !store.delete(object)? || store.delete(object)? {
@@ -211,7 +211,7 @@ fn conditional_put(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Res
     for object in 1..=ROUNDS {
         winners.store(0, Ordering::Relaxed);
         let last = AtomicU64::new(0);
-        crew::run(WRITERS as usize, WRITERS, Duration::MAX, stop, |writer| {
+        workers::run(WRITERS as usize, WRITERS, Duration::MAX, stop, |writer| {
             match store.put(object, &[IoSlice::new(&content(plan.seed, object * 100 + writer, 5000))]) {
                 Ok(()) => {
                     winners.fetch_add(1, Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_blockstore::store::{BlockStore, list_all};
 
-use super::crew::{self, Done};
+use super::workers::{self, WorkersReport};
 use super::{BenchPlan, Ended, Stop, content};
 
 /// Bytes of one read of a part of an object: a frame, the least that a file system reads.
@@ -66,7 +66,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    fn new(operation: Operation, object_bytes: u64, moved_each: u64, done: &Done) -> Self {
+    fn new(operation: Operation, object_bytes: u64, moved_each: u64, done: &WorkersReport) -> Self {
         let at = |share: f64| {
             let index = (done.latencies.len() as f64 * share).ceil() as usize;
             done.latencies.get(index.saturating_sub(1)).copied().unwrap_or_default()
@@ -117,7 +117,7 @@ fn contents(plan: &BenchPlan, size: u64) -> Vec<Vec<u8>> {
 fn put(store: &dyn BlockStore, plan: &BenchPlan, size: u64, stop: &Stop) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
     let jobs = (plan.bytes_max / size.max(1)).max(1);
-    let mut done = crew::run(plan.threads, jobs, plan.time, stop, |number| {
+    let mut done = workers::run(plan.threads, jobs, plan.time, stop, |number| {
         let bytes = &contents[(number % CONTENTS) as usize];
         Ok(store.put(number + 1, &[IoSlice::new(bytes)])?)
     })?;
@@ -136,7 +136,7 @@ fn get(
 ) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
     let order = Order::new(plan.seed, objects);
-    let done = crew::run(plan.threads, u64::MAX, plan.time, stop, |number| {
+    let done = workers::run(plan.threads, u64::MAX, plan.time, stop, |number| {
         let object = order.at(number);
         let mut out = vec![0; size as usize];
         store.read(object + 1, 0, &mut [IoSliceMut::new(&mut out)])?;
@@ -157,7 +157,7 @@ fn range(
 ) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
     let (order, places) = (Order::new(plan.seed, objects), Order::new(!plan.seed, size - RANGE_BYTES));
-    let done = crew::run(plan.threads, u64::MAX, plan.time, stop, |number| {
+    let done = workers::run(plan.threads, u64::MAX, plan.time, stop, |number| {
         let (object, offset) = (order.at(number), places.at(number));
         let mut out = vec![0; RANGE_BYTES as usize];
         store.read(object + 1, offset, &mut [IoSliceMut::new(&mut out)])?;
@@ -190,7 +190,7 @@ fn list(store: &dyn BlockStore, size: u64, objects: u64, stop: &Stop) -> Result<
         return Err(Ended::Wrong(format!("the listing has {found} objects of {objects}")));
     }
     latencies.sort_unstable();
-    let done = Done { count: latencies.len() as u64, took, latencies };
+    let done = WorkersReport { count: latencies.len() as u64, took, latencies };
     Ok(Measurement { objects, ..Measurement::new(Operation::List, size, 0, &done) })
 }
 
@@ -201,11 +201,12 @@ fn delete(
     objects: u64,
     stop: &Stop,
 ) -> Result<Measurement, Ended> {
-    let done =
-        crew::run(plan.threads, objects, Duration::MAX, stop, |number| match store.delete(number + 1)? {
+    let done = workers::run(plan.threads, objects, Duration::MAX, stop, |number| {
+        match store.delete(number + 1)? {
             true => Ok(()),
             false => Err(Ended::Wrong(format!("object {} is gone", number + 1))),
-        })?;
+        }
+    })?;
     Ok(Measurement::new(Operation::Delete, size, 0, &done))
 }
 

@@ -20,19 +20,19 @@ use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::placement::PlacementMap;
 
-use super::records::{self, Strangers};
+use super::records::{self, ForeignRows};
 use super::{ChangeMessage, Charge, RangeDelete, gains, hands_over, inherits, loses, shares_move};
 use crate::work::Stage;
-use crate::{Member, Message, Todo};
+use crate::{ClusterNode, Deferred, Message};
 
-impl Member {
+impl ClusterNode {
     /// The coordinator says that this is the table. With a charge if this member is to follow him.
     pub(super) fn adopt(&mut self, next: Arc<PlacementMap>, charge: Option<Charge>) {
         let (version, present) = (next.version, self.table.placement.version);
         let adopted = Message::Change(ChangeMessage::Adopted(version));
         if version <= present && !self.changing.joining {
             let position = self.node.last_commit();
-            return self.when_durable(position, Todo::Send(self.coordinator(), adopted));
+            return self.when_durable(position, Deferred::Send(self.coordinator(), adopted));
         }
         // A member that has left may hear so late.
         let left = next.heir_of(self.me).is_some();
@@ -52,8 +52,8 @@ impl Member {
         }
         match self.adopt_now(next, charge) {
             // The members concerned hear when all have it.
-            Ok(position) if takes_over => self.when_durable(position, Todo::Decided),
-            Ok(position) => self.when_durable(position, Todo::Send(self.coordinator(), adopted)),
+            Ok(position) if takes_over => self.when_durable(position, Deferred::Decided),
+            Ok(position) => self.when_durable(position, Deferred::Send(self.coordinator(), adopted)),
             // It is said again.
             Err(why) => log::error!("table {version} of placement: {why}; tried again"),
         }
@@ -66,8 +66,8 @@ impl Member {
         let loses = loses(self.me, &before.placement, &next);
         let inherits = inherits(self.me, &before.placement, &next);
         let moved = if gains || loses || inherits { self.moved(&next)? } else { Moved::default() };
-        let left = loses || self.changing.strangers != Strangers::None;
-        let strangers = if left { Strangers::Leftover } else { Strangers::None };
+        let left = loses || self.changing.strangers != ForeignRows::None;
+        let strangers = if left { ForeignRows::Leftover } else { ForeignRows::None };
 
         let quiet = node.quiesce();
         let only_here = if gains { node.counter()? } else { before.only_here };
@@ -102,7 +102,7 @@ impl Member {
         if hands_over {
             log::info!("metadata: node {} leads changes of the table from now on", next.coordinator);
             let done = self.coordinator.give_up();
-            self.when_durable(position, Todo::Changed(done));
+            self.when_durable(position, Deferred::Changed(done));
         }
         if self.table.has_left() {
             log::info!("metadata: node {} has left the cluster", self.me);

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::range_delete::{Cursor, visited_max};
 use super::{Attempt, ChangeMessage, Step, loses};
-use crate::{Member, RESEND};
+use crate::{ClusterNode, RESEND};
 
 /// A message has no more bytes of rows, unless it is one row.
 const MESSAGE_BYTES: usize = 256 << 10;
@@ -203,7 +203,7 @@ impl Copying {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// The coordinator says that all are clean.
     pub(super) fn copy(&mut self, attempt: Attempt) {
         let (node, table, stream) = (self.node.clone(), self.table.clone(), self.number());

@@ -15,13 +15,13 @@ use kestrel_types::error::FsError;
 use super::super::txn::records::decision_key;
 use super::super::without;
 use super::Step;
-use crate::Member;
+use crate::ClusterNode;
 
 /// Says why the node cannot leave yet, if it cannot: which clients have sessions here. It must not
 /// block.
 pub type DepartureGuard = dyn Fn() -> Option<String> + Send + Sync;
 
-impl Member {
+impl ClusterNode {
     /// Why this node cannot leave yet.
     pub(super) fn why_it_stays(&self) -> Option<FsError> {
         let core = self.node.core();

@@ -7,9 +7,9 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};
 
 use super::{Attempt, ChangeMessage, Step, hands_over, loses, records};
-use crate::{Member, Message, Todo};
+use crate::{ClusterNode, Deferred, Message};
 
-impl Member {
+impl ClusterNode {
     /// The coordinator says that all are ready.
     pub(super) fn freeze(&mut self, attempt: Attempt) {
         let (coordinator, table, last) = (self.coordinator(), self.table.clone(), self.node.last_commit());
@@ -19,7 +19,7 @@ impl Member {
             Step::Frozen(position) => {
                 part.step = Step::Frozen(position);
                 let frozen = Message::Change(ChangeMessage::Frozen(attempt));
-                return self.when_durable(position, Todo::Send(coordinator, frozen));
+                return self.when_durable(position, Deferred::Send(coordinator, frozen));
             }
             before @ (Step::Cleaning | Step::Clean | Step::Freezing(_)) => {
                 part.step = before;
@@ -32,7 +32,7 @@ impl Member {
             // more must not be lost after this.
             part.step = Step::Frozen(last);
             let frozen = Message::Change(ChangeMessage::Frozen(attempt));
-            return self.when_durable(last, Todo::Send(coordinator, frozen));
+            return self.when_durable(last, Deferred::Send(coordinator, frozen));
         }
         self.set_table(MapView { leaving: Some(next), ..MapView::clone(&self.table) });
         // After that: no lock of such a file is given from now on.
@@ -93,7 +93,7 @@ impl Member {
                     (part.step, part.recorded) = (Step::Frozen(position), true);
                 }
                 let frozen = Message::Change(ChangeMessage::Frozen(attempt));
-                self.when_durable(position, Todo::Send(self.coordinator(), frozen));
+                self.when_durable(position, Deferred::Send(self.coordinator(), frozen));
             }
             Err(why) => self.decline(attempt, why),
         }

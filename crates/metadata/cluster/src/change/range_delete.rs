@@ -17,9 +17,9 @@ use kestrel_types::error::FsResult;
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::stat::ObjStat;
 
-use super::records::{self, Strangers};
+use super::records::{self, ForeignRows};
 use super::{ChangeMessage, Step};
-use crate::Member;
+use crate::ClusterNode;
 
 /// Tables whose rows may get other owners.
 const TABLES: [Table; 10] = [
@@ -99,7 +99,7 @@ pub(super) struct RangeDelete {
     due: Nanos,
 }
 
-impl Member {
+impl ClusterNode {
     /// Deletes some strangers, if they are to be deleted.
     pub(super) fn tick_purge(&mut self) {
         let now = self.now;
@@ -131,7 +131,7 @@ impl Member {
             rows.len() < most
         })?;
         if all {
-            rows.push(records::strangers_row(Strangers::None));
+            rows.push(records::strangers_row(ForeignRows::None));
         }
         if !rows.is_empty() {
             self.commit_beside(BatchKind::Freeing, rows)?;
@@ -142,7 +142,7 @@ impl Member {
 
     /// There are no strangers any more.
     fn purged(&mut self) {
-        self.changing.strangers = Strangers::None;
+        self.changing.strangers = ForeignRows::None;
         self.set_table(MapView { strangers: false, ..MapView::clone(&self.table) });
         let Some(part) = &mut self.changing.part else { return };
         if matches!(part.step, Step::Cleaning) {

@@ -47,7 +47,7 @@ const VERSION: u8 = 1;
 
 /// Rows that a node has and does not own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Strangers {
+pub enum ForeignRows {
     /// There are none.
     #[default]
     None,
@@ -63,7 +63,7 @@ pub struct ChangeRecords {
     /// The present table, if it is not that with which the node was formed.
     pub table: Option<PlacementMap>,
     /// Rows that are not its own.
-    pub strangers: Strangers,
+    pub strangers: ForeignRows,
     /// Frozen for this attempt.
     pub frozen: Option<(Attempt, Arc<PlacementMap>)>,
     /// Decided.
@@ -128,11 +128,11 @@ fn put_attempt(out: &mut Vec<u8>, attempt: Attempt) {
     put_varint(out, attempt.number);
 }
 
-pub(crate) fn strangers_row(strangers: Strangers) -> Mutation {
+pub(crate) fn strangers_row(strangers: ForeignRows) -> Mutation {
     let value = match strangers {
-        Strangers::None => None,
-        Strangers::Leftover => Some(vec![VERSION, 0]),
-        Strangers::Coming(attempt) => {
+        ForeignRows::None => None,
+        ForeignRows::Leftover => Some(vec![VERSION, 0]),
+        ForeignRows::Coming(attempt) => {
             let mut out = vec![VERSION, 1];
             put_attempt(&mut out, attempt);
             Some(out)
@@ -156,14 +156,14 @@ fn attempt(r: &mut Reader<'_>) -> Result<Attempt, DecodeError> {
 ///
 /// # Errors
 /// If it is none.
-pub fn decode_strangers(bytes: &[u8]) -> Result<Strangers, DecodeError> {
+pub fn decode_strangers(bytes: &[u8]) -> Result<ForeignRows, DecodeError> {
     let mut r = Reader::new(bytes);
     if r.u8()? != VERSION {
         return Err(DecodeError("a record of an unknown format version"));
     }
     let strangers = match r.u8()? {
-        0 => Strangers::Leftover,
-        1 => Strangers::Coming(attempt(&mut r)?),
+        0 => ForeignRows::Leftover,
+        1 => ForeignRows::Coming(attempt(&mut r)?),
         _ => return Err(DecodeError("an unknown kind of rows")),
     };
     r.end()?;
@@ -230,7 +230,7 @@ impl ChangeRecords {
     pub(crate) fn present(&self, me: NodeId, formed: PlacementMap) -> FsResult<MapView> {
         let table = MapView::new(me, self.table.clone().unwrap_or(formed))?;
         let leaving = self.frozen.as_ref().map(|(_, next)| next.clone());
-        let strangers = self.strangers != Strangers::None;
+        let strangers = self.strangers != ForeignRows::None;
         Ok(MapView { leaving, strangers, only_here: self.only_here, ..table })
     }
 
@@ -276,7 +276,7 @@ mod tests {
         let (map, exceptions) = (SlotMap::even(members).unwrap(), Exceptions::default());
         let table = PlacementMap { version: 4, ..PlacementMap::new(map, exceptions) };
         let attempt = Attempt { epoch: 3, number: 500 };
-        for strangers in [Strangers::Leftover, Strangers::Coming(attempt)] {
+        for strangers in [ForeignRows::Leftover, ForeignRows::Coming(attempt)] {
             let row = strangers_row(strangers).value.unwrap();
             assert_eq!(decode_strangers(&row), Ok(strangers));
             assert!(decode_strangers(&row[..row.len() - 1]).is_err());

@@ -5,11 +5,11 @@ use kestrel_meta::owners::{MapView, owner};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 
-use super::records::{self, Strangers};
+use super::records::{self, ForeignRows};
 use super::{Attempt, ChangeMessage, Step, Taken, forgotten};
-use crate::{Member, Message, Todo};
+use crate::{ClusterNode, Deferred, Message};
 
-impl Member {
+impl ClusterNode {
     /// Takes rows from their owner, which gives them to this member.
     pub(super) fn take_rows(
         &mut self,
@@ -31,7 +31,7 @@ impl Member {
             Some(taken) if taken.stream != stream => return self.decline(attempt, forgotten()),
             Some(taken) if number <= taken.number => {
                 let position = taken.position;
-                return self.when_durable(position, Todo::Send(from, Message::Change(got)));
+                return self.when_durable(position, Deferred::Send(from, Message::Change(got)));
             }
             Some(taken) if number > taken.number + 1 => return,
             None if number > 1 => return self.decline(attempt, forgotten()),
@@ -49,22 +49,22 @@ impl Member {
         }
         let count = rows.len() as u64;
         let mut batch = rows;
-        if self.changing.strangers != Strangers::Coming(attempt) {
+        if self.changing.strangers != ForeignRows::Coming(attempt) {
             if !self.table.strangers {
                 self.set_table(MapView { strangers: true, ..MapView::clone(&self.table) });
             }
-            batch.push(records::strangers_row(Strangers::Coming(attempt)));
+            batch.push(records::strangers_row(ForeignRows::Coming(attempt)));
         }
         // They may bear timestamps above all on record here, as in `prepare`.
         let kept = self.node.raise_ceiling().and_then(|()| self.commit_beside(BatchKind::Growing, batch));
         match kept {
             Ok(position) => {
-                self.changing.strangers = Strangers::Coming(attempt);
+                self.changing.strangers = ForeignRows::Coming(attempt);
                 self.changing.rows_taken += count;
                 if let Some(part) = &mut self.changing.part {
                     part.taken.insert(from, Taken { stream, number, position });
                 }
-                self.when_durable(position, Todo::Send(from, Message::Change(got)));
+                self.when_durable(position, Deferred::Send(from, Message::Change(got)));
             }
             Err(why) => self.decline(attempt, why),
         }

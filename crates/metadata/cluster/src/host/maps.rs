@@ -5,70 +5,70 @@ use std::sync::Arc;
 use kestrel_meta::owners::MapView;
 use kestrel_types::placement::{NodeId, PlacementMap};
 
-use super::MemberHost;
+use super::NodeHost;
 use crate::change::{Announced, ChangeStats, Changed, DepartureGuard, Expected, LockGuard, MapListener};
 use crate::lease::LeaseStats;
-use crate::{Census, Counted};
+use crate::{LoadListener, LoadSource};
 
-impl MemberHost {
-    /// As [`Member::set_lock_guard`](crate::Member::set_lock_guard).
+impl NodeHost {
+    /// As [`ClusterNode::set_lock_guard`](crate::ClusterNode::set_lock_guard).
     pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
         self.shared.turn(move |member, _| member.set_lock_guard(guard));
     }
 
-    /// As [`Member::set_departure_guard`](crate::Member::set_departure_guard).
+    /// As [`ClusterNode::set_departure_guard`](crate::ClusterNode::set_departure_guard).
     pub fn set_departure_guard(&self, guard: Box<DepartureGuard>) {
         self.shared.turn(move |member, _| member.set_departure_guard(guard));
     }
 
-    /// As [`Member::set_census`](crate::Member::set_census).
-    pub fn set_census(&self, census: Box<Census>) {
+    /// As [`ClusterNode::set_census`](crate::ClusterNode::set_census).
+    pub fn set_census(&self, census: Box<LoadSource>) {
         self.shared.turn(move |member, _| member.set_census(census));
     }
 
-    /// As [`Member::count_entries`](crate::Member::count_entries); `done` as below.
-    pub fn count_entries(&self, done: Counted) {
+    /// As [`ClusterNode::count_entries`](crate::ClusterNode::count_entries); `done` as below.
+    pub fn count_entries(&self, done: LoadListener) {
         let done = self.shared.later(done);
         self.shared.turn(move |member, now| member.count_entries(done, now));
     }
 
-    /// As [`Member::leads_changes`](crate::Member::leads_changes).
+    /// As [`ClusterNode::leads_changes`](crate::ClusterNode::leads_changes).
     pub fn leads_changes(&self) -> bool {
         let leads = self.shared.member.lock().leads_changes().is_ok();
         self.shared.wakeup.wake();
         leads
     }
 
-    /// As [`Member::has_left`](crate::Member::has_left).
+    /// As [`ClusterNode::has_left`](crate::ClusterNode::has_left).
     pub fn has_left(&self) -> bool {
         self.table().has_left()
     }
 
-    /// As [`Member::forget`](crate::Member::forget); `done` as above.
+    /// As [`ClusterNode::forget`](crate::ClusterNode::forget); `done` as above.
     pub fn forget(&self, node: NodeId, done: Changed) {
         let done = self.shared.later(done);
         self.shared.turn(move |member, now| member.forget(node, done, now));
     }
 
-    /// As [`Member::set_table_listener`](crate::Member::set_table_listener).
+    /// As [`ClusterNode::set_table_listener`](crate::ClusterNode::set_table_listener).
     pub fn set_table_listener(&self, told: Box<MapListener>) {
         self.shared.turn(move |member, _| member.set_table_listener(told));
     }
 
-    /// As [`Member::change`](crate::Member::change); `done` hears it on any thread, with no lock
-    /// held, and must not block.
+    /// As [`ClusterNode::change`](crate::ClusterNode::change); `done` hears it on any thread, with
+    /// no lock held, and must not block.
     pub fn change(&self, next: PlacementMap, done: Changed) {
         let done = self.shared.later(done);
         self.shared.turn(move |member, now| member.change(next, done, now));
     }
 
-    /// As [`Member::expect`](crate::Member::expect); `done` as above.
+    /// As [`ClusterNode::expect`](crate::ClusterNode::expect); `done` as above.
     pub fn expect(&self, node: Announced, done: Expected) {
         let done = self.shared.later(done);
         self.shared.turn(move |member, now| member.expect(node, done, now));
     }
 
-    /// As [`Member::expected`](crate::Member::expected).
+    /// As [`ClusterNode::expected`](crate::ClusterNode::expected).
     pub fn expected(&self) -> Vec<(NodeId, Announced)> {
         let expected = self.shared.member.lock().expected();
         self.shared.wakeup.wake();
@@ -85,14 +85,14 @@ impl MemberHost {
         self.shared.cluster().table()
     }
 
-    /// As [`Member::lease_stats`](crate::Member::lease_stats).
+    /// As [`ClusterNode::lease_stats`](crate::ClusterNode::lease_stats).
     pub fn lease_stats(&self) -> LeaseStats {
         let stats = self.shared.member.lock().lease_stats();
         self.shared.wakeup.wake();
         stats
     }
 
-    /// As [`Member::change_stats`](crate::Member::change_stats).
+    /// As [`ClusterNode::change_stats`](crate::ClusterNode::change_stats).
     pub fn change_stats(&self) -> ChangeStats {
         let stats = self.shared.member.lock().change_stats();
         self.shared.wakeup.wake();

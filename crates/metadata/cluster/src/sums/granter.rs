@@ -15,12 +15,12 @@ use kestrel_types::stat::DirStat;
 use super::{Also, COOL_MAX, COOL_MIN, Cooling, Names, Revoking, Subject, SumMessage};
 use crate::lease::PROMISE;
 use crate::message::Message;
-use crate::{Member, RESEND, Todo};
+use crate::{ClusterNode, Deferred, RESEND};
 
 /// Most questions for rows that wait for leases to be revoked; more are dropped.
 const BORROWS_MAX: usize = 4096;
 
-impl Member {
+impl ClusterNode {
     /// This member starts: what earlier starts have told is revoked before any share changes.
     pub(crate) fn revoke_of_earlier_starts(&mut self) {
         // The first start has none before it.
@@ -77,7 +77,7 @@ impl Member {
             Ok(_) if !self.cluster().may_answer() => {}
             Ok((sum, names, wait)) => {
                 let told = SumMessage::Sum { number, epoch: self.epoch, dir, sum, names };
-                self.when_durable(wait, Todo::Send(from, Message::Sum(told)));
+                self.when_durable(wait, Deferred::Send(from, Message::Sum(told)));
             }
             Err(why) => {
                 log::error!("what the shares of directory {dir} come to, for another node: {why}");

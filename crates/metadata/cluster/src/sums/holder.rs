@@ -13,9 +13,9 @@ use super::{Also, COOL_MAX, Gathering, Names, Subject, SumMessage};
 use crate::lease::LEASE;
 use crate::message::Message;
 use crate::work::Stage;
-use crate::{Member, RESEND};
+use crate::{ClusterNode, RESEND};
 
-impl Member {
+impl ClusterNode {
     /// The leases on sums end when the first of them does.
     pub(crate) fn hold_sums(&self) {
         let held = self.sums.others.iter().map(|node| self.sums.held.get(node).copied().unwrap_or(NEVER));

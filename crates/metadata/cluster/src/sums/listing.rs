@@ -21,7 +21,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, READDIR_ENTRIES_MAX};
 
 use super::{Also, Names};
-use crate::Member;
+use crate::ClusterNode;
 use crate::message::SpanRow;
 use crate::work::Stage;
 
@@ -70,7 +70,7 @@ impl Part {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// Serves a page of a directory's names.
     pub(crate) fn list(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };

@@ -21,7 +21,7 @@ use crate::txn::leader::{SURE, TxnPhase};
 use crate::txn::participant::encode_decision;
 use crate::txn::records::decision_key;
 use crate::work::Stage;
-use crate::{Member, RESEND, Todo, without};
+use crate::{ClusterNode, Deferred, RESEND, without};
 
 /// Most transactions in one message about directories to be forgotten: each changes a few, so it
 /// has some hundred kilobytes at most.
@@ -45,7 +45,7 @@ impl Decision {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// The operation needs no more rows.
     pub(crate) fn end(&mut self, ticket: u64, ended: Box<Ended>) {
         if self.has_read_at_once(ticket, &ended) {
@@ -243,7 +243,7 @@ impl Member {
         }
         // A request that sees its changes here waits for the log as well.
         self.decide(self.me, txn, false);
-        self.when_durable(position.max(wait), Todo::Finish(txn));
+        self.when_durable(position.max(wait), Deferred::Finish(txn));
     }
 
     /// The decision is durable.

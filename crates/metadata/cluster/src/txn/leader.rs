@@ -11,7 +11,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::Op;
 
-use crate::Member;
+use crate::ClusterNode;
 use crate::lease::Fence;
 use crate::message::{LockedRowsId, Message, SpanRow};
 use crate::work::Stage;
@@ -78,7 +78,7 @@ impl LeaderTxn {
     }
 }
 
-impl Member {
+impl ClusterNode {
     /// Begins a transaction for a request.
     pub(crate) fn lead(&mut self, ticket: u64) {
         if self.is_misdirected(ticket) {

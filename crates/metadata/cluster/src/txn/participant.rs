@@ -18,7 +18,7 @@ use kestrel_types::placement::NodeId;
 use crate::message::{LockedRowsId, Message, SpanRow, Vote};
 use crate::txn::commit::Decision;
 use crate::txn::records::{self, Prepared, Records, encode_prepared, prepared_key};
-use crate::{Member, RESEND, Todo, without};
+use crate::{ClusterNode, Deferred, RESEND, without};
 
 /// A leader that has not been heard of for so long loses what it was lent, unless that is prepared.
 const SILENCE_MAX: Nanos = 3 * SECOND;
@@ -42,7 +42,7 @@ pub(crate) struct LockedRead {
     pub(crate) wait: Position,
 }
 
-impl Member {
+impl ClusterNode {
     /// Takes up what an earlier start had agreed to and decided.
     pub(crate) fn restore(&mut self, records: Records) {
         let quiet = self.node.quiesce();
@@ -105,7 +105,7 @@ impl Member {
             Ok(_) if !self.cluster().may_answer() => {}
             Ok(LockedRead { rows, spans, wait }) => {
                 let lent = Message::Lent { txn, round, locked, rows, spans };
-                self.when_durable(wait, Todo::Send(from, lent));
+                self.when_durable(wait, Deferred::Send(from, lent));
             }
             Err(why) => {
                 log::error!("rows for another node: {why}");
@@ -187,7 +187,7 @@ impl Member {
         };
         locked.heard = self.now;
         if let Some((_, position)) = locked.prepared {
-            return self.when_durable(position, Todo::Send(from, vote));
+            return self.when_durable(position, Deferred::Send(from, vote));
         }
         if mutations.is_empty() {
             self.give_back(txn);
@@ -209,7 +209,7 @@ impl Member {
                 if let Some(locked) = self.locked_rows.get_mut(&txn) {
                     locked.prepared = Some((prepared.mutations, position));
                 }
-                self.when_durable(position, Todo::Send(from, vote));
+                self.when_durable(position, Deferred::Send(from, vote));
             }
             Err(why) if self.has_lost_store(&why) => {}
             Err(why) => {
@@ -229,7 +229,7 @@ impl Member {
         let Some(locked) = self.locked_rows.get(&txn) else {
             // It is done, or was never begun. What was done may still wait for the log.
             if commit {
-                self.when_durable(self.node.last_commit(), Todo::Send(from, done));
+                self.when_durable(self.node.last_commit(), Deferred::Send(from, done));
             }
             return;
         };
@@ -250,7 +250,7 @@ impl Member {
             Ok(position) => {
                 self.give_back(txn);
                 if commit {
-                    self.when_durable(position, Todo::Send(from, done));
+                    self.when_durable(position, Deferred::Send(from, done));
                 }
             }
             // It stays, and is asked about again.

@@ -1,6 +1,6 @@
 //! The bytes of questions to all members, and of the answers.
 
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::ids::InodeId;
@@ -10,7 +10,7 @@ use kestrel_types::request::DirEntry;
 
 use super::{boolean, list, put_ids, put_list, put_numbered};
 use crate::gc::Weight;
-use crate::poll::{Answer, Question};
+use crate::poll::{PollAnswer, PollQuestion};
 use crate::tree::TreePosition;
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
@@ -26,60 +26,60 @@ const LOCATE: u8 = 8;
 /// Shares of an object are below: those of all nodes can be added up.
 const PART_MAX: u64 = 1 << 52;
 
-pub(super) fn put_question(out: &mut Vec<u8>, question: &Question) {
+pub(super) fn put_question(out: &mut Vec<u8>, question: &PollQuestion) {
     match question {
-        Question::Usage => out.push(USAGE),
-        Question::Held(files) => put_about(out, HELD, files),
-        Question::Tree(dirs, after) => {
+        PollQuestion::Usage => out.push(USAGE),
+        PollQuestion::Held(files) => put_about(out, HELD, files),
+        PollQuestion::Tree(dirs, after) => {
             put_about(out, TREE, dirs);
             out.push(u8::from(after.is_some()));
             after.iter().for_each(|place| put_place(out, place));
         }
-        Question::Weigh(round, objects) => put_round(out, WEIGH, *round, objects),
-        Question::Confirm(round, objects) => put_round(out, CONFIRM, *round, objects),
-        Question::Forget(round, objects) => put_round(out, FORGET, *round, objects),
-        Question::Entries => out.push(ENTRIES),
-        Question::Locate(files, after) => {
+        PollQuestion::Weigh(round, objects) => put_round(out, WEIGH, *round, objects),
+        PollQuestion::Confirm(round, objects) => put_round(out, CONFIRM, *round, objects),
+        PollQuestion::Forget(round, objects) => put_round(out, FORGET, *round, objects),
+        PollQuestion::Entries => out.push(ENTRIES),
+        PollQuestion::Locate(files, after) => {
             put_about(out, LOCATE, files);
             put_name_after(out, after.as_ref());
         }
     }
 }
 
-pub(super) fn question(r: &mut Reader<'_>) -> Result<Question, DecodeError> {
+pub(super) fn question(r: &mut Reader<'_>) -> Result<PollQuestion, DecodeError> {
     Ok(match r.u8()? {
-        USAGE => Question::Usage,
-        HELD => Question::Held(ids(r)?),
-        TREE => Question::Tree(ids(r)?, if boolean(r)? { Some(place(r)?) } else { None }),
-        WEIGH => Question::Weigh(r.varint()?, ids(r)?),
-        CONFIRM => Question::Confirm(r.varint()?, ids(r)?),
-        FORGET => Question::Forget(r.varint()?, ids(r)?),
-        ENTRIES => Question::Entries,
-        LOCATE => Question::Locate(ids(r)?, name_after(r)?),
+        USAGE => PollQuestion::Usage,
+        HELD => PollQuestion::Held(ids(r)?),
+        TREE => PollQuestion::Tree(ids(r)?, if boolean(r)? { Some(place(r)?) } else { None }),
+        WEIGH => PollQuestion::Weigh(r.varint()?, ids(r)?),
+        CONFIRM => PollQuestion::Confirm(r.varint()?, ids(r)?),
+        FORGET => PollQuestion::Forget(r.varint()?, ids(r)?),
+        ENTRIES => PollQuestion::Entries,
+        LOCATE => PollQuestion::Locate(ids(r)?, name_after(r)?),
         _ => return Err(DecodeError("an unknown question")),
     })
 }
 
-pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
+pub(super) fn put_answer(out: &mut Vec<u8>, answer: &PollAnswer) {
     match answer {
-        Answer::Usage(figures) => {
+        PollAnswer::Usage(figures) => {
             out.push(USAGE);
             put_figures(out, figures);
         }
-        Answer::Held(files) => put_about(out, HELD, files),
-        Answer::Tree(TreePart { sum, children, more }) => {
+        PollAnswer::Held(files) => put_about(out, HELD, files),
+        PollAnswer::Tree(TreePart { sum, children, more }) => {
             out.push(TREE);
             put_figures(out, sum);
             put_list(out, children, put_place);
             out.push(u8::from(*more));
         }
-        Answer::Weighed(weights) => {
+        PollAnswer::Weighed(weights) => {
             out.push(WEIGH);
             put_list(out, weights, put_weight);
         }
-        Answer::Confirmed(objects) => put_about(out, CONFIRM, objects),
-        Answer::Done => out.push(FORGET),
-        Answer::Located(found, next) => {
+        PollAnswer::Confirmed(objects) => put_about(out, CONFIRM, objects),
+        PollAnswer::Done => out.push(FORGET),
+        PollAnswer::Located(found, next) => {
             out.push(LOCATE);
             put_list(out, found, |out, (dir, DirEntry { name, ino, kind })| {
                 put_varint(out, *dir);
@@ -89,7 +89,7 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
             });
             put_name_after(out, next.as_ref());
         }
-        Answer::Entries(Report { node, entries, names }) => {
+        PollAnswer::Entries(LoadReport { node, entries, names }) => {
             put_numbered(out, ENTRIES, u64::from(*node));
             put_varint(out, *entries);
             put_list(out, names, |out, NameCount { name, entries }| {
@@ -100,22 +100,22 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
     }
 }
 
-pub(super) fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
+pub(super) fn answer(r: &mut Reader<'_>) -> Result<PollAnswer, DecodeError> {
     Ok(match r.u8()? {
-        USAGE => Answer::Usage(figures(r)?),
-        HELD => Answer::Held(ids(r)?),
+        USAGE => PollAnswer::Usage(figures(r)?),
+        HELD => PollAnswer::Held(ids(r)?),
         TREE => {
             let (sum, children) = (figures(r)?, list(r, 2, place)?);
-            Answer::Tree(TreePart { sum, children, more: boolean(r)? })
+            PollAnswer::Tree(TreePart { sum, children, more: boolean(r)? })
         }
-        WEIGH => Answer::Weighed(list(r, 1, weight)?),
-        CONFIRM => Answer::Confirmed(ids(r)?),
-        FORGET => Answer::Done,
+        WEIGH => PollAnswer::Weighed(list(r, 1, weight)?),
+        CONFIRM => PollAnswer::Confirmed(ids(r)?),
+        FORGET => PollAnswer::Done,
         ENTRIES => {
             let (node, entries) = (r.varint32()?, r.varint()?);
-            Answer::Entries(Report { node, entries, names: list(r, 3, name_count)? })
+            PollAnswer::Entries(LoadReport { node, entries, names: list(r, 3, name_count)? })
         }
-        LOCATE => Answer::Located(list(r, 5, located)?, name_after(r)?),
+        LOCATE => PollAnswer::Located(list(r, 5, located)?, name_after(r)?),
         _ => return Err(DecodeError("an unknown answer")),
     })
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
@@ -22,7 +22,7 @@ use crate::change::{Announced, Attempt, ChangeMessage, Charge};
 use crate::gc::Weight;
 use crate::lease::{HoldId, LeaseMessage};
 use crate::message::TokensMessage;
-use crate::poll::{Answer, Question};
+use crate::poll::{PollAnswer, PollQuestion};
 use crate::sums::{Also, Names, SumMessage};
 
 /// Small and large ones alike, so that every length of a varint occurs.
@@ -111,21 +111,23 @@ fn any_name() -> BoxedStrategy<Name> {
     vec(1u8..47, 1..=255).prop_filter_map("a name", |name| Name::new(&name).ok()).boxed()
 }
 
-fn any_question() -> BoxedStrategy<Question> {
+fn any_question() -> BoxedStrategy<PollQuestion> {
     prop_oneof![
-        Just(Question::Usage),
-        Just(Question::Entries),
-        ids().prop_map(Question::Held),
-        (ids(), option::of((number(), any_name()))).prop_map(|(files, after)| Question::Locate(files, after)),
-        (ids(), option::of((any::<u32>(), number()))).prop_map(|(dirs, after)| Question::Tree(dirs, after)),
-        (number(), ids()).prop_map(|(round, objects)| Question::Weigh(round, objects)),
-        (number(), ids()).prop_map(|(round, objects)| Question::Confirm(round, objects)),
-        (number(), ids()).prop_map(|(round, objects)| Question::Forget(round, objects)),
+        Just(PollQuestion::Usage),
+        Just(PollQuestion::Entries),
+        ids().prop_map(PollQuestion::Held),
+        (ids(), option::of((number(), any_name())))
+            .prop_map(|(files, after)| PollQuestion::Locate(files, after)),
+        (ids(), option::of((any::<u32>(), number())))
+            .prop_map(|(dirs, after)| PollQuestion::Tree(dirs, after)),
+        (number(), ids()).prop_map(|(round, objects)| PollQuestion::Weigh(round, objects)),
+        (number(), ids()).prop_map(|(round, objects)| PollQuestion::Confirm(round, objects)),
+        (number(), ids()).prop_map(|(round, objects)| PollQuestion::Forget(round, objects)),
     ]
     .boxed()
 }
 
-fn any_answer() -> BoxedStrategy<Answer> {
+fn any_answer() -> BoxedStrategy<PollAnswer> {
     let weight = prop_oneof![
         Just(Weight::Used),
         Just(Weight::Part(ReferencePart::None)),
@@ -137,18 +139,15 @@ fn any_answer() -> BoxedStrategy<Answer> {
     let located = (vec((number(), entry), 0..5), option::of((number(), any_name())));
     let names = vec((any_name(), number()).prop_map(|(name, entries)| NameCount { name, entries }), 0..5);
     prop_oneof![
-        any::<[i64; 3]>().prop_map(Answer::Usage),
-        ids().prop_map(Answer::Held),
-        (any::<[i64; 3]>(), places, any::<bool>()).prop_map(|(sum, children, more)| Answer::Tree(TreePart {
-            sum,
-            children,
-            more
-        })),
-        vec(weight, 0..5).prop_map(Answer::Weighed),
-        ids().prop_map(Answer::Confirmed),
-        located.prop_map(|(found, next)| Answer::Located(found, next)),
-        Just(Answer::Done),
-        (any::<u32>(), number(), names).prop_map(|(node, entries, names)| Answer::Entries(Report {
+        any::<[i64; 3]>().prop_map(PollAnswer::Usage),
+        ids().prop_map(PollAnswer::Held),
+        (any::<[i64; 3]>(), places, any::<bool>())
+            .prop_map(|(sum, children, more)| PollAnswer::Tree(TreePart { sum, children, more })),
+        vec(weight, 0..5).prop_map(PollAnswer::Weighed),
+        ids().prop_map(PollAnswer::Confirmed),
+        located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
+        Just(PollAnswer::Done),
+        (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(LoadReport {
             node,
             entries,
             names

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use kestrel_cluster::{Asker, Envelope, Member, MemberConfig, Message, RESTART_MIN};
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig, Envelope, Message, RESTART_MIN, Requester};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
@@ -40,7 +40,7 @@ pub fn settings() -> NodeConfig {
 
 pub struct Cluster {
     pub engines: BTreeMap<NodeId, Arc<MemoryEngine>>,
-    pub members: BTreeMap<NodeId, Member>,
+    pub members: BTreeMap<NodeId, ClusterNode>,
     pub clock: Arc<ManualClock>,
     /// The table by which members are asked.
     pub placement: PlacementMap,
@@ -96,7 +96,7 @@ impl Cluster {
             false => MemoryEngine::new(SyncWhen::Asked),
         };
         let engine = Arc::new(engine);
-        Member::format(&*engine, ROOT_ATTR, SECOND, id, placement.clone()).unwrap();
+        ClusterNode::format(&*engine, ROOT_ATTR, SECOND, id, placement.clone()).unwrap();
         self.engines.insert(id, engine);
         self.formed.insert(id, placement);
         self.start(id, joining);
@@ -139,7 +139,7 @@ impl Cluster {
     }
 
     /// Another process takes a member over, whose own goes on.
-    pub fn take_over(&mut self, id: NodeId, exclusive: bool) -> Member {
+    pub fn take_over(&mut self, id: NodeId, exclusive: bool) -> ClusterNode {
         let zombie = self.members.remove(&id).unwrap();
         self.open_member(id, false, exclusive);
         zombie
@@ -147,9 +147,16 @@ impl Cluster {
 
     fn open_member(&mut self, id: NodeId, joining: bool, exclusive: bool) {
         let node = NodeConfig { serves: self.serves, ..settings() };
-        let config =
-            MemberConfig { me: id, placement: self.formed[&id].clone(), node, seed: 7, joining, exclusive };
-        let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
+        let config = ClusterNodeConfig {
+            me: id,
+            placement: self.formed[&id].clone(),
+            node,
+            seed: 7,
+            joining,
+            exclusive,
+        };
+        let member =
+            ClusterNode::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
         self.members.insert(id, member);
     }
 
@@ -184,7 +191,7 @@ impl Cluster {
         let filled = slot.clone();
         let done = Box::new(move |reply| *filled.lock() = Some(reply));
         let leader = self.placement.leader(&request.op).map_or(at, |member| member.id);
-        let asker = Asker::Session(origin);
+        let asker = Requester::Session(origin);
         self.members.get_mut(&leader).unwrap().submit(request, asker, done, self.now);
         slot
     }

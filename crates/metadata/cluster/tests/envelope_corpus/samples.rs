@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::load_report::{LoadReport, NameCount};
 use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::{
-    Answer, Fetched, LockedRowsId, Message, Question, SumMessage, TokensMessage, Vote, Weight,
+    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, SumMessage, TokensMessage, Vote, Weight,
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
@@ -193,26 +193,26 @@ fn polls() -> Vec<(&'static str, Message)> {
     .map(Weight::Part);
     let names = vec![NameCount { name: Name::new(b"Makefile").unwrap(), entries: 300 }];
     let found = DirEntry { name: Name::new(b"c").unwrap(), ino: 300, kind: Kind::Fifo };
-    let report = Report { node: 2, entries: 1 << 40, names };
+    let report = LoadReport { node: 2, entries: 1 << 40, names };
     let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
     vec![
-        ("poll-usage", poll(Question::Usage)),
-        ("poll-held", poll(Question::Held(vec![1, 2 << 24]))),
-        ("poll-tree", poll(Question::Tree(vec![1, 5 << 24], None))),
-        ("poll-tree-after", poll(Question::Tree(vec![5 << 24], Some((0, 7 << 24))))),
-        ("poll-weigh", poll(Question::Weigh(4, vec![300, 1 << 60]))),
-        ("poll-confirm", poll(Question::Confirm(4, vec![300]))),
-        ("poll-forget", poll(Question::Forget(4, vec![]))),
-        ("poll-entries", poll(Question::Entries)),
-        ("poll-locate", poll(Question::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap()))))),
-        ("polled-usage", polled(Answer::Usage([3, -1, 1 << 50]))),
-        ("polled-held", polled(Answer::Held(vec![2 << 24]))),
-        ("polled-tree", polled(Answer::Tree(tree))),
-        ("polled-weighed", polled(Answer::Weighed([vec![Weight::Used], parts.to_vec()].concat()))),
-        ("polled-confirmed", polled(Answer::Confirmed(vec![300]))),
-        ("polled-done", polled(Answer::Done)),
-        ("polled-entries", polled(Answer::Entries(report))),
-        ("polled-located", polled(Answer::Located(vec![(1, found)], None))),
+        ("poll-usage", poll(PollQuestion::Usage)),
+        ("poll-held", poll(PollQuestion::Held(vec![1, 2 << 24]))),
+        ("poll-tree", poll(PollQuestion::Tree(vec![1, 5 << 24], None))),
+        ("poll-tree-after", poll(PollQuestion::Tree(vec![5 << 24], Some((0, 7 << 24))))),
+        ("poll-weigh", poll(PollQuestion::Weigh(4, vec![300, 1 << 60]))),
+        ("poll-confirm", poll(PollQuestion::Confirm(4, vec![300]))),
+        ("poll-forget", poll(PollQuestion::Forget(4, vec![]))),
+        ("poll-entries", poll(PollQuestion::Entries)),
+        ("poll-locate", poll(PollQuestion::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap()))))),
+        ("polled-usage", polled(PollAnswer::Usage([3, -1, 1 << 50]))),
+        ("polled-held", polled(PollAnswer::Held(vec![2 << 24]))),
+        ("polled-tree", polled(PollAnswer::Tree(tree))),
+        ("polled-weighed", polled(PollAnswer::Weighed([vec![Weight::Used], parts.to_vec()].concat()))),
+        ("polled-confirmed", polled(PollAnswer::Confirmed(vec![300]))),
+        ("polled-done", polled(PollAnswer::Done)),
+        ("polled-entries", polled(PollAnswer::Entries(report))),
+        ("polled-located", polled(PollAnswer::Located(vec![(1, found)], None))),
     ]
 }
 

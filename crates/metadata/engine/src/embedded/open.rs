@@ -17,7 +17,7 @@ use super::super::log::format::{Change, SEGMENT_HEADER, Uuid};
 use super::super::log::recovery::{Means, Verify, recover};
 use super::super::log::segments::{Segments, Sizes, generation_of};
 use super::super::log::{Log, Start};
-use super::super::rows::Rows;
+use super::super::rows::MemoryRows;
 use super::super::runs::Runs;
 use super::super::runs::lsm::LsmRuns;
 use super::checkpoint::{self, Checkpoint};
@@ -130,7 +130,7 @@ pub(super) fn assemble(
     lock: Option<File>,
 ) -> Result<EmbeddedEngine, EngineError> {
     let sizes = Sizes::new(options.first_segment_bytes, options.segment_bytes);
-    let rows = Rows::new();
+    let rows = MemoryRows::new();
     let (mut start, position) = match checkpoint::read(&*disk, &uuid)? {
         Some(checkpoint) => {
             let mut apply = |position: Position, changes: &[Change<'_>]| {

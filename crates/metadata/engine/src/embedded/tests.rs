@@ -16,7 +16,7 @@ use std::sync::Arc;
 use kestrel_types::key::{KeyRef, Table};
 
 use super::super::disk::sim::SimDisk;
-use super::super::exercise::{Content, apply, commit, content, encode, put, remove};
+use super::super::exercise::{ExpectedRows, apply, commit, content, encode, put, remove};
 use super::super::runs::model::ModelRuns;
 use super::super::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
 use super::{EmbeddedEngine, EmbeddedOptions, open};

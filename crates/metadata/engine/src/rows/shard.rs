@@ -44,7 +44,7 @@ pub(super) struct Usage {
 }
 
 /// What a lookup found.
-pub(super) enum Found {
+pub(super) enum RowLookup {
     Row(RowPtr),
     /// There is no such row.
     Nothing,
@@ -54,7 +54,7 @@ pub(super) enum Found {
 
 /// What becomes of a row in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RowAction {
     Keep,
     /// The sorted runs have its newest version now: keep it as a clean row.
     Clean,
@@ -103,14 +103,14 @@ impl Shard {
     }
 
     /// Looks a row up.
-    pub fn get(&self, hash: u64, key: KeyRef<'_>) -> Found {
+    pub fn get(&self, hash: u64, key: KeyRef<'_>) -> RowLookup {
         match self.index.find(hash, key) {
             Some(row) => {
                 row.touch();
-                Found::Row(row)
+                RowLookup::Row(row)
             }
-            None if self.is_complete((key.table, key.id)) => Found::Nothing,
-            None => Found::Unknown,
+            None if self.is_complete((key.table, key.id)) => RowLookup::Nothing,
+            None => RowLookup::Unknown,
         }
     }
 
@@ -283,21 +283,21 @@ impl Shard {
         key: GroupKey,
         after: Option<&[u8]>,
         limit: usize,
-        judge: &mut dyn FnMut(RowPtr) -> Verdict,
+        judge: &mut dyn FnMut(RowPtr) -> RowAction,
     ) -> Option<Box<[u8]>> {
         let Self { index, groups, usage, removals, .. } = self;
         let group = groups.get_mut(&key)?;
         let (mut forgotten, mut evicted) = (false, false);
         let mut leaves = |row: RowPtr| {
             match judge(row) {
-                Verdict::Keep => return false,
-                Verdict::Clean => {
+                RowAction::Keep => return false,
+                RowAction::Clean => {
                     usage.dirty -= cost(row);
                     row.set_clean();
                     return false;
                 }
-                Verdict::Forget => forgotten = true,
-                Verdict::Evict => evicted = true,
+                RowAction::Forget => forgotten = true,
+                RowAction::Evict => evicted = true,
             }
             index.remove(hasher.key(row.key()), row.key());
             usage.bytes -= cost(row);

@@ -22,7 +22,7 @@ use crate::owners::MapView;
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
-use crate::worker::{HandedBack, NotAloneReason, ReplySlot, Sink, Woken};
+use crate::worker::{HandedBack, NotAloneReason, ReplySlot, ReplyTarget, Woken};
 
 /// Most object numbers handed out at once.
 pub const OBJECTS_MAX: u32 = OBJECT_BLOCK as u32;
@@ -31,7 +31,7 @@ impl Node {
     pub(super) fn call_without_worker(&self, request: Request) -> Reply {
         let slot = std::sync::Arc::new(ReplySlot::default());
         let waiter = slot.clone();
-        self.submit_without_worker(request, Sink::Slot(waiter));
+        self.submit_without_worker(request, ReplyTarget::Slot(waiter));
         loop {
             if let Woken::Done(reply) = slot.wait() {
                 return reply;
@@ -39,12 +39,14 @@ impl Node {
         }
     }
 
-    pub(super) fn submit_without_worker(&self, request: Request, sink: Sink) {
+    pub(super) fn submit_without_worker(&self, request: Request, sink: ReplyTarget) {
         let since = Instant::now();
         let kind = op_kind::kind(&request.op);
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        let hand_back = |request: Request, sink: Sink, why| match sink {
-            Sink::Ear(ear, number) => ear.hand_back(number, HandedBack { request, origin: None, why }),
+        let hand_back = |request: Request, sink: ReplyTarget, why| match sink {
+            ReplyTarget::Sink(sink, number) => {
+                sink.hand_back(number, HandedBack { request, origin: None, why })
+            }
             sink => sink.give(Err(several())),
         };
         let may_answer = || self.core.cluster.as_ref().is_none_or(|cluster| cluster.may_answer());

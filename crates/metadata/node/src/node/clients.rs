@@ -20,7 +20,7 @@ use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
 use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
-use crate::worker::{Ear, QueuedRequest, Sink};
+use crate::worker::{QueuedRequest, ReplySink, ReplyTarget};
 
 /// Row of the longest lease that a client may believe in, in nanoseconds.
 const LEASE: &str = "lease";
@@ -38,16 +38,20 @@ impl Node {
     pub fn submit_many_from(&self, requests: Vec<(Request, Option<Origin>, Done)>) {
         let (mut pending, now) = (0, Instant::now());
         for (request, origin, done) in requests {
-            pending |= self.enqueue(request, origin, Sink::Callback(done), now);
+            pending |= self.enqueue(request, origin, ReplyTarget::Callback(done), now);
         }
         self.drive(pending);
     }
 
-    /// As [`Node::submit_many_from`]; `ear` hears each reply with the request's index.
-    pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
+    /// As [`Node::submit_many_from`]; `sink` hears each reply with the request's index.
+    pub fn submit_batch(
+        &self,
+        requests: Vec<(Request, Option<Origin>)>,
+        sink: &Arc<impl ReplySink + 'static>,
+    ) {
         let (mut pending, now) = (0, Instant::now());
         for (number, (request, origin)) in requests.into_iter().enumerate() {
-            pending |= self.enqueue(request, origin, Sink::Ear(ear.clone(), number), now);
+            pending |= self.enqueue(request, origin, ReplyTarget::Sink(sink.clone(), number), now);
         }
         self.drive(pending);
     }
@@ -60,7 +64,7 @@ impl Node {
             Err(why) => done(Err(engine_error(why).into())),
             Ok(position) => {
                 self.committed_at(position);
-                let call = move |result| tray.call(vec![(Sink::Callback(done), result)]);
+                let call = move |result| tray.call(vec![(ReplyTarget::Callback(done), result)]);
                 self.engine.on_durable(
                     position,
                     Box::new(move |result| match result {
@@ -190,10 +194,10 @@ impl Node {
     /// A client claims `count` opens that it had of a file before the node restarted, or before its
     /// session expired. The reply is `Opened`, or `ESTALE` if the file does not exist any more.
     /// `linkable`: the file was made without a name and may be given one. (One of several nodes may
-    /// not find it by itself: ask its `kestrel_cluster::Member`.)
+    /// not find it by itself: ask its `kestrel_cluster::ClusterNode`.)
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
-        let job = QueuedRequest::new(request, Sink::Callback(done));
+        let job = QueuedRequest::new(request, ReplyTarget::Callback(done));
         self.submit_on(self.core.workers, QueuedRequest { claim: Some(Claim { count, linkable }), ..job });
     }
 

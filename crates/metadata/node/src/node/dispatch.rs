@@ -20,7 +20,7 @@ use super::{Durability, Node};
 use crate::lease::LeaseView;
 use crate::ops::RunsOn;
 use crate::pipeline::{self, BatchContext, BatchScratch, StepOutcome};
-use crate::worker::{HandedBack, NotAloneReason, QueuedRequest, ReplySlot, Sink, Woken, WorkerState};
+use crate::worker::{HandedBack, NotAloneReason, QueuedRequest, ReplySlot, ReplyTarget, Woken, WorkerState};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
@@ -49,9 +49,9 @@ enum OwnRequest {
 #[derive(Default)]
 struct BatchOutcome {
     own: Option<OwnRequest>,
-    replies: Vec<(Sink, Reply)>,
+    replies: Vec<(ReplyTarget, Reply)>,
     /// Requests that this node cannot serve by itself.
-    handed_back: Vec<(Sink, HandedBack)>,
+    handed_back: Vec<(ReplyTarget, HandedBack)>,
     /// Replies that must wait for their own batch, and its position.
     waiting: Vec<PendingReply>,
     position: Position,
@@ -77,7 +77,12 @@ impl Node {
                 }
                 Some(OwnRequest::Later(reply, position)) => {
                     let slot = take_slot();
-                    after.waiting.push(PendingReply { sink: Sink::Slot(slot.clone()), reply, kind, since });
+                    after.waiting.push(PendingReply {
+                        sink: ReplyTarget::Slot(slot.clone()),
+                        reply,
+                        kind,
+                        since,
+                    });
                     after.position = after.position.max(position);
                     self.finish(after);
                     return self.wait(slot);
@@ -94,7 +99,7 @@ impl Node {
     #[cold]
     fn call_queued(&self, worker: usize, mut job: QueuedRequest) -> Reply {
         let slot = take_slot();
-        job.sink = Sink::Slot(slot.clone());
+        job.sink = ReplyTarget::Slot(slot.clone());
         self.workers[worker].push(job);
         self.drive(1 << worker);
         self.wait(slot)
@@ -239,16 +244,16 @@ impl Node {
             };
             let kind = op_kind::kind(&job.request.op);
             // The job is done with: it gives its sink away.
-            let sink = std::mem::replace(&mut job.sink, Sink::Caller);
+            let sink = std::mem::replace(&mut job.sink, ReplyTarget::Caller);
             if step.wait <= durable {
                 counters.reply(kind, reply.is_err(), end.saturating_duration_since(job.since));
                 match sink {
-                    Sink::Caller => after.own = Some(OwnRequest::Reply(reply)),
+                    ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(reply)),
                     sink => after.replies.push((sink, reply)),
                 }
             } else {
                 match sink {
-                    Sink::Caller => after.own = Some(OwnRequest::Later(reply, step.wait)),
+                    ReplyTarget::Caller => after.own = Some(OwnRequest::Later(reply, step.wait)),
                     sink => {
                         after.waiting.push(PendingReply { sink, reply, kind, since: job.since });
                         after.position = after.position.max(step.wait);
@@ -279,7 +284,7 @@ impl Node {
             match verdict {
                 StepOutcome::Reply(_) => debug_assert!(false, "it has been given"),
                 StepOutcome::Elsewhere(why) => match job.sink {
-                    Sink::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
+                    ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
                     sink => {
                         let handed_back = HandedBack { request: job.request, origin: job.origin, why };
                         after.handed_back.push((sink, handed_back));
@@ -296,7 +301,7 @@ impl Node {
                 }
                 // The node's member has them deleted, and may find rows lent.
                 StepOutcome::Sweep(..) if self.shares_volume() => match job.sink {
-                    Sink::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
+                    ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
                     sink => {
                         let why = NotAloneReason::Later;
                         after
@@ -315,7 +320,7 @@ impl Node {
                         let error =
                             FsError::new(libc::EIO, "metadata: what was cut off the file cannot be deleted");
                         match job.sink {
-                            Sink::Caller => after.own = Some(OwnRequest::Reply(Err(error.into()))),
+                            ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(error.into()))),
                             sink => after.replies.push((sink, Err(error.into()))),
                         }
                         continue;
@@ -325,7 +330,7 @@ impl Node {
                     job.unswept = Some((ino, first, stalled));
                     let sweep = Request { creds: Creds::root(), op: Op::Sweep(ino) };
                     self.workers[self.core.workers]
-                        .push(QueuedRequest::new(sweep, Sink::Callback(Box::new(|_| ()))));
+                        .push(QueuedRequest::new(sweep, ReplyTarget::Callback(Box::new(|_| ()))));
                     self.send_on(self.core.workers, job, after);
                 }
             }
@@ -335,7 +340,7 @@ impl Node {
     /// Sends a job to another worker.
     fn send_on(&self, to: usize, job: QueuedRequest, after: &mut BatchOutcome) {
         match job.sink {
-            Sink::Caller => after.own = Some(OwnRequest::Moved(to, Box::new(job))),
+            ReplyTarget::Caller => after.own = Some(OwnRequest::Moved(to, Box::new(job))),
             _ => {
                 self.workers[to].push(job);
                 after.pending |= 1 << to;
@@ -350,7 +355,7 @@ impl Node {
         }
         for (sink, handed_back) in after.handed_back {
             match sink {
-                Sink::Ear(ear, number) => ear.hand_back(number, handed_back),
+                ReplyTarget::Sink(sink, number) => sink.hand_back(number, handed_back),
                 sink => sink.give(Err(several())),
             }
         }

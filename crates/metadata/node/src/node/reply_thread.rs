@@ -19,11 +19,11 @@ use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::request::{Outcome, Reply};
 
 use crate::pipeline::engine_error;
-use crate::worker::Sink;
+use crate::worker::ReplyTarget;
 
 /// A reply on its way out.
 pub(super) struct PendingReply {
-    pub sink: Sink,
+    pub sink: ReplyTarget,
     pub reply: Reply,
     pub kind: usize,
     pub since: Instant,
@@ -42,14 +42,14 @@ pub enum Replies {
 /// The thread that runs callbacks, if there is one. At most one round is queued for each batch that
 /// waits for the log.
 pub(super) struct ReplyThread {
-    rounds: Option<Sender<Vec<(Sink, Reply)>>>,
+    rounds: Option<Sender<Vec<(ReplyTarget, Reply)>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A way to hand replies to the reply thread, from any thread.
 #[derive(Clone)]
 pub(super) struct ReplyQueue {
-    rounds: Option<Sender<Vec<(Sink, Reply)>>>,
+    rounds: Option<Sender<Vec<(ReplyTarget, Reply)>>>,
     counters: Arc<[WorkerCounters]>,
     worker: usize,
     /// Callbacks do not hear of a failure of the store.
@@ -87,7 +87,7 @@ impl Drop for ReplyThread {
     }
 }
 
-fn deliver(incoming: &Receiver<Vec<(Sink, Reply)>>) {
+fn deliver(incoming: &Receiver<Vec<(ReplyTarget, Reply)>>) {
     for round in incoming {
         for (sink, reply) in round {
             sink.give(reply);
@@ -111,7 +111,10 @@ impl ReplyQueue {
         let end = Instant::now();
         let mut round = Vec::new();
         for pending in pending_replies {
-            if self.silent && result.is_err() && matches!(pending.sink, Sink::Callback(_) | Sink::Ear(..)) {
+            if self.silent
+                && result.is_err()
+                && matches!(pending.sink, ReplyTarget::Callback(_) | ReplyTarget::Sink(..))
+            {
                 continue;
             }
             // A refusal too: it waited because it was learned from changes that may not have been
@@ -123,7 +126,7 @@ impl ReplyQueue {
             let took = end.saturating_duration_since(pending.since);
             self.counters[self.worker].reply_shared(pending.kind, reply.is_err(), took);
             match pending.sink {
-                sink @ (Sink::Callback(_) | Sink::Ear(..)) => round.push((sink, reply)),
+                sink @ (ReplyTarget::Callback(_) | ReplyTarget::Sink(..)) => round.push((sink, reply)),
                 sink => sink.give(reply),
             }
         }
@@ -131,7 +134,7 @@ impl ReplyQueue {
     }
 
     /// Runs callbacks that waited for the log.
-    pub fn call(&self, round: Vec<(Sink, Reply)>) {
+    pub fn call(&self, round: Vec<(ReplyTarget, Reply)>) {
         let here = match &self.rounds {
             _ if round.is_empty() => return,
             Some(rounds) => match rounds.send(round) {

@@ -8,7 +8,7 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Outcome};
 
 use crate::perm;
-use crate::view::{Run, Stop, Use, View, fail, guard_of};
+use crate::view::{InodeUse, Run, Stop, View, fail, guard_of};
 
 /// Runs Access.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> Run<Answer> {
@@ -18,7 +18,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> R
     };
     let guard = match dir {
         Some(dir) => dir.guard,
-        None => view.find(inode, Use::Read)?.guard(),
+        None => view.find(inode, InodeUse::Read)?.guard(),
     };
     perm::check(creds, guard, mask & 7)?;
     Ok(Answer::Done)
@@ -31,7 +31,7 @@ pub fn of_removed(creds: &Creds, inode: &Inode, mask: u32) -> Result<(), Outcome
 
 /// Runs ReadLink. `EINVAL` for anything but a symbolic link.
 pub fn readlink(view: &mut View<'_>, inode: &InodeRef) -> Run<Answer> {
-    match view.find(inode, Use::Read)?.inode {
+    match view.find(inode, InodeUse::Read)?.inode {
         Inode { kind: Kind::Symlink, data: Data::Inline(target), .. } => Ok(Answer::Bytes(target)),
         _ => Err(fail(libc::EINVAL, "not a symbolic link")),
     }

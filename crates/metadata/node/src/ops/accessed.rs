@@ -17,18 +17,18 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Accessed, Answer};
 
 use crate::rows::Value;
-use crate::view::{At, Found, Run, Use, View};
+use crate::view::{At, InodeUse, LocatedInode, Run, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, inode: &InodeRef, accessed: Accessed) -> Run<Answer> {
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     let at = accessed.at.min(view.now);
     let stays = found.inode.flags.has(InodeFlags::IMMUTABLE.with(InodeFlags::NO_ATIME));
     if stays || at <= found.inode.atime || accessed.relative && !is_due(view, &found)? {
         return Ok(Answer::Done);
     }
     view.begin()?;
-    let Found { mut inode, at: place } = found;
+    let LocatedInode { mut inode, at: place } = found;
     inode.atime = at;
     inode.change = view.stamp;
     match place {
@@ -38,7 +38,7 @@ pub fn run(view: &mut View<'_>, inode: &InodeRef, accessed: Accessed) -> Run<Ans
     Ok(Answer::Done)
 }
 
-fn is_due(view: &mut View<'_>, found: &Found) -> Run<bool> {
+fn is_due(view: &mut View<'_>, found: &LocatedInode) -> Run<bool> {
     let inode = match (found.is_dir(), &view.core.cluster) {
         (false, _) => found.inode.clone(),
         (true, None) => view.shown_dir(found.inode.clone())?,

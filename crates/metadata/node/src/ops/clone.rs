@@ -13,7 +13,7 @@ use kestrel_types::request::{Answer, Creds};
 use crate::content::{self, Content};
 use crate::ops::xattr;
 use crate::perm;
-use crate::view::{Found, Run, Use, View, fail};
+use crate::view::{InodeUse, LocatedInode, Run, View, fail};
 
 /// Most chunks one request may touch.
 pub const CLONE_CHUNKS_MAX: u64 = 4096;
@@ -38,8 +38,8 @@ pub fn run(
     window: Window,
 ) -> Run<Answer> {
     view.need_exclusive()?;
-    let source = view.find(from, Use::Read)?;
-    let target = view.find(to, Use::Write)?;
+    let source = view.find(from, InodeUse::Read)?;
+    let target = view.find(to, InodeUse::Write)?;
     perm::check_mutable(target.inode.flags)?;
     check(&source.inode, &target.inode, window)?;
     let mode = match creds.uid {
@@ -57,7 +57,7 @@ pub fn run(
     view.begin()?;
 
     xattr::drop_capabilities(view, capabilities);
-    let Found { mut inode, at } = target;
+    let LocatedInode { mut inode, at } = target;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
     inode.mode = mode;

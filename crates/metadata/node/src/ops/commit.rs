@@ -22,11 +22,11 @@ use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData,
 use crate::content::{self, Content};
 use crate::ops::xattr;
 use crate::perm;
-use crate::view::{Found, Run, Stop, Use, View, fail};
+use crate::view::{InodeUse, LocatedInode, Run, Stop, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
-    let found = view.find(&commit.inode, Use::Write)?;
+    let found = view.find(&commit.inode, InodeUse::Write)?;
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));
     }
@@ -51,7 +51,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     view.begin()?;
 
     xattr::drop_capabilities(view, capabilities);
-    let Found { mut inode, at } = found;
+    let LocatedInode { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
     inode.mode = mode;
@@ -67,7 +67,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     Ok(Answer::Inode(Box::new(inode)))
 }
 
-fn new_content(view: &mut View<'_>, found: &Found, data: &NewData, size: u64) -> Run<Content> {
+fn new_content(view: &mut View<'_>, found: &LocatedInode, data: &NewData, size: u64) -> Run<Content> {
     let inode = &found.inode;
     match data {
         NewData::Unchanged => content::truncate(view, inode, size),

@@ -12,11 +12,11 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Outcome};
 
 use crate::content;
-use crate::view::{Run, Stop, Use, View, fail};
+use crate::view::{InodeUse, Run, Stop, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, inode: &InodeRef, chunk: u64, old: &[Extent], new: &[Extent]) -> Run<Answer> {
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));
     }

@@ -8,11 +8,11 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::Answer;
 
-use crate::view::{Run, Use, View, fail};
+use crate::view::{InodeUse, Run, View, fail};
 
 /// Runs GetAttr.
 pub fn run(view: &mut View<'_>, inode: &InodeRef) -> Run<Answer> {
-    let found = view.find(inode, Use::Read)?;
+    let found = view.find(inode, InodeUse::Read)?;
     Ok(Answer::Inode(Box::new(view.shown(found)?)))
 }
 

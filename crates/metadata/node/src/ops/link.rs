@@ -20,12 +20,12 @@ use super::make;
 use crate::perm::{self, GROUP_EXEC, READ, SET_GID, SET_UID, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::view::{At, Found, LINK_MAX, Run, Stop, Use, View, fail};
+use crate::view::{At, InodeUse, LINK_MAX, LocatedInode, Run, Stop, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef) -> Run<Answer> {
     view.need_exclusive()?;
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     let spot = view.spot(creds, place, true)?;
     if view.entry(spot.entry)?.is_some() {
         return Err(fail(libc::EEXIST, "the name exists"));
@@ -48,7 +48,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef
     view.want_moved(found.inode.ino)?;
     view.begin()?;
 
-    let Found { mut inode, at } = found;
+    let LocatedInode { mut inode, at } = found;
     let (ino, kind, size) = (inode.ino, inode.kind, inode.size.cast_signed());
     inode.nlink += 1;
     inode.ctime = view.now;
@@ -88,7 +88,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef
 /// The rule that Linux calls `protected_hardlinks` and all distributions turn on: who does not own
 /// a file may link it only if it is a regular one without set-id bits that he may read and write.
 /// The kernel leaves it to a daemon that checks permissions.
-fn check_source(creds: &Creds, found: &Found) -> Run<()> {
+fn check_source(creds: &Creds, found: &LocatedInode) -> Run<()> {
     const UNSAFE: FsError =
         FsError::new(libc::EPERM, "another user's file that the caller may not read and write");
     let inode = &found.inode;

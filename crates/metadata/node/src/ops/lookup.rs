@@ -7,12 +7,12 @@
 use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
-use crate::view::{Run, Use, View, fail};
+use crate::view::{InodeUse, Run, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let spot = view.spot(creds, place, false)?;
     view.want_shown(&spot, place.name.as_bytes());
-    let found = view.at_spot(&spot, Use::Read)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let found = view.at_spot(&spot, InodeUse::Read)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
     Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(view.shown(found)?) })
 }

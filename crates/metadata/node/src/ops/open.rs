@@ -22,11 +22,11 @@ use crate::perm::{self, EXEC, READ, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
 use crate::txn::RecordedReply;
-use crate::view::{At, Found, Run, Stop, Use, View, fail};
+use crate::view::{At, InodeUse, LocatedInode, Run, Stop, View, fail};
 
 /// What is needed of the inode.
-pub fn use_for(flags: &OpenFlags) -> Use {
-    if flags.truncate { Use::Write } else { Use::Open }
+pub fn use_for(flags: &OpenFlags) -> InodeUse {
+    if flags.truncate { InodeUse::Write } else { InodeUse::Open }
 }
 
 /// Runs Open.
@@ -57,12 +57,12 @@ pub fn at(view: &mut View<'_>, creds: &Creds, place: &PathRef, flags: &OpenFlags
 pub fn existing(
     view: &mut View<'_>,
     creds: &Creds,
-    found: Found,
+    found: LocatedInode,
     flags: &OpenFlags,
     parent: Option<InodeId>,
 ) -> Run<Answer> {
     // To cut it off as well is to open it: found to be changed, it may be another node's.
-    if !found.is_dir() && found.inode.nlink == 0 && !view.shows_orphans(found.inode.ino, Use::Open) {
+    if !found.is_dir() && found.inode.nlink == 0 && !view.shows_orphans(found.inode.ino, InodeUse::Open) {
         return Err(fail(libc::ESTALE, "the file does not exist any more"));
     }
     check(creds, &found, flags)?;
@@ -80,7 +80,7 @@ pub fn existing(
     Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent })
 }
 
-fn check(creds: &Creds, found: &Found, flags: &OpenFlags) -> Run<()> {
+fn check(creds: &Creds, found: &LocatedInode, flags: &OpenFlags) -> Run<()> {
     match found.inode.kind {
         Kind::Symlink => return Err(fail(libc::ELOOP, "a symbolic link cannot be opened")),
         Kind::Dir if flags.write || flags.truncate => {
@@ -106,7 +106,7 @@ fn check(creds: &Creds, found: &Found, flags: &OpenFlags) -> Run<()> {
     Ok(())
 }
 
-fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags) -> Run<Inode> {
+fn truncated(view: &mut View<'_>, creds: &Creds, found: LocatedInode, flags: &OpenFlags) -> Run<Inode> {
     let mode = match flags.kill_suid {
         true => perm::without_set_ids(creds, found.inode.mode, found.inode.gid)?,
         false => found.inode.mode,
@@ -120,7 +120,7 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags
     view.begin()?;
 
     xattr::drop_capabilities(view, capabilities);
-    let Found { mut inode, at } = found;
+    let LocatedInode { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
     if changes {
@@ -192,7 +192,7 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
         return Err(fail(libc::EINVAL, "no opens are claimed"));
     }
     view.need_exclusive()?;
-    let found = view.find(asked, Use::Claim)?;
+    let found = view.find(asked, InodeUse::Claim)?;
     let (ino, state) = (found.inode.ino, view.open_state(found.inode.ino));
     if found.is_dir() {
         return Err(fail(libc::EISDIR, "opens of directories are not counted"));

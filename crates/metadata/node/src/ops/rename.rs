@@ -25,7 +25,7 @@ use super::unlink::{Detach, check_removal};
 
 use crate::perm::{self, WRITE};
 use crate::rows::Value;
-use crate::view::{At, Found, Run, Spot, Use, View, encode_dir_id, fail};
+use crate::view::{At, InodeUse, LocatedInode, Run, Spot, View, encode_dir_id, fail};
 
 /// Runs the operation.
 pub fn run(
@@ -40,8 +40,8 @@ pub fn run(
     }
     view.need_exclusive()?;
     let (a, b) = (view.spot(creds, from, true)?, view.spot(creds, to, true)?);
-    let source = view.at_spot(&a, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
-    let target = view.at_spot(&b, Use::Write)?;
+    let source = view.at_spot(&a, InodeUse::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let target = view.at_spot(&b, InodeUse::Write)?;
     match &target {
         Some(_) if flags.no_replace => return Err(fail(libc::EEXIST, "the target exists")),
         None if flags.exchange => return Err(fail(libc::ENOENT, "no such entry to exchange")),
@@ -79,14 +79,14 @@ fn check_cycles(
     view: &mut View<'_>,
     a: &Spot,
     b: &Spot,
-    source: &Found,
-    target: Option<&Found>,
+    source: &LocatedInode,
+    target: Option<&LocatedInode>,
     flags: RenameFlags,
 ) -> Run<()> {
     if a.dir.ino == b.dir.ino {
         return Ok(());
     }
-    if source.is_dir() || flags.exchange && target.is_some_and(Found::is_dir) {
+    if source.is_dir() || flags.exchange && target.is_some_and(LocatedInode::is_dir) {
         view.lock_dir_renames()?;
     }
     if source.is_dir() && is_above(view, source.inode.ino, b.dir.ino)? {
@@ -122,8 +122,8 @@ fn check_permissions(
     creds: &Creds,
     a: &Spot,
     b: &Spot,
-    source: &Found,
-    target: Option<&Found>,
+    source: &LocatedInode,
+    target: Option<&LocatedInode>,
     flags: RenameFlags,
 ) -> Run<()> {
     check_removal(creds, a, source)?;
@@ -158,7 +158,7 @@ enum Replaced {
 }
 
 impl Replaced {
-    fn prepare(view: &mut View<'_>, target: Found, expected: Option<InodeId>) -> Run<Self> {
+    fn prepare(view: &mut View<'_>, target: LocatedInode, expected: Option<InodeId>) -> Run<Self> {
         if target.is_dir() {
             return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode, expected)?));
         }
@@ -180,7 +180,7 @@ impl Replaced {
     }
 }
 
-fn bytes_here(found: &Found) -> i64 {
+fn bytes_here(found: &LocatedInode) -> i64 {
     match found.at {
         At::Name { .. } => found.inode.size.cast_signed(),
         At::Dir(_) | At::Link { .. } => 0,
@@ -189,7 +189,7 @@ fn bytes_here(found: &Found) -> i64 {
 
 /// Takes what is at `spot` out of the directory's figures. The entry stays for the file that takes
 /// the place.
-fn leave(view: &mut View<'_>, spot: &Spot, found: &Found) -> Run<()> {
+fn leave(view: &mut View<'_>, spot: &Spot, found: &LocatedInode) -> Run<()> {
     let dir = found.is_dir();
     view.change_dir(spot.share, -1, -i64::from(dir), -bytes_here(found), true)?;
     if dir {
@@ -200,7 +200,7 @@ fn leave(view: &mut View<'_>, spot: &Spot, found: &Found) -> Run<()> {
 }
 
 /// Puts what came from elsewhere at `spot`.
-fn arrive(view: &mut View<'_>, spot: &Spot, name: &[u8], mut found: Found) -> Run<()> {
+fn arrive(view: &mut View<'_>, spot: &Spot, name: &[u8], mut found: LocatedInode) -> Run<()> {
     let ino = found.inode.ino;
     let dir = found.is_dir();
     view.change_dir(spot.share, 1, i64::from(dir), bytes_here(&found), true)?;

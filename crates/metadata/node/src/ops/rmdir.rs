@@ -15,13 +15,13 @@ use kestrel_types::request::{Answer, Creds};
 use super::unlink::check_removal;
 
 use crate::rows::{CellId, Value};
-use crate::view::{Run, Use, View, fail};
+use crate::view::{InodeUse, Run, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, expected: Option<InodeId>) -> Run<Answer> {
     view.need_exclusive()?;
     let spot = view.spot(creds, place, true)?;
-    let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let found = view.at_spot(&spot, InodeUse::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
     check_removal(creds, &spot, &found)?;
     if !found.is_dir() {
         return Err(fail(libc::ENOTDIR, "rmdir removes directories only"));

@@ -27,11 +27,11 @@ use crate::content::{self, Content};
 use crate::ops::xattr;
 use crate::perm::{self, SET_GID, WRITE};
 use crate::rows::Value;
-use crate::view::{At, Found, Run, Stop, Use, View, fail, guard_of};
+use crate::view::{At, InodeUse, LocatedInode, Run, Stop, View, fail, guard_of};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) -> Run<Answer> {
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     let mode = check(creds, &found.inode, set)?;
     // Linux takes them on a chown, too.
     let capabilities = match set.size.is_some() || set.uid.is_some() || set.gid.is_some() {
@@ -56,7 +56,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
     view.begin()?;
 
     xattr::drop_capabilities(view, capabilities);
-    let Found { mut inode, at } = found;
+    let LocatedInode { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
     if let Some(size) = set.size {

@@ -12,18 +12,18 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds};
 
 use crate::perm;
-use crate::view::{At, Found, Run, Use, View, fail};
+use crate::view::{At, InodeUse, LocatedInode, Run, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: InodeFlags) -> Run<Answer> {
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, flags)?;
     let is_dir = matches!(found.at, At::Dir(_));
     if is_dir {
         view.figures(found.inode.ino)?;
     }
     view.begin()?;
-    let Found { mut inode, at } = found;
+    let LocatedInode { mut inode, at } = found;
     inode.flags = flags;
     inode.ctime = view.now;
     inode.change = view.stamp;
@@ -33,7 +33,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: InodeFla
     Ok(Answer::Inode(Box::new(inode)))
 }
 
-fn check(creds: &Creds, found: &Found, flags: InodeFlags) -> Run<()> {
+fn check(creds: &Creds, found: &LocatedInode, flags: InodeFlags) -> Run<()> {
     let inode = &found.inode;
     if !perm::owns(creds, inode.uid) {
         return Err(fail(libc::EPERM, "only the owner sets flags"));

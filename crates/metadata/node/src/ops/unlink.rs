@@ -21,12 +21,12 @@ use crate::content::Removal;
 use crate::perm::{self, EXEC, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::view::{At, Found, Run, Spot, Use, View, fail};
+use crate::view::{At, InodeUse, LocatedInode, Run, Spot, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
     let spot = view.spot(creds, place, true)?;
-    let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let found = view.at_spot(&spot, InodeUse::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
     check_removal(creds, &spot, &found)?;
     if found.is_dir() {
         return Err(fail(libc::EISDIR, "unlink does not remove directories"));
@@ -39,7 +39,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {
 }
 
 /// Fails unless the caller may take this entry out of its directory.
-pub fn check_removal(creds: &Creds, spot: &Spot, found: &Found) -> Run<()> {
+pub fn check_removal(creds: &Creds, spot: &Spot, found: &LocatedInode) -> Run<()> {
     perm::check(creds, spot.dir.guard, WRITE | EXEC)?;
     perm::check_changeable(spot.dir.guard.flags())?;
     perm::check_sticky(creds, spot.dir.guard, found.inode.uid)?;
@@ -48,7 +48,7 @@ pub fn check_removal(creds: &Creds, spot: &Spot, found: &Found) -> Run<()> {
 
 /// A file that loses one of its names. The entry itself is the caller's to remove or replace.
 pub struct Detach {
-    found: Found,
+    found: LocatedInode,
     /// Present if the file goes with the name.
     removal: Option<Removal>,
     open: OpenState,
@@ -58,7 +58,7 @@ pub struct Detach {
 
 impl Detach {
     /// Reads what is needed.
-    pub fn prepare(view: &mut View<'_>, found: Found) -> Run<Self> {
+    pub fn prepare(view: &mut View<'_>, found: LocatedInode) -> Run<Self> {
         let open = view.open_state(found.inode.ino);
         let linked = matches!(found.at, At::Link { .. });
         let only_here = view.is_only_here(&found)?;
@@ -86,7 +86,7 @@ impl Detach {
 
     /// Does it; the inode with the names it has left.
     pub fn apply(self, view: &mut View<'_>) -> Run<Inode> {
-        let Found { mut inode, at } = self.found;
+        let LocatedInode { mut inode, at } = self.found;
         let (ino, size) = (inode.ino, inode.size.cast_signed());
         inode.nlink = if matches!(at, At::Link { .. }) { inode.nlink.saturating_sub(1) } else { 0 };
         inode.ctime = view.now;

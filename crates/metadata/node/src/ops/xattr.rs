@@ -21,7 +21,7 @@ use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, Xat
 
 use crate::perm::{self, READ, STICKY, WRITE};
 use crate::rows::{CellId, Value};
-use crate::view::{Found, Run, Use, View, fail};
+use crate::view::{InodeUse, LocatedInode, Run, View, fail};
 
 /// Most bytes of all names of one inode, NULs included: a bound on what one operation reads. Linux
 /// lists 64 KiB of them.
@@ -74,7 +74,7 @@ fn space_of(name: &[u8]) -> Run<Space> {
     Err(fail(libc::EOPNOTSUPP, "extended attributes of this namespace are not supported"))
 }
 
-fn check(creds: &Creds, found: &Found, space: Space, write: bool) -> Run<()> {
+fn check(creds: &Creds, found: &LocatedInode, space: Space, write: bool) -> Run<()> {
     if write {
         perm::check_changeable(found.inode.flags)?;
     }
@@ -104,7 +104,7 @@ fn missing() -> crate::view::Stop {
 /// Runs GetXattr.
 pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
     let space = space_of(name)?;
-    let found = view.find(inode, Use::Read)?;
+    let found = view.find(inode, InodeUse::Read)?;
     check(creds, &found, space, false)?;
     if !found.inode.xattrs {
         return Err(missing());
@@ -134,7 +134,7 @@ pub fn drop_capabilities(view: &mut View<'_>, cell: Option<CellId>) {
 
 /// Runs ListXattr.
 pub fn list(view: &mut View<'_>, creds: &Creds, inode: &InodeRef) -> Run<Answer> {
-    let found = view.find(inode, Use::Read)?;
+    let found = view.find(inode, InodeUse::Read)?;
     let mut names = Vec::new();
     if found.inode.xattrs {
         for cell in view.xattrs(found.inode.ino)? {
@@ -164,7 +164,7 @@ pub fn set(
     if flags.create && flags.replace {
         return Err(fail(libc::EINVAL, "create and replace exclude each other"));
     }
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, space, true)?;
     let (mut names, mut exists) = (name.len() + 1, false);
     if found.inode.xattrs {
@@ -195,7 +195,7 @@ pub fn set(
 /// Runs RemoveXattr.
 pub fn remove(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
     let space = space_of(name)?;
-    let found = view.find(inode, Use::Write)?;
+    let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, space, true)?;
     if !found.inode.xattrs {
         return Err(missing());
@@ -209,8 +209,8 @@ pub fn remove(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8])
     touch(view, found)
 }
 
-fn touch(view: &mut View<'_>, found: Found) -> Run<Answer> {
-    let Found { mut inode, at } = found;
+fn touch(view: &mut View<'_>, found: LocatedInode) -> Run<Answer> {
+    let LocatedInode { mut inode, at } = found;
     inode.xattrs = true;
     inode.ctime = view.now;
     inode.change = view.stamp;

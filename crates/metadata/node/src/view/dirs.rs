@@ -13,7 +13,8 @@ use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
 
 use super::{
-    DIR_SIZE, Found, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail, guard_of,
+    DIR_SIZE, LocatedInode, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail,
+    guard_of,
 };
 use crate::owners::DIR_RENAMES;
 use crate::perm::{self, Dentry, EXEC};
@@ -302,7 +303,7 @@ impl View<'_> {
 
     /// An inode as it is shown.
     #[inline]
-    pub fn shown(&mut self, found: Found) -> Run<Inode> {
+    pub fn shown(&mut self, found: LocatedInode) -> Run<Inode> {
         if found.inode.kind != Kind::Dir {
             return Ok(found.inode);
         }

@@ -42,7 +42,7 @@ pub struct Planned {
 
 /// What a caller wants with an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum InodeUse {
     /// Look at it.
     Read,
     /// Count an open.
@@ -88,14 +88,14 @@ impl At {
 
 /// An inode and where its record lies.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct LocatedInode {
     /// The record; a directory's without the figures of its shares.
     pub inode: Inode,
     /// Where it lies.
     pub at: At,
 }
 
-impl Found {
+impl LocatedInode {
     /// What decides about permissions on it.
     pub fn guard(&self) -> Guard {
         guard_of(&self.inode)
@@ -117,21 +117,27 @@ impl View<'_> {
     /// What an entry stands for; `None` if there is no such name. A directory comes without its
     /// figures.
     #[inline]
-    pub fn at_spot(&mut self, spot: &Spot, using: Use) -> Run<Option<Found>> {
-        if using == Use::Write && matches!(self.entry(spot.entry)?, Some(Entry::Link { .. })) {
+    pub fn at_spot(&mut self, spot: &Spot, using: InodeUse) -> Run<Option<LocatedInode>> {
+        if using == InodeUse::Write && matches!(self.entry(spot.entry)?, Some(Entry::Link { .. })) {
             self.need_exclusive()?;
         }
         self.at_name(spot.entry, spot.dir.ino, spot.home, using)
     }
 
-    fn at_name(&mut self, cell: CellId, parent: InodeId, home: usize, using: Use) -> Run<Option<Found>> {
+    fn at_name(
+        &mut self,
+        cell: CellId,
+        parent: InodeId,
+        home: usize,
+        using: InodeUse,
+    ) -> Run<Option<LocatedInode>> {
         match self.entry(cell)? {
             None => Ok(None),
             Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => {
-                Ok(Some(Found { inode: inode.clone(), at: At::Dir(cell) }))
+                Ok(Some(LocatedInode { inode: inode.clone(), at: At::Dir(cell) }))
             }
             Some(Entry::Inode(inode)) => {
-                Ok(Some(Found { inode: inode.clone(), at: At::Name { cell, home, parent } }))
+                Ok(Some(LocatedInode { inode: inode.clone(), at: At::Name { cell, home, parent } }))
             }
             Some(Entry::Link { ino, .. }) => {
                 let ino = *ino;
@@ -144,38 +150,38 @@ impl View<'_> {
     }
 
     /// An inode in table `link`.
-    fn at_number(&mut self, ino: InodeId, using: Use) -> Run<Option<Found>> {
+    fn at_number(&mut self, ino: InodeId, using: InodeUse) -> Run<Option<LocatedInode>> {
         let cell = self.link_cell(ino);
         let Some(inode) = self.link(cell)? else { return Ok(None) };
         let inode = inode.clone();
         let home = self.home_of_inode(ino);
         // A file without names may go away at its last release, which runs at its own worker.
-        let owner_only = using == Use::Write || using == Use::Open && inode.nlink == 0;
+        let owner_only = using == InodeUse::Write || using == InodeUse::Open && inode.nlink == 0;
         if owner_only && !self.holds(home) {
             return Err(self.forward(home, Route::Number));
         }
         if inode.nlink == 0 && !self.shows_orphans(ino, using) {
             return Ok(None);
         }
-        Ok(Some(Found { inode, at: At::Link { cell, home } }))
+        Ok(Some(LocatedInode { inode, at: At::Link { cell, home } }))
     }
 
     /// Whether a file without names is to be had.
-    pub fn shows_orphans(&self, ino: InodeId, using: Use) -> bool {
+    pub fn shows_orphans(&self, ino: InodeId, using: InodeUse) -> bool {
         match (self.table, using) {
-            (_, Use::Claim) => true,
+            (_, InodeUse::Claim) => true,
             // If it is not open it is kept in case a client claims it; nobody else can know it.
             (None, _) => self.open_state(ino).count > 0,
             // Others may have it open. Once they have said that they do not, nobody but its home
             // may count an open of it.
-            (Some(table), Use::Open) => table.home_of(ino) == table.me,
-            (Some(_), Use::Read | Use::Write) => true,
+            (Some(table), InodeUse::Open) => table.home_of(ino) == table.me,
+            (Some(_), InodeUse::Read | InodeUse::Write) => true,
         }
     }
 
     /// An inode that a request names. `ESTALE` if it does not exist any more.
     #[inline]
-    pub fn find(&mut self, inode: &InodeRef, using: Use) -> Run<Found> {
+    pub fn find(&mut self, inode: &InodeRef, using: InodeUse) -> Run<LocatedInode> {
         let found = match self.route {
             Route::AsAsked => match &inode.seen {
                 Some((parent, name)) => self.find_at(inode.ino, *parent, name.as_bytes(), using)?,
@@ -188,27 +194,33 @@ impl View<'_> {
             Some(found) => found,
             None => self.find_by_number(inode.ino, using)?,
         };
-        if using == Use::Write && matches!(found.at, At::Dir(_)) {
+        if using == InodeUse::Write && matches!(found.at, At::Dir(_)) {
             self.need_exclusive()?;
         }
         Ok(found)
     }
 
-    fn find_at(&mut self, ino: InodeId, parent: InodeId, name: &[u8], using: Use) -> Run<Option<Found>> {
+    fn find_at(
+        &mut self,
+        ino: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        using: InodeUse,
+    ) -> Run<Option<LocatedInode>> {
         let cell = self.entry_cell(parent, name);
         if self.entry(cell)?.is_none_or(|entry| entry.ino() != ino) {
             return Ok(None);
         }
         let home = self.home_of_name(parent, name);
         let found = self.at_name(cell, parent, home, using)?;
-        let named = matches!(found, Some(Found { at: At::Name { .. }, .. }));
-        if named && using != Use::Read && !self.holds(home) {
+        let named = matches!(found, Some(LocatedInode { at: At::Name { .. }, .. }));
+        if named && using != InodeUse::Read && !self.holds(home) {
             return Err(self.forward(home, Route::Name(parent, name.into())));
         }
         Ok(found)
     }
 
-    fn find_by_number(&mut self, ino: InodeId, using: Use) -> Run<Found> {
+    fn find_by_number(&mut self, ino: InodeId, using: InodeUse) -> Run<LocatedInode> {
         if let Some((parent, name)) = self.moved(ino)?
             && let Some(found) = self.find_at(ino, parent, &name, using)?
         {
@@ -220,7 +232,7 @@ impl View<'_> {
         self.at_number(ino, using)?.ok_or(fail(libc::ESTALE, "the file does not exist any more"))
     }
 
-    fn find_dir_record(&mut self, ino: InodeId) -> Run<Option<Found>> {
+    fn find_dir_record(&mut self, ino: InodeId) -> Run<Option<LocatedInode>> {
         // Ask for the other possibility at the same time, so that either costs one fetch.
         if ino != ROOT && self.core.replica.get(ino).is_none() {
             self.link_cell(ino);
@@ -231,14 +243,14 @@ impl View<'_> {
         let cell = self.entry_cell(parent, &name);
         match self.entry(cell)? {
             Some(Entry::Inode(inode)) if inode.ino == ino && inode.kind == Kind::Dir => {
-                Ok(Some(Found { inode: inode.clone(), at: At::Dir(cell) }))
+                Ok(Some(LocatedInode { inode: inode.clone(), at: At::Dir(cell) }))
             }
             _ => Err(damaged("dirid", &DecodeError("names another inode"))),
         }
     }
 
     /// A directory's record by number.
-    pub fn dir_record(&mut self, ino: InodeId) -> Run<Found> {
+    pub fn dir_record(&mut self, ino: InodeId) -> Run<LocatedInode> {
         self.find_dir_record(ino)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
     }
 

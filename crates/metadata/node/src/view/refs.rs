@@ -8,11 +8,11 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::placement::Owner;
 use kestrel_types::stat::ObjStat;
 
-use super::{At, Found, Run, Stop, View, damaged, decode_dir_id, encode_dir_id, fail};
+use super::{At, LocatedInode, Run, Stop, View, damaged, decode_dir_id, encode_dir_id, fail};
 use crate::effects::OpenUndo;
+use crate::ref_deltas::RefDeltas;
 use crate::rows::{CellId, Value, number_of, share_suffix};
 use crate::session::{Moved, NewPath, OpenState};
-use crate::tally::Tally;
 
 /// Rows of a file's chunks, by chunk.
 pub type Chunks = Vec<(u64, CellId)>;
@@ -68,7 +68,7 @@ impl View<'_> {
     /// Whether no client can have a file open at another node than this one: it lies where it was
     /// made, at its home, and never lay elsewhere or had a second name, the name alone says which
     /// node leads requests for it, and always did.
-    pub fn is_only_here(&mut self, found: &Found) -> Run<bool> {
+    pub fn is_only_here(&mut self, found: &LocatedInode) -> Run<bool> {
         let Some(table) = self.table else { return Ok(true) };
         let ino = found.inode.ino;
         let at_home = match found.at {
@@ -211,7 +211,7 @@ impl View<'_> {
 
     /// The place of a file that was found elsewhere than its client saw it, if a restart would
     /// forget the way.
-    pub fn strayed(&mut self, asked: &InodeRef, found: &Found) -> Option<NewPath> {
+    pub fn strayed(&mut self, asked: &InodeRef, found: &LocatedInode) -> Option<NewPath> {
         let At::Name { cell, parent, .. } = found.at else { return None };
         if !self.core.serves || self.core.cluster.is_some() {
             return None;
@@ -226,7 +226,7 @@ impl View<'_> {
 
     /// Asks for the shares that a tally is going to change. Before [`View::begin`].
     /// `shared`: a file refers to what is added already, so it cannot be what is being deleted.
-    pub fn want_objects(&mut self, tally: &mut Tally, home: usize, shared: bool) -> Run<()> {
+    pub fn want_objects(&mut self, tally: &mut RefDeltas, home: usize, shared: bool) -> Run<()> {
         tally.merge();
         let home = self.core.own_share(home);
         for (object, bytes) in tally.items() {
@@ -262,7 +262,7 @@ impl View<'_> {
     /// ([`crate::node::Node::due_objects`]). So when the sum becomes nought either the part of the
     /// node that released last is not above nought, and the row is written here, or another node's
     /// is below nought.
-    pub fn book(&mut self, tally: &Tally, home: usize) -> Run<()> {
+    pub fn book(&mut self, tally: &RefDeltas, home: usize) -> Run<()> {
         let home = self.core.own_share(home);
         for (object, bytes) in tally.items() {
             let own = self.rows.cell(Table::ObjStat, *object, &share_suffix(home));

@@ -53,7 +53,7 @@ pub struct World {
     pub model: Model,
     known: Vec<Known>,
     next_object: u64,
-    synced: BTreeMap<u64, Arc<kestrel_model::Node>>,
+    synced: BTreeMap<u64, Arc<kestrel_model::ModelInode>>,
     faults: bool,
     /// What happened, for the message of a failure.
     trace: Vec<String>,
@@ -113,7 +113,7 @@ impl World {
     }
 
     /// One of the inodes that are as wanted, if there are any.
-    fn such(&self, a: u8, c: u8, wanted: impl Fn(&kestrel_model::Node) -> bool) -> InodeRef {
+    fn such(&self, a: u8, c: u8, wanted: impl Fn(&kestrel_model::ModelInode) -> bool) -> InodeRef {
         let known = self
             .known
             .iter()
@@ -287,7 +287,7 @@ impl World {
             215..=219 => Op::Symlink(self.place(raw.a, raw.b), vec![b'x'; 1 + usize::from(raw.c)].into()),
             220..=223 => Op::TmpFile { dir: self.dir(raw.a), mode, exclusive: raw.d % 3 == 0 },
             224..=229 => {
-                let stored = |n: &kestrel_model::Node| {
+                let stored = |n: &kestrel_model::ModelInode| {
                     n.kind == Kind::File && n.layout != Layout::Inline && n.size > 0
                 };
                 let from = self.such(raw.a, raw.c, stored);

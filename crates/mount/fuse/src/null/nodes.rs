@@ -14,7 +14,7 @@ use crate::abi::ROOT_ID;
 pub(super) type Children = HashMap<Box<[u8]>, u64, BuildHasherDefault<NameHasher>>;
 
 /// A file or directory. It exists as long as it has a name or the kernel remembers it.
-pub(super) struct Node {
+pub(super) struct NullInode {
     pub(super) size: AtomicU64,
     /// Lookups that have not been forgotten.
     pub(super) lookups: AtomicU64,
@@ -26,7 +26,7 @@ pub(super) struct Node {
     pub(super) children: Mutex<Option<Box<Children>>>,
 }
 
-impl Node {
+impl NullInode {
     pub(super) fn is_directory(&self) -> bool {
         self.stamp.load(Ordering::Relaxed) & 1 != 0
     }
@@ -55,8 +55,8 @@ impl Node {
 }
 
 /// Nodes by id: a table of tables, so that finding one takes no lock and growing moves nothing.
-pub(super) struct Nodes {
-    pages: Box<[OnceLock<Box<[Node]>>]>,
+pub(super) struct NullInodes {
+    pages: Box<[OnceLock<Box<[NullInode]>>]>,
     next: AtomicU64,
     free: Mutex<Vec<u64>>,
 }
@@ -66,9 +66,9 @@ const PAGE_NODES: usize = 1 << 12;
 /// Pages: room for 2^28 nodes.
 const PAGES: usize = 1 << 16;
 
-impl Nodes {
-    pub(super) fn new() -> Nodes {
-        let nodes = Nodes {
+impl NullInodes {
+    pub(super) fn new() -> NullInodes {
+        let nodes = NullInodes {
             pages: (0..PAGES).map(|_| OnceLock::new()).collect(),
             next: AtomicU64::new(ROOT_ID),
             free: Mutex::default(),
@@ -79,18 +79,18 @@ impl Nodes {
     }
 
     #[inline]
-    pub(super) fn get(&self, id: u64) -> Answer<&Node> {
+    pub(super) fn get(&self, id: u64) -> Answer<&NullInode> {
         let (page, at) = (id as usize / PAGE_NODES, id as usize % PAGE_NODES);
         self.pages.get(page).and_then(|page| page.get()).map(|page| &page[at]).ok_or(libc::ESTALE)
     }
 
     /// A node with one name and one lookup.
-    pub(super) fn create(&self, directory: bool, file_bytes: u64) -> Answer<(u64, &Node)> {
+    pub(super) fn create(&self, directory: bool, file_bytes: u64) -> Answer<(u64, &NullInode)> {
         let recycled = self.free.lock().pop();
         let id = recycled.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed));
         let page = self.pages.get(id as usize / PAGE_NODES).ok_or(libc::ENOSPC)?;
-        let node =
-            &page.get_or_init(|| (0..PAGE_NODES).map(|_| Node::vacant()).collect())[id as usize % PAGE_NODES];
+        let node = &page.get_or_init(|| (0..PAGE_NODES).map(|_| NullInode::vacant()).collect())
+            [id as usize % PAGE_NODES];
         let stamp = node.stamp.load(Ordering::Relaxed) & !1;
         node.stamp.store(stamp.wrapping_add(2) | u32::from(directory), Ordering::Relaxed);
         node.size.store(if directory { 4096 } else { file_bytes }, Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl Nodes {
 
     /// The node has neither name nor lookup. Unlink and forget may both find that, so the first one
     /// marks it.
-    fn recycle(&self, id: u64, node: &Node) {
+    fn recycle(&self, id: u64, node: &NullInode) {
         if node.links.compare_exchange(0, u32::MAX, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             *node.children.lock() = None;
             self.free.lock().push(id);
@@ -128,9 +128,9 @@ impl Nodes {
     }
 }
 
-impl Node {
-    fn vacant() -> Node {
-        Node {
+impl NullInode {
+    fn vacant() -> NullInode {
+        NullInode {
             size: AtomicU64::new(0),
             lookups: AtomicU64::new(0),
             links: AtomicU32::new(u32::MAX),

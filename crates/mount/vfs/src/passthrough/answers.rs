@@ -7,8 +7,8 @@ use kestrel_fuse::{self as fuse, Negotiated, Notifier, Reply};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 
-use super::node::{Live, Node};
-use super::{Change, Mode, Opening, Passthrough};
+use super::open_inode::{Live, OpenInode};
+use super::{OpenMode, Opening, Passthrough, VolumeChange};
 use crate::core::Core;
 
 /// Whether files that lie whole in the local cache are read by the kernel itself.
@@ -109,7 +109,7 @@ impl PassthroughState {
 /// here.
 pub struct LiveFile {
     passthrough: Arc<Passthrough>,
-    node: Arc<Node>,
+    node: Arc<OpenInode>,
     live: Arc<Live>,
 }
 
@@ -183,8 +183,8 @@ impl Core {
         let opening = Opening { fh, inode, reads, writes, truncated, direct, may_begin };
         let (core, again) = (self.clone(), passthrough.clone());
         let settled = move |mode| match mode {
-            Ok(Mode::Ordinary) => answer(Ok(opened)),
-            Ok(Mode::Passed { backing, direct }) => {
+            Ok(OpenMode::Ordinary) => answer(Ok(opened)),
+            Ok(OpenMode::Passed { backing, direct }) => {
                 let no_flush = opened.flags.0 & fuse::OpenFlags::NOFLUSH.0;
                 opened.flags = fuse::OpenFlags(no_flush) | fuse::OpenFlags::PASSTHROUGH;
                 if direct {
@@ -224,7 +224,7 @@ impl Core {
     pub fn following<T: Send + 'static>(
         &self,
         ino: InodeId,
-        change: impl FnOnce(&T) -> Change + Send + 'static,
+        change: impl FnOnce(&T) -> VolumeChange + Send + 'static,
         done: Done<T>,
     ) -> Done<T> {
         let Some(passthrough) = self.passthrough.get().cloned() else { return done };
@@ -232,7 +232,7 @@ impl Core {
         Box::new(move |result: FsResult<T>| {
             let change = match &result {
                 Ok(value) => change(value),
-                Err(error) if may_be_half_done(error) => Change::Unknown,
+                Err(error) if may_be_half_done(error) => VolumeChange::Unknown,
                 Err(_) => return done(result),
             };
             let followed = move |followed: FsResult<()>| {

@@ -15,7 +15,7 @@ use kestrel_client::fs::{CHUNK_BYTES, chunk_sum, wait};
 use kestrel_types::error::FsResult;
 
 use super::Passthrough;
-use super::node::{Live, Node, failed};
+use super::open_inode::{Live, OpenInode, failed};
 
 /// What is compared, and so written, at a time, bytes: the unit of maps.
 const PAGE_BYTES: usize = 4096;
@@ -25,7 +25,7 @@ impl Passthrough {
     ///
     /// # Errors
     /// Those of reading and writing; what was not brought is found again the next time.
-    pub(super) fn collect(self: &Arc<Self>, node: &Arc<Node>, live: &Arc<Live>) -> FsResult<()> {
+    pub(super) fn collect(self: &Arc<Self>, node: &Arc<OpenInode>, live: &Arc<Live>) -> FsResult<()> {
         let Some(writer) = live.writer.get() else { return Ok(()) };
         let _turn = node.turn.lock();
         let len = live.len().map_err(|error| failed("looking at", &error))?;

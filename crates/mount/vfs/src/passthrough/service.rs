@@ -17,8 +17,8 @@ use kestrel_client::fs::{Caller, FileHandle, Fs, wait};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 
-use super::node::{Live, Node, failed};
-use super::{Answer, Change, Opening, Passthrough};
+use super::open_inode::{Live, OpenInode, failed};
+use super::{Answer, Opening, Passthrough, VolumeChange};
 
 /// Bytes read at a time.
 const PIECE_BYTES: usize = 4 << 20;
@@ -41,13 +41,13 @@ type Then = Box<dyn FnOnce(FsResult<()>) + Send>;
 
 pub(super) enum Job {
     /// An open that needs the copy to be changed first, or a handle for maps.
-    Open { node: Arc<Node>, live: Arc<Live>, opening: Opening, answer: Answer },
+    Open { node: Arc<OpenInode>, live: Arc<Live>, opening: Opening, answer: Answer },
     /// The volume has changed.
-    Change { node: Arc<Node>, live: Arc<Live>, change: Change, then: Then },
+    Change { node: Arc<OpenInode>, live: Arc<Live>, change: VolumeChange, then: Then },
     /// What was stored through maps is wanted.
-    Collect { node: Arc<Node>, live: Arc<Live>, then: Then },
+    Collect { node: Arc<OpenInode>, live: Arc<Live>, then: Then },
     /// Nobody has the copy open any more.
-    Linger(Arc<Node>),
+    Linger(Arc<OpenInode>),
     /// Nothing follows.
     Stop,
 }
@@ -90,7 +90,7 @@ impl Service {
 
 /// An inode with a copy that no process has open.
 struct Lingering {
-    node: Arc<Node>,
+    node: Arc<OpenInode>,
     collected: Instant,
 }
 
@@ -153,7 +153,12 @@ impl Passthrough {
         }
     }
 
-    fn make_ready(self: &Arc<Self>, node: &Arc<Node>, live: &Arc<Live>, opening: &Opening) -> FsResult<()> {
+    fn make_ready(
+        self: &Arc<Self>,
+        node: &Arc<OpenInode>,
+        live: &Arc<Live>,
+        opening: &Opening,
+    ) -> FsResult<()> {
         if opening.reads && opening.writes && live.writer.get().is_none() {
             let writer = self.fs.open_unseen(node.ino, true)?;
             if let Err(second) = live.writer.set(writer) {
@@ -168,19 +173,19 @@ impl Passthrough {
     }
 
     /// Changes the copy as the volume was changed. The caller holds the turn.
-    fn follow(self: &Arc<Self>, ino: InodeId, live: &Live, change: Change) -> FsResult<()> {
+    fn follow(self: &Arc<Self>, ino: InodeId, live: &Live, change: VolumeChange) -> FsResult<()> {
         let size = wait(|done| self.fs.getattr(Caller::ROOT, ino, done))?.size;
         match change {
             // Another size: something came after it.
-            Change::Size(wanted) if wanted == size => live.resize(size),
-            Change::Part { offset, len } => {
+            VolumeChange::Size(wanted) if wanted == size => live.resize(size),
+            VolumeChange::Part { offset, len } => {
                 let handle = self.fs.open_unseen(ino, false)?;
                 let copied = copy_part(&self.fs, &handle, live, offset, Some(len)).map(drop);
                 self.fs.release(handle, Box::new(drop));
                 let has = live.len().map_err(|error| failed("looking at", &error))?;
                 if has == size { copied } else { copied.and_then(|()| live.resize(size)) }
             }
-            Change::Size(_) | Change::Unknown => self.refresh(ino, live),
+            VolumeChange::Size(_) | VolumeChange::Unknown => self.refresh(ino, live),
         }
     }
 

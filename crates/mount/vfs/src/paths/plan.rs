@@ -14,7 +14,7 @@ use super::{Counters, Paths};
 use crate::convert;
 
 /// How a LOOKUP is answered.
-pub enum Plan {
+pub enum LookupPlan {
     /// With this errno: a walk that measures the hints.
     Probe(i32),
     /// "A directory", without asking.
@@ -31,7 +31,7 @@ pub enum Plan {
         /// at.
         directory: bool,
         /// What the caller will do with it.
-        then: Use,
+        then: WalkUse,
     },
     /// By asking.
     Ask {
@@ -40,7 +40,7 @@ pub enum Plan {
         /// What for.
         purpose: Purpose,
         /// What the caller will do with it.
-        then: Use,
+        then: WalkUse,
     },
     /// The directory is gone.
     Gone,
@@ -49,14 +49,14 @@ pub enum Plan {
 /// What a walk will do with what is at its end, as far as that may be refused in a sticky
 /// directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Use {
+pub struct WalkUse {
     /// A symbolic link is followed.
     follow: bool,
     /// It would have been created, and is opened.
     create: bool,
 }
 
-impl Use {
+impl WalkUse {
     fn of(hint: &Hint) -> Self {
         let Intent { create, exclusive, follow, .. } = hint.intent;
         Self { follow, create: create && !exclusive }
@@ -91,27 +91,27 @@ fn names_something(rest: &[u8]) -> bool {
 
 impl Paths {
     /// Decides on a LOOKUP.
-    pub fn plan(self: &Arc<Self>, caller: Caller, lookup: Lookup, name: &Name) -> Plan {
+    pub fn plan(self: &Arc<Self>, caller: Caller, lookup: Lookup, name: &Name) -> LookupPlan {
         let dir = lookup.nodeid;
         if dir == ROOT
             && let Some(errno) = self.hints.probe(&lookup, name.as_bytes())
         {
-            return Plan::Probe(errno);
+            return LookupPlan::Probe(errno);
         }
         let told = self.hints.take(&lookup, name.as_bytes());
         let purpose = if told == HintResult::Creation { Purpose::Create } else { Purpose::Look };
         let Some(hint) = told.walk() else {
             Counters::count(&self.counters.unhinted);
-            return self.ask(dir, name, purpose, Use::default());
+            return self.ask(dir, name, purpose, WalkUse::default());
         };
         if hint.may_fake() && names_something(&hint.rest) {
             if self.may_be_directory(dir, name) {
                 Counters::count(&self.counters.faked);
-                return Plan::Fake(self.fake(dir, name));
+                return LookupPlan::Fake(self.fake(dir, name));
             }
             if let Some(entry) = self.listed_directory(caller, dir, name) {
                 Counters::count(&self.counters.faked);
-                return Plan::Fake(entry);
+                return LookupPlan::Fake(entry);
             }
         }
         if !hint.follows && !hint.revalidate && hint.intent.open {
@@ -121,7 +121,7 @@ impl Paths {
         let fresh = hint.revalidate || hint.intent.open;
         let purpose = if fresh { Purpose::Fresh } else { Purpose::Look };
         let purpose = if hint.keeps { Purpose::Keep } else { purpose };
-        self.ask(dir, name, purpose, Use::of(&hint))
+        self.ask(dir, name, purpose, WalkUse::of(&hint))
     }
 
     /// Whether a name in mid-path may be taken for a directory's.
@@ -135,7 +135,7 @@ impl Paths {
     }
 
     /// The last name of a path that will be opened.
-    fn open(&self, hint: &Hint, lookup: Lookup, name: &Name) -> Plan {
+    fn open(&self, hint: &Hint, lookup: Lookup, name: &Name) -> LookupPlan {
         let dir = lookup.nodeid;
         let forecast = hint.open_flags.map(|flags| flags as i32);
         let there = self.files.has(dir, name);
@@ -145,7 +145,7 @@ impl Paths {
             let writes = forecast.is_some_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY);
             if writes {
                 Counters::count(&self.counters.left_to_create);
-                return Plan::LeaveToCreate;
+                return LookupPlan::LeaveToCreate;
             }
         }
         Counters::count(&self.counters.hinted);
@@ -157,15 +157,20 @@ impl Paths {
             {
                 let (flags, directory) = (convert::open_flags(flags as u32, false), hint.intent.directory);
                 let place = self.place(dir, name.clone());
-                place.map_or(Plan::Gone, |place| Plan::Open { place, flags, directory, then: Use::of(hint) })
+                place.map_or(LookupPlan::Gone, |place| LookupPlan::Open {
+                    place,
+                    flags,
+                    directory,
+                    then: WalkUse::of(hint),
+                })
             }
-            _ => self.ask(dir, name, Purpose::Fresh, Use::of(hint)),
+            _ => self.ask(dir, name, Purpose::Fresh, WalkUse::of(hint)),
         }
     }
 
-    fn ask(&self, dir: u64, name: &Name, purpose: Purpose, then: Use) -> Plan {
+    fn ask(&self, dir: u64, name: &Name, purpose: Purpose, then: WalkUse) -> LookupPlan {
         let place = self.place(dir, name.clone());
-        place.map_or(Plan::Gone, |place| Plan::Ask { place, purpose, then })
+        place.map_or(LookupPlan::Gone, |place| LookupPlan::Ask { place, purpose, then })
     }
 }
 

@@ -19,7 +19,7 @@ use rustc_hash::FxHashMap;
 const WAIT: Duration = Duration::from_secs(1);
 
 /// What waits.
-pub enum Found {
+pub enum PreparedOpen {
     /// An open file.
     File(Opened),
     /// A directory that may be read, by its number.
@@ -35,7 +35,7 @@ pub struct Waiting {
     /// How it is open.
     pub flags: OpenFlags,
     /// What it is.
-    pub found: Found,
+    pub found: PreparedOpen,
 }
 
 /// All that wait, by thread: a thread has one call at a time.
@@ -92,7 +92,7 @@ impl Waiting {
 
     /// Gives it back.
     pub fn give_back(self, fs: &Arc<Fs>) {
-        if let Found::File(opened) = self.found {
+        if let PreparedOpen::File(opened) = self.found {
             fs.abandon(opened.handle, Box::new(drop));
         }
     }

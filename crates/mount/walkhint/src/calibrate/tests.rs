@@ -1,14 +1,17 @@
 use super::*;
-use crate::hint::Call;
+use crate::hint::SystemCall;
 
 /// What the kernel would show for a walk, with the bits of Linux 6.18.
 fn flags_of(number: usize) -> u32 {
     [0, 0x400, 0x1_0000, 0x3_0000, 0x7_0000, 0x1_0002, 0, 0x80, 1][number]
 }
 
-fn call_of(number: usize) -> Call {
+fn call_of(number: usize) -> SystemCall {
     let opens = walks::OPENS.iter().find(|&&(kind, _)| kind as usize == number);
-    opens.map_or(Call::default(), |&(_, flags)| Call { number: libc::SYS_openat, args: [0, flags.into(), 0] })
+    opens.map_or(SystemCall::default(), |&(_, flags)| SystemCall {
+        number: libc::SYS_openat,
+        args: [0, flags.into(), 0],
+    })
 }
 
 /// Plays all probe walks, each with what `change` makes of its record.
@@ -101,7 +104,7 @@ fn registers_that_show_something_else_are_not_used() {
         }
     });
     assert!(!probes.flags().unwrap().calls);
-    assert!(!play(|_, walk| walk.call = Call::default()).flags().unwrap().calls);
+    assert!(!play(|_, walk| walk.call = SystemCall::default()).flags().unwrap().calls);
 }
 
 #[test]

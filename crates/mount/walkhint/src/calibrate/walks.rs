@@ -15,7 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Without it, opens and stats would differ in LOOKUP_FOLLOW.
 const BASE: u32 = libc::O_NOFOLLOW as u32;
 
-/// Flags that 64-bit Linux adds to every open, as `Call::open_flags` does.
+/// Flags that 64-bit Linux adds to every open, as `SystemCall::open_flags` does.
 const ADDED: u32 = if cfg!(target_arch = "aarch64") { 0o400_000 } else { 0o100_000 };
 
 /// The walks that open, with what their registers must show.

@@ -16,7 +16,7 @@ const FLAGS: Flags = Flags {
 
 fn walk(text: &[u8], flags: u32) -> Walk<'_> {
     let component = text.iter().position(|&byte| byte == b'/').unwrap_or(text.len());
-    Walk { flags, depth: 0, component_bytes: component as u32, caller: 7, call: Call::default(), text }
+    Walk { flags, depth: 0, component_bytes: component as u32, caller: 7, call: SystemCall::default(), text }
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn within_a_link() {
 #[test]
 fn calls_that_keep_and_calls_that_make() {
     let at = |flags: i32| [0, flags as u64, 0];
-    let call = |number, args| Call { number, args };
+    let call = |number, args| SystemCall { number, args };
     assert!(call(libc::SYS_openat, at(libc::O_PATH | libc::O_DIRECTORY)).keeps());
     assert!(!call(libc::SYS_openat, at(libc::O_DIRECTORY)).keeps());
     assert!(!call(libc::SYS_newfstatat, at(libc::O_PATH)).keeps());
@@ -72,7 +72,7 @@ fn calls_that_keep_and_calls_that_make() {
     assert!(
         call(libc::SYS_mkdirat, [0; 3]).makes_a_name() && !call(libc::SYS_unlinkat, [0; 3]).makes_a_name()
     );
-    assert!(!call(Call::NONE, [0; 3]).makes_a_name());
+    assert!(!call(SystemCall::NONE, [0; 3]).makes_a_name());
     let kept = Walk { call: call(libc::SYS_openat, at(libc::O_PATH)), ..walk(b"a", 0) };
     assert!(kept.hint(b"a", &FLAGS).unwrap().keeps);
     let below = Walk { call: kept.call, ..walk(b"a/b", FLAGS.parent) };
@@ -108,7 +108,7 @@ fn a_walk_elsewhere_says_nothing() {
 #[test]
 fn open_flags() {
     let with = |number, args| {
-        let call = Call { number, args };
+        let call = SystemCall { number, args };
         Walk { call, ..walk(b"f", FLAGS.open) }.hint(b"f", &FLAGS).unwrap().open_flags
     };
     const LARGE: u32 = if cfg!(target_arch = "aarch64") { 0o400_000 } else { 0o100_000 };
@@ -116,10 +116,10 @@ fn open_flags() {
     assert_eq!(with(libc::SYS_openat, [0, libc::O_CLOEXEC as u64 | 1, 0]), Some(1 | LARGE));
     assert_eq!(with(libc::SYS_openat2, [0, 99, 1]), Some(1 | LARGE));
     assert_eq!(with(libc::SYS_execve, [77, 77, 77]), Some(0x20 | LARGE));
-    for number in [Call::NONE, libc::SYS_read, libc::SYS_io_uring_enter, libc::SYS_newfstatat] {
+    for number in [SystemCall::NONE, libc::SYS_read, libc::SYS_io_uring_enter, libc::SYS_newfstatat] {
         assert_eq!(with(number, [0, 2, 0]), None);
     }
-    let call = Call { number: libc::SYS_openat, args: [0, 2, 0] };
+    let call = SystemCall { number: libc::SYS_openat, args: [0, 2, 0] };
     let stat = Walk { call, ..walk(b"f", 0) };
     assert_eq!(stat.hint(b"f", &FLAGS).unwrap().open_flags, None, "without the intent");
     let opening = Walk { call, ..walk(b"f", FLAGS.open) };
@@ -136,7 +136,7 @@ proptest! {
         (flags, depth, component_bytes) in (any::<u32>(), 0u32..3, 0u32..5),
         number in -1i64..500,
     ) {
-        let call = Call { number, args: [u64::MAX; 3] };
+        let call = SystemCall { number, args: [u64::MAX; 3] };
         let walk = Walk { flags, depth, component_bytes, caller: 1, call, text: &text };
         if let Some(hint) = walk.hint(&name, &FLAGS) {
             prop_assert!(text.starts_with(&name) && text.ends_with(&hint.rest));

@@ -150,7 +150,7 @@ pub fn create_array(value_bytes: usize, entries: u32) -> io::Result<OwnedFd> {
 }
 
 /// What a program is to be attached to.
-pub enum Target<'a> {
+pub enum AttachTarget<'a> {
     RawTracepoint,
     /// The entry of a function: its BTF type number, and its module's BTF.
     Fentry {
@@ -167,7 +167,7 @@ pub struct Refused {
 
 /// Has a program verified and loaded. On refusal it is tried again with the log on, which costs
 /// time.
-pub fn load_program(code: &[u64], target: &Target<'_>) -> Result<OwnedFd, Refused> {
+pub fn load_program(code: &[u64], target: &AttachTarget<'_>) -> Result<OwnedFd, Refused> {
     match try_load(code, target, &mut []) {
         Ok(program) => Ok(program),
         // Not permitted to load anything: there is no verdict to read.
@@ -185,7 +185,7 @@ pub fn load_program(code: &[u64], target: &Target<'_>) -> Result<OwnedFd, Refuse
     }
 }
 
-fn try_load(code: &[u64], target: &Target<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
+fn try_load(code: &[u64], target: &AttachTarget<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
     // The helpers that read kernel memory are for programs under the GPL, says the kernel; this is
     // what it asks for. It concerns the few instructions assembled here, which are offered under
     // either licence.
@@ -198,7 +198,7 @@ fn try_load(code: &[u64], target: &Target<'_>, log: &mut [u8]) -> io::Result<Own
         name: NAME,
         ..ProgLoad::default()
     };
-    if let Target::Fentry { function, module } = target {
+    if let AttachTarget::Fentry { function, module } = target {
         attr.prog_type = PROG_TYPE_TRACING;
         attr.expected_attach_type = ATTACH_FENTRY;
         attr.attach_btf_id = *function;

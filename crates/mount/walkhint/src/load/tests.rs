@@ -10,7 +10,7 @@ fn the_verifier_accepts_every_variant() {
     };
     let module = fs::read(MODULE_BTF).ok();
     let btf = Btf::parse(&kernel, module.as_deref()).unwrap();
-    let layout = match Layout::find(&btf) {
+    let layout = match KernelLayout::find(&btf) {
         Ok(layout) => layout,
         Err(e) => return println!("skipped: {e}"),
     };
@@ -21,12 +21,12 @@ fn the_verifier_accepts_every_variant() {
         Err(e) => return println!("skipped: BPF is not permitted: {e}"),
     };
     for entry in [
-        Entry::Tracepoint { numbered: true },
-        Entry::Tracepoint { numbered: false },
-        Entry::Function { mount: 0 },
-        Entry::Function { mount: 1 },
+        EntryPoint::Tracepoint { numbered: true },
+        EntryPoint::Tracepoint { numbered: false },
+        EntryPoint::Function { mount: 0 },
+        EntryPoint::Function { mount: 1 },
     ] {
-        match verified(&layout, entry, &slots, &control, &Target::RawTracepoint) {
+        match verified(&layout, entry, &slots, &control, &AttachTarget::RawTracepoint) {
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => return println!("skipped: {e}"),
             Err(e) => panic!("{entry:?}: {e}\n{}", e.verifier_log().unwrap_or_default()),
@@ -38,7 +38,7 @@ fn the_verifier_accepts_every_variant() {
 #[test]
 fn the_verifiers_words_are_kept() {
     // mov r0, r9 (never set); exit
-    match sys::load_program(&[0x90bf, 0x95], &Target::RawTracepoint) {
+    match sys::load_program(&[0x90bf, 0x95], &AttachTarget::RawTracepoint) {
         Ok(_) => panic!("the verifier accepts anything"),
         Err(refused) if refused.cause.raw_os_error() == Some(libc::EPERM) => {
             println!("skipped: {}", refused.cause);

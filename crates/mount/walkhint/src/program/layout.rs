@@ -30,7 +30,7 @@ impl Span {
 
 /// Where the program looks. All in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct KernelLayout {
     /// `fuse_req.in.h`: the header as the server will read it.
     pub req_header: i32,
     /// `fuse_req.fm`.
@@ -97,10 +97,10 @@ pub struct Layout {
     pub regs_call_bytes: u32,
 }
 
-impl Layout {
+impl KernelLayout {
     /// Finds them in the running kernel's BTF, `fuse` included. What only one way of attaching
     /// needs is asked for all the same: every kernel that this works with has it.
-    pub fn find(btf: &Btf<'_>) -> Result<Layout> {
+    pub fn find(btf: &Btf<'_>) -> Result<KernelLayout> {
         // `btf` bounds offsets to 1 MiB.
         let at = |st: &str, path: &str, size| btf.offset(st, path, size).map(|at| at as i32);
         let upid_bytes = btf.struct_size("upid")?;
@@ -118,7 +118,7 @@ impl Layout {
         let (walk_name, walk_name_bytes) =
             (at("nameidata", "last.name", 8)?, at("nameidata", "last.len", 4)?);
         let (dentry_sb, dentry_inode) = (at("dentry", "d_sb", 8)?, at("dentry", "d_inode", 8)?);
-        Ok(Layout {
+        Ok(KernelLayout {
             req_header: btf.field("fuse_req", "in.h")?.offset as i32,
             req_mount: at("fuse_req", "fm", 8)?,
             args_opcode: at("fuse_args", "opcode", 4)?,

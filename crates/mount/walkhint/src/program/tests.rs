@@ -2,7 +2,7 @@ use super::*;
 use crate::btf::Btf;
 
 /// Offsets of a Linux 6.18 on x86-64, as its BTF has them.
-const LINUX_6_18: Layout = Layout {
+const LINUX_6_18: KernelLayout = KernelLayout {
     req_header: 56,
     req_mount: 136,
     args_opcode: 8,
@@ -36,11 +36,11 @@ const LINUX_6_18: Layout = Layout {
     regs_call_bytes: 8,
 };
 
-const ENTRIES: [Entry; 4] = [
-    Entry::Tracepoint { numbered: true },
-    Entry::Tracepoint { numbered: false },
-    Entry::Function { mount: 0 },
-    Entry::Function { mount: 1 },
+const ENTRIES: [EntryPoint; 4] = [
+    EntryPoint::Tracepoint { numbered: true },
+    EntryPoint::Tracepoint { numbered: false },
+    EntryPoint::Function { mount: 0 },
+    EntryPoint::Function { mount: 1 },
 ];
 
 #[test]
@@ -84,7 +84,7 @@ fn its_stack_does_not_overlap() {
 /// What is missing or has another shape is named.
 #[test]
 fn unknown_kernels_are_refused() {
-    let error = Layout::find(&Btf::parse(&empty(), None).unwrap()).unwrap_err();
+    let error = KernelLayout::find(&Btf::parse(&empty(), None).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "kernel BTF has no struct upid");
 }
 
@@ -105,7 +105,7 @@ fn the_running_kernel_is_known() {
     };
     let module = std::fs::read("/sys/kernel/btf/fuse").ok();
     let btf = Btf::parse(&kernel, module.as_deref()).unwrap();
-    match Layout::find(&btf) {
+    match KernelLayout::find(&btf) {
         Ok(layout) => println!("{layout:?}"),
         Err(Error::Missing(what)) if what.contains("fuse") => {
             println!("skipped: module fuse is not loaded: {what}")

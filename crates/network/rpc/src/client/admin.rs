@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde_json::Value;
 
-use super::duty::Duty;
-use super::{Remote, Sink};
-use crate::session::{CallId, Patience};
+use super::reentrancy::ReentrancyGuard;
+use super::{CallCompletion, Remote};
+use crate::session::{CallDeadline, CallId};
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,13 +69,13 @@ impl Remote {
         on_event: &mut dyn FnMut(Value),
     ) -> Result<Value, AdminError> {
         let shared = &self.shared;
-        debug_assert!(!Duty::of(shared).is_on(), "a completion must not wait");
+        debug_assert!(!ReentrancyGuard::of(shared).is_on(), "a completion must not wait");
         let limit = limit.and_then(|limit| Nanos::try_from(limit.as_nanos()).ok()).unwrap_or(Nanos::MAX);
-        let patience = Patience::Connection(shared.now().saturating_add(limit));
+        let deadline = CallDeadline::Connection(shared.now().saturating_add(limit));
         let question = question.to_string().into_bytes().into_boxed_slice();
         let (asker, words) = channel();
         shared.ask(|link| {
-            let id = link.submit(Body::Admin(question), patience, Sink::Admin);
+            let id = link.submit(Body::Admin(question), deadline, CallCompletion::Admin);
             // Under the link's lock: no answer can come before this.
             shared.admin.0.lock().insert(id, asker);
         });

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::wire::{self, Frames, ToClient, Welcome};
 
+use super::completion::CallCompletion;
 use super::dial::NotDialed;
-use super::duty::Duty;
-use super::sink::Sink;
+use super::reentrancy::ReentrancyGuard;
 use super::socket::Socket;
 use super::{Life, Shared, Start, count, dial};
 use crate::backoff::{Backoff, PAUSE_MAX};
-use crate::session::{Completion, Event};
+use crate::session::{FinishedCall, LinkEvent};
 
 /// A connection that served for less time than this counts as a failed attempt: whatever ended it
 /// may do so again.
@@ -38,7 +38,7 @@ struct Outage {
 
 /// Until the connection is closed: connects, serves, and again.
 pub(super) fn run(shared: &Shared) {
-    Duty::of(shared).take();
+    ReentrancyGuard::of(shared).take();
     connect(shared);
     *shared.life.lock() = Life::Ended;
     shared.changed.notify_all();
@@ -206,7 +206,7 @@ impl Reader<'_> {
         let shared = self.shared;
         let mut frames = Frames::default();
         let mut messages: Vec<ToClient> = Vec::new();
-        let mut ended: Vec<Completion<Sink>> = Vec::new();
+        let mut ended: Vec<FinishedCall<CallCompletion>> = Vec::new();
         loop {
             if shared.writer.is_stuck() {
                 // Answers are taken while requests wait for room; see the module's header.
@@ -256,13 +256,13 @@ impl Reader<'_> {
     }
 
     /// Passes on what precedes answers, and answers what else happened.
-    fn told(&self) -> VecDeque<Event> {
-        let mut events: VecDeque<Event> = {
+    fn told(&self) -> VecDeque<LinkEvent> {
+        let mut events: VecDeque<LinkEvent> = {
             let mut link = self.shared.link.lock();
             std::iter::from_fn(|| link.next_event()).collect()
         };
         events.retain_mut(|event| {
-            if let Event::Told { id, json } = event {
+            if let LinkEvent::Told { id, json } = event {
                 self.shared.admin.told(*id, std::mem::take(json));
                 return false;
             }
@@ -272,23 +272,23 @@ impl Reader<'_> {
     }
 
     /// Does what events ask for, and those that come of it.
-    fn events(&mut self, mut events: VecDeque<Event>) -> Result<(), String> {
+    fn events(&mut self, mut events: VecDeque<LinkEvent>) -> Result<(), String> {
         let shared = self.shared;
         loop {
             let event = events.pop_front().or_else(|| shared.link.lock().next_event());
             match event {
                 None => return Ok(()),
-                Some(Event::Welcomed(welcome)) => self.welcomed(welcome)?,
-                Some(Event::Serving) => self.serving(),
-                Some(Event::Table { version }) => shared.holder.newer_table(version),
-                Some(Event::ReclaimWanted { lost }) => {
+                Some(LinkEvent::Welcomed(welcome)) => self.welcomed(welcome)?,
+                Some(LinkEvent::Serving) => self.serving(),
+                Some(LinkEvent::Table { version }) => shared.holder.newer_table(version),
+                Some(LinkEvent::ReclaimWanted { lost }) => {
                     let held = shared.holder.reclaim(lost);
                     shared.link.lock().reclaim(held);
                     shared.writer.offer();
                 }
-                Some(Event::Reclaimed { lost, replies }) => shared.holder.reclaimed(replies, lost),
-                Some(Event::Told { id, json }) => shared.admin.told(id, json),
-                Some(Event::Refused(refused)) => {
+                Some(LinkEvent::Reclaimed { lost, replies }) => shared.holder.reclaimed(replies, lost),
+                Some(LinkEvent::Told { id, json }) => shared.admin.told(id, json),
+                Some(LinkEvent::Refused(refused)) => {
                     // Some refusals pass: too many connections, a node that starts or stops.
                     let passing = matches!(
                         refused.errno,

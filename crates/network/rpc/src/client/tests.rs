@@ -1,6 +1,6 @@
 //! Real connections on loopback: outages of every kind, and the model of a node behind them.
 
-mod several;
+mod cluster;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -36,7 +36,7 @@ struct Notes {
     stranger: AtomicBool,
 }
 
-impl Holder for Notes {
+impl ReclaimSource for Notes {
     fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
         if self.stranger.load(Ordering::SeqCst) { Err("it is another volume".into()) } else { Ok(()) }
     }

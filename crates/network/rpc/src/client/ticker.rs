@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::duty::Duty;
+use super::reentrancy::ReentrancyGuard;
 use super::{Life, Shared};
-use crate::session::Pulse;
+use crate::session::ConnectionHealth;
 
 /// Shortest and longest time between two looks. What is asked meanwhile may have a deadline before
 /// the next one, which is then missed by no more than this, and no more than a quarter of the
@@ -16,7 +16,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Until the connection is closed.
 pub(super) fn run(shared: &Shared) {
-    Duty::of(shared).take();
+    ReentrancyGuard::of(shared).take();
     let longest = (shared.config.deadline / 4).clamp(PAUSE.0, PAUSE.1);
     let mut ended = Vec::new();
     loop {
@@ -31,7 +31,7 @@ pub(super) fn run(shared: &Shared) {
         if overdue {
             shared.holder.overdue();
         }
-        if pulse == Pulse::Lost {
+        if pulse == ConnectionHealth::Lost {
             log::debug!("net: the metadata server is silent; connecting again");
             shared.writer.cut();
         }

@@ -35,7 +35,7 @@ struct WriteState {
 
 /// The way out.
 #[derive(Default)]
-pub(super) struct Writer {
+pub(super) struct SocketWriter {
     desk: Mutex<WriteState>,
     /// The link has output that nobody has taken.
     offered: AtomicBool,
@@ -48,7 +48,7 @@ pub(super) struct Writer {
     present: Mutex<Option<Arc<Socket>>>,
 }
 
-impl Writer {
+impl SocketWriter {
     /// There is something in the link's output.
     pub fn offer(&self) {
         self.offered.store(true, Ordering::Relaxed);

@@ -54,7 +54,7 @@ mod tests {
             to: 2,
             table: 1,
             nonce: [3; 16],
-            birth: 4,
+            node_uuid: 4,
             epoch: 5,
             start: 6,
             address: "a:1".into(),

@@ -20,7 +20,7 @@ fn config(address: SocketAddr) -> PeerConfig {
         to,
         table: 1,
         nonce,
-        birth: 4,
+        node_uuid: 4,
         epoch: 5,
         start: 6,
         address: here,

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::channel::Channel;
 use super::connection::Task;
-use super::{Shared, count, settle};
+use super::{Shared, count, sniff};
 
 /// Pause after an accept that failed for want of something (descriptors, memory).
 const PAUSE: Duration = Duration::from_millis(100);
@@ -68,7 +68,7 @@ fn begin(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr, number: u64)
     }
     let shared = shared.clone();
     tokio::spawn(async move {
-        if let Some((stream, connection)) = settle::settle(&shared, &channel, stream, peer).await {
+        if let Some((stream, connection)) = sniff::settle(&shared, &channel, stream, peer).await {
             Task::new(shared, channel, stream, connection, (number, peer)).run().await;
         }
         drop(entry);

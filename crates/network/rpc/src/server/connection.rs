@@ -12,7 +12,7 @@ use kestrel_types::wire::{self, FRAME_BYTES_MAX, Frames, HELLO_BYTES_MAX, ToServ
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::channel::{Channel, Order};
-use super::settle::Stream;
+use super::sniff::Stream;
 use super::{BATCH_MAX, Shared, count};
 use crate::handler::Connection;
 

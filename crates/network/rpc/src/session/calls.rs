@@ -4,7 +4,7 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::request::Op;
 use kestrel_types::wire::{Body, Call, LockRequest};
 
-use super::{CALLS_MAX, Patience};
+use super::{CALLS_MAX, CallDeadline};
 
 /// Bits of an id that are the place in the table; the rest counts how often the place was used.
 const PLACE_BITS: u32 = PLACES_MAX.ilog2();
@@ -19,7 +19,7 @@ pub struct CallId(pub u64);
 
 /// The waiter for the answer.
 #[derive(Debug)]
-pub(super) enum Owner<D> {
+pub(super) enum CallOwner<D> {
     /// Somebody.
     Asker(D),
     /// Nobody any more, but what becomes of it matters to the session.
@@ -43,8 +43,8 @@ pub(super) enum Sent {
 #[derive(Debug)]
 pub(super) struct Pending<D> {
     pub call: Call,
-    pub owner: Owner<D>,
-    pub patience: Patience,
+    pub owner: CallOwner<D>,
+    pub deadline: CallDeadline,
     /// Counts calls in the order they were asked, which is the order of sending.
     pub order: u64,
     pub sent: Sent,
@@ -54,9 +54,9 @@ pub(super) struct Pending<D> {
 impl<D> Pending<D> {
     /// When it ends at the latest, with the node not heard of since `silent_since`.
     pub fn limit(&self, silent_since: Option<Nanos>) -> Nanos {
-        match (&self.owner, self.patience) {
-            (Owner::Asker(_), Patience::Until(time) | Patience::Connection(time)) => time,
-            (Owner::Asker(_), Patience::Outage(longest)) => {
+        match (&self.owner, self.deadline) {
+            (CallOwner::Asker(_), CallDeadline::Until(time) | CallDeadline::Connection(time)) => time,
+            (CallOwner::Asker(_), CallDeadline::Outage(longest)) => {
                 silent_since.map_or(Nanos::MAX, |since| since.saturating_add(longest))
             }
             _ => Nanos::MAX,

@@ -10,8 +10,8 @@ use kestrel_types::wire::{
     ToServer, Versions, Welcome,
 };
 
-use super::calls::{Owner, Pending, Sent};
-use super::{Broken, CallId, Event, Link, Parts, Patience, Stage, mark_last, undo};
+use super::calls::{CallOwner, Pending, Sent};
+use super::{Broken, CallDeadline, CallId, Link, LinkEvent, Parts, Stage, mark_last, undo};
 
 /// Shortest lease that makes sense, nanoseconds; a node that grants less is taken to grant this.
 const LEASE_MIN: Nanos = kestrel_types::clock::SECOND / 100;
@@ -57,11 +57,11 @@ impl<D> Link<D> {
             self.earliest = now;
         }
         self.fail_all(
-            |pending| pending.sent == Sent::Now && matches!(pending.patience, Patience::Connection(_)),
+            |pending| pending.sent == Sent::Now && matches!(pending.deadline, CallDeadline::Connection(_)),
             libc::EIO,
             "the connection to the metadata server was lost before the answer came: ask again",
         );
-        for id in self.calls.ids(|pending| matches!(pending.owner, Owner::Reclaim)) {
+        for id in self.calls.ids(|pending| matches!(pending.owner, CallOwner::Reclaim)) {
             self.calls.remove(id);
         }
         for pending in self.calls.iter_mut().filter(|pending| pending.sent == Sent::Now) {
@@ -97,7 +97,7 @@ impl<D> Link<D> {
             // again when the call is.
             (Stage::Welcomed { .. }, ToClient::Reply(_)) => Ok(()),
             (Stage::Up, ToClient::Event { id, json }) => {
-                self.events.push_back(Event::Told { id: CallId(id), json });
+                self.events.push_back(LinkEvent::Told { id: CallId(id), json });
                 Ok(())
             }
             (Stage::Reclaiming { .. } | Stage::Up, ToClient::Pong { table }) => {
@@ -136,7 +136,7 @@ impl<D> Link<D> {
                 "the metadata server does not let this client in: its log, and this client's, say why",
             );
         }
-        self.events.push_back(Event::Refused(refused));
+        self.events.push_back(LinkEvent::Refused(refused));
         Broken(why)
     }
 
@@ -150,7 +150,7 @@ impl<D> Link<D> {
         self.lease = Nanos::from(welcome.lease_ms).saturating_mul(1_000_000).max(LEASE_MIN);
         let (session, table) = (welcome.session, welcome.table);
         self.stage = Stage::Welcomed { since: self.heard, greeted, session, table };
-        self.events.push_back(Event::Welcomed(welcome));
+        self.events.push_back(LinkEvent::Welcomed(welcome));
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl<D> Link<D> {
         if let Some(lost) = self.lost {
             self.stats.reclaims += 1;
             self.stage = Stage::Reclaiming { parts: None };
-            self.events.push_back(Event::ReclaimWanted { lost });
+            self.events.push_back(LinkEvent::ReclaimWanted { lost });
         } else {
             self.serve(false);
         }
@@ -185,7 +185,7 @@ impl<D> Link<D> {
     /// any more. A node that knows nothing of us does not know either what became of numbered
     /// calls.
     fn forget(&mut self, lost: SessionState) {
-        for id in self.calls.ids(|pending| matches!(pending.owner, Owner::GivenUp)) {
+        for id in self.calls.ids(|pending| matches!(pending.owner, CallOwner::GivenUp)) {
             self.end(id, Err(FsError::new(libc::EIO, "given up")));
         }
         if lost == SessionState::New {
@@ -197,8 +197,8 @@ impl<D> Link<D> {
         }
     }
 
-    /// What the driver holds of the session: answer to [`Event::ReclaimWanted`]. Ignored at other
-    /// times.
+    /// What the driver holds of the session: answer to [`LinkEvent::ReclaimWanted`]. Ignored at
+    /// other times.
     pub fn reclaim(&mut self, mut held: Vec<Reclaim>) {
         if !matches!(self.stage, Stage::Reclaiming { parts: None }) {
             return;
@@ -207,7 +207,7 @@ impl<D> Link<D> {
         let mut parts =
             Parts { ids: Vec::with_capacity(held.len()), replies: Vec::with_capacity(held.len()) };
         for part in held {
-            let id = self.enqueue(Body::Reclaim(part), Patience::Always, Owner::Reclaim);
+            let id = self.enqueue(Body::Reclaim(part), CallDeadline::Always, CallOwner::Reclaim);
             self.queue.pop_back();
             if let Some(pending) = self.calls.get_mut(id) {
                 pending.call.retry = true;
@@ -232,7 +232,7 @@ impl<D> Link<D> {
         if parts.replies.iter().all(Option::is_some) {
             let replies = parts.replies.drain(..).flatten().collect();
             let lost = self.lost.take().unwrap_or(SessionState::Restarted);
-            self.events.push_back(Event::Reclaimed { lost, replies });
+            self.events.push_back(LinkEvent::Reclaimed { lost, replies });
             self.serve(true);
         }
     }
@@ -247,7 +247,7 @@ impl<D> Link<D> {
         self.queue.extend(self.calls.ids(|pending| pending.sent == Sent::Never));
         self.announce = reclaimed;
         self.cancels.clear();
-        self.events.push_back(Event::Serving);
+        self.events.push_back(LinkEvent::Serving);
         self.retried();
         self.pump();
     }
@@ -262,11 +262,11 @@ impl<D> Link<D> {
             return Err(Broken("the metadata server answered something that was not asked".into()));
         }
         match &pending.owner {
-            Owner::Asker(_) => {}
-            Owner::Reclaim => return self.reclaimed(id, reply.answered),
-            Owner::GivenUp => {
+            CallOwner::Asker(_) => {}
+            CallOwner::Reclaim => return self.reclaimed(id, reply.answered),
+            CallOwner::GivenUp => {
                 if let Some(body) = undoing(pending, &reply.answered) {
-                    self.enqueue(body, Patience::Always, Owner::GivenUp);
+                    self.enqueue(body, CallDeadline::Always, CallOwner::GivenUp);
                 }
             }
         }

@@ -92,7 +92,7 @@ fn run(steps: Vec<Step>) {
     let mut world = World::new();
     for (number, step) in steps.into_iter().enumerate() {
         let number = number as u64;
-        let until = Patience::Until(world.now + DEADLINE);
+        let until = CallDeadline::Until(world.now + DEADLINE);
         match step {
             Step::Make => world.ask(make(number), Asked::Make(number), until),
             Step::Create => {
@@ -114,14 +114,14 @@ fn run(steps: Vec<Step>) {
                     *asked == Asked::Release(ino) && !world.outcomes.contains_key(index)
                 });
                 if world.held.get(&ino).copied().unwrap_or(0) > releasing.count() as i64 {
-                    world.ask(op(Op::Release(ino)), Asked::Release(ino), Patience::Always);
+                    world.ask(op(Op::Release(ino)), Asked::Release(ino), CallDeadline::Always);
                 }
             }
             Step::Read => world.ask(op(Op::GetAttr(InodeRef::by_id(3))), Asked::Other, until),
-            Step::Lock => world.ask(lock(true), Asked::Other, Patience::Outage(DEADLINE)),
+            Step::Lock => world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE)),
             Step::Admin => {
                 let question = Body::Admin(b"{}".to_vec().into());
-                world.ask(question, Asked::Other, Patience::Connection(world.now + DEADLINE));
+                world.ask(question, Asked::Other, CallDeadline::Connection(world.now + DEADLINE));
             }
             Step::Cancel(which) if !world.ids.is_empty() => {
                 world.link.cancel(world.ids[which % world.ids.len()]);
@@ -169,7 +169,7 @@ fn up() -> World {
 #[test]
 fn a_lost_answer_is_given_again() {
     let mut world = up();
-    world.ask(make(1), Asked::Make(1), Patience::Until(DEADLINE));
+    world.ask(make(1), Asked::Make(1), CallDeadline::Until(DEADLINE));
     world.deliver_up(usize::MAX);
     assert_eq!(world.down.len(), 1);
     world.cut();
@@ -182,7 +182,7 @@ fn a_lost_answer_is_given_again() {
 fn the_window_holds_back_what_does_not_fit() {
     let mut world = up();
     for number in 0..WINDOW + 10 {
-        world.ask(make(number), Asked::Make(number), Patience::Until(DEADLINE));
+        world.ask(make(number), Asked::Make(number), CallDeadline::Until(DEADLINE));
     }
     assert_eq!(world.up.len() as u64, WINDOW);
     // All but the oldest are answered: nothing moves on.
@@ -202,7 +202,7 @@ fn the_window_holds_back_what_does_not_fit() {
 fn too_many_calls_are_refused_and_none_is_lost() {
     let mut world = World::new();
     for _ in 0..CALLS_MAX + 5 {
-        world.ask(op(Op::GetAttr(InodeRef::by_id(3))), Asked::Other, Patience::Always);
+        world.ask(op(Op::GetAttr(InodeRef::by_id(3))), Asked::Other, CallDeadline::Always);
     }
     let refused =
         world.outcomes.values().filter(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::EAGAIN));
@@ -218,7 +218,7 @@ fn late_success_of_an_abandoned_open() {
     world.ask(
         op(Op::Open(InodeRef::by_id(2), OpenFlags::default())),
         Asked::Open(2),
-        Patience::Until(DEADLINE),
+        CallDeadline::Until(DEADLINE),
     );
     world.deliver_up(usize::MAX);
     world.now = DEADLINE;
@@ -273,16 +273,16 @@ fn overdue_node() {
 #[test]
 fn ending_of_calls_not_yet_sent() {
     let mut world = up();
-    world.ask(make(1), Asked::Other, Patience::Until(DEADLINE));
+    world.ask(make(1), Asked::Other, CallDeadline::Until(DEADLINE));
     world.cut();
     world.connect();
     world.settle();
-    world.ask(make(2), Asked::Other, Patience::Until(DEADLINE));
+    world.ask(make(2), Asked::Other, CallDeadline::Until(DEADLINE));
     world.link.fail_waiting(|_| true, "test");
     world.settle();
-    world.ask(make(3), Asked::Other, Patience::Until(DEADLINE));
+    world.ask(make(3), Asked::Other, CallDeadline::Until(DEADLINE));
     world.cut();
-    world.ask(make(4), Asked::Other, Patience::Until(DEADLINE));
+    world.ask(make(4), Asked::Other, CallDeadline::Until(DEADLINE));
     world.link.fail_waiting(|_| true, "test");
     world.connect();
     world.settle();
@@ -294,7 +294,7 @@ fn ending_of_calls_not_yet_sent() {
 #[test]
 fn waiting_lock_and_an_outage() {
     let mut world = up();
-    world.ask(lock(true), Asked::Other, Patience::Outage(DEADLINE));
+    world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
     world.now = 100 * SECOND;
     world.heard_until_now();
@@ -317,13 +317,13 @@ fn waiting_lock_and_an_outage() {
 #[test]
 fn a_cancelled_wait_ends_with_the_answer_of_the_node() {
     let mut world = up();
-    world.ask(lock(true), Asked::Other, Patience::Outage(DEADLINE));
+    world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
     world.link.cancel(world.ids[0]);
     world.settle();
     assert!(matches!(&world.outcomes[&0], Ok(Answered::Lock(Err(error))) if error.errno == libc::EINTR));
     // One that was granted before stays granted.
-    world.ask(lock(true), Asked::Other, Patience::Outage(DEADLINE));
+    world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
     world.node.grant(&mut world.down);
     world.link.cancel(world.ids[1]);
@@ -335,7 +335,7 @@ fn a_cancelled_wait_ends_with_the_answer_of_the_node() {
 #[test]
 fn no_calls_before_the_node_is_accepted() {
     let mut link: Link<()> = Link::new(config(), 0);
-    link.submit(make(1), Patience::Always, ());
+    link.submit(make(1), CallDeadline::Always, ());
     link.connected(0, Security::Loopback);
     let (mut hello, mut more) = (Vec::new(), Vec::new());
     link.take_output(&mut hello);
@@ -367,7 +367,7 @@ fn no_calls_before_the_node_is_accepted() {
 fn a_node_that_breaks_the_protocol_is_left() {
     let reply = |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id: 0, table: 1, answered });
     let mut world = up();
-    world.ask(make(1), Asked::Make(1), Patience::Until(DEADLINE));
+    world.ask(make(1), Asked::Make(1), CallDeadline::Until(DEADLINE));
     let ToServer::Call(call) = world.up.pop_front().unwrap() else { panic!("a call") };
     let ToClient::Reply(mut wrong) = reply(Answered::Lock(Ok(LockAnswer::Done))) else { panic!("a reply") };
     wrong.id = call.id;
@@ -381,16 +381,16 @@ fn a_node_that_breaks_the_protocol_is_left() {
     assert!(link.received(0, &mut vec![ToClient::Pong { table: 0 }]).is_err());
     let refused = Refused { errno: libc::ENOENT, reason: "no such volume".into() };
     assert!(link.received(0, &mut vec![ToClient::Refused(refused)]).is_err());
-    assert!(matches!(link.next_event(), Some(Event::Refused(_))));
+    assert!(matches!(link.next_event(), Some(LinkEvent::Refused(_))));
 }
 
 #[test]
 fn a_closed_session_fails_what_is_left() {
     let mut world = up();
-    world.ask(make(1), Asked::Make(1), Patience::Always);
+    world.ask(make(1), Asked::Make(1), CallDeadline::Always);
     world.link.bye();
     world.collect();
-    world.ask(make(2), Asked::Make(2), Patience::Always);
+    world.ask(make(2), Asked::Make(2), CallDeadline::Always);
     assert!(
         world.outcomes.values().all(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::ESHUTDOWN))
     );
@@ -402,7 +402,7 @@ fn a_closed_session_fails_what_is_left() {
 fn an_unlock_is_pursued_beyond_its_deadline() {
     let mut world = up();
     let unlock = LockRequest::Unlock { ino: 5, owner: 1, kind: LockKind::Posix, start: 0, end: 9 };
-    world.ask(Body::Lock(unlock), Asked::Other, Patience::Until(DEADLINE));
+    world.ask(Body::Lock(unlock), Asked::Other, CallDeadline::Until(DEADLINE));
     world.cut();
     world.now = DEADLINE;
     world.tick();
@@ -460,7 +460,7 @@ proptest! {
         link.connected(0, Security::Loopback);
         for (number, (kind, which, session)) in said.into_iter().enumerate() {
             let now = number as Nanos * SECOND / 100;
-            ids.push(link.submit(bodies[which % bodies.len()].clone(), Patience::Until(DEADLINE), number).0);
+            ids.push(link.submit(bodies[which % bodies.len()].clone(), CallDeadline::Until(DEADLINE), number).0);
             let id = ids.get(which).copied().unwrap_or(which as u64);
             let done = FsError::new(libc::EIO, "so there");
             let answered = |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id, table: 1, answered });
@@ -480,12 +480,12 @@ proptest! {
             let received = link.received(now, &mut vec![message]);
             while let Some(event) = link.next_event() {
                 match event {
-                    Event::Welcomed(_) => link.accept(),
-                    Event::ReclaimWanted { .. } => link.reclaim(Vec::new()),
+                    LinkEvent::Welcomed(_) => link.accept(),
+                    LinkEvent::ReclaimWanted { .. } => link.reclaim(Vec::new()),
                     _ => {}
                 }
             }
-            if received.is_err() || link.tick(now, 0) == Pulse::Lost {
+            if received.is_err() || link.tick(now, 0) == ConnectionHealth::Lost {
                 link.disconnected(now);
                 link.connected(now, Security::Loopback);
             }

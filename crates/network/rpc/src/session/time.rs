@@ -4,7 +4,7 @@ use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ObjectId;
 
-use super::calls::{Owner, Sent};
+use super::calls::{CallOwner, Sent};
 use super::{CallId, GREETING_MAX, Link, Stage};
 
 /// A node that leaves calls unanswered for this long is asked whether it is there; it answers such
@@ -16,7 +16,7 @@ const ANSWER_MAX: Nanos = SECOND / 2;
 
 /// How the connection is, at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pulse {
+pub enum ConnectionHealth {
     /// There is none, or nothing is wrong with it.
     Fine,
     /// The node has been silent for too long: close it and call [`Link::disconnected`].
@@ -44,7 +44,7 @@ impl<D> Link<D> {
     /// Ends calls that have waited long enough, and keeps the session alive. `oldest_open_object`:
     /// objects below it that this client allocated are referenced or abandoned; `u64::MAX` if it
     /// has none open.
-    pub fn tick(&mut self, now: Nanos, oldest_open_object: ObjectId) -> Pulse {
+    pub fn tick(&mut self, now: Nanos, oldest_open_object: ObjectId) -> ConnectionHealth {
         (self.oldest_open_object, self.looked) = (oldest_open_object, now);
         if now >= self.earliest {
             self.give_up(now);
@@ -53,11 +53,11 @@ impl<D> Link<D> {
             Stage::Greeting { since, .. } | Stage::Welcomed { since, .. }
                 if now >= since.saturating_add(GREETING_MAX) =>
             {
-                return Pulse::Lost;
+                return ConnectionHealth::Lost;
             }
             Stage::Reclaiming { .. } | Stage::Up => {
                 if now >= self.heard.saturating_add(self.silence_max()) {
-                    return Pulse::Lost;
+                    return ConnectionHealth::Lost;
                 }
                 let quiet = self.heard.max(self.pinged).saturating_add(QUIET);
                 if now >= self.pinged.saturating_add(self.ping_every())
@@ -72,7 +72,7 @@ impl<D> Link<D> {
             }
             _ => {}
         }
-        Pulse::Fine
+        ConnectionHealth::Fine
     }
 
     /// Since when nothing was heard of the node, unless it seems well: there is no connection that
@@ -135,15 +135,15 @@ impl<D> Link<D> {
             return;
         }
         // It goes on without its asker.
-        let asker = std::mem::replace(&mut pending.owner, Owner::GivenUp);
+        let asker = std::mem::replace(&mut pending.owner, CallOwner::GivenUp);
         pending.cancelled |= pending.waits();
         let cancel = pending.cancelled && pending.sent == Sent::Now;
         if cancel {
             self.say_cancel(id);
         }
-        if let Owner::Asker(done) = asker {
+        if let CallOwner::Asker(done) = asker {
             self.stats.failed += 1;
-            self.completions.push(super::Completion { id, done, result: Err(error), misdirected: None });
+            self.completions.push(super::FinishedCall { id, done, result: Err(error), misdirected: None });
         }
     }
 }

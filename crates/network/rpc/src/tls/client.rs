@@ -16,7 +16,7 @@ use rustls::version::TLS13;
 use super::authority::{Authority, Fingerprint};
 use super::own::{Own, OwnFiles, certificates};
 use super::verify::ByFingerprint;
-use super::{Mode, PROTOCOL, TlsError, failed, names, provider};
+use super::{PROTOCOL, TlsError, TlsMode, failed, names, provider};
 
 /// How a client recognizes the server.
 #[derive(Clone, PartialEq, Eq)]
@@ -68,16 +68,16 @@ enum Named {
 /// How the dialing side encrypts, and what it trusts.
 #[derive(Clone)]
 pub struct ClientTls {
-    mode: Mode,
+    mode: TlsMode,
     named: Named,
-    /// None: nobody is trusted, so nothing leaves this machine but in clear by [`Mode::Off`].
+    /// None: nobody is trusted, so nothing leaves this machine but in clear by [`TlsMode::Off`].
     config: Option<Arc<rustls::ClientConfig>>,
 }
 
 impl Default for ClientTls {
     /// Without trust: connections within this machine only.
     fn default() -> Self {
-        Self { mode: Mode::Auto, named: Named::AsDialed, config: None }
+        Self { mode: TlsMode::Auto, named: Named::AsDialed, config: None }
     }
 }
 
@@ -86,7 +86,7 @@ impl ClientTls {
     ///
     /// # Errors
     /// If what it trusts makes no sense.
-    pub fn new(mode: Mode, trust: Option<&Trust>, own: Option<OwnFiles>) -> Result<Self, TlsError> {
+    pub fn new(mode: TlsMode, trust: Option<&Trust>, own: Option<OwnFiles>) -> Result<Self, TlsError> {
         let Some(trust) = trust else { return Ok(Self { mode, ..Self::default() }) };
         let (named, verifier): (_, Arc<dyn ServerCertVerifier>) = match trust {
             Trust::Authority(fingerprint) => (Named::AnyNode, ByFingerprint::new(*fingerprint)),
@@ -111,7 +111,7 @@ impl ClientTls {
     ///
     /// # Errors
     /// If the system has no randomness.
-    pub fn of_node(authority: &Arc<Authority>, me: NodeId, mode: Mode) -> Result<Self, TlsError> {
+    pub fn of_node(authority: &Arc<Authority>, me: NodeId, mode: TlsMode) -> Result<Self, TlsError> {
         let own = Own::new(authority.clone(), PeerName::Node(me))?;
         let config = builder(ByFingerprint::new(authority.fingerprint()))?;
         let config = config.with_client_cert_resolver(Arc::new(own));

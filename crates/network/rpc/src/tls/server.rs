@@ -18,11 +18,11 @@ use tokio_rustls::server::TlsStream;
 
 use super::authority::Authority;
 use super::own::{Own, OwnFiles, Shown, certificates};
-use super::{Mode, PROTOCOL, TlsError, failed, provider};
+use super::{PROTOCOL, TlsError, TlsMode, failed, provider};
 
 /// How a server encrypts, and which peers may prove what.
 pub struct ServerTls {
-    mode: Mode,
+    mode: TlsMode,
     authority: Arc<Authority>,
     acceptor: TlsAcceptor,
 }
@@ -37,7 +37,7 @@ impl ServerTls {
     pub fn new(
         authority: Arc<Authority>,
         me: NodeId,
-        mode: Mode,
+        mode: TlsMode,
         files: Option<OwnFiles>,
         clients_of: Option<&Path>,
     ) -> Result<Self, TlsError> {

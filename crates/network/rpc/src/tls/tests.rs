@@ -1,6 +1,6 @@
 //! Encrypted connections between our own two ends, and the peers that are kept out.
 //!
-//! What counts as another machine here is decided by [`Mode::On`]: tests stay on loopback.
+//! What counts as another machine here is decided by [`TlsMode::On`]: tests stay on loopback.
 
 use std::fs::Permissions;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
-use crate::client::{ConnectError, Holder, Remote, RemoteConfig, secure};
+use crate::client::{ConnectError, ReclaimSource, Remote, RemoteConfig, secure};
 use crate::handler::{Connection, Handler, Outbox};
 use crate::server::{ListenerConfig, Serving, serve};
 use crate::testing::{Script, eventually, listen, obliging, request};
@@ -32,7 +32,7 @@ fn authority(secret: [u8; 16]) -> Arc<Authority> {
     Arc::new(Authority::derive(&secret).unwrap())
 }
 
-fn server_tls(node: NodeId, mode: Mode) -> ServerTls {
+fn server_tls(node: NodeId, mode: TlsMode) -> ServerTls {
     ServerTls::new(authority(SECRET), node, mode, None, None).unwrap()
 }
 
@@ -66,7 +66,7 @@ fn serving(tls: Option<ServerTls>) -> (Serving, Arc<Mutex<Vec<Security>>>) {
 
 struct Bare;
 
-impl Holder for Bare {
+impl ReclaimSource for Bare {
     fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
         Ok(())
     }
@@ -100,7 +100,7 @@ fn connect(address: SocketAddr, tls: ClientTls) -> Result<Arc<Remote>, ConnectEr
 
 fn trusting(secret: [u8; 16]) -> ClientTls {
     let trust = Trust::Authority(authority(secret).fingerprint());
-    ClientTls::new(Mode::On, Some(&trust), None).unwrap()
+    ClientTls::new(TlsMode::On, Some(&trust), None).unwrap()
 }
 
 fn refusal(address: SocketAddr, tls: ClientTls) -> String {
@@ -152,7 +152,7 @@ fn authority_of_a_volume() {
 /// Calls of many threads go through an encrypted connection.
 #[test]
 fn encrypted_calls_of_many_threads() {
-    let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
+    let (serving, seen) = serving(Some(server_tls(3, TlsMode::On)));
     let remote = connect(serving.address(), trusting(SECRET)).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -176,21 +176,21 @@ fn encrypted_calls_of_many_threads() {
 
 #[test]
 fn a_client_takes_nobody_else_for_the_server() {
-    let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
+    let (serving, seen) = serving(Some(server_tls(3, TlsMode::On)));
     let why = refusal(serving.address(), trusting([8; 16]));
     assert!(
         why.contains("not the one it should be")
             && why.contains(&authority(SECRET).fingerprint().to_string()),
         "{why}"
     );
-    let why = refusal(serving.address(), ClientTls::new(Mode::On, None, None).unwrap());
+    let why = refusal(serving.address(), ClientTls::new(TlsMode::On, None, None).unwrap());
     assert!(why.contains("?ca=sha256:"), "{why}");
     // An operator's certificate has to be asked for by its name, and this server has none.
     let dir = TempDir::new().unwrap();
     let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
     std::fs::write(dir.path().join("ca"), other.cert.pem()).unwrap();
     let trust = Trust::read(&dir.path().join("ca")).unwrap();
-    let why = refusal(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap());
+    let why = refusal(serving.address(), ClientTls::new(TlsMode::On, Some(&trust), None).unwrap());
     assert!(why.contains("not the one it should be"), "{why}");
     assert!(seen.lock().is_empty());
 }
@@ -243,8 +243,8 @@ fn handshake(config: rustls::ServerConfig, tls: &ClientTls) -> Result<Security, 
 
 #[test]
 fn nodes_and_clients_are_known_by_their_certificates() {
-    let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
-    let node = ClientTls::of_node(&authority(SECRET), 5, Mode::On).unwrap();
+    let (serving, seen) = serving(Some(server_tls(3, TlsMode::On)));
+    let node = ClientTls::of_node(&authority(SECRET), 5, TlsMode::On).unwrap();
     connect(serving.address(), node.to_node(3)).unwrap().close();
     let why = refusal(serving.address(), node.to_node(4));
     assert!(why.contains("Node(3)") && why.contains("node-4"), "{why}");
@@ -252,7 +252,7 @@ fn nodes_and_clients_are_known_by_their_certificates() {
     let now = SystemClock.now();
     let pem = authority(SECRET).issue("t-17", now, now + DAY).unwrap();
     let trust = Trust::Authority(authority(SECRET).fingerprint());
-    let client = ClientTls::new(Mode::On, Some(&trust), Some(files(&dir, "good", &pem))).unwrap();
+    let client = ClientTls::new(TlsMode::On, Some(&trust), Some(files(&dir, "good", &pem))).unwrap();
     connect(serving.address(), client).unwrap().close();
     assert_eq!(
         *seen.lock(),
@@ -263,7 +263,7 @@ fn nodes_and_clients_are_known_by_their_certificates() {
         authority(SECRET).issue("t-17", now - 10 * DAY, now - DAY).unwrap(),
         authority([8; 16]).issue("t-17", now, now + DAY).unwrap(),
     ] {
-        let client = ClientTls::new(Mode::On, Some(&trust), Some(files(&dir, "bad", &pem))).unwrap();
+        let client = ClientTls::new(TlsMode::On, Some(&trust), Some(files(&dir, "bad", &pem))).unwrap();
         let config = RemoteConfig {
             addresses: vec![serving.address().to_string()],
             volume: "v".into(),
@@ -290,10 +290,10 @@ fn certificates_of_operator_and_clients() {
     let server = files(&dir, "server", &pem(&made));
     let ca = dir.path().join("ca");
     std::fs::write(&ca, made.cert.pem()).unwrap();
-    let tls = ServerTls::new(authority(SECRET), 3, Mode::On, Some(server), None).unwrap();
+    let tls = ServerTls::new(authority(SECRET), 3, TlsMode::On, Some(server), None).unwrap();
     let (serving, _) = serving(Some(tls));
     let trust = Trust::read(&ca).unwrap();
-    connect(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap()).unwrap().close();
+    connect(serving.address(), ClientTls::new(TlsMode::On, Some(&trust), None).unwrap()).unwrap().close();
     // A client that goes by the volume's own authority is shown that.
     connect(serving.address(), trusting(SECRET)).unwrap().close();
     // The files change: so does what is shown.
@@ -302,7 +302,7 @@ fn certificates_of_operator_and_clients() {
     std::fs::write(&ca, next.cert.pem()).unwrap();
     let trust = Trust::read(&ca).unwrap();
     eventually("the new certificate is shown", || {
-        let tls = ClientTls::new(Mode::On, Some(&trust), None).unwrap();
+        let tls = ClientTls::new(TlsMode::On, Some(&trust), None).unwrap();
         connect(serving.address(), tls).is_ok()
     });
     // Half of a pair is not used.
@@ -322,7 +322,7 @@ fn clients_may_be_asked_for_certificates() {
     let made = rcgen::generate_simple_self_signed(vec!["gpu7".into()]).unwrap();
     let ca = dir.path().join("ca");
     std::fs::write(&ca, made.cert.pem()).unwrap();
-    let tls = ServerTls::new(authority(SECRET), 3, Mode::On, None, Some(&ca)).unwrap();
+    let tls = ServerTls::new(authority(SECRET), 3, TlsMode::On, None, Some(&ca)).unwrap();
     let (serving, seen) = serving(Some(tls));
     let trust = Trust::Authority(authority(SECRET).fingerprint());
     let config = |own| RemoteConfig {
@@ -330,7 +330,7 @@ fn clients_may_be_asked_for_certificates() {
         volume: "v".into(),
         who: "test".into(),
         deadline: Duration::from_secs(1),
-        tls: ClientTls::new(Mode::On, Some(&trust), own).unwrap(),
+        tls: ClientTls::new(TlsMode::On, Some(&trust), own).unwrap(),
         token: None,
     };
     let why = Remote::connect(config(None), Arc::new(Bare)).err().unwrap().to_string();
@@ -340,15 +340,15 @@ fn clients_may_be_asked_for_certificates() {
     // It is let in, and is nobody of this volume's.
     assert_eq!(*seen.lock(), [Security::Tls { peer: None }]);
     // Nodes are, too.
-    let node = ClientTls::of_node(&authority(SECRET), 5, Mode::On).unwrap();
+    let node = ClientTls::of_node(&authority(SECRET), 5, TlsMode::On).unwrap();
     connect(serving.address(), node).unwrap().close();
 }
 
 /// A side that requires encryption talks to none that refuses it.
 #[test]
 fn mismatch_of_tls_and_clear_text() {
-    let clear = || ClientTls::new(Mode::Off, None, None).unwrap();
-    let (encrypting, seen) = serving(Some(server_tls(3, Mode::On)));
+    let clear = || ClientTls::new(TlsMode::Off, None, None).unwrap();
+    let (encrypting, seen) = serving(Some(server_tls(3, TlsMode::On)));
     let why = refusal(encrypting.address(), clear());
     assert!(why.contains("takes nothing in clear") && why.contains("?ca=sha256:"), "{why}");
     let (open, _) = serving(None);
@@ -357,7 +357,7 @@ fn mismatch_of_tls_and_clear_text() {
     assert_eq!((encrypting.stats().unwanted, open.stats().unwanted), (1, 1));
     assert!(seen.lock().is_empty());
     // Within a machine both will do.
-    let (auto, seen) = serving(Some(server_tls(3, Mode::Auto)));
+    let (auto, seen) = serving(Some(server_tls(3, TlsMode::Auto)));
     connect(auto.address(), ClientTls::default()).unwrap().close();
     connect(auto.address(), trusting(SECRET)).unwrap().close();
     assert_eq!(*seen.lock(), [Security::Loopback, Security::Tls { peer: None }]);
@@ -406,7 +406,7 @@ fn slow_and_numerous_handshakes() {
         threads: 2,
         strangers_max: 4,
         greeting: Duration::from_millis(800),
-        tls: Some(Arc::new(server_tls(3, Mode::On))),
+        tls: Some(Arc::new(server_tls(3, TlsMode::On))),
         ..ListenerConfig::default()
     };
     let serving = serve(listen(), Arc::new(Script::new(obliging)), config).unwrap();
@@ -454,7 +454,7 @@ proptest! {
         noise in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
         static SERVING: std::sync::LazyLock<Serving> = std::sync::LazyLock::new(|| {
-            serving(Some(server_tls(3, Mode::On))).0
+            serving(Some(server_tls(3, TlsMode::On))).0
         });
         // A true ClientHello, damaged, cut short, and followed by something else.
         let chosen = trusting(SECRET).choose([127, 0, 0, 1].into(), "x:1").unwrap().unwrap();
@@ -479,7 +479,7 @@ proptest! {
 
 #[test]
 fn nothing_secret_is_shown() {
-    let tls = server_tls(3, Mode::On);
+    let tls = server_tls(3, TlsMode::On);
     let now = SystemClock.now();
     let pem = authority(SECRET).issue("t-1", now, now + DAY).unwrap();
     let dir = TempDir::new().unwrap();

@@ -10,11 +10,11 @@ use std::ops::ControlFlow;
 use kestrel_types::wire::{LockKind, LockSpan};
 use rustc_hash::FxHashSet;
 
-use super::{Locks, Owner};
+use super::{LockOwner, Locks};
 
 impl Locks {
     /// Whether the wait of `owner` for `span` would close a circle.
-    pub(super) fn would_deadlock(&self, owner: Owner, span: &LockSpan) -> bool {
+    pub(super) fn would_deadlock(&self, owner: LockOwner, span: &LockSpan) -> bool {
         if self.waiting.is_empty() {
             return false;
         }

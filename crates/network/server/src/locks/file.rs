@@ -8,12 +8,12 @@ use kestrel_types::wire::{LockMode, LockSpan};
 use rustc_hash::FxHashMap;
 
 use super::index::{Holder, Index};
-use super::{Owner, Ticket};
+use super::{LockOwner, Ticket};
 
 /// A call that waits.
 #[derive(Debug, Clone)]
 pub struct Wait {
-    pub owner: Owner,
+    pub owner: LockOwner,
     pub span: LockSpan,
     /// The call to answer; none while the session's connection is gone.
     pub call: Option<u64>,
@@ -22,7 +22,7 @@ pub struct Wait {
 /// Locks and waits. The owners' ranges are the truth, the index is another view of them.
 #[derive(Debug, Default)]
 pub struct FileLocks {
-    owners: FxHashMap<Owner, LockRanges>,
+    owners: FxHashMap<LockOwner, LockRanges>,
     index: Index,
     /// In order of arrival.
     pub waits: BTreeMap<u64, Wait>,
@@ -34,12 +34,12 @@ impl FileLocks {
     }
 
     /// What an owner holds.
-    pub fn ranges(&self, owner: Owner) -> Option<&LockRanges> {
+    pub fn ranges(&self, owner: LockOwner) -> Option<&LockRanges> {
         self.owners.get(&owner)
     }
 
     /// The first range of another owner that excludes this lock.
-    pub fn first_in_the_way(&self, owner: Owner, span: &LockSpan) -> Option<Holder> {
+    pub fn first_in_the_way(&self, owner: LockOwner, span: &LockSpan) -> Option<Holder> {
         let mut found = None;
         let _ = self.each_in_the_way(owner, span, &mut |held| {
             found = Some(*held);
@@ -51,7 +51,7 @@ impl FileLocks {
     /// All ranges of other owners that exclude this lock.
     pub fn each_in_the_way(
         &self,
-        owner: Owner,
+        owner: LockOwner,
         span: &LockSpan,
         see: &mut dyn FnMut(&Holder) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
@@ -59,7 +59,7 @@ impl FileLocks {
     }
 
     /// Holds a range. Answers by how many ranges there are more now.
-    pub fn hold(&mut self, owner: Owner, span: &LockSpan) -> isize {
+    pub fn hold(&mut self, owner: LockOwner, span: &LockSpan) -> isize {
         let ranges = self.owners.entry(owner).or_default();
         let before = ranges.len();
         ranges.set(span.start, span.end, span.mode, span.pid, mirror(&mut self.index, owner));
@@ -67,7 +67,7 @@ impl FileLocks {
     }
 
     /// Holds a range no more. Answers by how many ranges there are more now.
-    pub fn give_up(&mut self, owner: Owner, start: u64, end: u64) -> isize {
+    pub fn give_up(&mut self, owner: LockOwner, start: u64, end: u64) -> isize {
         let Some(ranges) = self.owners.get_mut(&owner) else { return 0 };
         let before = ranges.len();
         ranges.clear(start, end, mirror(&mut self.index, owner));
@@ -86,7 +86,7 @@ impl FileLocks {
     }
 
     /// By how many ranges holding this (or nothing there) could make the owner's longer.
-    pub fn growth(&self, owner: Owner, start: u64, end: u64, mode: Option<LockMode>) -> usize {
+    pub fn growth(&self, owner: LockOwner, start: u64, end: u64, mode: Option<LockMode>) -> usize {
         match self.owners.get(&owner) {
             Some(ranges) => ranges.growth(start, end, mode),
             None => usize::from(mode.is_some()),
@@ -95,7 +95,7 @@ impl FileLocks {
 }
 
 /// Repeats what happens to an owner's ranges in the index.
-fn mirror(index: &mut Index, owner: Owner) -> impl FnMut(RangeChange) + '_ {
+fn mirror(index: &mut Index, owner: LockOwner) -> impl FnMut(RangeChange) + '_ {
     move |change| match change {
         RangeChange::Gone(start) => index.remove(start, owner),
         RangeChange::New(start, held) => {

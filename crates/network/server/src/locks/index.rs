@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 
 use kestrel_types::wire::LockMode;
 
-use super::Owner;
+use super::LockOwner;
 
 /// No node.
 const NIL: u32 = u32::MAX;
@@ -19,7 +19,7 @@ const NIL: u32 = u32::MAX;
 /// A range that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
-    pub owner: Owner,
+    pub owner: LockOwner,
     pub start: u64,
     pub end: u64,
     pub mode: LockMode,
@@ -76,7 +76,7 @@ impl Index {
     }
 
     /// Takes a range out.
-    pub fn remove(&mut self, start: u64, owner: Owner) {
+    pub fn remove(&mut self, start: u64, owner: LockOwner) {
         self.root = self.remove_below(self.root, (start, owner));
     }
 
@@ -84,7 +84,7 @@ impl Index {
     /// ascending first byte.
     pub fn in_the_way(
         &self,
-        owner: Owner,
+        owner: LockOwner,
         (start, end): (u64, u64),
         mode: LockMode,
         see: &mut dyn FnMut(&Holder) -> ControlFlow<()>,
@@ -119,7 +119,7 @@ impl Index {
     }
 
     /// Cuts a tree in two: keys below `key`, and the others.
-    fn split(&mut self, at: u32, key: (u64, Owner)) -> (u32, u32) {
+    fn split(&mut self, at: u32, key: (u64, LockOwner)) -> (u32, u32) {
         if at == NIL {
             return (NIL, NIL);
         }
@@ -159,7 +159,7 @@ impl Index {
         }
     }
 
-    fn remove_below(&mut self, at: u32, key: (u64, Owner)) -> u32 {
+    fn remove_below(&mut self, at: u32, key: (u64, LockOwner)) -> u32 {
         if at == NIL {
             debug_assert!(false, "a range that is not there is taken out");
             return NIL;
@@ -212,7 +212,7 @@ impl Index {
 }
 
 struct Wanted {
-    owner: Owner,
+    owner: LockOwner,
     start: u64,
     end: u64,
     mode: LockMode,

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use kestrel_types::clock::Nanos;
 use kestrel_types::wire::ClientId;
 
-use super::{Server, Shared};
+use super::{Server, ServerShared};
 use crate::session::{Phase, Session};
 
 /// See the module's header.
@@ -73,7 +73,7 @@ impl Grace {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Whether a client is back for good, or gone.
     fn is_settled(&self, client: ClientId) -> bool {
         let session = self.directory.lock().get(&client).cloned();

@@ -24,7 +24,7 @@ use kestrel_types::wire::{
 };
 
 use crate::backend::CurrentMap;
-use crate::locks::{LockLimits, Locks, Owner, Set, Ticket};
+use crate::locks::{LockLimits, LockOwner, Locks, Set, Ticket};
 
 const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
 /// Nothing has been done, and the client asks again, perhaps somebody else.
@@ -112,7 +112,7 @@ impl LockService {
             }
             LockRequest::Set { lock, wait } => self.set(holder, call, &lock, wait, &mut woken),
             LockRequest::Unlock { ino, owner, kind, start, end } => {
-                let owner = Owner { session: holder, id: owner };
+                let owner = LockOwner { session: holder, id: owner };
                 let done = self.locks.unlock(owner, ino, kind, (start, end), &mut woken);
                 Some(done.map(|()| LockAnswer::Done))
             }
@@ -120,7 +120,7 @@ impl LockService {
                 Some(Ok(self.locks.test(holder, &lock).map_or(LockAnswer::Free, LockAnswer::Held)))
             }
             LockRequest::ReleaseOwner { ino, owner, kind } => {
-                self.locks.release_owner(Owner { session: holder, id: owner }, ino, kind, &mut woken);
+                self.locks.release_owner(LockOwner { session: holder, id: owner }, ino, kind, &mut woken);
                 Some(Ok(LockAnswer::Done))
             }
         };

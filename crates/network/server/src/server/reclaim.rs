@@ -15,10 +15,10 @@ use kestrel_types::request::{Answer, Reply};
 use kestrel_types::wire::{Answered, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, Reclaimed, ReplyTo, ToClient};
 use rustc_hash::FxHashSet;
 
-use super::{Outside, Server, Shared};
-use crate::grant::Doubt;
-use crate::session::given::Tree;
-use crate::session::{Part, Phase, Session, State};
+use super::{Outside, Server, ServerShared};
+use crate::grant::UnverifiedInode;
+use crate::session::granted::Tree;
+use crate::session::{ClaimMessage, Phase, Session, State};
 
 /// A claim for the node: the file, and how many opens are missing.
 struct Missing {
@@ -64,7 +64,7 @@ impl Server {
     }
 
     /// Goes on when it is known what of the next message is within the session's subtree.
-    fn vet(self: &Arc<Self>, session: &Arc<Session>, root: InodeId, doubts: Vec<Doubt>, look: u64) {
+    fn vet(self: &Arc<Self>, session: &Arc<Session>, root: InodeId, doubts: Vec<UnverifiedInode>, look: u64) {
         let (server, waiting) = (self.clone(), session.clone());
         let settled = move |outside: Outside| {
             let mut state = waiting.state.lock();
@@ -140,25 +140,25 @@ impl Server {
             objects.raise(state.holder, reclaim.oldest_open_object);
         }
         state.claims.part =
-            Some(Part { call, pending: missing.len(), lost, last: reclaim.last, superseded: false });
+            Some(ClaimMessage { call, pending: missing.len(), lost, last: reclaim.last, superseded: false });
         missing
     }
 }
 
 /// What the next message names and nobody knows to be within the session's subtree.
-fn doubts(state: &mut State, tree: &dyn Tree) -> Vec<Doubt> {
+fn doubts(state: &mut State, tree: &dyn Tree) -> Vec<UnverifiedInode> {
     let State { grant: Some(grant), claims, given, opens, .. } = state else { return Vec::new() };
     let Some((_, reclaim)) = claims.parked.front() else { return Vec::new() };
     let files = reclaim.opens.iter().map(|open| &open.file);
     let claimed: FxHashSet<InodeId> = files.clone().map(|file| file.ino).collect();
     let files = files.filter(|file| grant.doubt(file.ino, given, opens, tree).is_some());
-    let mut doubts: Vec<Doubt> = files.cloned().map(Doubt::Ref).collect();
+    let mut doubts: Vec<UnverifiedInode> = files.cloned().map(UnverifiedInode::Ref).collect();
     let locks = reclaim.locks.iter().map(|lock| lock.ino).filter(|ino| !claimed.contains(ino));
     doubts.extend(locks.filter_map(|ino| grant.doubt(ino, given, opens, tree)));
     doubts
 }
 
-impl Shared {
+impl ServerShared {
     /// The node has answered a claim of an open.
     fn claimed(&self, session: &Session, holder: u64, (ino, count): (InodeId, u32), reply: Reply) {
         let mut state = session.state.lock();

@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use kestrel_meta::node::Ear;
+use kestrel_meta::node::ReplySink;
 use kestrel_rpc::handler::Outbox;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
@@ -19,8 +19,8 @@ use kestrel_types::request::{Answer, Outcome, Reply};
 use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
-use super::{Server, Shared};
-use crate::admit::Effect;
+use super::{Server, ServerShared};
+use crate::authz::SessionEffect;
 use crate::grant::{Grant, Listable};
 use crate::session::{Session, State};
 
@@ -37,7 +37,7 @@ struct Gathered {
 
 /// The calls of one batch of one connection.
 pub(crate) struct Batch {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     session: Arc<Session>,
     incarnation: u64,
     /// What the session may do, if not everything.
@@ -58,7 +58,7 @@ pub(crate) struct Submitted {
     /// Its number, or 0.
     pub seq: u64,
     /// What its answer means for the session.
-    pub effect: Effect,
+    pub effect: SessionEffect,
     /// It lists this directory.
     pub lists: Option<InodeId>,
     /// If it is allowed, the session may list this one.
@@ -139,7 +139,7 @@ impl Batch {
         if let Some(grant) = &self.grant {
             note(grant, &mut self.session.state.lock(), call, &mut reply);
         }
-        if call.seq == 0 && call.effect == Effect::None {
+        if call.seq == 0 && call.effect == SessionEffect::None {
             return self.answer(call.id, Answered::Op(reply));
         }
         let mut state = self.session.state.lock();
@@ -176,11 +176,11 @@ impl Batch {
 
     /// What an answer means for the session. False if the answer no longer is true: its session was
     /// given up.
-    fn take_effect(&self, state: &mut State, effect: Effect, reply: &Reply, awaited: bool) -> bool {
+    fn take_effect(&self, state: &mut State, effect: SessionEffect, reply: &Reply, awaited: bool) -> bool {
         let alive = state.is_alive();
         match (effect, reply) {
             // Opens of directories are not counted.
-            (Effect::Opens { write }, Ok(Answer::Opened { inode, .. })) if inode.kind != Kind::Dir => {
+            (SessionEffect::Opens { write }, Ok(Answer::Opened { inode, .. })) if inode.kind != Kind::Dir => {
                 if alive && awaited {
                     state.opens.add(inode.ino, 1, write);
                 } else {
@@ -188,8 +188,8 @@ impl Batch {
                 }
                 alive
             }
-            (Effect::Releases { .. }, Ok(_)) => alive,
-            (Effect::Releases { ino, write }, Err(_)) => {
+            (SessionEffect::Releases { .. }, Ok(_)) => alive,
+            (SessionEffect::Releases { ino, write }, Err(_)) => {
                 if alive {
                     state.opens.add(ino, 1, write);
                 } else {
@@ -198,7 +198,7 @@ impl Batch {
                 }
                 alive
             }
-            (Effect::Allocates, Ok(Answer::Objects { first, count })) => {
+            (SessionEffect::Allocates, Ok(Answer::Objects { first, count })) => {
                 if alive {
                     self.shared.objects.lock().give(state.holder, *first, *count);
                 }
@@ -251,8 +251,8 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
     }
 }
 
-impl Ear for Batch {
-    fn hear(&self, number: usize, reply: Reply) {
+impl ReplySink for Batch {
+    fn complete(&self, number: usize, reply: Reply) {
         if let Some(call) = self.calls.get().and_then(|calls| calls.get(number)) {
             self.reply(*call, reply);
         }

@@ -5,8 +5,8 @@
 //! A number that is neither has not been seen since the node started: if the client says that it
 //! sent it before, the node looks for its recorded answer first.
 //!
-//! Invariants: a number is executed only after [`Window::admit`] said [`Admission::Run`], and then
-//! not again before [`Window::finish`]; the window spans at most [`WINDOW`] numbers.
+//! Invariants: a number is executed only after [`Window::admit`] said [`CallDecision::Run`], and
+//! then not again before [`Window::finish`]; the window spans at most [`WINDOW`] numbers.
 
 use std::collections::VecDeque;
 
@@ -36,7 +36,7 @@ pub struct Waiter {
 
 /// What to do with a numbered call.
 #[derive(Debug, PartialEq)]
-pub enum Admission<'a> {
+pub enum CallDecision<'a> {
     /// Execute it, and tell [`Window::finish`].
     Run,
     /// It has been answered like this.
@@ -93,10 +93,10 @@ impl Window {
     }
 
     /// A call with number `seq` has come.
-    pub fn admit(&mut self, seq: u64, waiter: Waiter, retry: bool) -> Admission<'_> {
-        let Some(index) = self.index(seq) else { return Admission::Stale };
+    pub fn admit(&mut self, seq: u64, waiter: Waiter, retry: bool) -> CallDecision<'_> {
+        let Some(index) = self.index(seq) else { return CallDecision::Stale };
         if index >= WINDOW {
-            return Admission::Beyond;
+            return CallDecision::Beyond;
         }
         // Below WINDOW, so it fits.
         let index = index as usize;
@@ -105,16 +105,16 @@ impl Window {
         }
         let slot = &mut self.slots[index];
         match slot {
-            Slot::Answered(reply) => Admission::Answered(reply),
+            Slot::Answered(reply) => CallDecision::Answered(reply),
             Slot::Running { waiter: waits, .. } => {
                 *waits = waiter;
-                Admission::Running
+                CallDecision::Running
             }
             Slot::Unseen => {
                 *slot = Slot::Running { waiter, retry };
                 self.running += 1;
                 self.retries_running += usize::from(retry);
-                Admission::Run
+                CallDecision::Run
             }
         }
     }
@@ -175,31 +175,31 @@ mod tests {
     #[test]
     fn call_number_executed_once() {
         let mut window = Window::default();
-        assert_eq!(window.admit(1, by(10), false), Admission::Run);
-        assert_eq!(window.admit(1, by(11), true), Admission::Running);
+        assert_eq!(window.admit(1, by(10), false), CallDecision::Run);
+        assert_eq!(window.admit(1, by(11), true), CallDecision::Running);
         assert_eq!((window.waiting(1), window.running()), (Some(by(11)), 1));
         window.finish(1, Ok(Answer::Done), true);
         assert_eq!((window.waiting(1), window.running()), (None, 0));
-        assert_eq!(window.admit(1, by(12), true), Admission::Answered(&Ok(Answer::Done)));
+        assert_eq!(window.admit(1, by(12), true), CallDecision::Answered(&Ok(Answer::Done)));
         window.ack(1);
-        assert_eq!(window.admit(1, by(13), true), Admission::Stale);
-        assert_eq!(window.admit(0, by(13), true), Admission::Stale);
+        assert_eq!(window.admit(1, by(13), true), CallDecision::Stale);
+        assert_eq!(window.admit(0, by(13), true), CallDecision::Stale);
     }
 
     /// Numbers of calls may be skipped and given up, but not run ahead of the window.
     #[test]
     fn skipped_call_numbers() {
         let mut window = Window::default();
-        assert_eq!(window.admit(WINDOW, by(1), false), Admission::Run);
-        assert_eq!(window.admit(WINDOW + 1, by(2), false), Admission::Beyond);
-        assert_eq!(window.admit(u64::MAX, by(2), false), Admission::Beyond);
+        assert_eq!(window.admit(WINDOW, by(1), false), CallDecision::Run);
+        assert_eq!(window.admit(WINDOW + 1, by(2), false), CallDecision::Beyond);
+        assert_eq!(window.admit(u64::MAX, by(2), false), CallDecision::Beyond);
         window.ack(WINDOW);
         assert_eq!((window.waiting(WINDOW), window.running()), (None, 0));
         window.finish(WINDOW, Ok(Answer::Done), true);
-        assert_eq!(window.admit(WINDOW + 1, by(2), true), Admission::Run);
+        assert_eq!(window.admit(WINDOW + 1, by(2), true), CallDecision::Run);
         assert_eq!(window.retries_running(), 1);
         window.ack(u64::MAX);
-        assert_eq!(window.admit(u64::MAX, by(3), false), Admission::Stale);
+        assert_eq!(window.admit(u64::MAX, by(3), false), CallDecision::Stale);
         assert_eq!((window.running(), window.retries_running()), (0, 0));
     }
 
@@ -207,14 +207,14 @@ mod tests {
     fn an_answer_that_is_not_kept_runs_again() {
         let mut window = Window::default();
         for seq in 1..=3 {
-            assert_eq!(window.admit(seq, by(seq), false), Admission::Run);
+            assert_eq!(window.admit(seq, by(seq), false), CallDecision::Run);
         }
         window.finish(1, Ok(Answer::Done), false);
         window.finish(2, Ok(Answer::Done), true);
         window.finish(3, Ok(Answer::Bytes(Box::new([]))), true);
         window.forget_opens();
-        assert_eq!(window.admit(1, by(1), true), Admission::Run);
-        assert_eq!(window.admit(2, by(2), true), Admission::Run);
-        assert!(matches!(window.admit(3, by(3), true), Admission::Answered(_)));
+        assert_eq!(window.admit(1, by(1), true), CallDecision::Run);
+        assert_eq!(window.admit(2, by(2), true), CallDecision::Run);
+        assert!(matches!(window.admit(3, by(3), true), CallDecision::Answered(_)));
     }
 }

@@ -7,20 +7,20 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_cluster::host::MemberHost;
-use kestrel_cluster::{Member, MemberConfig};
+use kestrel_cluster::host::NodeHost;
+use kestrel_cluster::{ClusterNode, ClusterNodeConfig};
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
 use kestrel_model::code as errno;
-use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
+use kestrel_rpc::client::{ReclaimSource, Remote, RemoteConfig};
 use kestrel_rpc::peer::proof;
 use kestrel_rpc::server::{self as net, Serving};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_rpc::token::Token;
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::config::SessionServerConfig;
-use kestrel_server::listen::Door;
+use kestrel_server::listen::ClockedServer;
 use kestrel_server::locks::LockLimits;
 use kestrel_server::peers::{Identity, Peers};
 use kestrel_server::server::Server;
@@ -79,7 +79,7 @@ pub fn say_all(stream: &mut TcpStream, messages: &[ToServer]) {
 /// What a start of a node is known by. Each start of a site is a process of its own.
 pub fn identity(node: NodeId, start: u64) -> Identity {
     let (volume, secret, address) = ([7; 16], PeerSecret([9; 16]), format!("node-{node}:1"));
-    Identity { volume, secret, birth: 100 + u64::from(node), start, address }
+    Identity { volume, secret, node_uuid: 100 + u64::from(node), start, address }
 }
 
 /// Waits for something that has to happen sooner or later.
@@ -102,14 +102,14 @@ pub fn mknod(path: &str) -> Op {
 struct NoAdmin;
 
 impl Admin for NoAdmin {
-    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::default()));
     }
 }
 
 /// A node that runs.
 pub struct Running {
-    pub host: Arc<MemberHost>,
+    pub host: Arc<NodeHost>,
     pub peers: Arc<Peers>,
     pub server: Arc<Server>,
     serving: Option<Serving>,
@@ -143,7 +143,7 @@ impl Site {
         let node =
             NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
         let peers = Arc::new(Peers::default());
-        let config = MemberConfig {
+        let config = ClusterNodeConfig {
             me: self.id,
             placement: self.placement.clone(),
             node,
@@ -151,7 +151,7 @@ impl Site {
             joining: false,
             exclusive: true,
         };
-        let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
+        let host = NodeHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
         peers.introduce(&identity, &host, ClientTls::default());
         peers.meet(&self.placement).unwrap();
         let config = SessionServerConfig {
@@ -216,7 +216,7 @@ impl Site {
 
 fn listening(server: &Arc<Server>, opened: Instant, listener: TcpListener) -> Serving {
     let config = net::ListenerConfig { threads: 2, ..net::ListenerConfig::default() };
-    net::serve(listener, Arc::new(Door::new(server.clone(), opened)), config).unwrap()
+    net::serve(listener, Arc::new(ClockedServer::new(server.clone(), opened)), config).unwrap()
 }
 
 fn bind(address: SocketAddr) -> TcpListener {
@@ -248,7 +248,7 @@ impl Cluster {
             let dir = TempDir::new().unwrap();
             let mut site = Site { id, address, dir, placement: placement.clone(), running: None, starts: 0 };
             let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
-            Member::format(&*site.engine(), root, SECOND, id, placement.clone()).unwrap();
+            ClusterNode::format(&*site.engine(), root, SECOND, id, placement.clone()).unwrap();
             let (running, serving) = site.serve(listener);
             site.running = Some(Running { serving: Some(serving), ..running });
             sites.push(site);
@@ -280,7 +280,7 @@ impl Cluster {
 /// Holds nothing.
 struct Bare;
 
-impl Holder for Bare {
+impl ReclaimSource for Bare {
     fn welcomed(&self, welcome: &Welcome) -> Result<(), String> {
         if welcome.table == 5 { Ok(()) } else { Err("another table".into()) }
     }

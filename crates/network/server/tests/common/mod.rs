@@ -10,7 +10,7 @@ use kestrel_engine::Engine;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
-use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::admin::{Admin, AdminRequester};
 use kestrel_server::config::{Access, SessionServerConfig};
 use kestrel_server::connection::Connection;
 use kestrel_server::locks::LockLimits;
@@ -66,7 +66,7 @@ impl Line {
 struct Echo;
 
 impl Admin for Echo {
-    fn submit(&self, question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, question: Box<[u8]>, asker: AdminRequester) {
         assert!(asker.event(b"{\"working\":true}"));
         let ended = asker.ended();
         asker.answer(ended.map_or(Ok(question), Err));

@@ -1,6 +1,6 @@
 //! What clients do: connect, ask, hear, and lose their connections.
 
-use kestrel_rpc::session::{Event as LinkEvent, Patience, Pulse};
+use kestrel_rpc::session::{CallDeadline, ConnectionHealth, LinkEvent};
 use kestrel_types::clock::SECOND;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{Answered, Body, LockRequest, Reclaimed, SessionState};
@@ -8,10 +8,10 @@ use kestrel_types::wire::{Answered, Body, LockRequest, Reclaimed, SessionState};
 use super::World;
 use super::event::Event;
 use super::tokens::is_refusal;
-use crate::agenda::Scene;
-use crate::client::Asked;
+use crate::client::PendingCall;
+use crate::event_queue::Scene;
 use crate::network::{MS, Way};
-use crate::workload::{self, Wish};
+use crate::workload::{self, ClientAction};
 
 impl World {
     pub(super) fn connect(&mut self, place: usize) {
@@ -77,7 +77,7 @@ impl World {
         }
         let oldest = self.clients[place].oldest_object;
         let pulse = self.clients[place].link.tick(self.agenda.now, oldest);
-        if pulse == Pulse::Lost {
+        if pulse == ConnectionHealth::Lost {
             self.disconnect(place);
         } else {
             self.after_client(place);
@@ -148,32 +148,32 @@ impl World {
         }
     }
 
-    pub(super) fn ended(&mut self, place: usize, asked: Asked, answer: Option<Answered>) {
+    pub(super) fn ended(&mut self, place: usize, asked: PendingCall, answer: Option<Answered>) {
         self.clients[place].calls -= 1;
         if answer.as_ref().is_some_and(is_refusal) {
             self.say(|| format!("client {place}: {asked:?} is refused"));
             self.clients[place].outdated = true;
             return match asked {
-                Asked::Op(call) => self.history.refuse(call),
-                Asked::Lock(request) => self.lock_ended(place, &request, None),
-                Asked::Release(_) => {}
+                PendingCall::Op(call) => self.history.refuse(call),
+                PendingCall::Lock(request) => self.lock_ended(place, &request, None),
+                PendingCall::Release(_) => {}
             };
         }
         match (asked, answer) {
-            (Asked::Op(call), Some(Answered::Op(reply))) => self.heard(place, call, reply),
-            (Asked::Release(ino), Some(Answered::Op(reply))) => self.released(place, ino, &reply),
-            (Asked::Lock(request), answer) => {
+            (PendingCall::Op(call), Some(Answered::Op(reply))) => self.heard(place, call, reply),
+            (PendingCall::Release(ino), Some(Answered::Op(reply))) => self.released(place, ino, &reply),
+            (PendingCall::Lock(request), answer) => {
                 let reply = match answer {
                     Some(Answered::Lock(reply)) => Some(reply),
                     _ => None,
                 };
                 self.lock_ended(place, &request, reply);
             }
-            (Asked::Op(call), None) => {
+            (PendingCall::Op(call), None) => {
                 self.say(|| format!("client {place}: call {call} ends without an answer"));
             }
             // A client that is not let in any more gives everything up.
-            (Asked::Release(_), None) if self.clients[place].expires.is_some() => {}
+            (PendingCall::Release(_), None) if self.clients[place].expires.is_some() => {}
             (asked, answer) => self.fail(format!("client {place}: {asked:?} was answered {answer:?}")),
         }
     }
@@ -238,7 +238,7 @@ impl World {
             client.oldest_object = client.objects[0];
         }
         match workload::wish(client) {
-            Wish::Op(request) => {
+            ClientAction::Op(request) => {
                 if let Op::Release(ino) = request.op {
                     return self.release(place, ino);
                 }
@@ -248,12 +248,12 @@ impl World {
                 self.say(|| {
                     format!("client {place}: call {call}: {:?} as {}", request.op, request.creds.uid)
                 });
-                let patience = Patience::Until(self.agenda.now + self.deadline);
+                let deadline = CallDeadline::Until(self.agenda.now + self.deadline);
                 let client = &mut self.clients[place];
                 client.calls += 1;
-                client.link.submit(Body::Op(request), patience, Asked::Op(call));
+                client.link.submit(Body::Op(request), deadline, PendingCall::Op(call));
             }
-            Wish::Lock(request) => self.ask_lock(place, request),
+            ClientAction::Lock(request) => self.ask_lock(place, request),
         }
         self.after_client(place);
     }
@@ -265,7 +265,7 @@ impl World {
         handle.writes = handle.writes.min(handle.free);
         client.calls += 1;
         let request = Request { creds: Creds::root(), op: Op::Release(ino) };
-        client.link.submit(Body::Op(request), Patience::Always, Asked::Release(ino));
+        client.link.submit(Body::Op(request), CallDeadline::Always, PendingCall::Release(ino));
         self.say(|| format!("client {place}: releases inode {ino}"));
         self.after_client(place);
     }
@@ -274,7 +274,11 @@ impl World {
         self.begin_lock(place, &request);
         let client = &mut self.clients[place];
         client.calls += 1;
-        client.link.submit(Body::Lock(request), Patience::Outage(self.deadline), Asked::Lock(request));
+        client.link.submit(
+            Body::Lock(request),
+            CallDeadline::Outage(self.deadline),
+            PendingCall::Lock(request),
+        );
         self.say(|| format!("client {place}: {request:?}"));
     }
 }

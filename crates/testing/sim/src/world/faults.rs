@@ -4,7 +4,7 @@ use kestrel_types::clock::SECOND;
 
 use super::World;
 use super::event::Event;
-use crate::agenda::Scene;
+use crate::event_queue::Scene;
 use crate::network::{MS, Way};
 
 impl World {

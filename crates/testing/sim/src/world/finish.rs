@@ -10,8 +10,8 @@ use kestrel_types::wire::{LockKind, LockRequest};
 use parking_lot::Mutex;
 
 use super::World;
-use crate::agenda::Scene;
 use crate::client::Client;
+use crate::event_queue::Scene;
 
 /// How long everything may take to come to rest once nothing goes wrong any more: a call waits for
 /// its deadline at most.

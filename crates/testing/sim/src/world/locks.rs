@@ -4,7 +4,7 @@
 use kestrel_types::wire::{LockAnswer, LockMode, LockReply, LockRequest, LockSpan};
 
 use super::World;
-use crate::agenda::Scene;
+use crate::event_queue::Scene;
 
 /// Whether a lock is one that an unlock by this owner gives up.
 fn is_of(lock: &LockSpan, request: &LockRequest) -> bool {

@@ -10,13 +10,13 @@ use kestrel_types::token::TokenRecord;
 use kestrel_types::wire::Answered;
 
 use super::World;
-use crate::agenda::Scene;
-use crate::dice::Dice;
+use crate::event_queue::Scene;
+use crate::prng::Prng;
 
 impl World {
     /// A token for a client, if one is needed, and when it ends. One that is made when the faults
     /// are over does not.
-    pub(super) fn new_token(&mut self, dice: &mut Dice) -> Option<(Arc<Token>, Option<Nanos>)> {
+    pub(super) fn new_token(&mut self, dice: &mut Prng) -> Option<(Arc<Token>, Option<Nanos>)> {
         let (id, secret) = (dice.bits(), dice.bits());
         let text = format!("kestrel-token:1:{id:016x}:{secret:064x}:-");
         let token = Token::parse(&text).expect("what reveal writes");

@@ -9,7 +9,7 @@ use kestrel_testkit::compare::caps::{self, Allowances, CAPABILITIES};
 use kestrel_testkit::compare::generate::generate;
 use kestrel_testkit::compare::op::Step;
 use kestrel_testkit::compare::rehearsal::with_rehearsal;
-use kestrel_testkit::compare::session::{self, Finding, Scratch, Setup, Tally};
+use kestrel_testkit::compare::session::{self, Finding, RunStats, Scratch, Setup};
 use kestrel_testkit::compare::shrink::shrink;
 use kestrel_testkit::{json, sys};
 
@@ -192,7 +192,7 @@ fn report_missing(args: &Args, seed: u64, lines: &[String]) {
     }
 }
 
-fn report_same(args: &Args, seed: u64, tally: &Tally, seconds: f64, lacking: &[String]) {
+fn report_same(args: &Args, seed: u64, tally: &RunStats, seconds: f64, lacking: &[String]) {
     if args.flag("json") {
         println!(
             "{{\"result\":\"same\",\"seed\":{seed},\"steps\":{},\"succeeded\":{},\"seconds\":{seconds:.1},\"left_out\":{}}}",

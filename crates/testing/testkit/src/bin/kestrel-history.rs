@@ -9,7 +9,7 @@ use kestrel_testkit::history::counter::Counter;
 use kestrel_testkit::history::linear::{Verdict, check};
 use kestrel_testkit::history::run::{Load, Recorded, run};
 use kestrel_testkit::history::tree::{Tree, mark_repeated};
-use kestrel_testkit::history::{Event, appends, registers};
+use kestrel_testkit::history::{RecordedCall, appends, registers};
 
 const HELP: &str = "\
 kestrel-history: threads on one or more mounts of a volume make calls on a few names at once; is what they saw linearizable?
@@ -164,8 +164,8 @@ fn wrong_shared(recorded: &Recorded, mounts: usize, strict: bool) -> Result<Vec<
     Ok(wrong)
 }
 
-fn line<C: Debug, A: Debug>(event: &Event<C, A>) -> String {
-    let Event { thread, call, answer, begin, end } = event;
+fn line<C: Debug, A: Debug>(event: &RecordedCall<C, A>) -> String {
+    let RecordedCall { thread, call, answer, begin, end } = event;
     let answer = answer.as_ref().map_or("no answer".into(), |answer| format!("{answer:?}"));
     format!("{begin:>12} {end:>12} thread {thread}: {call:?} -> {answer}")
 }

@@ -38,7 +38,7 @@ pub struct Finding {
 
 /// Numbers of a run.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct RunStats {
     /// Steps that ran.
     pub steps: usize,
     /// Those of them that failed on the reference.
@@ -189,9 +189,9 @@ impl Sides {
 }
 
 /// Runs the steps; stops at the first difference.
-pub fn run(setup: &Setup, steps: &[Step]) -> Result<(Option<Finding>, Tally), String> {
+pub fn run(setup: &Setup, steps: &[Step]) -> Result<(Option<Finding>, RunStats), String> {
     let sides = Sides::start(setup, steps)?;
-    let mut tally = Tally::default();
+    let mut tally = RunStats::default();
     let finding = |at, in_walk, difference| Some(Finding { at, in_walk, difference });
     for (i, step) in steps.iter().enumerate() {
         let [mut a, mut b] = match sides.run(i, step) {

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 
-use super::Event;
+use super::RecordedCall;
 
 /// A call on the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,31 +32,35 @@ pub type Answer = Vec<u64>;
 ///
 /// Thread N is on mount N modulo `mounts`. If there are several, reads other than the last are
 /// judged only if `strict`.
-pub fn violations(events: &[Event<Call, Answer>], mounts: usize, strict: bool) -> Vec<(usize, String)> {
+pub fn violations(
+    events: &[RecordedCall<Call, Answer>],
+    mounts: usize,
+    strict: bool,
+) -> Vec<(usize, String)> {
     let reads = || events.iter().enumerate().filter(|(_, event)| event.call == Call::Read);
     let last = reads().filter_map(|(_, read)| Some((read.begin, read.answer.as_ref()?))).max();
     let place: HashMap<u64, usize> =
         last.iter().flat_map(|(_, log)| log.iter().enumerate().map(|(at, record)| (*record, at))).collect();
-    let appends: HashMap<u64, &Event<Call, Answer>> = events
+    let appends: HashMap<u64, &RecordedCall<Call, Answer>> = events
         .iter()
         .filter_map(|event| match event.call {
             Call::Append(record) => Some((record, event)),
             Call::Read => None,
         })
         .collect();
-    let meets = |read: &Event<Call, Answer>, append: &Event<Call, Answer>| {
+    let meets = |read: &RecordedCall<Call, Answer>, append: &RecordedCall<Call, Answer>| {
         let over = if append.answer.is_some() { append.end } else { u64::MAX };
         append.thread % mounts == read.thread % mounts && append.begin <= read.end && over >= read.begin
     };
-    let is_alone = |read: &Event<Call, Answer>| !appends.values().any(|append| meets(read, append));
-    let is_last = |read: &Event<Call, Answer>| last.is_some_and(|(begin, _)| begin == read.begin);
+    let is_alone = |read: &RecordedCall<Call, Answer>| !appends.values().any(|append| meets(read, append));
+    let is_last = |read: &RecordedCall<Call, Answer>| last.is_some_and(|(begin, _)| begin == read.begin);
     let judged = reads().filter(|(_, read)| mounts < 2 || is_last(read) || (strict && is_alone(read)));
     judged.filter_map(|(at, read)| Some((at, complaint(read, &appends, &place)?))).collect()
 }
 
 fn complaint(
-    read: &Event<Call, Answer>,
-    appends: &HashMap<u64, &Event<Call, Answer>>,
+    read: &RecordedCall<Call, Answer>,
+    appends: &HashMap<u64, &RecordedCall<Call, Answer>>,
     place: &HashMap<u64, usize>,
 ) -> Option<String> {
     let log = read.answer.as_ref()?;
@@ -75,7 +79,7 @@ fn complaint(
             }
         }
     }
-    let is_over = |append: &Event<Call, Answer>| append.answer.is_some() && append.end < read.begin;
+    let is_over = |append: &RecordedCall<Call, Answer>| append.answer.is_some() && append.end < read.begin;
     let over = || appends.iter().filter(|(_, append)| is_over(append));
     if let Some((lost, _)) = over().find(|(record, _)| !seen.contains_key(record)) {
         return Some(format!("record {lost:#x} is missing although its append was over"));
@@ -105,15 +109,15 @@ fn complaint(
 mod tests {
     use super::*;
 
-    fn append(begin: u64, end: u64, record: u64) -> Event<Call, Answer> {
-        Event { thread: 0, call: Call::Append(record), answer: Some(Vec::new()), begin, end }
+    fn append(begin: u64, end: u64, record: u64) -> RecordedCall<Call, Answer> {
+        RecordedCall { thread: 0, call: Call::Append(record), answer: Some(Vec::new()), begin, end }
     }
 
-    fn read(begin: u64, end: u64, seen: &[u64]) -> Event<Call, Answer> {
-        Event { thread: 1, call: Call::Read, answer: Some(seen.to_vec()), begin, end }
+    fn read(begin: u64, end: u64, seen: &[u64]) -> RecordedCall<Call, Answer> {
+        RecordedCall { thread: 1, call: Call::Read, answer: Some(seen.to_vec()), begin, end }
     }
 
-    fn is_right(events: &[Event<Call, Answer>]) -> bool {
+    fn is_right(events: &[RecordedCall<Call, Answer>]) -> bool {
         violations(events, 1, true).is_empty()
     }
 
@@ -156,7 +160,7 @@ mod tests {
         let events = [append(10, 20, 1), read(15, 25, &[7]), read(30, 40, &[1])];
         assert_eq!(violations(&events, 2, true).len(), 1, "the reader is on the other mount");
         assert_eq!(violations(&events, 2, false).len(), 0);
-        let same = events.map(|event| Event { thread: 0, ..event });
+        let same = events.map(|event| RecordedCall { thread: 0, ..event });
         assert_eq!((violations(&same, 2, true).len(), violations(&same, 1, false).len()), (0, 1));
     }
 

@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::fmt::Debug;
 use std::hash::Hash;
 
-use super::Event;
+use super::RecordedCall;
 
 /// Most calls that may be pending at one time.
 const PENDING_MAX: usize = 64;
@@ -72,7 +72,7 @@ struct Configuration<M> {
 }
 
 /// Decides whether a history is linearizable.
-pub fn check<M: Model>(initial: M, events: &[Event<M::Call, M::Answer>]) -> Verdict<M> {
+pub fn check<M: Model>(initial: M, events: &[RecordedCall<M::Call, M::Answer>]) -> Verdict<M> {
     // Ends after beginnings at the same nanosecond: the two calls count as concurrent.
     let mut points: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * events.len());
     for (index, event) in events.iter().enumerate() {
@@ -112,7 +112,7 @@ fn with_effect<M: Model>(
     configurations: &HashSet<Configuration<M>>,
     slot: usize,
     slots: &[Option<usize>; PENDING_MAX],
-    events: &[Event<M::Call, M::Answer>],
+    events: &[RecordedCall<M::Call, M::Answer>],
 ) -> Option<HashSet<Configuration<M>>> {
     let mut survivors = HashSet::new();
     let mut seen: HashSet<Configuration<M>> = configurations.clone();
@@ -126,7 +126,7 @@ fn with_effect<M: Model>(
             if done & 1 << other != 0 {
                 continue;
             }
-            let Event { call, answer, .. } = &events[index];
+            let RecordedCall { call, answer, .. } = &events[index];
             let nothing = state.may_do_nothing(call, answer.as_ref()).then(|| state.clone());
             for state in state.step(call, answer.as_ref()).into_iter().chain(nothing) {
                 let next = Configuration { state, done: done | 1 << other };
@@ -145,7 +145,7 @@ fn with_effect<M: Model>(
 fn violation<M: Model>(
     event: usize,
     slots: &[Option<usize>],
-    events: &[Event<M::Call, M::Answer>],
+    events: &[RecordedCall<M::Call, M::Answer>],
     configurations: HashSet<Configuration<M>>,
 ) -> Verdict<M> {
     let mut pending: Vec<usize> = slots.iter().flatten().copied().filter(|index| *index != event).collect();

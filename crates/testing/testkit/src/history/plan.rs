@@ -21,7 +21,7 @@ pub enum Spot {
 /// A planned call; see [`super::tree::Call`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "as in tree::Call")]
-pub enum Plan {
+pub enum PlannedCall {
     Create(Spot),
     Publish(Spot),
     Unlink(Spot),
@@ -50,30 +50,30 @@ pub enum Plan {
 
 /// The next call. In `overwriting` of 100 cases it is on a file that is overwritten, in `sharing`
 /// of the others on the log or a counter.
-pub fn next(rng: &mut Rng, overwriting: u64, sharing: u64) -> Plan {
+pub fn next(rng: &mut Rng, overwriting: u64, sharing: u64) -> PlannedCall {
     if rng.percent(overwriting) {
         let at = rng.below(REGISTERS as u64) as usize;
-        return if rng.percent(40) { Plan::Overwrite(at) } else { Plan::ReadRegister(at) };
+        return if rng.percent(40) { PlannedCall::Overwrite(at) } else { PlannedCall::ReadRegister(at) };
     }
     if rng.percent(sharing) {
         return match rng.below(10) {
-            0..4 => Plan::Append { held: rng.percent(50) },
-            4..7 => Plan::ReadLog,
-            _ => Plan::Add(rng.below(COUNTERS as u64) as usize),
+            0..4 => PlannedCall::Append { held: rng.percent(50) },
+            4..7 => PlannedCall::ReadLog,
+            _ => PlannedCall::Add(rng.below(COUNTERS as u64) as usize),
         };
     }
     let dir = |rng: &mut Rng| rng.below(DIR_NAMES as u64) as usize;
     match rng.below(90) {
-        0..10 => Plan::Create(spot(rng)),
-        10..22 => Plan::Publish(spot(rng)),
-        22..35 => Plan::Unlink(spot(rng)),
-        35..43 => Plan::Mkdir(dir(rng)),
-        43..51 => Plan::Rmdir(dir(rng)),
+        0..10 => PlannedCall::Create(spot(rng)),
+        10..22 => PlannedCall::Publish(spot(rng)),
+        22..35 => PlannedCall::Unlink(spot(rng)),
+        35..43 => PlannedCall::Mkdir(dir(rng)),
+        43..51 => PlannedCall::Rmdir(dir(rng)),
         51..66 => rename(rng),
-        66..75 => Plan::Stat(spot(rng)),
-        75..86 => Plan::Read(spot(rng)),
-        86..88 => Plan::ListRoot,
-        _ => Plan::List(dir(rng)),
+        66..75 => PlannedCall::Stat(spot(rng)),
+        75..86 => PlannedCall::Read(spot(rng)),
+        86..88 => PlannedCall::ListRoot,
+        _ => PlannedCall::List(dir(rng)),
     }
 }
 
@@ -87,13 +87,13 @@ fn spot(rng: &mut Rng) -> Spot {
 
 /// From a name that may be a directory only to one that may be one, so that directories stay where
 /// the model has them.
-fn rename(rng: &mut Rng) -> Plan {
+fn rename(rng: &mut Rng) -> PlannedCall {
     let no_replace = rng.percent(20);
     loop {
         let (from, to) = (spot(rng), spot(rng));
         let may_be_dir = |spot| matches!(spot, Spot::Root(name) if name < DIR_NAMES);
         if !may_be_dir(from) || may_be_dir(to) {
-            return Plan::Rename(from, to, no_replace);
+            return PlannedCall::Rename(from, to, no_replace);
         }
     }
 }
@@ -106,7 +106,7 @@ mod tests {
     fn directories_stay_in_the_root() {
         let mut rng = Rng::new(1);
         for _ in 0..20_000 {
-            if let Plan::Rename(Spot::Root(from), to, _) = next(&mut rng, 10, 10)
+            if let PlannedCall::Rename(Spot::Root(from), to, _) = next(&mut rng, 10, 10)
                 && from < DIR_NAMES
             {
                 assert!(matches!(to, Spot::Root(to) if to < DIR_NAMES), "{from} to {to:?}");

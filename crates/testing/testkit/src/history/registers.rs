@@ -6,7 +6,7 @@
 //! began after that one had ended, and ended before the read began: then every open sees the later
 //! one, or one that is later still. All writes cover the same bytes, so these are never mixed.
 
-use super::Event;
+use super::RecordedCall;
 
 /// A call on one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub type Answer = u64;
 pub const INITIAL: u64 = 0;
 
 /// The reads that saw what they must not, with the reason.
-pub fn violations(events: &[Event<Call, Answer>]) -> Vec<(usize, String)> {
+pub fn violations(events: &[RecordedCall<Call, Answer>]) -> Vec<(usize, String)> {
     let reads = events.iter().enumerate().filter(|(_, event)| event.call == Call::Read);
     reads.filter_map(|(at, read)| Some((at, complaint(read, events)?))).collect()
 }
 
-fn complaint(read: &Event<Call, Answer>, events: &[Event<Call, Answer>]) -> Option<String> {
+fn complaint(read: &RecordedCall<Call, Answer>, events: &[RecordedCall<Call, Answer>]) -> Option<String> {
     let seen = read.answer?;
     let writes = || events.iter().filter(|event| matches!(event.call, Call::Write(_)));
     // When the write that the read saw was over; one without an answer may not be over yet.
@@ -55,15 +55,15 @@ fn complaint(read: &Event<Call, Answer>, events: &[Event<Call, Answer>]) -> Opti
 mod tests {
     use super::*;
 
-    fn write(begin: u64, end: u64, token: u64) -> Event<Call, Answer> {
-        Event { thread: 0, call: Call::Write(token), answer: Some(token), begin, end }
+    fn write(begin: u64, end: u64, token: u64) -> RecordedCall<Call, Answer> {
+        RecordedCall { thread: 0, call: Call::Write(token), answer: Some(token), begin, end }
     }
 
-    fn read(begin: u64, end: u64, seen: u64) -> Event<Call, Answer> {
-        Event { thread: 1, call: Call::Read, answer: Some(seen), begin, end }
+    fn read(begin: u64, end: u64, seen: u64) -> RecordedCall<Call, Answer> {
+        RecordedCall { thread: 1, call: Call::Read, answer: Some(seen), begin, end }
     }
 
-    fn wrong(events: &[Event<Call, Answer>]) -> Vec<usize> {
+    fn wrong(events: &[RecordedCall<Call, Answer>]) -> Vec<usize> {
         violations(events).into_iter().map(|(at, _)| at).collect()
     }
 
@@ -93,7 +93,7 @@ mod tests {
         for seen in [1, 2] {
             assert!(wrong(&[write(10, 30, 1), write(20, 25, 2), read(40, 50, seen)]).is_empty());
         }
-        let unknown = Event { answer: None, ..write(10, 20, 1) };
+        let unknown = RecordedCall { answer: None, ..write(10, 20, 1) };
         for seen in [1, 2] {
             assert!(wrong(&[unknown.clone(), write(30, 40, 2), read(50, 60, seen)]).is_empty());
         }

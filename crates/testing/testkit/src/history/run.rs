@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
-use super::plan::{self, COUNTERS, Plan, REGISTERS, Spot};
+use super::plan::{self, COUNTERS, PlannedCall, REGISTERS, Spot};
 use super::tree::{Answer, At, Call, DIR_NAMES, ROOT_NAMES, SUB_NAMES};
-use super::{Event, appends, counter, registers};
+use super::{RecordedCall, appends, counter, registers};
 use crate::rng::Rng;
 use crate::sys::{self, Sys};
 
@@ -47,13 +47,13 @@ pub struct Load {
 #[derive(Debug, Default)]
 pub struct Recorded {
     /// Calls on names.
-    pub tree: Vec<Event<Call, Answer>>,
+    pub tree: Vec<RecordedCall<Call, Answer>>,
     /// Calls on each of the files that are overwritten.
-    pub registers: [Vec<Event<registers::Call, registers::Answer>>; REGISTERS],
+    pub registers: [Vec<RecordedCall<registers::Call, registers::Answer>>; REGISTERS],
     /// Calls on the log.
-    pub log: Vec<Event<appends::Call, appends::Answer>>,
+    pub log: Vec<RecordedCall<appends::Call, appends::Answer>>,
     /// Calls on each of the counters.
-    pub counters: [Vec<Event<counter::Add, u64>>; COUNTERS],
+    pub counters: [Vec<RecordedCall<counter::Add, u64>>; COUNTERS],
     /// Calls that were made again because of `ESTALE`.
     pub stale: usize,
 }
@@ -185,37 +185,38 @@ impl<'a> Actor<'a> {
     /// Looks at everything, when nobody changes anything any more.
     fn audit(mut self) -> Result<Recorded, String> {
         for name in 0..ROOT_NAMES.len() {
-            self.perform(Plan::Stat(Spot::Root(name)))?;
-            self.perform(Plan::Read(Spot::Root(name)))?;
+            self.perform(PlannedCall::Stat(Spot::Root(name)))?;
+            self.perform(PlannedCall::Read(Spot::Root(name)))?;
         }
         for dir in 0..DIR_NAMES {
-            self.perform(Plan::List(dir))?;
-            (0..SUB_NAMES.len()).try_for_each(|name| self.perform(Plan::Read(Spot::Sub(dir, name))))?;
+            self.perform(PlannedCall::List(dir))?;
+            (0..SUB_NAMES.len())
+                .try_for_each(|name| self.perform(PlannedCall::Read(Spot::Sub(dir, name))))?;
         }
-        (0..REGISTERS).try_for_each(|at| self.perform(Plan::ReadRegister(at)))?;
-        self.perform(Plan::ReadLog)?;
-        (0..COUNTERS).try_for_each(|kind| self.perform(Plan::Add(kind)))?;
-        self.perform(Plan::ListRoot)?;
+        (0..REGISTERS).try_for_each(|at| self.perform(PlannedCall::ReadRegister(at)))?;
+        self.perform(PlannedCall::ReadLog)?;
+        (0..COUNTERS).try_for_each(|kind| self.perform(PlannedCall::Add(kind)))?;
+        self.perform(PlannedCall::ListRoot)?;
         Ok(self.recorded)
     }
 
-    fn perform(&mut self, plan: Plan) -> Result<(), String> {
+    fn perform(&mut self, plan: PlannedCall) -> Result<(), String> {
         match plan {
-            Plan::Create(spot) => self.at(spot, Self::create),
-            Plan::Publish(spot) => self.at(spot, Self::publish),
-            Plan::Unlink(spot) => self.at(spot, |actor, target| {
+            PlannedCall::Create(spot) => self.at(spot, Self::create),
+            PlannedCall::Publish(spot) => self.at(spot, Self::publish),
+            PlannedCall::Unlink(spot) => self.at(spot, |actor, target| {
                 let dir = actor.dir(target);
                 actor.simple(Call::Unlink(target.at), || sys::unlinkat(dir, &target.name, 0));
             }),
-            Plan::Mkdir(name) => {
+            PlannedCall::Mkdir(name) => {
                 let (root, path) = (self.root.0, sys::cstring(ROOT_NAMES[name].as_bytes()));
                 self.simple(Call::Mkdir(name), || sys::mkdirat(root, &path, 0o755));
             }
-            Plan::Rmdir(name) => {
+            PlannedCall::Rmdir(name) => {
                 let (root, path) = (self.root.0, sys::cstring(ROOT_NAMES[name].as_bytes()));
                 self.simple(Call::Rmdir(name), || sys::unlinkat(root, &path, libc::AT_REMOVEDIR));
             }
-            Plan::Rename(from, to, no_replace) => {
+            PlannedCall::Rename(from, to, no_replace) => {
                 let Some(from) = self.resolve(from) else { return Ok(()) };
                 let Some(to) = self.resolve(to) else { return Ok(()) };
                 let (from_dir, to_dir) = (self.dir(&from), self.dir(&to));
@@ -223,37 +224,37 @@ impl<'a> Actor<'a> {
                 let call = Call::Rename { from: from.at, to: to.at, no_replace, repeated: false };
                 self.simple(call, || sys::renameat2(from_dir, &from.name, to_dir, &to.name, flags));
             }
-            Plan::Stat(spot) => self.at(spot, |actor, target| {
+            PlannedCall::Stat(spot) => self.at(spot, |actor, target| {
                 let dir = actor.dir(target);
                 actor.record(Call::Stat(target.at), || {
                     let stat = sys::fstatat(dir, &target.name, libc::AT_SYMLINK_NOFOLLOW)?;
                     Ok(Answer::Found { dir: stat.st_mode & libc::S_IFMT == libc::S_IFDIR, ino: stat.st_ino })
                 });
             }),
-            Plan::Read(spot) => self.at(spot, |actor, target| {
+            PlannedCall::Read(spot) => self.at(spot, |actor, target| {
                 let dir = actor.dir(target);
                 actor.record(Call::Read(target.at), || {
                     let file = open(dir, &target.name, libc::O_RDONLY, 0)?;
                     content(&file).map(Answer::Content)
                 });
             }),
-            Plan::ListRoot => {
+            PlannedCall::ListRoot => {
                 let root = self.root.0;
                 self.record(Call::List(None), || {
                     // A descriptor of its own, so a position of its own.
                     names(&open(root, c".", libc::O_DIRECTORY, 0)?, &ROOT_NAMES)
                 });
             }
-            Plan::List(name) => {
+            PlannedCall::List(name) => {
                 if let Some((dir, ino)) = self.open_dir(name) {
                     self.record(Call::List(Some(ino)), || names(&dir, &SUB_NAMES));
                 }
             }
-            Plan::Overwrite(at) => self.overwrite(at),
-            Plan::ReadRegister(at) => self.read_register(at)?,
-            Plan::Append { held } => self.append(held),
-            Plan::ReadLog => self.read_log()?,
-            Plan::Add(kind) => self.add(kind),
+            PlannedCall::Overwrite(at) => self.overwrite(at),
+            PlannedCall::ReadRegister(at) => self.read_register(at)?,
+            PlannedCall::Append { held } => self.append(held),
+            PlannedCall::ReadLog => self.read_log()?,
+            PlannedCall::Add(kind) => self.add(kind),
         }
         Ok(())
     }
@@ -347,7 +348,7 @@ impl<'a> Actor<'a> {
             }
             Err(errno) => Some(Answer::Failed(errno)),
         };
-        self.recorded.tree.push(Event { thread: self.thread, call, answer, begin, end });
+        self.recorded.tree.push(RecordedCall { thread: self.thread, call, answer, begin, end });
     }
 
     fn overwrite(&mut self, at: usize) {
@@ -360,7 +361,7 @@ impl<'a> Actor<'a> {
             close(file)
         };
         let answer = write().ok().map(|_| token);
-        let event = Event {
+        let event = RecordedCall {
             thread: self.thread,
             call: registers::Call::Write(token),
             answer,
@@ -380,7 +381,7 @@ impl<'a> Actor<'a> {
             Err(errno) => return Err(format!("cannot read r{at}: {}", crate::errno::name(errno))),
         };
         let event =
-            Event { thread: self.thread, call: registers::Call::Read, answer, begin, end: self.now() };
+            RecordedCall { thread: self.thread, call: registers::Call::Read, answer, begin, end: self.now() };
         self.recorded.registers[at].push(event);
         Ok(())
     }
@@ -408,7 +409,7 @@ impl<'a> Actor<'a> {
         self.log = appended.ok().flatten();
         self.unknown(answer.is_none());
         let call = appends::Call::Append(record);
-        self.recorded.log.push(Event { thread: self.thread, call, answer, begin, end });
+        self.recorded.log.push(RecordedCall { thread: self.thread, call, answer, begin, end });
     }
 
     fn read_log(&mut self) -> Result<(), String> {
@@ -423,7 +424,13 @@ impl<'a> Actor<'a> {
             bytes.chunks(8).map(|word| word.try_into().map_or(u64::MAX, u64::from_be_bytes)).collect()
         };
         let (answer, end) = (answer.map(records), self.now());
-        self.recorded.log.push(Event { thread: self.thread, call: appends::Call::Read, answer, begin, end });
+        self.recorded.log.push(RecordedCall {
+            thread: self.thread,
+            call: appends::Call::Read,
+            answer,
+            begin,
+            end,
+        });
         Ok(())
     }
 
@@ -447,7 +454,7 @@ impl<'a> Actor<'a> {
         let answer = added.as_ref().ok().map(|(_, found)| *found);
         self.counters[kind] = added.ok().map(|(file, _)| file);
         self.unknown(answer.is_none());
-        self.recorded.counters[kind].push(Event {
+        self.recorded.counters[kind].push(RecordedCall {
             thread: self.thread,
             call: counter::Add,
             answer,

@@ -10,7 +10,7 @@
 //! `rename` looks at its two names one after the other before it does anything; what it complains
 //! of was true of one of them at one moment, and that is all that is asked of a failing one.
 
-use super::Event;
+use super::RecordedCall;
 use super::linear::Model;
 
 /// Names in the root. Directories are made only at the first [`DIR_NAMES`] of them.
@@ -361,7 +361,7 @@ impl Model for Tree {
 
 /// Finds the renames that succeeded while another thread's rename of the same name to the same name
 /// did.
-pub fn mark_repeated(events: &mut [Event<Call, Answer>]) {
+pub fn mark_repeated(events: &mut [RecordedCall<Call, Answer>]) {
     let renames: Vec<(usize, At, At)> = (0..)
         .zip(&*events)
         .filter(|(_, event)| event.answer == Some(Answer::Done))
@@ -372,7 +372,7 @@ pub fn mark_repeated(events: &mut [Event<Call, Answer>]) {
         .collect();
     for (index, from, to) in &renames {
         let (begin, end) = (events[*index].begin, events[*index].end);
-        let overlaps = |other: &Event<Call, Answer>| other.begin <= end && begin <= other.end;
+        let overlaps = |other: &RecordedCall<Call, Answer>| other.begin <= end && begin <= other.end;
         let same = renames.iter().any(|(other, other_from, other_to)| {
             other != index && (other_from, other_to) == (from, to) && overlaps(&events[*other])
         });

@@ -142,7 +142,7 @@ impl Head {
 }
 
 /// Where the bytes of a body go, piece by piece.
-pub trait Sink {
+pub trait BodySink {
     /// Takes bytes; `payload` is false for the framing of chunks.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ pub trait Sink {
 /// A sink that keeps nothing.
 pub struct Nowhere;
 
-impl Sink for Nowhere {
+impl BodySink for Nowhere {
     fn take(&mut self, _bytes: &[u8], _payload: bool) -> io::Result<()> {
         Ok(())
     }
@@ -167,7 +167,7 @@ pub struct Collector {
     pub limit: usize,
 }
 
-impl Sink for Collector {
+impl BodySink for Collector {
     fn take(&mut self, bytes: &[u8], payload: bool) -> io::Result<()> {
         if !payload {
             return Ok(());
@@ -184,7 +184,7 @@ impl Sink for Collector {
 ///
 /// # Errors
 /// Those of either side; `UnexpectedEof` if the source ends before the body does.
-pub fn pass_body(framing: Framing, from: &mut impl BufRead, to: &mut dyn Sink) -> io::Result<()> {
+pub fn pass_body(framing: Framing, from: &mut impl BufRead, to: &mut dyn BodySink) -> io::Result<()> {
     match framing {
         Framing::Empty => Ok(()),
         Framing::Length(bytes) => pass(from, bytes, to, true),
@@ -199,7 +199,7 @@ pub fn pass_body(framing: Framing, from: &mut impl BufRead, to: &mut dyn Sink) -
     }
 }
 
-fn pass(from: &mut impl BufRead, mut bytes: u64, to: &mut dyn Sink, payload: bool) -> io::Result<()> {
+fn pass(from: &mut impl BufRead, mut bytes: u64, to: &mut dyn BodySink, payload: bool) -> io::Result<()> {
     while bytes > 0 {
         let piece = from.fill_buf()?;
         if piece.is_empty() {
@@ -213,7 +213,7 @@ fn pass(from: &mut impl BufRead, mut bytes: u64, to: &mut dyn Sink, payload: boo
     Ok(())
 }
 
-fn pass_chunks(from: &mut impl BufRead, to: &mut dyn Sink) -> io::Result<()> {
+fn pass_chunks(from: &mut impl BufRead, to: &mut dyn BodySink) -> io::Result<()> {
     loop {
         let line = chunk_line(from)?;
         to.take(&line, false)?;
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn bodies_pass_whole_and_stop_at_their_end() {
         struct Raw(Vec<u8>);
-        impl Sink for Raw {
+        impl BodySink for Raw {
             fn take(&mut self, bytes: &[u8], _payload: bool) -> io::Result<()> {
                 self.0.extend_from_slice(bytes);
                 Ok(())

@@ -14,7 +14,7 @@ const TARGETS_MAX: usize = 1 << 20;
 
 /// What happens to one request.
 #[derive(Clone, Debug, Default)]
-pub struct Verdict {
+pub struct Disturbance {
     /// Wait before it goes to the store, milliseconds.
     pub delay_ms: u64,
     /// The fault that hits it.
@@ -34,14 +34,14 @@ struct Armed {
 }
 
 /// The rules in force.
-pub struct Plan {
+pub struct FaultPlan {
     seed: u64,
     rules: RwLock<Arc<Vec<Armed>>>,
     generation: AtomicU64,
     asked: Mutex<HashMap<u64, u64>>,
 }
 
-impl Plan {
+impl FaultPlan {
     /// A plan without rules.
     pub fn new(seed: u64) -> Self {
         Self { seed, rules: RwLock::default(), generation: AtomicU64::new(0), asked: Mutex::default() }
@@ -83,9 +83,9 @@ impl Plan {
     }
 
     /// Decides about a request.
-    pub fn judge(&self, kind: Kind, target: &str) -> Verdict {
+    pub fn judge(&self, kind: Kind, target: &str) -> Disturbance {
         let armed = self.armed();
-        let mut verdict = Verdict { generation: self.generation(), ..Verdict::default() };
+        let mut verdict = Disturbance { generation: self.generation(), ..Disturbance::default() };
         if armed.is_empty() {
             return verdict;
         }
@@ -144,14 +144,14 @@ fn hash(text: &str, basis: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn plan(seed: u64, rules: &str) -> Plan {
-        let plan = Plan::new(seed);
+    fn plan(seed: u64, rules: &str) -> FaultPlan {
+        let plan = FaultPlan::new(seed);
         plan.set(Rule::parse_all(rules).unwrap());
         plan
     }
 
     /// Which of `targets` are hit, asked for in this order.
-    fn hits(plan: &Plan, targets: impl Iterator<Item = u64>) -> Vec<(u64, bool)> {
+    fn hits(plan: &FaultPlan, targets: impl Iterator<Item = u64>) -> Vec<(u64, bool)> {
         let mut hit: Vec<_> =
             targets.map(|n| (n, plan.judge(Kind::Get, &format!("/b/{n}")).fault.is_some())).collect();
         hit.sort_unstable();
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn skip_count_kind_and_match() {
         let plan = plan(1, "status:code=500,kind=list,skip=1,count=2 latency:ms=5 reset:match=/k2");
-        let status = |verdict: Verdict| verdict.fault.map(|fault| fault.name());
+        let status = |verdict: Disturbance| verdict.fault.map(|fault| fault.name());
         let lists: Vec<_> = (0..4).map(|_| status(plan.judge(Kind::List, "/b?list-type=2"))).collect();
         assert_eq!(lists, [None, Some("status"), Some("status"), None]);
         assert_eq!(status(plan.judge(Kind::Get, "/b/k1")), None);

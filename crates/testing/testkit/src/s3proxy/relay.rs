@@ -4,10 +4,10 @@ use std::io::{self, BufReader, ErrorKind, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::http::{Collector, Framing, Head, Nowhere, Sink, answer, pass_body};
+use super::http::{BodySink, Collector, Framing, Head, Nowhere, answer, pass_body};
 use super::kind::Kind;
 use super::listing;
-use super::plan::Verdict;
+use super::plan::Disturbance;
 use super::rule::Fault;
 use super::server::Proxy;
 use super::socket::{Stream, is_gone, reset};
@@ -105,7 +105,7 @@ impl Relay<'_> {
         Ok(())
     }
 
-    fn forward(&mut self, kind: Kind, head: &Head, method: &str, verdict: &Verdict) -> io::Result<Next> {
+    fn forward(&mut self, kind: Kind, head: &Head, method: &str, verdict: &Disturbance) -> io::Result<Next> {
         // A connection that the store has closed meanwhile would look like a fault that no rule
         // asked for.
         if self.store.as_ref().is_some_and(|store| is_gone(store.get_ref())) {
@@ -247,7 +247,7 @@ impl ToStore<'_> {
     }
 }
 
-impl Sink for ToStore<'_> {
+impl BodySink for ToStore<'_> {
     fn take(&mut self, bytes: &[u8], payload: bool) -> io::Result<()> {
         if payload {
             self.proxy.up.wait(bytes.len(), self.proxy.plan.bandwidth().0);
@@ -276,7 +276,7 @@ impl<'a> ToClient<'a> {
     }
 }
 
-impl Sink for ToClient<'_> {
+impl BodySink for ToClient<'_> {
     fn take(&mut self, bytes: &[u8], payload: bool) -> io::Result<()> {
         if !payload {
             return self.client.write_all(bytes);

@@ -12,7 +12,7 @@ use super::counts::Counts;
 use super::http::Head;
 use super::kind::Kind;
 use super::pace::Pace;
-use super::plan::{Plan, Verdict};
+use super::plan::{Disturbance, FaultPlan};
 use super::relay;
 use super::socket::Address;
 
@@ -24,7 +24,7 @@ pub struct Proxy {
     /// Where the store is.
     pub store: Address,
     /// The rules in force.
-    pub plan: Plan,
+    pub plan: FaultPlan,
     /// What passed through.
     pub counts: Counts,
     /// The limit of bytes to the store.
@@ -41,7 +41,7 @@ impl Proxy {
     pub fn new(store: Address, seed: u64, log: Option<File>) -> Self {
         Self {
             store,
-            plan: Plan::new(seed),
+            plan: FaultPlan::new(seed),
             counts: Counts::default(),
             up: Pace::default(),
             down: Pace::default(),
@@ -62,7 +62,7 @@ impl Proxy {
     }
 
     /// Writes a request to the log: milliseconds, kind, method, target, range, and what hit it.
-    pub fn log(&self, kind: Kind, head: &Head, verdict: &Verdict) {
+    pub fn log(&self, kind: Kind, head: &Head, verdict: &Disturbance) {
         let Some(log) = &self.log else { return };
         let line = format!(
             "{} {} {} {} {} {}\n",

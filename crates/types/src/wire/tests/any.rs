@@ -63,17 +63,8 @@ pub fn to_server() -> BoxedStrategy<ToServer> {
 fn peer_hello() -> BoxedStrategy<PeerHello> {
     let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
     (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>(), any::<(u64, u64, u64)>(), "[a-z0-9.:]{1,40}")
-        .prop_map(|(versions, (volume, from, to, table, nonce), (birth, epoch, start), address)| PeerHello {
-            versions,
-            volume,
-            from,
-            to,
-            table,
-            nonce,
-            birth,
-            epoch,
-            start,
-            address,
+        .prop_map(|(versions, (volume, from, to, table, nonce), (node_uuid, epoch, start), address)| {
+            PeerHello { versions, volume, from, to, table, nonce, node_uuid, epoch, start, address }
         })
         .boxed()
 }

@@ -69,7 +69,7 @@ fn bytes_are_pinned() {
         to: 1,
         table: 5,
         nonce,
-        birth: 0x0102,
+        node_uuid: 0x0102,
         epoch: 3,
         start: 0x0406,
         address: "b:94".into(),

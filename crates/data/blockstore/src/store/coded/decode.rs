@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use super::compression;
 use super::head::Head;
-use super::keys::Piece;
+use super::keys::NoncePart;
 use crate::error::{Error, Result};
 
 /// Scratch memory a thread keeps between reads, bytes. Reads that need more for stored chunks share
@@ -39,13 +39,13 @@ impl Scratch {
 }
 
 /// Buffers that are filled from the first to the last.
-pub(super) struct Sink<'a, 'b> {
+pub(super) struct OutputBuffers<'a, 'b> {
     parts: &'a mut [IoSliceMut<'b>],
     part: usize,
     filled: usize,
 }
 
-impl<'a, 'b> Sink<'a, 'b> {
+impl<'a, 'b> OutputBuffers<'a, 'b> {
     pub fn new(parts: &'a mut [IoSliceMut<'b>]) -> Self {
         Self { parts, part: 0, filled: 0 }
     }
@@ -76,7 +76,7 @@ pub(super) fn decode(
     chunks: RangeInclusive<u32>,
     wanted: &std::ops::Range<u64>,
     scratch: &mut Scratch,
-    sink: &mut Sink<'_, '_>,
+    sink: &mut OutputBuffers<'_, '_>,
 ) -> Result<()> {
     let Scratch { stored, plain: buffer } = scratch;
     let mut rest = &mut stored[..];
@@ -91,7 +91,7 @@ pub(super) fn decode(
         rest = later;
         let line = head.line(chunk);
         let bytes = match &head.key {
-            Some(key) => match key.open(Piece::Chunk(chunk), &head.header_bytes, bytes) {
+            Some(key) => match key.open(NoncePart::Chunk(chunk), &head.header_bytes, bytes) {
                 Some(bytes) => &*bytes,
                 None => return corrupt("a chunk is not what was encrypted here"),
             },

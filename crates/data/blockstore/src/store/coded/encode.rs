@@ -8,7 +8,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use super::buffers::Buffers;
 use super::compression::{self, Compression};
 use super::head::{CHUNK_BYTES, CHUNKS_MAX, FIRST_CHUNK_BYTES, HeadWriter, Header, object_key};
-use super::keys::{Keys, Piece, SALT_BYTES};
+use super::keys::{Keys, NoncePart, SALT_BYTES};
 use crate::error::{Error, Result};
 use crate::object::VolumeId;
 use crate::store::total_len;
@@ -103,7 +103,7 @@ impl Encoder<'_> {
             let begin = out.len();
             let is_compressed = self.append(&mut plain, len, &mut gathered, &mut out);
             if let Some(key) = &key {
-                let tag = key.seal(Piece::Chunk(chunk), head.header_bytes(), &mut out[begin..])?;
+                let tag = key.seal(NoncePart::Chunk(chunk), head.header_bytes(), &mut out[begin..])?;
                 out.extend_from_slice(&tag);
             }
             head.push(&out[begin..], is_compressed);

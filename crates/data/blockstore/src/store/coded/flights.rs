@@ -32,7 +32,7 @@ pub(super) struct Flights {
 }
 
 /// The right to read a head, and the duty to say what came of it.
-pub(super) struct Pilot<'a> {
+pub(super) struct FlightLeader<'a> {
     flights: &'a Flights,
     object: ObjectId,
     flight: Arc<Flight>,
@@ -40,9 +40,9 @@ pub(super) struct Pilot<'a> {
 }
 
 /// The thread that reads the head.
-pub(super) enum Boarding<'a> {
+pub(super) enum FlightRole<'a> {
     /// The caller.
-    Pilot(Pilot<'a>),
+    Pilot(FlightLeader<'a>),
     /// Another thread did meanwhile.
     Passenger(Result<ObjectCoding>),
 }
@@ -50,13 +50,13 @@ pub(super) enum Boarding<'a> {
 impl Flights {
     /// Waits for the thread that reads this head, if there is one; otherwise the caller does. Waits
     /// no longer than that thread waits for the store, and it began before.
-    pub fn board(&self, object: ObjectId) -> Boarding<'_> {
+    pub fn board(&self, object: ObjectId) -> FlightRole<'_> {
         loop {
             let mut flying = self.flying.lock();
             let Some(flight) = flying.get(&object).cloned() else {
                 let flight = Arc::new(Flight::default());
                 flying.insert(object, flight.clone());
-                return Boarding::Pilot(Pilot { flights: self, object, flight, result: None });
+                return FlightRole::Pilot(FlightLeader { flights: self, object, flight, result: None });
             };
             drop(flying);
             let mut state = flight.state.lock();
@@ -64,20 +64,20 @@ impl Flights {
                 flight.landed.wait(&mut state);
             }
             if let State::Landed(Some(result)) = &*state {
-                return Boarding::Passenger(result.clone());
+                return FlightRole::Passenger(result.clone());
             }
         }
     }
 }
 
-impl Pilot<'_> {
+impl FlightLeader<'_> {
     /// Every waiting thread gets this.
     pub fn land(mut self, result: Result<ObjectCoding>) {
         self.result = Some(result);
     }
 }
 
-impl Drop for Pilot<'_> {
+impl Drop for FlightLeader<'_> {
     fn drop(&mut self) {
         self.flights.flying.lock().remove(&self.object);
         *self.flight.state.lock() = State::Landed(self.result.take());

@@ -7,7 +7,7 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::range::{FRAME_BYTES, FRAME_CHECK_BYTES};
 
 use super::compression::Method;
-use super::keys::{Keys, ObjectKey, Piece, SALT_BYTES, TAG_BYTES};
+use super::keys::{Keys, NoncePart, ObjectKey, SALT_BYTES, TAG_BYTES};
 use crate::error::{Error, Result};
 use crate::object::{HEADER_BYTES as PLAIN_HEADER_BYTES, MEMBER_BYTES, VolumeId};
 
@@ -178,7 +178,7 @@ fn newer(object: ObjectId, what: &str) -> Error {
 
 /// What the table says about a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct ChunkEntry {
     /// Where its stored bytes end, counted from the first chunk on. They begin where the chunk
     /// before ends.
     end: u32,
@@ -192,7 +192,7 @@ pub(super) struct Head {
     pub header: Header,
     /// The header's bytes: what every chunk is authenticated with.
     pub header_bytes: [u8; HEADER_BYTES],
-    lines: Box<[Line]>,
+    lines: Box<[ChunkEntry]>,
     pub key: Option<ObjectKey>,
 }
 
@@ -222,7 +222,7 @@ impl Head {
         match &key {
             Some(key) => {
                 let mut tag: Vec<u8> = tag.to_vec();
-                if key.open(Piece::Head, &bytes[..HEADER_BYTES + table_len], &mut tag).is_none() {
+                if key.open(NoncePart::Head, &bytes[..HEADER_BYTES + table_len], &mut tag).is_none() {
                     let why = format!(
                         "its head does not open with data key {} of this volume: it was written with another key or \
                          forged; if the descriptor was restored, restore the newest copy of it",
@@ -250,7 +250,7 @@ impl Head {
     }
 
     /// What the table says about a chunk.
-    pub fn line(&self, chunk: u32) -> Line {
+    pub fn line(&self, chunk: u32) -> ChunkEntry {
         self.lines[chunk as usize]
     }
 
@@ -276,7 +276,7 @@ pub(super) fn object_key(header: &Header, keys: Option<&Keys>) -> Result<Option<
     Ok(Some(key))
 }
 
-fn decode_table(header: &Header, table: &[u8]) -> Option<Box<[Line]>> {
+fn decode_table(header: &Header, table: &[u8]) -> Option<Box<[ChunkEntry]>> {
     let mut end = 0u32;
     let lines = table.chunks_exact(LINE_BYTES).zip(0u32..).map(|(line, chunk)| {
         let (len, check) = line.split_first_chunk::<4>()?;
@@ -287,7 +287,7 @@ fn decode_table(header: &Header, table: &[u8]) -> Option<Box<[Line]>> {
         let is_possible =
             if is_compressed { header.method != Method::None && len < whole } else { len == whole };
         end = end.checked_add(len).filter(|_| is_possible)?;
-        Some(Line { end, is_compressed, check })
+        Some(ChunkEntry { end, is_compressed, check })
     });
     lines.collect()
 }
@@ -327,7 +327,7 @@ impl HeadWriter {
         covered[..HEADER_BYTES].copy_from_slice(&self.header_bytes);
         covered[HEADER_BYTES..].copy_from_slice(&self.table);
         let tag = match key {
-            Some(key) => key.seal(Piece::Head, covered, &mut [])?,
+            Some(key) => key.seal(NoncePart::Head, covered, &mut [])?,
             None => [0; TAG_BYTES],
         };
         checks[..TAG_BYTES].copy_from_slice(&tag);

@@ -118,12 +118,12 @@ impl Keys {
 
 /// Which piece of an object a nonce is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum NoncePart {
     Head,
     Chunk(u32),
 }
 
-impl Piece {
+impl NoncePart {
     fn nonce(self) -> Nonce {
         let number = match self {
             Self::Head => u64::MAX,
@@ -152,7 +152,7 @@ impl ObjectKey {
     ///
     /// # Errors
     /// `Invalid` if they are too long for the cipher, which is 64 GiB.
-    pub fn seal(&self, piece: Piece, aad: &[u8], bytes: &mut [u8]) -> Result<[u8; TAG_BYTES]> {
+    pub fn seal(&self, piece: NoncePart, aad: &[u8], bytes: &mut [u8]) -> Result<[u8; TAG_BYTES]> {
         let sealed = self.key().seal_in_place_separate_tag(piece.nonce(), Aad::from(aad), bytes);
         let tag = sealed
             .map_err(|_| Error::Invalid { what: "too much data for one piece of an encrypted object" })?;
@@ -163,7 +163,7 @@ impl ObjectKey {
 
     /// Decrypts `bytes`, which end in the tag, in place; what they were before they were sealed.
     /// None if they are not what was sealed.
-    pub fn open<'a>(&self, piece: Piece, aad: &[u8], bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
+    pub fn open<'a>(&self, piece: NoncePart, aad: &[u8], bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
         self.key().open_in_place(piece.nonce(), Aad::from(aad), bytes).ok()
     }
 }
@@ -199,16 +199,16 @@ mod tests {
             [&bytes[..], &tag].concat()
         };
         let right = key(&one, 2, 3, 4);
-        let bytes = sealed(&right, Piece::Chunk(5), b"x");
+        let bytes = sealed(&right, NoncePart::Chunk(5), b"x");
         let opens = |key: &ObjectKey, piece, aad: &[u8]| key.open(piece, aad, &mut bytes.clone()).is_some();
-        assert!(opens(&right, Piece::Chunk(5), b"x"));
-        assert!(opens(&key(&one, 2, 3, 4), Piece::Chunk(5), b"x"));
+        assert!(opens(&right, NoncePart::Chunk(5), b"x"));
+        assert!(opens(&key(&one, 2, 3, 4), NoncePart::Chunk(5), b"x"));
         for wrong in [key(&other, 2, 3, 4), key(&one, 9, 3, 4), key(&one, 2, 9, 4), key(&one, 2, 3, 9)] {
-            assert!(!opens(&wrong, Piece::Chunk(5), b"x"));
+            assert!(!opens(&wrong, NoncePart::Chunk(5), b"x"));
         }
-        assert!(!opens(&right, Piece::Chunk(6), b"x"));
-        assert!(!opens(&right, Piece::Head, b"x"));
-        assert!(!opens(&right, Piece::Chunk(5), b"y"));
+        assert!(!opens(&right, NoncePart::Chunk(6), b"x"));
+        assert!(!opens(&right, NoncePart::Head, b"x"));
+        assert!(!opens(&right, NoncePart::Chunk(5), b"y"));
         assert!(one.object_key(2, &[2; SALT_BYTES], &[3; 16], 4).is_none());
     }
 

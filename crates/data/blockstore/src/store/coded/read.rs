@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::Ordering;
 
-use super::decode::{self, SCRATCH_BYTES_KEPT, Scratch, Sink};
+use super::decode::{self, OutputBuffers, SCRATCH_BYTES_KEPT, Scratch};
 use super::head::Head;
 use super::{CodedStore, How};
 use crate::error::{Error, Result};
@@ -37,7 +37,7 @@ impl CodedStore {
         }
         let (first, last) = (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
         self.stats.chunks_read.fetch_add(u64::from(last - first + 1), Ordering::Relaxed);
-        let mut sink = Sink::new(parts);
+        let mut sink = OutputBuffers::new(parts);
         Scratch::with(|scratch| {
             if self.inner.is_remote() {
                 return self.read_at_once(read, first..=last, scratch, &mut sink);
@@ -62,7 +62,7 @@ impl CodedStore {
         read: &Read<'_>,
         chunks: RangeInclusive<u32>,
         scratch: &mut Scratch,
-        sink: &mut Sink<'_, '_>,
+        sink: &mut OutputBuffers<'_, '_>,
     ) -> Result<bool> {
         let stored = read.head.stored_of(*chunks.start()).start..read.head.stored_of(*chunks.end()).end;
         let stored_bytes = (stored.end - stored.start) as usize;
@@ -81,7 +81,7 @@ impl CodedStore {
         read: &Read<'_>,
         chunks: RangeInclusive<u32>,
         scratch: &mut Scratch,
-        sink: &mut Sink<'_, '_>,
+        sink: &mut OutputBuffers<'_, '_>,
     ) -> Result<bool> {
         let Read { head, start, wanted, how } = read;
         let stored = head.stored_of(*chunks.start()).start..head.stored_of(*chunks.end()).end;

@@ -55,7 +55,7 @@ impl Fate for Mask {
 }
 
 /// The states after each commit, by position.
-struct History(Vec<Content>);
+struct History(Vec<ExpectedRows>);
 
 impl History {
     fn commit(&mut self, engine: &EmbeddedEngine, mutations: Vec<Mutation>) {
@@ -66,7 +66,7 @@ impl History {
     }
 
     /// Which prefix of the history `found` is; at least `durable`.
-    fn check(&self, found: &Content, durable: u64, seed: &str) -> usize {
+    fn check(&self, found: &ExpectedRows, durable: u64, seed: &str) -> usize {
         let matching = self.0.iter().rposition(|state| state == found);
         let matching = matching.unwrap_or_else(|| panic!("{seed}: recovered a state that never was"));
         assert!(matching as u64 >= durable, "{seed}: {matching} recovered, {durable} was durable");
@@ -79,7 +79,7 @@ impl History {
 fn crash_with_each_set_of_surviving_sectors() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
-    let mut history = History(vec![Content::new()]);
+    let mut history = History(vec![ExpectedRows::new()]);
     wait_for_segment(&engine);
     history.commit(&engine, vec![put(1, b"a", &[1; 700])]);
     engine.sync().unwrap();
@@ -105,7 +105,7 @@ fn storm(seed: u64) {
     let name = format!("seed {seed}");
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let (mut disk, mut runs) = (SimDisk::new(None), ModelRuns::default());
-    let mut history = History(vec![Content::new()]);
+    let mut history = History(vec![ExpectedRows::new()]);
     for _ in 0..6 {
         let engine = open_sim(&disk, &runs, small_options()).unwrap();
         history.check(&content(&engine), engine.durable(), &name);
@@ -173,7 +173,7 @@ fn power_loss_at_every_operation_recovers_a_prefix() {
         let name = format!("operation {count}");
         let mut random = Random(count * 2 + 1);
         let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
-        let mut history = History(vec![Content::new()]);
+        let mut history = History(vec![ExpectedRows::new()]);
         let mut durable = 0;
         disk.power_off_after(count);
         // Two lives, so that recovery is interrupted too.
@@ -215,7 +215,7 @@ fn power_loss_at_every_operation_recovers_a_prefix() {
 fn a_rejected_batch_ends_the_log_for_good() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
-    let mut history = History(vec![Content::new()]);
+    let mut history = History(vec![ExpectedRows::new()]);
     for round in 0..10u8 {
         history.commit(&engine, vec![put(1, &[round], b"value")]);
         if round == 4 {

@@ -79,7 +79,7 @@ fn full_disk() {
     runs.set_fault(full);
     let options = EmbeddedOptions { reserve_bytes: 32 << 10, ..small_options() };
     let engine = open_sim(&disk, &runs, options.clone()).unwrap();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     let mut refused = false;
     for number in 0..4000u32 {
         let batch = vec![put(1, &number.to_be_bytes(), &[7; 500])];
@@ -124,7 +124,7 @@ fn a_batch_larger_than_a_segment_gets_one_of_its_own() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let options = EmbeddedOptions { memory_bytes: 64 << 20, ..small_options() };
     let engine = open_sim(&disk, &runs, options.clone()).unwrap();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for round in 0..4u32 {
         let large: Vec<_> =
             (0..200u32).map(|n| put(1, &(round * 1000 + n).to_be_bytes(), &[3; 900])).collect();
@@ -142,10 +142,10 @@ fn a_batch_larger_than_a_segment_gets_one_of_its_own() {
 }
 
 /// A volume with some log that is durable, and the content it must have.
-fn synced_volume() -> (SimDisk, ModelRuns, Content) {
+fn synced_volume() -> (SimDisk, ModelRuns, ExpectedRows) {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for number in 0..40u32 {
         let batch = vec![put(1, &number.to_be_bytes(), &[number as u8; 900])];
         apply(&mut expected, &batch);
@@ -264,7 +264,7 @@ fn damaged_runs_give_errors_and_never_wrong_rows() {
     let open =
         |dir: &std::path::Path| EmbeddedEngine::open(dir, UUID, small_options(), no_hook(), &mut |_| true);
     let engine = open(dir.path()).unwrap();
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for round in 0..6u32 {
         for number in 0..60u32 {
             let batch = vec![put(1, &(number * 7 + round).to_be_bytes(), &[round as u8; 300])];
@@ -302,7 +302,7 @@ fn damaged_runs_give_errors_and_never_wrong_rows() {
             copy_tree(dir.path(), copy.path());
             std::fs::write(copy.path().join(path.strip_prefix(dir.path()).unwrap()), &bad).unwrap();
             let outcome = open(copy.path()).and_then(|engine| {
-                let mut found = Content::new();
+                let mut found = ExpectedRows::new();
                 engine.scan_table(Table::Entry, None, &mut |key, value| {
                     found.insert(encode(key), value.to_vec());
                     ControlFlow::Continue(())

@@ -3,21 +3,21 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::super::exercise::{Op, check, op};
+use super::super::super::exercise::{EngineOp, check, op};
 use super::super::super::memory::{MemoryEngine, SyncWhen};
 use super::*;
 
-fn run(ops: &[Op], reopen: &mut dyn FnMut(Option<EmbeddedEngine>, bool) -> EmbeddedEngine) {
-    let mut expected = Content::new();
+fn run(ops: &[EngineOp], reopen: &mut dyn FnMut(Option<EmbeddedEngine>, bool) -> EmbeddedEngine) {
+    let mut expected = ExpectedRows::new();
     let mut engine = reopen(None, false);
     for op in ops {
         check(&engine, &mut expected, op);
         match op {
-            Op::Flush => engine.flush().unwrap(),
-            Op::Evict => engine.shared.rows.evict(0, 2, &mut 0),
-            Op::Compact => engine.compact().unwrap(),
-            Op::Close => engine = reopen(Some(engine), true),
-            Op::Kill => engine = reopen(Some(engine), false),
+            EngineOp::Flush => engine.flush().unwrap(),
+            EngineOp::Evict => engine.shared.rows.evict(0, 2, &mut 0),
+            EngineOp::Compact => engine.compact().unwrap(),
+            EngineOp::Close => engine = reopen(Some(engine), true),
+            EngineOp::Kill => engine = reopen(Some(engine), false),
             _ => {}
         }
     }
@@ -30,7 +30,7 @@ proptest! {
     #[test]
     fn memory_engine_agrees_with_a_map(ops in vec(op(), 1..60)) {
         let engine = MemoryEngine::new(SyncWhen::Told);
-        let mut expected = Content::new();
+        let mut expected = ExpectedRows::new();
         for op in &ops {
             check(&engine, &mut expected, op);
         }

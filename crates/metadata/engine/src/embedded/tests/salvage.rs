@@ -15,9 +15,9 @@ fn open_real(dir: &Path) -> EmbeddedEngine {
 }
 
 /// A volume with rows in several tables of the runs, newer versions of them, deletions, and a log.
-fn volume(dir: &Path) -> Content {
+fn volume(dir: &Path) -> ExpectedRows {
     let engine = open_real(dir);
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for round in 0..4u32 {
         for number in 0..120u32 {
             let mut batch = vec![put(1, &(number * 3 + round).to_be_bytes(), &[round as u8 + 1; 200])];
@@ -39,9 +39,9 @@ fn volume(dir: &Path) -> Content {
     expected
 }
 
-fn salvaged(dir: &Path) -> (Content, Vec<Lost>) {
+fn salvaged(dir: &Path) -> (ExpectedRows, Vec<Lost>) {
     let scratch = tempfile::tempdir().unwrap();
-    let (mut found, mut lost) = (Content::new(), Vec::new());
+    let (mut found, mut lost) = (ExpectedRows::new(), Vec::new());
     let mut recovered = |batch: Vec<Mutation>| {
         apply(&mut found, &batch);
         Ok(())

@@ -11,7 +11,7 @@ fn sizes(disk: &SimDisk) -> Vec<u64> {
 }
 
 /// Commits `count` batches of 3 kB each, and says what the content is then.
-fn fill(engine: &EmbeddedEngine, expected: &mut Content, from: u32, count: u32) {
+fn fill(engine: &EmbeddedEngine, expected: &mut ExpectedRows, from: u32, count: u32) {
     for number in from..from + count {
         let batch = vec![put(1, &number.to_be_bytes(), &[number as u8; 3000])];
         apply(expected, &batch);
@@ -28,7 +28,7 @@ fn segments_that_grow() {
     let engine = open_sim(&disk, &runs, options.clone()).unwrap();
     wait_for_segment(&engine);
     assert_eq!(sizes(&disk), [16 << 10; 2]);
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     fill(&engine, &mut expected, 0, 100);
     let grown = sizes(&disk);
     assert!(grown.iter().all(|bytes| [16 << 10, 64 << 10].contains(bytes)), "{grown:?}");
@@ -47,7 +47,7 @@ fn segments_of_earlier_programs() {
     let growing = EmbeddedOptions { log_bytes_max: 1 << 20, ..small_options() };
     let fixed = EmbeddedOptions { first_segment_bytes: 64 << 10, ..growing.clone() };
     let (mut disk, runs) = (SimDisk::new(None), ModelRuns::default());
-    let mut expected = Content::new();
+    let mut expected = ExpectedRows::new();
     for round in 0..6 {
         let options = if round % 2 == 0 { &fixed } else { &growing };
         let engine = open_sim(&disk, &runs, options.clone()).unwrap();

@@ -125,8 +125,8 @@ impl Client {
 
     fn send(&self, creds: &Creds, op: &Op, retry: bool) -> Arc<Mutex<Option<Reply>>> {
         let heard: Arc<Mutex<Option<Reply>>> = Arc::default();
-        let ear = heard.clone();
-        let done: Done = Box::new(move |reply| *ear.lock() = Some(reply));
+        let sink = heard.clone();
+        let done: Done = Box::new(move |reply| *sink.lock() = Some(reply));
         let origin = Origin { client: self.id, seq: self.seq, retry };
         self.world.fixture().node.submit_from(Request { creds: creds.clone(), op: op.clone() }, origin, done);
         heard
@@ -159,8 +159,8 @@ impl Client {
         for (ino, model) in world.model.nodes.iter().filter(|(_, node)| node.opens > 0) {
             let seen = self.opened.get(ino).cloned().ok_or(format!("{ino} was never opened"))?;
             let heard: Arc<Mutex<Option<Reply>>> = Arc::default();
-            let ear = heard.clone();
-            let done: Done = Box::new(move |reply| *ear.lock() = Some(reply));
+            let sink = heard.clone();
+            let done: Done = Box::new(move |reply| *sink.lock() = Some(reply));
             world.fixture().node.reclaim_open(
                 InodeRef { ino: *ino, seen },
                 model.opens,

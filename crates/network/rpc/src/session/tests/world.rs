@@ -32,7 +32,7 @@ pub struct World {
     pub up: VecDeque<ToServer>,
     pub down: VecDeque<ToClient>,
     pub connected: bool,
-    pub asked: Vec<(Asked, Patience)>,
+    pub asked: Vec<(Asked, CallDeadline)>,
     pub ids: Vec<CallId>,
     pub outcomes: BTreeMap<usize, FsResult<Answered>>,
     /// Opens that the client knows it has, by inode.
@@ -61,10 +61,10 @@ impl World {
         }
     }
 
-    pub fn ask(&mut self, body: Body, asked: Asked, patience: Patience) {
+    pub fn ask(&mut self, body: Body, asked: Asked, deadline: CallDeadline) {
         let index = self.asked.len();
-        self.asked.push((asked, patience));
-        self.ids.push(self.link.submit(body, patience, (index, asked)));
+        self.asked.push((asked, deadline));
+        self.ids.push(self.link.submit(body, deadline, (index, asked)));
         self.collect();
     }
 
@@ -72,7 +72,7 @@ impl World {
     pub fn collect(&mut self) {
         let mut ended = Vec::new();
         self.link.take_completions(&mut ended);
-        for Completion { done: (index, asked), result, .. } in ended {
+        for FinishedCall { done: (index, asked), result, .. } in ended {
             match (asked, &result) {
                 (_, Ok(Answered::Op(Ok(Answer::Opened { inode, .. })))) => {
                     *self.held.entry(inode.ino).or_default() += 1
@@ -84,9 +84,9 @@ impl World {
         }
         while let Some(event) = self.link.next_event() {
             match event {
-                Event::Welcomed(_) => self.link.accept(),
-                Event::Table { version } => assert_eq!(version, self.link.table()),
-                Event::ReclaimWanted { .. } => {
+                LinkEvent::Welcomed(_) => self.link.accept(),
+                LinkEvent::Table { version } => assert_eq!(version, self.link.table()),
+                LinkEvent::ReclaimWanted { .. } => {
                     let opens = self.held.iter().filter(|(_, count)| **count > 0).map(|(ino, count)| {
                         ReclaimOpen { file: InodeRef::by_id(*ino), count: *count as u32, linkable: false }
                     });
@@ -110,9 +110,9 @@ impl World {
                     }
                     self.link.reclaim(parts);
                 }
-                Event::Reclaimed { lost, .. } => self.reclaimed.push(lost),
-                Event::Serving | Event::Told { .. } => {}
-                Event::Refused(refused) => panic!("{refused:?}"),
+                LinkEvent::Reclaimed { lost, .. } => self.reclaimed.push(lost),
+                LinkEvent::Serving | LinkEvent::Told { .. } => {}
+                LinkEvent::Refused(refused) => panic!("{refused:?}"),
             }
         }
         let mut bytes = Vec::new();
@@ -163,11 +163,11 @@ impl World {
     pub fn tick(&mut self) {
         let pulse = self.link.tick(self.now, u64::MAX);
         self.collect();
-        if pulse == Pulse::Lost {
+        if pulse == ConnectionHealth::Lost {
             self.cut();
         }
-        for (index, (_, patience)) in self.asked.iter().enumerate() {
-            if let Patience::Until(limit) | Patience::Connection(limit) = patience
+        for (index, (_, deadline)) in self.asked.iter().enumerate() {
+            if let CallDeadline::Until(limit) | CallDeadline::Connection(limit) = deadline
                 && *limit <= self.now
             {
                 assert!(self.outcomes.contains_key(&index), "call {index} is not over at its deadline");

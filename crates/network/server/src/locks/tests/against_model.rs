@@ -5,27 +5,27 @@ use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 use proptest::prelude::*;
 
 use super::model::{BYTES, Model};
-use crate::locks::{LockLimits, Locks, Owner, Set, Ticket};
+use crate::locks::{LockLimits, LockOwner, Locks, Set, Ticket};
 
 #[derive(Debug, Clone)]
 enum Step {
-    Set(Owner, LockSpan, bool),
+    Set(LockOwner, LockSpan, bool),
     /// The n-th client with a broken connection comes back.
     Again(prop::sample::Index),
-    Unlock(Owner, LockSpan),
-    Release(Owner, LockSpan),
-    Test(Owner, LockSpan),
+    Unlock(LockOwner, LockSpan),
+    Release(LockOwner, LockSpan),
+    Test(LockOwner, LockSpan),
     /// The n-th of those that wait.
     Cancel(prop::sample::Index),
     Orphan(u64),
     End(u64),
 }
 
-fn owner() -> impl Strategy<Value = Owner> {
-    (1..4u64, 1..4u64).prop_map(|(session, id)| Owner { session, id })
+fn owner() -> impl Strategy<Value = LockOwner> {
+    (1..4u64, 1..4u64).prop_map(|(session, id)| LockOwner { session, id })
 }
 
-fn span() -> impl Strategy<Value = (Owner, LockSpan)> {
+fn span() -> impl Strategy<Value = (LockOwner, LockSpan)> {
     let mode = prop_oneof![Just(LockMode::Read), Just(LockMode::Write)];
     (owner(), 1..3u64, prop::bool::weighted(0.25), mode, 0..BYTES, 0..BYTES).prop_map(
         |(owner, ino, flock, mode, a, b)| {
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn set(
     locks: &mut Locks,
     model: &mut Model,
-    (owner, span): (Owner, LockSpan),
+    (owner, span): (LockOwner, LockSpan),
     call: Option<u64>,
 ) -> Result<(), TestCaseError> {
     let (mut woken, mut expected) = (Vec::new(), Vec::new());

@@ -3,14 +3,14 @@
 
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
-use crate::locks::{Owner, Ticket};
+use crate::locks::{LockOwner, Ticket};
 
 /// Bytes of a file in the model. A BSD lock is on byte 0.
 pub const BYTES: u64 = 12;
 
 #[derive(Debug, Clone)]
 struct Holding {
-    owner: Owner,
+    owner: LockOwner,
     ino: u64,
     kind: LockKind,
     bytes: [Option<LockMode>; BYTES as usize],
@@ -18,7 +18,7 @@ struct Holding {
 
 #[derive(Debug, Clone)]
 struct Wait {
-    owner: Owner,
+    owner: LockOwner,
     span: LockSpan,
     call: Option<u64>,
 }
@@ -38,7 +38,7 @@ fn bytes_of(span: &LockSpan) -> std::ops::RangeInclusive<usize> {
 
 impl Model {
     /// Owners that hold what excludes this.
-    fn in_the_way(&self, owner: Owner, span: &LockSpan) -> Vec<Owner> {
+    fn in_the_way(&self, owner: LockOwner, span: &LockSpan) -> Vec<LockOwner> {
         let excludes = |held: LockMode| held == LockMode::Write || span.mode == LockMode::Write;
         self.holdings
             .iter()
@@ -48,7 +48,7 @@ impl Model {
             .collect()
     }
 
-    fn write(&mut self, owner: Owner, span: &LockSpan, mode: Option<LockMode>) {
+    fn write(&mut self, owner: LockOwner, span: &LockSpan, mode: Option<LockMode>) {
         let same = |held: &Holding| held.owner == owner && held.ino == span.ino && held.kind == span.kind;
         if !self.holdings.iter().any(same) {
             let bytes = [None; BYTES as usize];
@@ -70,7 +70,7 @@ impl Model {
         }
     }
 
-    fn reaches(&self, from: Owner, to: Owner, seen: &mut Vec<Owner>) -> bool {
+    fn reaches(&self, from: LockOwner, to: LockOwner, seen: &mut Vec<LockOwner>) -> bool {
         if from == to {
             return true;
         }
@@ -85,7 +85,7 @@ impl Model {
     /// The errno; or whether it waits.
     pub fn set(
         &mut self,
-        owner: Owner,
+        owner: LockOwner,
         span: &LockSpan,
         call: Option<u64>,
         woken: &mut Vec<Ticket>,
@@ -117,7 +117,7 @@ impl Model {
         Ok(true)
     }
 
-    pub fn unlock(&mut self, owner: Owner, span: &LockSpan, woken: &mut Vec<Ticket>) {
+    pub fn unlock(&mut self, owner: LockOwner, span: &LockSpan, woken: &mut Vec<Ticket>) {
         self.write(owner, span, None);
         self.wake(woken);
     }
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// The first run of bytes of another owner that excludes this: (owner, mode, first, last).
-    pub fn test(&self, owner: Owner, span: &LockSpan) -> Option<(Owner, LockMode, u64, u64)> {
+    pub fn test(&self, owner: LockOwner, span: &LockSpan) -> Option<(LockOwner, LockMode, u64, u64)> {
         let mut runs = Vec::new();
         for held in &self.holdings {
             if held.owner == owner || held.ino != span.ino || held.kind != span.kind {
@@ -173,7 +173,7 @@ impl Model {
     }
 
     /// Clients with a broken connection.
-    pub fn orphans(&self) -> Vec<(Owner, LockSpan)> {
+    pub fn orphans(&self) -> Vec<(LockOwner, LockSpan)> {
         let orphans = self.waits.iter().filter(|wait| wait.call.is_none());
         orphans.map(|wait| (wait.owner, wait.span)).collect()
     }

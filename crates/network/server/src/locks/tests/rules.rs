@@ -3,7 +3,7 @@
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use super::{flock, posix};
-use crate::locks::{LockCounts, LockLimits, Locks, Owner, Set, Ticket};
+use crate::locks::{LockCounts, LockLimits, LockOwner, Locks, Set, Ticket};
 
 const READ: LockMode = LockMode::Read;
 const WRITE: LockMode = LockMode::Write;
@@ -17,7 +17,7 @@ fn set(locks: &mut Locks, session: u64, span: LockSpan, call: Option<u64>) -> Re
 
 fn unlock(locks: &mut Locks, session: u64, span: LockSpan) -> Vec<Ticket> {
     let mut woken = Vec::new();
-    let owner = Owner { session, id: span.owner };
+    let owner = LockOwner { session, id: span.owner };
     locks.unlock(owner, span.ino, span.kind, (span.start, span.end), &mut woken).expect("room");
     woken
 }
@@ -136,7 +136,7 @@ fn bounds_end_in_enolck_and_closing_always_works() {
         assert_eq!(set(&mut locks, 1, posix(1, WRITE, at * 10, at * 10 + 4), None), Ok(Set::Granted));
     }
     assert_eq!(set(&mut locks, 1, posix(2, READ, 99, 99), None), Err(libc::ENOLCK));
-    let hole = (Owner { session: 1, id: 1 }, (2, 2));
+    let hole = (LockOwner { session: 1, id: 1 }, (2, 2));
     let refused = locks.unlock(hole.0, 1, LockKind::Posix, hole.1, &mut Vec::new());
     assert_eq!(refused.map_err(|error| error.errno), Err(libc::ENOLCK));
     assert_eq!(set(&mut locks, 2, posix(1, READ, 50, 50), None), Ok(Set::Granted));

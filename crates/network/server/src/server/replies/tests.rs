@@ -7,14 +7,14 @@ use kestrel_types::security::Security;
 use kestrel_types::wire::{ClientId, Hello, ToServer, Versions};
 
 use super::*;
-use crate::admin::{Admin, Asker};
+use crate::admin::{Admin, AdminRequester};
 use crate::config::SessionServerConfig;
 use crate::locks::LockLimits;
 
 struct Silent;
 
 impl Admin for Silent {
-    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+    fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::default()));
     }
 }
@@ -63,7 +63,7 @@ fn release_that_fails_after_its_session() {
     let (shared, checksum) = (&server.shared, Checksum::Crc32c);
     let batch = Batch::new(&server, session.clone(), (1, None), Arc::new(Silent), checksum);
     let failed: Reply = Err(Outcome::Failed(FsError::new(libc::ETIMEDOUT, "no lease in time")));
-    let release = Effect::Releases { ino: 5, write: false };
+    let release = SessionEffect::Releases { ino: 5, write: false };
     let fail = || batch.take_effect(&mut session.state.lock(), release, &failed, true);
 
     assert!(fail());

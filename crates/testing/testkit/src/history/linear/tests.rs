@@ -37,10 +37,10 @@ impl Model for Register {
     }
 }
 
-type Events = Vec<Event<Call, Answer>>;
+type Events = Vec<RecordedCall<Call, Answer>>;
 
-fn event(thread: usize, begin: u64, end: u64, call: Call, answer: Answer) -> Event<Call, Answer> {
-    Event { thread, call, answer: Some(answer), begin, end }
+fn event(thread: usize, begin: u64, end: u64, call: Call, answer: Answer) -> RecordedCall<Call, Answer> {
+    RecordedCall { thread, call, answer: Some(answer), begin, end }
 }
 
 fn linearizable(events: &Events) -> bool {
@@ -90,7 +90,7 @@ fn a_violation_names_the_call_that_nothing_explains() {
 
 #[test]
 fn a_call_without_an_answer_may_happen_later_or_never() {
-    let unknown = Event { thread: 0, call: Write(1), answer: None, begin: 0, end: 5 };
+    let unknown = RecordedCall { thread: 0, call: Write(1), answer: None, begin: 0, end: 5 };
     for values in [[0, 0], [1, 1], [0, 1]] {
         let [first, second] = values;
         let reads = vec![event(1, 10, 11, Read, Value(first)), event(1, 12, 13, Read, Value(second))];
@@ -102,7 +102,7 @@ fn a_call_without_an_answer_may_happen_later_or_never() {
 
 #[test]
 fn it_says_so_when_it_is_too_much() {
-    let unknown = |at| Event { thread: 0, call: Write(1), answer: None, begin: at, end: at };
+    let unknown = |at| RecordedCall { thread: 0, call: Write(1), answer: None, begin: at, end: at };
     let events: Events = (0..=PENDING_MAX as u64).map(unknown).collect();
     assert_eq!(check(Register(0), &events), Verdict::Unknown);
 }
@@ -143,7 +143,7 @@ fn it_agrees_with_trying_all_orders() {
                     _ => (Read, Value(rng.below(3) as u8)),
                 };
                 let answer = (!rng.percent(10)).then_some(answer);
-                events.push(Event { thread, call, answer, begin: now, end });
+                events.push(RecordedCall { thread, call, answer, begin: now, end });
                 now = end + 1 + rng.below(3);
             }
         }

@@ -4,20 +4,20 @@ use super::super::linear::{Verdict, check};
 use super::*;
 use crate::rng::Rng;
 
-type Events = Vec<Event<Call, Answer>>;
+type Events = Vec<RecordedCall<Call, Answer>>;
 
 /// Calls one after the other.
 fn sequence(calls: &[(Call, Answer)]) -> Events {
     let event = |(at, (call, answer)): (usize, &(Call, Answer))| {
         let begin = 10 * at as u64;
-        Event { thread: 0, call: call.clone(), answer: Some(*answer), begin, end: begin + 5 }
+        RecordedCall { thread: 0, call: call.clone(), answer: Some(*answer), begin, end: begin + 5 }
     };
     calls.iter().enumerate().map(event).collect()
 }
 
 /// Adds a call by another thread with this interval.
 fn during(events: &mut Events, begin: u64, end: u64, call: Call, answer: Answer) {
-    events.push(Event { thread: 1 + events.len(), call, answer: Some(answer), begin, end });
+    events.push(RecordedCall { thread: 1 + events.len(), call, answer: Some(answer), begin, end });
 }
 
 fn linearizable(events: &Events) -> bool {
@@ -168,7 +168,7 @@ fn a_call_without_an_answer_may_have_happened() {
     for seen in [file(10), GONE] {
         let mut events = Vec::new();
         during(&mut events, 20, 30, Stat(F0), seen);
-        events.push(Event { thread: 0, call: Create(F0), answer: None, begin: 0, end: 10 });
+        events.push(RecordedCall { thread: 0, call: Create(F0), answer: None, begin: 0, end: 10 });
         assert!(linearizable(&events));
         during(&mut events, 40, 50, Stat(F0), GONE);
         assert_eq!(linearizable(&events), seen == GONE);
@@ -235,7 +235,7 @@ fn histories_of_correct_and_faulty_systems() {
             }
             tree = next;
             let (begin, end) = (rng.range(free[thread] + 1, now), now + rng.below(20));
-            events.push(Event { thread, call, answer: Some(answer), begin, end });
+            events.push(RecordedCall { thread, call, answer: Some(answer), begin, end });
             free[thread] = end;
         }
         assert!(linearizable(&events), "seed {seed}: {:?}", check(Tree::default(), &events));
@@ -253,7 +253,8 @@ fn histories_of_correct_and_faulty_systems() {
 /// A rename may find that both names are the file that another rename is moving.
 #[test]
 fn rename_of_a_file_renamed_meanwhile() {
-    let event = |thread, call, answer, begin, end| Event { thread, call, answer: Some(answer), begin, end };
+    let event =
+        |thread, call, answer, begin, end| RecordedCall { thread, call, answer: Some(answer), begin, end };
     let mut events = vec![
         event(0, Create(F0), Ino(Some(10)), 0, 1),
         event(1, moved(F0, F1), Done, 2, 5),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::store::{NearCache, Page, Usage};
+use crate::store::{LocalCache, Page, Usage};
 
 /// Claims to be remote and to have a cache; counts what it is asked.
 struct Remote {
@@ -62,7 +62,7 @@ impl BlockStore for Remote {
         true
     }
 
-    fn near(&self) -> Option<&dyn NearCache> {
+    fn near(&self) -> Option<&dyn LocalCache> {
         Some(self)
     }
 
@@ -93,7 +93,7 @@ impl BlockStore for Remote {
 }
 
 /// One object's cached spans.
-impl NearCache for Remote {
+impl LocalCache for Remote {
     fn fill(&self, _: ObjectId, offset: u64, len: u64) -> Result<()> {
         self.near.lock().push((offset, offset + len));
         Ok(())

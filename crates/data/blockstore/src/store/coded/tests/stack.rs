@@ -9,7 +9,7 @@ use super::*;
 use crate::packer::{Packer, PackerConfig};
 use crate::reader::{Reader, ReaderConfig};
 use crate::store::FailingStore;
-use crate::store::failing::{Call, Fault, Rule};
+use crate::store::failing::{Fault, Rule, StoreCall};
 
 fn packed(store: &Arc<CodedStore>, files: &[Vec<u8>]) -> Vec<Range> {
     let next = AtomicU64::new(1);
@@ -51,7 +51,7 @@ fn packing_and_reading_over_failing_stores() {
         let ranges = packed(&store, &files);
         for fault in [Fault::WrongByte, Fault::Zeros, Fault::Short, Fault::Errno(libc::EIO)] {
             failing.heal();
-            failing.add(Rule { per_mille: 300, ..Rule::always(Call::Read, fault) });
+            failing.add(Rule { per_mille: 300, ..Rule::always(StoreCall::Read, fault) });
             for round in 0..20 {
                 // Heads anew each time, so that they are hit too.
                 let store = Arc::new(CodedStore::new(failing.clone(), VOLUME, store.coding.clone()));
@@ -87,7 +87,7 @@ fn a_bad_copy_is_healed_by_a_fresh_read() {
     let reader = Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
     let mut out = vec![0; 500_000];
     reader.read(ranges[0], 0, &mut out).unwrap();
-    failing.add(Rule::once(Call::Read, 0, Fault::WrongByte));
+    failing.add(Rule::once(StoreCall::Read, 0, Fault::WrongByte));
     reader.read(ranges[0], 0, &mut out).unwrap();
     assert_eq!(out, files[0]);
     assert_eq!(reader.stats().healed.load(Ordering::Relaxed), 1);
@@ -100,8 +100,8 @@ fn failed_put_leaves_nothing_readable() {
     let failing = Arc::new(FailingStore::new(memory.clone(), 1));
     let store = CodedStore::new(failing.clone(), VOLUME, coding(Compression::Lz4, Some(1)));
     let written = bytes(200_000, 1);
-    failing.add(Rule::once(Call::Put, 0, Fault::Errno(libc::ENOSPC)));
-    failing.add(Rule::once(Call::Put, 0, Fault::Torn(libc::EIO)));
+    failing.add(Rule::once(StoreCall::Put, 0, Fault::Errno(libc::ENOSPC)));
+    failing.add(Rule::once(StoreCall::Put, 0, Fault::Torn(libc::EIO)));
     assert!(matches!(store.put(1, &[IoSlice::new(&written)]), Err(Error::NoSpace { .. })));
     assert!(memory.bytes(1).is_none());
     assert!(matches!(store.put(1, &[IoSlice::new(&written)]), Err(Error::Io { .. })));

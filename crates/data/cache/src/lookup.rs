@@ -1,0 +1,182 @@
+//! Looking for pages on a cache disk, on the disk's threads: the reader waits for a bounded time.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use kestrel_blockstore::store::Then;
+
+use crate::core::Core;
+use crate::disk::{Disk, Side};
+use crate::faults::DiskOp;
+use crate::object::Object;
+use crate::page::{self, PAGE_BYTES, PageSlot};
+use crate::pages::runs;
+use crate::slots::Slots;
+use crate::sys;
+
+/// Most pages that are read with one call: 4 MiB.
+const LOOK_PAGES_MAX: usize = (4 * 1024 * 1024 / PAGE_BYTES) as usize;
+
+/// Most reads that wait for a disk's threads on behalf of readers that do not. More take their turn
+/// elsewhere, where the time is not counted yet: a disk that is well must not look dead because
+/// many want something of it at once.
+const PROMISED_MAX: usize = 48;
+
+impl Core {
+    /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it
+    /// should be, is not among what is returned; neither is anything of a disk that fails or does
+    /// not answer in time.
+    pub fn look(self: &Arc<Self>, object: &Arc<Object>, disk: &Arc<Disk>, wanted: &[u32]) -> Vec<Slots> {
+        if wanted.is_empty() || !disk.is_in_service(Side::Read) {
+            return Vec::new();
+        }
+        let (core, object, of) = (Arc::clone(self), Arc::clone(object), Arc::clone(disk));
+        let wanted = wanted.to_vec();
+        let job = move || {
+            let begun = Instant::now();
+            let looked = core.look_here(&object, &of, &wanted);
+            of.note(Side::Read, begun, &looked);
+            looked.unwrap_or_default()
+        };
+        disk.reads.call(self.options.disk_deadline, job).unwrap_or_else(|| {
+            disk.note_unanswered(Side::Read);
+            Vec::new()
+        })
+    }
+
+    /// Has the kernel bring pages that are known to be on the disk into its page cache, from where
+    /// [`Core::read_warm`] then reads them to where they are wanted. Whether they came; none if
+    /// they are not known to be there.
+    pub fn bring(&self, object: &Object, disk: &Arc<Disk>, pages: &Range<u32>) -> Option<bool> {
+        let file = known_file(object, disk, pages)?;
+        let bytes = page::slot_at(pages.start)..page::slot_at(pages.end);
+        let (sender, told) = mpsc::sync_channel(1);
+        // Nobody else receives.
+        let then = Box::new(move |is_here| sender.send(is_here).unwrap_or(()));
+        if self.promise(disk, file, bytes, then).is_err() {
+            disk.note_unanswered(Side::Read);
+            return Some(false);
+        }
+        Some(told.recv().unwrap_or(false))
+    }
+
+    /// Like [`Core::bring`], for `len` bytes from `offset` on and a caller that verifies them
+    /// itself; instead of waiting, has `then` told whether they came.
+    ///
+    /// # Errors
+    /// `then`, if they are not known to be there or too many reads wait for the disk.
+    pub fn bring_then(
+        &self,
+        object: &Object,
+        disk: &Arc<Disk>,
+        (offset, len): (u64, u64),
+        then: Then,
+    ) -> Result<(), Then> {
+        if disk.reads.waiting() >= PROMISED_MAX {
+            return Err(then);
+        }
+        match known_file(object, disk, &page::pages(offset, len)) {
+            Some(file) => self.promise(disk, file, page::place_of(offset, len), then),
+            None => Err(then),
+        }
+    }
+
+    fn promise(&self, disk: &Arc<Disk>, file: Arc<File>, bytes: Range<u64>, then: Then) -> Result<(), Then> {
+        let promise = disk.promises.make(Instant::now() + self.options.disk_deadline, then);
+        let (of, given) = (Arc::clone(disk), Arc::clone(&promise));
+        let job = move || {
+            if given.is_open() {
+                let begun = Instant::now();
+                let brought = of.before(DiskOp::Read).and_then(|()| sys::bring(&file, bytes));
+                of.note(Side::Read, begun, &brought);
+                given.keep(brought.is_ok());
+            }
+        };
+        if disk.reads.submit(Box::new(job)) {
+            return Ok(());
+        }
+        promise.take().map_or(Ok(()), Err)
+    }
+
+    /// Like [`Core::look`], on this thread.
+    fn look_here(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<Vec<Slots>> {
+        disk.before(DiskOp::Read)?;
+        self.open(object, disk, wanted)?;
+        let (file, there) = {
+            let state = object.state.lock();
+            let there: Vec<u32> =
+                wanted.iter().copied().filter(|page| state.on_disk.contains(*page)).collect();
+            (state.file.clone(), there)
+        };
+        let Some(file) = file else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for run in runs(there, 0) {
+            for from in run.clone().step_by(LOOK_PAGES_MAX) {
+                let batch = from..run.end.min(from + LOOK_PAGES_MAX as u32);
+                let slots = Slots::read(&file, &self.owner(object.id), batch)?;
+                self.drop_unfit(object, disk, &slots);
+                found.push(slots);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Sees to it that the object's file is open if there is one, and that what is known of it is
+    /// good enough to look for the pages `wanted`.
+    pub fn open(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<()> {
+        let now = self.now();
+        let state = object.state.lock();
+        let is_known = state.file.is_some()
+            && (state.is_look_recent(now) || wanted.iter().all(|page| state.on_disk.contains(*page)));
+        let writes = state.writes;
+        drop(state);
+        if is_known {
+            return Ok(());
+        }
+        // By name, also if it is open: it may have been evicted and made again.
+        let opened = match disk.open_file(object.id) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.table.close_files();
+                disk.open_file(object.id)?
+            }
+            other => other?,
+        };
+        let Some(file) = opened.map(Arc::new) else {
+            object.state.lock().looked_in_vain(writes, now);
+            return Ok(());
+        };
+        let (data, len) = (sys::data_ranges(&file)?, file.metadata()?.len());
+        object.state.lock().looked_at(file, (&data, len), writes, now)?;
+        self.table.opened(object);
+        Ok(())
+    }
+
+    /// Forgets pages that are not there after all, and removes those that are damaged.
+    fn drop_unfit(&self, object: &Object, disk: &Disk, slots: &Slots) {
+        for (page, slot) in slots.found().filter(|(_, slot)| !matches!(slot, PageSlot::Page(_))) {
+            object.state.lock().on_disk.remove(page);
+            if slot == PageSlot::Damaged {
+                self.stats.corrupt.add(1);
+                log::warn!("object {:016x}: page {page} of its cache file is damaged: dropped", object.id);
+                let begun = Instant::now();
+                let removed = disk.remove_page(object.id, page);
+                if removed.is_err() {
+                    disk.note(Side::Write, begun, &removed);
+                }
+            }
+        }
+    }
+}
+
+/// The open cache file of an object on this disk that is known to hold `pages`, if the disk may be
+/// read from.
+fn known_file(object: &Object, disk: &Disk, pages: &Range<u32>) -> Option<Arc<File>> {
+    let mut state = object.state.lock();
+    state.bind(disk.index);
+    let file = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()));
+    drop(state);
+    file.filter(|_| disk.is_in_service(Side::Read))
+}

@@ -1,0 +1,240 @@
+//! Whether node ids that a confined session names are within its subtree, by the rows of the node.
+//!
+//! A directory is if the directories above it lead to the subtree's root: all on the way are then
+//! known to be, until a directory changes. Anything else is if it is where it is said to have been
+//! seen, or where the node has on record that it was moved to, and that directory is. What is found
+//! is noted in the session ([`crate::session::granted`]).
+
+use std::sync::Arc;
+
+use kestrel_meta::view::decode_dir_id;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Kind;
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+use parking_lot::Mutex;
+
+use super::Server;
+use crate::grant::UnverifiedInode;
+use crate::session::Session;
+use crate::session::granted::{DEPTH_MAX, Tree};
+
+/// What is told of what is not within the subtree: no more than of what is not there.
+pub(crate) const OUTSIDE: FsError = FsError::new(
+    libc::ESTALE,
+    "the token of this client knows no such file or directory: look for it by its path",
+);
+
+/// What of a session's doubts is not within its subtree, and why.
+pub(crate) type Outside = Vec<(InodeId, FsError)>;
+
+/// Hears what is outside when all doubts are settled.
+pub(crate) type Settled = Box<dyn FnOnce(Outside) + Send>;
+
+/// What is being looked for.
+enum Step {
+    /// The next doubt.
+    Next,
+    /// The way up from this directory.
+    Climb(InodeId),
+    /// What the directory, which is within the subtree, has under the name.
+    Look(InodeId, Name),
+}
+
+struct Walk {
+    doubts: Vec<UnverifiedInode>,
+    /// The present doubt is about it.
+    about: InodeId,
+    step: Step,
+    /// What to look at once the climb has come to the root.
+    then: Option<(InodeId, Name)>,
+    /// Directories on the way, and how many directories had changed when it began.
+    passed: Vec<InodeId>,
+    since: Option<u64>,
+    outside: Outside,
+    /// The answer that came, or that the thread that brings it goes on.
+    came: Option<Reply>,
+    awaited: bool,
+}
+
+/// Doubts of one session that are being settled.
+struct Check {
+    server: Arc<Server>,
+    session: Arc<Session>,
+    root: InodeId,
+    walk: Mutex<Walk>,
+    done: Mutex<Option<Settled>>,
+}
+
+impl Server {
+    /// Settles doubts of a session that is confined to the directory `root`. With no lock held;
+    /// `done` is called on any thread.
+    pub(crate) fn settle(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        root: InodeId,
+        doubts: Vec<UnverifiedInode>,
+        done: Settled,
+    ) {
+        let walk = Walk {
+            doubts,
+            about: 0,
+            step: Step::Next,
+            then: None,
+            passed: Vec::new(),
+            since: None,
+            outside: Vec::new(),
+            came: None,
+            awaited: false,
+        };
+        let check = Check {
+            server: self.clone(),
+            session: session.clone(),
+            root,
+            walk: Mutex::new(walk),
+            done: Mutex::new(Some(done)),
+        };
+        Arc::new(check).go_on();
+    }
+
+    /// Where the node has on record that a file was moved to.
+    fn moved(&self, ino: InodeId) -> Option<(InodeId, Name)> {
+        let mut place = None;
+        let key = KeyRef::new(Table::Moved, ino, b"");
+        let read = self.backend.node().engine().get_many(&[key], &mut |_, row| {
+            let read = row.value.and_then(|row| decode_dir_id(row).ok());
+            place = read.and_then(|(dir, name)| Some((dir, Name::new(name).ok()?)));
+        });
+        read.ok().and(place)
+    }
+}
+
+impl Check {
+    /// Asks the node until everything is settled. Answers that come while it asks are taken here,
+    /// so that a long way up is no deep recursion; later ones are taken by the thread that brings
+    /// them.
+    fn go_on(self: Arc<Self>) {
+        loop {
+            let Some(op) = self.next() else {
+                let done = self.done.lock().take();
+                let outside = std::mem::take(&mut self.walk.lock().outside);
+                if let Some(done) = done {
+                    done(outside);
+                }
+                return;
+            };
+            let check = self.clone();
+            let heard = move |reply: Reply| {
+                let mut walk = check.walk.lock();
+                walk.came = Some(reply);
+                if std::mem::take(&mut walk.awaited) {
+                    drop(walk);
+                    check.take();
+                    check.go_on();
+                }
+            };
+            let request = Request { creds: Creds::root(), op };
+            self.server.backend.submit_own(vec![(request, Box::new(heard))]);
+            let mut walk = self.walk.lock();
+            if walk.came.is_none() {
+                walk.awaited = true;
+                return;
+            }
+            drop(walk);
+            self.take();
+        }
+    }
+
+    /// What to ask the node; none when everything is settled.
+    fn next(&self) -> Option<Op> {
+        let mut walk = self.walk.lock();
+        let tree = &self.server.backend;
+        loop {
+            match &walk.step {
+                Step::Next => match walk.doubts.pop()? {
+                    UnverifiedInode::Dir(dir) => {
+                        walk.about = dir;
+                        walk.step = Step::Climb(dir);
+                    }
+                    UnverifiedInode::Given(file, dir) => {
+                        walk.about = file;
+                        walk.step = Step::Climb(dir);
+                    }
+                    UnverifiedInode::Ref(InodeRef { ino, seen }) => {
+                        walk.about = ino;
+                        walk.then = seen.or_else(|| self.server.moved(ino));
+                        walk.step = Step::Climb(walk.then.as_ref().map_or(ino, |(dir, _)| *dir));
+                    }
+                },
+                Step::Climb(dir) => {
+                    let dir = *dir;
+                    if walk.passed.is_empty() {
+                        walk.since = tree.changes();
+                    }
+                    let mut state = self.session.state.lock();
+                    if state.given.has_dir(dir, self.root, tree) {
+                        state.given.add_dirs(std::mem::take(&mut walk.passed), walk.since, tree);
+                        drop(state);
+                        walk.step = walk.then.take().map_or(Step::Next, |(dir, name)| Step::Look(dir, name));
+                    } else if dir == ROOT || walk.passed.len() >= DEPTH_MAX {
+                        walk.fail(OUTSIDE);
+                    } else {
+                        return Some(Op::Parent(dir));
+                    }
+                }
+                Step::Look(dir, name) => return Some(Op::Lookup(PathRef::new(*dir, name.clone()))),
+            }
+        }
+    }
+
+    /// Takes what the node has answered.
+    fn take(&self) {
+        let mut walk = self.walk.lock();
+        let Some(reply) = walk.came.take() else { return };
+        let climbs = matches!(walk.step, Step::Climb(_));
+        match (reply, &walk.step) {
+            (Ok(Answer::Inode(above)), Step::Climb(dir)) if above.ino != *dir => {
+                let dir = *dir;
+                walk.passed.push(dir);
+                walk.step = Step::Climb(above.ino);
+            }
+            (Ok(Answer::Entry { inode, .. }), Step::Look(dir, _)) if inode.ino == walk.about => {
+                let mut state = self.session.state.lock();
+                match inode.kind {
+                    Kind::Dir => {
+                        state.given.add_dirs([inode.ino], walk.since, &self.server.backend);
+                    }
+                    _ => state.given.add_file(inode.ino, *dir),
+                }
+                drop(state);
+                walk.step = Step::Next;
+            }
+            // It is not where it was seen: a directory knows where it is.
+            (Ok(_) | Err(Outcome::Failed(FsError { errno: libc::ENOENT, .. })), Step::Look(..)) => {
+                walk.step = Step::Climb(walk.about);
+            }
+            (Err(Outcome::Failed(why)), _)
+                if !matches!(why.errno, libc::ENOENT | libc::ENOTDIR | libc::ESTALE) =>
+            {
+                walk.fail(why);
+            }
+            _ if climbs && walk.then.is_some() && walk.passed.is_empty() => {
+                // The directory where it was seen is gone.
+                walk.then = None;
+                walk.step = Step::Climb(walk.about);
+            }
+            _ => walk.fail(OUTSIDE),
+        }
+    }
+}
+
+impl Walk {
+    fn fail(&mut self, why: FsError) {
+        self.outside.push((self.about, why));
+        self.passed.clear();
+        self.then = None;
+        self.step = Step::Next;
+    }
+}

@@ -1,0 +1,229 @@
+//! What a confined session was given: inode numbers that it may name because answers within its
+//! subtree named them.
+//!
+//! A directory is known as long as no directory of the volume changes: then it is followed up to
+//! the subtree's root again, by what the node has in memory ([`Tree`]). So a directory that is
+//! moved out of the subtree is out of reach when the rename is answered, however the session spends
+//! its time. A file is known by the directory that it was named in, as long as that is within the
+//! subtree. What is forgotten for want of room is looked for again.
+
+use kestrel_types::ids::{InodeId, ROOT};
+use rustc_hash::FxHashMap;
+
+/// Inode numbers of each kind that a session is known to have been given; half of them may be
+/// forgotten then.
+const GIVEN_MAX: usize = 1 << 16;
+
+/// Most directories between one and the root: a path has no more.
+pub const DEPTH_MAX: usize = 2048;
+
+/// Where directories are, as the node knows it at this moment.
+pub trait Tree {
+    /// How many directories have changed so far; none while the node may miss changes. What
+    /// [`Tree::above`] says between two calls with the same answer was true in between.
+    fn changes(&self) -> Option<u64>;
+
+    /// The directory above one, if the node has that in memory.
+    fn above(&self, dir: InodeId) -> Option<InodeId>;
+}
+
+/// See the module's header.
+#[derive(Debug, Default)]
+pub struct GrantedInodes {
+    /// Directories that are within the subtree, after so many changes of directories.
+    dirs: TwoGenerations<()>,
+    changes: u64,
+    /// Files, and other things that are no directories, and in which directory each was named.
+    files: TwoGenerations<InodeId>,
+    /// Directories that the session was allowed to list.
+    pub listed: TwoGenerations<()>,
+}
+
+impl GrantedInodes {
+    /// Whether a directory is `root` or below it, as far as is known without asking the node.
+    #[inline]
+    pub fn has_dir(&mut self, dir: InodeId, root: InodeId, tree: &dyn Tree) -> bool {
+        if dir == root {
+            return true;
+        }
+        let Some(changes) = tree.changes() else { return false };
+        self.knows_dir(dir, changes) || self.climb(dir, root, changes, tree)
+    }
+
+    fn knows_dir(&self, dir: InodeId, changes: u64) -> bool {
+        self.changes == changes && self.dirs.get(dir).is_some()
+    }
+
+    fn climb(&mut self, dir: InodeId, root: InodeId, changes: u64, tree: &dyn Tree) -> bool {
+        let (mut at, mut passed) = (dir, Vec::new());
+        while at != root && !self.knows_dir(at, changes) {
+            if at == ROOT || passed.len() >= DEPTH_MAX {
+                return false;
+            }
+            passed.push(at);
+            match tree.above(at) {
+                Some(above) => at = above,
+                None => return false,
+            }
+        }
+        self.add_dirs(passed, Some(changes), tree)
+    }
+
+    /// Adds directories that were found to be within the subtree since the directories had changed
+    /// so often. False if they have changed since.
+    pub fn add_dirs(
+        &mut self,
+        dirs: impl IntoIterator<Item = InodeId>,
+        since: Option<u64>,
+        tree: &dyn Tree,
+    ) -> bool {
+        let Some(changes) = since.filter(|since| tree.changes() == Some(*since)) else { return false };
+        if self.changes != changes {
+            (self.changes, self.dirs) = (changes, TwoGenerations::default());
+        }
+        dirs.into_iter().for_each(|dir| self.dirs.add(dir, ()));
+        true
+    }
+
+    /// Whether a file was named in a directory that is within the subtree still.
+    #[inline]
+    pub fn has_file(&mut self, file: InodeId, root: InodeId, tree: &dyn Tree) -> bool {
+        match self.dir_of(file) {
+            Some(dir) => self.has_dir(dir, root, tree),
+            None => false,
+        }
+    }
+
+    /// The directory that a file was named in.
+    pub fn dir_of(&self, file: InodeId) -> Option<InodeId> {
+        self.files.get(file)
+    }
+
+    /// Adds a file that was named in a directory.
+    pub fn add_file(&mut self, file: InodeId, dir: InodeId) {
+        self.files.add(file, dir);
+    }
+}
+
+/// What is known of inode numbers, of which those are forgotten that were named longest ago.
+#[derive(Debug)]
+pub struct TwoGenerations<T> {
+    young: FxHashMap<InodeId, T>,
+    old: FxHashMap<InodeId, T>,
+}
+
+impl<T> Default for TwoGenerations<T> {
+    fn default() -> Self {
+        Self { young: FxHashMap::default(), old: FxHashMap::default() }
+    }
+}
+
+impl<T: Copy> TwoGenerations<T> {
+    /// What is known of this one. That it was asked for does not make it younger.
+    #[inline]
+    pub fn get(&self, ino: InodeId) -> Option<T> {
+        self.young.get(&ino).or_else(|| self.old.get(&ino)).copied()
+    }
+
+    /// Adds one.
+    pub fn add(&mut self, ino: InodeId, what: T) {
+        if self.young.len() >= GIVEN_MAX / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(ino, what);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Directories and what is above each, some of which the node has in memory.
+    #[derive(Default)]
+    struct Dirs {
+        above: RefCell<BTreeMap<InodeId, InodeId>>,
+        changes: Cell<u64>,
+        leased: Cell<bool>,
+    }
+
+    impl Dirs {
+        fn of(above: &[(InodeId, InodeId)]) -> Self {
+            let dirs = Self::default();
+            dirs.above.borrow_mut().extend(above.iter().copied());
+            dirs.leased.set(true);
+            dirs
+        }
+
+        fn move_to(&self, dir: InodeId, above: InodeId) {
+            self.above.borrow_mut().insert(dir, above);
+            self.changes.set(self.changes.get() + 1);
+        }
+    }
+
+    impl Tree for Dirs {
+        fn changes(&self) -> Option<u64> {
+            self.leased.get().then(|| self.changes.get())
+        }
+
+        fn above(&self, dir: InodeId) -> Option<InodeId> {
+            self.above.borrow().get(&dir).copied()
+        }
+    }
+
+    /// The newest half of what fits is kept, and never more than fits.
+    #[test]
+    fn known_numbers_are_bounded() {
+        let mut known = TwoGenerations::default();
+        for ino in 0..10 * GIVEN_MAX as InodeId {
+            known.add(ino, ());
+            assert!(known.young.len() + known.old.len() <= GIVEN_MAX);
+            assert!(known.get(ino.saturating_sub(GIVEN_MAX as InodeId / 2 - 1)).is_some());
+        }
+        assert!(known.get(0).is_none());
+    }
+
+    /// A directory that is moved out is unknown at once, with all below it and the files named
+    /// there, and known again when it comes back.
+    #[test]
+    fn moved_directories_are_out_of_reach() {
+        let dirs = Dirs::of(&[(20, ROOT), (30, 20), (31, 30), (40, ROOT)]);
+        let mut given = GrantedInodes::default();
+        given.add_file(99, 31);
+        assert!(
+            given.has_dir(20, 20, &dirs) && given.has_dir(31, 20, &dirs) && given.has_file(99, 20, &dirs)
+        );
+        assert!(
+            !given.has_dir(40, 20, &dirs) && !given.has_dir(ROOT, 20, &dirs) && !given.has_dir(50, 20, &dirs)
+        );
+        dirs.move_to(30, 40);
+        assert!(
+            !given.has_dir(30, 20, &dirs) && !given.has_dir(31, 20, &dirs) && !given.has_file(99, 20, &dirs)
+        );
+        dirs.move_to(30, 20);
+        assert!(given.has_dir(31, 20, &dirs) && given.has_file(99, 20, &dirs));
+        // What was found before a change is not believed after it.
+        let since = dirs.changes();
+        dirs.move_to(30, 40);
+        assert!(!given.add_dirs([30], since, &dirs) && !given.has_dir(30, 20, &dirs));
+    }
+
+    /// Without a lease nothing is known but the subtree's root.
+    #[test]
+    fn no_lease_means_nothing_known() {
+        let dirs = Dirs::of(&[(20, ROOT), (30, 20)]);
+        let mut given = GrantedInodes::default();
+        assert!(given.has_dir(30, 20, &dirs));
+        dirs.leased.set(false);
+        assert!(!given.has_dir(30, 20, &dirs) && given.has_dir(20, 20, &dirs));
+    }
+
+    /// A cycle, which no volume has, ends the climb.
+    #[test]
+    fn climbs_are_bounded() {
+        let dirs = Dirs::of(&[(30, 31), (31, 30)]);
+        assert!(!GrantedInodes::default().has_dir(30, 20, &dirs));
+    }
+}

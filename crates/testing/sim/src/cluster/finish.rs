@@ -1,0 +1,238 @@
+//! The end of a run: everything has to come to rest, and what is left has to be right.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use kestrel_cluster::change::records::{ERA, LAST_NODE, expected_of};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::{BatchKind, Engine, Mutation};
+use kestrel_meta::ids::counter_row;
+use kestrel_meta::owners::Owners;
+use kestrel_meta::perm::Dentry;
+use kestrel_meta::txn::TxnKey;
+use kestrel_meta::view::guard_of;
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Kind;
+use kestrel_types::key::Table;
+use kestrel_types::name::{InodeRef, PathRef};
+use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+
+use super::ClusterRun;
+use crate::event_queue::Scene;
+use crate::history::Record;
+use crate::world::Failure;
+
+/// How long everything may take to come to rest once nothing goes wrong any more.
+pub(super) const REST_MAX: Nanos = 120 * SECOND;
+
+impl ClusterRun {
+    pub(super) fn finish(&mut self) {
+        self.come_to_rest();
+        self.change_once_more();
+        self.look_around();
+        self.look_at_open_files();
+        self.say_farewell();
+        self.check_objects();
+        self.leave_for_good();
+        self.rename_without_one();
+        self.check_rows();
+        // A member that is told in time that nothing has changed need not have asked.
+        let timed_out = |record: &Record| {
+            let reply = record.heard.as_ref().map(|(_, reply)| reply);
+            matches!(reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT)
+        };
+        self.history.records.retain(|record| !timed_out(record));
+        let history = std::mem::take(&mut self.history);
+        self.tally = self.judge(&history, self.tally);
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.clients.iter().all(|caller| !caller.waits())
+            && self.tables_rest()
+            && self.leaving.is_idle()
+            && self.hosts.values().filter(|host| !host.lost).all(|host| {
+                host.engine().appended() == host.engine().durable()
+                    && host.member().is_some_and(|member| member.is_idle() && !member.node().in_grace())
+            })
+    }
+
+    fn come_to_rest(&mut self) {
+        // No new calls.
+        self.plan.calls = 0;
+        let until = self.agenda.now + REST_MAX;
+        self.run_until(until, Self::is_at_rest);
+        if self.agenda.failure.is_none() && !self.is_at_rest() {
+            let waiting: Vec<usize> =
+                (0..self.clients.len()).filter(|place| self.clients[*place].waits()).collect();
+            let busy: Vec<_> = self
+                .hosts
+                .iter()
+                .filter(|(_, host)| !host.lost && host.member().is_none_or(|member| !member.is_idle()))
+                .map(|(node, _)| *node)
+                .collect();
+            let why = format!(
+                "no rest {} s after the faults ended: clients {waiting:?} wait, nodes {busy:?} are busy",
+                REST_MAX / SECOND
+            );
+            self.fail(why);
+        }
+    }
+
+    /// Looks at the whole tree, as a client that nothing happens to.
+    fn look_around(&mut self) {
+        let mut dirs = vec![ROOT];
+        while let Some(dir) = dirs.pop() {
+            if self.agenda.failure.is_some() {
+                return;
+            }
+            let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
+            let Some(Ok(Answer::Entries { entries, .. })) = self.observe(list) else {
+                return self.fail(format!("directory {dir} cannot be listed at the end"));
+            };
+            for entry in entries {
+                self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
+                self.observe(Op::ListXattr(InodeRef { ino: entry.ino, seen: Some((dir, entry.name)) }));
+                if entry.kind == Kind::Dir {
+                    self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));
+                    dirs.push(entry.ino);
+                } else {
+                    self.observe(Op::Chunks { ino: entry.ino, first: 0, last: 9 });
+                }
+            }
+        }
+    }
+
+    /// The first client asks, and hears.
+    pub(super) fn observe(&mut self, op: Op) -> Option<Reply> {
+        let record = self.history.records.len();
+        self.call(0, Request { creds: Creds::root(), op });
+        let until = self.agenda.now + REST_MAX;
+        self.run_until(until, |world| !world.clients[0].waits());
+        let reply = self.history.records[record].heard.as_ref().map(|(_, reply)| reply.clone());
+        if reply.is_none() {
+            self.fail("a call after the end of all faults has no answer");
+        }
+        reply
+    }
+
+    /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no
+    /// transaction or lock left, and together a volume that is sound.
+    fn check_rows(&mut self) {
+        if self.agenda.failure.is_some() {
+            return;
+        }
+        let until = self.agenda.now + REST_MAX;
+        self.run_until(until, Self::is_at_rest);
+        let volume = MemoryEngine::new(SyncWhen::Asked);
+        let mut rows = vec![counter_row("clock", u64::MAX), counter_row("inodes", u64::MAX)];
+        let mut wrong = Vec::new();
+        for (node, host) in &self.hosts {
+            let Some(cluster) = host.member().and_then(|member| member.node().cluster()) else { continue };
+            if cluster.locks.any() {
+                wrong.push(format!("node {node} has locks that nobody holds"));
+            }
+            for name in left_of_changes(&**host.engine()) {
+                wrong.push(format!("node {node} has the record {name:?} of a change of the table"));
+            }
+            if cluster.table().placement.coordinator != *node
+                && keeps_what_a_coordinator_does(&**host.engine())
+            {
+                wrong.push(format!("node {node} keeps what the coordinator alone does"));
+            }
+            for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
+                let visited = host.engine().scan_table(table, None, &mut |key, value| {
+                    if table == Table::Sweep {
+                        wrong.push(format!("node {node} has not deleted what was cut off file {}", key.id));
+                    }
+                    wrong.extend(misplaced(*node, cluster, key.table, key.id, key.suffix));
+                    if table != Table::Txn {
+                        rows.push(Mutation { key: key.to_owned(), value: Some(value.into()) });
+                    }
+                    ControlFlow::Continue(())
+                });
+                visited.expect("no fault was injected");
+            }
+        }
+        if let Some(why) = wrong.into_iter().next() {
+            return self.fail(why);
+        }
+        volume.commit(BatchKind::Growing, rows).expect("no fault was injected");
+        self.check_volume(&volume);
+        self.check_replicas(&volume);
+    }
+
+    /// What replicas hold is what the rows say, of every directory that anybody has seen.
+    fn check_replicas(&mut self, volume: &MemoryEngine) {
+        let mut dirs: BTreeMap<InodeId, Option<Known>> = BTreeMap::new();
+        for record in &self.history.records {
+            if let Some((_, Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)))) = &record.heard
+                && inode.kind == Kind::Dir
+            {
+                dirs.insert(inode.ino, None);
+            }
+        }
+        let visited = volume.scan_table(Table::Entry, None, &mut |key, row| {
+            if let Ok(Entry::Inode(inode)) = Entry::decode(row)
+                && inode.kind == Kind::Dir
+            {
+                let parent = if inode.ino == ROOT { ROOT } else { key.id };
+                let dentry = Dentry { ino: inode.ino, parent, guard: guard_of(&inode) };
+                dirs.insert(inode.ino, Some((dentry, key.suffix.into())));
+            }
+            ControlFlow::Continue(())
+        });
+        visited.expect("no fault was injected");
+        // A member that has left serves no path.
+        for (node, host) in self.hosts.iter().filter(|(_, host)| !host.is_out()) {
+            let Some(member) = host.member() else { continue };
+            for (ino, dir) in &dirs {
+                let known = member.node().known_dir(*ino);
+                if known.is_some() && known != *dir {
+                    let why = format!("node {node} believes {known:?} of directory {ino}, which is {dir:?}");
+                    self.agenda.failure.get_or_insert(Failure(why));
+                }
+            }
+        }
+    }
+}
+
+/// A directory's dentry and name.
+type Known = (Dentry, Box<[u8]>);
+
+/// Records of a change that is under way.
+fn left_of_changes(engine: &dyn Engine) -> Vec<&'static str> {
+    let mut left = Vec::new();
+    let visited = engine.scan_table(Table::System, None, &mut |key, _| {
+        left.extend(["change", "frozen", "strangers"].into_iter().find(|name| name.as_bytes() == key.suffix));
+        ControlFlow::Continue(())
+    });
+    visited.expect("no fault was injected");
+    left
+}
+
+/// Whether there are records of nodes to come, or of attempts of earlier coordinators.
+fn keeps_what_a_coordinator_does(engine: &dyn Engine) -> bool {
+    let mut any = false;
+    let visited = engine.scan_table(Table::System, None, &mut |key, _| {
+        any |= key.suffix == LAST_NODE.as_bytes()
+            || key.suffix == ERA.as_bytes()
+            || expected_of(key.suffix).is_some();
+        ControlFlow::Continue(())
+    });
+    visited.expect("no fault was injected");
+    any
+}
+
+/// What is wrong about a row where it is.
+fn misplaced(node: u32, cluster: &Owners, table: Table, id: u64, suffix: &[u8]) -> Option<String> {
+    if table == Table::Txn {
+        return match TxnKey::decode(id, suffix) {
+            Some(TxnKey::Answer(..)) => None,
+            other => Some(format!("left in table txn of node {node}: {other:?}")),
+        };
+    }
+    let owner = cluster.table().owner(table, id, suffix);
+    (owner != node).then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
+}
