@@ -264,7 +264,7 @@ mod tests {
             let mut question = question(0);
             question["admin"] = true.into();
             question[limit] = if limit == "subtree" { "/a".into() } else { true.into() };
-            assert!(wanted(&question, 5, &|_| Ok(2)).unwrap_err().contains("administers"));
+            assert!(wanted(&question, 5, &|_| Ok(2)).unwrap_err().contains("administrator"));
         }
         assert!(wanted(&question(RANGES_MAX + 1), 5, &|_| Ok(2)).unwrap_err().contains("64 users"));
     }
