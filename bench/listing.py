@@ -2,7 +2,8 @@
 """Listing with attributes and removing, on a served volume: `ls -l`, `find -newer`, `du -s`, `rm -rf` of many files in one directory.
 
 Each round makes the files and runs the commands on a local directory and on a mount, one after the other, the caches of
-names dropped by mounting anew. Requests are those of the mount. With KESTREL_BEFORE=FILE that program serves and mounts the same.
+names dropped by mounting anew. Requests are those of the mount. With KESTREL_BEFORE=FILE that program serves and mounts
+the same.
 
     bench/listing.py            writes target/bench/listing.json, listing.svg
 """

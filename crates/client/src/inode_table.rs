@@ -49,6 +49,14 @@ struct InodeState {
     dropped: u32,
 }
 
+impl Known {
+    /// One open fewer has still to drop the cached pages.
+    fn drop_settled(&mut self) {
+        self.dropping = self.dropping.saturating_sub(1);
+        self.dropped = self.dropped.min(self.dropping);
+    }
+}
+
 /// What an open does with the kernel's cached pages of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageCacheAction {
@@ -232,8 +240,7 @@ impl InodeTable {
     /// The kernel has handled the answer to an open that got [`PageCacheAction::Drop`].
     pub fn pages_dropped(&self, ino: InodeId) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
-            known.dropping = known.dropping.saturating_sub(1);
-            known.dropped = known.dropped.min(known.dropping);
+            known.drop_settled();
         }
     }
 
@@ -244,8 +251,7 @@ impl InodeTable {
             known.told_change = 0;
             if drops {
                 known.cached_change = 0;
-                known.dropping = known.dropping.saturating_sub(1);
-                known.dropped = known.dropped.min(known.dropping);
+                known.drop_settled();
             }
         }
     }

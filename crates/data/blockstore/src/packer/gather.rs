@@ -9,9 +9,10 @@
 //! time instead, as PostgreSQL's `commit_delay`). Owners that do not come back end this: after some vain waits in a row the
 //! next uploads do without.
 //!
-//! On a machine that is busy with something else, the owners arrive as the scheduler lets them: late, and with long pauses
-//! between them. Uploads take longer there too. So no limit is a constant where uploads are slow, a pause is waited through
-//! that is like the longest of late, and the number of owners is taken from several uploads.
+//! On a machine that is busy with something else, the owners arrive as the scheduler lets them: late,
+//! and with long pauses between them. Uploads take longer there too. So a gathering may last as long
+//! as an upload (up to a second), it waits through a pause that is like the longest of late, and it
+//! takes the number of owners from several uploads.
 
 use std::time::{Duration, Instant};
 
@@ -55,13 +56,14 @@ pub(super) struct Gather {
     upload_time: Duration,
     /// When the last upload ended.
     ended: Option<Instant>,
-    /// Stores that may be waiting soon: those of the last upload that come back, and those that waited when it ended; not
-    /// much fewer than after the uploads before.
+    /// Stores that may be waiting soon: those of the last upload that come back, and those that
+    /// waited when it ended; not much fewer than after the uploads before.
     expected: usize,
     /// Of these, how many waited when it ended.
     left_behind: usize,
     last_arrival: Option<Instant>,
-    /// The longest pause between arrivals of late that was no longer than an upload; it shrinks with each upload.
+    /// The longest pause between arrivals of late that was no longer than an upload; it shrinks with
+    /// each upload.
     gap: Duration,
     vain: u32,
     rest: u32,
@@ -205,8 +207,8 @@ mod tests {
         assert_eq!(waits, 6, "three, then a rest, then three");
     }
 
-    /// On a busy machine owners come back late and in bursts. Those that did before are waited for, whatever the pause between
-    /// two bursts, as long as it is short beside an upload.
+    /// On a busy machine owners come back late and in bursts. A gathering waits for the next burst
+    /// where the pause between two is short beside an upload.
     #[test]
     fn bursts_of_owners_on_a_busy_machine() {
         let (mut gather, mut now) = (Gather::new(8 * MIB), Instant::now());
@@ -233,11 +235,11 @@ mod tests {
             }
             members.push(waiting);
         }
-        // The first upload is early, the pauses are not known yet; no later one is before 300 ms have passed.
+        // The first upload is early: the pauses are not known yet. Each later one has half the owners.
         assert!(members[1..].iter().all(|&members| members >= 32), "{members:?}");
     }
 
-    /// The number of owners is not forgotten with one upload that had few of them, but in the end it is.
+    /// One upload with few owners does not make the gathering forget how many there are; many do.
     #[test]
     fn owners_expected_after_a_small_upload() {
         let (mut gather, mut now) = (Gather::new(8 * MIB), Instant::now());
