@@ -49,7 +49,7 @@ struct InodeState {
     dropped: u32,
 }
 
-impl Known {
+impl InodeState {
     /// One open fewer has still to drop the cached pages.
     fn drop_settled(&mut self) {
         self.dropping = self.dropping.saturating_sub(1);
