@@ -106,6 +106,9 @@ pub(crate) struct FileState {
     pub unfinished: Option<(u64, Nanos)>,
     /// Appended bytes have been moved, and the kernel has not heard of it.
     pub moved: bool,
+    /// Commits of one content of which the node has not said whether it has executed them. It has
+    /// executed one at most: that changed the content.
+    pub unanswered: Vec<Unanswered>,
     /// Callers that wait until what was written before now is committed.
     pub waiters: Vec<Done<()>>,
     /// When the oldest uncommitted write happened.
@@ -124,6 +127,20 @@ pub(crate) struct FileState {
     ///
     /// [`FileHandle::may_be_cached`]: crate::fs::FileHandle::may_be_cached
     pub was_read: bool,
+}
+
+/// A commit that failed and may have been executed all the same: the connection, and with a lost
+/// session what the node answered, may have been lost before the answer came.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Unanswered {
+    /// The `data_change` of the content that it changes.
+    pub base: u64,
+    /// Pieces in flight, from the oldest on, that it commits.
+    pub upto: usize,
+    /// Size of the file after it, bytes.
+    pub size: u64,
+    /// Its mtime. No two writes have the same nanosecond, so it tells this commit from others.
+    pub mtime: Nanos,
 }
 
 impl FileState {
@@ -156,6 +173,7 @@ impl FileState {
         self.inflight.clear();
         (self.mtime, self.kill_suid, self.dirty_since, self.error) = (None, None, None, None);
         self.append_from = None;
+        self.unanswered.clear();
         self.size = self.inode.size;
     }
 
@@ -198,10 +216,42 @@ impl FileState {
             }
             self.inode = inode;
         }
+        self.settle_unanswered();
         if self.flush.is_none() {
             self.place_appended();
         }
         self.know_size();
+    }
+
+    /// Finds out what became of unanswered commits once the file has another content than the one
+    /// they change. If one of them has made it, its pieces are committed, and what it appended must
+    /// not be appended once more. Not while a commit is under way: its answer tells the same.
+    fn settle_unanswered(&mut self) {
+        let (content, size, mtime) = (self.inode.data_change, self.inode.size, self.inode.mtime);
+        if self.committing || self.unanswered.first().is_none_or(|commit| commit.base == content) {
+            return;
+        }
+        let is_it = |commit: &Unanswered| (commit.size, commit.mtime) == (size, mtime);
+        let executed = std::mem::take(&mut self.unanswered).into_iter().filter(is_it);
+        // Of several that would look the same, what only some of them commit is written again.
+        let Some(upto) = executed.map(|commit| commit.upto).min() else { return };
+        self.inflight.drain(..upto.min(self.inflight.len()));
+        if let Some(flush) = &mut self.flush {
+            flush.upto = flush.upto.saturating_sub(upto);
+        }
+        self.appended_upto(size);
+    }
+
+    /// Everything that was appended before `end`, in bytes, is committed.
+    pub fn appended_upto(&mut self, end: u64) {
+        let left = self.reach() > end;
+        self.append_from = self.append_from.filter(|_| left).map(|from| from.max(end));
+    }
+
+    /// Takes bytes that come before all that are in flight into the flush that runs.
+    pub fn push_oldest(&mut self, piece: WrittenPiece) {
+        self.inflight.insert(0, piece);
+        self.resize_flush(0, 1);
     }
 
     /// The size with what was written here. While a flush keeps what was appended where it is, the
@@ -270,12 +320,13 @@ impl FileState {
         split
     }
 
-    /// The flush that runs has so many pieces more or less, if the one at `at` belongs to it.
+    /// The flush that runs, and unanswered commits, have so many pieces more or less if the one at
+    /// `at` belongs to them.
     fn resize_flush(&mut self, at: usize, by: isize) {
-        if let Some(flush) = &mut self.flush
-            && at < flush.upto
-        {
-            flush.upto = flush.upto.saturating_add_signed(by);
+        let unanswered = self.unanswered.iter_mut().map(|commit| &mut commit.upto);
+        let flush = self.flush.as_mut().map(|flush| &mut flush.upto);
+        for upto in unanswered.chain(flush).filter(|upto| at < **upto) {
+            *upto = upto.saturating_add_signed(by);
         }
     }
 }
@@ -344,6 +395,7 @@ impl OpenFiles {
             flush: None,
             committing: false,
             append_from: None,
+            unanswered: Vec::new(),
             shared_end: false,
             unfinished: None,
             moved: false,

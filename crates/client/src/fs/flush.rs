@@ -26,7 +26,7 @@ use super::repeat::{LoopStep, Next, repeat};
 use super::space::has_hole;
 use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
-use crate::file::{FileState, OpenFile, WrittenPiece, data_error, finish_all};
+use crate::file::{FileState, OpenFile, Unanswered, WrittenPiece, data_error, finish_all};
 use crate::write_buffer::copy_piece;
 
 /// A packed file up to this size is rewritten as a whole when part of it changes; larger ones
@@ -446,10 +446,7 @@ impl Fs {
             inline_of: Some(state.inode.data_change),
         };
         let bytes = piece.bytes.clone();
-        state.inflight.insert(0, piece);
-        if let Some(flush) = &mut state.flush {
-            flush.upto += 1;
-        }
+        state.push_oldest(piece);
         drop(state);
         self.store_claimed(file, &bytes);
     }
@@ -532,6 +529,8 @@ impl Fs {
                 (Ok(Answer::Inode(inode)), Some(rest)) => {
                     let mut state = file.lock();
                     let content = inode.data_change;
+                    // It changed the content that they change, so none of them has been executed.
+                    state.unanswered.clear();
                     state.refresh(*inode);
                     state.append_from = state.append_from.map(|from| from.max(upto));
                     if let Some(flush) = &mut state.flush {
@@ -540,8 +539,8 @@ impl Fs {
                     drop(state);
                     next(LoopStep::Again((rest, pin)));
                 }
-                (reply, _) => {
-                    fs.committed(&file, reply);
+                (reply, rest) => {
+                    fs.committed(&file, reply, rest.is_none(), pin.as_ref());
                     drop(pin);
                     next(LoopStep::End(Ok(())));
                 }
@@ -550,37 +549,73 @@ impl Fs {
         self.submit(Request { creds, op: Op::Commit(commit) }, Box::new(committed));
     }
 
-    fn committed(self: &Arc<Self>, file: &Arc<OpenFile>, reply: Reply) {
+    /// Takes what a commit has come to: the `last` request of it, or one that was not followed by
+    /// the others. `pin` is the object that was stored for it.
+    fn committed(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        reply: Reply,
+        last: bool,
+        pin: Option<&StoredRange>,
+    ) {
         match reply {
             Ok(Answer::Inode(inode)) => self.flush_succeeded(file, *inode),
             Ok(other) => self.flush_failed(file, unexpected(&other)),
             Err(Outcome::Conflict(inode)) => {
                 let mut state = file.lock();
-                state.refresh(*inode);
                 state.committing = false;
-                let Some(flush) = &mut state.flush else { return };
-                flush.conflicts += 1;
-                let conflicts = flush.conflicts;
+                state.refresh(*inode);
                 let most = if state.append_from.is_some() { APPEND_CONFLICTS_MAX } else { CONFLICTS_MAX };
-                if conflicts > most {
-                    drop(state);
-                    let error = FsError::new(libc::EAGAIN, "others keep changing the file; write it again");
-                    return self.flush_failed(file, error);
-                }
-                self.plan_flush(file, state);
+                let error = FsError::new(libc::EAGAIN, "others keep changing the file; write it again");
+                self.try_again(file, state, most, error);
             }
             Err(Outcome::Failed(error)) => {
+                let mut state = file.lock();
                 if error.errno == libc::EPERM {
                     // Another client made it immutable: no more writes until something shows that
                     // it is not any more.
-                    let mut state = file.lock();
                     state.inode.flags = state.inode.flags.with(InodeFlags::IMMUTABLE);
                 }
+                if error.errno == libc::EIO && last {
+                    note_unanswered(&mut state);
+                }
+                if self.has_lost(&state, pin) {
+                    // The bytes are still in memory: they are stored again.
+                    state.committing = false;
+                    return self.try_again(file, state, CONFLICTS_MAX, error);
+                }
+                drop(state);
                 self.flush_failed(file, error);
             }
             Err(_) => self
                 .flush_failed(file, FsError::new(libc::EIO, "the metadata node could not commit the file")),
         }
+    }
+
+    /// Plans a flush anew after its commit was refused, unless that has happened `most` times.
+    fn try_again(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        mut state: MutexGuard<'_, FileState>,
+        most: u32,
+        error: FsError,
+    ) {
+        let Some(flush) = &mut state.flush else { return };
+        flush.conflicts += 1;
+        if flush.conflicts > most {
+            drop(state);
+            return self.flush_failed(file, error);
+        }
+        self.plan_flush(file, state);
+    }
+
+    /// Whether bytes of the commit that has failed may be deleted, as the node that keeps them from
+    /// being deleted has not been heard of for a lease.
+    fn has_lost(&self, state: &FileState, pin: Option<&StoredRange>) -> bool {
+        let Some(remote) = self.metadata.remote() else { return false };
+        let upto = state.flush.as_ref().map_or(0, |flush| flush.upto);
+        let pieces = state.inflight[..upto].iter().filter_map(|piece| piece.placed.as_ref());
+        pieces.chain(pin).any(|placed| remote.is_lost(placed.range.object))
     }
 
     fn flush_succeeded(self: &Arc<Self>, file: &Arc<OpenFile>, inode: Inode) {
@@ -598,8 +633,9 @@ impl Fs {
         if state.inflight.is_empty() && state.buffer.is_empty() && !later {
             (state.mtime, state.kill_suid) = (None, None);
         }
-        let left = state.reach() > flush.size;
-        state.append_from = state.append_from.filter(|_| left).map(|from| from.max(flush.size));
+        state.appended_upto(flush.size);
+        // It changed the content that they change, so none of them has been executed.
+        state.unanswered.clear();
         state.refresh(inode);
         let waiters = match std::mem::take(&mut state.moved) {
             true => vec![self.after_telling(&mut state, flush.waiters)],
@@ -671,6 +707,16 @@ pub(crate) struct Flush {
     kill_suid: Option<Creds>,
     conflicts: u32,
     waiters: Vec<Done<()>>,
+}
+
+/// Remembers the commit of the flush that runs as one that may have been executed.
+fn note_unanswered(state: &mut FileState) {
+    let Some(flush) = &state.flush else { return };
+    let commit = Unanswered { base: flush.base, upto: flush.upto, size: flush.size, mtime: flush.mtime };
+    // A flush that is repeated without a write in between makes the same commit.
+    if !state.unanswered.contains(&commit) {
+        state.unanswered.push(commit);
+    }
 }
 
 /// Makes a flush, of which no commit is under way, one of the content that is known now. Answers
