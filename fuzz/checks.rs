@@ -55,7 +55,8 @@ fn frames(bytes: &[u8], piece: usize) -> Vec<Vec<u8>> {
 
 fn round_trip_to_server(message: ToServer) {
     let mut bytes = Vec::new();
-    encode_to_server(&message, Checksum::Crc32c, &mut bytes).expect("what was read is within the limits");
+    encode_to_server(&message, Checksum::Crc32c, &mut bytes)
+        .expect("what was read is within the limits");
     let mut splitter = Frames::default();
     splitter.push(&bytes);
     let frame = splitter.next_frame().expect("a frame of ours").expect("a whole frame");
@@ -64,7 +65,8 @@ fn round_trip_to_server(message: ToServer) {
 
 fn round_trip_to_client(message: ToClient) {
     let mut bytes = Vec::new();
-    encode_to_client(&message, Checksum::Off, &mut bytes).expect("what was read is within the limits");
+    encode_to_client(&message, Checksum::Off, &mut bytes)
+        .expect("what was read is within the limits");
     let frame = Frame { kind: bytes[4], payload: &bytes[HEADER_BYTES..] };
     assert_eq!(decode_to_client(frame), Ok(message));
 }

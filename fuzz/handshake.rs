@@ -19,7 +19,9 @@ use kestrel_server::server::Server;
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::security::{PeerName, Security};
 use kestrel_types::token::TokenRecord;
-use kestrel_types::wire::{Frame, Frames, Hello, ToClient, ToServer, decode_to_client, decode_to_server};
+use kestrel_types::wire::{
+    Frame, Frames, Hello, ToClient, ToServer, decode_to_client, decode_to_server,
+};
 use parking_lot::Mutex;
 
 /// See the module's header. No message has this kind.
@@ -91,7 +93,8 @@ pub fn handshake(input: &[u8]) -> bool {
                 (Some(_), _) => false,
                 (None, Some(shown)) => shown == good.id,
                 (None, None) => {
-                    access == Access::Open || access == Access::Auto && security == Security::Loopback
+                    access == Access::Open
+                        || access == Access::Auto && security == Security::Loopback
                 }
             };
             hello = Some(said.clone());
@@ -102,7 +105,10 @@ pub fn handshake(input: &[u8]) -> bool {
             match decode_to_client(frame).expect("a message of ours") {
                 ToClient::Challenge(asked) => nonce = Some(asked),
                 ToClient::Welcome(_) => {
-                    assert!(may_enter && !entered, "{hello:?} was let in over {security:?} ({access:?})");
+                    assert!(
+                        may_enter && !entered,
+                        "{hello:?} was let in over {security:?} ({access:?})"
+                    );
                     entered = true;
                 }
                 ToClient::Reply(reply) => assert!(entered, "{hello:?} was answered {reply:?}"),
@@ -119,11 +125,14 @@ pub fn handshake(input: &[u8]) -> bool {
 }
 
 fn server(access: Access, good: &Token, revoked: &Token) -> Arc<Server> {
-    let (engine, clock) = (Arc::new(MemoryEngine::new(SyncWhen::Asked)), Arc::new(ManualClock::new(NOW)));
+    let (engine, clock) =
+        (Arc::new(MemoryEngine::new(SyncWhen::Asked)), Arc::new(ManualClock::new(NOW)));
     Node::format(&*engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, NOW).expect("an empty engine");
-    let config = NodeConfig { workers: 1, serves: true, replies: Replies::Inline, ..NodeConfig::default() };
+    let config =
+        NodeConfig { workers: 1, serves: true, replies: Replies::Inline, ..NodeConfig::default() };
     let node = Node::open(engine, clock.clone(), config).expect("a sound volume");
-    let config = SessionServerConfig { volume: VOLUME.into(), access, ..SessionServerConfig::default() };
+    let config =
+        SessionServerConfig { volume: VOLUME.into(), access, ..SessionServerConfig::default() };
     let server = Server::new(node, clock, config, LockLimits::default(), Arc::new(Silent), 0);
     let server = server.expect("a sound volume");
     let record = |token: &Token| TokenRecord::new(token.id, "fuzz", token.verifier(), 0);

@@ -89,7 +89,14 @@ pub struct Live<'a> {
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { store: None, data: None, window_objects: 4 << 20, live: None, is_of_several: false, share: 0 }
+        Self {
+            store: None,
+            data: None,
+            window_objects: 4 << 20,
+            live: None,
+            is_of_several: false,
+            share: 0,
+        }
     }
 }
 
@@ -289,7 +296,8 @@ impl<'a> Check<'a> {
 
     /// Whether a share's key suffix names a worker whose shares are read.
     fn is_share(&self, suffix: &[u8]) -> bool {
-        <[u8; 2]>::try_from(suffix).is_ok_and(|worker| u32::from(u16::from_be_bytes(worker)) < self.shares)
+        <[u8; 2]>::try_from(suffix)
+            .is_ok_and(|worker| u32::from(u16::from_be_bytes(worker)) < self.shares)
     }
 
     fn rows(&self, table: Table) -> Rows<'a> {

@@ -128,7 +128,11 @@ impl ClusterViewBuilder {
     ///
     /// # Errors
     /// If it cannot be made, or the table makes no cluster.
-    pub fn new(parent: &Path, reserve_bytes: u64, placement: &PlacementMap) -> Result<Self, CutError> {
+    pub fn new(
+        parent: &Path,
+        reserve_bytes: u64,
+        placement: &PlacementMap,
+    ) -> Result<Self, CutError> {
         let (rows, scratch) = empty(parent, reserve_bytes)?;
         let copy = |why: &dyn Display| CutError::Copy(parent.into(), why.to_string());
         let mut nodes = BTreeMap::new();
@@ -174,7 +178,9 @@ impl ClusterViewBuilder {
                 RowStatus::Ours => {}
                 RowStatus::Whole => {
                     let change = put(key.table, key.id, &key.suffix, value);
-                    batch.add(change).map_err(|why| CutError::Copy(copy.clone(), why.to_string()))?;
+                    batch
+                        .add(change)
+                        .map_err(|why| CutError::Copy(copy.clone(), why.to_string()))?;
                 }
                 RowStatus::Wrong(finding) => note(&mut self.findings, *finding),
             }
@@ -230,8 +236,10 @@ impl ClusterViewBuilder {
             unchanged(*id, node).map_err(CutError::Rows)?;
         }
         let copy = |why: &dyn Display| CutError::Copy(scratch.0.clone(), why.to_string());
-        let decided: BTreeSet<(NodeId, TxnId)> =
-            nodes.iter().flat_map(|(id, node)| node.decided.iter().map(|txn| (*id, *txn))).collect();
+        let decided: BTreeSet<(NodeId, TxnId)> = nodes
+            .iter()
+            .flat_map(|(id, node)| node.decided.iter().map(|txn| (*id, *txn)))
+            .collect();
         let mut batch = Batch::new(&rows);
         for node in nodes.values_mut() {
             for (txn, prepared) in std::mem::take(&mut node.prepared) {
@@ -245,7 +253,8 @@ impl ClusterViewBuilder {
         let newest = newest_clock(&nodes);
         let counters = nodes.iter().flat_map(|(id, node)| counters(*id, node, newest));
         let counters = counters.chain(nodes.iter().filter_map(|(id, node)| lease(*id, node)));
-        for finding in counters.chain(nodes.iter().flat_map(|(id, node)| peers(*id, node, &nodes))) {
+        for finding in counters.chain(nodes.iter().flat_map(|(id, node)| peers(*id, node, &nodes)))
+        {
             note(&mut findings, finding);
         }
         for change in records(&nodes) {
@@ -253,7 +262,8 @@ impl ClusterViewBuilder {
         }
         batch.send().map_err(|why| copy(&why))?;
         drop(batch);
-        let mut outdated = nodes.values().flat_map(|node| outdated(node, &nodes)).collect::<Vec<_>>();
+        let mut outdated =
+            nodes.values().flat_map(|node| outdated(node, &nodes)).collect::<Vec<_>>();
         outdated.dedup();
         Ok(ClusterView { rows, _scratch: scratch, findings, outdated })
     }
@@ -290,7 +300,11 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
     let place = || format!("node {from}: {:?} #{} {}", key.table, key.id, readable(&key.suffix));
     let Some(node) = nodes.get_mut(&from) else {
         let detail = "the node is not one of the cluster's".to_string();
-        return RowStatus::Wrong(Box::new(Finding::new(FindingKind::RowMisplaced, place(), detail)));
+        return RowStatus::Wrong(Box::new(Finding::new(
+            FindingKind::RowMisplaced,
+            place(),
+            detail,
+        )));
     };
     match key.table {
         Table::System => {
@@ -308,11 +322,18 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
         if explained(STRANGERS) || explained(FROZEN) {
             return RowStatus::Ours;
         }
-        let finding = Finding::new(FindingKind::RowMisplaced, place(), format!("it belongs to node {owner}"));
+        let finding =
+            Finding::new(FindingKind::RowMisplaced, place(), format!("it belongs to node {owner}"));
         let says = format!("brought to node {owner}");
-        return RowStatus::Wrong(Box::new(finding.with(Stage::Tree, says, Act::Bring(from, key.clone()))));
+        return RowStatus::Wrong(Box::new(finding.with(
+            Stage::Tree,
+            says,
+            Act::Bring(from, key.clone()),
+        )));
     }
-    if let (Table::DirStat | Table::ObjStat, Ok(share)) = (key.table, <[u8; 2]>::try_from(&*key.suffix)) {
+    if let (Table::DirStat | Table::ObjStat, Ok(share)) =
+        (key.table, <[u8; 2]>::try_from(&*key.suffix))
+    {
         let worker = u64::from(u16::from_be_bytes(share)) % u64::from(WORKERS_MAX);
         let shares = node.records.get(SHARES).and_then(|row| decode_ceiling(row).ok());
         if shares.is_none_or(|shares| worker >= shares) {
@@ -378,7 +399,9 @@ fn judge_record(node: &mut Node, from: NodeId, key: &Key, value: &[u8], place: &
         Some(TxnKey::Session(client)) => {
             decode_session(client, value).map_or_else(|why| wrong(&why), |_| RowStatus::Ours)
         }
-        Some(TxnKey::Answer(..)) => decode_answer(value).map_or_else(|why| wrong(&why), |_| RowStatus::Ours),
+        Some(TxnKey::Answer(..)) => {
+            decode_answer(value).map_or_else(|why| wrong(&why), |_| RowStatus::Ours)
+        }
         Some(TxnKey::Decided(txn)) => {
             node.decided.insert(txn);
             let Err(why) = decode_decision(value) else { return RowStatus::Ours };
@@ -434,8 +457,11 @@ fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
 /// What is wrong with the record of the lease that a node's clients have.
 fn lease(id: NodeId, node: &Node) -> Option<Finding> {
     let why = decode_ceiling(node.records.get(LEASE)?).err()?;
-    let finding =
-        Finding::new(FindingKind::SystemWrong, format!("node {id}: {}", readable(LEASE)), why.to_string());
+    let finding = Finding::new(
+        FindingKind::SystemWrong,
+        format!("node {id}: {}", readable(LEASE)),
+        why.to_string(),
+    );
     let says = "removed: the node waits for clients as long as its own lease at its next start";
     let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, LEASE))]);
     Some(finding.with(Stage::Numbers, says, act))
@@ -464,7 +490,8 @@ fn outdated(node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<NodeId> {
 fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, value) in &node.records {
-        let Some(peer) = peer_of(name).filter(|peer| node.table.placement.heir_of(*peer).is_none()) else {
+        let Some(peer) = peer_of(name).filter(|peer| node.table.placement.heir_of(*peer).is_none())
+        else {
             continue;
         };
         let detail = match (PeerIdentity::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
@@ -498,7 +525,8 @@ fn newest_clock(nodes: &BTreeMap<NodeId, Node>) -> u64 {
 /// its node.
 fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut all: BTreeMap<Box<[u8]>, TokenRecord> = BTreeMap::new();
-    let records = nodes.values().flat_map(|node| &node.records).filter(|(name, _)| tokens::is_one(name));
+    let records =
+        nodes.values().flat_map(|node| &node.records).filter(|(name, _)| tokens::is_one(name));
     for (name, value) in records {
         let Ok(record) = TokenRecord::decode(value) else { continue };
         match all.get_mut(name).filter(|known| known.id == record.id) {
@@ -506,7 +534,8 @@ fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
             None => drop(all.insert(name.clone(), record)),
         }
     }
-    let row = |(name, record): (Box<[u8]>, TokenRecord)| put(Table::System, 0, &name, record.encode());
+    let row =
+        |(name, record): (Box<[u8]>, TokenRecord)| put(Table::System, 0, &name, record.encode());
     all.into_iter().map(row).collect()
 }
 

@@ -110,7 +110,12 @@ impl Cut {
         let dir = &copying.scratch.0;
         let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
         let spool_path = dir.join("spool");
-        let spool = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&spool_path);
+        let spool = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&spool_path);
         let spool = Spool::new(spool.map_err(|why| copy(&why))?, SPOOL_BYTES_MAX);
 
         let tap = engine.tap(spool.tap());
@@ -187,7 +192,10 @@ impl Copying {
     /// # Errors
     /// If it cannot be read, and if the copy cannot be written.
     pub fn follow(&self, mut recorded: impl Read) -> Result<(), CutError> {
-        self.apply(|change| spool::read(&mut recorded, change), |why| CutError::Rows(why.to_string()))
+        self.apply(
+            |change| spool::read(&mut recorded, change),
+            |why| CutError::Rows(why.to_string()),
+        )
     }
 
     /// The copy is whole.
@@ -229,7 +237,10 @@ impl Copying {
 
 /// An engine without rows in a scratch directory below `parent`; it leaves `reserve_bytes` free
 /// there.
-pub(crate) fn empty(parent: &Path, reserve_bytes: u64) -> Result<(EmbeddedEngine, Scratch), CutError> {
+pub(crate) fn empty(
+    parent: &Path,
+    reserve_bytes: u64,
+) -> Result<(EmbeddedEngine, Scratch), CutError> {
     // Others may make theirs in the same directory, with the same number in another container.
     let unlike = RandomState::new().hash_one(std::process::id());
     let dir = parent.join(format!("{PREFIX}{}-{unlike:016x}", std::process::id()));
@@ -264,12 +275,20 @@ impl<'a> Batch<'a> {
     pub(crate) fn add(&mut self, change: Mutation) -> Result<(), EngineError> {
         self.bytes += change.value.as_ref().map_or(0, |value| value.len());
         self.changes.push(change);
-        if self.changes.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES { self.send() } else { Ok(()) }
+        if self.changes.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES {
+            self.send()
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn send(&mut self) -> Result<(), EngineError> {
         self.bytes = 0;
         let changes = std::mem::take(&mut self.changes);
-        if changes.is_empty() { Ok(()) } else { self.rows.commit(BatchKind::Growing, changes).map(drop) }
+        if changes.is_empty() {
+            Ok(())
+        } else {
+            self.rows.commit(BatchKind::Growing, changes).map(drop)
+        }
     }
 }

@@ -71,7 +71,9 @@ impl fmt::Display for DumpError {
         match self {
             DumpError::Engine(error) => write!(f, "metadata engine: {error}"),
             DumpError::Io(error) => write!(f, "{error}"),
-            DumpError::Corrupt(line, why) => write!(f, "line {line}: {why}; use another copy of the dump"),
+            DumpError::Corrupt(line, why) => {
+                write!(f, "line {line}: {why}; use another copy of the dump")
+            }
             DumpError::Newer(version) => {
                 write!(
                     f,
@@ -79,10 +81,12 @@ impl fmt::Display for DumpError {
                 )
             }
             DumpError::NotEmpty => f.write_str("the volume holds files; load into a new one"),
-            DumpError::Mismatch(why) => write!(f, "verification failed: {why}; do not use this volume"),
-            DumpError::TooBusy => {
-                f.write_str("more than 64 GiB of changes during the dump; repeat it at a quieter time")
+            DumpError::Mismatch(why) => {
+                write!(f, "verification failed: {why}; do not use this volume")
             }
+            DumpError::TooBusy => f.write_str(
+                "more than 64 GiB of changes during the dump; repeat it at a quieter time",
+            ),
         }
     }
 }

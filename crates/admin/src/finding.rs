@@ -200,7 +200,8 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        let names: std::collections::BTreeSet<_> = FindingKind::ALL.iter().map(|kind| kind.name()).collect();
+        let names: std::collections::BTreeSet<_> =
+            FindingKind::ALL.iter().map(|kind| kind.name()).collect();
         assert_eq!(names.len(), FindingKind::ALL.len());
     }
 }

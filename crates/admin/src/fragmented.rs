@@ -144,7 +144,11 @@ pub fn find(
                 sample.push((info.object, info.size));
             }
             if is_sparse(info.size, referenced) {
-                found.objects.push(FragmentedObject { object: info.object, size: info.size, referenced });
+                found.objects.push(FragmentedObject {
+                    object: info.object,
+                    size: info.size,
+                    referenced,
+                });
             } else if referenced * 100 < PLAIN_BYTES_MAX * FRAGMENTED_PERCENT {
                 maybe.push((info.object, referenced));
             }
@@ -169,7 +173,10 @@ pub fn find(
 /// Largest object that files share, bytes.
 const PLAIN_BYTES_MAX: u64 = 16 << 20;
 
-fn listed_sizes_differ(store: &dyn BlockStore, sample: &[(ObjectId, u64)]) -> Result<bool, FragmentedError> {
+fn listed_sizes_differ(
+    store: &dyn BlockStore,
+    sample: &[(ObjectId, u64)],
+) -> Result<bool, FragmentedError> {
     for (object, listed) in sample {
         match store.size(*object) {
             Ok(size) if size != *listed => return Ok(true),
@@ -198,7 +205,8 @@ fn accounts(engine: &dyn Engine) -> Result<Vec<(ObjectId, u64)>, EngineError> {
             }
         }
     }
-    let above = |(object, sum)| u64::try_from(sum).ok().filter(|sum| *sum > 0).map(|sum| (object, sum));
+    let above =
+        |(object, sum)| u64::try_from(sum).ok().filter(|sum| *sum > 0).map(|sum| (object, sum));
     Ok(sums.into_iter().filter_map(above).collect())
 }
 
@@ -265,10 +273,11 @@ pub fn users_below(
     for path in paths {
         crate::tree::walk(engine, path, &mut |file| {
             if file.inode.data == Data::Chunked {
-                let visited = engine.scan(Table::Chunk, file.inode.ino, None, &mut |suffix, value, _| {
-                    wanted.chunk(&Key::new(Table::Chunk, file.inode.ino, suffix), value);
-                    ControlFlow::Continue(())
-                });
+                let visited =
+                    engine.scan(Table::Chunk, file.inode.ino, None, &mut |suffix, value, _| {
+                        wanted.chunk(&Key::new(Table::Chunk, file.inode.ino, suffix), value);
+                        ControlFlow::Continue(())
+                    });
                 failed = visited.err();
             }
             wanted.inode(&file.inode, Some(file.place));
@@ -306,11 +315,12 @@ pub fn objects_below(
             match &file.inode.data {
                 Data::Packed { range, .. } => note(range.object),
                 Data::Chunked => {
-                    let visited = engine.scan(Table::Chunk, file.inode.ino, None, &mut |_, value, _| {
-                        let list = decode_all(value, ExtentList::decode).unwrap_or_default();
-                        list.references().for_each(|reference| note(reference.range.object));
-                        ControlFlow::Continue(())
-                    });
+                    let visited =
+                        engine.scan(Table::Chunk, file.inode.ino, None, &mut |_, value, _| {
+                            let list = decode_all(value, ExtentList::decode).unwrap_or_default();
+                            list.references().for_each(|reference| note(reference.range.object));
+                            ControlFlow::Continue(())
+                        });
                     failed = visited.err();
                 }
                 Data::None | Data::Inline(_) => {}
@@ -337,7 +347,8 @@ pub fn find_among(
 ) -> Result<FragmentedReport, FragmentedError> {
     let mut found = FragmentedReport::default();
     for object in objects.iter().filter(|object| !is_open(**object)) {
-        let referenced = u64::try_from(crate::info::referenced_bytes(engine, *object)?).unwrap_or(0);
+        let referenced =
+            u64::try_from(crate::info::referenced_bytes(engine, *object)?).unwrap_or(0);
         let size = match store.size(*object) {
             Ok(size) => size,
             Err(error) if error.kind() == kestrel_blockstore::ErrorKind::NotFound => continue,
@@ -381,7 +392,11 @@ impl Wanted {
                 && self.objects.contains(range.object)
             {
                 self.references += 1;
-                self.found.entry(key.id).or_default().uses.push(RangeUse { chunk, extent: *extent });
+                self.found
+                    .entry(key.id)
+                    .or_default()
+                    .uses
+                    .push(RangeUse { chunk, extent: *extent });
             }
         }
         if self.deep && !list.windows_to_compact().is_empty() {
@@ -406,9 +421,14 @@ impl Wanted {
 
     fn inode(&mut self, inode: &Inode, place: Option<(InodeId, Box<[u8]>)>) {
         match &inode.data {
-            Data::Packed { range, visible } if self.objects.contains(range.object) && !self.is_full() => {
-                let extent =
-                    Extent { pos: 0, len: *visible, source: Source::Stored { range: *range, skip: 0 } };
+            Data::Packed { range, visible }
+                if self.objects.contains(range.object) && !self.is_full() =>
+            {
+                let extent = Extent {
+                    pos: 0,
+                    len: *visible,
+                    source: Source::Stored { range: *range, skip: 0 },
+                };
                 let user = self.found.entry(inode.ino).or_default();
                 user.place = place;
                 // A file with several names comes by several times.

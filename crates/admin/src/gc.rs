@@ -117,8 +117,12 @@ pub enum GcError {
 impl fmt::Display for GcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GcError::Listing(error) => write!(f, "listing the block store: {error}; nothing was deleted"),
-            GcError::Engine(error) => write!(f, "reading the metadata: {error}; nothing was deleted"),
+            GcError::Listing(error) => {
+                write!(f, "listing the block store: {error}; nothing was deleted")
+            }
+            GcError::Engine(error) => {
+                write!(f, "reading the metadata: {error}; nothing was deleted")
+            }
             GcError::Damaged(row) => write!(
                 f,
                 "{row} cannot be decoded and may refer to any object; nothing was deleted; run `kestrel fsck` first"
@@ -180,7 +184,9 @@ impl Marks {
     }
 
     fn is_marked(&self, object: ObjectId) -> bool {
-        self.numbers.binary_search(&object).is_ok_and(|index| self.seen[index].load(Ordering::SeqCst))
+        self.numbers
+            .binary_search(&object)
+            .is_ok_and(|index| self.seen[index].load(Ordering::SeqCst))
     }
 
     fn check(&self) -> Result<(), GcError> {
@@ -320,8 +326,9 @@ fn add_references(
             }
         }
         Seen::Damaged(key) => {
-            damaged
-                .get_or_insert_with(|| format!("row {:?} {} {}", key.table, key.id, readable(&key.suffix)));
+            damaged.get_or_insert_with(|| {
+                format!("row {:?} {} {}", key.table, key.id, readable(&key.suffix))
+            });
         }
     })?;
     damaged.map_or(Ok(()), |row| Err(GcError::Damaged(row)))

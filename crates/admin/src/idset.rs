@@ -98,7 +98,8 @@ mod tests {
     #[test]
     fn behaves_as_a_set_dense_and_sparse() {
         let mut set = IdSet::default();
-        let ids = || (0..200_000u64).step_by(3).chain((0..64).map(|bit| 1u64 << bit)).chain([u64::MAX]);
+        let ids =
+            || (0..200_000u64).step_by(3).chain((0..64).map(|bit| 1u64 << bit)).chain([u64::MAX]);
         let mut model = std::collections::BTreeSet::new();
         for id in ids().chain(ids()) {
             assert_eq!(set.insert(id), model.insert(id), "{id}");

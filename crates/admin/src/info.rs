@@ -35,7 +35,9 @@ impl std::fmt::Display for InfoError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             InfoError::Engine(error) => write!(f, "metadata engine: {error}"),
-            InfoError::Damaged(error) => write!(f, "its record is damaged: {error}; run `kestrel fsck`"),
+            InfoError::Damaged(error) => {
+                write!(f, "its record is damaged: {error}; run `kestrel fsck`")
+            }
             InfoError::NotFound => f.write_str("no such entry"),
         }
     }
@@ -324,7 +326,9 @@ impl LayoutSums {
             let Source::Stored { range, skip } = found.source else { continue };
             self.objects.insert(range.object);
             if self.extents.len() < EXTENTS_LISTED_MAX {
-                let at = number.saturating_mul(u64::from(CHUNK_BYTES)).saturating_add(u64::from(found.pos));
+                let at = number
+                    .saturating_mul(u64::from(CHUNK_BYTES))
+                    .saturating_add(u64::from(found.pos));
                 self.extents.push(extent(at, found.len, &range, skip));
             }
         }
@@ -340,7 +344,11 @@ impl LayoutSums {
     }
 }
 
-fn scan_chunks(engine: &dyn Engine, ino: InodeId, layout: &mut LayoutSums) -> Result<(), InfoError> {
+fn scan_chunks(
+    engine: &dyn Engine,
+    ino: InodeId,
+    layout: &mut LayoutSums,
+) -> Result<(), InfoError> {
     let mut damaged = None;
     engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
         let number = <[u8; 8]>::try_from(suffix).map_or(0, u64::from_be_bytes);

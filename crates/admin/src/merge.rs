@@ -37,7 +37,9 @@ impl Highest {
     /// Counts the numbers in a row.
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         match key.table {
-            Table::Entry => Entry::peek(value).ok().into_iter().for_each(|(ino, _)| self.inode(ino)),
+            Table::Entry => {
+                Entry::peek(value).ok().into_iter().for_each(|(ino, _)| self.inode(ino))
+            }
             Table::Link | Table::Chunk | Table::DirId => self.inode(key.id),
             Table::ObjStat => self.object(key.id),
             _ => {}
@@ -117,7 +119,11 @@ pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
 pub(crate) type VisitId<'a> = dyn FnMut(u64, &[Row]) -> Result<(), InfoError> + 'a;
 
 /// Shows the rows of each id of a table together.
-pub(crate) fn add_up(engine: &dyn Engine, table: Table, visit: &mut VisitId<'_>) -> Result<(), InfoError> {
+pub(crate) fn add_up(
+    engine: &dyn Engine,
+    table: Table,
+    visit: &mut VisitId<'_>,
+) -> Result<(), InfoError> {
     let mut rows = Rows::new(engine, table);
     let mut together: Vec<Row> = Vec::new();
     loop {
@@ -148,6 +154,10 @@ impl Batch<'_> {
 
     fn send(&mut self) -> Result<(), EngineError> {
         let changes = std::mem::take(&mut self.changes);
-        if changes.is_empty() { Ok(()) } else { self.engine.commit(BatchKind::Growing, changes).map(drop) }
+        if changes.is_empty() {
+            Ok(())
+        } else {
+            self.engine.commit(BatchKind::Growing, changes).map(drop)
+        }
     }
 }

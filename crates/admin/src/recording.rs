@@ -253,7 +253,8 @@ impl Shared {
         }
         if state.bytes > state.bytes_max {
             state.failed = Some(
-                "more changes meanwhile than there is room to record; repeat it at a quieter time".into(),
+                "more changes meanwhile than there is room to record; repeat it at a quieter time"
+                    .into(),
             );
         }
     }

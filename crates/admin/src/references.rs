@@ -50,7 +50,9 @@ pub fn for_each(engine: &dyn Engine, visit: &mut dyn FnMut(Seen<'_>)) -> Result<
 pub fn of_row(key: &Key, value: &[u8], visit: &mut dyn FnMut(Seen<'_>)) {
     let inode = match key.table {
         Table::Chunk => {
-            let Some(list) = decode_all(value, ExtentList::decode) else { return visit(Seen::Damaged(key)) };
+            let Some(list) = decode_all(value, ExtentList::decode) else {
+                return visit(Seen::Damaged(key));
+            };
             for extent in list.extents() {
                 if let Source::Stored { range, .. } = extent.source {
                     visit(Seen::Reference(Reference { row: key, range, bytes: extent.len }));

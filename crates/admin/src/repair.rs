@@ -22,7 +22,9 @@ use kestrel_types::name::Name;
 use crate::check::{self, CheckError, Options, Progress, Totals};
 use crate::cut::CutError;
 use crate::finding::{Act, Finding, Fix, Stage};
-use crate::rows::{DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, get_all, put};
+use crate::rows::{
+    DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, get_all, put,
+};
 use write_through::WriteThrough;
 
 pub mod cluster;
@@ -207,7 +209,10 @@ impl<'a> Workshop<'a> {
             Act::NewRoot => {
                 let root = Entry::Inode(Inode { mode: 0o755, ..self.inode(ROOT, Kind::Dir) });
                 let place = DirId { parent: 0, name: Box::new([]) };
-                vec![put(Table::Entry, 0, &[], root.encode()), put(Table::DirId, ROOT, &[], place.encode())]
+                vec![
+                    put(Table::Entry, 0, &[], root.encode()),
+                    put(Table::DirId, ROOT, &[], place.encode()),
+                ]
             }
             Act::AdoptDirectory(ino) => self.adopt_directory(*ino)?,
             Act::AdoptEntry(key, entry) => {
@@ -222,12 +227,18 @@ impl<'a> Workshop<'a> {
             }
             Act::AdoptLink(ino, kind) => {
                 let (parent, name) = self.found_name(&format!("#{ino}"))?;
-                vec![put(Table::Entry, parent, &name, Entry::Link { ino: *ino, kind: *kind }.encode())]
+                vec![put(
+                    Table::Entry,
+                    parent,
+                    &name,
+                    Entry::Link { ino: *ino, kind: *kind }.encode(),
+                )]
             }
             Act::AdoptExtents(ino, size) => {
                 let (parent, name) = self.found_name(&format!("#{ino}"))?;
                 let (ino, mut rows) = self.with_a_valid_number(*ino, (parent, &name))?;
-                let file = Inode { size: *size, data: Data::Chunked, ..self.inode(ino, Kind::File) };
+                let file =
+                    Inode { size: *size, data: Data::Chunked, ..self.inode(ino, Kind::File) };
                 rows.push(put(Table::Entry, parent, &name, Entry::Inode(file).encode()));
                 rows
             }
@@ -301,7 +312,9 @@ impl<'a> Workshop<'a> {
 
     fn old_place(&self, ino: InodeId) -> Result<Option<DirId>, EngineError> {
         let stored = get(self.engine, Key::new(Table::DirId, ino, &[]))?;
-        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else { return Ok(None) };
+        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else {
+            return Ok(None);
+        };
         let usable = Name::check(&place.name).is_ok()
             && self.is_directory(place.parent)?
             && get(self.engine, Key::new(Table::Entry, place.parent, &place.name))?.is_none();
@@ -314,7 +327,9 @@ impl<'a> Workshop<'a> {
             return Ok(true);
         }
         let stored = get(self.engine, Key::new(Table::DirId, ino, &[]))?;
-        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else { return Ok(false) };
+        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else {
+            return Ok(false);
+        };
         let record = get(self.engine, Key::new(Table::Entry, place.parent, &place.name))?;
         Ok(record.is_some_and(|bytes| Entry::peek(&bytes) == Ok((ino, Kind::Dir))))
     }
@@ -331,7 +346,11 @@ impl<'a> Workshop<'a> {
         self.name_in_found(&format!("#{}", entry.ino()), same.as_deref())
     }
 
-    fn name_in_found(&self, wanted: &str, same: Option<&[u8]>) -> Result<(InodeId, Vec<u8>), EngineError> {
+    fn name_in_found(
+        &self,
+        wanted: &str,
+        same: Option<&[u8]>,
+    ) -> Result<(InodeId, Vec<u8>), EngineError> {
         let parent = self.lost_found()?;
         let mut name = wanted.as_bytes().to_vec();
         for i in 1u32.. {
@@ -357,7 +376,12 @@ impl<'a> Workshop<'a> {
         }
         let ino = self.new_number((ROOT, &name))?;
         let mut rows = directory_rows(ino, ROOT, &name);
-        rows.push(put(Table::Entry, ROOT, &name, Entry::Inode(self.inode(ino, Kind::Dir)).encode()));
+        rows.push(put(
+            Table::Entry,
+            ROOT,
+            &name,
+            Entry::Inode(self.inode(ino, Kind::Dir)).encode(),
+        ));
         self.commit(rows)?;
         Ok(ino)
     }

@@ -229,7 +229,9 @@ pub fn readable(name: &[u8]) -> String {
         for c in chunk.valid().chars() {
             if c.is_control() || c == '\\' {
                 let mut utf8 = [0; 4];
-                c.encode_utf8(&mut utf8).bytes().for_each(|byte| out.push_str(&format!("\\x{byte:02x}")));
+                c.encode_utf8(&mut utf8)
+                    .bytes()
+                    .for_each(|byte| out.push_str(&format!("\\x{byte:02x}")));
             } else {
                 out.push(c);
             }
@@ -249,10 +251,13 @@ mod tests {
     fn rows_come_all_and_in_order_across_pages() {
         let engine = MemoryEngine::new(SyncWhen::Asked);
         let rows = PAGE_ROWS as u64 * 2 + 5;
-        let batch =
-            (0..rows).map(|i| put(Table::Entry, i / 7, &[(i % 7) as u8], Box::new([1; 10]))).collect();
+        let batch = (0..rows)
+            .map(|i| put(Table::Entry, i / 7, &[(i % 7) as u8], Box::new([1; 10])))
+            .collect();
         engine.commit(BatchKind::Growing, batch).unwrap();
-        engine.commit(BatchKind::Growing, vec![put(Table::DirStat, 1, b"x", Box::new([]))]).unwrap();
+        engine
+            .commit(BatchKind::Growing, vec![put(Table::DirStat, 1, b"x", Box::new([]))])
+            .unwrap();
         let keys: Vec<Key> = Rows::new(&engine, Table::Entry).map(|row| row.unwrap().0).collect();
         assert_eq!(keys.len() as u64, rows);
         assert!(keys.is_sorted() && keys.iter().all(|key| key.table == Table::Entry));

@@ -44,7 +44,9 @@ pub fn name_lost(engine: &dyn Engine, lost: &[Lost]) -> Result<Vec<LostPath>, Ch
                 }
             }
             LostRows::Between(after, before) => match (after, before) {
-                (Some(after), Some(before)) if (after.table, after.id) == (before.table, before.id) => {
+                (Some(after), Some(before))
+                    if (after.table, after.id) == (before.table, before.id) =>
+                {
                     within(engine, after, before, &mut add)?;
                 }
                 _ => {
@@ -54,10 +56,11 @@ pub fn name_lost(engine: &dyn Engine, lost: &[Lost]) -> Result<Vec<LostPath>, Ch
                     };
                     let from = end(after, "the beginning of the table")?;
                     let to = end(before, "the end of the table")?;
-                    let path = match after.as_ref().or(before.as_ref()).filter(|key| is_of_a_file(key)) {
-                        Some(key) => name_of(engine, key)?,
-                        None => "-".into(),
-                    };
+                    let path =
+                        match after.as_ref().or(before.as_ref()).filter(|key| is_of_a_file(key)) {
+                            Some(key) => name_of(engine, key)?,
+                            None => "-".into(),
+                        };
                     add(path, format!("what lay between {from} and {to} is lost"));
                 }
             },
@@ -169,8 +172,11 @@ mod tests {
             Lost { place: "b".into(), rows: LostRows::Between(Some(key(b"n")), Some(key(b"q"))) },
             Lost { place: "c".into(), rows: LostRows::Unknown },
         ];
-        let named: Vec<(String, String)> =
-            name_lost(&engine, &lost).unwrap().into_iter().map(|lost| (lost.path, lost.place)).collect();
+        let named: Vec<(String, String)> = name_lost(&engine, &lost)
+            .unwrap()
+            .into_iter()
+            .map(|lost| (lost.path, lost.place))
+            .collect();
         let expected = [("-", "c"), ("/home", "b"), ("/home/photos", "b"), ("/home/x", "a")];
         assert_eq!(named, expected.map(|(path, place)| (path.to_string(), place.to_string())));
     }

@@ -38,8 +38,10 @@ pub fn walk(
     visit: &mut dyn FnMut(File) -> ControlFlow<()>,
 ) -> Result<(), InfoError> {
     let mut dir = ROOT;
-    let mut names =
-        path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".").peekable();
+    let mut names = path
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty() && *name != b".")
+        .peekable();
     while let Some(name) = names.next() {
         let inode = find(engine, dir, name)?;
         if inode.kind != Kind::Dir {

@@ -110,7 +110,8 @@ pub fn run(
     options: &Options<'_>,
     tell: &mut dyn FnMut(u64, u64),
 ) -> Result<Totals, InfoError> {
-    let mut work = Work { options, totals: Totals::default(), spans: Vec::new(), evicted: IdSet::default() };
+    let mut work =
+        Work { options, totals: Totals::default(), spans: Vec::new(), evicted: IdSet::default() };
     for path in options.paths {
         let mut failed = None;
         let walked = walk(engine, path, &mut |file| {
@@ -218,7 +219,8 @@ impl Work<'_> {
             Act::Check => {
                 for span in spans {
                     self.totals.bytes += span.to - span.from;
-                    self.totals.cached_bytes += near.holds(span.object, span.from, span.to - span.from);
+                    self.totals.cached_bytes +=
+                        near.holds(span.object, span.from, span.to - span.from);
                 }
             }
             Act::Fill => self.fill(near, &pieces(&spans), tell),
@@ -255,7 +257,10 @@ impl Work<'_> {
                     Ok(()) => self.totals.cached_bytes += len,
                     Err(error) => {
                         self.totals.failed += 1;
-                        self.describe(format!("object {} from byte {}: {error}", piece.object, piece.from));
+                        self.describe(format!(
+                            "object {} from byte {}: {error}",
+                            piece.object, piece.from
+                        ));
                     }
                 }
                 tell(self.totals.files, self.totals.bytes);

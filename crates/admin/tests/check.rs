@@ -31,7 +31,10 @@ fn mends(name: &str, plant: impl Fn(&Volume), expected: &[K]) -> Volume {
     assert_eq!(found, wanted, "{name}: {:#?}", volume.check().0);
     assert_eq!(volume.all(), before, "{name}: a check changes nothing");
     let (left, done) = volume.repair();
-    assert!(left.iter().all(|finding| finding.kind.severity() == Severity::Info), "{name}: {left:#?}");
+    assert!(
+        left.iter().all(|finding| finding.kind.severity() == Severity::Info),
+        "{name}: {left:#?}"
+    );
     assert!(done > 0, "{name}");
     assert_eq!(volume.check().1.errors(), 0, "{name}");
     assert_eq!(volume.repair().1, 0, "{name}: a second repair has nothing to do");
@@ -46,8 +49,9 @@ fn mends_nodes(name: &str, plant: impl Fn(&Volume), expected: &[K], alone: &Volu
     let nodes = Several::of(&damaged);
     let before = nodes.all();
     // What is a matter of each node is judged node by node.
-    let of_whole =
-        |kind: &K| !matches!(kind, K::SystemWrong | K::TxnWrong | K::DirStatWrong | K::ObjStatWrong);
+    let of_whole = |kind: &K| {
+        !matches!(kind, K::SystemWrong | K::TxnWrong | K::DirStatWrong | K::ObjStatWrong)
+    };
     let mut found: Vec<K> = nodes.check().into_iter().map(|finding| finding.kind).collect();
     found.retain(|kind| kind.severity() == Severity::Error && of_whole(kind));
     found.sort_unstable();
@@ -56,7 +60,10 @@ fn mends_nodes(name: &str, plant: impl Fn(&Volume), expected: &[K], alone: &Volu
     assert_eq!(found, wanted, "{name}, three nodes: {:#?}", nodes.check());
     assert!(nodes.all() == before, "{name}: a check changes nothing");
     let (left, _) = nodes.repair().unwrap();
-    assert!(left.iter().all(|finding| finding.kind.severity() == Severity::Info), "{name}: {left:#?}");
+    assert!(
+        left.iter().all(|finding| finding.kind.severity() == Severity::Info),
+        "{name}: {left:#?}"
+    );
     assert_eq!(nodes.content(), Several::of(alone).content(), "{name}: as one node repairs it");
     let repaired = nodes.all();
     assert_eq!(nodes.repair().unwrap(), (left, 0), "{name}: a second repair has nothing to do");
@@ -65,7 +72,9 @@ fn mends_nodes(name: &str, plant: impl Fn(&Volume), expected: &[K], alone: &Volu
 
 /// Number of the directory at `/lost+found`.
 fn lost_found(volume: &Volume) -> u64 {
-    Entry::decode(&volume.value(Table::Entry, ROOT, b"lost+found").expect("lost+found")).unwrap().ino()
+    Entry::decode(&volume.value(Table::Entry, ROOT, b"lost+found").expect("lost+found"))
+        .unwrap()
+        .ino()
 }
 
 #[test]
@@ -100,7 +109,8 @@ fn small_windows_of_objects_find_the_same() {
     volume.store.delete(2).unwrap();
     let whole = volume.check();
     for window_objects in [1, 2, 3] {
-        let mut options = Options { store: Some(&volume.store), window_objects, ..Options::default() };
+        let mut options =
+            Options { store: Some(&volume.store), window_objects, ..Options::default() };
         assert_eq!(volume.check_with(&mut options), whole);
     }
 }
@@ -108,15 +118,23 @@ fn small_windows_of_objects_find_the_same() {
 #[test]
 fn a_missing_root_is_written_anew() {
     mends("missing", |v| v.delete(Table::Entry, 0, b""), &[K::RootMissing]);
-    mends("damaged", |v| v.apply(vec![put(Table::Entry, 0, b"", Box::new([9]))]), &[K::RootMissing]);
+    mends(
+        "damaged",
+        |v| v.apply(vec![put(Table::Entry, 0, b"", Box::new([9]))]),
+        &[K::RootMissing],
+    );
 }
 
 #[test]
 fn a_damaged_entry_of_a_file_is_kept_as_bytes() {
     let garbage: Box<[u8]> = Box::new(*b"\x01garbage");
-    let volume =
-        mends("file", |v| v.apply(vec![put(Table::Entry, C, b"empty", garbage.clone())]), &[K::EntryDamaged]);
-    let kept = volume.value(Table::Entry, lost_found(&volume), b"#100.damaged-record").expect("kept");
+    let volume = mends(
+        "file",
+        |v| v.apply(vec![put(Table::Entry, C, b"empty", garbage.clone())]),
+        &[K::EntryDamaged],
+    );
+    let kept =
+        volume.value(Table::Entry, lost_found(&volume), b"#100.damaged-record").expect("kept");
     let Entry::Inode(inode) = Entry::decode(&kept).unwrap() else { panic!() };
     assert_eq!(inode.data, Data::Inline(garbage.clone()));
 }
@@ -164,8 +182,10 @@ fn names_that_cannot_be_are_moved() {
 
 #[test]
 fn two_records_of_one_file_get_numbers_of_their_own() {
-    let older = Inode { change: 1, ..inode(PACKED, Kind::File, 4, Data::Inline((*b"same").into())) };
-    let plant = |v: &Volume| v.apply(vec![entry(C, "twin", older.clone()), dir_stat(C, 1, 2, 0, 4)]);
+    let older =
+        Inode { change: 1, ..inode(PACKED, Kind::File, 4, Data::Inline((*b"same").into())) };
+    let plant =
+        |v: &Volume| v.apply(vec![entry(C, "twin", older.clone()), dir_stat(C, 1, 2, 0, 4)]);
     let volume = mends("twins", plant, &[K::InodeDuplicate]);
     assert_eq!(Entry::peek(&volume.value(Table::Entry, A, b"packed").unwrap()).unwrap().0, PACKED);
     assert_eq!(Entry::peek(&volume.value(Table::Entry, C, b"twin").unwrap()).unwrap().0, 100);
@@ -175,7 +195,10 @@ fn two_records_of_one_file_get_numbers_of_their_own() {
 #[test]
 fn two_chunked_records_of_one_file() {
     let volume = Volume::new();
-    volume.apply(vec![entry(C, "twin", inode(BIG, Kind::File, 0, Data::Chunked)), dir_stat(C, 1, 2, 0, 0)]);
+    volume.apply(vec![
+        entry(C, "twin", inode(BIG, Kind::File, 0, Data::Chunked)),
+        dir_stat(C, 1, 2, 0, 0),
+    ]);
     let (left, _) = volume.repair();
     assert_eq!(left.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::InodeDuplicate]);
 }
@@ -183,7 +206,10 @@ fn two_chunked_records_of_one_file() {
 #[test]
 fn a_directory_with_two_names_keeps_the_recorded_one() {
     let plant = |v: &Volume| {
-        v.apply(vec![entry(ROOT, "b2", Inode { change: 99, ..dir(B) }), dir_stat(ROOT, 1, 2, 1, 0)]);
+        v.apply(vec![
+            entry(ROOT, "b2", Inode { change: 99, ..dir(B) }),
+            dir_stat(ROOT, 1, 2, 1, 0),
+        ]);
     };
     let volume = mends("names", plant, &[K::DirectoryDuplicate, K::DirIdWrong, K::SubdirMissing]);
     assert!(volume.value(Table::Entry, ROOT, b"b2").is_none());
@@ -197,7 +223,12 @@ fn hard_links() {
 
     let recount = |nlink: u32| {
         let data = Data::Packed { range: range(3, 0, 30), visible: 30 };
-        put(Table::Link, LINKED, &[], encode_inode(&Inode { nlink, ..inode(LINKED, Kind::File, 30, data) }))
+        put(
+            Table::Link,
+            LINKED,
+            &[],
+            encode_inode(&Inode { nlink, ..inode(LINKED, Kind::File, 30, data) }),
+        )
     };
     mends("count", |v| v.apply(vec![recount(5)]), &[K::LinkCountWrong]);
 
@@ -255,7 +286,10 @@ fn entries_below_a_file_are_moved() {
     let plant = |v: &Volume| {
         v.apply(vec![entry(PACKED, "below", inode(40, Kind::File, 0, Data::None))]);
         v.apply(dir_rows(PACKED, "deep", 41));
-        v.apply(vec![entry(41, "x", inode(42, Kind::File, 0, Data::None)), dir_stat(41, 0, 1, 0, 0)]);
+        v.apply(vec![
+            entry(41, "x", inode(42, Kind::File, 0, Data::None)),
+            dir_stat(41, 0, 1, 0, 0),
+        ]);
     };
     let volume = mends("below a file", plant, &[K::DirectoryMissing, K::DirectoryMissing]);
     assert!(volume.value(Table::Entry, lost_found(&volume), b"#40").is_some());
@@ -265,9 +299,17 @@ fn entries_below_a_file_are_moved() {
 #[test]
 fn rows_that_follow_from_entries_are_derived_again() {
     mends("no place", |v| v.delete(Table::DirId, B, b""), &[K::DirIdWrong]);
-    mends("damaged place", |v| v.apply(vec![put(Table::DirId, B, &[], Box::new([7]))]), &[K::DirIdWrong]);
+    mends(
+        "damaged place",
+        |v| v.apply(vec![put(Table::DirId, B, &[], Box::new([7]))]),
+        &[K::DirIdWrong],
+    );
     let elsewhere = DirId { parent: ROOT, name: (*b"x").into() }.encode();
-    mends("wrong place", |v| v.apply(vec![put(Table::DirId, B, &[], elsewhere.clone())]), &[K::DirIdWrong]);
+    mends(
+        "wrong place",
+        |v| v.apply(vec![put(Table::DirId, B, &[], elsewhere.clone())]),
+        &[K::DirIdWrong],
+    );
     mends(
         "place of nothing",
         |v| v.apply(vec![put(Table::DirId, 66, &[], elsewhere.clone())]),
@@ -283,7 +325,11 @@ fn rows_that_follow_from_entries_are_derived_again() {
 fn sums_of_directories() {
     mends("wrong", |v| v.apply(vec![dir_stat(A, 0, 6, 2, 95)]), &[K::DirStatWrong]);
     mends("missing", |v| v.delete(Table::DirStat, C, &[0, 1]), &[K::DirStatWrong]);
-    mends("damaged", |v| v.apply(vec![put(Table::DirStat, C, &[0, 1], Box::new([1]))]), &[K::DirStatWrong]);
+    mends(
+        "damaged",
+        |v| v.apply(vec![put(Table::DirStat, C, &[0, 1], Box::new([1]))]),
+        &[K::DirStatWrong],
+    );
     mends("of nothing", |v| v.apply(vec![dir_stat(66, 0, 0, 0, 0)]), &[K::DirStatDangling]);
     let empty = |v: &Volume| {
         v.apply(dir_rows(ROOT, "e", 50));
@@ -295,10 +341,16 @@ fn sums_of_directories() {
 #[test]
 fn extents() {
     let chunk = |ino: u64, number: u64| {
-        put(Table::Chunk, ino, &number.to_be_bytes(), encode_list(&[Extent::of_range(0, range(2, 0, 10))]))
+        put(
+            Table::Chunk,
+            ino,
+            &number.to_be_bytes(),
+            encode_list(&[Extent::of_range(0, range(2, 0, 10))]),
+        )
     };
     let account = || obj_stat(2, 0, 100_010);
-    let volume = mends("of no file", |v| v.apply(vec![chunk(66, 1), account()]), &[K::ChunkDangling]);
+    let volume =
+        mends("of no file", |v| v.apply(vec![chunk(66, 1), account()]), &[K::ChunkDangling]);
     let adopted = volume.value(Table::Entry, lost_found(&volume), b"#66").expect("adopted");
     let Entry::Inode(adopted) = Entry::decode(&adopted).unwrap() else { panic!() };
     assert_eq!((adopted.size, adopted.data), ((64 << 20) + 10, Data::Chunked));
@@ -308,7 +360,13 @@ fn extents() {
     // Cut off and on their way out: they count as references, and nothing else is said of them.
     let sweep = |ino: u64, number: u64| put(Table::Sweep, ino, &number.to_be_bytes(), Box::new([]));
     let volume = Volume::new();
-    volume.apply(vec![chunk(BIG, 1), chunk(66, 0), obj_stat(2, 0, 100_020), sweep(BIG, 1), sweep(66, 0)]);
+    volume.apply(vec![
+        chunk(BIG, 1),
+        chunk(66, 0),
+        obj_stat(2, 0, 100_020),
+        sweep(BIG, 1),
+        sweep(66, 0),
+    ]);
     assert_eq!(volume.check().0, []);
     mends(
         "of a sweep that names no chunk",
@@ -326,16 +384,21 @@ fn extents() {
 
 #[test]
 fn what_is_kept_for_clients() {
-    use kestrel_meta::txn::{SessionRecord, answer_key, encode_answer, encode_session, session_key};
+    use kestrel_meta::txn::{
+        SessionRecord, answer_key, encode_answer, encode_session, session_key,
+    };
     use kestrel_types::request::{Answer, Outcome};
     use kestrel_types::wire::ClientId;
     let (client, gone) = (ClientId([7; 16]), ClientId([8; 16]));
     let record = SessionRecord { client, since: NOW, who: "host".into(), ended: None };
-    let row = |key: kestrel_types::key::Key, value: Box<[u8]>| put(key.table, key.id, &key.suffix, value);
+    let row =
+        |key: kestrel_types::key::Key, value: Box<[u8]>| put(key.table, key.id, &key.suffix, value);
     let session = || row(session_key(client), encode_session(&record));
-    let answer = |client, at, seq| row(answer_key(client, at), encode_answer(seq, &Ok(Answer::Done)));
-    let moved =
-        |ino, parent, name: &[u8]| put(Table::Moved, ino, b"", DirId { parent, name: name.into() }.encode());
+    let answer =
+        |client, at, seq| row(answer_key(client, at), encode_answer(seq, &Ok(Answer::Done)));
+    let moved = |ino, parent, name: &[u8]| {
+        put(Table::Moved, ino, b"", DirId { parent, name: name.into() }.encode())
+    };
     let healthy = Volume::new();
     healthy.apply(vec![
         session(),
@@ -353,7 +416,11 @@ fn what_is_kept_for_clients() {
         &[K::TxnWrong, K::TxnWrong],
     );
     mends("an answer to nobody", |v| v.apply(vec![session(), answer(gone, 3, 3)]), &[K::TxnWrong]);
-    mends("an answer in the wrong slot", |v| v.apply(vec![session(), answer(client, 3, 4)]), &[K::TxnWrong]);
+    mends(
+        "an answer in the wrong slot",
+        |v| v.apply(vec![session(), answer(client, 3, 4)]),
+        &[K::TxnWrong],
+    );
     mends(
         "a failure as an answer",
         |v| {
@@ -369,7 +436,11 @@ fn what_is_kept_for_clients() {
         },
         &[K::TxnWrong],
     );
-    mends("a key that is none", |v| v.apply(vec![put(Table::Txn, 5, b"x", Box::new([]))]), &[K::TxnWrong]);
+    mends(
+        "a key that is none",
+        |v| v.apply(vec![put(Table::Txn, 5, b"x", Box::new([]))]),
+        &[K::TxnWrong],
+    );
     for (what, row) in [
         ("to another file's place", moved(INLINE, A, b"packed")),
         ("to no place", moved(INLINE, A, b"nothing")),
@@ -390,7 +461,8 @@ fn extended_attributes() {
         &[K::XattrDangling],
     );
     for ino in [PACKED, LINKED] {
-        let plant = |v: &Volume| v.apply(vec![put(Table::Xattr, ino, b"user.x", encode_xattr(b"v"))]);
+        let plant =
+            |v: &Volume| v.apply(vec![put(Table::Xattr, ino, b"user.x", encode_xattr(b"v"))]);
         mends("unmarked", plant, &[K::XattrUnmarked]);
     }
     let volume = Volume::new();
@@ -403,12 +475,20 @@ fn accounts_of_objects() {
     mends("wrong", |v| v.apply(vec![obj_stat(1, 0, 1)]), &[K::ObjStatWrong]);
     mends("missing", |v| v.delete(Table::ObjStat, 3, &[0, 1]), &[K::ObjStatWrong]);
     mends("of nothing", |v| v.apply(vec![obj_stat(9, 0, 4)]), &[K::ObjStatWrong]);
-    mends("damaged", |v| v.apply(vec![put(Table::ObjStat, 3, &[0, 1], Box::new([]))]), &[K::ObjStatWrong]);
+    mends(
+        "damaged",
+        |v| v.apply(vec![put(Table::ObjStat, 3, &[0, 1], Box::new([]))]),
+        &[K::ObjStatWrong],
+    );
 }
 
 #[test]
 fn counters() {
-    mends("inodes", |v| v.apply(vec![put(Table::System, 0, INODES, encode_ceiling(20))]), &[K::SystemWrong]);
+    mends(
+        "inodes",
+        |v| v.apply(vec![put(Table::System, 0, INODES, encode_ceiling(20))]),
+        &[K::SystemWrong],
+    );
     mends("objects", |v| v.delete(Table::System, 0, b"objects"), &[K::SystemWrong]);
     let both = |v: &Volume| {
         v.delete(Table::System, 0, INODES);
@@ -427,7 +507,11 @@ fn volume_wide_records() {
     );
     mends("no number of workers", |v| v.delete(Table::System, 0, b"shares"), &[K::SystemWrong]);
     mends("root's place", |v| v.delete(Table::DirId, ROOT, b""), &[K::DirIdWrong]);
-    mends("a share that nobody reads", |v| v.apply(vec![dir_stat(A, 9, 0, 0, 0)]), &[K::DirStatWrong]);
+    mends(
+        "a share that nobody reads",
+        |v| v.apply(vec![dir_stat(A, 9, 0, 0, 0)]),
+        &[K::DirStatWrong],
+    );
     mends("an account that nobody reads", |v| v.apply(vec![obj_stat(1, 9, 0)]), &[K::ObjStatWrong]);
     let usage = |files: i64, bytes: i64| {
         let sums = [files, 3, bytes].map(i64::to_be_bytes).concat();
@@ -482,7 +566,11 @@ fn data_is_verified_when_asked() {
     write_frames(&volume);
     let read = ReadData { threads: 3, go_on: &|| true };
     let check = || {
-        volume.check_with(&mut Options { store: Some(&volume.store), data: Some(read), ..Options::default() })
+        volume.check_with(&mut Options {
+            store: Some(&volume.store),
+            data: Some(read),
+            ..Options::default()
+        })
     };
     let (findings, totals) = check();
     assert_eq!((findings.len(), totals.verified_bytes), (0, 90 + 50 + 30 + 100_000));
@@ -498,7 +586,8 @@ fn data_is_verified_when_asked() {
     assert_eq!(findings[0].path, "/a/packed");
     // What nobody waits for is not read.
     let none = ReadData { threads: 3, go_on: &|| false };
-    let mut options = Options { store: Some(&volume.store), data: Some(none), ..Options::default() };
+    let mut options =
+        Options { store: Some(&volume.store), data: Some(none), ..Options::default() };
     assert_eq!(volume.check_with(&mut options).1.verified_bytes, 0);
 }
 
@@ -510,7 +599,8 @@ fn write_frames(volume: &Volume) {
         let data = vec![7; range.len as usize];
         let mut at = range.offset as usize;
         for (frame, part) in data.chunks(frame_bytes).enumerate() {
-            let check = placed_check(crc32c::crc32c(part), range.object, range.offset, frame as u32);
+            let check =
+                placed_check(crc32c::crc32c(part), range.object, range.offset, frame as u32);
             volume.store.tamper(range.object, |bytes| {
                 bytes.resize(bytes.len().max(at + part.len() + 4), 0);
                 bytes[at..at + part.len()].copy_from_slice(part);

@@ -45,7 +45,8 @@ fn rich() -> Volume {
     let volume = Volume::new();
     let kinds = [Kind::Fifo, Kind::Char, Kind::Block, Kind::Socket];
     for (ino, kind) in (60..).zip(kinds) {
-        let special = Inode { rdev: 0x501, mode: 0o7777, atime: -5, ..inode(ino, kind, 0, Data::None) };
+        let special =
+            Inode { rdev: 0x501, mode: 0o7777, atime: -5, ..inode(ino, kind, 0, Data::None) };
         volume.apply(vec![entry(C, &format!("special {ino}"), special)]);
     }
     let binary = inode(70, Kind::File, 3, Data::Inline((*b"\xff\0\n").into()));
@@ -109,7 +110,10 @@ fn a_line_is_as_documented() {
     let line = text.lines().find(|line| line.contains("\"inline\":\"hello\"")).unwrap();
     let value: serde_json::Value = serde_json::from_str(line).unwrap();
     let row = &value["row"];
-    assert_eq!((&row["table"], &row["parent"], &row["name"]), (&json!("entry"), &json!(A), &json!("inline")));
+    assert_eq!(
+        (&row["table"], &row["parent"], &row["name"]),
+        (&json!("entry"), &json!(A), &json!("inline"))
+    );
     assert_eq!((&row["inode"]["mode"], &row["inode"]["size"]), (&json!("0644"), &json!(5)));
     let covered = &line[18..line.len() - 1];
     assert_eq!(value["crc"], format!("{:08x}", crc32c::crc32c(covered.as_bytes())));
@@ -134,7 +138,8 @@ fn damage_and_truncation_are_refused_everywhere() {
     }
     let lines: Vec<&[u8]> = file.split_inclusive(|byte| *byte == b'\n').collect();
     for skip in 0..lines.len() {
-        let kept = lines.iter().enumerate().filter(|(index, _)| *index != skip).map(|(_, line)| *line);
+        let kept =
+            lines.iter().enumerate().filter(|(index, _)| *index != skip).map(|(_, line)| *line);
         assert!(!good(&kept.collect::<Vec<_>>().concat()), "missing line {skip} went unnoticed");
         assert!(!good(&[&file[..], lines[skip]].concat()), "line {skip} at the end went unnoticed");
     }
@@ -151,7 +156,10 @@ fn refusal_of_bad_dumps_and_full_volumes() {
     let newer = first.replace("\"version\":1", "\"version\":2");
     let crc = format!("{:08x}", crc32c::crc32c(&newer.as_bytes()[18..newer.len() - 1]));
     let newer = format!("{}{crc}{}\n", &newer[..8], &newer[16..]);
-    assert!(matches!(load(Cursor::new(newer), &target.engine, &mut |_| {}), Err(DumpError::Newer(2))));
+    assert!(matches!(
+        load(Cursor::new(newer), &target.engine, &mut |_| {}),
+        Err(DumpError::Newer(2))
+    ));
     for other in ["", "hello\n", "{}\n", "{\"crc\":\"00000000\",\"header\":{}}\n"] {
         assert!(matches!(
             load(Cursor::new(other), &target.engine, &mut |_| {}),
@@ -161,7 +169,10 @@ fn refusal_of_bad_dumps_and_full_volumes() {
     assert!(target.all().is_empty());
     let full = Volume::new();
     let before = full.all();
-    assert!(matches!(load(Cursor::new(&file), &full.engine, &mut |_| {}), Err(DumpError::NotEmpty)));
+    assert!(matches!(
+        load(Cursor::new(&file), &full.engine, &mut |_| {}),
+        Err(DumpError::NotEmpty)
+    ));
     assert_eq!(full.all(), before);
 }
 
@@ -183,7 +194,8 @@ fn loaded_counters_above_objects_in_store() {
 #[test]
 fn a_dump_of_a_volume_in_use_is_a_state_that_existed() {
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
-    let filler = (0..20_000u64).map(|i| put(Table::Xattr, i, b"user.f", Box::new([1, 7]))).collect();
+    let filler =
+        (0..20_000u64).map(|i| put(Table::Xattr, i, b"user.f", Box::new([1, 7]))).collect();
     engine.commit(BatchKind::Growing, filler).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let stopper = StopOnDrop::new(&stop);
@@ -215,8 +227,11 @@ fn a_dump_of_a_volume_in_use_is_a_state_that_existed() {
         load(Cursor::new(file), &loaded.engine, &mut |_| {}).unwrap();
         let left = loaded.value(Table::System, 0, b"a");
         assert_eq!(left, loaded.value(Table::Sweep, u64::MAX, b"z"), "{counts:?}");
-        let ones =
-            loaded.all().keys().filter(|key| key.table == Table::Sweep && *key.suffix == *b"one").count();
+        let ones = loaded
+            .all()
+            .keys()
+            .filter(|key| key.table == Table::Sweep && *key.suffix == *b"one")
+            .count();
         assert!(ones <= 1, "{ones} of a row that exists once at a time");
     }
     drop(stopper);

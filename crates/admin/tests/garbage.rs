@@ -23,8 +23,9 @@ fn damage(volume: &Volume, random: &mut Random) {
     rows.sort();
     let (key, value) = random.pick(&rows).clone();
     let (other, _) = random.pick(&rows).clone();
-    let change =
-        |key: &Key, value: &[u8]| volume.apply(vec![put(key.table, key.id, &key.suffix, value.into())]);
+    let change = |key: &Key, value: &[u8]| {
+        volume.apply(vec![put(key.table, key.id, &key.suffix, value.into())])
+    };
     match random.below(7) {
         0 => volume.delete(key.table, key.id, &key.suffix),
         1 if !value.is_empty() => {
@@ -35,7 +36,10 @@ fn damage(volume: &Volume, random: &mut Random) {
         }
         2 if !value.is_empty() => change(&key, &value[..random.below(value.len() as u64) as usize]),
         3 => change(&Key { table: key.table, ..other }, &value),
-        4 => change(&Key { id: [0, 1, 2, 17, 21, 99, u64::MAX][random.below(7) as usize], ..key }, &value),
+        4 => change(
+            &Key { id: [0, 1, 2, 17, 21, 99, u64::MAX][random.below(7) as usize], ..key },
+            &value,
+        ),
         5 => change(&Key { suffix: [&key.suffix[..], b"x"].concat().into(), ..key }, &value),
         _ => {
             let table = *random.pick(&Table::ALL);
@@ -72,7 +76,10 @@ fn random_damage_and_repair() {
         }
         let (left, _) = volume.repair();
         for finding in left.iter().filter(|finding| finding.kind.severity() == Severity::Error) {
-            assert!(lasting.contains(&finding.kind) && finding.fix.is_none(), "seed {seed}: {finding:?}");
+            assert!(
+                lasting.contains(&finding.kind) && finding.fix.is_none(),
+                "seed {seed}: {finding:?}"
+            );
         }
         let before = volume.all();
         assert_eq!(volume.repair().1, 0, "seed {seed}");
@@ -90,7 +97,8 @@ fn a_dump_loses_nothing_however_damaged_the_rows() {
         }
         let about = About { volume: serde_json::Value::Null, program: "test".into(), now: NOW };
         let mut file = Vec::new();
-        dump(&volume.engine, &about, &mut file, tempfile::tempfile().unwrap(), &mut |_| {}).unwrap();
+        dump(&volume.engine, &about, &mut file, tempfile::tempfile().unwrap(), &mut |_| {})
+            .unwrap();
         let loaded = MemoryEngine::new(SyncWhen::Asked);
         load(Cursor::new(file), &loaded, &mut |_| {}).unwrap();
         let loaded = Volume { engine: loaded, store: MemoryStore::new() };

@@ -50,9 +50,14 @@ fn checked(nodes: &[(NodeId, MemoryEngine)]) -> (Totals, Vec<Finding>) {
     let mut found = whole.findings.clone();
     let mut options = Options { is_of_several: true, ..Options::default() };
     let totals =
-        check(whole.engine(), &mut options, &mut |finding| found.push(finding), &mut |_, _| ()).unwrap();
+        check(whole.engine(), &mut options, &mut |finding| found.push(finding), &mut |_, _| ())
+            .unwrap();
     drop(whole);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the scratch directory goes away");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "the scratch directory goes away"
+    );
     (totals, found)
 }
 
@@ -70,8 +75,12 @@ fn a_table_that_changes_meanwhile_makes_no_whole() {
     let nodes = nodes();
     for (newer, whole) in [(false, true), (true, false)] {
         let version = 1 + u64::from(newer);
-        let table =
-            put(Table::System, 0, TABLE.as_bytes(), PlacementMap { version, ..placement() }.encode().into());
+        let table = put(
+            Table::System,
+            0,
+            TABLE.as_bytes(),
+            PlacementMap { version, ..placement() }.encode().into(),
+        );
         nodes[1].1.commit(BatchKind::Growing, vec![table]).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut gathering = ClusterViewBuilder::new(dir.path(), 0, &placement()).unwrap();
@@ -81,7 +90,11 @@ fn a_table_that_changes_meanwhile_makes_no_whole() {
         }
         let finished = gathering.finish().map(drop).map_err(|why| why.to_string());
         assert!(
-            if whole { finished.is_ok() } else { finished.clone().unwrap_err().contains("repeat it") },
+            if whole {
+                finished.is_ok()
+            } else {
+                finished.clone().unwrap_err().contains("repeat it")
+            },
             "{finished:?}"
         );
     }
@@ -101,7 +114,10 @@ fn misplaced_row_found_and_not_counted() {
     let other = (owner + 1) % 3;
     let root = Key::new(Table::Entry, 0, b"");
     let mut row = None;
-    nodes[owner].1.get_many(&[root.borrow()], &mut |_, found| row = found.value.map(<[u8]>::to_vec)).unwrap();
+    nodes[owner]
+        .1
+        .get_many(&[root.borrow()], &mut |_, found| row = found.value.map(<[u8]>::to_vec))
+        .unwrap();
     change(&nodes[other].1, Mutation { key: root.clone(), value: row.map(Into::into) });
     assert_eq!(kinds(&nodes), [FindingKind::RowMisplaced]);
     change(&nodes[owner].1, delete(&root));
@@ -116,7 +132,8 @@ fn misplaced_row_found_and_not_counted() {
 #[test]
 fn node_directory_with_too_few_starts() {
     let nodes = nodes();
-    let known = |node_uuid, epoch| PeerIdentity { node_uuid, epoch, start: 7, address: None }.encode();
+    let known =
+        |node_uuid, epoch| PeerIdentity { node_uuid, epoch, start: 7, address: None }.encode();
     change(&nodes[1].1, put(Table::System, 0, b"epoch", encode_ceiling(3)));
     change(&nodes[0].1, put(Table::System, 0, b"peer 2", known(1, 3)));
     assert_eq!(kinds(&nodes), []);

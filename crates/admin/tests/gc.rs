@@ -68,7 +68,8 @@ fn leaked_objects_deleted_on_request_only() {
     assert!(store.size(40).is_ok());
     let wet = run(&volume, &store, &options(true, SECOND)).0.unwrap();
     assert_eq!((wet.deleted, wet.failed), (2, 0));
-    for (object, there) in [(1, true), (2, true), (3, true), (40, false), (41, false), (42, true), (44, true)]
+    for (object, there) in
+        [(1, true), (2, true), (3, true), (40, false), (41, false), (42, true), (44, true)]
     {
         assert_eq!(store.size(object).is_ok(), there, "object {object}");
     }

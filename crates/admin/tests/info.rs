@@ -13,15 +13,19 @@ use kestrel_types::key::Table;
 #[test]
 fn files_by_layout() {
     let volume = Volume::new();
-    let about =
-        |path: &str| describe(&volume.engine, &find_path(&volume.engine, path.as_bytes()).unwrap()).unwrap();
+    let about = |path: &str| {
+        describe(&volume.engine, &find_path(&volume.engine, path.as_bytes()).unwrap()).unwrap()
+    };
     assert_eq!(about("/a/inline")["layout"], "inline");
     assert_eq!(about("a/inline")["inline_bytes"], 5);
     let packed = about("/a/packed");
     assert_eq!((&packed["layout"], &packed["stored_bytes"]), (&"packed".into(), &80.into()));
     assert_eq!(packed["extents"][0]["object"], 1);
     let big = about("//a/./b/big");
-    assert_eq!((&big["layout"], &big["chunks"], &big["objects"]), (&"chunked".into(), &1.into(), &2.into()));
+    assert_eq!(
+        (&big["layout"], &big["chunks"], &big["objects"]),
+        (&"chunked".into(), &1.into(), &2.into())
+    );
     assert_eq!((&big["extents_total"], &big["stored_bytes"]), (&2.into(), &100_040.into()));
     assert_eq!(big["extents"][1]["file_offset"], 150_000);
     assert_eq!(about("/h2")["ino"], LINKED);

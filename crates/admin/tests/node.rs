@@ -36,7 +36,10 @@ fn no_findings_in_what_a_node_leaves() {
             let (found, files) = findings(&*engine);
             assert_eq!(found, [], "seed {seed}, round {round}");
             seen.extend(
-                Table::ALL.iter().copied().filter(|table| Rows::new(&*engine, *table).next().is_some()),
+                Table::ALL
+                    .iter()
+                    .copied()
+                    .filter(|table| Rows::new(&*engine, *table).next().is_some()),
             );
             let sums = tree_sums(&*engine, ROOT).unwrap();
             assert_eq!(sums.files, files, "seed {seed}, round {round}");
@@ -46,7 +49,9 @@ fn no_findings_in_what_a_node_leaves() {
         reopened(&engine, &clock, seed);
     }
     // Table `sweep` takes files far larger than these (tests/check.rs).
-    let used = Table::ALL.iter().filter(|table| !matches!(table, Table::Moved | Table::Txn | Table::Sweep));
+    let used = Table::ALL
+        .iter()
+        .filter(|table| !matches!(table, Table::Moved | Table::Txn | Table::Sweep));
     assert_eq!(seen, used.copied().collect(), "every table in use was checked with rows in it");
 }
 

@@ -72,7 +72,8 @@ fn gather_one(cluster: &Cluster) -> Whole {
 
 fn gather(cluster: &Cluster) -> Whole {
     let dir = tempfile::tempdir().unwrap();
-    let mut gathering = ClusterViewBuilder::new(dir.path(), 0, &placement(cluster.len() as u32)).unwrap();
+    let mut gathering =
+        ClusterViewBuilder::new(dir.path(), 0, &placement(cluster.len() as u32)).unwrap();
     for (node, engine) in cluster {
         let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
         gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();
@@ -90,15 +91,25 @@ fn dump_of(engine: &dyn Engine) -> Vec<u8> {
 fn load_nodes(file: &[u8], cluster: &Cluster) -> Result<(), DumpError> {
     let dir = tempfile::tempdir().unwrap();
     let nodes = engines(cluster);
-    let loaded =
-        load_into(Cursor::new(file), &nodes, &placement(cluster.len() as u32), (dir.path(), 0), &mut |_| {});
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the scratch directory goes away");
+    let loaded = load_into(
+        Cursor::new(file),
+        &nodes,
+        &placement(cluster.len() as u32),
+        (dir.path(), 0),
+        &mut |_| {},
+    );
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "the scratch directory goes away"
+    );
     loaded.map(drop)
 }
 
 fn findings(cluster: &Cluster, store: &dyn BlockStore) -> Vec<String> {
     let whole = gather(cluster);
-    let mut found: Vec<String> = whole.0.findings.iter().map(|finding| format!("{finding:?}")).collect();
+    let mut found: Vec<String> =
+        whole.0.findings.iter().map(|finding| format!("{finding:?}")).collect();
     let mut options = Options { is_of_several: true, store: Some(store), ..Options::default() };
     let mut report = |finding| found.push(format!("{finding:?}"));
     check(whole.engine(), &mut options, &mut report, &mut |_, _| ()).unwrap();
@@ -108,8 +119,9 @@ fn findings(cluster: &Cluster, store: &dyn BlockStore) -> Vec<String> {
 /// The rows that a dump of any volume of this content has, on one node or several: without shares'
 /// numbers and counters.
 fn content(volume: &Volume) -> HashMap<Key, Box<[u8]>> {
-    let owned =
-        |key: &Key| !matches!(key.table, Table::System | Table::DirStat | Table::ObjStat | Table::Moved);
+    let owned = |key: &Key| {
+        !matches!(key.table, Table::System | Table::DirStat | Table::ObjStat | Table::Moved)
+    };
     volume.all().into_iter().filter(|(key, _)| owned(key)).collect()
 }
 
@@ -126,7 +138,10 @@ fn a_dump_of_one_node_goes_to_several_and_back() {
         load_nodes(&file, &cluster).unwrap();
         keep_clear_of(&engines(&cluster), &volume.store).unwrap();
         assert_eq!(findings(&cluster, &volume.store), Vec::<String>::new());
-        assert!(nodes == 1 || cluster.values().all(|engine| Rows::new(engine, Table::Entry).count() < 9));
+        assert!(
+            nodes == 1
+                || cluster.values().all(|engine| Rows::new(engine, Table::Entry).count() < 9)
+        );
         let back = fresh(common::Volume::new().store);
         let whole = gather_one(&cluster);
         load(Cursor::new(dump_of(whole.engine())), &back.engine, &mut |_| {}).unwrap();
@@ -151,7 +166,11 @@ fn rows_for_names_away_from_the_home() {
         let row = get(&cluster[&home], Key::new(Table::Moved, ino, b"")).unwrap();
         let is_away = table.owner_of(parent, name.as_bytes()).id != home;
         let expected = DirId { parent, name: name.as_bytes().into() };
-        assert_eq!(row.map(|row| DirId::decode(&row).unwrap()), is_away.then_some(expected), "{name}");
+        assert_eq!(
+            row.map(|row| DirId::decode(&row).unwrap()),
+            is_away.then_some(expected),
+            "{name}"
+        );
         away += usize::from(is_away);
     }
     assert!(away > 0);
@@ -173,7 +192,8 @@ fn counters_go_on_above_everything_whoever_made_it() {
     assert_eq!(maker_of_id(ino).1, 2);
     let cluster = formed(3);
     let ceiling = |node: NodeId, name: &[u8]| {
-        decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap()).unwrap()
+        decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap())
+            .unwrap()
     };
     let before = ceiling(1, b"inodes");
     load_nodes(&dump_of(&volume.engine), &cluster).unwrap();
@@ -183,7 +203,8 @@ fn counters_go_on_above_everything_whoever_made_it() {
     let whole = gather_one(&cluster);
     let back = fresh(Volume::new().store);
     load(Cursor::new(dump_of(whole.engine())), &back.engine, &mut |_| {}).unwrap();
-    let counter = |name: &[u8]| decode_ceiling(&back.value(Table::System, 0, name).unwrap()).unwrap();
+    let counter =
+        |name: &[u8]| decode_ceiling(&back.value(Table::System, 0, name).unwrap()).unwrap();
     assert_eq!((counter(b"inodes"), counter(b"objects")), (ino + 1, object + 1));
 }
 
@@ -213,7 +234,8 @@ fn counters_above_numbers_of_missing_nodes() {
     cluster[&1].commit(BatchKind::Freeing, vec![Mutation { key: expect, value: None }]).unwrap();
     load_nodes(&file, &cluster).unwrap();
     let ceiling = |node: NodeId, name: &[u8]| {
-        decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap()).unwrap()
+        decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap())
+            .unwrap()
     };
     // At every node: each may be the coordinator some day, from whose counters those of an added
     // one begin.
@@ -258,13 +280,16 @@ fn load_into_full_and_half_loaded_clusters() {
         "a root that is lost is no reason"
     );
     for engine in cluster.values() {
-        engine.commit(BatchKind::Growing, vec![put(Table::System, 0, LOADING, [1].into())]).unwrap();
+        engine
+            .commit(BatchKind::Growing, vec![put(Table::System, 0, LOADING, [1].into())])
+            .unwrap();
     }
     load_nodes(&file, &cluster).unwrap();
     assert_eq!(findings(&cluster, &Volume::new().store), Vec::<String>::new());
     let two: Cluster = formed(3).into_iter().take(2).collect();
     let dir = tempfile::tempdir().unwrap();
-    let refused = load_into(Cursor::new(&file), &engines(&two), &placement(3), (dir.path(), 0), &mut |_| {});
+    let refused =
+        load_into(Cursor::new(&file), &engines(&two), &placement(3), (dir.path(), 0), &mut |_| {});
     assert!(matches!(refused, Err(DumpError::Mismatch(_))));
 }
 
@@ -321,8 +346,14 @@ fn recordings_end_at_the_hold_of_all_nodes() {
     let dir = tempfile::tempdir().unwrap();
     let open = |node| {
         let (options, nothing) = (EmbeddedOptions::default(), Arc::new(|| Ok(())));
-        EmbeddedEngine::open(&dir.path().join(format!("{node}")), [0; 16], options, nothing, &mut |_| true)
-            .unwrap()
+        EmbeddedEngine::open(
+            &dir.path().join(format!("{node}")),
+            [0; 16],
+            options,
+            nothing,
+            &mut |_| true,
+        )
+        .unwrap()
     };
     let engines: Vec<Arc<EmbeddedEngine>> = (0..3).map(|node| Arc::new(open(node))).collect();
     let begin = |engine: &Arc<EmbeddedEngine>| {
@@ -350,7 +381,10 @@ fn recordings_end_at_the_hold_of_all_nodes() {
         for ((recording, bytes), held) in recordings.iter().zip(ended).zip(held) {
             assert_eq!(recorded(recording, bytes), held);
         }
-        assert!(begun.elapsed() < Duration::from_millis(900), "the end of a recording ends its hold");
+        assert!(
+            begun.elapsed() < Duration::from_millis(900),
+            "the end of a recording ends its hold"
+        );
         let now = count.load(Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(50));
         assert!(count.load(Ordering::SeqCst) > now, "they go on");
@@ -364,7 +398,9 @@ fn hold_timeout_and_recording_limit() {
     let recording = Recording::begin(engine.clone(), tempfile::tempfile().unwrap(), 40).unwrap();
     let commit = |id| {
         let begun = Instant::now();
-        engine.commit(BatchKind::Growing, vec![put(Table::Sweep, id, b"", Box::default())]).unwrap();
+        engine
+            .commit(BatchKind::Growing, vec![put(Table::Sweep, id, b"", Box::default())])
+            .unwrap();
         begun.elapsed()
     };
     recording.hold(Duration::ZERO, Duration::from_millis(200)).unwrap();

@@ -172,7 +172,9 @@ fn failed_page_of_either_listing() {
         let volume = leaky();
         let store = Paged::new(&volume.store, page, false);
         match gc(&volume.engine, &store) {
-            Err(GcError::Listing(_)) => assert_eq!(stored(&volume), [1, 2, 3, 40, 41], "page {page}"),
+            Err(GcError::Listing(_)) => {
+                assert_eq!(stored(&volume), [1, 2, 3, 40, 41], "page {page}")
+            }
             other => {
                 assert_eq!(other.unwrap().deleted, 2);
                 break;
@@ -188,7 +190,9 @@ fn failed_page_of_either_listing() {
             if number == scan { Err(EngineError::Io("injected".into())) } else { Ok(()) }
         };
         match gc(&Slow::new(&volume.engine, &before), &volume.store) {
-            Err(GcError::Engine(_)) => assert_eq!(stored(&volume), [1, 2, 3, 40, 41], "scan {scan}"),
+            Err(GcError::Engine(_)) => {
+                assert_eq!(stored(&volume), [1, 2, 3, 40, 41], "scan {scan}")
+            }
             other => {
                 assert_eq!(other.unwrap().deleted, 2);
                 break;
@@ -266,7 +270,8 @@ fn what_is_committed_after_the_walk_is_seen() {
         let open = object == 40 && pinned.load(Ordering::SeqCst);
         if object == 41 && pinned.swap(false, Ordering::SeqCst) {
             let data = Data::Packed { range: range(40, 0, 10), visible: 10 };
-            volume.apply(vec![entry(A, "new", inode(30, Kind::File, 10, data)), obj_stat(40, 0, 10)]);
+            volume
+                .apply(vec![entry(A, "new", inode(30, Kind::File, 10, data)), obj_stat(40, 0, 10)]);
         }
         open
     };
@@ -279,8 +284,10 @@ fn what_is_committed_after_the_walk_is_seen() {
 #[test]
 fn a_collection_ends_when_nobody_wants_it() {
     let volume = leaky();
-    let options = Options { now: NOW, grace: 0, delete: true, is_open: &|_| false, go_on: &|| false };
-    let totals = collect(&volume.engine, &volume.store, &options, &mut |_| {}, &mut |_, _| {}).unwrap();
+    let options =
+        Options { now: NOW, grace: 0, delete: true, is_open: &|_| false, go_on: &|| false };
+    let totals =
+        collect(&volume.engine, &volume.store, &options, &mut |_| {}, &mut |_, _| {}).unwrap();
     assert_eq!((totals.leaked, totals.deleted), (2, 0));
 }
 
@@ -334,7 +341,8 @@ fn live_findings(volume: &Volume, grace: i64, then: impl FnOnce()) -> (Vec<Findi
         CheckOptions { store: Some(&volume.store), live: Some(live), ..CheckOptions::default() };
     let mut kinds = Vec::new();
     let totals =
-        check(cut.engine(), &mut options, &mut |finding| kinds.push(finding.kind), &mut |_, _| {}).unwrap();
+        check(cut.engine(), &mut options, &mut |finding| kinds.push(finding.kind), &mut |_, _| {})
+            .unwrap();
     (kinds, totals.leaked_objects)
 }
 
@@ -361,7 +369,11 @@ fn what_went_by_right_since_the_cut_is_not_damage() {
 #[test]
 fn what_may_be_on_its_way_is_not_leaked() {
     let volume = leaky();
-    assert_eq!(live_findings(&volume, 0, || {}), (vec![FindingKind::ObjectsLeaked], 1), "one is open");
+    assert_eq!(
+        live_findings(&volume, 0, || {}),
+        (vec![FindingKind::ObjectsLeaked], 1),
+        "one is open"
+    );
     assert_eq!(live_findings(&volume, i64::MAX, || {}), (vec![], 0), "both are young");
     // A file that is open and has no name is nothing to tell of while the volume is in use.
     let volume = Volume::new();

@@ -122,8 +122,10 @@ fn what_its_owner_has_another_of_is_kept_apart() {
         plant(put(Table::Chunk, BIG, &number.to_be_bytes(), list));
     }
     // A share of a node that there is not.
-    nodes
-        .apply_at(1, vec![put(Table::DirStat, A, &[3, 0], kestrel_types::stat::DirStat::default().encode())]);
+    nodes.apply_at(
+        1,
+        vec![put(Table::DirStat, A, &[3, 0], kestrel_types::stat::DirStat::default().encode())],
+    );
     assert_eq!(errors(&nodes.check()), [K::RowMisplaced; 10]);
     mended(&nodes);
     let mut content = nodes.content();
@@ -150,7 +152,8 @@ fn what_each_node_has_for_itself_is_put_right() {
     let volume = Volume::new();
     let sound = Several::of(&volume).content();
     let nodes = Several::of(&volume);
-    let at = |node, name: &[u8]| get(&nodes.nodes[&node], Key::new(Table::System, 0, name)).unwrap();
+    let at =
+        |node, name: &[u8]| get(&nodes.nodes[&node], Key::new(Table::System, 0, name)).unwrap();
     let gone = |name: &[u8]| Mutation { key: Key::new(Table::System, 0, name), value: None };
     let txn = |number| TxnId { node: 3, epoch: 1, number };
     let record = |key: Key, value: &[u8]| put(key.table, key.id, &key.suffix, value.into());
@@ -163,11 +166,17 @@ fn what_each_node_has_for_itself_is_put_right() {
     nodes.apply_at(1, vec![gone(CLOCK), gone(SHARES)]);
     nodes.apply_at(
         3,
-        vec![put(Table::System, 0, b"peer 1", [9].into()), put(Table::System, 0, INODES, [7].into())],
+        vec![
+            put(Table::System, 0, b"peer 1", [9].into()),
+            put(Table::System, 0, INODES, [7].into()),
+        ],
     );
     nodes.apply_at(
         3,
-        vec![record(TxnKey::Prepared(txn(1)).encode(), &[9]), record(TxnKey::Decided(txn(2)).encode(), &[9])],
+        vec![
+            record(TxnKey::Prepared(txn(1)).encode(), &[9]),
+            record(TxnKey::Decided(txn(2)).encode(), &[9]),
+        ],
     );
     nodes.apply_at(1, vec![put(Table::Txn, 5, b"x", Box::new([]))]);
     let found = errors(&nodes.check());
@@ -183,7 +192,9 @@ fn what_each_node_has_for_itself_is_put_right() {
 
     // A clock that stands behind a row: those of all nodes that do are raised.
     let nodes = Several::of(&volume);
-    (1..=3).for_each(|node| nodes.apply_at(node, vec![put(Table::System, 0, CLOCK, encode_ceiling(5))]));
+    (1..=3).for_each(|node| {
+        nodes.apply_at(node, vec![put(Table::System, 0, CLOCK, encode_ceiling(5))])
+    });
     assert_eq!(errors(&nodes.check()), [K::SystemWrong]);
     mended(&nodes);
     for node in 1..=3 {
@@ -210,18 +221,25 @@ fn repair_with_open_transactions() {
         (owner, key)
     };
     // Of a rename that was decided, one node has not heard: the file has two names until it does.
-    let Entry::Inode(file) = Entry::decode(&nodes.value(Table::Entry, A, b"packed").unwrap()).unwrap() else {
+    let Entry::Inode(file) =
+        Entry::decode(&nodes.value(Table::Entry, A, b"packed").unwrap()).unwrap()
+    else {
         panic!()
     };
-    let (agreed, record) = prepared(1, Mutation { key: Key::new(Table::Entry, A, b"packed"), value: None });
+    let (agreed, record) =
+        prepared(1, Mutation { key: Key::new(Table::Entry, A, b"packed"), value: None });
     nodes.apply(vec![entry(A, "new", file)]);
     let decision = TxnKey::Decided(txn(1)).encode();
     let told = kestrel_cluster::encode_decision(&[agreed]);
     nodes.apply_at(2, vec![put(decision.table, decision.id, &decision.suffix, told)]);
-    let (other, undecided) = prepared(2, Mutation { key: Key::new(Table::Entry, C, b"empty"), value: None });
+    let (other, undecided) =
+        prepared(2, Mutation { key: Key::new(Table::Entry, C, b"empty"), value: None });
     assert_eq!(errors(&nodes.check()), []);
     assert_eq!(nodes.repair().unwrap().1, 0);
-    assert!(get(&nodes.nodes[&agreed], record.clone()).unwrap().is_some(), "nothing is touched without need");
+    assert!(
+        get(&nodes.nodes[&agreed], record.clone()).unwrap().is_some(),
+        "nothing is touched without need"
+    );
     nodes.apply(vec![put(Table::DirId, B, b"", Box::new([]))]);
     mended(&nodes);
     assert!(get(&nodes.nodes[&agreed], record).unwrap().is_none());
@@ -245,7 +263,10 @@ fn what_is_in_motion_is_not_repaired() {
         nodes.apply_at(3, vec![put(Table::System, 0, name, value.into())]);
         let before = nodes.all();
         let refused = nodes.repair().unwrap_err();
-        assert!(matches!(&refused, RepairError::Refused(why) if why.starts_with("node 3: ")), "{refused}");
+        assert!(
+            matches!(&refused, RepairError::Refused(why) if why.starts_with("node 3: ")),
+            "{refused}"
+        );
         assert!(nodes.all() == before);
     }
     // What others have of a node whose directory is an old copy is no damage.
@@ -301,9 +322,11 @@ impl Layer for Dying<'_> {
 
 /// Damage whose repair changes rows of several nodes.
 fn plant(nodes: &Several<'_>) {
-    let delete = |table, id, suffix: &[u8]| Mutation { key: Key::new(table, id, suffix), value: None };
+    let delete =
+        |table, id, suffix: &[u8]| Mutation { key: Key::new(table, id, suffix), value: None };
     let chunk = |ino: u64| encode_list(&[Extent::of_range(0, range(2, 0, ino as u32))]);
-    let Entry::Inode(big) = Entry::decode(&nodes.value(Table::Entry, B, b"big").unwrap()).unwrap() else {
+    let Entry::Inode(big) = Entry::decode(&nodes.value(Table::Entry, B, b"big").unwrap()).unwrap()
+    else {
         panic!()
     };
     nodes.apply(vec![
@@ -363,8 +386,11 @@ fn repair_after_interrupted_repair() {
         let mut nodes = Several::of(&volume);
         plant(&nodes);
         let left = Arc::new(AtomicI64::new(steps));
-        let dying: BTreeMap<NodeId, Dying<'_>> =
-            nodes.nodes.iter().map(|(node, engine)| (*node, Dying { engine, left: left.clone() })).collect();
+        let dying: BTreeMap<NodeId, Dying<'_>> = nodes
+            .nodes
+            .iter()
+            .map(|(node, engine)| (*node, Dying { engine, left: left.clone() }))
+            .collect();
         let engines = dying.iter().map(|(node, engine)| (*node, engine as &dyn Engine)).collect();
         let ended = nodes.repair_with(&engines).is_ok();
         drop(engines);

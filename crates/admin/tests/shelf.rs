@@ -39,7 +39,12 @@ fn put(shelf: &BackupRepository, now: Nanos, text: &[u8]) -> Result<(), BackupEr
     put_without(shelf, now, text, 0)
 }
 
-fn put_without(shelf: &BackupRepository, now: Nanos, text: &[u8], left_out: u64) -> Result<(), BackupError> {
+fn put_without(
+    shelf: &BackupRepository,
+    now: Nanos,
+    text: &[u8],
+    left_out: u64,
+) -> Result<(), BackupError> {
     let mut writing = shelf.begin(now);
     writing.write_all(text).unwrap();
     let counts = Counts { rows: 3, changes: 1, bytes: text.len() as u64 };
@@ -53,11 +58,16 @@ fn objects(store: &dyn BlockStore) -> usize {
 #[test]
 fn what_is_kept_is_what_was_written() {
     let (plain, shelf) = shelf();
-    for (number, bytes) in [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1].into_iter().enumerate() {
+    for (number, bytes) in
+        [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1].into_iter().enumerate()
+    {
         let written = text(bytes);
         put(&shelf, AT + number as Nanos * SECOND, &written).unwrap();
         let kept = shelf.list().unwrap().kept.pop().unwrap();
-        assert_eq!((kept.counts.bytes, kept.counts.rows, kept.program.as_str()), (bytes as u64, 3, "test"));
+        assert_eq!(
+            (kept.counts.bytes, kept.counts.rows, kept.program.as_str()),
+            (bytes as u64, 3, "test")
+        );
         assert_eq!(kept.parts, bytes.div_ceil(PART_BYTES) as u64);
         let mut read = Vec::new();
         shelf.read(&kept).read_to_end(&mut read).unwrap();
@@ -189,7 +199,8 @@ fn damage_is_told() {
         replace(&other);
         assert!(matches!(shelf.manifest(stamp), Err(BackupError::Damaged(..))), "byte {at}");
     }
-    let newer = json!({ "magic": "kestrel-dump-manifest", "version": 2, "stamp": stamp.0 }).to_string();
+    let newer =
+        json!({ "magic": "kestrel-dump-manifest", "version": 2, "stamp": stamp.0 }).to_string();
     replace(format!("{newer}\n{:08x}\n", crc32c::crc32c(newer.as_bytes())).as_bytes());
     assert!(matches!(shelf.manifest(stamp), Err(BackupError::Newer(_, 2))));
     replace(&manifest);

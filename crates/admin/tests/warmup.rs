@@ -44,8 +44,13 @@ impl LocalCache for Bytes {
 
 fn warm(volume: &Volume, near: &Bytes, act: Act, paths: &[&str]) -> Result<Totals, InfoError> {
     let paths: Vec<Vec<u8>> = paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-    let options =
-        Options { paths: &paths, data: Some((act, near)), metadata: false, threads: 3, go_on: &|| true };
+    let options = Options {
+        paths: &paths,
+        data: Some((act, near)),
+        metadata: false,
+        threads: 3,
+        go_on: &|| true,
+    };
     run(&volume.engine, &options, &mut |_, _| {})
 }
 
@@ -57,7 +62,8 @@ fn a_tree_is_filled_told_of_and_dropped() {
     assert_eq!((cold.files, cold.cached_bytes), (7, 0));
     let filled = warm(&volume, &near, Act::Fill, &["/"]).unwrap();
     assert_eq!((filled.files, filled.failed, filled.unfinished), (7, 0, false));
-    let objects: BTreeSet<ObjectId> = near.fills.lock().unwrap().iter().map(|fill| fill.0).collect();
+    let objects: BTreeSet<ObjectId> =
+        near.fills.lock().unwrap().iter().map(|fill| fill.0).collect();
     assert_eq!(objects, [1, 2, 3].into());
     let warm_now = warm(&volume, &near, Act::Check, &["."]).unwrap();
     assert_eq!((warm_now.bytes, warm_now.cached_bytes), (cold.bytes, cold.bytes));
@@ -72,7 +78,9 @@ fn a_tree_is_filled_told_of_and_dropped() {
 #[test]
 fn single_files_and_paths_that_lead_nowhere() {
     let (volume, near) = (Volume::new(), Bytes::default());
-    let done = warm(&volume, &near, Act::Fill, &["a/packed", "a/nothing", "a/packed/below", "a/h1"]).unwrap();
+    let done =
+        warm(&volume, &near, Act::Fill, &["a/packed", "a/nothing", "a/packed/below", "a/h1"])
+            .unwrap();
     assert_eq!((done.files, done.missing, done.failures.len()), (2, 2, 2));
     assert!(done.failures[0].contains("a/nothing"), "{:?}", done.failures);
     let packed: Vec<_> = near.fills.lock().unwrap().clone();
@@ -94,11 +102,13 @@ fn what_the_cache_does_not_take_is_told() {
 fn warmup_of_rows_and_its_cancellation() {
     let volume = Volume::new();
     let paths = [Vec::new()];
-    let options = Options { paths: &paths, data: None, metadata: true, threads: 1, go_on: &|| true };
+    let options =
+        Options { paths: &paths, data: None, metadata: true, threads: 1, go_on: &|| true };
     let done = run(&volume.engine, &options, &mut |_, _| {}).unwrap();
     // Seven names, a record that two of them share (seen from both), and a list of extents.
     assert_eq!((done.files, done.rows, done.bytes), (7, 10, 0));
     let near = Bytes::default();
-    let options = Options { data: Some((Act::Fill, &near)), metadata: false, go_on: &|| false, ..options };
+    let options =
+        Options { data: Some((Act::Fill, &near)), metadata: false, go_on: &|| false, ..options };
     assert!(run(&volume.engine, &options, &mut |_, _| {}).unwrap().unfinished);
 }

@@ -24,7 +24,8 @@ use crate::args::store::StoreArgs;
 
 /// Whether a volume and further directories name nodes of a cluster.
 pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {
-    let is_node = |dir: &Path| Descriptor::read(dir).is_ok_and(|descriptor| descriptor.cluster.is_some());
+    let is_node =
+        |dir: &Path| Descriptor::read(dir).is_ok_and(|descriptor| descriptor.cluster.is_some());
     !others.is_empty() || locate(verb, volume).is_ok_and(|dir| is_node(&dir))
 }
 
@@ -67,7 +68,11 @@ fn named(verb: &'static str, urls: &[&str]) -> Result<BTreeMap<NodeId, Named>, F
 }
 
 /// The newest table that a node at rest knows of.
-fn table_of(verb: &'static str, volume: &Volume, section: &ClusterSection) -> Result<PlacementMap, Failure> {
+fn table_of(
+    verb: &'static str,
+    volume: &Volume,
+    section: &ClusterSection,
+) -> Result<PlacementMap, Failure> {
     let records = ChangeRecords::read(&*volume.engine).map_err(|why| Failure::new(verb, why))?;
     match records.newest() {
         Some(table) => Ok(table.clone()),
@@ -143,14 +148,17 @@ fn known_of(
             let address = node["address"].as_str()?.to_string();
             Some(Member { id: NodeId::try_from(node["node"].as_u64()?).ok()?, address })
         };
-        let members = status["nodes"].as_array().and_then(|nodes| nodes.iter().map(member).collect());
+        let members =
+            status["nodes"].as_array().and_then(|nodes| nodes.iter().map(member).collect());
         let told = status["table"].as_u64().zip(members);
         let why = "the process that serves it does not tell which nodes there are; stop it";
-        let told = told.map(|(version, members)| MembersSeen { version, members, former: Vec::new() });
+        let told =
+            told.map(|(version, members)| MembersSeen { version, members, former: Vec::new() });
         return told.ok_or_else(|| Failure::new(verb, format!("{}: {why}", named.dir.display())));
     }
     let open = |key_file: Option<&Path>| {
-        let store = StoreOptions { key_file: key_file.map(Path::to_path_buf), ..StoreOptions::default() };
+        let store =
+            StoreOptions { key_file: key_file.map(Path::to_path_buf), ..StoreOptions::default() };
         let resources = of_verb(store);
         Volume::open_part(&named.dir, &format!("kestrel {verb}"), &resources)
     };
@@ -169,7 +177,9 @@ fn known_of(
 /// is about to join has a table of its own of the version that the others have, with itself in it,
 /// and has the highest number.
 fn newest<T>(known: Vec<T>, version: impl Fn(&T) -> u64) -> Option<T> {
-    known.into_iter().reduce(|newest, next| if version(&next) > version(&newest) { next } else { newest })
+    known
+        .into_iter()
+        .reduce(|newest, next| if version(&next) > version(&newest) { next } else { newest })
 }
 
 /// The directories of all nodes of a cluster, which one or the other of these keys opens.
@@ -183,7 +193,8 @@ pub fn dirs(
     others: &[String],
     key_files: [Option<&Path>; 2],
 ) -> Result<Vec<PathBuf>, Failure> {
-    let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
+    let urls: Vec<&str> =
+        std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
     let named = named(verb, &urls)?;
     let known = named.values().map(|node| known_of(verb, node, key_files));
     let known = known.collect::<Result<Vec<_>, _>>()?;
@@ -215,14 +226,17 @@ impl AtRest {
         others: &[String],
         store: &StoreArgs,
     ) -> Result<Self, Failure> {
-        let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
+        let urls: Vec<&str> =
+            std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
         let named = named(verb, &urls)?;
         let resources = of_verb(store.options());
         let (mut parts, mut tables) = (BTreeMap::new(), Vec::with_capacity(named.len()));
         for (node, Named { dir, section, descriptor }) in &named {
             if let Some(pid) = VolumeLock::holder(dir) {
                 let url = section.url(&descriptor.settings.name).unwrap_or_default();
-                let why = format!("in use by process {pid}: end all nodes of the volume, or ask them: {url}");
+                let why = format!(
+                    "in use by process {pid}: end all nodes of the volume, or ask them: {url}"
+                );
                 return Err(Failure::new(verb, format!("{}: {why}", dir.display())));
             }
             let opened = Volume::open_part(dir, &format!("kestrel {verb}"), &resources);
@@ -232,7 +246,8 @@ impl AtRest {
         }
         // The newest of all is the cluster's.
         let newest = newest(tables, |table: &PlacementMap| table.version);
-        let placement = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
+        let placement =
+            newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
         let MembersSeen { members, former, .. } = MembersSeen::of(&placement);
         are_all(verb, &named, &members, &former)?;
         Ok(Self { verb, placement, parts })
@@ -260,7 +275,8 @@ impl AtRest {
         let failed = |why: CutError| Failure::new(self.verb, why);
         let dir = &self.first()?.dir;
         Cut::remove_stale(dir);
-        gather(&self.engines(), &self.placement, (dir, scratch_reserve(dir)), progress).map_err(failed)
+        gather(&self.engines(), &self.placement, (dir, scratch_reserve(dir)), progress)
+            .map_err(failed)
     }
 }
 
@@ -276,7 +292,8 @@ mod tests {
 
     /// Two nodes of a cluster that a third has left, and one that was announced: their directories.
     fn cluster(place: &Path) -> [String; 4] {
-        let dirs = [1, 2, 3, 4].map(|node| place.join(format!("node{node}")).to_str().unwrap().to_string());
+        let dirs = [1, 2, 3, 4]
+            .map(|node| place.join(format!("node{node}")).to_str().unwrap().to_string());
         let new = NewVolume::plain("shared", Durability::Commit);
         let addresses = [1, 2, 3].map(|node| format!("127.0.0.1:{node}"));
         let options = StoreOptions::default();
@@ -291,7 +308,8 @@ mod tests {
         let table = drained.with_leaving(3).unwrap().without(3, 1).unwrap();
         for dir in &dirs[..3] {
             let part =
-                Volume::open_part(Path::new(dir), "a test", &of_verb(StoreOptions::default())).unwrap();
+                Volume::open_part(Path::new(dir), "a test", &of_verb(StoreOptions::default()))
+                    .unwrap();
             let key = Key::new(Table::System, 0, b"table");
             let row = Mutation { key, value: Some(table.encode().into()) };
             part.engine.commit(BatchKind::Growing, vec![row]).unwrap();
@@ -319,7 +337,10 @@ mod tests {
         };
         for (named, expected) in [
             (&[1, 2][..], None),
-            (&[1, 2, 3], Some("node 3 has left the cluster: leave its directory out; it can be deleted")),
+            (
+                &[1, 2, 3],
+                Some("node 3 has left the cluster: leave its directory out; it can be deleted"),
+            ),
             (&[3], Some("node 3 has left the cluster")),
             (&[3, 2], Some("node 3 has left the cluster")),
             (&[1, 2, 4], Some("node 4 is not one of the cluster's nodes")),
@@ -328,12 +349,15 @@ mod tests {
             let [volume, others @ ..] = named else { panic!("no directory") };
             let volume = &dirs_of[volume - 1];
             let others: Vec<String> = others.iter().map(|node| dirs_of[node - 1].clone()).collect();
-            let opened = AtRest::open("fsck", volume, &others, &store).map(|nodes| nodes.parts.len());
+            let opened =
+                AtRest::open("fsck", volume, &others, &store).map(|nodes| nodes.parts.len());
             let found = dirs("config", volume, &others, [None, None]).map(|dirs| dirs.len());
             for result in [opened, found] {
                 match (result, expected) {
                     (Ok(nodes), None) => assert_eq!(nodes, named.len()),
-                    (Err(why), Some(expected)) => assert!(why.to_string().contains(expected), "{why}"),
+                    (Err(why), Some(expected)) => {
+                        assert!(why.to_string().contains(expected), "{why}")
+                    }
                     (result, _) => panic!("{named:?}: {result:?}"),
                 }
             }

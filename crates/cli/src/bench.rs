@@ -145,7 +145,9 @@ impl BenchArgs {
         ];
         for (name, value, min, max) in bounds {
             if !(min..=max).contains(&value) {
-                return Err(Failure::usage(format!("{name} {value}: must be between {min} and {max}")));
+                return Err(Failure::usage(format!(
+                    "{name} {value}: must be between {min} and {max}"
+                )));
             }
         }
         if self.workers() > THREADS_MAX {
@@ -214,7 +216,10 @@ pub fn run(args: &BenchArgs) -> Result<ExitStatus, Failure> {
     dir.remove()?;
     done?;
     if STOP.load(Ordering::SeqCst) {
-        return Err(Failure::new("bench", "interrupted; everything it had made is removed".to_string()));
+        return Err(Failure::new(
+            "bench",
+            "interrupted; everything it had made is removed".to_string(),
+        ));
     }
     report.end(args.json);
     Ok(ExitStatus::Good)
@@ -272,7 +277,8 @@ impl Bench<'_> {
         let threads = if shared { 1 } else { self.args.workers() };
         for thread in 0..threads {
             let own = step::directory(&step, thread);
-            fs::create_dir_all(&own).map_err(|why| Failure::new("bench", format!("mkdir {own}: {why}")))?;
+            fs::create_dir_all(&own)
+                .map_err(|why| Failure::new("bench", format!("mkdir {own}: {why}")))?;
         }
         Ok(dir)
     }
@@ -281,8 +287,16 @@ impl Bench<'_> {
         let dir = self.stage(phase, shared)?;
         let base = BenchStep { shared, ..self.step(&dir, BenchOp::Create) };
         let some = (self.args.files / 10).max(1);
-        self.measure(phase, "mkdir", BenchStep { op: BenchOp::Mkdir, count: some, ..base.clone() })?;
-        self.measure(phase, "rmdir", BenchStep { op: BenchOp::Rmdir, seconds_max: 0, ..base.clone() })?;
+        self.measure(
+            phase,
+            "mkdir",
+            BenchStep { op: BenchOp::Mkdir, count: some, ..base.clone() },
+        )?;
+        self.measure(
+            phase,
+            "rmdir",
+            BenchStep { op: BenchOp::Rmdir, seconds_max: 0, ..base.clone() },
+        )?;
         self.measure(phase, "create", BenchStep { op: BenchOp::Create, ..base.clone() })?;
         let cold = self.drop_caches(None);
         self.measure(
@@ -318,7 +332,11 @@ impl Bench<'_> {
             self.measure(&phase, name, BenchStep { op: BenchOp::ReadFile, ..base.clone() })?;
         }
         let seed = self.args.seed + 1;
-        self.measure(&phase, "read (again)", BenchStep { op: BenchOp::ReadFile, seed, ..base.clone() })?;
+        self.measure(
+            &phase,
+            "read (again)",
+            BenchStep { op: BenchOp::ReadFile, seed, ..base.clone() },
+        )?;
         self.measure(&phase, "unlink", BenchStep { op: BenchOp::Unlink, seconds_max: 0, ..base })
     }
 
@@ -423,7 +441,10 @@ impl WorkDir {
     fn remove(mut self) -> Result<(), Failure> {
         self.removed = true;
         remove_tree(&self.path).map_err(|why| {
-            Failure::new("bench", format!("cannot remove {}: {why}; remove it by hand", self.path.display()))
+            Failure::new(
+                "bench",
+                format!("cannot remove {}: {why}; remove it by hand", self.path.display()),
+            )
         })
     }
 }

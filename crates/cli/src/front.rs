@@ -16,7 +16,11 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
         "Create a volume, mount it, look after it, back it up.",
         &["format", "mount", "umount", "status", "config", "fsck", "gc", "dump", "backup", "load"],
     ),
-    ("Data set", "See how files are stored, cache them, rewrite them.", &["info", "warmup", "compact"]),
+    (
+        "Data set",
+        "See how files are stored, cache them, rewrite them.",
+        &["info", "warmup", "compact"],
+    ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),
     (
@@ -28,8 +32,16 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
 
 /// The options that most mounts need; `kestrel mount --help` shows these. The options of every
 /// command, `--token-file` and `--wait`, make them ten.
-const MOUNT_OPTIONS: [&str; 8] =
-    ["foreground", "read_only", "allow_other", "options", "ca", "cache_dir", "cache_size", "credentials"];
+const MOUNT_OPTIONS: [&str; 8] = [
+    "foreground",
+    "read_only",
+    "allow_other",
+    "options",
+    "ca",
+    "cache_dir",
+    "cache_size",
+    "credentials",
+];
 
 /// The command line as it is parsed and shown.
 pub fn command() -> Command {

@@ -22,8 +22,8 @@ use log::LevelFilter;
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
-    backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench,
-    serve, stats, status, token, umount, warmup,
+    backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs,
+    objbench, serve, stats, status, token, umount, warmup,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -113,9 +113,9 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
             kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));
             Ok(ExitStatus::Good)
         }
-        Verb::BenchWorker => {
-            bench::work().map(|()| ExitStatus::Good).map_err(|why| Failure::new("bench-worker", why))
-        }
+        Verb::BenchWorker => bench::work()
+            .map(|()| ExitStatus::Good)
+            .map_err(|why| Failure::new("bench-worker", why)),
     }
 }
 

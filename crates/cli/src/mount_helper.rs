@@ -12,7 +12,8 @@ use std::path::Path;
 /// The command line as a person would give it. `None`: mount(8) only tries what it would do (`-f`).
 pub fn arguments(given: Vec<OsString>) -> Option<Vec<OsString>> {
     let helper = given.first().is_some_and(is_helper);
-    let is_source = |arg: &OsString| arg.as_bytes().contains(&b'/') && !arg.as_bytes().starts_with(b"-");
+    let is_source =
+        |arg: &OsString| arg.as_bytes().contains(&b'/') && !arg.as_bytes().starts_with(b"-");
     if given.len() < 3 || !(helper || is_source(&given[1])) {
         return Some(given);
     }

@@ -55,7 +55,10 @@ impl Drop for Progress {
 pub fn shown(progress: &mut Progress, event: &Value, show: &mut dyn FnMut(&Value)) {
     match event.get("progress") {
         Some(step) => {
-            progress.tick(step["what"].as_str().unwrap_or("working"), step["count"].as_u64().unwrap_or(0));
+            progress.tick(
+                step["what"].as_str().unwrap_or("working"),
+                step["count"].as_u64().unwrap_or(0),
+            );
         }
         None => show(event),
     }

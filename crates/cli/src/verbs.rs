@@ -107,7 +107,10 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
     best.filter(MountEntry::is_kestrel).ok_or_else(|| {
         Failure::new(
             verb,
-            format!("{}: not in a KestrelFS mount; mount a volume with `kestrel mount`", path.display()),
+            format!(
+                "{}: not in a KestrelFS mount; mount a volume with `kestrel mount`",
+                path.display()
+            ),
         )
     })
 }

@@ -80,7 +80,8 @@ fn what_is_no_list_of_paths_is_refused() {
     plan("a\nb/../c\n").expect(1, "line 2").expect(1, "not a valid name");
     plan(&format!("a\n{}\n", "x".repeat(300))).expect(1, "255 bytes");
     plan(&"x/".repeat(100_000)).expect(1, "4095 bytes");
-    run(&["cluster", "plan", "--nodes", "4", "--paths", &place.name("missing")]).expect(1, "No such file");
+    run(&["cluster", "plan", "--nodes", "4", "--paths", &place.name("missing")])
+        .expect(1, "No such file");
     run(&["cluster", "plan", "--nodes", "4", "--paths", &place.mnt()]).expect(1, "directory");
     for nodes in ["0", "1025", "-1", "x"] {
         run(&["cluster", "plan", "--nodes", nodes, "--paths", &list]).expect(2, "--nodes");

@@ -109,7 +109,10 @@ fn changed_coding_between_mounts() {
         place.mount(&["--key-file", &key]).expect(0, "is mounted on");
         fill(&place, &format!("round{round}"));
         for (path, content) in tree(&place.mount_point()) {
-            assert!(content.iter().zip(SECRET.iter().cycle()).all(|(is, must)| is == must), "{path:?}");
+            assert!(
+                content.iter().zip(SECRET.iter().cycle()).all(|(is, must)| is == must),
+                "{path:?}"
+            );
         }
         place.umount();
     }
@@ -162,7 +165,8 @@ fn a_dump_and_the_objects_and_the_key_are_enough() {
     fs::rename(place.path("vol/objects"), place.path("objects")).unwrap();
     fs::remove_dir_all(place.path("vol")).unwrap();
     let (volume, objects) = (place.volume(), place.name("objects"));
-    let load = |more: &[&str]| run(&[&["load", &dump, &volume, "--objects", &objects], more].concat());
+    let load =
+        |more: &[&str]| run(&[&["load", &dump, &volume, "--objects", &objects], more].concat());
     load(&[]).expect(1, "--key-file");
     load(&["--key-file", &key]).expect(0, "verified");
     run(&["fsck", &place.volume(), "--data", "--key-file", &key]).expect(0, "clean");

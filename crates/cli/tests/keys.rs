@@ -33,7 +33,9 @@ fn key_file_mode_and_secrecy() {
     run(&["key", "show", &place.volume()]).expect(1, "not encrypted");
     run(&["key", "rotate", &place.volume(), "--key-file", &path]).expect(1, "not encrypted");
     run(&["config", &place.volume(), "--encrypt", "--key-file", &path]).expect(0, &fingerprint);
-    for args in [&["key", "show"][..], &["key", "show", "--json"], &["config"], &["config", "--json"]] {
+    for args in
+        [&["key", "show"][..], &["key", "show", "--json"], &["config"], &["config", "--json"]]
+    {
         let volume = place.volume();
         let args = [args, &[&volume]].concat();
         let shown = run(&args).expect(0, &fingerprint);
@@ -61,8 +63,9 @@ fn wrong_usage_is_said_so() {
 #[test]
 fn settings_are_shown_and_changed() {
     let place = Place::formatted();
-    let config =
-        |args: &[&str]| run(&[&["config", &place.volume(), "--json"], args].concat()).expect(0, "").json();
+    let config = |args: &[&str]| {
+        run(&[&["config", &place.volume(), "--json"], args].concat()).expect(0, "").json()
+    };
     let before = fs::read(place.path("vol/kestrel.json")).unwrap();
     let shown = config(&[]);
     assert_eq!((&shown["compression"], &shown["encrypted"]), (&"none".into(), &false.into()));
@@ -73,14 +76,18 @@ fn settings_are_shown_and_changed() {
     let (path, fingerprint) = key(&place, "key");
     let shown = config(&["--encrypt", "--key-file", &path]);
     assert_eq!((&shown["encrypted"], &shown["volume_key"]), (&true.into(), &fingerprint.into()));
-    assert_eq!((&shown["compression"], &shown["encryption_required"]), (&"zstd:3".into(), &false.into()));
+    assert_eq!(
+        (&shown["compression"], &shown["encryption_required"]),
+        (&"zstd:3".into(), &false.into())
+    );
     assert_eq!(config(&["--no-encrypt", "--compress", "none"])["encrypted"], false);
 }
 
 #[test]
 fn an_encrypted_volume_opens_with_its_key_only() {
     let place = Place::formatted();
-    let ((path, fingerprint), (other, other_fingerprint)) = (key(&place, "key"), key(&place, "other"));
+    let ((path, fingerprint), (other, other_fingerprint)) =
+        (key(&place, "key"), key(&place, "other"));
     run(&["config", &place.volume(), "--encrypt", "--key-file", &path]).expect(0, "");
     let before = fs::read(place.path("vol/kestrel.json")).unwrap();
     run(&["fsck", &place.volume()]).expect(1, "--key-file").expect(1, &fingerprint);
@@ -89,14 +96,17 @@ fn an_encrypted_volume_opens_with_its_key_only() {
         .expect(1, &fingerprint);
     run(&["fsck", &place.volume(), "--key-file", &place.name("lost")]).expect(1, "No such file");
     run(&["fsck", &place.volume(), "--key-file", &path]).expect(0, "clean");
-    let named = kestrel(&["fsck", &place.volume()]).env("KESTREL_KEY_FILE", &path).output().unwrap();
+    let named =
+        kestrel(&["fsck", &place.volume()]).env("KESTREL_KEY_FILE", &path).output().unwrap();
     assert_eq!(named.status.code(), Some(0));
     assert_eq!(fs::read(place.path("vol/kestrel.json")).unwrap(), before);
 }
 
 #[test]
 fn rotation_is_whole_or_not_at_all() {
-    for (point, is_done) in [("descriptor.replace.written", false), ("descriptor.replace.renamed", true)] {
+    for (point, is_done) in
+        [("descriptor.replace.written", false), ("descriptor.replace.renamed", true)]
+    {
         let place = Place::formatted();
         let ((old, _), (new, _)) = (key(&place, "old"), key(&place, "new"));
         run(&["config", &place.volume(), "--encrypt", "--key-file", &old]).expect(0, "");
@@ -106,9 +116,11 @@ fn rotation_is_whole_or_not_at_all() {
         assert_eq!(killed.status.signal(), Some(libc::SIGKILL), "{point}");
         let (opens, does_not) = if is_done { (&new, &old) } else { (&old, &new) };
         run(&["key", "show", &place.volume(), "--key-file", opens]).expect(0, "opens it");
-        run(&["key", "show", &place.volume(), "--key-file", does_not]).expect(1, "not the key of volume");
+        run(&["key", "show", &place.volume(), "--key-file", does_not])
+            .expect(1, "not the key of volume");
         run(&["fsck", &place.volume(), "--key-file", opens]).expect(0, "clean");
-        let again = ["key", "rotate", &volume, "--key-file", opens, "--new-key-file", &new, "--json"];
+        let again =
+            ["key", "rotate", &volume, "--key-file", opens, "--new-key-file", &new, "--json"];
         let rotated = run(&again).expect(0, "").json();
         assert_eq!(rotated["data_keys"].as_array().unwrap().len(), if is_done { 3 } else { 2 });
         run(&["key", "show", &place.volume(), "--key-file", &new]).expect(0, "opens it");
@@ -120,7 +132,8 @@ fn three_nodes(place: &Place, key: Option<&str>) -> [String; 3] {
     let dirs = ["one", "two", "three"].map(|name| place.name(name));
     let nodes = ["--node", "127.0.0.1:1", "--node", "127.0.0.1:2", "--node", "127.0.0.1:3"];
     let key = key.map_or(vec![], |key| vec!["--encrypt", "--key-file", key]);
-    run(&[&["cluster", "init", &dirs[0], "--name", "photos"][..], &nodes, &key].concat()).expect(0, "");
+    run(&[&["cluster", "init", &dirs[0], "--name", "photos"][..], &nodes, &key].concat())
+        .expect(0, "");
     let token = run(&["cluster", "token", &dirs[0]]).expect(0, "").out;
     for (dir, node) in dirs[1..].iter().zip(["2", "3"]) {
         run(&["cluster", "join", token.trim(), dir, "--node", node]).expect(0, "");
@@ -143,12 +156,14 @@ fn resumed_change_of_all_nodes() {
     let (old, _) = key(&place, "old");
     let dirs = three_nodes(&place, Some(&old));
     let points = ["change.written", "change.renamed", "replace.written", "replace.renamed"];
-    let points =
-        points.iter().flat_map(|point| (1..=3).map(move |count| format!("descriptor.{point}:{count}")));
+    let points = points
+        .iter()
+        .flat_map(|point| (1..=3).map(move |count| format!("descriptor.{point}:{count}")));
     let mut now = old;
     for (round, point) in points.enumerate() {
         let args = |verb: &[&str], more: &[&str]| -> Vec<String> {
-            let nodes = [&dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--key-file", &now, "--json"];
+            let nodes =
+                [&dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--key-file", &now, "--json"];
             [verb, &nodes, more].concat().into_iter().map(str::to_string).collect()
         };
         let die = |args: &[String]| {
@@ -160,7 +175,10 @@ fn resumed_change_of_all_nodes() {
         let all_agree = || {
             let common = common_part(&dirs);
             assert!(common[0] == common[1] && common[0] == common[2], "{point}");
-            assert!(dirs.iter().all(|dir| !std::path::Path::new(dir).join("kestrel.json.change").exists()));
+            assert!(
+                dirs.iter()
+                    .all(|dir| !std::path::Path::new(dir).join("kestrel.json.change").exists())
+            );
             common[0][1]["encryption"]["keys"].as_array().unwrap().len()
         };
         // Another change comes on top of the one that was cut short, or of none.
@@ -178,7 +196,8 @@ fn resumed_change_of_all_nodes() {
                 .expect(1, "missing are");
         } else if point.starts_with("descriptor.replace.renamed") {
             // What opens some of them only says how to go on.
-            run(&args(&["config"], &["--compress", "none"])).expect(1, "repeat it, and it is finished");
+            run(&args(&["config"], &["--compress", "none"]))
+                .expect(1, "repeat it, and it is finished");
         }
         run(&rotate).expect(0, &fingerprint);
         assert_eq!(all_agree(), keys + 1, "{point}");
@@ -195,8 +214,9 @@ fn resumed_change_of_all_nodes() {
 fn unexplained_differences_between_nodes() {
     let place = Place::new();
     let dirs = three_nodes(&place, None);
-    let config =
-        |level| run(&["config", &dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--compress", level]);
+    let config = |level| {
+        run(&["config", &dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--compress", level])
+    };
     let before = fs::read(format!("{}/kestrel.json", dirs[1])).unwrap();
     config("lz4").expect(0, "lz4");
     fs::write(format!("{}/kestrel.json", dirs[1]), before).unwrap();

@@ -30,7 +30,9 @@ fn pid(place: &Place) -> u64 {
 /// Whether a thread of a process still runs. Its number is there longer: until its parent has asked
 /// how it ended.
 fn is_alive(pid: u64) -> bool {
-    let runs = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']));
+    let runs = |stat: String| {
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    };
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     tasks.flatten().any(|task| fs::read_to_string(task.path().join("stat")).is_ok_and(runs))
 }
@@ -49,7 +51,8 @@ fn fill(place: &Place) {
     fs::create_dir_all(mnt.join("a/b")).unwrap();
     fs::write(mnt.join("a/inline"), "hello").unwrap();
     fs::write(mnt.join("a/b/packed"), vec![7; 100_000]).unwrap();
-    fs::write(mnt.join("a/b/large"), (0..9_000_000u32).map(|i| (i / 7) as u8).collect::<Vec<_>>()).unwrap();
+    fs::write(mnt.join("a/b/large"), (0..9_000_000u32).map(|i| (i / 7) as u8).collect::<Vec<_>>())
+        .unwrap();
     fs::hard_link(mnt.join("a/inline"), mnt.join("a/link")).unwrap();
     symlink("a/inline", mnt.join("symlink")).unwrap();
     fs::write(mnt.join("grün\n"), "x").unwrap();
@@ -84,7 +87,9 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     }
     run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");
 
-    let info = |path: &str| run(&["info", &format!("{}/{path}", place.mnt()), "--json"]).expect(0, "").json();
+    let info = |path: &str| {
+        run(&["info", &format!("{}/{path}", place.mnt()), "--json"]).expect(0, "").json()
+    };
     let sums = info("");
     assert_eq!((&sums["kind"], &sums["tree"]["files"]), (&"dir".into(), &6.into()));
     assert_eq!(info("a")["tree"]["directories"], 1);
@@ -163,7 +168,8 @@ fn mount_over_mount() {
 fn a_busy_mount_is_left_alone_unless_forced() {
     let place = Place::mounted();
     let mut open = fs::File::create(place.mount_point().join("open")).unwrap();
-    let holder = format!("process {}, {}", std::process::id(), place.mount_point().join("open").display());
+    let holder =
+        format!("process {}, {}", std::process::id(), place.mount_point().join("open").display());
     run(&["umount", &place.mnt()]).expect(1, &holder).expect(1, "--force");
     open.write_all(b"still works").unwrap();
     run(&["umount", "--force", &place.mnt()]).expect(0, "");
@@ -236,7 +242,8 @@ fn backup_of_a_volume_in_use_and_restore() {
     let restored = Place::new();
     run(&["load", &dump, &restored.volume()]).expect(1, "--objects");
     fs::remove_dir_all(restored.path("vol")).unwrap();
-    run(&["load", &dump, &restored.volume(), "--objects", &place.name("vol/objects")]).expect(0, "verified");
+    run(&["load", &dump, &restored.volume(), "--objects", &place.name("vol/objects")])
+        .expect(0, "verified");
     place.umount();
     restored.check_data();
     restored.mount(&[]).expect(0, "");
@@ -289,7 +296,8 @@ fn gc_of_a_volume_in_use_spares_what_is_written() {
 #[test]
 fn the_null_file_system_takes_a_benchmark() {
     let place = Place::new();
-    let mut child = kestrel(&["null-fs", &place.mnt()]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child =
+        kestrel(&["null-fs", &place.mnt()]).stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut first = [0; 7];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
     assert_eq!(&first, b"serving");

@@ -44,7 +44,9 @@ fn volume_without_grace() -> Place {
 }
 
 fn content(seed: u64, len: u64) -> Vec<u8> {
-    (0..len).map(|i| (seed.wrapping_mul(131).wrapping_add(i / 3 + i * i / 1009) as u8) | 1).collect()
+    (0..len)
+        .map(|i| (seed.wrapping_mul(131).wrapping_add(i / 3 + i * i / 1009) as u8) | 1)
+        .collect()
 }
 
 /// One writer's directory, and what should be in it.
@@ -198,13 +200,15 @@ fn damage_found_in_mounted_volume() {
     run(&["fsck", &place.volume(), "--data"]).expect(1, "data-corrupt: /f");
     run(&["fsck", &place.volume()]).expect(0, "clean");
     fs::remove_file(largest).unwrap();
-    let found = run(&["fsck", &place.volume(), "--json", "--limit", "1"]).expect(1, "object-missing").json();
+    let found = run(&["fsck", &place.volume(), "--json", "--limit", "1"])
+        .expect(1, "object-missing")
+        .json();
     assert_eq!(found["findings"].as_array().unwrap().len(), 1);
     fs::write(largest, &bytes).unwrap();
     run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");
     let left = fs::read_dir(place.path("vol")).unwrap();
-    let scratch =
-        left.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("cut."));
+    let scratch = left
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("cut."));
     assert_eq!(scratch.count(), 0);
     place.umount();
 }
@@ -230,7 +234,9 @@ fn compaction_mounted_unmounted_and_by_path() {
         for i in 0..200 {
             fs::write(dir.join(format!("f{i}")), content(i, 50_000)).unwrap();
         }
-        (0..200).filter(|i| i % 10 != 0).for_each(|i| fs::remove_file(dir.join(format!("f{i}"))).unwrap());
+        (0..200)
+            .filter(|i| i % 10 != 0)
+            .for_each(|i| fs::remove_file(dir.join(format!("f{i}"))).unwrap());
     };
     let verify = |dir: &str| {
         for i in (0..200).step_by(10) {
@@ -247,7 +253,10 @@ fn compaction_mounted_unmounted_and_by_path() {
     let look = json(&["compact", &place.volume(), "--dry-run"]);
     assert!(look["sparse_objects"].as_u64().unwrap() > 0, "{look}");
     let done = json(&["compact", &format!("{}/a", place.mnt())]);
-    assert_eq!((&done["sparse_objects"], &done["moved_references"]), (&look["sparse_objects"], &20.into()));
+    assert_eq!(
+        (&done["sparse_objects"], &done["moved_references"]),
+        (&look["sparse_objects"], &20.into())
+    );
     verify("a");
     assert_eq!(json(&["compact", &place.volume()])["moved_references"], 0);
     run(&["compact", &format!("{}/nothing", place.mnt())]).expect(1, "neither a volume nor a path");
@@ -287,7 +296,9 @@ fn kill_at_each_step_of_compaction_and_gc() {
     (0..100).filter(|i| i % 10 != 0).for_each(|i| fs::remove_file(file(i)).unwrap());
     place.umount();
     let verify = || {
-        (0..100).step_by(10).for_each(|i| assert!(fs::read(file(i)).unwrap() == content(i, 50_000), "f{i}"));
+        (0..100)
+            .step_by(10)
+            .for_each(|i| assert!(fs::read(file(i)).unwrap() == content(i, 50_000), "f{i}"));
     };
     // The first leaves objects that nothing refers to, for the next two to collect.
     for (point, verb) in [
@@ -299,7 +310,8 @@ fn kill_at_each_step_of_compaction_and_gc() {
         let mut mount = kestrel(&["mount", &place.volume(), &place.mnt()]);
         let mounted = mount.env("KESTREL_CRASH_AT", point).stdout(Stdio::null()).status().unwrap();
         assert!(mounted.success(), "{point}");
-        let args: &[&str] = if verb == "gc" { &["gc", "--delete", "--grace", "0"] } else { &["compact"] };
+        let args: &[&str] =
+            if verb == "gc" { &["gc", "--delete", "--grace", "0"] } else { &["compact"] };
         run(&[args, &[&place.volume()]].concat()).expect(1, "ended before it had answered");
         run(&["umount", "--force", &place.mnt()]).expect(0, "");
         run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");
@@ -329,7 +341,8 @@ fn files_are_warmed_up_checked_and_evicted() {
     let path = dir.to_str().unwrap();
     let dropped = json(&["warmup", path, "--evict"]);
     assert_eq!(dropped["files"], 31);
-    let cached = |done: &Value| (done["cached_bytes"].as_u64().unwrap(), done["bytes"].as_u64().unwrap());
+    let cached =
+        |done: &Value| (done["cached_bytes"].as_u64().unwrap(), done["bytes"].as_u64().unwrap());
     assert_eq!(cached(&json(&["warmup", path, "--check"])).0, 0);
     // Part of it, by a list; then the rest: what is there is not brought again.
     let list = place.path("list");

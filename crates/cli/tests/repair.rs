@@ -25,8 +25,11 @@ fn source(place: &Place) -> String {
     let mnt = place.mount_point();
     for dir in ["a", "a/b", "c"] {
         fs::create_dir(mnt.join(dir)).unwrap();
-        for (name, size) in [("inline", 5), ("small", 5_000), ("packed", 90_000), ("large", 9_000_000)] {
-            let bytes: Vec<u8> = (0..size).map(|at: u32| (at * 7 + dir.len() as u32) as u8).collect();
+        for (name, size) in
+            [("inline", 5), ("small", 5_000), ("packed", 90_000), ("large", 9_000_000)]
+        {
+            let bytes: Vec<u8> =
+                (0..size).map(|at: u32| (at * 7 + dir.len() as u32) as u8).collect();
             fs::write(mnt.join(dir).join(name), bytes).unwrap();
         }
     }
@@ -41,8 +44,12 @@ fn source(place: &Place) -> String {
 
 /// Changes rows in the directories of the nodes: gets all rows, makes changes of them, each for one
 /// node.
-fn tamper(dirs: &[String], change: impl Fn(&MapView, &[(u32, Key, Box<[u8]>)]) -> Vec<(u32, Mutation)>) {
-    let open = |dir: &String| Volume::open_part(Path::new(dir), "test", &Resources::default()).unwrap();
+fn tamper(
+    dirs: &[String],
+    change: impl Fn(&MapView, &[(u32, Key, Box<[u8]>)]) -> Vec<(u32, Mutation)>,
+) {
+    let open =
+        |dir: &String| Volume::open_part(Path::new(dir), "test", &Resources::default()).unwrap();
     let parts: Vec<Volume> = dirs.iter().map(open).collect();
     let mut rows = Vec::new();
     for (part, node) in parts.iter().zip(1..) {
@@ -75,7 +82,8 @@ fn nodes_at_rest_are_repaired_and_files_stay() {
     }
     let objects = format!("{}/objects", place.volume());
     let all: Vec<&str> = dirs.iter().map(String::as_str).collect();
-    run(&[&["load", &dump], &all[..], &["--objects", &objects]].concat()).expect(0, "loaded and verified");
+    run(&[&["load", &dump], &all[..], &["--objects", &objects]].concat())
+        .expect(0, "loaded and verified");
     let fsck = |options: &[&str]| run(&[&["fsck"], &all[..], options].concat());
     let sound = fsck(&["--data", "--json"]).expect(0, "").json();
     fsck(&["--repair"]).expect(0, "clean");
@@ -124,12 +132,19 @@ fn nodes_at_rest_are_repaired_and_files_stay() {
         }
         let copies = copies.each_ref().map(String::as_str);
         let args = [&["fsck", "--repair"], &copies[..]].concat();
-        let end =
-            kestrel(&args).env("KESTREL_CRASH_AT", format!("engine.sync.after:{sync}")).output().unwrap();
+        let end = kestrel(&args)
+            .env("KESTREL_CRASH_AT", format!("engine.sync.after:{sync}"))
+            .output()
+            .unwrap();
         killed += u32::from(end.status.signal() == Some(libc::SIGKILL));
         run(&args).expect(0, "clean");
-        let again = run(&[&["fsck", "--data", "--json"], &copies[..]].concat()).expect(0, "").json();
-        assert_eq!((&again["files"], &again["bytes"]), (&sound["files"], &sound["bytes"]), "{sync}");
+        let again =
+            run(&[&["fsck", "--data", "--json"], &copies[..]].concat()).expect(0, "").json();
+        assert_eq!(
+            (&again["files"], &again["bytes"]),
+            (&sound["files"], &sound["bytes"]),
+            "{sync}"
+        );
     }
     assert!(killed > 4, "{killed} were killed");
     let repaired = fsck(&["--repair", "--data", "--json"]).expect(0, "").json();

@@ -32,8 +32,8 @@ fn help_and_usage() {
     run(&["help", "frobnicate"]).expect(2, "unrecognized");
     run(&["mount", "--help-all"]).expect(0, "--shortcut-names");
     for verb in [
-        "format", "mount", "umount", "status", "info", "stats", "fsck", "gc", "dump", "load", "bench",
-        "null-fs",
+        "format", "mount", "umount", "status", "info", "stats", "fsck", "gc", "dump", "load",
+        "bench", "null-fs",
     ] {
         run(&[verb, "--help"]).expect(0, "Example");
         run(&[verb]).expect(2, "Usage");
@@ -47,11 +47,13 @@ fn help_and_usage() {
 #[test]
 fn format_makes_a_volume_and_refuses_what_it_should() {
     let place = Place::new();
-    let made = run(&["format", &place.volume(), "--name", "photos", "--block-size", "1M", "--json"])
-        .expect(0, "")
-        .json();
+    let made =
+        run(&["format", &place.volume(), "--name", "photos", "--block-size", "1M", "--json"])
+            .expect(0, "")
+            .json();
     assert_eq!(made["name"], "photos");
-    let status = run(&["status", &format!("file://{}", place.volume()), "--json"]).expect(0, "").json();
+    let status =
+        run(&["status", &format!("file://{}", place.volume()), "--json"]).expect(0, "").json();
     assert_eq!((&status["name"], &status["uuid"]), (&made["name"], &made["uuid"]));
     assert_eq!(status["block_size"], 1 << 20);
     assert_eq!(
@@ -96,7 +98,9 @@ fn format_makes_a_volume_and_refuses_what_it_should() {
 fn what_is_no_volume_is_said_so() {
     let place = Place::new();
     for verb in ["status", "fsck", "gc"] {
-        run(&[verb, &place.volume()]).expect(1, "no KestrelFS volume here").expect(1, "kestrel format");
+        run(&[verb, &place.volume()])
+            .expect(1, "no KestrelFS volume here")
+            .expect(1, "kestrel format");
     }
     run(&["mount", &place.volume(), &place.mnt()]).expect(1, "no KestrelFS volume here");
     run(&["dump", &place.volume(), &place.name("d")]).expect(1, "no KestrelFS volume here");
@@ -139,7 +143,10 @@ fn fsck_finds_repairs_and_is_then_content() {
     let limited = run(&["fsck", &place.volume(), "--json", "--limit", "1"]).json();
     assert_eq!((limited["findings"].as_array().unwrap().len(), &limited["errors"]), (1, &2.into()));
     let repaired = run(&["fsck", &place.volume(), "--repair", "--json"]).expect(0, "").json();
-    assert_eq!((&repaired["repaired"], repaired["repairs"].as_array().unwrap().len()), (&2.into(), 2));
+    assert_eq!(
+        (&repaired["repaired"], repaired["repairs"].as_array().unwrap().len()),
+        (&2.into(), 2)
+    );
     run(&["fsck", &place.volume(), "--repair"]).expect(0, "clean");
 }
 
@@ -198,7 +205,8 @@ fn dumps_load_and_bad_ones_are_refused() {
 fn bench_measures_and_cleans_up() {
     let place = Place::new();
     let dir = place.mnt();
-    let small = ["--files", "20", "--threads", "2", "--large-size", "1M", "--sizes", "4K", "--warm"];
+    let small =
+        ["--files", "20", "--threads", "2", "--large-size", "1M", "--sizes", "4K", "--warm"];
     let report = run(&[&["bench", &dir, "--json"], &small[..]].concat()).expect(0, "").json();
     let results = report["results"].as_array().unwrap();
     let find = |phase: &str, op: &str| {
@@ -221,9 +229,13 @@ fn bench_measures_and_cleans_up() {
     let report = run(&[&args[..], &small[..]].concat()).expect(0, "").json();
     assert_eq!(report["results"][2]["count"], 80);
     run(&["bench", &dir, "--phase", "metadata", "--files", "5"]).expect(0, "machine");
-    for (option, value) in
-        [("--threads", "0"), ("--threads", "100000"), ("--sizes", "x"), ("--phase", "y"), ("--block", "1")]
-    {
+    for (option, value) in [
+        ("--threads", "0"),
+        ("--threads", "100000"),
+        ("--sizes", "x"),
+        ("--phase", "y"),
+        ("--block", "1"),
+    ] {
         run(&["bench", &dir, option, value]).expect(2, "");
     }
     run(&["bench", &dir, "--large-size", "1000T", "--phase", "large"]).expect(1, "free");
@@ -235,9 +247,18 @@ fn bench_measures_and_cleans_up() {
 fn an_interrupted_bench_cleans_up() {
     for processes in ["1", "3"] {
         let place = Place::new();
-        let args =
-            ["bench", &place.mnt(), "--files", "10000000", "--processes", processes, "--phase", "metadata"];
-        let mut child = kestrel(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let args = [
+            "bench",
+            &place.mnt(),
+            "--files",
+            "10000000",
+            "--processes",
+            processes,
+            "--phase",
+            "metadata",
+        ];
+        let mut child =
+            kestrel(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while fs::read_dir(place.mount_point()).unwrap().count() == 0 {
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -227,7 +227,8 @@ impl Accesses {
         let mut shard = self.shard(ino).lock();
         let unknown = Times { atime: Nanos::MIN, changed: Nanos::MIN, counts: true };
         let mut times = shard.times.get(&ino).copied().unwrap_or(unknown);
-        let is_due = !self.is_relative() || is_access_due(times.atime, times.changed, times.changed, now);
+        let is_due =
+            !self.is_relative() || is_access_due(times.atime, times.changed, times.changed, now);
         let counts = times.counts && now > times.atime && is_due;
         if counts {
             times.atime = now;
@@ -262,8 +263,9 @@ impl Accesses {
         let mut due = Vec::new();
         for shard in &self.shards {
             let mut shard = shard.lock();
-            let waited =
-                |read: &Read| all || now.saturating_sub(read.since) >= SEND_AFTER || now < read.since;
+            let waited = |read: &Read| {
+                all || now.saturating_sub(read.since) >= SEND_AFTER || now < read.since
+            };
             let reads = shard.reads.iter_mut().filter(|(_, read)| waited(read));
             due.extend(reads.filter_map(|(ino, read)| read.take(*ino)));
         }
@@ -277,7 +279,10 @@ impl Accesses {
 
     /// Inodes with reads that the node has not answered.
     pub fn all(&self) -> Vec<InodeId> {
-        self.shards.iter().flat_map(|shard| shard.lock().reads.keys().copied().collect::<Vec<_>>()).collect()
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().reads.keys().copied().collect::<Vec<_>>())
+            .collect()
     }
 
     /// Forgets what was read of an inode and not sent.
@@ -329,13 +334,19 @@ impl Accesses {
         }
         if matches!(inode.kind, Kind::Dir | Kind::Symlink) {
             let changed = inode.mtime.max(inode.ctime);
-            shard.learn(inode.ino, Times { atime: inode.atime, changed, counts: has_time(inode.flags) });
+            shard.learn(
+                inode.ino,
+                Times { atime: inode.atime, changed, counts: has_time(inode.flags) },
+            );
         }
     }
 
     /// The same in an answer.
     pub fn show_in(&self, reply: &mut Reply) {
-        if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }) = reply {
+        if let Ok(
+            Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. },
+        ) = reply
+        {
             self.show(inode);
         }
     }

@@ -103,11 +103,13 @@ impl ControlSocket {
                     let Ok(stream) = stream else { continue };
                     let handler = handler.clone();
                     // A dump takes long; it must not keep `kestrel stats` waiting.
-                    let _ = std::thread::Builder::new().name("kestrel-control".into()).spawn(move || {
-                        if let Err(error) = answer(stream, &*handler) {
-                            log::debug!("control socket: {error}");
-                        }
-                    });
+                    let _ = std::thread::Builder::new().name("kestrel-control".into()).spawn(
+                        move || {
+                            if let Err(error) = answer(stream, &*handler) {
+                                log::debug!("control socket: {error}");
+                            }
+                        },
+                    );
                 }
             })
             .map_err(io)?;
@@ -165,7 +167,8 @@ pub fn ask_with(
     on_event: &mut dyn FnMut(Value),
 ) -> Result<Value, VolumeError> {
     let path = dir.join(SOCKET_NAME);
-    let io = |error: std::io::Error| VolumeError::io("reach the serving process through", &path, &error);
+    let io =
+        |error: std::io::Error| VolumeError::io("reach the serving process through", &path, &error);
     let bad = |why: &str| VolumeError::Io(format!("{}: {why}", path.display()));
     let stream = with_short_path(&path, |short| UnixStream::connect(short))
         .map_err(|error| VolumeError::Unanswered(io(error).to_string()))?;
@@ -177,10 +180,12 @@ pub fn ask_with(
         line.clear();
         let read = lines.by_ref().take(LINE_BYTES_MAX).read_line(&mut line).map_err(io)?;
         if read == 0 {
-            return Err(bad("the serving process ended before it had answered; see its log, and ask again"));
+            return Err(bad(
+                "the serving process ended before it had answered; see its log, and ask again",
+            ));
         }
-        let mut answer: Value =
-            serde_json::from_str(&line).map_err(|_| bad("the serving process gave no valid answer"))?;
+        let mut answer: Value = serde_json::from_str(&line)
+            .map_err(|_| bad("the serving process gave no valid answer"))?;
         if let Some(event) = answer.get_mut("event") {
             on_event(event.take());
             continue;
@@ -194,7 +199,10 @@ pub fn ask_with(
 
 /// Socket addresses hold short paths only; a longer one is reached through a descriptor of its
 /// directory.
-fn with_short_path<T>(path: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>) -> std::io::Result<T> {
+fn with_short_path<T>(
+    path: &Path,
+    act: impl FnOnce(&Path) -> std::io::Result<T>,
+) -> std::io::Result<T> {
     if path.as_os_str().len() < SOCKET_PATH_MAX {
         return act(path);
     }
@@ -217,7 +225,10 @@ mod tests {
                 _ => Err("no such verb".into()),
             });
             let socket = ControlSocket::serve(place, handler).unwrap();
-            assert_eq!(ask(place, &serde_json::json!({"verb": "echo", "text": "hi"}), QUICK).unwrap(), "hi");
+            assert_eq!(
+                ask(place, &serde_json::json!({"verb": "echo", "text": "hi"}), QUICK).unwrap(),
+                "hi"
+            );
             assert!(
                 ask(place, &serde_json::json!({"verb": "x"}), QUICK)
                     .unwrap_err()
@@ -251,7 +262,8 @@ mod tests {
         let mut seen = Vec::new();
         let request = serde_json::json!({ "events": 3 });
         let answer =
-            ask_with(dir.path(), &request, QUICK, &mut |event| seen.push(event["number"].clone())).unwrap();
+            ask_with(dir.path(), &request, QUICK, &mut |event| seen.push(event["number"].clone()))
+                .unwrap();
         assert_eq!((answer, seen), (3.into(), vec![0.into(), 1.into(), 2.into()]));
         assert_eq!(ask(dir.path(), &request, QUICK).unwrap(), 3, "a caller that ignores events");
         assert!(!ended.recv().unwrap() && !ended.recv().unwrap());

@@ -89,12 +89,16 @@ impl Settings {
             || self.name.chars().any(|c| c.is_control() || c == '/')
         {
             return bad(
-                "the volume's name must have 1 to 255 bytes and neither '/' nor control characters".into()
+                "the volume's name must have 1 to 255 bytes and neither '/' nor control characters"
+                    .into(),
             );
         }
         let blocks = Self::BLOCK_BYTES_MIN..=kestrel_types::range::RANGE_BYTES_MAX;
         if !blocks.contains(&self.block_bytes) || !self.block_bytes.is_power_of_two() {
-            return bad(format!("block size {}: must be a power of two from 64K to 16M", self.block_bytes));
+            return bad(format!(
+                "block size {}: must be a power of two from 64K to 16M",
+                self.block_bytes
+            ));
         }
         if self.inline_max as usize > kestrel_types::inode::INLINE_MAX {
             return bad(format!("inline size {}: must be at most 16K", self.inline_max));
@@ -103,9 +107,9 @@ impl Settings {
             Some(url) if url.starts_with(S3_SCHEME) => S3Options::parse(url)
                 .map(drop)
                 .map_err(|error| VolumeError::Invalid(format!("storage {error}"))),
-            Some(url) if !url.starts_with("file:///") => {
-                bad(format!("storage {url}: neither file:///PATH nor s3://BUCKET/PREFIX?endpoint=…&region=…"))
-            }
+            Some(url) if !url.starts_with("file:///") => bad(format!(
+                "storage {url}: neither file:///PATH nor s3://BUCKET/PREFIX?endpoint=…&region=…"
+            )),
             _ => Ok(()),
         }
     }
@@ -283,7 +287,8 @@ impl Descriptor {
 
     fn expected_checksum(&self) -> Result<String, VolumeError> {
         let bare = Self { checksum: String::new(), ..self.clone() };
-        let text = serde_json::to_vec(&bare).map_err(|error| VolumeError::Invalid(error.to_string()))?;
+        let text =
+            serde_json::to_vec(&bare).map_err(|error| VolumeError::Invalid(error.to_string()))?;
         Ok(format!("{:08x}", crc32c::crc32c(&text)))
     }
 
@@ -296,7 +301,10 @@ impl Descriptor {
             // A newer program would have written both: what one alone says may be a flipped bit.
             Err(why @ (VolumeError::Corrupt(..) | VolumeError::Newer(..))) => {
                 let copy = Self::read_file(dir, COPY_NAME).map_err(|_| why)?;
-                log::warn!("{}: damaged; its copy is intact and is used", dir.join(FILE_NAME).display());
+                log::warn!(
+                    "{}: damaged; its copy is intact and is used",
+                    dir.join(FILE_NAME).display()
+                );
                 Ok(copy)
             }
             read => read,
@@ -325,7 +333,9 @@ impl Descriptor {
         let path = dir.join(name);
         let size = match fs::metadata(&path) {
             Ok(meta) => meta.len(),
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
                 return Err(VolumeError::NotAVolume(dir.to_path_buf()));
             }
             Err(error) => return Err(VolumeError::io("read", &path, &error)),
@@ -335,8 +345,9 @@ impl Descriptor {
             return Err(VolumeError::Corrupt(path, why));
         }
         let text = fs::read(&path).map_err(|error| VolumeError::io("read", &path, &error))?;
-        let loose = serde_json::from_slice(&text)
-            .map_err(|error| VolumeError::Corrupt(path.clone(), format!("it is not valid JSON ({error})")))?;
+        let loose = serde_json::from_slice(&text).map_err(|error| {
+            VolumeError::Corrupt(path.clone(), format!("it is not valid JSON ({error})"))
+        })?;
         Self::from_json(loose, &path)
     }
 
@@ -356,7 +367,11 @@ impl Descriptor {
         Self::judge(loose, source, true)
     }
 
-    fn judge(loose: serde_json::Value, source: &Path, is_offered: bool) -> Result<Self, VolumeError> {
+    fn judge(
+        loose: serde_json::Value,
+        source: &Path,
+        is_offered: bool,
+    ) -> Result<Self, VolumeError> {
         let corrupt = |why: &str| VolumeError::Corrupt(source.to_path_buf(), why.to_string());
         // The version first: a newer descriptor may have fields this program cannot judge.
         if loose.get("magic").and_then(|magic| magic.as_str()) != Some("kestrelfs") {
@@ -369,16 +384,21 @@ impl Descriptor {
             Some(version) if version >= u64::from(FORMAT_VERSION) => {}
             _ => return Err(corrupt("its format version is missing or invalid")),
         }
-        let descriptor: Self = serde_json::from_value(loose)
-            .map_err(|error| corrupt(&format!("{error}; if a newer kestrel wrote it, use that one")))?;
-        let hex =
-            descriptor.uuid.len() == 32 && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let descriptor: Self = serde_json::from_value(loose).map_err(|error| {
+            corrupt(&format!("{error}; if a newer kestrel wrote it, use that one"))
+        })?;
+        let hex = descriptor.uuid.len() == 32
+            && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
         if descriptor.checksum != descriptor.expected_checksum()? || !hex {
-            return Err(corrupt("its checksum does not match its content; restore the file from a backup"));
+            return Err(corrupt(
+                "its checksum does not match its content; restore the file from a backup",
+            ));
         }
         let checked = descriptor.check_all(is_offered);
         checked.map_err(|error| match error {
-            VolumeError::Invalid(why) => VolumeError::Invalid(format!("{}: {why}", source.display())),
+            VolumeError::Invalid(why) => {
+                VolumeError::Invalid(format!("{}: {why}", source.display()))
+            }
             other => other,
         })?;
         Ok(descriptor)
@@ -431,14 +451,18 @@ impl Descriptor {
         dirs: &[PathBuf],
         change: impl FnOnce(&mut Self, Option<&Self>) -> Result<(), VolumeError>,
     ) -> Result<Self, VolumeError> {
-        let locks = dirs.iter().map(|dir| DescriptorLock::take(dir)).collect::<Result<Vec<_>, _>>()?;
-        let nodes: Vec<(&Path, &DescriptorLock)> = dirs.iter().map(PathBuf::as_path).zip(&locks).collect();
+        let locks =
+            dirs.iter().map(|dir| DescriptorLock::take(dir)).collect::<Result<Vec<_>, _>>()?;
+        let nodes: Vec<(&Path, &DescriptorLock)> =
+            dirs.iter().map(PathBuf::as_path).zip(&locks).collect();
         let finished = pending::finish(&nodes)?;
         let before = dirs.iter().map(|dir| Self::read(dir)).collect::<Result<Vec<_>, _>>()?;
         let [first, ..] = &*before else {
             return Err(VolumeError::Invalid("no directory is named".into()));
         };
-        if let Some((dir, _)) = dirs.iter().zip(&before).find(|(_, other)| !first.has_settings_of(other)) {
+        if let Some((dir, _)) =
+            dirs.iter().zip(&before).find(|(_, other)| !first.has_settings_of(other))
+        {
             let [dir, first] = [dir, &dirs[0]].map(|dir| dir.display());
             return Err(VolumeError::Invalid(format!(
                 "{dir}: its settings are not those of {first}: restore kestrel.json of the one or the other from a backup, so that \
@@ -468,7 +492,12 @@ impl Descriptor {
     /// Puts the descriptor in the old one's place, in one step.
     fn replace(&self, dir: &Path, lock: &DescriptorLock) -> Result<(), VolumeError> {
         self.put(dir, COPY_NAME, lock, None)?;
-        self.put(dir, FILE_NAME, lock, Some(["descriptor.replace.written", "descriptor.replace.renamed"]))
+        self.put(
+            dir,
+            FILE_NAME,
+            lock,
+            Some(["descriptor.replace.written", "descriptor.replace.renamed"]),
+        )
     }
 
     /// Writes it to a file of the directory, in one step and durably; `points` are where tests kill
@@ -483,16 +512,19 @@ impl Descriptor {
         let path = dir.join(name);
         let partial = dir.join(format!("{name}.new"));
         let sealed = Self { checksum: self.expected_checksum()?, ..self.clone() };
-        let mut text =
-            serde_json::to_vec_pretty(&sealed).map_err(|error| VolumeError::Invalid(error.to_string()))?;
+        let mut text = serde_json::to_vec_pretty(&sealed)
+            .map_err(|error| VolumeError::Invalid(error.to_string()))?;
         text.push(b'\n');
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(VolumeError::Invalid("the volume's descriptor would grow beyond 64 KiB".into()));
+            return Err(VolumeError::Invalid(
+                "the volume's descriptor would grow beyond 64 KiB".into(),
+            ));
         }
         let write = || -> std::io::Result<()> {
             let mut options = File::options();
             options.write(true).create(true).truncate(true);
-            let is_secret = self.cluster.is_some() || self.secret.is_some() || self.metadata.is_some();
+            let is_secret =
+                self.cluster.is_some() || self.secret.is_some() || self.metadata.is_some();
             if is_secret {
                 // It holds the secret of the cluster or the volume, or perhaps a password.
                 options.mode(0o600);
@@ -524,7 +556,9 @@ impl Descriptor {
             ));
         }
         if self.registry()?.is_some() && self.cluster.is_none() {
-            return Err(VolumeError::Invalid("a registry is for a volume that several nodes share".into()));
+            return Err(VolumeError::Invalid(
+                "a registry is for a volume that several nodes share".into(),
+            ));
         }
         let encryption = self.coding.as_ref().and_then(|coding| coding.encryption.as_ref());
         encryption.map_or(Ok(()), Encryption::check)?;

@@ -191,7 +191,9 @@ impl DirStream {
             return self.following(cookie, Some(number));
         }
         let after = match &self.relisted {
-            Some((relisted, Relisted { upto: Some(upto), .. })) if *relisted == number => Some(upto.clone()),
+            Some((relisted, Relisted { upto: Some(upto), .. })) if *relisted == number => {
+                Some(upto.clone())
+            }
             _ => {
                 self.relisted = None;
                 self.batch(number).and_then(|batch| batch.after.clone())
@@ -244,7 +246,10 @@ impl DirStream {
                 }
             }
         }
-        let held = entries.into_iter().enumerate().map(|(index, entry)| (entry, encode(number, index + 1)));
+        let held = entries
+            .into_iter()
+            .enumerate()
+            .map(|(index, entry)| (entry, encode(number, index + 1)));
         self.held = Some((number, held.collect()));
     }
 
@@ -257,7 +262,8 @@ impl DirStream {
         };
         let Some(batch) = self.batch(number) else { return };
         let listed: Vec<_> = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
-        let places: FxHashMap<_, _> = listed.iter().enumerate().map(|(place, hash)| (*hash, place)).collect();
+        let places: FxHashMap<_, _> =
+            listed.iter().enumerate().map(|(place, hash)| (*hash, place)).collect();
         let last = entries.last().map(|entry| entry.name.clone());
         for (place, entry) in entries.into_iter().enumerate() {
             let rest = &batch.hashes[relisted.from..];

@@ -87,7 +87,11 @@ impl fmt::Display for VolumeError {
                 dir.display()
             ),
             VolumeError::InUse { dir, holder } => {
-                write!(f, "{}: in use by {holder}; unmount it or end that process first", dir.display())
+                write!(
+                    f,
+                    "{}: in use by {holder}; unmount it or end that process first",
+                    dir.display()
+                )
             }
         }
     }

@@ -46,7 +46,12 @@ impl ExtentCache {
 
     /// Takes in what the node told of the chunks `first..=last`: `lists` are those of them that
     /// have extents.
-    pub fn learn(&mut self, first: u64, last: u64, lists: impl IntoIterator<Item = (u64, Arc<ExtentList>)>) {
+    pub fn learn(
+        &mut self,
+        first: u64,
+        last: u64,
+        lists: impl IntoIterator<Item = (u64, Arc<ExtentList>)>,
+    ) {
         let old: Vec<u64> = self.lists.range(first..=last).map(|(chunk, _)| *chunk).collect();
         for chunk in old {
             self.lists.remove(&chunk);
@@ -55,7 +60,8 @@ impl ExtentCache {
         let (mut from, mut to) = (first, last);
         // Stretches are ordered by their ends as well: those that overlap or touch are the last
         // ones that begin early enough.
-        while let Some((&begin, &end)) = self.stretches.range(..=last.saturating_add(1)).next_back() {
+        while let Some((&begin, &end)) = self.stretches.range(..=last.saturating_add(1)).next_back()
+        {
             if end.saturating_add(1) < first {
                 break;
             }
@@ -73,7 +79,11 @@ impl ExtentCache {
 
     /// The last chunk of the known stretch that `chunk` is in.
     pub fn known_until(&self, chunk: u64) -> Option<u64> {
-        self.stretches.range(..=chunk).next_back().map(|(_, last)| *last).filter(|last| *last >= chunk)
+        self.stretches
+            .range(..=chunk)
+            .next_back()
+            .map(|(_, last)| *last)
+            .filter(|last| *last >= chunk)
     }
 
     /// The lists of known chunks that have extents, in order.
@@ -93,7 +103,10 @@ mod tests {
     /// A list that can be told from others.
     fn list(mark: u32) -> Arc<ExtentList> {
         let range = Range { object: 1, offset: 0, len: mark + 1 };
-        Arc::new(ExtentList::from_extents(&[Extent::of_range(0, range)]).expect("it is within its chunk"))
+        Arc::new(
+            ExtentList::from_extents(&[Extent::of_range(0, range)])
+                .expect("it is within its chunk"),
+        )
     }
 
     proptest! {

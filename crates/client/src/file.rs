@@ -190,15 +190,17 @@ impl FileState {
         inode.ctime = inode.ctime.max(mtime);
         if let Some(writer) = &self.kill_suid {
             // Without his groups he counts as none of the file's, as at the node.
-            inode.mode =
-                without_set_ids(writer, inode.mode, inode.gid).unwrap_or(inode.mode & !(SET_UID | SET_GID));
+            inode.mode = without_set_ids(writer, inode.mode, inode.gid)
+                .unwrap_or(inode.mode & !(SET_UID | SET_GID));
         }
     }
 
     /// Notes a write, not committed yet, that drops set-id bits because `writer` is not privileged.
     pub fn written_by(&mut self, writer: Caller) {
-        let decides = self.inode.mode & (SET_GID | GROUP_EXEC) == SET_GID && writer.gid != self.inode.gid;
-        let groups: Arc<[u32]> = if decides { supplementary_groups(writer.pid) } else { Arc::new([]) };
+        let decides =
+            self.inode.mode & (SET_GID | GROUP_EXEC) == SET_GID && writer.gid != self.inode.gid;
+        let groups: Arc<[u32]> =
+            if decides { supplementary_groups(writer.pid) } else { Arc::new([]) };
         let writer = Creds { uid: writer.uid, gid: writer.gid, groups: Some(groups) };
         let stranger = |creds: &Creds| !in_group(creds, self.inode.gid).unwrap_or(false);
         if !self.kill_suid.as_ref().is_some_and(stranger) {
@@ -292,9 +294,12 @@ impl FileState {
         }
         let Some(from) = self.append_from else { return false };
         let inflight = self.inflight.iter().map(|piece| (piece.offset, piece.end()));
-        let buffered = self.buffer.pieces().map(|(start, bytes)| (start, start + bytes.len() as u64));
-        let before =
-            inflight.chain(buffered).filter(|(start, _)| *start < from).map(|(_, end)| end.min(from));
+        let buffered =
+            self.buffer.pieces().map(|(start, bytes)| (start, start + bytes.len() as u64));
+        let before = inflight
+            .chain(buffered)
+            .filter(|(start, _)| *start < from)
+            .map(|(_, end)| end.min(from));
         let to = before.fold(self.inode.size, u64::max);
         if to == from {
             return false;
@@ -433,7 +438,10 @@ impl OpenFiles {
 
     /// All open files.
     pub fn all(&self) -> Vec<Arc<OpenFile>> {
-        self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>())
+            .collect()
     }
 
     /// As [`OpenFiles::overlay`]. A file that is open with nothing uncommitted takes in what the

@@ -61,7 +61,8 @@ pub use self::seek::Seek;
 pub use self::space::{Fallocate, Hole};
 pub(crate) use self::whole::Progress;
 pub use self::whole::{
-    CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade, chunk_sum,
+    CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade,
+    chunk_sum,
 };
 pub use self::write::WriteAt;
 
@@ -311,7 +312,8 @@ impl Fs {
     /// Whether an object is still being written, here or by a client of this process; garbage
     /// collection leaves it alone.
     pub fn is_open_object(&self, object: ObjectId) -> bool {
-        self.packer.is_open(object) || self.used_elsewhere.get().is_some_and(|in_use| in_use(object))
+        self.packer.is_open(object)
+            || self.used_elsewhere.get().is_some_and(|in_use| in_use(object))
     }
 
     /// Objects for which `in_use` holds are not deleted either. For a process that serves the
@@ -348,9 +350,17 @@ impl Fs {
     }
 
     /// Asks the node. Supplementary groups are looked up only if the answer depends on them.
-    fn request(self: &Arc<Self>, caller: Caller, op: Op, done: impl FnOnce(Reply) + Send + 'static) {
+    fn request(
+        self: &Arc<Self>,
+        caller: Caller,
+        op: Op,
+        done: impl FnOnce(Reply) + Send + 'static,
+    ) {
         if caller.uid == 0 {
-            self.submit(Request { creds: Creds { groups: None, ..creds(caller) }, op }, Box::new(done));
+            self.submit(
+                Request { creds: Creds { groups: None, ..creds(caller) }, op },
+                Box::new(done),
+            );
             return;
         }
         let fs = self.clone();
@@ -394,7 +404,12 @@ impl Fs {
     }
 
     /// Asks the node for something that can only be answered or fail.
-    fn ask(self: &Arc<Self>, caller: Caller, op: Op, done: impl FnOnce(FsResult<Answer>) + Send + 'static) {
+    fn ask(
+        self: &Arc<Self>,
+        caller: Caller,
+        op: Op,
+        done: impl FnOnce(FsResult<Answer>) + Send + 'static,
+    ) {
         self.request(caller, op, move |reply| done(plain(reply)));
     }
 
@@ -447,9 +462,9 @@ impl Fs {
         let fs = self.clone();
         self.where_waiting_is_fine(move |turn| match turn {
             Turn::Run => fs.packer.store(payload, ino, done),
-            Turn::Late => {
-                done(Err(kestrel_blockstore::Error::Deadline { during: "waiting for a thread to store" }))
-            }
+            Turn::Late => done(Err(kestrel_blockstore::Error::Deadline {
+                during: "waiting for a thread to store",
+            })),
         });
     }
 
@@ -466,14 +481,17 @@ fn creds(caller: Caller) -> Creds {
 fn plain(reply: Reply) -> FsResult<Answer> {
     reply.map_err(|outcome| match outcome {
         Outcome::Failed(error) => error,
-        Outcome::NeedGroups => FsError::new(libc::EACCES, "the caller's groups could not be determined"),
+        Outcome::NeedGroups => {
+            FsError::new(libc::EACCES, "the caller's groups could not be determined")
+        }
         Outcome::Conflict(_) => FsError::new(libc::EAGAIN, "the file changed meanwhile"),
         Outcome::Symlink { .. } => {
             FsError::new(libc::ESTALE, "a symbolic link in mid-path: walk the path again")
         }
-        Outcome::Misdirected { .. } => {
-            FsError::new(libc::EREMCHG, "the metadata nodes have moved what this is about: try again")
-        }
+        Outcome::Misdirected { .. } => FsError::new(
+            libc::EREMCHG,
+            "the metadata nodes have moved what this is about: try again",
+        ),
     })
 }
 
@@ -485,7 +503,10 @@ fn too_late() -> FsError {
 /// An answer of another type than the operation has is a defect of the node; it must not become a
 /// success.
 fn unexpected(answer: &Answer) -> FsError {
-    FsError::because(libc::EIO, format!("the metadata node gave an answer of the wrong type: {answer:?}"))
+    FsError::because(
+        libc::EIO,
+        format!("the metadata node gave an answer of the wrong type: {answer:?}"),
+    )
 }
 
 fn into_inode(answer: Answer) -> FsResult<Inode> {
@@ -508,7 +529,7 @@ pub fn wait<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> FsResult<T> {
     call(Box::new(move |result| {
         let _ = send.send(result);
     }));
-    receive
-        .recv()
-        .unwrap_or_else(|_| Err(FsError::new(libc::EIO, "the operation was dropped without an answer")))
+    receive.recv().unwrap_or_else(|_| {
+        Err(FsError::new(libc::EIO, "the operation was dropped without an answer"))
+    })
 }

@@ -112,7 +112,13 @@ impl HeldLocks {
     }
 
     /// Whether an owner holds an exclusive lock on a byte of a range.
-    pub fn excludes(&self, ino: InodeId, owner: u64, kind: LockKind, (start, end): (u64, u64)) -> bool {
+    pub fn excludes(
+        &self,
+        ino: InodeId,
+        owner: u64,
+        kind: LockKind,
+        (start, end): (u64, u64),
+    ) -> bool {
         let state = self.state.lock();
         let held = state.files.get(&ino).and_then(|owners| owners.get(&(kind, owner)));
         held.is_some_and(|held| {
@@ -220,7 +226,8 @@ impl HeldLocks {
     /// Whether locks of a file were lost after there had been `losses`.
     pub fn lost_since(&self, ino: InodeId, losses: u64) -> bool {
         // No loss since the open, as nearly always: no mutex.
-        losses != self.losses() && self.state.lock().lost.get(&ino).is_some_and(|loss| *loss > losses)
+        losses != self.losses()
+            && self.state.lock().lost.get(&ino).is_some_and(|loss| *loss > losses)
     }
 
     /// The last handle of a file was closed: what it lost concerns nobody any more.
@@ -269,7 +276,10 @@ mod tests {
         let mut held: Vec<_> =
             table.all(&|_| true).iter().map(|span| (span.start, span.end, span.mode)).collect();
         held.sort_unstable_by_key(|range| range.0);
-        assert_eq!(held, [(0, 9, LockMode::Write), (10, 19, LockMode::Read), (20, 49, LockMode::Write)]);
+        assert_eq!(
+            held,
+            [(0, 9, LockMode::Write), (10, 19, LockMode::Read), (20, 49, LockMode::Write)]
+        );
         assert!(table.excludes(7, 1, LockKind::Posix, (19, 20)));
         assert!(!table.excludes(7, 1, LockKind::Posix, (10, 19)));
         table.released(7, 1, LockKind::Posix);
@@ -325,7 +335,9 @@ mod tests {
         assert!(table.lost(&[7]).is_empty());
         assert!(!table.lost_since(7, before), "nothing was held");
         take(&table, &span(1, LockMode::Read, 0, 9), 1);
-        assert!(table.lost_all(&|ino| ino == 8).is_empty() && table.all(&|ino| ino == 8).is_empty());
+        assert!(
+            table.lost_all(&|ino| ino == 8).is_empty() && table.all(&|ino| ino == 8).is_empty()
+        );
         assert_eq!(table.lost_all(&|_| true), [7]);
         assert!(table.lost_since(7, before) && !table.lost_since(8, before));
         assert!(!table.lost_since(7, table.losses()));

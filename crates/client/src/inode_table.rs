@@ -124,8 +124,11 @@ impl InodeTable {
     /// Notes that an inode moved; with a `dir` of 0, to a directory that is not known.
     pub fn moved(&self, ino: InodeId, dir: InodeId, name: &Name) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
-            known.place =
-                if dir == 0 { InodeLocation::Unknown } else { InodeLocation::Named(dir, name.clone()) };
+            known.place = if dir == 0 {
+                InodeLocation::Unknown
+            } else {
+                InodeLocation::Named(dir, name.clone())
+            };
         }
     }
 
@@ -136,7 +139,9 @@ impl InodeTable {
         }
         let shard = self.shard(ino).lock();
         let seen =
-            shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| match &known.place {
+            shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| match &known
+                .place
+            {
                 InodeLocation::Named(dir, name) => Some((*dir, name.clone())),
                 InodeLocation::Unknown | InodeLocation::Removed(_) => None,
             });
@@ -165,11 +170,18 @@ impl InodeTable {
         let Some(known) = shard.get_mut(&inode.ino) else { return };
         let gone = |ctime: Nanos| {
             let ctime = inode.ctime.max(ctime);
-            InodeLocation::Removed(Box::new(Inode { nlink: 0, ctime, data: Data::None, ..inode.clone() }))
+            InodeLocation::Removed(Box::new(Inode {
+                nlink: 0,
+                ctime,
+                data: Data::None,
+                ..inode.clone()
+            }))
         };
         match &known.place {
             InodeLocation::Unknown if inode.nlink == 0 => known.place = gone(inode.ctime),
-            InodeLocation::Removed(last) if inode.change > last.change => known.place = gone(last.ctime),
+            InodeLocation::Removed(last) if inode.change > last.change => {
+                known.place = gone(last.ctime)
+            }
             _ => {}
         }
     }
@@ -215,7 +227,8 @@ impl InodeTable {
     /// has still to drop them.)
     pub fn is_told_all(&self, ino: InodeId, data_change: u64) -> bool {
         self.shard(ino).lock().get(&ino).is_some_and(|known| {
-            known.dropping <= known.dropped && [known.cached_change, known.told_change] == [data_change; 2]
+            known.dropping <= known.dropped
+                && [known.cached_change, known.told_change] == [data_change; 2]
         })
     }
 
@@ -273,7 +286,8 @@ impl InodeTable {
     pub fn files(&self, count: usize) -> Vec<InodeId> {
         let some = |shard: &Mutex<FxHashMap<InodeId, Box<InodeState>>>| {
             let shard = shard.lock();
-            let files = shard.iter().filter(|(_, known)| known.kind != Kind::Dir).map(|(ino, _)| *ino);
+            let files =
+                shard.iter().filter(|(_, known)| known.kind != Kind::Dir).map(|(ino, _)| *ino);
             files.take(count.div_ceil(SHARDS)).collect::<Vec<_>>()
         };
         self.shards.iter().flat_map(some).take(count).collect()

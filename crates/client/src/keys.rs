@@ -25,7 +25,8 @@ pub const KEY_FILE_ENV: &str = "KESTREL_KEY_FILE";
 
 /// The file with the volume key: the one given, else the one that the environment names.
 pub fn key_file(given: Option<&Path>) -> Option<PathBuf> {
-    let named = || std::env::var_os(KEY_FILE_ENV).filter(|name| !name.is_empty()).map(PathBuf::from);
+    let named =
+        || std::env::var_os(KEY_FILE_ENV).filter(|name| !name.is_empty()).map(PathBuf::from);
     given.map(Path::to_path_buf).or_else(named)
 }
 
@@ -35,8 +36,13 @@ pub fn key_file(given: Option<&Path>) -> Option<PathBuf> {
 /// # Errors
 /// Says that there is no key, that it is not this volume's (with both fingerprints), or that the
 /// descriptor's keys are damaged.
-pub fn coding(descriptor: &Descriptor, given: Option<&Path>) -> Result<Option<Coding>, VolumeError> {
-    let Some(CodingSettings { compression, encryption }) = &descriptor.coding else { return Ok(None) };
+pub fn coding(
+    descriptor: &Descriptor,
+    given: Option<&Path>,
+) -> Result<Option<Coding>, VolumeError> {
+    let Some(CodingSettings { compression, encryption }) = &descriptor.coding else {
+        return Ok(None);
+    };
     let mut coding = Coding { compression: *compression, cipher: None };
     if let Some(encryption) = encryption {
         let volume_key = volume_key(descriptor, encryption, given)?;
@@ -203,7 +209,8 @@ pub fn recode(
             let keys = encryption.into_iter().flat_map(|encryption| &encryption.keys);
             keys.map(|key| (key.id, key.created)).collect()
         };
-        if !keys(after.as_ref()).starts_with(&keys(before)) || (before.is_some() && after.is_none()) {
+        if !keys(after.as_ref()).starts_with(&keys(before)) || (before.is_some() && after.is_none())
+        {
             let why = "data keys or settings would be lost; nothing was changed";
             return Err(VolumeError::Invalid(format!("{}: {why}", dir.display())));
         }
@@ -290,9 +297,16 @@ pub fn rotate_nodes(
 }
 
 /// Whether the keys were replaced between two descriptors, by this volume key if one is named.
-fn is_rotated(before: &Descriptor, after: &Descriptor, new: Option<&Path>) -> Result<bool, VolumeError> {
-    let encryption = |descriptor: &Descriptor| descriptor.coding.clone().and_then(|coding| coding.encryption);
-    let (Some(before), Some(after)) = (encryption(before), encryption(after)) else { return Ok(false) };
+fn is_rotated(
+    before: &Descriptor,
+    after: &Descriptor,
+    new: Option<&Path>,
+) -> Result<bool, VolumeError> {
+    let encryption =
+        |descriptor: &Descriptor| descriptor.coding.clone().and_then(|coding| coding.encryption);
+    let (Some(before), Some(after)) = (encryption(before), encryption(after)) else {
+        return Ok(false);
+    };
     let to = new.map(VolumeKey::read).transpose()?.map(|key| key.fingerprint());
     Ok(before.keys.len() < after.keys.len() && to.unwrap_or(before.volume_key) == after.volume_key)
 }
@@ -306,7 +320,8 @@ fn rotate_in(
 ) -> Result<(), VolumeError> {
     let volume = descriptor.uuid_bytes();
     let name = &descriptor.settings.name;
-    let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone()) else {
+    let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone())
+    else {
         return Err(VolumeError::Key(format!(
             "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` encrypts what is written \
              from then on",
@@ -318,7 +333,8 @@ fn rotate_in(
             "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
         )));
     }
-    let is_key_of = |path: &Path| VolumeKey::read(path).map(|key| key.fingerprint() == encryption.volume_key);
+    let is_key_of =
+        |path: &Path| VolumeKey::read(path).map(|key| key.fingerprint() == encryption.volume_key);
     if let (Some(new), Some(old)) = (new, key_file(old))
         && is_key_of(new)?
         && !is_key_of(&old)?

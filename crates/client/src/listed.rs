@@ -161,7 +161,13 @@ impl Listing {
     }
 
     /// Whether `caller` found it by this name a short time ago.
-    pub fn is_reached(&self, caller: Caller, by: (u64, &Name), now: Instant, ttl: Duration) -> bool {
+    pub fn is_reached(
+        &self,
+        caller: Caller,
+        by: (u64, &Name),
+        now: Instant,
+        ttl: Duration,
+    ) -> bool {
         let state = self.state.lock();
         state.caller == Some(caller)
             && state.reached.as_ref().is_some_and(|(node, name, since)| {
@@ -180,7 +186,13 @@ impl Listing {
 
     /// Takes in a page that was asked for at `since`, of which at most `room` entries; how many
     /// more there are now.
-    fn supply(&self, page: Vec<(Name, Box<Inode>)>, since: Instant, room: usize, ttl: Duration) -> isize {
+    fn supply(
+        &self,
+        page: Vec<(Name, Box<Inode>)>,
+        since: Instant,
+        room: usize,
+        ttl: Duration,
+    ) -> isize {
         let mut state = self.state.lock();
         state.fetching = false;
         if state.closed || state.outdated {
@@ -381,7 +393,8 @@ impl ListedAttributes {
         if self.paged.load(Ordering::SeqCst) == 0 {
             return;
         }
-        let is_of_file = |reply: &Reply| matches!(reply, Ok(Answer::Inode(inode)) if inode.kind != Kind::Dir);
+        let is_of_file =
+            |reply: &Reply| matches!(reply, Ok(Answer::Inode(inode)) if inode.kind != Kind::Dir);
         if change.permits && !is_of_file(reply) {
             return self.forget_all();
         }
@@ -423,7 +436,9 @@ impl ListedAttributes {
             return false;
         }
         let slot = self.plain[caller.pid as usize % PLAIN_SLOTS].lock();
-        slot.is_some_and(|(thread, plain, until)| (thread, plain) == (caller.pid, ino) && now < until)
+        slot.is_some_and(|(thread, plain, until)| {
+            (thread, plain) == (caller.pid, ino) && now < until
+        })
     }
 
     fn forget_plain(&self, is_gone: impl Fn(&Plain) -> bool) {

@@ -59,9 +59,12 @@ impl MemoryLimit {
             for dir in group.ancestors() {
                 for file in files {
                     let path = dir.join(file);
-                    let said = fs::read_to_string(root.join(path.strip_prefix("/").unwrap_or(&path)));
+                    let said =
+                        fs::read_to_string(root.join(path.strip_prefix("/").unwrap_or(&path)));
                     let bytes = said.ok().and_then(|text| text.trim().parse().ok());
-                    if let Some(bytes) = bytes.filter(|bytes| *bytes < least.bytes.min(UNLIMITED_V1)) {
+                    if let Some(bytes) =
+                        bytes.filter(|bytes| *bytes < least.bytes.min(UNLIMITED_V1))
+                    {
                         least = Self { bytes, by: LimitedBy::Group(path) };
                     }
                 }
@@ -108,12 +111,16 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<(Group, &'static [&'static str])
     let mut found: Vec<(Group, &'static [&'static str])> = Vec::new();
     for line in cgroup.lines() {
         let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+        let (Some(_), Some(controllers), Some(path)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
             continue;
         };
         let (kind, files): (_, &[&str]) = match controllers {
             "" => ("cgroup2", &["memory.max", "memory.high"]),
-            some if some.split(',').any(|one| one == "memory") => ("cgroup", &["memory.limit_in_bytes"]),
+            some if some.split(',').any(|one| one == "memory") => {
+                ("cgroup", &["memory.limit_in_bytes"])
+            }
             _ => continue,
         };
         let mount = mountinfo.lines().find_map(|line| Hierarchy::parse(line, kind));
@@ -138,7 +145,9 @@ impl Hierarchy {
         let (place, what) = line.split_once(" - ")?;
         let mut what = what.split(' ');
         let (fstype, options) = (what.next()?, what.nth(1)?);
-        if fstype != kind || (kind == "cgroup" && !options.split(',').any(|option| option == "memory")) {
+        if fstype != kind
+            || (kind == "cgroup" && !options.split(',').any(|option| option == "memory"))
+        {
             return None;
         }
         let mut place = place.split(' ').skip(3).map(unescaped);
@@ -161,8 +170,10 @@ fn unescaped(text: &str) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
-        let digits =
-            after.get(..3).filter(|_| byte == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        let digits = after
+            .get(..3)
+            .filter(|_| byte == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok());
         let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
         out.push(escaped.unwrap_or(byte));
         rest = if escaped.is_some() { &after[3..] } else { after };
@@ -256,7 +267,13 @@ static PARTS: [Part; 13] = [
         quarters: 5,
         works: BOTH,
     },
-    Part { place: |plan| &mut plan.replica_bytes, least: MIB, default: 64 * MIB, quarters: 4, works: BOTH },
+    Part {
+        place: |plan| &mut plan.replica_bytes,
+        least: MIB,
+        default: 64 * MIB,
+        quarters: 4,
+        works: BOTH,
+    },
     Part {
         place: |plan| &mut plan.dirty_bytes_max,
         least: 4 * MIB,
@@ -292,9 +309,27 @@ static PARTS: [Part; 13] = [
         quarters: 4,
         works: BOTH,
     },
-    Part { place: |plan| &mut plan.head_bytes, least: MIB / 2, default: 32 * MIB, quarters: 4, works: BOTH },
-    Part { place: |plan| &mut plan.fill_bytes_max, least: MIB, default: 64 * MIB, quarters: 4, works: MOUNT },
-    Part { place: |plan| &mut plan.listed_bytes, least: MIB, default: 48 * MIB, quarters: 4, works: MOUNT },
+    Part {
+        place: |plan| &mut plan.head_bytes,
+        least: MIB / 2,
+        default: 32 * MIB,
+        quarters: 4,
+        works: BOTH,
+    },
+    Part {
+        place: |plan| &mut plan.fill_bytes_max,
+        least: MIB,
+        default: 64 * MIB,
+        quarters: 4,
+        works: MOUNT,
+    },
+    Part {
+        place: |plan| &mut plan.listed_bytes,
+        least: MIB,
+        default: 48 * MIB,
+        quarters: 4,
+        works: MOUNT,
+    },
     Part {
         place: |plan| &mut plan.known_bytes,
         least: 4 * MIB,
@@ -362,15 +397,22 @@ impl MemoryPlan {
         }
         let room = (limit - (limit / 4).min(SPARE_MAX)).saturating_sub(begin);
         // Whatever somebody wants, the others get along.
-        let room = if begin > limit / 2 && wanted != Wanted::default() { room.max(limit / 8) } else { room };
+        let room = if begin > limit / 2 && wanted != Wanted::default() {
+            room.max(limit / 8)
+        } else {
+            room
+        };
         plan.is_short = room < growth;
         for (index, part) in PARTS.iter().enumerate() {
             let counts = part.works.contains(&work);
-            let grown = u128::from(part.default - part.least) * u128::from(room) / u128::from(growth.max(1));
+            let grown = u128::from(part.default - part.least) * u128::from(room)
+                / u128::from(growth.max(1));
             let bytes = match fixed(index) {
                 Some(bytes) => bytes,
                 None if !plan.is_short => part.default,
-                None if counts => part.least + grown.min(u128::from(part.default - part.least)) as u64,
+                None if counts => {
+                    part.least + grown.min(u128::from(part.default - part.least)) as u64
+                }
                 None => part.least,
             };
             *(part.place)(&mut plan) = bytes;

@@ -261,7 +261,8 @@ impl ObjectNumbers {
         state.held.iter_mut().for_each(|held| held.retain(|block| block.turn_end() > oldest));
         let open = state.held.iter().flatten().filter(|block| block.node == node);
         let open = open.map(|block| block.start + oldest.saturating_sub(block.turn)).min();
-        let end = || state.givers.iter().find(|giver| giver.node == node).map_or(0, |giver| giver.end);
+        let end =
+            || state.givers.iter().find(|giver| giver.node == node).map_or(0, |giver| giver.end);
         open.unwrap_or_else(end)
     }
 
@@ -423,7 +424,12 @@ mod tests {
         let pool = ObjectIdPool::new(Arc::new(Slow(send)), numbers.clone());
         assert_eq!((next(&pool, &numbers, &asked, &[5000]), numbers.losses()), (5000, 0));
         let floor = pool.floor();
-        assert!(numbers.lose(1) && numbers.is_lost(5000) && numbers.is_lost(5001) && !numbers.is_lost(9000));
+        assert!(
+            numbers.lose(1)
+                && numbers.is_lost(5000)
+                && numbers.is_lost(5001)
+                && !numbers.is_lost(9000)
+        );
         assert!(
             pool.floor() > floor && numbers.held_of(1).is_empty(),
             "nobody keeps them from being deleted"
@@ -436,7 +442,11 @@ mod tests {
             numbers.gave(1, before, (7000, BLOCK));
             answer(block(7000));
             give(&numbers, asked.recv().unwrap(), 9000);
-            assert_eq!(waiting.join().unwrap(), 9000, "the answer of before was given to the lost session");
+            assert_eq!(
+                waiting.join().unwrap(),
+                9000,
+                "the answer of before was given to the lost session"
+            );
         });
         assert_eq!((numbers.losses(), numbers.held_of(1)), (1, vec![(9000, BLOCK)]));
     }
@@ -463,7 +473,10 @@ mod tests {
         numbers.avoid(&[2]);
         assert!(pool.floor() > floor && !numbers.is_lost(801));
         assert_eq!(next(&pool, &numbers, &asked, &[5000]), 5000);
-        assert_eq!((numbers.held_of(1), numbers.held_of(2)), (vec![(5000, BLOCK)], vec![(800, BLOCK)]));
+        assert_eq!(
+            (numbers.held_of(1), numbers.held_of(2)),
+            (vec![(5000, BLOCK)], vec![(800, BLOCK)])
+        );
         // What it gives all the same is not used.
         assert!(numbers.lose(1));
         std::thread::scope(|scope| {
@@ -506,6 +519,10 @@ mod tests {
         state.take_in(700, BLOCK);
         assert_eq!(state.take(), Some(700));
         state.take_in(9000, BLOCK);
-        assert_eq!((state.reserve, state.held.as_ref().unwrap().len()), (None, 1), "its turn is over");
+        assert_eq!(
+            (state.reserve, state.held.as_ref().unwrap().len()),
+            (None, 1),
+            "its turn is over"
+        );
     }
 }

@@ -32,8 +32,9 @@ pub struct Recovery {
 impl Recovery {
     /// Judges by what is in `store`.
     pub fn new(store: Arc<dyn BlockStore>) -> Self {
-        let reader = (!store.is_remote())
-            .then(|| Reader::new(store, ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() }));
+        let reader = (!store.is_remote()).then(|| {
+            Reader::new(store, ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() })
+        });
         Self { reader, bytes: Vec::new(), failed: None }
     }
 

@@ -110,13 +110,18 @@ impl RemoteVolume {
             Ok((descriptor, Arc::new(storage)))
         });
         let (descriptor, storage) = opened.inspect_err(|_| first.close())?;
-        let metadata = Arc::new(RemoteMetadata::new(NodeConnections::connect(first)?, reclaimable.clone())?);
+        let metadata =
+            Arc::new(RemoteMetadata::new(NodeConnections::connect(first)?, reclaimable.clone())?);
         if storage.needs_sync() {
             metadata.sync_first(SyncFirst::new(storage.store.clone())?);
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let plan =
-            Assembly { metadata, numbers: reclaimable.numbers.clone(), clock, read_only: how.read_only };
+        let plan = Assembly {
+            metadata,
+            numbers: reclaimable.numbers.clone(),
+            clock,
+            read_only: how.read_only,
+        };
         let fs = plan.assemble(&descriptor, storage.store.clone(), resources)?;
         reclaimable.belongs_to(&fs);
         Ok(Self { url, descriptor, storage, fs })

@@ -163,11 +163,18 @@ pub(crate) fn check_reached(
 ///
 /// # Errors
 /// If it cannot be made, or holds something already.
-pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
+pub(crate) fn create(
+    dir: &Path,
+    descriptor: &Descriptor,
+    options: &StoreOptions,
+) -> Result<(), VolumeError> {
     match ObjectsUrl::of(dir, &descriptor.settings, options)? {
-        ObjectsUrl::S3(s3) => S3Store::create(s3, descriptor.uuid_bytes()).map(drop).map_err(refused),
+        ObjectsUrl::S3(s3) => {
+            S3Store::create(s3, descriptor.uuid_bytes()).map(drop).map_err(refused)
+        }
         ObjectsUrl::Dir(objects) => {
-            fs::create_dir_all(&objects).map_err(|error| VolumeError::io("create", &objects, &error))?;
+            fs::create_dir_all(&objects)
+                .map_err(|error| VolumeError::io("create", &objects, &error))?;
             LocalStore::create(&objects, LocalConfig::default())
                 .map(drop)
                 .map_err(|error| block_store(&objects, &error))
@@ -180,7 +187,11 @@ pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions
 ///
 /// # Errors
 /// If the store refuses; some objects may be gone then.
-pub(crate) fn erase(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
+pub(crate) fn erase(
+    dir: &Path,
+    descriptor: &Descriptor,
+    options: &StoreOptions,
+) -> Result<(), VolumeError> {
     match ObjectsUrl::of(dir, &descriptor.settings, options)? {
         ObjectsUrl::S3(s3) => {
             // Its dumps first: as long as there are objects the volume's marker stays, and it can
@@ -218,7 +229,11 @@ impl Storage {
     ///
     /// # Errors
     /// If the store cannot be reached, is another volume's, or needs a key that is not there.
-    pub fn open(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
+    pub fn open(
+        dir: &Path,
+        descriptor: &Descriptor,
+        options: &StoreOptions,
+    ) -> Result<Self, VolumeError> {
         check_reached(dir, descriptor, options)?;
         Self::open_at(ObjectsUrl::of(dir, &descriptor.settings, options)?, descriptor, options)
     }
@@ -250,7 +265,11 @@ impl Storage {
             config.span.bytes_max = options.memory.fetch_bytes(config.span.bytes_max);
             let cached = CachedStore::open(store, volume, config)
                 .map_err(|error| VolumeError::Io(error.to_string()))?;
-            whole = match descriptor.coding.as_ref().is_some_and(|coding| coding.encryption.is_some()) {
+            whole = match descriptor
+                .coding
+                .as_ref()
+                .is_some_and(|coding| coding.encryption.is_some())
+            {
                 false => Ok(cached.whole_copies()),
                 true => Err(
                     "the volume is encrypted, and copies of whole files would lie in the cache in the clear",
@@ -287,7 +306,8 @@ impl Storage {
             }
             ObjectsUrl::Dir(objects) => {
                 let dumps = objects.join(key::DUMPS);
-                fs::create_dir_all(&dumps).map_err(|error| VolumeError::io("create", &dumps, &error))?;
+                fs::create_dir_all(&dumps)
+                    .map_err(|error| VolumeError::io("create", &dumps, &error))?;
                 open_dir(&dumps)
             }
         }
@@ -298,7 +318,10 @@ impl Storage {
     ///
     /// # Errors
     /// If it cannot be reached, or there is none.
-    pub fn find_dumps(url: &str, options: &StoreOptions) -> Result<Arc<dyn BlockStore>, VolumeError> {
+    pub fn find_dumps(
+        url: &str,
+        options: &StoreOptions,
+    ) -> Result<Arc<dyn BlockStore>, VolumeError> {
         match ObjectsUrl::at(url, options)? {
             ObjectsUrl::S3(s3) => {
                 let dumps = S3Store::open_any(s3.below(key::DUMPS));

@@ -142,7 +142,11 @@ impl Volume {
     ///
     /// # Errors
     /// If the metadata cannot be read or threads cannot be started.
-    pub fn serve(self, resources: &Resources, read_only: bool) -> Result<MountedVolume, VolumeError> {
+    pub fn serve(
+        self,
+        resources: &Resources,
+        read_only: bool,
+    ) -> Result<MountedVolume, VolumeError> {
         self.start(resources, read_only, false)
     }
 
@@ -174,7 +178,10 @@ impl Volume {
         let config = ClusterNodeConfig {
             me: section.node,
             placement: section.placement()?,
-            node: NodeConfig { workers: section.workers as usize, ..self.node_config(resources, true) },
+            node: NodeConfig {
+                workers: section.workers as usize,
+                ..self.node_config(resources, true)
+            },
             seed: clock.now().cast_unsigned(),
             joining: section.joining,
             exclusive,

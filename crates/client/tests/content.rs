@@ -39,11 +39,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let file = 0..2usize;
     let edge = prop_oneof![
         0u64..10_000,
-        (0u64..6, 0u64..6)
-            .prop_map(|(blocks, off)| (blocks * u64::from(BLOCK)).saturating_add(off).saturating_sub(3)),
+        (0u64..6, 0u64..6).prop_map(|(blocks, off)| (blocks * u64::from(BLOCK))
+            .saturating_add(off)
+            .saturating_sub(3)),
         0u64..800_000,
     ];
-    let len = prop_oneof![1u64..100, 1u64..9_000, 1u64..300_000, Just(u64::from(BLOCK)), Just(270_000)];
+    let len =
+        prop_oneof![1u64..100, 1u64..9_000, 1u64..300_000, Just(u64::from(BLOCK)), Just(270_000)];
     let step = prop_oneof![
         8 => (file.clone(), edge.clone(), len.clone(), 1u8..)
             .prop_map(|(file, offset, len, byte)| Step::Write { file, offset, len: len as usize, byte }),
@@ -80,7 +82,8 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
         match step {
             Step::Write { file, offset, len, byte } => {
                 // Not constant, so that bytes from a wrong place show.
-                let bytes: Vec<u8> = (0..len).map(|i| byte.wrapping_add((i / 7) as u8) | 1).collect();
+                let bytes: Vec<u8> =
+                    (0..len).map(|i| byte.wrapping_add((i / 7) as u8) | 1).collect();
                 fs.write(&handles[file], offset, &bytes, false).unwrap();
                 put(&mut models[file], offset, &bytes);
             }
@@ -104,11 +107,21 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
             Step::Copy { from, from_offset, to_offset, len } => {
                 let to = 1 - from;
                 let (source, target) = (handles[from].clone(), handles[to].clone());
-                let copy =
-                    CopyRange { from: source, from_offset, to: target, to_offset, len, unprivileged: None };
+                let copy = CopyRange {
+                    from: source,
+                    from_offset,
+                    to: target,
+                    to_offset,
+                    len,
+                    unprivileged: None,
+                };
                 let copied = wait(|done| fs.copy_range(copy, done)).unwrap();
-                let bytes: Vec<u8> =
-                    models[from].iter().skip(from_offset as usize).take(copied as usize).copied().collect();
+                let bytes: Vec<u8> = models[from]
+                    .iter()
+                    .skip(from_offset as usize)
+                    .take(copied as usize)
+                    .copied()
+                    .collect();
                 assert_eq!(bytes.len() as u64, copied);
                 assert_eq!(copied == 0, from_offset as usize >= models[from].len());
                 put(&mut models[to], to_offset, &bytes);
@@ -122,7 +135,8 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
             }
             Step::Read { file, offset, len } => {
                 let found = wait(|done| fs.read(&handles[file], offset, len, done)).unwrap();
-                let wanted: Vec<u8> = models[file].iter().skip(offset as usize).take(len).copied().collect();
+                let wanted: Vec<u8> =
+                    models[file].iter().skip(offset as usize).take(len).copied().collect();
                 assert!(found == wanted, "read of {len} bytes at {offset}");
             }
             Step::Reap => {
@@ -137,7 +151,11 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
     for file in 0..2 {
         assert!(read_all(&fs, &handles[file]) == models[file], "content of {}", names[file]);
         wait(|done| fs.flush(&handles[file], done)).unwrap();
-        assert!(read_all(&fs, &handles[file]) == models[file], "content of {} after a flush", names[file]);
+        assert!(
+            read_all(&fs, &handles[file]) == models[file],
+            "content of {} after a flush",
+            names[file]
+        );
         check_holes(&fs, &handles[file], &models[file]);
         wait(|done| fs.release(handles[file].clone(), done)).unwrap();
         let again = open(&fs, names[file]);
@@ -154,7 +172,10 @@ fn check_holes(fs: &Arc<Fs>, file: &Arc<FileHandle>, model: &[u8]) {
         let hole = wait(|done| fs.seek(file, at, Seek::Hole, done)).unwrap();
         assert!(hole >= at && hole <= model.len() as u64);
         let data = wait(|done| fs.seek(file, hole, Seek::Data, done)).unwrap_or(model.len() as u64);
-        assert!(model[hole as usize..data as usize].iter().all(|byte| *byte == 0), "data within a hole");
+        assert!(
+            model[hole as usize..data as usize].iter().all(|byte| *byte == 0),
+            "data within a hole"
+        );
         at = data.max(hole);
         if hole == model.len() as u64 || data == model.len() as u64 {
             break;
@@ -180,7 +201,8 @@ fn large_hole_over_inline_bytes() {
         for (kind, keep) in [(1, true), (1, false), (2, true), (2, false)] {
             let short = Step::Write { file: 0, offset: 0, len: written, byte: 1 };
             let grow = Step::Truncate { file: 0, size: 663_000 };
-            let steps = vec![short, Step::Flush { file: 0 }, grow, hole(kind, offset, 700_000, keep)];
+            let steps =
+                vec![short, Step::Flush { file: 0 }, grow, hole(kind, offset, 700_000, keep)];
             run(steps, MemoryStore::new());
         }
     }

@@ -55,7 +55,9 @@ fn volume() -> (Arc<Fs>, Arc<Counting>) {
     let engine = Arc::new(MemoryEngine::default());
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
     let clock = Arc::new(ManualClock::new(2 * SECOND));
-    let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
+    let node =
+        Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() })
+            .unwrap();
     let metadata = Arc::new(Counting { node: Embedded::new(node), asked: 0.into() });
     (client(metadata.clone(), Arc::new(MemoryStore::new()), clock, 1), metadata)
 }
@@ -130,7 +132,8 @@ fn check(
         for (offset, len, _) in places {
             let from = offset.saturating_sub(100);
             let end = (offset + *len as u64 + 100).min(size).max(from);
-            let expected: Vec<u8> = (from..end).map(|at| model.get(&at).copied().unwrap_or(0)).collect();
+            let expected: Vec<u8> =
+                (from..end).map(|at| model.get(&at).copied().unwrap_or(0)).collect();
             assert_eq!(read(fs, file, from, (end - from) as usize), expected, "at {from}");
         }
         wait(|done| fs.fsync(file, done)).unwrap();

@@ -18,7 +18,9 @@ use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::op_counters::NodeStats;
 use kestrel_types::request::{Done, Request};
-use kestrel_types::wire::{LOCK_END, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan};
+use kestrel_types::wire::{
+    LOCK_END, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan,
+};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -114,7 +116,9 @@ fn two_clients() -> (Arc<Fs>, Arc<Fs>) {
     let engine = Arc::new(MemoryEngine::default());
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
     let clock = Arc::new(ManualClock::new(2 * SECOND));
-    let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
+    let node =
+        Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() })
+            .unwrap();
     let (store, desk) = (Arc::new(MemoryStore::new()), Arc::new(Mutex::new(Desk::default())));
     let make = |number: u64| {
         let session = Session { node: Embedded::new(node.clone()), desk: desk.clone(), number };
@@ -127,7 +131,15 @@ fn two_clients() -> (Arc<Fs>, Arc<Fs>) {
 const OWNER: u64 = 77;
 
 fn span(file: &FileHandle, mode: LockMode) -> LockSpan {
-    LockSpan { ino: file.ino(), owner: OWNER, pid: 5, kind: LockKind::Posix, mode, start: 0, end: LOCK_END }
+    LockSpan {
+        ino: file.ino(),
+        owner: OWNER,
+        pid: 5,
+        kind: LockKind::Posix,
+        mode,
+        start: 0,
+        end: LOCK_END,
+    }
 }
 
 fn all(owner: u64) -> LockedRange {
@@ -146,7 +158,11 @@ fn heard(fs: &Fs, file: &FileHandle, outdated: Option<Outdated>) -> bool {
 }
 
 /// Starts to wait for a lock.
-fn start(fs: &Arc<Fs>, file: &Arc<FileHandle>, mode: LockMode) -> (LockWait, Receiver<Result<bool, i32>>) {
+fn start(
+    fs: &Arc<Fs>,
+    file: &Arc<FileHandle>,
+    mode: LockMode,
+) -> (LockWait, Receiver<Result<bool, i32>>) {
     let ((send, done), waiting) = (mpsc::channel(), LockWait::default());
     let (again, handle) = (fs.clone(), file.clone());
     let answer = Box::new(move |result: FsResult<Option<Outdated>>| {
@@ -217,8 +233,9 @@ fn a_wait_that_is_cancelled_leaves_nothing_behind() {
     // Cancelled before it was asked for.
     let ((send, done), waiting) = (mpsc::channel(), LockWait::default());
     b.cancel_lock(&waiting);
-    let answer =
-        Box::new(move |result: FsResult<Option<Outdated>>| send.send(result.unwrap_err().errno).unwrap());
+    let answer = Box::new(move |result: FsResult<Option<Outdated>>| {
+        send.send(result.unwrap_err().errno).unwrap()
+    });
     b.set_lock(&there, span(&there, LockMode::Write), Some(waiting), answer);
     assert_eq!(done.recv().unwrap(), libc::EINTR);
     assert!(b.locks_to_reclaim(&|_| true).is_empty() && a.locks_to_reclaim(&|_| true).len() == 1);

@@ -57,9 +57,11 @@ fn a_removed_directory_answers_until_it_is_forgotten() {
     let changed = getattr(&fs, dir).unwrap();
     assert_eq!((changed.atime, changed.mtime, changed.mode), (1, 2, 0o711));
 
-    let access = |mask| wait(|done| fs.access(SOMEBODY, dir, mask, done)).map_err(|error| error.errno);
+    let access =
+        |mask| wait(|done| fs.access(SOMEBODY, dir, mask, done)).map_err(|error| error.errno);
     assert_eq!((access(1), access(4)), (Ok(()), Err(libc::EACCES)));
-    let inside = wait(|done| fs.mkdir(Caller::ROOT, PathRef::new(dir, name("x")), 0o755, done)).unwrap_err();
+    let inside =
+        wait(|done| fs.mkdir(Caller::ROOT, PathRef::new(dir, name("x")), 0o755, done)).unwrap_err();
     assert_eq!(inside.errno, libc::ENOENT);
     let value = wait(|done| fs.getxattr(Caller::ROOT, dir, (*b"user.a").into(), done)).unwrap_err();
     assert_eq!(value.errno, libc::ENODATA);
@@ -86,7 +88,10 @@ fn attributes_of_unlinked_and_closed_file() {
 
     // Its content is gone.
     let size = SetAttr { size: Some(0), ..SetAttr::default() };
-    assert_eq!(wait(|done| fs.setattr(Caller::ROOT, ino, size, done)).unwrap_err().errno, libc::ESTALE);
+    assert_eq!(
+        wait(|done| fs.setattr(Caller::ROOT, ino, size, done)).unwrap_err().errno,
+        libc::ESTALE
+    );
     let reopened = wait(|done| fs.open(Caller::ROOT, ino, common::READ_WRITE, done)).unwrap_err();
     assert_eq!(reopened.errno, libc::ESTALE);
     fs.shutdown().unwrap();
@@ -112,10 +117,15 @@ fn link_counts_after_rename_and_unlink() {
     rename(RenameFlags { exchange: true, ..RenameFlags::default() });
     assert_eq!(getattr(&fs, replaced).unwrap().nlink, 2);
     rename(RenameFlags::default());
-    assert_eq!((getattr(&fs, replaced).unwrap().nlink, getattr(&fs, moving).unwrap().nlink), (2, 0));
+    assert_eq!(
+        (getattr(&fs, replaced).unwrap().nlink, getattr(&fs, moving).unwrap().nlink),
+        (2, 0)
+    );
 
     let target =
-        wait(|done| fs.symlink(Caller::ROOT, PathRef::new(ROOT, name("s")), b"target", done)).unwrap().ino;
+        wait(|done| fs.symlink(Caller::ROOT, PathRef::new(ROOT, name("s")), b"target", done))
+            .unwrap()
+            .ino;
     wait(|done| fs.link(Caller::ROOT, target, PathRef::new(ROOT, name("t")), done)).unwrap();
     unlink(&fs, "s");
     assert_eq!(getattr(&fs, target).unwrap().nlink, 1);

@@ -25,7 +25,8 @@ fn objects_in_use_by_clients() {
     wait(|done| fs.flush(&file, done)).unwrap();
     wait(|done| fs.release(file, done)).unwrap();
     fs.packer().seal_all();
-    wait(|done| fs.unlink(Caller::ROOT, PathRef::new(ROOT, Name::new(b"file").unwrap()), done)).unwrap();
+    wait(|done| fs.unlink(Caller::ROOT, PathRef::new(ROOT, Name::new(b"file").unwrap()), done))
+        .unwrap();
     clock.advance(3600 * SECOND);
     assert!(fs.is_open_object(1));
     assert_eq!(fs.reap().unwrap(), 0, "somebody may still come to refer to it");

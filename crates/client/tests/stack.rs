@@ -70,7 +70,8 @@ fn chain_of_flushes_on_a_small_stack() {
         let config = NodeConfig { workers: 2, ..NodeConfig::default() };
         let node = Embedded::new(Node::open(engine, clock.clone(), config).unwrap());
         let flushed = Arc::new(AtomicU64::new(0));
-        let busy = Busy { node, others: OnceLock::new(), left: FLUSHES.into(), flushed: flushed.clone() };
+        let busy =
+            Busy { node, others: OnceLock::new(), left: FLUSHES.into(), flushed: flushed.clone() };
         let metadata = Arc::new(busy);
         let fs = client(metadata.clone(), Arc::new(MemoryStore::new()), clock, 1);
         let file = open(&fs, "f");

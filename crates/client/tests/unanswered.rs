@@ -127,7 +127,10 @@ fn appends_whose_commit_is_unanswered() {
                 setup.write(&file, APPEND, &more);
                 expected.extend_from_slice(&more);
                 setup.flush(&file, fate);
-                assert!(setup.content(&file) == expected, "{len} bytes, {fates:?}: after {seed} appends");
+                assert!(
+                    setup.content(&file) == expected,
+                    "{len} bytes, {fates:?}: after {seed} appends"
+                );
             }
         }
     }

@@ -60,9 +60,10 @@ pub fn path_value(path: &[u8]) -> Value {
 pub fn path_bytes(value: &Value) -> Option<Vec<u8>> {
     match value {
         Value::String(text) => Some(text.clone().into_bytes()),
-        Value::Array(bytes) => {
-            bytes.iter().map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok())).collect()
-        }
+        Value::Array(bytes) => bytes
+            .iter()
+            .map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok()))
+            .collect(),
         _ => None,
     }
 }

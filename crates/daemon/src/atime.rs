@@ -50,14 +50,18 @@ mod tests {
     fn remounts_as_the_mount_hears_of_them() {
         let begun = AccessTimes { mode: AtimeMode::Strict, ..AccessTimes::default() };
         let after = asked(&question(None, true, true), begun).expect("a question");
-        assert_eq!(after, AccessTimes { mode: AtimeMode::Strict, no_directories: true, read_only: true });
+        assert_eq!(
+            after,
+            AccessTimes { mode: AtimeMode::Strict, no_directories: true, read_only: true }
+        );
         for mode in [Atime::None, Atime::Relatime, Atime::Strict] {
             let after = asked(&question(Some(mode), false, false), after).expect("a question");
             assert_eq!(after, AccessTimes { mode: meant(mode), ..AccessTimes::default() });
             assert_eq!(shown(meant(mode)), mode);
         }
         assert!(
-            asked(&json!({ "atime": "always", "nodiratime": false, "read_only": false }), begun).is_err()
+            asked(&json!({ "atime": "always", "nodiratime": false, "read_only": false }), begun)
+                .is_err()
         );
         assert!(asked(&json!({ "atime": "none" }), begun).is_err());
     }

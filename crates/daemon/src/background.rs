@@ -35,7 +35,8 @@ pub fn launch(args: &[OsString], dir: &Path, log: &Path) -> Result<Child, String
     let describe = |why: std::io::Error| {
         format!("cannot open the log {}: {why}; name another with --log", log.display())
     };
-    let log_file = OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(describe)?;
+    let log_file =
+        OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(describe)?;
     // The program that runs, also when a newer one has been put in the place of its file.
     let mut command = Command::new("/proc/self/exe");
     command
@@ -53,7 +54,8 @@ pub fn launch(args: &[OsString], dir: &Path, log: &Path) -> Result<Child, String
             Ok(())
         });
     }
-    let mut child = command.spawn().map_err(|why| format!("cannot start in the background: {why}"))?;
+    let mut child =
+        command.spawn().map_err(|why| format!("cannot start in the background: {why}"))?;
     let mut report = Value::Null;
     for line in child.stdout.take().into_iter().flat_map(|output| BufReader::new(output).lines()) {
         report = line.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default();

@@ -80,8 +80,10 @@ impl State {
 }
 
 /// Dumps of a volume, whose store is asked for them once and only if somebody needs them.
-type LazyRepository<'a> =
-    LazyCell<Result<BackupRepository, String>, Box<dyn FnOnce() -> Result<BackupRepository, String> + 'a>>;
+type LazyRepository<'a> = LazyCell<
+    Result<BackupRepository, String>,
+    Box<dyn FnOnce() -> Result<BackupRepository, String> + 'a>,
+>;
 
 /// Takes dumps of what a process serves.
 pub struct BackupScheduler {
@@ -113,7 +115,8 @@ pub fn shelf(
     options: &StoreOptions,
 ) -> Result<BackupRepository, String> {
     let plain = Storage::open_dumps(dir, descriptor, options).map_err(|why| why.to_string())?;
-    let coded = Storage::coded_dumps(plain.clone(), descriptor, options).map_err(|why| why.to_string())?;
+    let coded =
+        Storage::coded_dumps(plain.clone(), descriptor, options).map_err(|why| why.to_string())?;
     Ok(BackupRepository::new(plain, coded))
 }
 
@@ -270,7 +273,10 @@ impl BackupScheduler {
         };
         log::info!("dump {} is in the block store: {} rows", taken.stamp.0, taken.counts.rows);
         if taken.left_out > 0 {
-            log::warn!("{} rows are damaged, and not in the dump: run `kestrel fsck`", taken.left_out);
+            log::warn!(
+                "{} rows are damaged, and not in the dump: run `kestrel fsck`",
+                taken.left_out
+            );
         }
         let kept = usize::from(self.args.keep());
         match of_lazy(&shelf)
@@ -311,12 +317,15 @@ impl BackupScheduler {
                 for (Stamp(stamp), why) in &listed.damaged {
                     log::warn!("dump {stamp} in the block store cannot be used: {why}");
                 }
-                let newest = listed.kept.into_iter().rev().find(|kept| kept.stamp <= Stamp::latest(now));
+                let newest =
+                    listed.kept.into_iter().rev().find(|kept| kept.stamp <= Stamp::latest(now));
                 self.state.lock().last.clone_from(&newest);
                 newest.map(|kept| kept.stamp)
             }
         };
-        Ok(last.and_then(|Stamp(last)| rest(Nanos::try_from(last).unwrap_or(0).saturating_mul(SECOND))))
+        Ok(last.and_then(|Stamp(last)| {
+            rest(Nanos::try_from(last).unwrap_or(0).saturating_mul(SECOND))
+        }))
     }
 }
 

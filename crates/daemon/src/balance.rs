@@ -51,7 +51,8 @@ pub fn pace_arg(text: &str) -> Result<Pace, String> {
     if text == "off" {
         return Ok(Pace::Off);
     }
-    let every = text.strip_prefix("every=").ok_or_else(|| format!("{text:?}: write every=10m, or off"))?;
+    let every =
+        text.strip_prefix("every=").ok_or_else(|| format!("{text:?}: write every=10m, or off"))?;
     match duration_arg(every).map_err(|why| format!("{text}: {why}"))? {
         every if every >= EVERY_MIN => Ok(Pace::Every(every)),
         _ => Err(format!("{text}: a second is the shortest")),
@@ -171,7 +172,12 @@ impl Looker {
     fn look(&self) -> Result<(), Ends> {
         for _ in 0..ROUNDS_MAX {
             let (present, away) = (self.host.placement(), self.away());
-            let sight = Sight { present: &present, changing: self.is_changing(), away: &away, reports: None };
+            let sight = Sight {
+                present: &present,
+                changing: self.is_changing(),
+                away: &away,
+                reports: None,
+            };
             let mut decision = decide(&sight);
             if decision == Decision::Ask {
                 let reports = match self.reports()? {
@@ -184,12 +190,14 @@ impl Looker {
                 let (now, away) = (self.host.placement(), self.away());
                 // What was counted counts by the table that it was counted by.
                 let changing = self.is_changing() || now != present;
-                let sight = Sight { present: &present, changing, away: &away, reports: Some(&reports) };
+                let sight =
+                    Sight { present: &present, changing, away: &away, reports: Some(&reports) };
                 decision = decide(&sight);
             }
             let (next, what) = match decision {
                 Decision::Wait(reason) => {
-                    let is_usual = matches!(reason, Reason::Alone | Reason::Even(..) | Reason::Few(..));
+                    let is_usual =
+                        matches!(reason, Reason::Alone | Reason::Even(..) | Reason::Few(..));
                     self.balancing.found(&reason.to_string(), is_usual);
                     return Ok(());
                 }
@@ -197,7 +205,8 @@ impl Looker {
                 Decision::Ask => return Ok(()),
                 Decision::Slots(next, moves) => (next, format!("{moves} slots moved")),
                 Decision::Names(next, plan) => {
-                    let names: Vec<String> = plan.changes.iter().map(|change| tell(change, &next)).collect();
+                    let names: Vec<String> =
+                        plan.changes.iter().map(|change| tell(change, &next)).collect();
                     (next, shortened(&names))
                 }
             };
@@ -207,7 +216,8 @@ impl Looker {
                     self.balancing.found("nodes were evened out", true);
                 }
                 Err(why) => {
-                    self.balancing.found(&format!("the table did not change: {}", why.reason), false);
+                    self.balancing
+                        .found(&format!("the table did not change: {}", why.reason), false);
                     return Ok(());
                 }
             }

@@ -102,7 +102,8 @@ impl Clients {
         ] {
             tell(name, value);
         }
-        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_rpc::server::Serving::stats) else {
+        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_rpc::server::Serving::stats)
+        else {
             return;
         };
         for (name, value) in [
@@ -138,10 +139,15 @@ impl Questions {
 
 impl Admin for Questions {
     fn submit(&self, question: Box<[u8]>, asker: AdminRequester) {
-        let refuse =
-            |asker: AdminRequester, errno, why: String| asker.answer(Err(FsError::because(errno, why)));
+        let refuse = |asker: AdminRequester, errno, why: String| {
+            asker.answer(Err(FsError::because(errno, why)))
+        };
         let Some(serving) = self.serving.lock().upgrade() else {
-            return refuse(asker, libc::EAGAIN, "the server is starting or ending; ask again".into());
+            return refuse(
+                asker,
+                libc::EAGAIN,
+                "the server is starting or ending; ask again".into(),
+            );
         };
         // Every client that has lost a node asks this, several times a second: it needs no thread,
         // and no room among the others.
@@ -185,7 +191,8 @@ fn answer(serving: &Serving, question: &[u8], asker: &AdminRequester) -> Result<
         .map_err(|error| format!("the question is not valid JSON: {error}"))?;
     let verb = question["verb"].as_str().unwrap_or("?");
     // These are asked for page by page, or by every client.
-    let quiet = matches!(verb, "rows" | "sums" | "cut" | "table" | "whereabouts" | "alive" | "unheard");
+    let quiet =
+        matches!(verb, "rows" | "sums" | "cut" | "table" | "whereabouts" | "alive" | "unheard");
     let level = if quiet { log::Level::Debug } else { log::Level::Info };
     let shown: String = verb.chars().take(VERB_SHOWN).collect();
     log::log!(level, "{} asks: {shown:?}", asker.who());
@@ -195,7 +202,11 @@ fn answer(serving: &Serving, question: &[u8], asker: &AdminRequester) -> Result<
         return Err(why);
     }
     let answer = serving.answer_afar(&question, &mut tell);
-    serving.audit(&question, &answer, (&asker.who(), asker.from(), asker.token().map(|token| token.id)));
+    serving.audit(
+        &question,
+        &answer,
+        (&asker.who(), asker.from(), asker.token().map(|token| token.id)),
+    );
     Ok(answer?.to_string().into_bytes().into())
 }
 

@@ -151,13 +151,17 @@ impl Collector {
                 state.last = Some(SystemClock.now() / SECOND);
                 state.why = None;
                 if objects > 0 {
-                    log::info!("{objects} objects with {bytes} bytes that nothing referred to were deleted");
+                    log::info!(
+                        "{objects} objects with {bytes} bytes that nothing referred to were deleted"
+                    );
                 }
                 every
             }
             Err(_) if gave_up || self.ends.load(Ordering::Relaxed) => RETRY.min(every),
             Err(why) => {
-                log::warn!("objects that nothing refers to were not collected: {why}; it is tried again");
+                log::warn!(
+                    "objects that nothing refers to were not collected: {why}; it is tried again"
+                );
                 state.failed += 1;
                 state.why = Some(why);
                 RETRY.max(every / 8).min(every)
@@ -188,7 +192,9 @@ impl Collector {
         let mut sizes = 0;
         let mut report = |event: GcEvent<'_>| match event {
             GcEvent::Leaked { size, .. } => sizes += size,
-            GcEvent::Failed(object, why) => log::warn!("object {object:016x} was not deleted: {why}"),
+            GcEvent::Failed(object, why) => {
+                log::warn!("object {object:016x} was not deleted: {why}")
+            }
             GcEvent::Disputed(_) | GcEvent::Unknown(_) => {}
         };
         let totals = gc::collect(&engine, &*serving.store, &options, &mut report, &mut |_, _| ())
@@ -214,7 +220,8 @@ impl Collector {
             delete: true,
             scratch: serving.dir.clone(),
         };
-        let done = jobs::served(&how, &panel, &ProgressStream::new(&mut tell)).map_err(|why| why.reason())?;
+        let done = jobs::served(&how, &panel, &ProgressStream::new(&mut tell))
+            .map_err(|why| why.reason())?;
         let number = |name: &str| done[name].as_u64().unwrap_or(0);
         Ok((
             number("deleted_objects"),

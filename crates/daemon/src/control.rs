@@ -72,7 +72,8 @@ pub struct Serving {
 
 impl ControlEndpoint for Serving {
     fn snapshot(&self) -> Snapshot {
-        let mut snapshot = Snapshot::take(&self.fs, Some(self.engine.stats()), self.begun.elapsed());
+        let mut snapshot =
+            Snapshot::take(&self.fs, Some(self.engine.stats()), self.begun.elapsed());
         if let Some(clients) = self.clients.get() {
             clients.stats(&mut |name, value| snapshot.add(name, value));
         }
@@ -83,9 +84,17 @@ impl ControlEndpoint for Serving {
         snapshot
     }
 
-    fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+    fn answer(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
         let answer = self.answer_unheard(question, tell);
-        self.audit(question, &answer, ("a process that may read the volume's directory", "local", None));
+        self.audit(
+            question,
+            &answer,
+            ("a process that may read the volume's directory", "local", None),
+        );
         answer
     }
 }
@@ -135,7 +144,9 @@ impl Serving {
             // A user that unmounts wants to know that what was written last can be stored.
             Some("alive") => return Ok(Value::Null),
             Some("yield") => return self.give_way(question),
-            Some("remounted") if self.mount_point.is_some() => return remounted(&self.fs, question),
+            Some("remounted") if self.mount_point.is_some() => {
+                return remounted(&self.fs, question);
+            }
             _ => {}
         }
         if let Some(section) = &self.descriptor.cluster {
@@ -156,9 +167,9 @@ impl Serving {
             Some("rows") => super::node_view::rows::page(&*self.engine, question),
             Some("cut") => super::node_view::cut::answer(self, question),
             Some("settings") => settings::answer(&self.dir, &self.descriptor, question),
-            Some(other) => {
-                Err(format!("the serving process does not know {other:?}; it may be older than this program"))
-            }
+            Some(other) => Err(format!(
+                "the serving process does not know {other:?}; it may be older than this program"
+            )),
             None => Err("the question has no verb".into()),
         }
     }
@@ -175,9 +186,9 @@ impl Serving {
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some(
-                "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut" | "reap"
-                | "coding" | "table" | "whereabouts" | "entries" | "change" | "forget" | "token" | "alive"
-                | "backup" | "yield" | "stand-in" | "unheard" | "settings",
+                "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut"
+                | "reap" | "coding" | "table" | "whereabouts" | "entries" | "change" | "forget"
+                | "token" | "alive" | "backup" | "yield" | "stand-in" | "unheard" | "settings",
             ) => self.answer_unheard(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");
@@ -203,8 +214,8 @@ impl Serving {
     }
 
     fn status(&self) -> Result<Value, String> {
-        let mut out =
-            status::describe(&self.dir, &self.descriptor, &*self.engine).map_err(|why| why.to_string())?;
+        let mut out = status::describe(&self.dir, &self.descriptor, &*self.engine)
+            .map_err(|why| why.to_string())?;
         self.describe_process(&mut out);
         Ok(out)
     }
@@ -259,8 +270,12 @@ impl Serving {
     fn fsck(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let _alone = self.alone()?;
         let is_open = |object| self.fs.is_open_object(object);
-        let volume =
-            fsck::InUse { dir: &self.dir, engine: &*self.engine, store: &*self.store, is_open: &is_open };
+        let volume = fsck::InUse {
+            dir: &self.dir,
+            engine: &*self.engine,
+            store: &*self.store,
+            is_open: &is_open,
+        };
         let limit = question["limit"].as_u64().unwrap_or(0);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         fsck::check_in_use(&volume, question["data"] == true, limit, feed)
@@ -276,8 +291,8 @@ impl Serving {
         let reaped = if delete { self.reap(feed)? } else { 0 };
         let is_open = |object| self.fs.is_open_object(object);
         let options = gc::options(grace_seconds, delete, &is_open);
-        let mut done =
-            gc::collect(&*self.engine, &*self.store, &options, feed).map_err(|why| why.to_string())?;
+        let mut done = gc::collect(&*self.engine, &*self.store, &options, feed)
+            .map_err(|why| why.to_string())?;
         done["reaped_objects"] = reaped.into();
         Ok(done)
     }
@@ -287,7 +302,8 @@ impl Serving {
     fn reap(&self, feed: &ProgressStream<'_>) -> Result<usize, String> {
         let mut reaped = 0;
         loop {
-            let more = self.fs.reap().map_err(|why| format!("deleting scheduled objects: {why}"))?;
+            let more =
+                self.fs.reap().map_err(|why| format!("deleting scheduled objects: {why}"))?;
             reaped += more;
             feed.progress("deleting scheduled objects", reaped as u64);
             if more == 0 || !feed.listening().is_on() {
@@ -315,7 +331,8 @@ impl Serving {
 fn administers(question: &Value) -> Option<String> {
     let verb = question["verb"].as_str()?;
     let only_asks = match verb {
-        "dump" | "fsck" | "reap" | "change" | "forget" | "expect" | "warmup" | "yield" | "stand-in" => false,
+        "dump" | "fsck" | "reap" | "change" | "forget" | "expect" | "warmup" | "yield"
+        | "stand-in" => false,
         "gc" => question["delete"] != true,
         "compact" => question["dry_run"] == true,
         "settings" => question.get("after").is_none(),
@@ -324,12 +341,13 @@ fn administers(question: &Value) -> Option<String> {
         _ => true,
     };
     let more =
-        ["action", "act", "name", "token", "node", "file", "keep"].iter().filter_map(|name| match &question
-            [*name]
-        {
-            Value::String(text) => Some(text.clone()),
-            Value::Number(number) => Some(number.to_string()),
-            _ => None,
+        ["action", "act", "name", "token", "node", "file", "keep"].iter().filter_map(|name| {
+            match &question[*name] {
+                Value::String(text) => Some(text.clone()),
+                Value::Number(number) => Some(number.to_string()),
+                _ => None,
+            }
         });
-    (!only_asks).then(|| std::iter::once(verb.to_string()).chain(more).collect::<Vec<_>>().join(" "))
+    (!only_asks)
+        .then(|| std::iter::once(verb.to_string()).chain(more).collect::<Vec<_>>().join(" "))
 }

@@ -21,7 +21,11 @@ pub trait ControlEndpoint: Send + Sync + 'static {
     ///
     /// # Errors
     /// In words, for the person who asked.
-    fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String>;
+    fn answer(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String>;
 }
 
 /// Open doors; closed when dropped.
@@ -45,10 +49,12 @@ impl Endpoints {
         let handler = move |question: &Value, teller: &mut kestrel_client::control::Teller<'_>| {
             answering.answer(question, &mut |event| teller.tell(event))
         };
-        let control = ControlSocket::serve(dir, Arc::new(handler)).map_err(|why| why.to_string())?;
+        let control =
+            ControlSocket::serve(dir, Arc::new(handler)).map_err(|why| why.to_string())?;
         let stats = attendant.clone();
         let page = move || prometheus(&stats.snapshot());
-        let metrics = metrics.map(|address| MetricsPort::serve(address, Arc::new(page))).transpose()?;
+        let metrics =
+            metrics.map(|address| MetricsPort::serve(address, Arc::new(page))).transpose()?;
         if let Some(metrics) = &metrics {
             log::info!("figures at http://{}/metrics", metrics.address());
         }

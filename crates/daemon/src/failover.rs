@@ -71,8 +71,9 @@ pub fn failover_arg(text: &str) -> Result<Failover, String> {
         "off" => return Ok(Failover::Off),
         _ => {}
     }
-    let ports =
-        text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
+    let ports = text
+        .split_once('-')
+        .and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
     match ports {
         Some((first, last)) if 0 < first && first <= last => Ok(Failover::Ports(first, last)),
         _ => Err("any, off, or PORT-PORT".into()),
@@ -194,7 +195,8 @@ impl FailoverService {
     ) -> Result<(u32, PathBuf), String> {
         let begun = Instant::now();
         let started = self.placement().and_then(|placement| {
-            let place = stand_in(&self.line.home, node, Some(&placement)).map_err(|why| why.to_string())?;
+            let place =
+                stand_in(&self.line.home, node, Some(&placement)).map_err(|why| why.to_string())?;
             let log = place.join(LOG_NAME);
             self.line.launch(node, from, &log).map(|child| (child, log))
         });
@@ -272,11 +274,15 @@ impl FailoverService {
         }
         let who = super::who("a node that watches others");
         let wanted = |_: &PlacementMap, other| live.contains(&other);
-        let Ok(Some(panel)) = NodeFanOut::connect_to(&url.to_string(), &who, wanted) else { return false };
+        let Ok(Some(panel)) = NodeFanOut::connect_to(&url.to_string(), &who, wanted) else {
+            return false;
+        };
         live.iter().all(|other| {
-            let answer = panel.ask(*other, &json!({ "verb": "unheard" }), ANSWER).unwrap_or_default();
+            let answer =
+                panel.ask(*other, &json!({ "verb": "unheard" }), ANSWER).unwrap_or_default();
             let told = answer["unheard"].as_array().into_iter().flatten();
-            told.into_iter().any(|pair| pair[0] == node && pair[1].as_u64() >= Some(HELD.as_millis() as u64))
+            told.into_iter()
+                .any(|pair| pair[0] == node && pair[1].as_u64() >= Some(HELD.as_millis() as u64))
         })
     }
 
@@ -367,7 +373,8 @@ impl Watcher {
         let members = placement.map.members().iter().map(|member| member.id);
         let takers: Vec<NodeId> = members.filter(|node| !placement.is_idle(*node)).collect();
         let succession = self.succession.clone();
-        let is_shared = |node| succession.descriptor.is_shared(placement.is_idle(node)).unwrap_or(false);
+        let is_shared =
+            |node| succession.descriptor.is_shared(placement.is_idle(node)).unwrap_or(false);
         let sight = Observation {
             now: self.begun.elapsed(),
             calm: self.broken.elapsed(),
@@ -376,8 +383,9 @@ impl Watcher {
             unheard: &unheard,
         };
         let due = self.detector.lock().look(&sight);
-        self.told
-            .retain(|node, _| sight.unheard.iter().any(|(other, time)| other == node && *time > LOOK * 10));
+        self.told.retain(|node, _| {
+            sight.unheard.iter().any(|(other, time)| other == node && *time > LOOK * 10)
+        });
         for node in due.into_iter().filter(|node| is_shared(*node)) {
             let found = self.succession.find(node);
             self.tell(node, &found);
@@ -417,21 +425,30 @@ impl Watcher {
                 log::warn!("nothing is heard of node {node}, but {holder} has its rows open")
             }
             RowsOwner::Unknown(why) => {
-                log::warn!("nothing is heard of node {node}; which process has its rows is not known: {why}");
+                log::warn!(
+                    "nothing is heard of node {node}; which process has its rows is not known: {why}"
+                );
             }
         }
         self.told.insert(node, found.clone());
     }
 
     fn take_over(&self, node: NodeId, unheard: &[(NodeId, Duration)], from: TakeoverFrom) {
-        let silent =
-            unheard.iter().find(|(other, _)| *other == node).map_or(Duration::ZERO, |(_, time)| *time);
+        let silent = unheard
+            .iter()
+            .find(|(other, _)| *other == node)
+            .map_or(Duration::ZERO, |(_, time)| *time);
         let origin = match &from {
-            TakeoverFrom::Hanging(holder) => format!(" from {holder}, of which none of the others hears"),
+            TakeoverFrom::Hanging(holder) => {
+                format!(" from {holder}, of which none of the others hears")
+            }
             TakeoverFrom::Nobody | TakeoverFrom::Asked => String::new(),
         };
-        log::warn!("node {node} has not been heard of for {silent:.1?}: this machine takes it over{origin}");
-        let (succession, detector, begun) = (self.succession.clone(), self.detector.clone(), self.begun);
+        log::warn!(
+            "node {node} has not been heard of for {silent:.1?}: this machine takes it over{origin}"
+        );
+        let (succession, detector, begun) =
+            (self.succession.clone(), self.detector.clone(), self.begun);
         let detect_after = detector.clone();
         let start = move || {
             let ended = move || detect_after.lock().ended(node, begun.elapsed());

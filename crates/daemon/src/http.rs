@@ -34,7 +34,8 @@ impl MetricsPort {
                 "--metrics {address}: only loopback addresses; scrape through a local agent or tunnel"
             ));
         }
-        let failed = |why: std::io::Error| format!("--metrics {address}: {why}; choose another port");
+        let failed =
+            |why: std::io::Error| format!("--metrics {address}: {why}; choose another port");
         let listener = TcpListener::bind(address).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -51,8 +52,10 @@ impl MetricsPort {
                 }
             }
         };
-        let thread =
-            std::thread::Builder::new().name("kestrel-metrics".into()).spawn(serve).map_err(failed)?;
+        let thread = std::thread::Builder::new()
+            .name("kestrel-metrics".into())
+            .spawn(serve)
+            .map_err(failed)?;
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
@@ -80,7 +83,11 @@ fn answer(mut stream: TcpStream, page: &Page) -> std::io::Result<()> {
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() || request.len() >= REQUEST_BYTES_MAX {
-            return respond(&mut stream, "400 Bad Request", "the request is too long or too slow\n");
+            return respond(
+                &mut stream,
+                "400 Bad Request",
+                "the request is too long or too slow\n",
+            );
         }
         stream.set_read_timeout(Some(left))?;
         let mut part = [0; 1024];
@@ -122,7 +129,8 @@ mod tests {
     #[test]
     fn answers_what_it_should_and_refuses_the_rest() {
         let port =
-            MetricsPort::serve("127.0.0.1:0".parse().unwrap(), Arc::new(|| "kestrel_x 1\n".into())).unwrap();
+            MetricsPort::serve("127.0.0.1:0".parse().unwrap(), Arc::new(|| "kestrel_x 1\n".into()))
+                .unwrap();
         assert!(
             ask(port.address(), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
                 .ends_with("\r\n\r\nkestrel_x 1\n")
@@ -130,8 +138,13 @@ mod tests {
         assert!(ask(port.address(), "GET /other HTTP/1.1\r\n\r\n").contains("404"));
         assert!(ask(port.address(), "POST /metrics HTTP/1.1\r\n\r\n").contains("405"));
         ask(port.address(), &"x".repeat(3 * REQUEST_BYTES_MAX));
-        assert!(ask(port.address(), "GET /metrics HTTP/1.0\r\n\r\n").contains("200 OK"), "still serves");
-        assert!(MetricsPort::serve("192.0.2.1:80".parse().unwrap(), Arc::new(String::new)).is_err());
+        assert!(
+            ask(port.address(), "GET /metrics HTTP/1.0\r\n\r\n").contains("200 OK"),
+            "still serves"
+        );
+        assert!(
+            MetricsPort::serve("192.0.2.1:80".parse().unwrap(), Arc::new(String::new)).is_err()
+        );
         assert!(MetricsPort::serve(port.address(), Arc::new(String::new)).is_err(), "taken");
     }
 }

@@ -46,18 +46,19 @@ pub fn count(
     let mut from: Option<Key> = None;
     loop {
         let (mut rows, mut next) = (0, None);
-        let visited = engine.scan_table(Table::Entry, from.as_ref().map(Key::borrow), &mut |key, _| {
-            if rows == ROWS {
-                next = Some(key.to_owned());
-                return ControlFlow::Break(());
-            }
-            rows += 1;
-            // It may have copies of what another node owns.
-            if table.owns(key.table, key.id, key.suffix) {
-                frequent.count(key.suffix);
-            }
-            ControlFlow::Continue(())
-        });
+        let visited =
+            engine.scan_table(Table::Entry, from.as_ref().map(Key::borrow), &mut |key, _| {
+                if rows == ROWS {
+                    next = Some(key.to_owned());
+                    return ControlFlow::Break(());
+                }
+                rows += 1;
+                // It may have copies of what another node owns.
+                if table.owns(key.table, key.id, key.suffix) {
+                    frequent.count(key.suffix);
+                }
+                ControlFlow::Continue(())
+            });
         visited.map_err(|why| why.to_string())?;
         from = next;
         if from.is_none() {
@@ -179,7 +180,9 @@ impl CountShared {
                 }
                 Ok(None) => return,
                 Err(why) => {
-                    log::error!("the entries of this node cannot be counted, so nobody balances: {why}");
+                    log::error!(
+                        "the entries of this node cannot be counted, so nobody balances: {why}"
+                    );
                     self.state.lock().wanted = false;
                 }
             }
@@ -190,7 +193,9 @@ impl CountShared {
         let (table, mutations, begun) = (host.table(), engine.stats().mutations, Instant::now());
         let version = table.placement.version;
         let before = self.state.lock().found.take();
-        if let Some(before) = before.filter(|found| (found.table, found.mutations) == (version, mutations)) {
+        if let Some(before) =
+            before.filter(|found| (found.table, found.mutations) == (version, mutations))
+        {
             return Ok(Some(LoadCount { ended: begun, ..before }));
         }
         let mut worked = Instant::now();

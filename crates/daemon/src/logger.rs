@@ -56,7 +56,8 @@ impl LogFile {
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
             std::fs::rename(&self.path, before(&self.path))?;
         }
-        let file: File = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
+        let file: File =
+            OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
         let bytes = file.metadata()?.len();
         // SAFETY: both descriptors are open; the second is ours to replace.
         if unsafe { libc::dup2(file.as_raw_fd(), self.descriptor) } < 0 {
@@ -94,7 +95,8 @@ impl Log for Logger {
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
             let now = utc(SystemClock.now());
-            let line = format!("{now} {:<5} {}: {}\n", record.level(), record.target(), record.args());
+            let line =
+                format!("{now} {:<5} {}: {}\n", record.level(), record.target(), record.args());
             let mut file = LOG_FILE.lock();
             if let Some(file) = &mut *file {
                 file.count(line.len());
@@ -123,7 +125,8 @@ pub fn utc(nanos: i64) -> String {
     let z = days + 719_468;
     let era = z.div_euclid(146_097);
     let day_of_era = z.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
@@ -146,7 +149,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("serve.log");
         let lines = |end: &str| {
-            fs::read_to_string(dir.path().join(format!("serve.log{end}"))).unwrap_or_default().lines().count()
+            fs::read_to_string(dir.path().join(format!("serve.log{end}")))
+                .unwrap_or_default()
+                .lines()
+                .count()
         };
         fs::write(&path, "old\n").unwrap();
         let mut stream = OpenOptions::new().append(true).open(&path).unwrap();

@@ -73,11 +73,12 @@ pub fn describe(serving: &Serving, out: &mut Value) {
     let LeaseStats { held, lapses, fences, fenced } = host.lease_stats();
     out["lease"] = json!({ "held": held, "lapses": lapses, "fences": fences, "fenced": fenced });
     if let Some(node) = &serving.node {
-        let home = node
-            .stands_in
-            .map(|(home, since)| json!({ "machine_of": home, "seconds": since.elapsed().as_secs() }));
+        let home = node.stands_in.map(
+            |(home, since)| json!({ "machine_of": home, "seconds": since.elapsed().as_secs() }),
+        );
         out["stands_in"] = home.into();
-        out["standing_in"] = serving.succession.get().map(|succession| succession.describe()).into();
+        out["standing_in"] =
+            serving.succession.get().map(|succession| succession.describe()).into();
         out["balance"] = node.balancing.describe(node.pace, host.leads_changes());
     }
 }
@@ -100,7 +101,8 @@ pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
     let placement = &table.placement;
     let members = placement.map.members();
     let slots = members.iter().zip(placement.map.slots_of_members());
-    let own = slots.filter(|(member, _)| member.id == node.node).map(|(_, slots)| slots as u64).sum();
+    let own =
+        slots.filter(|(member, _)| member.id == node.node).map(|(_, slots)| slots as u64).sum();
     let up = node
         .peers
         .stats()
@@ -160,8 +162,10 @@ pub fn addresses(host: &NodeHost, question: &Value) -> Value {
     let kept = host.address_book();
     let nodes: Value = match question["nodes"].as_array() {
         Some(nodes) => {
-            let nodes =
-                nodes.iter().filter_map(|node| NodeId::try_from(node.as_u64()?).ok()).take(MEMBERS_MAX);
+            let nodes = nodes
+                .iter()
+                .filter_map(|node| NodeId::try_from(node.as_u64()?).ok())
+                .take(MEMBERS_MAX);
             nodes.filter_map(|node| kept.of(node)).map(told).collect()
         }
         None => kept.all().into_iter().map(told).collect(),
@@ -177,10 +181,14 @@ fn part_of_table(host: &NodeHost, question: &Value) -> Result<Value, String> {
     let placement = present(host);
     let bytes = placement.encode();
     let from = question["from"].as_u64().unwrap_or(0);
-    let rest =
-        usize::try_from(from).ok().and_then(|from| bytes.get(from..)).ok_or("the table ends before")?;
+    let rest = usize::try_from(from)
+        .ok()
+        .and_then(|from| bytes.get(from..))
+        .ok_or("the table ends before")?;
     let part = &rest[..rest.len().min(PART_BYTES)];
-    Ok(json!({ "version": placement.version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }))
+    Ok(
+        json!({ "version": placement.version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }),
+    )
 }
 
 /// Counts the node's entries, and its most frequent names.
@@ -190,10 +198,14 @@ fn entries(
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
     let table = host.table();
-    let counted = count((host.me(), &table), engine, &mut |entries| tell(&json!({ "entries": entries })))?;
+    let counted =
+        count((host.me(), &table), engine, &mut |entries| tell(&json!({ "entries": entries })))?;
     let report = counted.ok_or("nobody waits for the answer any more")?;
-    let names: Value =
-        report.names.iter().map(|count| json!([to_hex(count.name.as_bytes()), count.entries])).collect();
+    let names: Value = report
+        .names
+        .iter()
+        .map(|count| json!([to_hex(count.name.as_bytes()), count.entries]))
+        .collect();
     let version = table.placement.version;
     Ok(json!({ "node": report.node, "table": version, "entries": report.entries, "names": names }))
 }
@@ -207,8 +219,13 @@ fn change(
     let bytes = question["table"].as_str().and_then(from_hex).ok_or("the question has no table")?;
     let next = PlacementMap::decode(&bytes).map_err(|why| why.to_string())?;
     // The asker has been told where nodes are; in the table they stay where they joined.
-    let joined: BTreeMap<NodeId, String> =
-        host.placement().map.members().iter().map(|member| (member.id, member.address.clone())).collect();
+    let joined: BTreeMap<NodeId, String> = host
+        .placement()
+        .map
+        .members()
+        .iter()
+        .map(|member| (member.id, member.address.clone()))
+        .collect();
     let next = next.at(&joined);
     let version = next.version;
     let (ended, end) = mpsc::channel();

@@ -54,7 +54,10 @@ impl Memory {
         let limit = MemoryLimit::of_process();
         if limit.bytes < LIMIT_MIN {
             let least = bytes(LIMIT_MIN);
-            return Err(Failure::new(verb, format!("{limit}, which is not enough; give it {least} or more")));
+            return Err(Failure::new(
+                verb,
+                format!("{limit}, which is not enough; give it {least} or more"),
+            ));
         }
         let plan = MemoryPlan::new(limit.bytes, work, wanted);
         if plan.bound > limit.bytes {
@@ -125,11 +128,13 @@ fn fit(plan: &MemoryPlan, config: Config, workers: usize) -> Config {
     }
     let spare_least = 4.min(config.spare_workers);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let background =
-        (plan.read_bytes_max / u64::from(request)).clamp(4, u64::from(config.max_background)) as u16;
+    let background = (plan.read_bytes_max / u64::from(request))
+        .clamp(4, u64::from(config.max_background)) as u16;
     Config {
         workers,
-        spare_workers: buffers(request).saturating_sub(workers).clamp(spare_least, config.spare_workers),
+        spare_workers: buffers(request)
+            .saturating_sub(workers)
+            .clamp(spare_least, config.spare_workers),
         ring_entries: (buffers(request) / processors).clamp(4, config.ring_entries.max(4)),
         ring_entries_more: buffers(request).min(config.ring_entries_more),
         max_write: request,
@@ -177,7 +182,10 @@ mod tests {
                 let fitted = fit(&plan, defaults.clone(), workers);
                 let threads = (fitted.workers + fitted.spare_workers) as u64;
                 let taken = threads * u64::from(fitted.max_write);
-                assert!(taken <= plan.transport_bytes.max(6 * (128 << 10)), "{mib} MiB: {taken} bytes");
+                assert!(
+                    taken <= plan.transport_bytes.max(6 * (128 << 10)),
+                    "{mib} MiB: {taken} bytes"
+                );
                 assert!(fitted.spare_workers >= 4 && fitted.workers >= 2, "{mib} MiB: {fitted:?}");
                 assert!(fitted.congestion_threshold <= fitted.max_background);
             }

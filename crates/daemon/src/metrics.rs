@@ -564,7 +564,10 @@ The page is made from `crates/cli/src/metrics.rs`; a test keeps the two equal
         out.push_str("| name | shape | unit | labels | stability | meaning |\n");
         out.push_str("| --- | --- | --- | --- | --- | --- |\n");
         for (name, shape, unit, stability, label, help) in LABELLED {
-            let _ = writeln!(out, "| `{name}` | {shape:?} | {unit} | {label} | {stability:?} | {help} |");
+            let _ = writeln!(
+                out,
+                "| `{name}` | {shape:?} | {unit} | {label} | {stability:?} | {help} |"
+            );
         }
         out.push_str(
             "\nThe JSON has them as `metadata_requests` (by kind: requests, errors, nanoseconds, \
@@ -581,7 +584,12 @@ The page is made from `crates/cli/src/metrics.rs`; a test keeps the two equal
     #[test]
     fn names_follow_prometheus() {
         for metric in METRICS {
-            assert_eq!(metric.name.ends_with("_total"), metric.shape == Shape::Counter, "{}", metric.name);
+            assert_eq!(
+                metric.name.ends_with("_total"),
+                metric.shape == Shape::Counter,
+                "{}",
+                metric.name
+            );
             assert!(metric.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
         }
     }

@@ -88,7 +88,9 @@ impl NodeOfCluster {
                 server.expect(placement.map.members().iter().map(|member| member.id));
             }
             if let Err(why) = peers.meet(placement) {
-                log::error!("no threads for connections to new nodes: {why}; start this node again");
+                log::error!(
+                    "no threads for connections to new nodes: {why}; start this node again"
+                );
             }
         }));
     }

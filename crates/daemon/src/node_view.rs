@@ -78,9 +78,9 @@ fn answer_now(
             "node {} has only a part of the volume, and {verb} does not work on a volume that several nodes share yet",
             section.node
         )),
-        Some(other) => {
-            Err(format!("the serving process does not know {other:?}; it may be older than this program"))
-        }
+        Some(other) => Err(format!(
+            "the serving process does not know {other:?}; it may be older than this program"
+        )),
         None => Err("the question has no verb".into()),
     }
 }

@@ -19,7 +19,9 @@ use crate::failure::{ExitStatus, Failure};
 /// one machine, or container.
 pub fn process_word() -> &'static str {
     static WORD: OnceLock<String> = OnceLock::new();
-    WORD.get_or_init(|| random::<16>().map_or_else(|_| std::process::id().to_string(), |word| to_hex(&word)))
+    WORD.get_or_init(|| {
+        random::<16>().map_or_else(|_| std::process::id().to_string(), |word| to_hex(&word))
+    })
 }
 
 /// How a process serves something.

@@ -29,7 +29,10 @@ pub struct StopHandle<'a>(&'a AtomicBool);
 impl<'a> ProgressStream<'a> {
     /// `tell` says whether somebody still listens.
     pub fn new(tell: &'a mut dyn FnMut(&Value) -> bool) -> Self {
-        Self { tell: RefCell::new(StreamState { tell, last: Instant::now() }), gone: AtomicBool::new(false) }
+        Self {
+            tell: RefCell::new(StreamState { tell, last: Instant::now() }),
+            gone: AtomicBool::new(false),
+        }
     }
 
     /// Tells of something found.

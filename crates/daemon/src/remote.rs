@@ -57,7 +57,11 @@ impl ControlEndpoint for RemoteMount {
         snapshot
     }
 
-    fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+    fn answer(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("alive") => self.alive(question),
@@ -80,8 +84,8 @@ impl ControlEndpoint for RemoteMount {
                     None => self.ask(question, Some(QUICK), tell),
                 };
                 // A client that may not administer sees of a file what its token lets it see.
-                let mut out =
-                    asked.or_else(|why| self.own_info(question).map_err(|own| own.unwrap_or(why)))?;
+                let mut out = asked
+                    .or_else(|why| self.own_info(question).map_err(|own| own.unwrap_or(why)))?;
                 // Whose disk cache holds what is a matter of this mount, not of the server.
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
@@ -90,14 +94,18 @@ impl ControlEndpoint for RemoteMount {
                 Some(nodes) => {
                     let wish = compact::CompactRequest::of(question)?;
                     if self.is_read_only() && !wish.dry_run {
-                        return Err("the volume is mounted read-only; mount it for writing first".into());
+                        return Err(
+                            "the volume is mounted read-only; mount it for writing first".into()
+                        );
                     }
                     compact::compact_nodes(&self.fs, &nodes, &wish, &ProgressStream::new(tell))
                 }
                 None => self.ask(question, None, tell),
             },
             Some("fsck" | "gc") => self.ask(question, None, tell),
-            Some("whole") => whole::serve(&self.fs, &self.storage, question, &ProgressStream::new(tell)),
+            Some("whole") => {
+                whole::serve(&self.fs, &self.storage, question, &ProgressStream::new(tell))
+            }
             Some("warmup") => match self.nodes() {
                 Some(nodes) => {
                     let engine = NodesEngine::new(&nodes)?;
@@ -167,8 +175,11 @@ impl RemoteMount {
     /// What the server tells of the volume, or, where it tells this mount nothing, what the mount
     /// knows and its token may see.
     fn status(&self, question: &Value) -> Value {
-        let answers =
-            self.fs.metadata().remote().map_or(Vec::new(), |metadata| metadata.ask_each(question, QUICK));
+        let answers = self
+            .fs
+            .metadata()
+            .remote()
+            .map_or(Vec::new(), |metadata| metadata.ask_each(question, QUICK));
         status::add_up(answers).unwrap_or_else(|why| {
             let mut out = status::known(&self.descriptor);
             out["server"] = why.to_string().into();
@@ -189,17 +200,26 @@ impl RemoteMount {
         // A mount knows what it has shown by number, and may ask for that whatever its token is
         // for.
         let ino = question["dir"].as_u64().or(question["ino"].as_u64()).ok_or(None)?;
-        let inode = self.wait(|fs, done| fs.getattr(Caller::ROOT, ino, done)).ok_or(None)?.map_err(failed)?;
+        let inode = self
+            .wait(|fs, done| fs.getattr(Caller::ROOT, ino, done))
+            .ok_or(None)?
+            .map_err(failed)?;
         let mut out = describe_alone(&inode);
         if inode.kind == Kind::Dir {
-            let usage = self.wait(|fs, done| fs.tree_usage(inode.ino, done)).ok_or(None)?.map_err(failed)?;
-            out["tree"] = json!({ "files": usage.files, "directories": usage.dirs, "bytes": usage.bytes });
+            let usage = self
+                .wait(|fs, done| fs.tree_usage(inode.ino, done))
+                .ok_or(None)?
+                .map_err(failed)?;
+            out["tree"] =
+                json!({ "files": usage.files, "directories": usage.dirs, "bytes": usage.bytes });
         } else if inode.data == Data::Chunked {
             let mut layout = LayoutSums::default();
             let last = inode.size.saturating_sub(1) / u64::from(CHUNK_BYTES);
             let mut next = Some(0);
             while let Some(first) = next.filter(|first| *first <= last) {
-                let page = self.wait(|fs, done| fs.chunk_page(inode.ino, first, last, done)).ok_or(None)?;
+                let page = self
+                    .wait(|fs, done| fs.chunk_page(inode.ino, first, last, done))
+                    .ok_or(None)?;
                 let page = page.map_err(failed)?;
                 page.lists.iter().for_each(|(number, list)| layout.add(*number, list.extents()));
                 next = page.until.checked_add(1);
@@ -235,6 +255,9 @@ impl RemoteMount {
         let mut on_event = |event| {
             tell(&event);
         };
-        metadata.remote().admin(question, limit, &mut on_event).map_err(|why| format!("{}: {why}", self.url))
+        metadata
+            .remote()
+            .admin(question, limit, &mut on_event)
+            .map_err(|why| format!("{}: {why}", self.url))
     }
 }

@@ -23,7 +23,8 @@ fn user() -> u32 {
 }
 
 fn root() -> PathBuf {
-    let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let named =
+        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(dir) = named(VARIABLE) {
         return dir;
     }
@@ -37,8 +38,9 @@ fn root() -> PathBuf {
 /// Directory of the mount at `mount_point`, an absolute path.
 pub fn dir_of(mount_point: &Path) -> PathBuf {
     let bytes = mount_point.as_os_str().as_bytes();
-    let readable =
-        |byte: &u8| if byte.is_ascii_alphanumeric() || *byte == b'.' { char::from(*byte) } else { '-' };
+    let readable = |byte: &u8| {
+        if byte.is_ascii_alphanumeric() || *byte == b'.' { char::from(*byte) } else { '-' }
+    };
     let text: String = bytes.iter().skip(1).take(READABLE_MAX).map(readable).collect();
     // Two mount points may read the same.
     root().join(format!("{text}-{:08x}", crc32c::crc32c(bytes)))
@@ -73,7 +75,9 @@ mod tests {
 
     #[test]
     fn each_mount_point_has_a_directory_of_its_own() {
-        let name = |path: &str| dir_of(Path::new(path)).file_name().map(|n| n.to_string_lossy().into_owned());
+        let name = |path: &str| {
+            dir_of(Path::new(path)).file_name().map(|n| n.to_string_lossy().into_owned())
+        };
         let one = name("/mnt/data").unwrap_or_default();
         assert!(one.starts_with("mnt-data-"), "{one}");
         assert_ne!(name("/mnt/data"), name("/mnt-data"));

@@ -114,8 +114,9 @@ pub struct ServeConfig {
 
 impl ServeConfig {
     fn volume(&self) -> Result<&str, Failure> {
-        let missing =
-            || Failure::usage("serve: give the volume, or a file with the key volume: --config FILE");
+        let missing = || {
+            Failure::usage("serve: give the volume, or a file with the key volume: --config FILE")
+        };
         self.volume.as_deref().ok_or_else(missing)
     }
 }
@@ -142,7 +143,10 @@ pub struct Plan {
 
 /// A name that a URL can carry.
 pub fn name_arg(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.len() > 255 || text.chars().any(|c| c == '/' || c == '?' || c.is_control()) {
+    if text.is_empty()
+        || text.len() > 255
+        || text.chars().any(|c| c == '/' || c == '?' || c.is_control())
+    {
         return Err("1 to 255 bytes, neither '/' nor '?' nor control characters".into());
     }
     Ok(text.into())
@@ -164,7 +168,11 @@ pub fn advertise_arg(text: &str) -> Result<String, String> {
 }
 
 /// Where others reach a node that listens at `local`.
-fn advertised(config: &ServeConfig, section: &ClusterSection, local: SocketAddr) -> Result<String, Failure> {
+fn advertised(
+    config: &ServeConfig,
+    section: &ClusterSection,
+    local: SocketAddr,
+) -> Result<String, Failure> {
     if let Some(advertise) = &config.advertise {
         return Ok(advertise.clone());
     }
@@ -189,7 +197,8 @@ fn reached_at(in_table: Option<&str>, local: SocketAddr) -> Result<String, Strin
             format!("--listen {local}: nobody could know where this node is by that; give --advertise HOST:PORT")
         });
     }
-    let is_local = |mut found: std::vec::IntoIter<SocketAddr>| found.any(|address| address == local);
+    let is_local =
+        |mut found: std::vec::IntoIter<SocketAddr>| found.any(|address| address == local);
     let in_table = in_table.filter(|address| address.to_socket_addrs().is_ok_and(is_local));
     Ok(in_table.map_or_else(|| local.to_string(), str::to_string))
 }
@@ -204,7 +213,9 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
         return Err(fail(format!("{}: not started{CUT_SHORT}", volume.display())));
     }
     let section = descriptor.cluster.as_ref();
-    if section.is_some() && config.name.as_ref().is_some_and(|name| *name != descriptor.settings.name) {
+    if section.is_some()
+        && config.name.as_ref().is_some_and(|name| *name != descriptor.settings.name)
+    {
         return Err(Failure::usage(
             "serve: --name: all nodes of a cluster serve the volume under its own name",
         ));
@@ -219,7 +230,8 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     if let Some(why) = config.role.and_then(|wanted| not_its_role(wanted, node)) {
         return Err(Failure::usage(format!("serve: --role {why}")));
     }
-    if config.tls.tls == TlsMode::Off && config.access != Access::Open && !is_loopback(listen.ip()) {
+    if config.tls.tls == TlsMode::Off && config.access != Access::Open && !is_loopback(listen.ip())
+    {
         return Err(Failure::usage(
             "serve: --tls off: tokens are not shown in clear, so nobody on another machine could be let in: say --access open besides, or \
              leave --tls off out",
@@ -260,13 +272,18 @@ fn listen(config: &ServeConfig, section: Option<&ClusterSection>) -> Result<Sock
         (None, Some(section)) => {
             let placement = section.placement().map_err(fail)?;
             let member = placement.map.member(section.node);
-            member.map(|member| member.address.clone()).ok_or_else(|| fail("the node is not in the table"))?
+            member
+                .map(|member| member.address.clone())
+                .ok_or_else(|| fail("the node is not in the table"))?
         }
     };
-    let found = wanted
-        .to_socket_addrs()
-        .map_err(|why| Failure::usage(format!("serve: --listen {wanted}: {why}; give ADDRESS:PORT")))?;
-    found.into_iter().next().ok_or_else(|| Failure::usage(format!("serve: --listen {wanted}: no address")))
+    let found = wanted.to_socket_addrs().map_err(|why| {
+        Failure::usage(format!("serve: --listen {wanted}: {why}; give ADDRESS:PORT"))
+    })?;
+    found
+        .into_iter()
+        .next()
+        .ok_or_else(|| Failure::usage(format!("serve: --listen {wanted}: no address")))
 }
 
 /// Serves until a signal comes.
@@ -336,12 +353,15 @@ fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<ExitStatus, Failure
         (Some(node), Some(host)) => node.connect(host, &tls).map_err(fail),
         _ => Ok(()),
     };
-    let served = served.and_then(|()| attend(config, plan, &memory, &opened, node, (listener, &tls), begun));
+    let served =
+        served.and_then(|()| attend(config, plan, &memory, &opened, node, (listener, &tls), begun));
     let stored = opened.fs.shutdown().map_err(fail);
     if stored.is_ok()
         && let Err(why) = opened.leave_ownership()
     {
-        log::warn!("that this process has ended is not on record, so the next one waits longer: {why}");
+        log::warn!(
+            "that this process has ended is not on record, so the next one waits longer: {why}"
+        );
     }
     let settled = opened.volume.engine.settle().map_err(fail);
     if let Err(why) = stored.as_ref().and(settled.as_ref()) {
@@ -371,9 +391,9 @@ fn attend(
     }
     let in_use = Arc::downgrade(&server);
     // While it is not there, nobody can be asked what he uses.
-    opened
-        .fs
-        .also_in_use(Arc::new(move |object| in_use.upgrade().is_none_or(|server| server.in_use(object))));
+    opened.fs.also_in_use(Arc::new(move |object| {
+        in_use.upgrade().is_none_or(|server| server.in_use(object))
+    }));
     let door = ClockedServer::new(server.clone(), begun);
     let volume = &opened.volume;
     let (signalled, signal) = mpsc::channel();
@@ -403,13 +423,19 @@ fn attend(
         // A process that does not wait any more is ending already.
         let _ = signalled.send(());
     });
-    let limits = memory
-        .fit_server(kestrel_rpc::server::ListenerConfig { tls: tls.server.clone(), ..Default::default() });
+    let limits = memory.fit_server(kestrel_rpc::server::ListenerConfig {
+        tls: tls.server.clone(),
+        ..Default::default()
+    });
     let sockets = kestrel_rpc::server::serve(listener, Arc::new(door.clone()), limits)
         .map_err(|why| fail(format!("--listen {}: {why}", plan.listen)))?;
     let address = sockets.address();
-    let clients =
-        Clients { name: plan.name.clone(), address, door, sockets: parking_lot::Mutex::new(Some(sockets)) };
+    let clients = Clients {
+        name: plan.name.clone(),
+        address,
+        door,
+        sockets: parking_lot::Mutex::new(Some(sockets)),
+    };
     let clients = serving.clients.get_or_init(|| clients);
     log::info!(
         "{} serves at {} after {:.1?}",
@@ -418,15 +444,17 @@ fn attend(
         begun.elapsed()
     );
     let member = serving.node.as_ref().zip(opened.fs.member());
-    let balancer = member.map(|(node, host)| Balancer::start(host, &serving.engine, node)).transpose();
+    let balancer =
+        member.map(|(node, host)| Balancer::start(host, &serving.engine, node)).transpose();
     let balancer = balancer.map_err(|why| fail(format!("no thread to balance with: {why}")))?;
     let failure = match member.filter(|(node, host)| node.is_joining(host)) {
         Some((node, host)) => until_joined(&signal, &serving, node, host),
         None => Watch::Good,
     };
-    let schedule = Schedule::begin(&serving).map_err(|why| fail(format!("no thread for dumps: {why}")))?;
-    let collecting =
-        Collecting::begin(&serving).map_err(|why| fail(format!("no thread to collect with: {why}")))?;
+    let schedule =
+        Schedule::begin(&serving).map_err(|why| fail(format!("no thread for dumps: {why}")))?;
+    let collecting = Collecting::begin(&serving)
+        .map_err(|why| fail(format!("no thread to collect with: {why}")))?;
     let successor = successor(config, plan, &serving)
         .map_err(|why| fail(format!("no thread to watch others with: {why}")))?;
     let failure = match failure {
@@ -505,7 +533,9 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
             true => format!(
                 "this process cannot go on with the node: {why}; start it again if nobody serves in its place"
             ),
-            false => format!("the log has failed: {why}; look at the disk, then start this node again"),
+            false => {
+                format!("the log has failed: {why}; look at the disk, then start this node again")
+            }
         };
         log::error!("{why}");
         return Watch::Failed(why);
@@ -525,7 +555,11 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
 }
 
 /// Waits until the process is to end; why it must, if it must.
-fn until_end(signal: &mpsc::Receiver<()>, serving: &Serving, opened: &MountedVolume) -> Option<String> {
+fn until_end(
+    signal: &mpsc::Receiver<()>,
+    serving: &Serving,
+    opened: &MountedVolume,
+) -> Option<String> {
     loop {
         if serving.fs.member().is_some_and(|host| host.lease_stats().held)
             && let Err(why) = opened.settle_ownership()
@@ -548,7 +582,10 @@ fn until_joined(
     node: &NodeOfCluster,
     host: &NodeHost,
 ) -> Watch {
-    log::info!("node {} joins the cluster: it waits until all other nodes have it in their table", node.node);
+    log::info!(
+        "node {} joins the cluster: it waits until all other nodes have it in their table",
+        node.node
+    );
     let begun = Instant::now();
     while node.is_joining(host) {
         if begun.elapsed() > JOIN_TIME {
@@ -612,7 +649,9 @@ fn audit(config: &ServeConfig, plan: &Plan) -> Result<Arc<Audit>, Failure> {
         Some(file) => std::path::absolute(file).unwrap_or_else(|_| file.clone()),
         None => plan.volume.join(AUDIT_NAME),
     };
-    Audit::open(&file).map(Arc::new).map_err(|why| fail(format!("--audit {}: {why}", file.display())))
+    Audit::open(&file)
+        .map(Arc::new)
+        .map_err(|why| fail(format!("--audit {}: {why}", file.display())))
 }
 
 /// Ends the process that serves the volume, and waits until it has.
@@ -625,7 +664,8 @@ pub fn stop(config: &ServeConfig) -> Result<ExitStatus, Failure> {
         return Err(fail(format!("{}: nobody serves it", dir.display())));
     };
     let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1);
-    let pid = pid.ok_or_else(|| fail(format!("{}: its process does not tell its number", dir.display())))?;
+    let pid = pid
+        .ok_or_else(|| fail(format!("{}: its process does not tell its number", dir.display())))?;
     let holder = Holder::of(&dir);
     // SAFETY: takes no pointer; the process told its number over a socket that only the volume's
     // owner can serve.
@@ -639,7 +679,10 @@ fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<ExitStatus,
     let begun = Instant::now();
     while holder.is_there() {
         if begun.elapsed() > END_TIME_MAX {
-            let why = format!("process {pid} has not ended after {} s; see its log", END_TIME_MAX.as_secs());
+            let why = format!(
+                "process {pid} has not ended after {} s; see its log",
+                END_TIME_MAX.as_secs()
+            );
             return Err(fail(format!("{}: {why}", dir.display())));
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -666,7 +709,10 @@ mod tests {
             assert_eq!(at(Some(in_table), local).as_deref(), Ok(told), "{local}");
         }
         for in_table in [None, Some("0.0.0.0:9440"), Some(":9440")] {
-            assert!(at(in_table, "0.0.0.0:9555").unwrap_err().contains("--advertise"), "{in_table:?}");
+            assert!(
+                at(in_table, "0.0.0.0:9555").unwrap_err().contains("--advertise"),
+                "{in_table:?}"
+            );
         }
     }
 

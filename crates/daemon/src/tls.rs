@@ -72,7 +72,8 @@ impl ServeTls {
                     let [certificate, key] = [certificate, key].map(|path| whole(path));
                     OwnFiles::open(&certificate, &key)
                 });
-                let files = files.transpose().map_err(|why| format!("--tls-cert, --tls-key: {why}"))?;
+                let files =
+                    files.transpose().map_err(|why| format!("--tls-cert, --tls-key: {why}"))?;
                 let clients_of = args.tls_ca.as_deref();
                 let server = ServerTls::new(authority.clone(), node, args.tls, files, clients_of);
                 Some(Arc::new(server.map_err(|why| why.to_string())?))
@@ -130,7 +131,12 @@ fn whole(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// In words.
-pub fn url_of(args: &TlsOptions, dir: &Path, address: SocketAddr, name: &str) -> Result<String, String> {
+pub fn url_of(
+    args: &TlsOptions,
+    dir: &Path,
+    address: SocketAddr,
+    name: &str,
+) -> Result<String, String> {
     let authority = Descriptor::read(dir).and_then(|descriptor| descriptor.authority());
     let authority = authority.map_err(|why| why.to_string())?;
     Ok(ServeTls { mode: args.tls, authority, server: None }.url(address, name))

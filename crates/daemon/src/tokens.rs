@@ -51,9 +51,14 @@ pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
 ///
 /// # Errors
 /// In words.
-pub fn answer_at_rest(engine: Arc<dyn Engine>, dir: &Path, question: &Value) -> Result<Value, String> {
+pub fn answer_at_rest(
+    engine: Arc<dyn Engine>,
+    dir: &Path,
+    question: &Value,
+) -> Result<Value, String> {
     let find = |path: &str| {
-        let found = info::find_path(&*engine, path.as_bytes()).map_err(|why| format!("{path}: {why}"))?;
+        let found =
+            info::find_path(&*engine, path.as_bytes()).map_err(|why| format!("{path}: {why}"))?;
         directory(path, found.ino, found.kind)
     };
     with_authority(act(&Arc::new(at_rest(engine.clone())?), question, &find)?, question, dir)
@@ -83,7 +88,8 @@ fn directory(path: &str, ino: InodeId, kind: Kind) -> Result<InodeId, String> {
 
 /// Asks the metadata where a path leads.
 fn find(fs: &Arc<Fs>, path: &str) -> Result<InodeId, String> {
-    let place = PathRef::from_path(ROOT, path.as_bytes()).map_err(|why| format!("{path}: {}", why.reason))?;
+    let place = PathRef::from_path(ROOT, path.as_bytes())
+        .map_err(|why| format!("{path}: {}", why.reason))?;
     let (answered, answer) = mpsc::channel();
     let done = Box::new(move |reply| drop(answered.send(reply)));
     fs.metadata().submit(Request { creds: Creds::root(), op: Op::Lookup(place) }, done);
@@ -103,7 +109,8 @@ fn act(tokens: &Arc<Tokens>, question: &Value, find: Find<'_>) -> Result<Value, 
     let told = |why: FsError| why.reason.to_string();
     match question["action"].as_str() {
         Some("list") => {
-            let told: Vec<Value> = tokens.all().iter().map(|record| describe(record, now)).collect();
+            let told: Vec<Value> =
+                tokens.all().iter().map(|record| describe(record, now)).collect();
             Ok(json!({ "tokens": told }))
         }
         Some("show") => Ok(describe(&one(tokens, question)?, now)),
@@ -112,8 +119,15 @@ fn act(tokens: &Arc<Tokens>, question: &Value, find: Find<'_>) -> Result<Value, 
             if tokens.record(record.id).is_some() {
                 return Err("there is a token of that number".into());
             }
-            if tokens.all().iter().any(|other| other.name == record.name && other.ended(now).is_none()) {
-                return Err(format!("there is a token {:?} already: choose another name", record.name));
+            if tokens
+                .all()
+                .iter()
+                .any(|other| other.name == record.name && other.ended(now).is_none())
+            {
+                return Err(format!(
+                    "there is a token {:?} already: choose another name",
+                    record.name
+                ));
             }
             tokens.learn(vec![record.clone()], now).map_err(told)?;
             Ok(confirmed(tokens, describe(&record, now)))
@@ -138,7 +152,8 @@ fn one(tokens: &Tokens, question: &Value) -> Result<TokenRecord, String> {
     if let Some(record) = TokenId::parse(named).and_then(|id| tokens.record(id)) {
         return Ok(record);
     }
-    let mut bear: Vec<TokenRecord> = tokens.all().into_iter().filter(|record| record.name == named).collect();
+    let mut bear: Vec<TokenRecord> =
+        tokens.all().into_iter().filter(|record| record.name == named).collect();
     // Of a name that was given again the present one is meant.
     let now = SystemClock.now();
     if bear.len() > 1 && bear.iter().any(|record| record.ended(now).is_none()) {
@@ -217,7 +232,9 @@ fn wanted(question: &Value, now: Nanos, find: Find<'_>) -> Result<TokenRecord, S
 
 fn pairs(value: &Value) -> Result<Vec<(u32, u32)>, String> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
-    let pair = |value: &Value| number(&value[0]).zip(number(&value[1])).ok_or("no pair of users".to_string());
+    let pair = |value: &Value| {
+        number(&value[0]).zip(number(&value[1])).ok_or("no pair of users".to_string())
+    };
     value.as_array().into_iter().flatten().map(pair).collect()
 }
 

@@ -25,7 +25,9 @@ pub fn size_arg(text: &str) -> Result<u64, String> {
     let number: u64 = match number.parse() {
         Ok(number) => number,
         Err(_) if number.is_empty() => {
-            return Err(format!("{text:?} is not a size; it begins with no number, as in 64K or 4M"));
+            return Err(format!(
+                "{text:?} is not a size; it begins with no number, as in 64K or 4M"
+            ));
         }
         Err(_) => return Err(format!("{text:?} is too large")),
     };
@@ -113,9 +115,14 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, size) in
-            [("0", 0), ("4096", 4096), ("64K", 65_536), ("4m", 4 << 20), ("1GiB", 1 << 30), ("2 T", 2 << 40)]
-        {
+        for (text, size) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64K", 65_536),
+            ("4m", 4 << 20),
+            ("1GiB", 1 << 30),
+            ("2 T", 2 << 40),
+        ] {
             assert_eq!(size_arg(text), Ok(size), "{text}");
         }
         for text in ["", "K", "-1", "4X", "1.5M", "99999999999999999999", "16777216T", "4 M B"] {

@@ -36,7 +36,8 @@ impl Worker {
     /// If there is no thread for it.
     pub fn start(name: &str, work: impl FnOnce(Rest) + Send + 'static) -> std::io::Result<Self> {
         let (end, ended) = mpsc::channel();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(Rest(ended)))?;
+        let thread =
+            std::thread::Builder::new().name(name.into()).spawn(move || work(Rest(ended)))?;
         Ok(Self { end: Some(end), thread: Some(thread) })
     }
 }

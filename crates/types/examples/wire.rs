@@ -12,8 +12,8 @@ use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{Dirs, InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::{
-    Answered, Body, Call, Checksum, Frames, ReplyTo, ToClient, ToServer, decode_to_client, decode_to_server,
-    encode_reply_to, encode_to_server,
+    Answered, Body, Call, Checksum, Frames, ReplyTo, ToClient, ToServer, decode_to_client,
+    decode_to_server, encode_reply_to, encode_to_server,
 };
 
 /// Messages in one buffer, as many calls travel in one write.
@@ -62,16 +62,25 @@ fn main() {
     let flags = OpenFlags { write: true, ..OpenFlags::default() };
     let create = |place| Op::Create { place, mode: 0o644, flags, exclusive: true };
     let calls = [
-        ("stat, by inode", call(Op::GetAttr(InodeRef { ino: 10_000_000, seen: Some((77_000, file())) }), 0)),
+        (
+            "stat, by inode",
+            call(Op::GetAttr(InodeRef { ino: 10_000_000, seen: Some((77_000, file())) }), 0),
+        ),
         ("lookup, one name", call(Op::Lookup(PathRef::new(77_000, file())), 0)),
-        ("lookup, path of 5", call(Op::Lookup(PathRef { base: 1, dirs: dirs.clone(), name: file() }), 0)),
+        (
+            "lookup, path of 5",
+            call(Op::Lookup(PathRef { base: 1, dirs: dirs.clone(), name: file() }), 0),
+        ),
         ("create, one name", call(create(PathRef::new(77_000, file())), 900_000)),
         ("create, path of 5", call(create(PathRef { base: 1, dirs, name: file() }), 900_000)),
     ];
     let reply = |reply| ReplyTo { id: 1_000_000, table: 1, answered: Answered::Op(reply) };
     let replies = [
         ("stat: entry", reply(Ok(Answer::Entry { parent: 77_000, inode: inode() }))),
-        ("create: opened", reply(Ok(Answer::Opened { inode: inode(), created: true, parent: Some(77_000) }))),
+        (
+            "create: opened",
+            reply(Ok(Answer::Opened { inode: inode(), created: true, parent: Some(77_000) })),
+        ),
         ("done", reply(Ok(Answer::Done))),
         ("no such file", reply(Err(Outcome::Failed(FsError::new(2, "no such file or directory"))))),
     ];
@@ -106,7 +115,8 @@ fn report(label: &str, encode: impl Fn(Checksum, &mut Vec<u8>), drain: impl Fn(&
     let mut best = [f64::INFINITY; 4];
     let mut bytes = 0;
     for round in 0..ROUNDS {
-        let (checksum, at) = if round % 2 == 0 { (Checksum::Off, 0) } else { (Checksum::Crc32c, 2) };
+        let (checksum, at) =
+            if round % 2 == 0 { (Checksum::Off, 0) } else { (Checksum::Crc32c, 2) };
         let mut out = Vec::with_capacity(64 * 1024);
         let start = Instant::now();
         (0..BATCH).for_each(|_| encode(black_box(checksum), &mut out));
@@ -120,5 +130,8 @@ fn report(label: &str, encode: impl Fn(Checksum, &mut Vec<u8>), drain: impl Fn(&
         assert_eq!(frames.pending(), 0);
     }
     let [encode, decode, summed_encode, summed_decode] = best;
-    println!("{label:<20} {bytes:>6} {encode:>18.0} {decode:>18.0} {:>18.0}", summed_encode + summed_decode);
+    println!(
+        "{label:<20} {bytes:>6} {encode:>18.0} {decode:>18.0} {:>18.0}",
+        summed_encode + summed_decode
+    );
 }

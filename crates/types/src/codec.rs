@@ -185,7 +185,8 @@ mod tests {
             assert_eq!(reader.end(), Ok(()));
         }
         for shift in 0..64 {
-            for value in [1u64 << shift, u64::MAX >> shift, 0x0123_4567_89ab_cdef >> shift, (1 << shift) - 1]
+            for value in
+                [1u64 << shift, u64::MAX >> shift, 0x0123_4567_89ab_cdef >> shift, (1 << shift) - 1]
             {
                 for behind in [&[][..], &[0x7f; 9], &[0xff; 9]] {
                     let mut out = Vec::new();

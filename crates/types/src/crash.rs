@@ -54,7 +54,9 @@ pub fn arm_from_environment() -> Result<(), String> {
     let count: u64 =
         count.parse().map_err(|_| format!("KESTREL_CRASH_AT={wish}: the count is not a number"))?;
     if !POINTS.contains(&name) {
-        return Err(format!("KESTREL_CRASH_AT={wish}: no such point; `kestrel crash-points` lists them"));
+        return Err(format!(
+            "KESTREL_CRASH_AT={wish}: no such point; `kestrel crash-points` lists them"
+        ));
     }
     if POINT.set(name.to_string()).is_ok() {
         LEFT.store(count.max(1), Ordering::SeqCst);

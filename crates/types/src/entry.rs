@@ -76,7 +76,8 @@ impl Entry {
     pub fn peek(bytes: &[u8]) -> Result<(InodeId, Kind), DecodeError> {
         let mut reader = Reader::new(bytes);
         let tag = reader.u8()?;
-        let kind = Kind::from_u8(reader.u8()? & KIND_MASK).ok_or(DecodeError("unknown file type"))?;
+        let kind =
+            Kind::from_u8(reader.u8()? & KIND_MASK).ok_or(DecodeError("unknown file type"))?;
         if tag != LINK_TAG {
             reader.u8()?;
         }

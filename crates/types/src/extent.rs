@@ -86,7 +86,9 @@ impl Extent {
         let len = self.end().min(to) - pos;
         let source = match self.source {
             Source::Hole => Source::Hole,
-            Source::Stored { range, skip } => Source::Stored { range, skip: skip + (pos - self.pos) },
+            Source::Stored { range, skip } => {
+                Source::Stored { range, skip: skip + (pos - self.pos) }
+            }
         };
         Self { pos, len, source }
     }
@@ -95,9 +97,10 @@ impl Extent {
     fn continues_in(&self, next: &Extent) -> bool {
         self.end() == next.pos
             && match (self.source, next.source) {
-                (Source::Stored { range: a, skip }, Source::Stored { range: b, skip: next_skip }) => {
-                    a == b && skip + self.len == next_skip
-                }
+                (
+                    Source::Stored { range: a, skip },
+                    Source::Stored { range: b, skip: next_skip },
+                ) => a == b && skip + self.len == next_skip,
                 (Source::Hole, Source::Hole) => true,
                 _ => false,
             }
@@ -274,7 +277,8 @@ impl ExtentList {
         for extent in &self.0[first..] {
             freed.extend(released(&extent.clip(len, u32::MAX)));
         }
-        let keep = self.0.get(first).filter(|extent| extent.pos < len).map(|extent| extent.clip(0, len));
+        let keep =
+            self.0.get(first).filter(|extent| extent.pos < len).map(|extent| extent.clip(0, len));
         self.0.truncate(first);
         self.0.extend(keep);
         freed
@@ -313,7 +317,10 @@ impl ExtentList {
         seen: &[Extent],
         fresh: &[Extent],
     ) -> Result<Vec<Released>, ExtentError> {
-        let end = pos.checked_add(len).filter(|end| *end <= CHUNK_BYTES).ok_or(ExtentError::OutOfBounds)?;
+        let end = pos
+            .checked_add(len)
+            .filter(|end| *end <= CHUNK_BYTES)
+            .ok_or(ExtentError::OutOfBounds)?;
         let mut at = pos;
         for extent in fresh {
             extent.check()?;
@@ -329,17 +336,25 @@ impl ExtentList {
     }
 
     /// Everything in `from .. to` becomes `fresh`: checked, stored, ordered extents inside it.
-    fn replace_span(&mut self, from: u32, to: u32, fresh: &[Extent]) -> Result<Vec<Released>, ExtentError> {
+    fn replace_span(
+        &mut self,
+        from: u32,
+        to: u32,
+        fresh: &[Extent],
+    ) -> Result<Vec<Released>, ExtentError> {
         let span = self.span(from, to);
         let left = self.0[span.clone()].first().filter(|extent| extent.pos < from);
         let right = self.0[span.clone()].last().filter(|extent| extent.end() > to);
-        let (left, right) = (left.map(|extent| extent.clip(0, from)), right.map(|e| e.clip(to, u32::MAX)));
+        let (left, right) =
+            (left.map(|extent| extent.clip(0, from)), right.map(|e| e.clip(to, u32::MAX)));
         let pieces = usize::from(left.is_some()) + fresh.len() + usize::from(right.is_some());
         if self.0.len() - span.len() + pieces > EXTENTS_MAX {
             return Err(ExtentError::Full);
         }
-        let freed =
-            self.0[span.clone()].iter().filter_map(|extent| released(&extent.clip(from, to))).collect();
+        let freed = self.0[span.clone()]
+            .iter()
+            .filter_map(|extent| released(&extent.clip(from, to)))
+            .collect();
         let first = span.start;
         self.0.splice(span, left.into_iter().chain(fresh.iter().copied()).chain(right));
         self.join(first.saturating_sub(1), first + pieces + 1);
@@ -444,7 +459,9 @@ impl ExtentList {
         put_varint(out, self.0.len() as u64);
         let mut at = 0;
         for extent in &self.0 {
-            let Source::Stored { range, skip } = extent.source else { unreachable!("lists hold no holes") };
+            let Source::Stored { range, skip } = extent.source else {
+                unreachable!("lists hold no holes")
+            };
             put_varint(out, u64::from(extent.pos - at));
             put_varint(out, u64::from(extent.len));
             put_varint(out, range.object);
@@ -472,9 +489,13 @@ impl ExtentList {
             let gap = reader.varint32()?;
             let pos = at.checked_add(gap).ok_or(DecodeError("extent out of bounds"))?;
             let len = reader.varint32()?;
-            let range =
-                Range { object: reader.varint()?, offset: reader.varint32()?, len: reader.varint32()? };
-            let extent = Extent { pos, len, source: Source::Stored { range, skip: reader.varint32()? } };
+            let range = Range {
+                object: reader.varint()?,
+                offset: reader.varint32()?,
+                len: reader.varint32()?,
+            };
+            let extent =
+                Extent { pos, len, source: Source::Stored { range, skip: reader.varint32()? } };
             extent.check().map_err(|_| DecodeError("extent out of bounds"))?;
             at = extent.end();
             extents.push(extent);

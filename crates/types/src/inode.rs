@@ -43,7 +43,9 @@ impl Kind {
     /// The kind with this number.
     pub fn from_u8(number: u8) -> Option<Kind> {
         use Kind::*;
-        [File, Dir, Symlink, Fifo, Char, Block, Socket].into_iter().find(|kind| *kind as u8 == number)
+        [File, Dir, Symlink, Fifo, Char, Block, Socket]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
     }
 
     /// The `S_IFMT` bits.
@@ -272,9 +274,11 @@ impl Inode {
         put_varint(out, self.size);
         out.extend_from_slice(&self.change.to_be_bytes());
         out.extend_from_slice(&self.mtime.to_be_bytes());
-        for (time, bit) in
-            [(self.atime, ATIME_IS_MTIME), (self.ctime, CTIME_IS_MTIME), (self.btime, BTIME_IS_MTIME)]
-        {
+        for (time, bit) in [
+            (self.atime, ATIME_IS_MTIME),
+            (self.ctime, CTIME_IS_MTIME),
+            (self.btime, BTIME_IS_MTIME),
+        ] {
             if flags & bit == 0 {
                 out.extend_from_slice(&time.to_be_bytes());
             }
@@ -322,7 +326,8 @@ impl Inode {
         let change = reader.u64()?;
         let mtime = reader.i64()?;
         let mut time = |bit: u8| if flags & bit == 0 { reader.i64() } else { Ok(mtime) };
-        let (atime, ctime, btime) = (time(ATIME_IS_MTIME)?, time(CTIME_IS_MTIME)?, time(BTIME_IS_MTIME)?);
+        let (atime, ctime, btime) =
+            (time(ATIME_IS_MTIME)?, time(CTIME_IS_MTIME)?, time(BTIME_IS_MTIME)?);
         let data_change = if flags & DATA_CHANGE_IS_CHANGE == 0 { reader.u64()? } else { change };
         let nlink = if flags & HAS_NLINK == 0 { 1 } else { reader.varint32()? };
         let rdev = if flags & HAS_RDEV == 0 { 0 } else { reader.varint32()? };

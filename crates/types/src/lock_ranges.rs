@@ -72,16 +72,22 @@ impl LockRanges {
     /// By how many ranges holding `start..=end` in another mode, or (`None`) not at all, could make
     /// this longer at most.
     pub fn growth(&self, start: u64, end: u64, mode: Option<LockMode>) -> usize {
-        let split = self
-            .overlapping(start, end)
-            .next()
-            .is_some_and(|(first, held)| first < start && end < held.end && Some(held.mode) != mode);
+        let split = self.overlapping(start, end).next().is_some_and(|(first, held)| {
+            first < start && end < held.end && Some(held.mode) != mode
+        });
         usize::from(split) + usize::from(mode.is_some())
     }
 
     /// Holds `start..=end` in this mode, and tells what that changed, in the order in which it can
     /// be repeated.
-    pub fn set(&mut self, start: u64, end: u64, mode: LockMode, pid: u32, mut tell: impl FnMut(RangeChange)) {
+    pub fn set(
+        &mut self,
+        start: u64,
+        end: u64,
+        mode: LockMode,
+        pid: u32,
+        mut tell: impl FnMut(RangeChange),
+    ) {
         self.clear(start, end, &mut tell);
         let (mut first, mut last) = (start, end);
         let before = self.0.range(..start).next_back().map(|(at, held)| (*at, *held));

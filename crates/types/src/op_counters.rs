@@ -131,8 +131,13 @@ impl NodeStats {
 pub fn sum(workers: &[WorkerCounters], exclusive: usize) -> NodeStats {
     let mut stats = NodeStats::default();
     for (kind, name) in KINDS.iter().enumerate() {
-        let mut total =
-            KindStats { kind: name, requests: 0, errors: 0, nanos: 0, latency: [0; LATENCY_BUCKETS] };
+        let mut total = KindStats {
+            kind: name,
+            requests: 0,
+            errors: 0,
+            nanos: 0,
+            latency: [0; LATENCY_BUCKETS],
+        };
         for counters in workers.iter().map(|worker| &worker.kinds[kind]) {
             total.requests += counters.requests.load(Ordering::Relaxed);
             total.errors += counters.errors.load(Ordering::Relaxed);

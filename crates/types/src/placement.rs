@@ -145,7 +145,10 @@ pub const OBJECT_COUNTERS_MAX: u64 = 1 << (63 - MEMBER_BITS);
 /// counters).
 #[inline]
 pub fn object_in(counter: u64, member: NodeId) -> ObjectId {
-    assert!(member < 1 << MEMBER_BITS && counter < OBJECT_COUNTERS_MAX, "an object number out of bounds");
+    assert!(
+        member < 1 << MEMBER_BITS && counter < OBJECT_COUNTERS_MAX,
+        "an object number out of bounds"
+    );
     let block = (counter / OBJECT_BLOCK) << MEMBER_BITS | u64::from(member);
     block * OBJECT_BLOCK + counter % OBJECT_BLOCK
 }
@@ -188,7 +191,11 @@ mod tests {
         }
         for (parent, name, hash, slot) in SPREAD {
             let found = hash_spread(*parent, name);
-            assert_eq!((found, slot_of_hash(found)), (*hash, *slot), "{parent} {name:?} {found:#018x}");
+            assert_eq!(
+                (found, slot_of_hash(found)),
+                (*hash, *slot),
+                "{parent} {name:?} {found:#018x}"
+            );
         }
         assert_eq!(place_of(0, 3), 0);
         assert_eq!(place_of(u64::MAX, 3), 2);
@@ -221,8 +228,11 @@ mod tests {
         (u64::MAX, b"000001.jpg", 0xa885_f793_ad2a_ff79, 10785),
     ];
 
-    const INODES: &[(u64, u64)] =
-        &[(1, 0x2e53_6ece_6790_ad5d), (16, 0xa802_9b60_d36e_6fad), (u64::MAX, 0xc824_e4b4_e4e5_2973)];
+    const INODES: &[(u64, u64)] = &[
+        (1, 0x2e53_6ece_6790_ad5d),
+        (16, 0xa802_9b60_d36e_6fad),
+        (u64::MAX, 0xc824_e4b4_e4e5_2973),
+    ];
 
     #[test]
     fn ids_carry_their_slot_and_differ_between_nodes() {
@@ -241,7 +251,10 @@ mod tests {
     /// Object numbers belong to one node each, and are consecutive within a block.
     #[test]
     fn object_numbers_by_node_and_block() {
-        assert_eq!((object_in(1, 1), object_in(OBJECT_BLOCK - 1, 1)), ((1 << 20) + 1, (2 << 20) - 1));
+        assert_eq!(
+            (object_in(1, 1), object_in(OBJECT_BLOCK - 1, 1)),
+            ((1 << 20) + 1, (2 << 20) - 1)
+        );
         assert_eq!(object_in(OBJECT_BLOCK, 1), (1 << 30) + (1 << 20));
         assert_eq!(object_in(3 * OBJECT_BLOCK + 7, 1023), 3 << 30 | 1023 << 20 | 7);
         assert!(object_in(OBJECT_COUNTERS_MAX - 1, 1023) < 1 << 63);
@@ -253,7 +266,9 @@ mod tests {
             let mut by_name = vec![0u32; workers];
             let mut by_ino = vec![0u32; workers];
             for i in 0..16_000u64 {
-                by_name[place_of(hash_entry(i / 1000, format!("{i:06}.jpg").as_bytes()), workers)] += 1;
+                by_name
+                    [place_of(hash_entry(i / 1000, format!("{i:06}.jpg").as_bytes()), workers)] +=
+                    1;
                 by_ino[place_of(hash_inode(i), workers)] += 1;
             }
             let fair = 16_000 / workers as u32;

@@ -32,8 +32,12 @@ pub struct TokenId(pub [u8; 8]);
 impl TokenId {
     /// Reads 16 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
-        let plain = text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        u64::from_str_radix(text, 16).ok().filter(|_| plain).map(|number| Self(number.to_be_bytes()))
+        let plain =
+            text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        u64::from_str_radix(text, 16)
+            .ok()
+            .filter(|_| plain)
+            .map(|number| Self(number.to_be_bytes()))
     }
 }
 
@@ -75,7 +79,9 @@ impl Ids {
         let mut apart: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
         for (first, last) in ranges {
             match apart.last_mut() {
-                Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
+                Some(before) if first <= before.1.saturating_add(1) => {
+                    before.1 = before.1.max(last)
+                }
                 _ => apart.push((first, last)),
             }
         }
@@ -86,7 +92,9 @@ impl Ids {
     pub fn has(&self, id: u32) -> bool {
         match self {
             Self::All => true,
-            Self::Ranges(ranges) => ranges.iter().any(|(first, last)| (*first..=*last).contains(&id)),
+            Self::Ranges(ranges) => {
+                ranges.iter().any(|(first, last)| (*first..=*last).contains(&id))
+            }
         }
     }
 }
@@ -295,7 +303,8 @@ fn text(bytes: &[u8]) -> Result<String, DecodeError> {
 }
 
 fn name(bytes: &[u8]) -> Result<String, DecodeError> {
-    text(bytes).and_then(|name| is_name(&name).then_some(name).ok_or(DecodeError("no name of a token")))
+    text(bytes)
+        .and_then(|name| is_name(&name).then_some(name).ok_or(DecodeError("no name of a token")))
 }
 
 fn time(r: &mut Reader<'_>) -> Result<Option<Nanos>, DecodeError> {
@@ -389,10 +398,14 @@ mod tests {
 
     #[test]
     fn what_somebody_knows_to_be_over_is_over() {
-        let (mut one, two) = (record(), TokenRecord { expires: Some(300), revoked: Some(9), ..record() });
+        let (mut one, two) =
+            (record(), TokenRecord { expires: Some(300), revoked: Some(9), ..record() });
         assert_eq!((one.ended(699), one.ended(700)), (None, Some(Ended::Expired)));
         assert!(one.merge(&two) && !one.merge(&record()) && !one.merge(&two));
-        assert_eq!((one.expires, one.revoked, one.ended(0)), (Some(300), Some(9), Some(Ended::Revoked)));
+        assert_eq!(
+            (one.expires, one.revoked, one.ended(0)),
+            (Some(300), Some(9), Some(Ended::Revoked))
+        );
         let mut never = TokenRecord { expires: None, ..record() };
         assert!(never.merge(&record()) && never.expires == Some(700));
     }
@@ -401,7 +414,9 @@ mod tests {
     fn ranges_are_put_in_order() {
         let ids = Ids::of(vec![(5, 9), (0, 0), (10, 12), (20, u32::MAX), (30, 40)]).unwrap();
         assert_eq!(ids.to_string(), format!("0,5-12,20-{}", u32::MAX));
-        for (id, has) in [(0, true), (1, false), (5, true), (12, true), (13, false), (u32::MAX, true)] {
+        for (id, has) in
+            [(0, true), (1, false), (5, true), (12, true), (13, false), (u32::MAX, true)]
+        {
             assert_eq!(ids.has(id), has, "{id}");
         }
         assert!(Ids::of(vec![(2, 1)]).is_err() && Ids::of(Vec::new()).is_err());

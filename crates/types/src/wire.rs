@@ -33,13 +33,13 @@ mod tests;
 pub use frame::{Checksum, Frame, Frames};
 pub use lock::{LOCK_END, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan};
 pub use message::{
-    Answered, Body, Call, ClientId, Hello, Refused, ReplyTo, SessionState, ToClient, ToServer, Versions,
-    Welcome,
+    Answered, Body, Call, ClientId, Hello, Refused, ReplyTo, SessionState, ToClient, ToServer,
+    Versions, Welcome,
 };
 pub use op::{decode_request, encode_request};
 pub use peer::{
-    PROOF_BYTES, PeerChallenge, PeerHello, PeerSecret, Prover, REFUSED_LEFT, REFUSED_NODE_UUID, REFUSED_OLD,
-    REFUSED_TWICE, is_refused_for_good,
+    PROOF_BYTES, PeerChallenge, PeerHello, PeerSecret, Prover, REFUSED_LEFT, REFUSED_NODE_UUID,
+    REFUSED_OLD, REFUSED_TWICE, is_refused_for_good,
 };
 pub use reclaim::{RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, Reclaimed};
 pub use reply::{decode_reply, encode_reply};
@@ -158,8 +158,14 @@ impl std::error::Error for TooLarge {}
 ///
 /// # Errors
 /// If it exceeds a limit; `out` is then as it was.
-pub fn encode_to_server(message: &ToServer, checksum: Checksum, out: &mut Vec<u8>) -> Result<(), TooLarge> {
-    frame::put(out, session::kind_to_server(message), checksum, |w| session::put_to_server(message, w))
+pub fn encode_to_server(
+    message: &ToServer,
+    checksum: Checksum,
+    out: &mut Vec<u8>,
+) -> Result<(), TooLarge> {
+    frame::put(out, session::kind_to_server(message), checksum, |w| {
+        session::put_to_server(message, w)
+    })
 }
 
 /// Appends a call as a frame: [`encode_to_server`] for a call that is not wrapped.
@@ -175,15 +181,19 @@ pub fn encode_call(call: &Call, checksum: Checksum, out: &mut Vec<u8>) -> Result
 ///
 /// # Errors
 /// If another message exceeds a limit; `out` is then as it was.
-pub fn encode_to_client(message: &ToClient, checksum: Checksum, out: &mut Vec<u8>) -> Result<(), TooLarge> {
+pub fn encode_to_client(
+    message: &ToClient,
+    checksum: Checksum,
+    out: &mut Vec<u8>,
+) -> Result<(), TooLarge> {
     match message {
         ToClient::Reply(reply) => {
             encode_reply_to(reply, checksum, out);
             Ok(())
         }
-        other => {
-            frame::put(out, session::kind_to_client(other), checksum, |w| session::put_to_client(other, w))
-        }
+        other => frame::put(out, session::kind_to_client(other), checksum, |w| {
+            session::put_to_client(other, w)
+        }),
     }
 }
 
@@ -195,8 +205,10 @@ pub fn encode_reply_to(reply: &ReplyTo, checksum: Checksum, out: &mut Vec<u8>) {
         frame::put(out, session::REPLY, checksum, |w| session::put_reply(*id, *table, answered, w))
     };
     if let Err(TooLarge(what)) = put(out, answered) {
-        let error =
-            FsError::because(libc::EMSGSIZE, format!("the answer was not sent: {what} is above the limit"));
+        let error = FsError::because(
+            libc::EMSGSIZE,
+            format!("the answer was not sent: {what} is above the limit"),
+        );
         let failed = match answered {
             Answered::Op(_) => Answered::Op(Err(error.into())),
             Answered::Lock(_) => Answered::Lock(Err(error)),

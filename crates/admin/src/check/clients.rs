@@ -81,7 +81,9 @@ fn answers(check: &mut Check<'_>) -> Result<(), EngineError> {
                     Ok((seq, _)) if seq % WINDOW != u64::from(slot) => {
                         Some(format!("it is the one to call {seq}"))
                     }
-                    Ok(_) if !clients.contains(&client) => Some("the client has no session".to_owned()),
+                    Ok(_) if !clients.contains(&client) => {
+                        Some("the client has no session".to_owned())
+                    }
                     Ok(_) => None,
                 };
                 (format!("answer {slot} to {client}"), wrong)

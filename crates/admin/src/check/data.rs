@@ -114,7 +114,9 @@ impl Work<'_> {
                 }
                 // Reported when the store was listed.
                 Err(why) if why.kind() == ErrorKind::NotFound => continue,
-                Err(why) if matches!(why, Error::Remote { .. }) || why.kind() == ErrorKind::Deadline => {
+                Err(why)
+                    if matches!(why, Error::Remote { .. }) || why.kind() == ErrorKind::Deadline =>
+                {
                     self.silent = Some(why);
                     continue;
                 }
@@ -158,9 +160,12 @@ fn groups(ranges: &[Range]) -> Vec<&[Range]> {
 }
 
 fn verify_group(store: &dyn BlockStore, group: &[Range]) -> Vec<(Range, Result<Option<Error>>)> {
-    let verify_with =
-        |store: &dyn BlockStore| group.iter().map(|range| (*range, verify_range(store, *range))).collect();
-    let ([first, .., _], Some(to)) = (group, group.iter().map(end).max()) else { return verify_with(store) };
+    let verify_with = |store: &dyn BlockStore| {
+        group.iter().map(|range| (*range, verify_range(store, *range))).collect()
+    };
+    let ([first, .., _], Some(to)) = (group, group.iter().map(end).max()) else {
+        return verify_with(store);
+    };
     let from = u64::from(first.offset);
     let mut bytes = vec![0; (to - from) as usize];
     match store.read_fresh(first.object, from, &mut [IoSliceMut::new(&mut bytes)]) {

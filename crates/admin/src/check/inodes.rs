@@ -79,9 +79,16 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
     }
     shares.compare(None, Sums::default(), &mut world.sums)?;
     if !root {
-        let finding =
-            Finding::new(FindingKind::RootMissing, "/", "there is no valid record of the root directory");
-        check.found(finding.with(Stage::Tree, "a new record written, with mode 0755", Act::NewRoot));
+        let finding = Finding::new(
+            FindingKind::RootMissing,
+            "/",
+            "there is no valid record of the root directory",
+        );
+        check.found(finding.with(
+            Stage::Tree,
+            "a new record written, with mode 0755",
+            Act::NewRoot,
+        ));
     }
     check.totals.dirs = world.dirs.len() as u64 + 1;
     world.dirs.sort_unstable();
@@ -118,7 +125,8 @@ fn entry_inode(check: &mut Check<'_>, world: &mut World, key: &Key, inode: &Inod
             let right = Inode { nlink: 1, ..inode.clone() };
             let rows = vec![put(key.table, key.id, &key.suffix, Entry::Inode(right).encode())];
             let detail = format!("the record counts {} names; it is the only one", inode.nlink);
-            let finding = Finding::new(FindingKind::LinkCountWrong, check.path(key.id, &key.suffix), detail);
+            let finding =
+                Finding::new(FindingKind::LinkCountWrong, check.path(key.id, &key.suffix), detail);
             check.found(finding.with(Stage::Derived, "set to 1", Act::Rows(rows)));
         }
     }
@@ -164,12 +172,19 @@ fn check_name(check: &mut Check<'_>, key: &Key, entry: Entry) {
     if let Err(why) = Name::check(&key.suffix) {
         let path = check.path(key.id, &key.suffix);
         let finding = Finding::new(FindingKind::NameInvalid, path, why.reason);
-        check.found(finding.with(Stage::Tree, "moved to /lost+found", Act::AdoptEntry(key.clone(), entry)));
+        check.found(finding.with(
+            Stage::Tree,
+            "moved to /lost+found",
+            Act::AdoptEntry(key.clone(), entry),
+        ));
     }
 }
 
 /// Compares directories' entries with their rows in `dirid` and `subdir`.
-fn derived(check: &mut Check<'_>, dirs: &mut Vec<(InodeId, InodeId, Box<[u8]>)>) -> Result<(), EngineError> {
+fn derived(
+    check: &mut Check<'_>,
+    dirs: &mut Vec<(InodeId, InodeId, Box<[u8]>)>,
+) -> Result<(), EngineError> {
     let mut keys = Vec::with_capacity(dirs.len() * 2);
     for (ino, parent, _) in dirs.iter() {
         keys.push(Key::new(Table::DirId, *ino, &[]));
@@ -184,16 +199,20 @@ fn derived(check: &mut Check<'_>, dirs: &mut Vec<(InodeId, InodeId, Box<[u8]>)>)
             let detail = match found {
                 None => "its place is not recorded".to_string(),
                 Some(Err(why)) => format!("its place: {why}"),
-                Some(Ok(other)) => format!("its place says {}", check.path(other.parent, &other.name)),
+                Some(Ok(other)) => {
+                    format!("its place says {}", check.path(other.parent, &other.name))
+                }
             };
             let rows = vec![put(Table::DirId, ino, &[], right.encode())];
-            let finding = Finding::new(FindingKind::DirIdWrong, check.path(parent, &right.name), detail);
+            let finding =
+                Finding::new(FindingKind::DirIdWrong, check.path(parent, &right.name), detail);
             check.found(finding.with(Stage::Derived, "written from its entry", Act::Rows(rows)));
         }
         if listed.is_none() {
             let rows = vec![put(Table::Subdir, parent, &ino.to_be_bytes(), Box::new([]))];
             let detail = "not listed as subdirectory of its parent";
-            let finding = Finding::new(FindingKind::SubdirMissing, check.path(parent, &right.name), detail);
+            let finding =
+                Finding::new(FindingKind::SubdirMissing, check.path(parent, &right.name), detail);
             check.found(finding.with(Stage::Derived, "listed", Act::Rows(rows)));
         }
     }
@@ -207,7 +226,8 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
         check.row("checking links");
         let path = format!("#{}", key.id);
         let mut reader = Reader::new(&value);
-        let inode = match Inode::decode(&mut reader).and_then(|inode| reader.end().map(|()| inode)) {
+        let inode = match Inode::decode(&mut reader).and_then(|inode| reader.end().map(|()| inode))
+        {
             Ok(inode) if inode.ino == key.id && key.suffix.is_empty() => inode,
             Ok(_) => {
                 let what = "the record is another inode's";
@@ -235,7 +255,8 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
                 world.open_unlinked += 1;
                 // Of a volume in use it is open now, as it may be.
                 if check.live.is_none() {
-                    let detail = format!("{} bytes; it was open when the volume stopped", inode.size);
+                    let detail =
+                        format!("{} bytes; it was open when the volume stopped", inode.size);
                     check.found(Finding::new(FindingKind::OpenUnlinked, path, detail));
                 }
             }
@@ -255,7 +276,11 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
                 let rows = vec![put(Table::Link, key.id, &[], right.into())];
                 let detail = format!("it counts {nlink} names; there are {names}");
                 let finding = Finding::new(FindingKind::LinkCountWrong, path, detail);
-                check.found(finding.with(Stage::Derived, format!("set to {names}"), Act::Rows(rows)));
+                check.found(finding.with(
+                    Stage::Derived,
+                    format!("set to {names}"),
+                    Act::Rows(rows),
+                ));
             }
             _ => {}
         }
@@ -291,10 +316,14 @@ pub fn locate(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let records = find_records(check, &|ino| sets.iter().any(|set| set.contains(ino)))?;
     for (ino, mut records) in records {
         if world.dangling.contains(ino) {
-            for (key, _) in records.extract_if(.., |(_, entry)| matches!(entry, Entry::Link { .. })) {
+            for (key, _) in records.extract_if(.., |(_, entry)| matches!(entry, Entry::Link { .. }))
+            {
                 let detail = format!("a hard link to inode {ino}, which does not exist");
-                let finding =
-                    Finding::new(FindingKind::LinkDangling, check.path(key.id, &key.suffix), detail);
+                let finding = Finding::new(
+                    FindingKind::LinkDangling,
+                    check.path(key.id, &key.suffix),
+                    detail,
+                );
                 check.found(finding.with(Stage::Tree, "removed", Act::Rows(vec![delete(&key)])));
             }
         }
@@ -312,10 +341,14 @@ pub fn locate(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
 }
 
 fn unmarked_found(check: &mut Check<'_>, key: &Key, right: Box<[u8]>) {
-    let path =
-        if key.table == Table::Link { format!("#{}", key.id) } else { check.path(key.id, &key.suffix) };
+    let path = if key.table == Table::Link {
+        format!("#{}", key.id)
+    } else {
+        check.path(key.id, &key.suffix)
+    };
     let rows = vec![put(key.table, key.id, &key.suffix, right)];
-    let finding = Finding::new(FindingKind::XattrUnmarked, path, "its record denies its extended attributes");
+    let finding =
+        Finding::new(FindingKind::XattrUnmarked, path, "its record denies its extended attributes");
     check.found(finding.with(Stage::Derived, "marked", Act::Rows(rows)));
 }
 
@@ -347,9 +380,13 @@ fn duplicates(
 ) -> Result<(), EngineError> {
     let change = |entry: &Entry| if let Entry::Inode(inode) = entry { inode.change } else { 0 };
     let is_dir = records.iter().any(|(_, entry)| entry.kind() == Kind::Dir);
-    let stored = get_all(check.engine, &[Key::new(Table::DirId, ino, &[]), Key::new(Table::Link, ino, &[])])?;
+    let stored = get_all(
+        check.engine,
+        &[Key::new(Table::DirId, ino, &[]), Key::new(Table::Link, ino, &[])],
+    )?;
     let place = stored[0].as_deref().and_then(|bytes| DirId::decode(bytes).ok());
-    let at_place = |key: &Key| place.as_ref().is_some_and(|p| p.parent == key.id && p.name == key.suffix);
+    let at_place =
+        |key: &Key| place.as_ref().is_some_and(|p| p.parent == key.id && p.name == key.suffix);
     records.sort_by_key(|(key, entry)| (entry.kind() == Kind::Dir, at_place(key), change(entry)));
     if ino == ROOT {
         // The root's record lies at a key of its own and is not among these.
@@ -365,15 +402,23 @@ fn duplicates(
                 path,
                 format!("directory {ino} has other names"),
             );
-            check.found(finding.with(Stage::Tree, "this name removed", Act::Rows(vec![delete(&key)])));
+            check.found(finding.with(
+                Stage::Tree,
+                "this name removed",
+                Act::Rows(vec![delete(&key)]),
+            ));
             continue;
         }
-        let mut finding =
-            Finding::new(FindingKind::InodeDuplicate, path, format!("inode {ino} has another record"));
+        let mut finding = Finding::new(
+            FindingKind::InodeDuplicate,
+            path,
+            format!("inode {ino} has another record"),
+        );
         if inode.data != Data::Chunked {
             // Chunks are keyed by number: which of two chunked records they belong to cannot be
             // known.
-            finding = finding.with(Stage::Tree, "given a number of its own", Act::Renumber(key, inode));
+            finding =
+                finding.with(Stage::Tree, "given a number of its own", Act::Renumber(key, inode));
         }
         check.found(finding);
     }

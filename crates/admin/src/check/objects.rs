@@ -123,8 +123,11 @@ fn scheduled(check: &mut Check<'_>) -> Result<IdSet, CheckError> {
                 objects.insert(u64::from_be_bytes(number));
             }
             Err(_) => {
-                let finding =
-                    Finding::new(FindingKind::RowUnknown, format!("reap #{}", key.id), "not an object");
+                let finding = Finding::new(
+                    FindingKind::RowUnknown,
+                    format!("reap #{}", key.id),
+                    "not an object",
+                );
                 check.found(finding.with(Stage::Derived, "removed", Act::Rows(vec![delete(&key)])));
             }
         }
@@ -155,7 +158,9 @@ fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result
             let (key, value) = row?;
             check.row("checking accounts of objects");
             match ObjStat::decode(&value) {
-                Ok(stat) if check.is_share(&key.suffix) => sum = sum.saturating_add(stat.referenced),
+                Ok(stat) if check.is_share(&key.suffix) => {
+                    sum = sum.saturating_add(stat.referenced)
+                }
                 _ => broken = true,
             }
             keys.push(key);
@@ -166,7 +171,14 @@ fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result
     }
 }
 
-fn account(check: &mut Check<'_>, window: &Window, index: usize, sum: i64, keys: &[Key], damaged: bool) {
+fn account(
+    check: &mut Check<'_>,
+    window: &Window,
+    index: usize,
+    sum: i64,
+    keys: &[Key],
+    damaged: bool,
+) {
     let object = window.first + index as u64;
     let referenced = window.referenced[index];
     let detail = format!("the account says {sum} bytes are referred to; {referenced} are");
@@ -205,7 +217,11 @@ fn stored(
         }
         if first_pass {
             for name in page.unknown {
-                check.found(Finding::new(FindingKind::ObjectUnknown, name, "not an object; left alone"));
+                check.found(Finding::new(
+                    FindingKind::ObjectUnknown,
+                    name,
+                    "not an object; left alone",
+                ));
             }
         }
     }
@@ -283,7 +299,9 @@ fn confirm(
             Ok(size) => drop(bad.insert(suspect.object, Some(size))),
             Err(why) if why.kind() == ErrorKind::NotFound => absent.push(suspect.object),
             // Its own header is damaged: its data are, and reading them tells how.
-            Err(why) if why.kind() == ErrorKind::Corrupt => drop(bad.insert(suspect.object, Some(0))),
+            Err(why) if why.kind() == ErrorKind::Corrupt => {
+                drop(bad.insert(suspect.object, Some(0)))
+            }
             Err(why) => return Err(why.into()),
         }
     }
@@ -296,7 +314,10 @@ fn confirm(
 
 /// Those of the objects, which are gone, that the volume in use refers to. An account that is not
 /// nought now was not when the object went: nobody can add to one that has gone.
-fn still_referred_to(check: &Check<'_>, mut absent: Vec<ObjectId>) -> Result<Vec<ObjectId>, CheckError> {
+fn still_referred_to(
+    check: &Check<'_>,
+    mut absent: Vec<ObjectId>,
+) -> Result<Vec<ObjectId>, CheckError> {
     let Some(live) = check.live else { return Ok(absent) };
     // Several nodes forget their shares of an account one after the other.
     let looks = if check.is_of_several { 2 } else { 1 };
@@ -318,14 +339,18 @@ fn still_referred_to(check: &Check<'_>, mut absent: Vec<ObjectId>) -> Result<Vec
 fn leaked(check: &mut Check<'_>) {
     let (objects, bytes) = (check.totals.leaked_objects, check.totals.leaked_bytes);
     if objects > 0 {
-        let detail =
-            format!("nothing refers to {objects} objects with {bytes} bytes; `kestrel gc` removes them");
+        let detail = format!(
+            "nothing refers to {objects} objects with {bytes} bytes; `kestrel gc` removes them"
+        );
         check.found(Finding::new(FindingKind::ObjectsLeaked, "store", detail));
     }
 }
 
 /// Says which files suffer from missing (no size) and short objects.
-fn name_files(check: &mut Check<'_>, bad: &BTreeMap<ObjectId, Option<u64>>) -> Result<(), CheckError> {
+fn name_files(
+    check: &mut Check<'_>,
+    bad: &BTreeMap<ObjectId, Option<u64>>,
+) -> Result<(), CheckError> {
     if bad.is_empty() {
         return Ok(());
     }
@@ -346,7 +371,9 @@ fn name_files(check: &mut Check<'_>, bad: &BTreeMap<ObjectId, Option<u64>>) -> R
                 FindingKind::ObjectShort,
                 format!("object {} has {size} bytes, {needed} are needed", range.object),
             ),
-            None => (FindingKind::ObjectMissing, format!("object {} is not in the store", range.object)),
+            None => {
+                (FindingKind::ObjectMissing, format!("object {} is not in the store", range.object))
+            }
         };
         found.push((row.clone(), kind, detail));
     })?;

@@ -115,7 +115,8 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         if !world.is_dir(*dir) {
             continue;
         }
-        let shares = take(&mut Rows::from(check.engine, Table::DirStat, *dir, &[]), *dir, check.shares)?;
+        let shares =
+            take(&mut Rows::from(check.engine, Table::DirStat, *dir, &[]), *dir, check.shares)?;
         let found = Sums::of(&shares.total);
         let detail = if shares.damaged {
             "a share is damaged, or of a worker that does not exist".to_string()
@@ -142,8 +143,11 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         }
         if !world.is_dir(dir) && world.parents.binary_search(&dir).is_err() {
             let rows = shares.keys.iter().map(delete).collect();
-            let finding =
-                Finding::new(FindingKind::DirStatDangling, format!("#{dir}"), "sums of no directory");
+            let finding = Finding::new(
+                FindingKind::DirStatDangling,
+                format!("#{dir}"),
+                "sums of no directory",
+            );
             check.found(finding.with(Stage::Derived, "removed", Act::Rows(rows)));
         }
     }

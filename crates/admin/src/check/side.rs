@@ -50,13 +50,15 @@ fn subdirs(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         let child = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes);
         let listed = |child: InodeId| {
             // Where a directory with two names belongs is decided first.
-            child != ROOT && (world.parent_of(child) == Some(key.id) || world.duplicates.contains(child))
+            child != ROOT
+                && (world.parent_of(child) == Some(key.id) || world.duplicates.contains(child))
         };
         if child.is_ok_and(listed) {
             continue;
         }
-        let detail =
-            child.map_or("not a number".to_string(), |child| format!("directory {child} is not below it"));
+        let detail = child.map_or("not a number".to_string(), |child| {
+            format!("directory {child} is not below it")
+        });
         let finding = Finding::new(FindingKind::SubdirDangling, check.dir_path(key.id), detail);
         check.found(finding.with(Stage::Derived, "removed", Act::Rows(vec![delete(&key)])));
     }
@@ -97,7 +99,8 @@ fn chunks(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     for row in check.rows(Table::Chunk) {
         let row = row?;
         let number = <[u8; 8]>::try_from(&*row.0.suffix).map(u64::from_be_bytes);
-        let swept = sweeps.get(&row.0.id).zip(number.ok()).is_some_and(|(first, number)| number >= *first);
+        let swept =
+            sweeps.get(&row.0.id).zip(number.ok()).is_some_and(|(first, number)| number >= *first);
         if swept {
             // The node goes on deleting them when the volume is mounted.
             continue;
@@ -134,7 +137,8 @@ fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray: &mut Op
         return;
     };
     let Some(size) = size else {
-        let file = stray.get_or_insert(File { ino: key.id, keys: Vec::new(), end: 0, damaged: false });
+        let file =
+            stray.get_or_insert(File { ino: key.id, keys: Vec::new(), end: 0, damaged: false });
         file.end = file.end.max(first.saturating_add(u64::from(list.end())).min(FILE_SIZE_MAX));
         file.keys.push(key);
         return;
@@ -152,7 +156,11 @@ fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray: &mut Op
         };
         let detail = format!("extents reach to {end}, the file to {size}");
         let finding = Finding::new(FindingKind::ChunkBeyondEnd, path, detail);
-        check.found(finding.with(Stage::Derived, "cut at the end of the file", Act::Rows(vec![row])));
+        check.found(finding.with(
+            Stage::Derived,
+            "cut at the end of the file",
+            Act::Rows(vec![row]),
+        ));
     }
 }
 
@@ -168,7 +176,11 @@ fn dangling(check: &mut Check<'_>, world: &World, file: &File) {
         let finding = Finding::new(FindingKind::ChunkDangling, path, detail);
         check.found(finding.with(Stage::Derived, "removed", Act::Rows(rows)));
     } else {
-        let detail = format!("{} chunks up to byte {} of a file without a record", file.keys.len(), file.end);
+        let detail = format!(
+            "{} chunks up to byte {} of a file without a record",
+            file.keys.len(),
+            file.end
+        );
         let mut finding = Finding::new(FindingKind::ChunkDangling, path, detail);
         if !file.damaged {
             let says = format!("made a file: /lost+found/#{}", file.ino);
@@ -192,7 +204,8 @@ fn xattrs(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         match decode_xattr(&value) {
             Ok(bytes) if named && bytes.len() <= XATTR_VALUE_MAX => {}
             Ok(bytes) => {
-                let detail = format!("name of {} bytes, value of {}", key.suffix.len(), bytes.len());
+                let detail =
+                    format!("name of {} bytes, value of {}", key.suffix.len(), bytes.len());
                 check.found(Finding::new(FindingKind::XattrDamaged, path, detail));
             }
             Err(why) => check.found(Finding::new(FindingKind::XattrDamaged, path, why.to_string())),

@@ -94,7 +94,8 @@ fn root_place(check: &mut Check<'_>) -> Result<(), EngineError> {
         return Ok(());
     }
     let rows = vec![put(Table::DirId, ROOT, &[], nowhere.encode())];
-    let finding = Finding::new(FindingKind::DirIdWrong, "/", "the root's place is missing or wrong");
+    let finding =
+        Finding::new(FindingKind::DirIdWrong, "/", "the root's place is missing or wrong");
     check.found(finding.with(Stage::Derived, "written anew", Act::Rows(rows)));
     Ok(())
 }

@@ -169,7 +169,14 @@ impl BackupRepository {
     /// # Errors
     /// None yet: the first part that is written finds what is in the way.
     pub fn begin(&self, now: Nanos) -> Writing<'_> {
-        Writing { shelf: self, stamp: Stamp::at(now), buffer: Vec::new(), parts: 0, moved: 0, done: false }
+        Writing {
+            shelf: self,
+            stamp: Stamp::at(now),
+            buffer: Vec::new(),
+            parts: 0,
+            moved: 0,
+            done: false,
+        }
     }
 
     /// All dumps. Reads every manifest.
@@ -227,12 +234,14 @@ impl BackupRepository {
         if end != format!("\n{:08x}\n", crc32c::crc32c(document)).as_bytes() {
             return Err(damaged("its checksum does not match"));
         }
-        let said: Value = serde_json::from_slice(document).map_err(|why| damaged(&why.to_string()))?;
+        let said: Value =
+            serde_json::from_slice(document).map_err(|why| damaged(&why.to_string()))?;
         if said["magic"] != MAGIC {
             return Err(damaged("it is no manifest"));
         }
-        let number =
-            |name: &str| said[name].as_u64().ok_or_else(|| damaged(&format!("it does not say {name}")));
+        let number = |name: &str| {
+            said[name].as_u64().ok_or_else(|| damaged(&format!("it does not say {name}")))
+        };
         match number("version")? {
             VERSION => {}
             other => return Err(BackupError::Newer(stamp, other)),
@@ -240,7 +249,8 @@ impl BackupRepository {
         if number("stamp")? != stamp.0 {
             return Err(damaged("it is that of another dump"));
         }
-        let counts = Counts { rows: number("rows")?, changes: number("changes")?, bytes: number("bytes")? };
+        let counts =
+            Counts { rows: number("rows")?, changes: number("changes")?, bytes: number("bytes")? };
         let parts = number("parts")?;
         if counts.bytes > parts.saturating_mul(PART_BYTES as u64) {
             return Err(damaged("it says more bytes than its parts have"));
@@ -269,7 +279,8 @@ impl BackupRepository {
     /// If the store fails; some may be removed then.
     pub fn prune(&self, keep: usize, now: Nanos) -> Result<Vec<Stamp>, BackupError> {
         let listed = self.list()?;
-        let past: Vec<&Backup> = listed.kept.iter().filter(|kept| kept.stamp <= Stamp::latest(now)).collect();
+        let past: Vec<&Backup> =
+            listed.kept.iter().filter(|kept| kept.stamp <= Stamp::latest(now)).collect();
         let whole = past.iter().rev().find(|kept| kept.left_out == 0).map(|kept| kept.stamp);
         let surplus = &past[..past.len().saturating_sub(keep.max(1))];
         let surplus = surplus.iter().map(|kept| kept.stamp).filter(|stamp| Some(*stamp) != whole);
@@ -289,7 +300,11 @@ impl BackupRepository {
         let mut parts = Vec::new();
         for page in list_all(&*self.plain) {
             parts.extend(
-                page?.objects.iter().map(|info| info.object).filter(|object| Stamp::of(*object) == stamp),
+                page?
+                    .objects
+                    .iter()
+                    .map(|info| info.object)
+                    .filter(|object| Stamp::of(*object) == stamp),
             );
         }
         self.plain.delete_each(&parts).into_iter().collect::<Result<Vec<()>, Error>>()?;
@@ -312,7 +327,9 @@ impl Writing<'_> {
         loop {
             let object = self.stamp.object(self.parts + 1);
             if Stamp::of(object) != self.stamp {
-                return Err(Error::Invalid { what: "a dump has more parts than can be numbered" }.into());
+                return Err(
+                    Error::Invalid { what: "a dump has more parts than can be numbered" }.into()
+                );
             }
             match self.shelf.coded.put(object, &[IoSlice::new(&self.buffer)]) {
                 Err(Error::Exists { .. }) if self.parts == 0 && self.moved < MOVES_MAX => {
@@ -389,10 +406,14 @@ impl Drop for Writing<'_> {
         // The manifest first: its put may have come through though nobody heard of it, and without
         // parts it must not stay.
         if let Err(why) = self.shelf.plain.delete(self.stamp.object(0)) {
-            log::warn!("dump {} was cut short, and stays in the store for now: {why}", self.stamp.0);
+            log::warn!(
+                "dump {} was cut short, and stays in the store for now: {why}",
+                self.stamp.0
+            );
             return;
         }
-        let parts: Vec<ObjectId> = (1..=self.parts + 1).map(|part| self.stamp.object(part)).collect();
+        let parts: Vec<ObjectId> =
+            (1..=self.parts + 1).map(|part| self.stamp.object(part)).collect();
         // What stays behind has no manifest, and goes when it is old.
         for failed in self.shelf.plain.delete_each(&parts).into_iter().filter_map(Result::err) {
             log::warn!("a part of a dump that was cut short stays in the store for now: {failed}");
@@ -417,7 +438,8 @@ impl Read for Reading<'_> {
         }
         self.part += 1;
         let len = usize::try_from(self.rest).unwrap_or(PART_BYTES).min(PART_BYTES);
-        let mut part = std::mem::replace(&mut self.buffer, io::Cursor::new(Vec::new())).into_inner();
+        let mut part =
+            std::mem::replace(&mut self.buffer, io::Cursor::new(Vec::new())).into_inner();
         part.resize(len, 0);
         let object = self.stamp.object(self.part);
         self.shelf

@@ -31,7 +31,10 @@ pub struct Header {
 ///
 /// # Errors
 /// If it is not a dump, newer, damaged or truncated.
-pub fn verify(input: impl BufRead, progress: &mut dyn FnMut(u64)) -> Result<(Header, Counts), DumpError> {
+pub fn verify(
+    input: impl BufRead,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(Header, Counts), DumpError> {
     walk(input, &mut |_, _| Ok(()), progress)
 }
 
@@ -129,10 +132,12 @@ fn walk(
 ) -> Result<(Header, Counts), DumpError> {
     let mut lines = LineReader::new(input);
     let header = match lines.next()? {
-        Some((kind, payload)) if kind == "header" => parse_header(&payload).map_err(|error| match error {
-            Some(error) => error,
-            None => lines.corrupt("the first line does not describe a dump"),
-        })?,
+        Some((kind, payload)) if kind == "header" => {
+            parse_header(&payload).map_err(|error| match error {
+                Some(error) => error,
+                None => lines.corrupt("the first line does not describe a dump"),
+            })?
+        }
         _ => return Err(lines.corrupt("the first line is not that of a dump")),
     };
     let mut counts = Counts::default();
@@ -147,7 +152,9 @@ fn walk(
                 lines.check_end(&payload, &counts)?;
                 break;
             }
-            other => return Err(lines.corrupt(format!("a line of kind {other:?} is not expected here"))),
+            other => {
+                return Err(lines.corrupt(format!("a line of kind {other:?} is not expected here")));
+            }
         };
         if is_change {
             counts.changes += 1

@@ -89,12 +89,17 @@ pub(crate) fn write(out: &mut impl Write, batch: &[Mutation]) -> io::Result<u64>
 /// Reads changes back, in their order.
 pub(crate) fn read(input: &mut impl Read, visit: Visit<'_>) -> Result<(), DumpError> {
     while let Some(bytes) = read_string(input)? {
-        let damaged =
-            || io::Error::new(io::ErrorKind::InvalidData, "the spool file was changed by somebody else");
+        let damaged = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the spool file was changed by somebody else",
+            )
+        };
         let key = KeyRef::decode(&bytes).ok_or_else(damaged)?.to_owned();
         let mut present = [0];
         input.read_exact(&mut present)?;
-        let value = if present[0] == 1 { Some(read_string(input)?.ok_or_else(damaged)?) } else { None };
+        let value =
+            if present[0] == 1 { Some(read_string(input)?.ok_or_else(damaged)?) } else { None };
         visit(key, value)?;
     }
     Ok(())

@@ -35,15 +35,23 @@ use crate::cut::{self, CutError};
 use crate::info::InfoError;
 use crate::merge::{Highest, add_up};
 use crate::rows::{
-    CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get, put,
+    CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get,
+    put,
 };
 
 /// Changes committed together.
 const BATCH: usize = 4096;
 
 /// Tables whose rows are the same on one node and on several, and only lie elsewhere.
-const OWNED: [Table; 7] =
-    [Table::Entry, Table::DirId, Table::Subdir, Table::Link, Table::Chunk, Table::Xattr, Table::Sweep];
+const OWNED: [Table; 7] = [
+    Table::Entry,
+    Table::DirId,
+    Table::Subdir,
+    Table::Link,
+    Table::Chunk,
+    Table::Xattr,
+    Table::Sweep,
+];
 
 /// Record of a node, in table `system`, while it is loaded into.
 pub const LOADING: &[u8] = b"loading";
@@ -99,7 +107,8 @@ pub fn keep_clear_of(nodes: &TargetNodes<'_>, store: &dyn BlockStore) -> Result<
             engine.sync()?;
         }
     }
-    let absent = highest.iter().filter(|(maker, _)| is_absent(nodes, **maker)).map(|(_, counter)| *counter);
+    let absent =
+        highest.iter().filter(|(maker, _)| is_absent(nodes, **maker)).map(|(_, counter)| *counter);
     if let Some(counter) = absent.max() {
         for engine in nodes.values() {
             raise(*engine, OBJECTS, counter.saturating_add(1))?;
@@ -116,11 +125,14 @@ fn is_absent(nodes: &TargetNodes<'_>, maker: NodeId) -> bool {
 
 /// Makes a counter of a node stand at `least` or higher.
 fn raise(engine: &dyn Engine, name: &[u8], least: u64) -> Result<(), EngineError> {
-    let stands = get(engine, Key::new(Table::System, 0, name))?.and_then(|row| decode_ceiling(&row).ok());
+    let stands =
+        get(engine, Key::new(Table::System, 0, name))?.and_then(|row| decode_ceiling(&row).ok());
     if stands.unwrap_or(0) >= least {
         return Ok(());
     }
-    engine.commit(BatchKind::Growing, vec![put(Table::System, 0, name, encode_ceiling(least))]).map(drop)
+    engine
+        .commit(BatchKind::Growing, vec![put(Table::System, 0, name, encode_ceiling(least))])
+        .map(drop)
 }
 
 struct Spread<'a> {
@@ -146,7 +158,9 @@ impl<'a> Spread<'a> {
 
     fn engine(&self, node: NodeId) -> Result<&'a dyn Engine, DumpError> {
         let found = self.nodes.get(&node).copied();
-        found.ok_or_else(|| DumpError::Mismatch(format!("a row belongs to node {node}, which there is not")))
+        found.ok_or_else(|| {
+            DumpError::Mismatch(format!("a row belongs to node {node}, which there is not"))
+        })
     }
 
     /// The node that has the root's entry, and its key.
@@ -158,7 +172,8 @@ impl<'a> Spread<'a> {
     /// it has no root, and all nodes have a record of that.
     fn refuse_files(&self) -> Result<(), DumpError> {
         for engine in self.nodes.values() {
-            let records = ChangeRecords::read(*engine).map_err(|why| DumpError::Mismatch(why.to_string()))?;
+            let records =
+                ChangeRecords::read(*engine).map_err(|why| DumpError::Mismatch(why.to_string()))?;
             if let Some(node) = records.expected.keys().next() {
                 // Its token says where its counters begin.
                 return Err(DumpError::Mismatch(format!(
@@ -265,7 +280,8 @@ impl<'a> Spread<'a> {
         engine.commit(BatchKind::Growing, vec![Mutation { key: root, value: Some(value) }])?;
         engine.sync()?;
         for engine in self.nodes.values() {
-            engine.commit(BatchKind::Freeing, vec![delete(&Key::new(Table::System, 0, LOADING))])?;
+            engine
+                .commit(BatchKind::Freeing, vec![delete(&Key::new(Table::System, 0, LOADING))])?;
             engine.sync()?;
         }
         Ok(())
@@ -294,7 +310,8 @@ impl<'a> Spread<'a> {
     /// Shares, added up, are one node's: those of a directory where it is at home.
     fn shares(&mut self, from: &dyn Engine, highest: &mut Highest) -> Result<(), DumpError> {
         // The first share of each node.
-        let first = |node: NodeId| u16::try_from(node as usize * WORKERS_MAX).unwrap_or(0).to_be_bytes();
+        let first =
+            |node: NodeId| u16::try_from(node as usize * WORKERS_MAX).unwrap_or(0).to_be_bytes();
         let mut sent = Vec::new();
         add_up(from, Table::DirStat, &mut |dir, rows: &[Row]| {
             let mut total = DirStat::default();
@@ -309,7 +326,8 @@ impl<'a> Spread<'a> {
         add_up(from, Table::ObjStat, &mut |object, rows: &[Row]| {
             let mut total = ObjStat::default();
             for (_, value) in rows {
-                total.referenced = total.referenced.saturating_add(ObjStat::decode(value)?.referenced);
+                total.referenced =
+                    total.referenced.saturating_add(ObjStat::decode(value)?.referenced);
             }
             highest.object(object);
             let node = self.keeper(object);
@@ -322,7 +340,8 @@ impl<'a> Spread<'a> {
     /// Every node counts on above what it has made up, whichever volume it did that for, and above
     /// what nodes made up that are not there.
     fn counters(&self, from: &dyn Engine, highest: &Highest) -> Result<(), DumpError> {
-        let clock = get(from, Key::new(Table::System, 0, CLOCK))?.and_then(|row| decode_ceiling(&row).ok());
+        let clock =
+            get(from, Key::new(Table::System, 0, CLOCK))?.and_then(|row| decode_ceiling(&row).ok());
         for (node, engine) in self.nodes {
             if let Some([inodes, objects]) = highest.counters.get(node) {
                 raise(*engine, INODES, inodes.saturating_add(1))?;
@@ -331,7 +350,8 @@ impl<'a> Spread<'a> {
             raise(*engine, CLOCK, clock.unwrap_or(0))?;
         }
         let absent = highest.counters.iter().filter(|(maker, _)| is_absent(self.nodes, **maker));
-        let absent = absent.map(|(_, counters)| *counters).reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
+        let absent =
+            absent.map(|(_, counters)| *counters).reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
         if let Some([inodes, objects]) = absent {
             for engine in self.nodes.values() {
                 raise(*engine, INODES, inodes.saturating_add(1))?;
@@ -378,7 +398,9 @@ impl<'a> Spread<'a> {
             return Ok(());
         }
         let batch = std::mem::take(batch);
-        self.nodes.get(&node).map_or(Ok(()), |engine| engine.commit(BatchKind::Growing, batch).map(drop))
+        self.nodes
+            .get(&node)
+            .map_or(Ok(()), |engine| engine.commit(BatchKind::Growing, batch).map(drop))
     }
 
     fn flush(&mut self) -> Result<(), DumpError> {

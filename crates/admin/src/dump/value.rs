@@ -161,7 +161,10 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
             }
         },
         Table::Link => {
-            object.insert("inode".into(), inode_object(&Inode::decode(&mut Reader::new(bytes)).ok()?));
+            object.insert(
+                "inode".into(),
+                inode_object(&Inode::decode(&mut Reader::new(bytes)).ok()?),
+            );
         }
         Table::DirStat => {
             let stat = DirStat::decode(bytes).ok()?;
@@ -184,9 +187,14 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
             let list = ExtentList::decode(&mut Reader::new(bytes)).ok()?;
             let extents = list.extents().iter().filter_map(|extent| match extent.source {
                 Source::Hole => None,
-                Source::Stored { range, skip } => {
-                    Some(json!([extent.pos, extent.len, range.object, range.offset, range.len, skip]))
-                }
+                Source::Stored { range, skip } => Some(json!([
+                    extent.pos,
+                    extent.len,
+                    range.object,
+                    range.offset,
+                    range.len,
+                    skip
+                ])),
             });
             object.insert("extents".into(), extents.collect());
         }
@@ -207,7 +215,8 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
         Table::System => encode_ceiling(number("next")?),
         Table::Entry => match object.get("inode") {
             Some(inode) => Entry::Inode(parse_inode(inode)?).encode(),
-            None => Entry::Link { ino: number("link")?, kind: parse_kind(object.get("kind")?)? }.encode(),
+            None => Entry::Link { ino: number("link")?, kind: parse_kind(object.get("kind")?)? }
+                .encode(),
         },
         Table::Link => {
             let mut out = Vec::new();
@@ -222,7 +231,9 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
             change: number("change")?,
         }
         .encode(),
-        Table::DirId => DirId { parent: number("parent")?, name: get_bytes(object, "name")?.into() }.encode(),
+        Table::DirId => {
+            DirId { parent: number("parent")?, name: get_bytes(object, "name")?.into() }.encode()
+        }
         Table::Chunk => parse_extents(object.get("extents")?)?,
         Table::Xattr => encode_xattr(&get_bytes(object, "value")?),
         Table::ObjStat => ObjStat { referenced: signed("referenced")? }.encode(),
@@ -234,7 +245,8 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
 fn parse_extents(value: &Value) -> Option<Box<[u8]>> {
     let mut list = ExtentList::new();
     for extent in value.as_array()? {
-        let fields: Vec<u64> = extent.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?;
+        let fields: Vec<u64> =
+            extent.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?;
         let [pos, len, object, offset, range_len, skip] = fields.try_into().ok()?;
         let small = |value: u64| u32::try_from(value).ok();
         let range = Range { object, offset: small(offset)?, len: small(range_len)? };
@@ -307,7 +319,8 @@ fn parse_inode(value: &Value) -> Option<Inode> {
     let small = |name: &str| u32::try_from(number(name)?).ok();
     let time = |name: &str| object.get(name)?.as_i64();
     let data = if let Some(packed) = object.get("packed") {
-        let fields: Vec<u64> = packed.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?;
+        let fields: Vec<u64> =
+            packed.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?;
         let [object, offset, len, visible] = fields.try_into().ok()?;
         let small = |value: u64| u32::try_from(value).ok();
         Data::Packed {
@@ -368,6 +381,10 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: &u8| char::from(*byte).to_digit(16).map(|digit| digit as u8);
     let pairs = text.as_bytes().chunks(2);
     pairs
-        .map(|pair| if let [high, low] = pair { Some(digit(high)? << 4 | digit(low)?) } else { None })
+        .map(
+            |pair| {
+                if let [high, low] = pair { Some(digit(high)? << 4 | digit(low)?) } else { None }
+            },
+        )
         .collect()
 }

@@ -82,7 +82,8 @@ pub fn repair(
         let mut totals = Totals::default();
         if applied == 0 {
             let mut keep = |finding| kept.push(finding);
-            (totals, applied) = rounds((&mended, Some(&mended)), options, now, did, &mut keep, progress)?;
+            (totals, applied) =
+                rounds((&mended, Some(&mended)), options, now, did, &mut keep, progress)?;
         }
         done += applied;
         if applied > 0 {
@@ -105,7 +106,9 @@ pub fn repair(
 impl ClusterRepair<'_> {
     fn gather(&self, progress: Progress<'_>) -> Result<ClusterView, CutError> {
         let scratch = (self.scratch, self.reserve_bytes);
-        gather(self.nodes, self.placement, scratch, &mut |rows| progress("gathering metadata", rows))
+        gather(self.nodes, self.placement, scratch, &mut |rows| {
+            progress("gathering metadata", rows)
+        })
     }
 
     /// Rows that are on their way between nodes would overtake their repair.
@@ -139,7 +142,8 @@ impl ClusterRepair<'_> {
         now: Nanos,
         did: &mut dyn FnMut(&Finding, &Fix),
     ) -> Result<u64, RepairError> {
-        let fixes = || whole.findings.iter().filter_map(|finding| Some((finding, finding.fix.as_ref()?)));
+        let fixes =
+            || whole.findings.iter().filter_map(|finding| Some((finding, finding.fix.as_ref()?)));
         let Some(stage) = fixes().map(|(_, fix)| fix.stage).min() else { return Ok(0) };
         mended.begin()?;
         let mut strays = None;

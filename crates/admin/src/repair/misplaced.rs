@@ -74,9 +74,13 @@ impl<'a> MisplacedRows<'a> {
             (_, home) => home?,
         };
         match get(home, key.clone())? {
-            Some(there) if there == value => Ok(Some(format!("removed: node {owner} has the same"))),
+            Some(there) if there == value => {
+                Ok(Some(format!("removed: node {owner} has the same")))
+            }
             Some(_) => self.keep(key, &value),
-            None if key.table == Table::Chunk && self.inodes.contains(key.id) => self.keep_chunk(key, &value),
+            None if key.table == Table::Chunk && self.inodes.contains(key.id) => {
+                self.keep_chunk(key, &value)
+            }
             None => {
                 let row = put(key.table, key.id, &key.suffix, value);
                 home.commit(BatchKind::Freeing, vec![row])?;

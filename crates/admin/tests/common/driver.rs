@@ -39,7 +39,15 @@ impl Driver {
         let clock = Arc::new(ManualClock::new(NOW));
         let node = Node::open(engine.clone(), clock.clone(), NodeConfig::default()).unwrap();
         let random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
-        let driver = Self { engine, clock, node, random, dirs: vec![ROOT], open: Vec::new(), next_object: 1 };
+        let driver = Self {
+            engine,
+            clock,
+            node,
+            random,
+            dirs: vec![ROOT],
+            open: Vec::new(),
+            next_object: 1,
+        };
         assert!(matches!(driver.ask(Op::AllocObjects(1 << 20)), Ok(Answer::Objects { .. })));
         driver
     }
@@ -86,7 +94,8 @@ impl Driver {
             }
             _ => {
                 let range = self.range();
-                let pos = if self.random.below(4) == 0 { 0 } else { self.random.below(60 << 20) as u32 };
+                let pos =
+                    if self.random.below(4) == 0 { 0 } else { self.random.below(60 << 20) as u32 };
                 let chunk = self.random.below(3);
                 let end = chunk * (64 << 20) + u64::from(pos) + u64::from(range.len);
                 (NewData::Patches(vec![(chunk, Extent::of_range(pos, range))]), size.max(end))
@@ -106,7 +115,8 @@ impl Driver {
                 }
             }
             2..=4 => {
-                let create = Op::Create { place: self.place(), mode: 0o644, flags, exclusive: false };
+                let create =
+                    Op::Create { place: self.place(), mode: 0o644, flags, exclusive: false };
                 if let Ok(Answer::Opened { inode, .. }) = self.ask(create) {
                     self.open.push(inode.ino);
                 }
@@ -175,7 +185,8 @@ impl Driver {
 pub fn findings(engine: &dyn Engine) -> (Vec<Finding>, u64) {
     let mut found = Vec::new();
     let totals =
-        check(engine, &mut Options::default(), &mut |finding| found.push(finding), &mut |_, _| {}).unwrap();
+        check(engine, &mut Options::default(), &mut |finding| found.push(finding), &mut |_, _| {})
+            .unwrap();
     found.retain(|finding| finding.kind.severity() == Severity::Error);
     (found, totals.files)
 }

@@ -135,7 +135,8 @@ pub fn rows() -> Vec<Mutation> {
     let mut inline = inode(INLINE, Kind::File, 5, Data::Inline((*b"hello").into()));
     inline.xattrs = true;
     inline.flags = InodeFlags::NO_DUMP;
-    let mut linked = inode(LINKED, Kind::File, 30, Data::Packed { range: range(3, 0, 30), visible: 30 });
+    let mut linked =
+        inode(LINKED, Kind::File, 30, Data::Packed { range: range(3, 0, 30), visible: 30 });
     linked.nlink = 2;
     let mut rows = vec![
         entry(0, "", dir(ROOT)),
@@ -203,15 +204,20 @@ impl Volume {
 
     pub fn check_with(&self, options: &mut Options<'_>) -> (Vec<Finding>, Totals) {
         let mut findings = Vec::new();
-        let totals =
-            check::check(&self.engine, options, &mut |finding| findings.push(finding), &mut |_, _| {})
-                .unwrap();
+        let totals = check::check(
+            &self.engine,
+            options,
+            &mut |finding| findings.push(finding),
+            &mut |_, _| {},
+        )
+        .unwrap();
         (findings, totals)
     }
 
     /// Kinds of the findings, sorted.
     pub fn kinds(&self) -> Vec<FindingKind> {
-        let mut kinds: Vec<FindingKind> = self.check().0.iter().map(|finding| finding.kind).collect();
+        let mut kinds: Vec<FindingKind> =
+            self.check().0.iter().map(|finding| finding.kind).collect();
         kinds.sort_unstable();
         kinds
     }
@@ -221,7 +227,13 @@ impl Volume {
         let mut options = Options { store: Some(&self.store), ..Options::default() };
         let (mut left, mut did) = (Vec::new(), Vec::new());
         let mut note = |finding: &Finding, fix: &Fix| {
-            did.push(format!("{} {}: {}: {}", finding.kind.name(), finding.path, finding.detail, fix.says));
+            did.push(format!(
+                "{} {}: {}: {}",
+                finding.kind.name(),
+                finding.path,
+                finding.detail,
+                fix.says
+            ));
         };
         let mut keep = |finding| left.push(finding);
         let done = repair(&self.engine, &mut options, NOW, &mut note, &mut keep, &mut |_, _| {});
@@ -236,7 +248,9 @@ impl Volume {
     pub fn all(&self) -> HashMap<Key, Box<[u8]>> {
         let tables = Table::ALL.into_iter();
         tables
-            .flat_map(|table| kestrel_admin::rows::Rows::new(&self.engine, table).map(|row| row.unwrap()))
+            .flat_map(|table| {
+                kestrel_admin::rows::Rows::new(&self.engine, table).map(|row| row.unwrap())
+            })
             .collect()
     }
 }

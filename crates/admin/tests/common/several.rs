@@ -125,8 +125,10 @@ impl<'a> Several<'a> {
     pub fn check(&self) -> Vec<Finding> {
         self.with_whole(|whole| {
             let mut found = whole.findings.clone();
-            let mut options = Options { is_of_several: true, store: Some(self.store), ..Options::default() };
-            check(whole.engine(), &mut options, &mut |finding| found.push(finding), &mut |_, _| ()).unwrap();
+            let mut options =
+                Options { is_of_several: true, store: Some(self.store), ..Options::default() };
+            check(whole.engine(), &mut options, &mut |finding| found.push(finding), &mut |_, _| ())
+                .unwrap();
             found
         })
     }
@@ -140,8 +142,12 @@ impl<'a> Several<'a> {
     pub fn repair_with(&self, nodes: &TargetNodes<'_>) -> Result<(Vec<Finding>, u64), RepairError> {
         let dir = tempfile::tempdir().unwrap();
         let placement = placement();
-        let volume =
-            cluster::ClusterRepair { nodes, placement: &placement, scratch: dir.path(), reserve_bytes: 0 };
+        let volume = cluster::ClusterRepair {
+            nodes,
+            placement: &placement,
+            scratch: dir.path(),
+            reserve_bytes: 0,
+        };
         let mut options = Options { store: Some(self.store), ..Options::default() };
         let mut left = Vec::new();
         let mut did = |_: &Finding, _: &Fix| {};
@@ -171,14 +177,20 @@ impl<'a> Several<'a> {
                     })
                     .unwrap();
                 for (name, entry) in below {
-                    let name = if name.ends_with(".damaged-record") { "damaged-record".into() } else { name };
+                    let name = if name.ends_with(".damaged-record") {
+                        "damaged-record".into()
+                    } else {
+                        name
+                    };
                     let path = format!("{path}/{name}");
                     match entry {
                         Entry::Inode(inode) if inode.kind == kestrel_types::inode::Kind::Dir => {
                             content.insert(path.clone(), (0, None));
                             todo.push((inode.ino, path));
                         }
-                        Entry::Inode(inode) => drop(content.insert(path, (inode.size, Some(inode.data)))),
+                        Entry::Inode(inode) => {
+                            drop(content.insert(path, (inode.size, Some(inode.data))))
+                        }
                         Entry::Link { ino, .. } => drop(content.insert(path, (ino, None))),
                     }
                 }

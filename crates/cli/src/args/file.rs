@@ -22,7 +22,17 @@ use toml::de::{DeTable, DeValue};
 /// without being listed.
 const SECTIONS: [(&str, &[&str]); 4] = [
     ("process", &["foreground", "log", "log-level", "metrics", "metadata-memory"]),
-    ("store", &["credentials", "key-file", "max-uploads", "max-downloads", "upload-limit", "download-limit"]),
+    (
+        "store",
+        &[
+            "credentials",
+            "key-file",
+            "max-uploads",
+            "max-downloads",
+            "upload-limit",
+            "download-limit",
+        ],
+    ),
     ("tls", &[]),
     ("dump", &[]),
 ];
@@ -51,18 +61,27 @@ pub struct FromFile {
 pub fn read(path: &Path, command: &Command, given: &ArgMatches) -> Result<FromFile, String> {
     let failed = |why: &dyn std::fmt::Display| format!("--config {}: {why}", path.display());
     let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
+    let read =
+        File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
     let bytes = read.map_err(|why| failed(&why))?;
     if bytes as u64 > FILE_BYTES_MAX {
-        return Err(failed(&format!("longer than {FILE_BYTES_MAX} bytes; that is no file of settings")));
+        return Err(failed(&format!(
+            "longer than {FILE_BYTES_MAX} bytes; that is no file of settings"
+        )));
     }
     let whole = std::path::absolute(path).map_err(|why| failed(&why))?;
     let dir = whole.parent().unwrap_or(Path::new("/"));
-    parse(&text, dir, command, given).map_err(|(line, why)| format!("{}, line {line}: {why}", path.display()))
+    parse(&text, dir, command, given)
+        .map_err(|(line, why)| format!("{}, line {line}: {why}", path.display()))
 }
 
 /// The same with the text of a file in `dir`. Errors come with the line.
-fn parse(text: &str, dir: &Path, command: &Command, given: &ArgMatches) -> Result<FromFile, (usize, String)> {
+fn parse(
+    text: &str,
+    dir: &Path,
+    command: &Command,
+    given: &ArgMatches,
+) -> Result<FromFile, (usize, String)> {
     let line_of = |at: usize| text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1;
     let whole = DeTable::parse(text).map_err(|why| {
         let line = why.span().map_or(1, |span| line_of(span.start));
@@ -138,14 +157,22 @@ impl Reading<'_> {
     }
 
     /// Takes one key.
-    fn take(&self, section: &str, key: &str, value: &DeValue<'_>, out: &mut FromFile) -> Result<(), String> {
+    fn take(
+        &self,
+        section: &str,
+        key: &str,
+        value: &DeValue<'_>,
+        out: &mut FromFile,
+    ) -> Result<(), String> {
         let longer = format!("{section}-{key}");
         let found = self.flags(section).find(|arg| name_of(arg) == key || name_of(arg) == longer);
         let Some(arg) = found else {
             let elsewhere = self.command.get_arguments().map(name_of).find(|name| *name == key);
             let elsewhere = elsewhere.filter(|name| section_of(name) != section);
             return Err(match elsewhere.map(section_of) {
-                _ if NOT_IN_FILES.contains(&key) => format!("{key}: only the command line says that"),
+                _ if NOT_IN_FILES.contains(&key) => {
+                    format!("{key}: only the command line says that")
+                }
                 Some("") => format!("{key} stands before the first table, not in [{section}]"),
                 Some(table) => format!("{key} stands in the table [{table}]"),
                 None => format!("there is no key {key:?}; {}", self.allowed(section)),
@@ -184,7 +211,8 @@ impl Reading<'_> {
 
     /// Whether the flag takes this, by itself.
     fn check(&self, arguments: &[OsString]) -> Result<(), String> {
-        let line = [OsStr::new("serve")].into_iter().chain(arguments.iter().map(OsString::as_os_str));
+        let line =
+            [OsStr::new("serve")].into_iter().chain(arguments.iter().map(OsString::as_os_str));
         match self.command.clone().try_get_matches_from(line) {
             Err(why)
                 if !matches!(
@@ -208,7 +236,9 @@ fn words(arg: &Arg, value: &DeValue<'_>) -> Result<Vec<Option<String>>, String> 
     match (arg.get_action(), value) {
         (ArgAction::SetTrue, DeValue::Boolean(true)) => Ok(vec![None]),
         (ArgAction::SetTrue, DeValue::Boolean(false)) => Ok(Vec::new()),
-        (ArgAction::SetTrue, other) => Err(format!("{}, where true or false is wanted", kind(other))),
+        (ArgAction::SetTrue, other) => {
+            Err(format!("{}, where true or false is wanted", kind(other)))
+        }
         (_, DeValue::Array(values)) if several => {
             values.iter().map(|value| word(value.get_ref()).map(Some)).collect()
         }

@@ -62,7 +62,10 @@ mod tests {
 
     #[test]
     fn only_work_counts() {
-        assert_eq!(busy_ticks("cpu  1 20 300 4000 50000 600000 7000000 8 9 10\ncpu0 1 1 1\n"), 7_600_321);
+        assert_eq!(
+            busy_ticks("cpu  1 20 300 4000 50000 600000 7000000 8 9 10\ncpu0 1 1 1\n"),
+            7_600_321
+        );
         assert_eq!(busy_ticks(""), 0);
         let before = Cpu::now();
         let mut sum = 0u64;

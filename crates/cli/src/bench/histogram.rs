@@ -98,8 +98,12 @@ impl Histogram {
 
     /// For sending.
     pub fn pack(&self) -> Packed {
-        let buckets =
-            self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, count)| (i, *count));
+        let buckets = self
+            .counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(i, count)| (i, *count));
         Packed { buckets: buckets.collect(), sum: self.sum as f64, max: self.max }
     }
 
@@ -131,7 +135,10 @@ mod tests {
         }
         for value in values {
             let high = upper(bucket(value));
-            assert!(bucket(value) < BUCKETS && high >= value && high - value <= value / 31, "{value} {high}");
+            assert!(
+                bucket(value) < BUCKETS && high >= value && high - value <= value / 31,
+                "{value} {high}"
+            );
         }
     }
 

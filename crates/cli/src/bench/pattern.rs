@@ -7,8 +7,9 @@ const PAGE: usize = 4096;
 
 /// A number for a file, from its path.
 pub fn file_tag(path: &str) -> u64 {
-    path.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    path.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// Writes at each page of the file that begins in `buffer` a number that only belongs there.

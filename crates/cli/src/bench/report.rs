@@ -66,7 +66,11 @@ impl ReportRow {
     }
 
     fn text(&self) -> String {
-        let data = if self.bytes > 0 { format!("{:.1}", self.megabytes_per_second()) } else { String::new() };
+        let data = if self.bytes > 0 {
+            format!("{:.1}", self.megabytes_per_second())
+        } else {
+            String::new()
+        };
         let [p50, p95, p99, _, max, _] = self.latency_ns.map(micros);
         format!(
             "{:<12} {:<22} {:>9} {:>10.0} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8.1} {:>8.1}{}",
@@ -155,7 +159,10 @@ impl Report {
     pub fn end(self, json: bool) {
         if json {
             let results: Vec<Value> = self.lines.iter().map(ReportRow::json).collect();
-            println!("{:#}", json!({ "kestrel_bench": 1, "setting": self.setting, "results": results }));
+            println!(
+                "{:#}",
+                json!({ "kestrel_bench": 1, "setting": self.setting, "results": results })
+            );
         }
     }
 }

@@ -268,7 +268,16 @@ impl<'a> Run<'a> {
             eight.copy_from_slice(&next_random(&mut state).to_le_bytes());
         }
         let (path, other) = (String::new(), String::new());
-        Self { step, thread, order, buffer, path, other, deadline: u64::MAX, out: Outcome::default() }
+        Self {
+            step,
+            thread,
+            order,
+            buffer,
+            path,
+            other,
+            deadline: u64::MAX,
+            out: Outcome::default(),
+        }
     }
 
     fn start(&mut self) {
@@ -333,7 +342,11 @@ impl<'a> Run<'a> {
     }
 
     /// Runs `call` on every file in order, timing each.
-    fn each(&mut self, verb: &str, call: impl Fn(&mut Self) -> io::Result<()>) -> Result<(), String> {
+    fn each(
+        &mut self,
+        verb: &str,
+        call: impl Fn(&mut Self) -> io::Result<()>,
+    ) -> Result<(), String> {
         let mut before = now_ns();
         for index in 0..self.order.len() {
             if !self.goes_on(before) {
@@ -406,7 +419,10 @@ impl<'a> Run<'a> {
             done += len as u64;
         }
         if self.step.verify && done != self.step.size {
-            return Err(io::Error::other(format!("holds {done} bytes, {} were written", self.step.size)));
+            return Err(io::Error::other(format!(
+                "holds {done} bytes, {} were written",
+                self.step.size
+            )));
         }
         self.out.bytes += done;
         Ok(())
@@ -465,7 +481,9 @@ impl<'a> Run<'a> {
                 check(&self.buffer[..len], tag, at).map_err(fail)?;
                 let expected = (written - at).min(self.step.block);
                 if len as u64 != expected {
-                    return Err(format!("read {path}: got {len} bytes at {at}, {expected} were written"));
+                    return Err(format!(
+                        "read {path}: got {len} bytes at {at}, {expected} were written"
+                    ));
                 }
             }
             self.out.items += 1;

@@ -80,10 +80,12 @@ impl Workers {
                 before = Cpu::now();
                 Ok(())
             }),
-            Workers::Children(workers) => run_children(workers, step, &mut before).unwrap_or_else(|why| {
-                STOP.store(true, Ordering::SeqCst);
-                Outcome { error: Some(format!("a bench process: {why}")), ..Outcome::default() }
-            }),
+            Workers::Children(workers) => {
+                run_children(workers, step, &mut before).unwrap_or_else(|why| {
+                    STOP.store(true, Ordering::SeqCst);
+                    Outcome { error: Some(format!("a bench process: {why}")), ..Outcome::default() }
+                })
+            }
         };
         (outcome, Cpu::since(&before).machine_us)
     }

@@ -134,7 +134,9 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
     let options = args.store.options();
     let is_path = !RemoteUrl::is_one(&args.volume);
     if !is_path && !args.nodes.is_empty() {
-        return Err(Failure::usage("backup: a URL stands alone: --node is for nodes that do not run"));
+        return Err(Failure::usage(
+            "backup: a URL stands alone: --node is for nodes that do not run",
+        ));
     }
     let target = Target::of("backup", &args.volume)?;
     let mut progress = Progress::new();
@@ -148,18 +150,28 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
         let dir = super::locate("backup", &args.volume)?;
         let shelf = backup_schedule::shelf(&dir, &first.descriptor, &options).map_err(fail)?;
         describe(
-            &backup_schedule::keep(&shelf, whole.engine(), &first.descriptor, &dir, left_out, &mut tick)
-                .map_err(fail)?,
+            &backup_schedule::keep(
+                &shelf,
+                whole.engine(),
+                &first.descriptor,
+                &dir,
+                left_out,
+                &mut tick,
+            )
+            .map_err(fail)?,
         )
     } else if let Some(kept) = ask(&target, &json!({ "verb": "backup", "act": "now" }))? {
         kept
     } else if at_rest::is_meant("backup", &args.volume, &args.nodes) {
-        return Err(fail("this is one of several nodes, and it does not run: name the others with --node"));
+        return Err(fail(
+            "this is one of several nodes, and it does not run: name the others with --node",
+        ));
     } else {
         let volume = open("backup", &args.volume, &args.store)?;
         let dir = super::locate("backup", &args.volume)?;
         let shelf = backup_schedule::shelf(&dir, &volume.descriptor, &options).map_err(fail)?;
-        let kept = backup_schedule::keep(&shelf, &*volume.engine, &volume.descriptor, &dir, 0, &mut tick);
+        let kept =
+            backup_schedule::keep(&shelf, &*volume.engine, &volume.descriptor, &dir, 0, &mut tick);
         describe(&kept.map_err(fail)?)
     };
     drop(progress);
@@ -178,7 +190,9 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
     match kept["left_out"].as_u64() {
         None | Some(0) => Ok(ExitStatus::Good),
         Some(damaged) => {
-            eprintln!("kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel fsck`");
+            eprintln!(
+                "kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel fsck`"
+            );
             Ok(ExitStatus::Bad)
         }
     }
@@ -200,7 +214,8 @@ impl BackupSource {
             Ok(descriptor) => Ok(Self::Volume(dir, Box::new(descriptor))),
             // A directory with objects; or nothing, and then what is missing is the volume.
             Err(_) if dir.join(kestrel_blockstore::store::key::DUMPS).is_dir() => {
-                let path = dir.to_str().ok_or_else(|| Failure::usage("backup: the path must be UTF-8"))?;
+                let path =
+                    dir.to_str().ok_or_else(|| Failure::usage("backup: the path must be UTF-8"))?;
                 Ok(Self::Store(format!("file://{path}")))
             }
             Err(why) => Err(fail(why)),
@@ -221,13 +236,17 @@ impl BackupSource {
                 let plain = Storage::find_dumps(url, options).map_err(fail)?;
                 let raw = BackupRepository::new(plain.clone(), plain.clone());
                 let newest = || raw.list().map(|listed| listed.kept.last().map(|kept| kept.stamp));
-                let Some(stamp) = stamp.map_or_else(newest, |stamp| Ok(Some(stamp))).map_err(fail)? else {
+                let Some(stamp) =
+                    stamp.map_or_else(newest, |stamp| Ok(Some(stamp))).map_err(fail)?
+                else {
                     return Ok((raw, None));
                 };
                 let volume = raw.manifest(stamp).map_err(fail)?.volume;
-                let descriptor: Descriptor = serde_json::from_value(volume)
-                    .map_err(|why| fail(format!("dump {}: it describes no volume: {why}", stamp.0)))?;
-                let coded = Storage::coded_dumps(plain.clone(), &descriptor, options).map_err(fail)?;
+                let descriptor: Descriptor = serde_json::from_value(volume).map_err(|why| {
+                    fail(format!("dump {}: it describes no volume: {why}", stamp.0))
+                })?;
+                let coded =
+                    Storage::coded_dumps(plain.clone(), &descriptor, options).map_err(fail)?;
                 Ok((BackupRepository::new(plain, coded), Some(stamp)))
             }
         }
@@ -276,7 +295,11 @@ fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
     }
     for damaged in listed["damaged"].as_array().into_iter().flatten() {
         let stamp = damaged["dump"].as_u64().unwrap_or(0);
-        println!("{stamp}  {}  cannot be used: {}", utc(stamp), damaged["why"].as_str().unwrap_or("?"));
+        println!(
+            "{stamp}  {}  cannot be used: {}",
+            utc(stamp),
+            damaged["why"].as_str().unwrap_or("?")
+        );
     }
     if dumps.is_empty() {
         println!("no complete dump; `kestrel backup now` takes one");
@@ -286,7 +309,9 @@ fn list(args: &ListArgs) -> Result<ExitStatus, Failure> {
 
 /// A time in seconds since 1970, for people.
 fn utc(seconds: u64) -> String {
-    let text = kestrel_daemon::logger::utc(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(SECOND));
+    let text = kestrel_daemon::logger::utc(
+        i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(SECOND),
+    );
     let whole = text.split_once('.').map_or(text.as_str(), |(whole, _)| whole);
     format!("{}Z", whole.replace('T', " "))
 }
@@ -303,8 +328,9 @@ fn fetch(args: &FetchArgs) -> Result<ExitStatus, Failure> {
         Some(stamp) => shelf.manifest(stamp).map_err(fail)?,
         None => {
             let newest = shelf.list().map_err(fail)?.kept.pop();
-            newest
-                .ok_or_else(|| fail("there is no complete dump; `kestrel backup list` shows what there is"))?
+            newest.ok_or_else(|| {
+                fail("there is no complete dump; `kestrel backup list` shows what there is")
+            })?
         }
     };
     write(&shelf, &kept, &args.file, args.force).map_err(fail)?;
@@ -348,7 +374,8 @@ fn prune(args: &PruneArgs) -> Result<ExitStatus, Failure> {
         Some(done) => done,
         None => {
             let (shelf, _) = BackupSource::of(&args.volume)?.shelf(&args.store.options(), None)?;
-            backup_schedule::prune(&shelf, usize::try_from(args.keep).unwrap_or(usize::MAX)).map_err(fail)?
+            backup_schedule::prune(&shelf, usize::try_from(args.keep).unwrap_or(usize::MAX))
+                .map_err(fail)?
         }
     };
     if args.json {

@@ -93,7 +93,8 @@ fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
     };
     let resources = of_verb(args.store.options());
     let introduction = Introduction { who, deadline: DEADLINE, read_only: args.dry_run };
-    let volume = RemoteVolume::open(&args.target, &introduction, &resources).map_err(|why| fail(&why))?;
+    let volume =
+        RemoteVolume::open(&args.target, &introduction, &resources).map_err(|why| fail(&why))?;
     let mut progress = Progress::new();
     let mut tell = |event: &Value| {
         shown(&mut progress, event, &mut |_| {});
@@ -113,8 +114,9 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
         return Ok(done);
     }
     let mut progress = Progress::new();
-    let asked = target
-        .ask("compact", &question(args), None, &mut |event| shown(&mut progress, &event, &mut |_| {}))?;
+    let asked = target.ask("compact", &question(args), None, &mut |event| {
+        shown(&mut progress, &event, &mut |_| {})
+    })?;
     if let Some(done) = asked {
         return Ok(done);
     }
@@ -134,18 +136,21 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
 }
 
 fn path(args: &CompactArgs) -> Result<Value, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{}: {why}", args.target));
+    let fail =
+        |why: &dyn std::fmt::Display| Failure::new("compact", format!("{}: {why}", args.target));
     let missing = "neither a volume nor a path in a mounted one";
-    let path =
-        std::fs::canonicalize(Path::new(&args.target)).map_err(|why| fail(&format!("{missing}: {why}")))?;
+    let path = std::fs::canonicalize(Path::new(&args.target))
+        .map_err(|why| fail(&format!("{missing}: {why}")))?;
     let entry = mount_above("compact", &path)?;
     let below = path.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?;
     let mut question = question(args);
     question["paths"] = vec![path_value(below.as_os_str().as_bytes())].into();
     let dir = control_dir(&entry);
     let mut progress = Progress::new();
-    ask_with("compact", &dir, &question, None, &mut |event| shown(&mut progress, &event, &mut |_| {}))?
-        .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
+    ask_with("compact", &dir, &question, None, &mut |event| {
+        shown(&mut progress, &event, &mut |_| {})
+    })?
+    .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
 }
 
 fn show(done: &Value) {

@@ -93,7 +93,8 @@ pub fn run(args: &ConfigArgs) -> Result<ExitStatus, Failure> {
     }
     show(&told, &dir.display());
     for pid in open_in.iter().filter(|_| is_changed) {
-        let what = if nodes { "a node is started and volumes are mounted" } else { "it is mounted" };
+        let what =
+            if nodes { "a node is started and volumes are mounted" } else { "it is mounted" };
         println!("process {pid} has the volume open: changes apply when {what} again");
     }
     Ok(ExitStatus::Good)
@@ -107,7 +108,10 @@ fn show(told: &Value, place: &dyn std::fmt::Display) {
         None => println!("encryption   none"),
         Some(key) => println!(
             "encryption   {}, volume key {key}, {} data keys",
-            told["cipher"].as_str().filter(|_| told["encrypted"] == true).unwrap_or("not for new objects"),
+            told["cipher"]
+                .as_str()
+                .filter(|_| told["encrypted"] == true)
+                .unwrap_or("not for new objects"),
             told["data_keys"]
         ),
     }
@@ -142,29 +146,36 @@ impl OfNode {
         if coding == self.descriptor.coding {
             return Ok(());
         }
-        self.go_by(&json!({ "verb": "settings", "before": self.descriptor.coding, "after": coding }))
+        self.go_by(
+            &json!({ "verb": "settings", "before": self.descriptor.coding, "after": coding }),
+        )
     }
 
     fn go_by(&mut self, question: &Value) -> Result<(), String> {
         let answer = QueryNodes::ask(&self.node, 0, question)?;
-        self.descriptor.coding = serde_json::from_value(answer["coding"].clone()).map_err(|why| {
-            format!("the server's answer is not valid: {why}; use the same version of kestrel")
-        })?;
+        self.descriptor.coding =
+            serde_json::from_value(answer["coding"].clone()).map_err(|why| {
+                format!("the server's answer is not valid: {why}; use the same version of kestrel")
+            })?;
         self.is_in_use = answer["is_in_use"] == true;
         Ok(())
     }
 }
 
 /// What is said of settings that the node does not go by yet.
-pub const NOT_YET: &str =
-    "the server has the volume open: changes apply when it is started and volumes are mounted again";
+pub const NOT_YET: &str = "the server has the volume open: changes apply when it is started and volumes are mounted again";
 
 /// Shows or changes the settings of a volume that one node serves.
-fn of_node(node: SingleNode, args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, Failure> {
+fn of_node(
+    node: SingleNode,
+    args: &ConfigArgs,
+    change: &SettingsChange,
+) -> Result<ExitStatus, Failure> {
     let failed = |why: String| Failure::new("config", why);
     let mut node = OfNode::ask(node).map_err(failed)?;
     if change.compression.is_some() || change.encrypt.is_some() {
-        let coding = keys::changed(&node.descriptor, change, args.key_file.as_deref(), SystemClock.now());
+        let coding =
+            keys::changed(&node.descriptor, change, args.key_file.as_deref(), SystemClock.now());
         let coding = coding.map_err(|why| failed(why.to_string()))?;
         node.change(coding).map_err(failed)?;
     }
@@ -187,7 +198,9 @@ fn of_node(node: SingleNode, args: &ConfigArgs, change: &SettingsChange) -> Resu
 fn of_served(args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new("config", why);
     if !args.nodes.is_empty() {
-        return Err(Failure::usage("config: a URL stands alone: --node is for directories of nodes"));
+        return Err(Failure::usage(
+            "config: a URL stands alone: --node is for directories of nodes",
+        ));
     }
     let who = kestrel_daemon::who("kestrel config");
     let panel = match NodeFanOut::reach(&args.volume, &who).map_err(|why| failed(&why))? {
@@ -200,7 +213,9 @@ fn of_served(args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, F
         ));
     }
     let answers = ask_all(&panel, &json!({ "verb": "coding" })).map_err(|why| failed(&why))?;
-    let Some((first, told)) = answers.first() else { return Err(failed(&"the volume has no nodes")) };
+    let Some((first, told)) = answers.first() else {
+        return Err(failed(&"the volume has no nodes"));
+    };
     let other = answers.iter().find(|(_, other)| other != told);
     if args.json {
         let mut out = told.clone();

@@ -59,10 +59,13 @@ fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
     let mut tick = |rows| progress.tick("gathering rows", rows);
     let (whole, descriptor) = if RemoteUrl::is_one(&args.volume) {
         if !args.nodes.is_empty() {
-            return Err(Failure::usage("dump: a URL stands alone: --node is for nodes that do not run"));
+            return Err(Failure::usage(
+                "dump: a URL stands alone: --node is for nodes that do not run",
+            ));
         }
         let who = kestrel_daemon::who("kestrel dump");
-        let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let beside =
+            file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let panel = match NodeFanOut::reach(&args.volume, &who).map_err(|why| fail(&why))? {
             Reached::Several(panel) => panel,
             Reached::One(node) => {
@@ -84,8 +87,8 @@ fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
     let damaged = whole.findings.len();
     let whole = whole.into_one(SystemClock.now()).map_err(|why| fail(&why))?;
     let mut tick = |rows| progress.tick("dumping rows", rows);
-    let mut written =
-        write(whole.engine(), &descriptor, file, args.force, &mut tick).map_err(|why| fail(&why))?;
+    let mut written = write(whole.engine(), &descriptor, file, args.force, &mut tick)
+        .map_err(|why| fail(&why))?;
     written["left_out"] = damaged.into();
     if damaged > 0 {
         eprintln!(
@@ -98,9 +101,10 @@ fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
 /// Dumps.
 pub fn run(args: &DumpArgs) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("dump", why);
-    let file =
-        std::path::absolute(&args.file).map_err(|why| fail(&format!("{}: {why}", args.file.display())))?;
-    let name = file.to_str().ok_or_else(|| Failure::usage("dump: the name of the file must be UTF-8"))?;
+    let file = std::path::absolute(&args.file)
+        .map_err(|why| fail(&format!("{}: {why}", args.file.display())))?;
+    let name =
+        file.to_str().ok_or_else(|| Failure::usage("dump: the name of the file must be UTF-8"))?;
     let question = json!({ "verb": "dump", "file": name, "force": args.force });
     let asked = match of_nodes(args, &file)? {
         Some(done) => Some(done),

@@ -95,13 +95,20 @@ pub struct NewVolumeArgs {
 
 impl NewVolumeArgs {
     /// The volume to make at `dir` for `verb`.
-    pub fn new_volume(&self, verb: &str, dir: &Path, durability: Durability) -> Result<NewVolume, Failure> {
+    pub fn new_volume(
+        &self,
+        verb: &str,
+        dir: &Path,
+        durability: Durability,
+    ) -> Result<NewVolume, Failure> {
         let from_dir = || {
-            let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            let name =
+                dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
             if name.is_empty() { "kestrel".to_string() } else { name }
         };
         let small = |name: &str, value: u64| {
-            u32::try_from(value).map_err(|_| Failure::usage(format!("{verb}: {name} {value}: too large")))
+            u32::try_from(value)
+                .map_err(|_| Failure::usage(format!("{verb}: {name} {value}: too large")))
         };
         let settings = Settings {
             name: self.name.clone().unwrap_or_else(from_dir),

@@ -93,7 +93,8 @@ impl Printer {
         }
         if let Some(lost) = event.get("lost") {
             if !self.json {
-                let [path, detail, place] = ["path", "detail", "place"].map(|name| text(lost, name));
+                let [path, detail, place] =
+                    ["path", "detail", "place"].map(|name| text(lost, name));
                 println!("lost: {path}: {detail} ({place})");
             }
             self.lost.push(lost.clone());
@@ -289,11 +290,15 @@ fn outcome(args: &FsckArgs, errors: u64, findings: &[Value]) -> String {
     } else if all_listed && findings.iter().all(|finding| finding["repairable"] != true) {
         format!("{number}, which --repair cannot repair; restore what is concerned from a backup")
     } else if RemoteUrl::is_one(&args.volume) {
-        format!("{number}; stop the servers, then run `kestrel fsck --repair DIR` where the volume is")
+        format!(
+            "{number}; stop the servers, then run `kestrel fsck --repair DIR` where the volume is"
+        )
     } else {
         let volumes = std::iter::once(&*args.volume).chain(args.others.iter().map(|node| &**node));
         let volumes = volumes.collect::<Vec<_>>().join(" ");
-        format!("{number}; `kestrel fsck --repair {volumes}` repairs what it can, with nothing mounted")
+        format!(
+            "{number}; `kestrel fsck --repair {volumes}` repairs what it can, with nothing mounted"
+        )
     }
 }
 
@@ -313,11 +318,15 @@ mod tests {
     #[test]
     fn next_command() {
         let [good, bad] = [true, false].map(|repairable| json!({ "repairable": repairable }));
-        let of = |words: &[&str], errors, findings: &[Value]| outcome(&args(words), errors, findings);
+        let of =
+            |words: &[&str], errors, findings: &[Value]| outcome(&args(words), errors, findings);
         assert_eq!(of(&["v"], 0, &[]), "clean");
-        assert!(of(&["v", "--data"], 1, std::slice::from_ref(&bad)).contains("cannot repair; restore"));
         assert!(
-            of(&["v", "w"], 2, &[bad.clone(), good]).starts_with("2 errors; `kestrel fsck --repair v w` ")
+            of(&["v", "--data"], 1, std::slice::from_ref(&bad)).contains("cannot repair; restore")
+        );
+        assert!(
+            of(&["v", "w"], 2, &[bad.clone(), good])
+                .starts_with("2 errors; `kestrel fsck --repair v w` ")
         );
         assert!(of(&["v"], 5, &[bad]).contains("`kestrel fsck --repair v`"));
         assert!(of(&["kestrel://a/v"], 5, &[]).contains("stop the servers"));

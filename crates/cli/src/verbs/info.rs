@@ -78,7 +78,9 @@ fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
 
 /// Looks into a volume that is served, by one node or by several, which are all asked.
 fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("info", format!("{}: {why}", args.path.display()));
+    let fail = |why: &dyn std::fmt::Display| {
+        Failure::new("info", format!("{}: {why}", args.path.display()))
+    };
     let path = args.path.as_os_str().as_bytes();
     let who = kestrel_daemon::who("kestrel info");
     let Some(panel) = NodeFanOut::connect(url, &who).map_err(|why| fail(&why))? else {
@@ -96,7 +98,9 @@ fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
 }
 
 fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("info", format!("{}: {why}", args.path.display()));
+    let fail = |why: &dyn std::fmt::Display| {
+        Failure::new("info", format!("{}: {why}", args.path.display()))
+    };
     // The last component is not followed: a symbolic link is looked at itself.
     let (parent, name) = match (args.path.parent(), args.path.file_name()) {
         (Some(parent), Some(name)) => (parent.to_path_buf(), Some(name.to_os_string())),
@@ -121,14 +125,23 @@ fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
 
 fn show(args: &InfoArgs, found: &Value) {
     let number = |name: &str| found[name].as_u64().unwrap_or(0);
-    println!("{}: {} {}", args.path.display(), found["kind"].as_str().unwrap_or("?"), number("ino"));
+    println!(
+        "{}: {} {}",
+        args.path.display(),
+        found["kind"].as_str().unwrap_or("?"),
+        number("ino")
+    );
     let tree = &found["tree"];
     if tree.is_object() {
         let sum = |name: &str| tree[name].as_u64().unwrap_or(0);
         if tree["entries_here"].is_u64() {
             println!("entries      {}", count(sum("entries_here")));
         }
-        println!("in the tree  {} files, {} directories", count(sum("files")), count(sum("directories")));
+        println!(
+            "in the tree  {} files, {} directories",
+            count(sum("files")),
+            count(sum("directories"))
+        );
         println!("bytes        {} ({})", count(sum("bytes")), bytes(sum("bytes")));
         return;
     }
@@ -157,6 +170,9 @@ fn show(args: &InfoArgs, found: &Value) {
         );
     }
     if extents.len() > EXTENTS_SHOWN {
-        println!("… {} more; --json lists them", count(number("extents_total") - EXTENTS_SHOWN as u64));
+        println!(
+            "… {} more; --json lists them",
+            count(number("extents_total") - EXTENTS_SHOWN as u64)
+        );
     }
 }

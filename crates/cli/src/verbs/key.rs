@@ -117,7 +117,9 @@ fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
         print_json(&json!({ "file": args.file, "fingerprint": key.fingerprint() }));
     } else {
         println!("key {} created in {}", key.fingerprint(), args.file.display());
-        println!("keep a copy of the file in a safe place: without it the volumes it is for cannot be read");
+        println!(
+            "keep a copy of the file in a safe place: without it the volumes it is for cannot be read"
+        );
     }
     Ok(ExitStatus::Good)
 }
@@ -143,7 +145,10 @@ fn show(args: &ShowArgs) -> Result<ExitStatus, Failure> {
         (dir, descriptor)
     };
     let Some(encryption) = encryption(&descriptor) else {
-        return Err(failed(format!("{}: the volume is not encrypted and has no keys", dir.display())));
+        return Err(failed(format!(
+            "{}: the volume is not encrypted and has no keys",
+            dir.display()
+        )));
     };
     let is_checked = args.key_file.is_some();
     if is_checked {
@@ -164,7 +169,9 @@ fn show(args: &ShowArgs) -> Result<ExitStatus, Failure> {
         println!("data key     {:<6} made {}", key.id, kestrel_daemon::logger::utc(key.created));
     }
     match encryption.keys.last().filter(|_| encryption.active) {
-        Some(last) => println!("new objects  encrypted with data key {}, {}", last.id, encryption.cipher),
+        Some(last) => {
+            println!("new objects  encrypted with data key {}, {}", last.id, encryption.cipher)
+        }
         None => println!("new objects  not encrypted"),
     }
     Ok(ExitStatus::Good)
@@ -178,7 +185,8 @@ fn rotate_served(args: &RotateArgs) -> Result<ExitStatus, Failure> {
     }
     let mut node = node_at(url)?;
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
-    let coding = keys::rotated(&node.descriptor, url, old, new, SystemClock.now()).map_err(failed)?;
+    let coding =
+        keys::rotated(&node.descriptor, url, old, new, SystemClock.now()).map_err(failed)?;
     node.change(coding).map_err(failed)?;
     tell_rotated(args.json, Path::new(url), &node.descriptor)?;
     if !args.json && !node.is_in_use {
@@ -211,14 +219,20 @@ fn rotate(args: &RotateArgs) -> Result<ExitStatus, Failure> {
 
 fn tell_rotated(json: bool, place: &Path, descriptor: &Descriptor) -> Result<(), Failure> {
     let Some(encryption) = encryption(descriptor) else {
-        return Err(failed("the volume lost its keys meanwhile; find out which command changes it"));
+        return Err(failed(
+            "the volume lost its keys meanwhile; find out which command changes it",
+        ));
     };
     if json {
         print_json(&describe(place, encryption));
         return Ok(());
     }
     let newest = encryption.keys.last().map_or(0, |key| key.id);
-    println!("{}: volume key {}, data key {newest} is the newest", place.display(), encryption.volume_key);
+    println!(
+        "{}: volume key {}, data key {newest} is the newest",
+        place.display(),
+        encryption.volume_key
+    );
     Ok(())
 }
 

@@ -80,7 +80,8 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
     let (header, counts) = read_dump(args)?;
     let dumped: Descriptor = serde_json::from_value(header.volume)
         .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
-    let from = args.objects.as_deref().map(|place| open_objects(args, place, &dumped)).transpose()?;
+    let from =
+        args.objects.as_deref().map(|place| open_objects(args, place, &dumped)).transpose()?;
     let dir = locate("load", &args.volume)?;
     if at_rest::is_meant("load", &args.volume, &args.others) {
         if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() {
@@ -107,13 +108,19 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
             };
             let (compression, encrypt_with) = coding_like(args, dumped.coding.as_ref())?;
             let metadata = args.metadata.clone();
-            let new =
-                NewVolume { settings, compression, encrypt_with, metadata, registry: None, force: false };
+            let new = NewVolume {
+                settings,
+                compression,
+                encrypt_with,
+                metadata,
+                registry: None,
+                force: false,
+            };
             volume::format(&args.volume, new, &args.store.options()).map_err(|why| fail(&why))?
         }
     };
-    let filled =
-        open("load", &args.volume, &args.store).and_then(|volume| fill(args, &volume, from.as_deref()));
+    let filled = open("load", &args.volume, &args.store)
+        .and_then(|volume| fill(args, &volume, from.as_deref()));
     let missing = match filled {
         Ok(missing) => missing,
         Err(failure) => {
@@ -128,14 +135,24 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
 }
 
 /// Tells what was loaded.
-fn tell(args: &LoadArgs, dir: &Path, made: &Descriptor, counts: Counts, missing: u64) -> ExitStatus {
+fn tell(
+    args: &LoadArgs,
+    dir: &Path,
+    made: &Descriptor,
+    counts: Counts,
+    missing: u64,
+) -> ExitStatus {
     if args.json {
         print_json(&json!({
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "rows": counts.rows, "changes": counts.changes,
             "files_without_objects": missing,
         }));
     } else {
-        println!("{}: {} rows loaded and verified", dir.display(), count(counts.rows + counts.changes));
+        println!(
+            "{}: {} rows loaded and verified",
+            dir.display(),
+            count(counts.rows + counts.changes)
+        );
         if missing > 0 {
             println!(
                 "{} files need objects that are not in {}; repeat with --objects, or `kestrel fsck` lists them",
@@ -148,8 +165,13 @@ fn tell(args: &LoadArgs, dir: &Path, made: &Descriptor, counts: Counts, missing:
 }
 
 /// The dumped volume's objects, with the keys that the dump holds, wrapped.
-fn open_objects(args: &LoadArgs, place: &str, dumped: &Descriptor) -> Result<Arc<dyn BlockStore>, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("--objects {place}: {why}"));
+fn open_objects(
+    args: &LoadArgs,
+    place: &str,
+    dumped: &Descriptor,
+) -> Result<Arc<dyn BlockStore>, Failure> {
+    let fail =
+        |why: &dyn std::fmt::Display| Failure::new("load", format!("--objects {place}: {why}"));
     let url = match place.contains("://") {
         true => place.to_string(),
         false => {
@@ -184,8 +206,8 @@ fn coding_like(
 }
 
 fn reader(file: &Path) -> Result<BufReader<File>, Failure> {
-    let opened =
-        File::open(file).map_err(|why| Failure::new("load", format!("{}: {why}", file.display())))?;
+    let opened = File::open(file)
+        .map_err(|why| Failure::new("load", format!("{}: {why}", file.display())))?;
     Ok(BufReader::with_capacity(1 << 20, opened))
 }
 
@@ -197,7 +219,9 @@ fn read_dump(args: &LoadArgs) -> Result<(Header, Counts), Failure> {
 
 /// Loads rows and copies objects; returns how many files need objects that are not there.
 fn fill(args: &LoadArgs, volume: &Volume, from: Option<&dyn BlockStore>) -> Result<u64, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
+    let fail = |why: &dyn std::fmt::Display| {
+        Failure::new("load", format!("{}: {why}", args.file.display()))
+    };
     let mut progress = Progress::new();
     load(reader(&args.file)?, &*volume.engine, &mut |rows| progress.tick("loading rows", rows))
         .map_err(|why| fail(&why))?;
@@ -220,7 +244,9 @@ fn look(
     options: &mut Options<'_>,
     progress: &mut Progress,
 ) -> Result<u64, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
+    let fail = |why: &dyn std::fmt::Display| {
+        Failure::new("load", format!("{}: {why}", args.file.display()))
+    };
     let (mut missing, mut other) = (0, None);
     let mut report = |finding: kestrel_admin::finding::Finding| match finding.kind {
         FindingKind::ObjectMissing | FindingKind::ObjectShort => missing += 1,
@@ -261,7 +287,9 @@ fn copy_objects(
     wanted.dedup();
     let mut copied = 0;
     for (index, object) in wanted.iter().enumerate() {
-        let fail = |why: kestrel_blockstore::Error| Failure::new("load", format!("copying objects: {why}"));
+        let fail = |why: kestrel_blockstore::Error| {
+            Failure::new("load", format!("copying objects: {why}"))
+        };
         let size = match from.size(*object) {
             Ok(size) => size,
             // Counted by the check that follows.

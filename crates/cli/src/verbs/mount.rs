@@ -160,7 +160,9 @@ impl TrustArgs {
         match self.ca.as_deref() {
             None => {}
             Some(fingerprint) if fingerprint.starts_with("sha256:") => {
-                let read = fingerprint.parse().map_err(|why| Failure::usage(format!("mount: --ca: {why}")));
+                let read = fingerprint
+                    .parse()
+                    .map_err(|why| Failure::usage(format!("mount: --ca: {why}")));
                 url.ca = Some(read?);
             }
             Some(file) => url.ca = Some(Ca::File(whole(Path::new(file)))),
@@ -212,22 +214,29 @@ fn change(args: &MountArgs) -> Result<ExitStatus, Failure> {
             return Err(fail(&format!("{dir}: {source} is mounted there, not {is}")));
         }
     }
-    let options = args.options.iter().map(String::as_str).filter(|one| !one.is_empty() && *one != REMOUNT);
+    let options =
+        args.options.iter().map(String::as_str).filter(|one| !one.is_empty() && *one != REMOUNT);
     let atime = args.atime.map(|mode| format!("atime={}", mode.mode().as_str()));
-    let options: Vec<&str> = options.chain(args.read_only.then_some("ro")).chain(atime.as_deref()).collect();
-    let now = remount(&args.dir, options.iter().copied()).map_err(|why| match why.raw_os_error() {
-        Some(libc::EBUSY) => {
-            fail(&format!("{dir}: files are open for writing (`fuser -vm {dir}` lists their processes)"))
-        }
-        Some(libc::EPERM) => fail(&format!("{dir}: only root can change the options of a mount")),
-        _ => fail(&why),
-    })?;
+    let options: Vec<&str> =
+        options.chain(args.read_only.then_some("ro")).chain(atime.as_deref()).collect();
+    let now =
+        remount(&args.dir, options.iter().copied()).map_err(|why| match why.raw_os_error() {
+            Some(libc::EBUSY) => fail(&format!(
+                "{dir}: files are open for writing (`fuser -vm {dir}` lists their processes)"
+            )),
+            Some(libc::EPERM) => {
+                fail(&format!("{dir}: only root can change the options of a mount"))
+            }
+            _ => fail(&why),
+        })?;
     // What of it the kernel leaves to the file system is for its process.
     let mut said = MountOptions::default();
     for option in &options {
         said.set(option);
     }
-    let Some(entry) = find(&args.dir).map_err(|why| fail(&why))? else { return Ok(ExitStatus::Good) };
+    let Some(entry) = find(&args.dir).map_err(|why| fail(&why))? else {
+        return Ok(ExitStatus::Good);
+    };
     let question = atime::question(said.atime, now.nodiratime, now.read_only);
     let told = ask_with("mount", &control_dir(&entry), &question, QUICK, &mut |_| ());
     told.map_err(|why| {
@@ -284,8 +293,8 @@ fn live_mount(dir: &Path) -> Option<MountEntry> {
 /// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
     let source = if RemoteUrl::is_one(&args.volume) {
-        let mut url =
-            RemoteUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
+        let mut url = RemoteUrl::parse(&args.volume)
+            .map_err(|why| Failure::usage(format!("mount: {why}")))?;
         args.trust.add_to(&mut url)?;
         // A file that cannot be used is told now.
         remote::token()
@@ -299,7 +308,8 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         Source::Here(volume)
     };
     let dir = &args.dir;
-    let fail = |why: &dyn std::fmt::Display| Failure::new("mount", format!("{}: {why}", dir.display()));
+    let fail =
+        |why: &dyn std::fmt::Display| Failure::new("mount", format!("{}: {why}", dir.display()));
     let dir = match std::fs::metadata(dir) {
         Ok(meta) if meta.is_dir() => std::fs::canonicalize(dir).map_err(|why| fail(&why))?,
         Ok(_) => return Err(fail(&"not a directory; give an existing directory")),
@@ -338,7 +348,10 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     options.read_only |= args.read_only;
     options.atime = args.atime.map(AtimeArg::option).or(options.atime);
     if args.workers > WORKERS_MAX {
-        return Err(Failure::usage(format!("mount: --workers {}: at most {WORKERS_MAX}", args.workers)));
+        return Err(Failure::usage(format!(
+            "mount: --workers {}: at most {WORKERS_MAX}",
+            args.workers
+        )));
     }
     if !DEADLINES.contains(&args.deadline) {
         return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
@@ -364,7 +377,8 @@ fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
             runtime::make(&plan.dir).map_err(|why| Failure::new("mount", why))?.join(LOG_NAME)
         }
     };
-    let (pid, log) = args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
+    let (pid, log) =
+        args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
     println!(
         "{} is mounted on {} (process {pid}, log {})",
         plan.source.name(),
@@ -447,9 +461,10 @@ fn serve_here(
         succession: OnceLock::new(),
         end: None,
     });
-    let schedule = Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
-    let collecting =
-        Collecting::begin(&serving).map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
+    let schedule =
+        Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
+    let collecting = Collecting::begin(&serving)
+        .map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
     let data = (&fs, &*serving.storage);
     let result = attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun);
     drop(collecting);
@@ -472,7 +487,8 @@ fn serve_elsewhere(
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let mount_point = plan.dir.display();
     let dir = runtime::make(&plan.dir).map_err(|why| fail(&why))?;
-    let _lock = VolumeLock::take(&dir, &format!("kestrel mount {mount_point}")).map_err(|why| fail(&why))?;
+    let _lock = VolumeLock::take(&dir, &format!("kestrel mount {mount_point}"))
+        .map_err(|why| fail(&why))?;
     let introduction = Introduction {
         who: kestrel_daemon::who(&format!("kestrel mount {mount_point}")),
         deadline: args.deadline,
@@ -497,7 +513,10 @@ fn serve_elsewhere(
 }
 
 /// What became of a mount, and of what was written last.
-fn ended(result: Result<ExitStatus, Failure>, stored: Result<(), String>) -> Result<ExitStatus, Failure> {
+fn ended(
+    result: Result<ExitStatus, Failure>,
+    stored: Result<(), String>,
+) -> Result<ExitStatus, Failure> {
     if let Err(why) = &stored {
         log::error!("the last changes could not be stored: {why}");
     }
@@ -516,7 +535,8 @@ fn attend(
 ) -> Result<ExitStatus, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = &plan.dir;
-    let doors = Endpoints::open(control_dir, args.process.metrics, attendant).map_err(|why| fail(&why))?;
+    let doors =
+        Endpoints::open(control_dir, args.process.metrics, attendant).map_err(|why| fail(&why))?;
     // Writers that are faster than a store across a network wait for it on threads of their own.
     let spare_workers = match fs.store().is_remote() {
         true => REMOTE_SPARE_WORKERS,
@@ -542,7 +562,9 @@ fn attend(
             false => ShortcutConfig::Auto { names: args.shortcut_names },
         },
         passthrough: match (args.passthrough, &storage.whole) {
-            (PassthroughArg::Off, _) => PassthroughConfig::Off("not wanted (--passthrough off)".into()),
+            (PassthroughArg::Off, _) => {
+                PassthroughConfig::Off("not wanted (--passthrough off)".into())
+            }
             (PassthroughArg::Auto, Err(why)) => PassthroughConfig::Off((*why).into()),
             (PassthroughArg::Auto, Ok(copies)) => PassthroughConfig::Auto(copies.clone()),
         },
@@ -557,7 +579,12 @@ fn attend(
         None => log::info!("pass-through on"),
     }
     let mode = if plan.options.read_only { " read-only" } else { "" };
-    log::info!("{} serves on {}{mode} after {:.1?}", plan.source.name(), dir.display(), begun.elapsed());
+    log::info!(
+        "{} serves on {}{mode} after {:.1?}",
+        plan.source.name(),
+        dir.display(),
+        begun.elapsed()
+    );
     args.process.options().ready();
     let end = mount.session.join().map_err(|why| fail(&why))?;
     drop(doors);

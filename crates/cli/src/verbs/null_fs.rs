@@ -57,6 +57,7 @@ pub fn run(args: &NullFsArgs) -> Result<ExitStatus, Failure> {
         println!("serving {} over {}", args.dir.display(), session.transport());
         let _ = std::io::stdout().flush();
     };
-    serve(&args.dir, options, &mount, &config, ready).map_err(|why| Failure::new("null-fs", why))?;
+    serve(&args.dir, options, &mount, &config, ready)
+        .map_err(|why| Failure::new("null-fs", why))?;
     Ok(ExitStatus::Good)
 }

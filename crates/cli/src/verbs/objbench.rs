@@ -8,7 +8,9 @@ use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::units::{count, duration_arg, short, size_arg};
-use kestrel_s3::objbench::{self, BenchPlan, Check, CheckOutcome as Found, Ended, Measurement, Stop};
+use kestrel_s3::objbench::{
+    self, BenchPlan, Check, CheckOutcome as Found, Ended, Measurement, Stop,
+};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use serde_json::{Value, json};
 
@@ -122,8 +124,11 @@ impl Scratch {
     fn new(args: &ObjbenchArgs) -> Result<Self, Failure> {
         let failed = |why: String| Failure::new("objbench", why);
         if args.url.starts_with(S3_SCHEME) {
-            let limits =
-                S3Limits { max_uploads: args.threads, max_downloads: args.threads, ..S3Limits::default() };
+            let limits = S3Limits {
+                max_uploads: args.threads,
+                max_downloads: args.threads,
+                ..S3Limits::default()
+            };
             let refused = |error: OpenError| match error {
                 OpenError::Url(why) => Failure::usage(format!("objbench: {why}")),
                 other => failed(other.to_string()),
@@ -165,11 +170,14 @@ impl Scratch {
     /// Removes everything that was written.
     fn remove(self) -> Result<(), Failure> {
         match self {
-            Self::S3(store) => store.discard().map(drop).map_err(|error| Failure::new("objbench", error)),
+            Self::S3(store) => {
+                store.discard().map(drop).map_err(|error| Failure::new("objbench", error))
+            }
             Self::Dir(store, dir) => {
                 drop(store);
-                std::fs::remove_dir_all(&dir)
-                    .map_err(|error| Failure::new("objbench", format!("removing {}: {error}", dir.display())))
+                std::fs::remove_dir_all(&dir).map_err(|error| {
+                    Failure::new("objbench", format!("removing {}: {error}", dir.display()))
+                })
             }
         }
     }
@@ -202,11 +210,14 @@ pub fn run(args: &ObjbenchArgs) -> Result<ExitStatus, Failure> {
     // Whatever happened, nothing stays behind; what went wrong first is what is told.
     let removed = scratch.remove();
     done.map_err(|ended| match ended {
-        Ended::Stopped => {
-            Failure::new("objbench", "interrupted; everything it had written is removed".to_string())
-        }
+        Ended::Stopped => Failure::new(
+            "objbench",
+            "interrupted; everything it had written is removed".to_string(),
+        ),
         Ended::Failed(error) => Failure::new("objbench", format!("{}: {error}", args.url)),
-        Ended::Wrong(why) => Failure::new("objbench", format!("{}: {why}; do not use this store", args.url)),
+        Ended::Wrong(why) => {
+            Failure::new("objbench", format!("{}: {why}; do not use this store", args.url))
+        }
     })?;
     removed?;
     if args.json {
@@ -274,7 +285,11 @@ fn each_second(measured: &Measurement, number: u64) -> f64 {
     number as f64 / measured.took.as_secs_f64().max(1e-9)
 }
 
-fn document(args: &ObjbenchArgs, results: &Results, requests: serde_json::Map<String, Value>) -> Value {
+fn document(
+    args: &ObjbenchArgs,
+    results: &Results,
+    requests: serde_json::Map<String, Value>,
+) -> Value {
     let checks: Vec<Value> = results
         .checks
         .iter()

@@ -102,7 +102,13 @@ pub struct ServeArgs {
     pub in_place_of: Option<NodeId>,
     /// Set by a process that takes a node over: whom it is taken from, by force, if that one still
     /// has it
-    #[arg(long, hide = true, value_name = "WHO", requires = "in_place_of", conflicts_with = "take_over")]
+    #[arg(
+        long,
+        hide = true,
+        value_name = "WHO",
+        requires = "in_place_of",
+        conflicts_with = "take_over"
+    )]
     pub take_over_from: Option<String>,
     /// Have the process that serves it at present end, and go on in its place
     #[arg(long)]
@@ -172,14 +178,19 @@ pub fn run(args: &ServeArgs) -> Result<ExitStatus, Failure> {
 }
 
 /// The options of a command line and of a file, and which keys of that count.
-fn with_file(config: &Path, line: &[OsString], stop: bool) -> Result<(ServeArgs, Vec<String>), Failure> {
+fn with_file(
+    config: &Path,
+    line: &[OsString],
+    stop: bool,
+) -> Result<(ServeArgs, Vec<String>), Failure> {
     let usage = |why: String| Failure::usage(format!("serve: {why}"));
     let clap = |why: clap::Error| {
         let text = why.to_string();
         usage(text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_string())
     };
     let verb = [OsString::from("serve")];
-    let given = ServeCommandLine::command().try_get_matches_from([&verb, line].concat()).map_err(clap)?;
+    let given =
+        ServeCommandLine::command().try_get_matches_from([&verb, line].concat()).map_err(clap)?;
     let mut file = file::read(config, &ServeCommandLine::command(), &given).map_err(usage)?;
     if stop {
         // How it would be served is of no consequence.
@@ -228,7 +239,8 @@ fn tell(args: &ServeArgs, config: &ServeConfig, keys: &[String]) -> Result<ExitS
     let grace = config.grace.unwrap_or(config.lease);
     println!("lease {} s, grace {} s", config.lease.as_secs_f64(), grace.as_secs_f64());
     let log = config.process.log.clone().unwrap_or_else(|| plan.volume.join(LOG_NAME));
-    let place = if config.process.foreground { "the terminal".into() } else { log.display().to_string() };
+    let place =
+        if config.process.foreground { "the terminal".into() } else { log.display().to_string() };
     println!("log to {place}, level {}", config.process.log_level.as_str().to_lowercase());
     if let Some(metrics) = config.process.metrics {
         println!("figures at http://{metrics}/metrics");
@@ -250,9 +262,11 @@ fn background(config: &ServeConfig) -> Result<ExitStatus, Failure> {
     let plan = check(config)?;
     let (pid, log) = config.process.start(&plan.volume.join(LOG_NAME)).map_err(fail)?;
     let question = serde_json::json!({ "verb": "status" });
-    let status = ask("serve", &plan.volume, &question, kestrel_client::control::QUICK)?.unwrap_or_default();
+    let status =
+        ask("serve", &plan.volume, &question, kestrel_client::control::QUICK)?.unwrap_or_default();
     let address = status["served"]["address"].as_str().and_then(|address| address.parse().ok());
-    let url = url_of(&config.tls, &plan.volume, address.unwrap_or(plan.listen), &plan.name).map_err(fail)?;
+    let url = url_of(&config.tls, &plan.volume, address.unwrap_or(plan.listen), &plan.name)
+        .map_err(fail)?;
     println!("{} is served at {url} (process {pid}, log {})", plan.volume.display(), log.display());
     Ok(ExitStatus::Good)
 }
@@ -284,7 +298,8 @@ mod tests {
         let args = ServeCommandLine::parse_from(["serve", url]).args;
         assert!(check(&args.config()).is_ok());
         // As a change of all nodes leaves it that was killed before this one had the new settings.
-        std::fs::copy(place.path().join("kestrel.json"), place.path().join("kestrel.json.change")).unwrap();
+        std::fs::copy(place.path().join("kestrel.json"), place.path().join("kestrel.json.change"))
+            .unwrap();
         let why = check(&args.config()).err().unwrap().to_string();
         assert!(why.contains("was cut short: repeat it"), "{why}");
     }
@@ -314,17 +329,26 @@ mod tests {
         let text = "volume = \"node4\"\nlease = \"60s\"\ngrace = 90\nname = \"photos\"\n\
                     [process]\nlog = \"serve.log\"\nforeground = false\nlog-level = \"debug\"\n[store]\nmax-uploads = 7\n";
         let (args, keys) = read(text, &["--lease", "5s", "--foreground"]).unwrap();
-        assert_eq!((args.lease, args.grace), (Duration::from_secs(5), Some(Duration::from_secs(90))));
+        assert_eq!(
+            (args.lease, args.grace),
+            (Duration::from_secs(5), Some(Duration::from_secs(90)))
+        );
         assert!(args.process.foreground && args.process.log_level == LevelFilter::Debug);
         assert_eq!((args.store.max_uploads, args.name.as_deref()), (7, Some("photos")));
         let beside = |path: &Path| path.is_absolute() && path.parent() != Some(Path::new("/"));
-        assert!(beside(Path::new(args.volume.as_deref().unwrap())) && beside(&args.process.log.unwrap()));
+        assert!(
+            beside(Path::new(args.volume.as_deref().unwrap()))
+                && beside(&args.process.log.unwrap())
+        );
         assert_eq!(
             keys,
             ["volume", "grace", "name", "process.log", "process.log-level", "store.max-uploads"]
         );
         let (args, _) = read(text, &["/data/other", "--stop"]).unwrap();
-        assert_eq!((args.volume.as_deref(), args.lease), (Some("/data/other"), Duration::from_secs(30)));
+        assert_eq!(
+            (args.volume.as_deref(), args.lease),
+            (Some("/data/other"), Duration::from_secs(30))
+        );
         let (args, _) = read("volume = \"file:///data/v\"", &["--stop"]).unwrap();
         assert_eq!(args.volume.as_deref().unwrap(), "file:///data/v");
         let (args, keys) = read("", &[]).unwrap();
@@ -339,10 +363,16 @@ mod tests {
                 "volume = \"v\"\nleese = 5\n",
                 "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, balance, collect-every, collect-grace, failover, grace, lease, listen",
             ),
-            ("\n\nlease = true", "line 3: lease: true or false, where a string or a number is wanted"),
+            (
+                "\n\nlease = true",
+                "line 3: lease: true or false, where a string or a number is wanted",
+            ),
             ("lease = [5]", "line 1: lease: a list, where"),
             ("lease = 0x10", "not written in decimal digits"),
-            ("lease = \"11m\"", "line 1: lease: invalid value '11m' for '--lease <TIME>': from 1s to 10m"),
+            (
+                "lease = \"11m\"",
+                "line 1: lease: invalid value '11m' for '--lease <TIME>': from 1s to 10m",
+            ),
             ("lease = \"soon\"", "is not a duration"),
             ("name = \"a/b\"", "neither '/' nor '?' nor control characters"),
             ("role = \"king\"", "line 1: role: invalid value 'king' for '--role <ROLE>'"),
@@ -353,7 +383,10 @@ mod tests {
                 "keys of [process] are foreground, log, log-level, metadata-memory, metrics",
             ),
             ("log-level = \"debug\"", "line 1: log-level stands in the table [process]"),
-            ("[store]\nlease = \"5s\"", "line 2: lease stands before the first table, not in [store]"),
+            (
+                "[store]\nlease = \"5s\"",
+                "line 2: lease stands before the first table, not in [store]",
+            ),
             ("[store]\nmax-uploads = 0", "from 1 to 1024"),
             ("[proces]\nlog = \"x\"", "line 1: there is no table [proces]; keys are"),
             ("[tables]", "tables [process], [store], [tls], [dump]"),

@@ -57,7 +57,9 @@ pub fn run(args: &StatsArgs) -> Result<ExitStatus, Failure> {
     if args.interval.is_zero() {
         return Err(Failure::usage("stats: --interval 0: at least 1s"));
     }
-    let fail = |why: &dyn std::fmt::Display| Failure::new("stats", format!("{}: {why}", args.dir.display()));
+    let fail = |why: &dyn std::fmt::Display| {
+        Failure::new("stats", format!("{}: {why}", args.dir.display()))
+    };
     let volume = match args.dir.to_str() {
         Some(url) if RemoteUrl::is_one(url) => Target::of("stats", url)?,
         url => {
@@ -100,9 +102,14 @@ fn take(volume: &Target) -> Result<Value, Failure> {
     if let Target::Served(url) = volume {
         return cluster::ask(url).map_err(|why| Failure::new("stats", why));
     }
-    volume.ask("stats", &json!({ "verb": "stats" }), kestrel_client::control::QUICK, &mut |_| {})?.ok_or_else(
-        || Failure::new("stats", format!("{volume}: its process has ended; mount or serve it again")),
-    )
+    volume
+        .ask("stats", &json!({ "verb": "stats" }), kestrel_client::control::QUICK, &mut |_| {})?
+        .ok_or_else(|| {
+            Failure::new(
+                "stats",
+                format!("{volume}: its process has ended; mount or serve it again"),
+            )
+        })
 }
 
 /// One counter's growth between two moments.
@@ -111,7 +118,9 @@ fn grown(now: &Value, before: &Value, name: &str) -> u64 {
 }
 
 fn buckets(value: &Value) -> Vec<u64> {
-    value.as_array().map_or(Vec::new(), |list| list.iter().map(|count| count.as_u64().unwrap_or(0)).collect())
+    value
+        .as_array()
+        .map_or(Vec::new(), |list| list.iter().map(|count| count.as_u64().unwrap_or(0)).collect())
 }
 
 fn difference(now: &Value, before: &Value) -> Vec<u64> {

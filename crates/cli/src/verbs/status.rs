@@ -59,7 +59,9 @@ pub fn run(args: &StatusArgs) -> Result<ExitStatus, Failure> {
     let question = json!({ "verb": "status" });
     let asked = match &target {
         Target::Served(url) => Some(ask_served(url).map_err(|why| Failure::new("status", why))?),
-        Target::Here(_) => target.ask("status", &question, kestrel_client::control::QUICK, &mut |_| {})?,
+        Target::Here(_) => {
+            target.ask("status", &question, kestrel_client::control::QUICK, &mut |_| {})?
+        }
     };
     let status = match (asked, &target) {
         (Some(mut status), Target::Served(url)) => {

@@ -128,7 +128,8 @@ struct OneArgs {
 type Ranges = Arc<[(u32, u32)]>;
 
 fn ranges_arg(text: &str) -> Result<Ranges, String> {
-    let number = |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is no number of a user"));
+    let number =
+        |text: &str| text.parse::<u32>().map_err(|_| format!("{text:?} is no number of a user"));
     let range = |text: &str| match text.split_once('-') {
         None => number(text).map(|id| (id, id)),
         Some((first, last)) => match (number(first)?, number(last)?) {
@@ -140,7 +141,8 @@ fn ranges_arg(text: &str) -> Result<Ranges, String> {
 }
 
 fn pair_arg(text: &str) -> Result<(u32, u32), String> {
-    let pair = text.split_once(':').and_then(|(one, two)| Some((one.parse().ok()?, two.parse().ok()?)));
+    let pair =
+        text.split_once(':').and_then(|(one, two)| Some((one.parse().ok()?, two.parse().ok()?)));
     pair.ok_or("two numbers with a colon between them".into())
 }
 

@@ -100,10 +100,14 @@ pub fn run(args: &WarmupArgs) -> Result<ExitStatus, Failure> {
             });
         })?;
         let answer = answer.ok_or_else(|| {
-            Failure::new("warmup", format!("nobody serves the volume {}; mount it again", dir.display()))
+            Failure::new(
+                "warmup",
+                format!("nobody serves the volume {}; mount it again", dir.display()),
+            )
         })?;
         for name in SUMS {
-            done[name] = (done[name].as_u64().unwrap_or(0) + answer[name].as_u64().unwrap_or(0)).into();
+            done[name] =
+                (done[name].as_u64().unwrap_or(0) + answer[name].as_u64().unwrap_or(0)).into();
         }
         if answer["unfinished"] == true {
             done["unfinished"] = true.into();
@@ -111,7 +115,8 @@ pub fn run(args: &WarmupArgs) -> Result<ExitStatus, Failure> {
         }
     }
     drop(progress);
-    done["missing_paths"] = (done["missing_paths"].as_u64().unwrap_or(0) + requests.missing()).into();
+    done["missing_paths"] =
+        (done["missing_paths"].as_u64().unwrap_or(0) + requests.missing()).into();
     if args.json {
         print_json(&done);
     } else {
@@ -137,7 +142,11 @@ fn show(args: &WarmupArgs, done: &Value) {
     } else if args.evict {
         println!("{files} files: {} dropped from the cache", bytes(number("evicted_bytes")));
     } else {
-        println!("{files} files with {}: {} cached", bytes(number("bytes")), bytes(number("cached_bytes")));
+        println!(
+            "{files} files with {}: {} cached",
+            bytes(number("bytes")),
+            bytes(number("cached_bytes"))
+        );
     }
     if number("missing_paths") > 0 {
         println!("{} paths lead nowhere", count(number("missing_paths")));

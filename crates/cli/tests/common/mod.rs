@@ -28,7 +28,8 @@ pub struct Run {
 
 impl Run {
     pub fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|why| panic!("{why}: {}{}", self.out, self.err))
+        serde_json::from_str(&self.out)
+            .unwrap_or_else(|why| panic!("{why}: {}{}", self.out, self.err))
     }
 
     /// Expects an exit code and a text in what was printed.

@@ -10,7 +10,8 @@ use crate::common::{Place, kestrel};
 #[test]
 fn who_reads_that_a_server_closed_may_open_the_volume() {
     let place = Place::formatted();
-    let mut server = kestrel(&["serve", &place.volume(), "--listen", "127.0.0.1:0", "--foreground"]);
+    let mut server =
+        kestrel(&["serve", &place.volume(), "--listen", "127.0.0.1:0", "--foreground"]);
     let mut server = server.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let log = BufReader::new(server.stderr.take().unwrap());
     let mut closed = false;

@@ -25,7 +25,8 @@ fn volumes_and_servers_that_are_not_there_are_named() {
     assert!(nobody.contains(&free.to_string()), "{nobody}");
     // The second address of several is tried too.
     let client =
-        Client::connect(&format!("kestrel://{free},{}/vol", server.address()), "test", SOON).unwrap();
+        Client::connect(&format!("kestrel://{free},{}/vol", server.address()), "test", SOON)
+            .unwrap();
     client.put("file", b"x");
     for (url, text) in [("kestrel://", "name is missing"), ("kestrel://a b/v", "host")] {
         run(&["status", url]).expect(2, text);

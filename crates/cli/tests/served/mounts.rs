@@ -23,8 +23,10 @@ impl<'a> Mounts<'a> {
     }
 
     fn run(&self, args: &[&str]) -> Run {
-        let output =
-            kestrel(args).env("KESTREL_RUNTIME_DIR", self.server.place.path("run")).output().unwrap();
+        let output = kestrel(args)
+            .env("KESTREL_RUNTIME_DIR", self.server.place.path("run"))
+            .output()
+            .unwrap();
         Run {
             code: output.status.code().unwrap_or(-1),
             out: String::from_utf8(output.stdout).unwrap(),
@@ -60,7 +62,8 @@ fn tree_shared_by_mounts_over_server_death() {
             for number in 0..300 {
                 let dir = one.join(format!("dir{}", number % 7));
                 std::fs::create_dir_all(&dir).unwrap();
-                std::fs::write(dir.join(format!("file{number}")), vec![number as u8; number * 50]).unwrap();
+                std::fs::write(dir.join(format!("file{number}")), vec![number as u8; number * 50])
+                    .unwrap();
             }
         });
         server.restart();
@@ -78,7 +81,8 @@ fn tree_shared_by_mounts_over_server_death() {
         .collect();
     assert!(who.iter().any(|who| who.contains(&*one.to_string_lossy())), "{who:?}");
     mounts.run(&["status", &server.place.name("one")]).expect(0, "served       as vol at");
-    let stats = mounts.run(&["stats", &server.place.name("one"), "--once", "--json"]).expect(0, "").json();
+    let stats =
+        mounts.run(&["stats", &server.place.name("one"), "--once", "--json"]).expect(0, "").json();
     assert!(stats["metadata_requests_total"].as_u64().unwrap() > 300, "{stats}");
     assert_eq!(stats["metadata_reconnects_total"], 1);
     let file = server.place.name("two/dir0/file294");
@@ -134,7 +138,9 @@ fn mount_point_reuse_and_unmount_without_server() {
     // With a deadline of a minute, and with one of two seconds.
     for name in ["one", "two"] {
         let begun = Instant::now();
-        mounts.run(&["umount", &server.place.name(name)]).expect(1, "bring the server back or use --force");
+        mounts
+            .run(&["umount", &server.place.name(name)])
+            .expect(1, "bring the server back or use --force");
         assert!(begun.elapsed() < PATIENCE / 2);
     }
     let begun = Instant::now();

@@ -64,7 +64,8 @@ fn what_is_renamed_elsewhere_goes_on_being_written() {
 fn writers_of_one_file_keep_each_others_bytes() {
     let server = Server::start("10s");
     let (one, two) = (server.client("one"), server.client("two"));
-    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)] {
+    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)]
+    {
         one.put(name, &vec![0; len]);
         let (a, b) = (one.open(name), two.open(name));
         // Neither knows of the other's bytes when it writes its own.
@@ -85,7 +86,10 @@ fn writers_of_one_file_keep_each_others_bytes() {
 }
 
 fn append(client: &Client, file: &FileHandle, bytes: &[u8]) {
-    client.fs.write_unless(file, WriteAt::End { unfinished: false }, bytes, None, &|| false).unwrap();
+    client
+        .fs
+        .write_unless(file, WriteAt::End { unfinished: false }, bytes, None, &|| false)
+        .unwrap();
 }
 
 /// Where the end is, is decided when bytes are committed: a later writer comes behind.
@@ -130,7 +134,8 @@ fn appended_bytes_of_several_clients() {
 fn writes_behind_appended_bytes() {
     let server = Server::start("10s");
     let (one, two) = (server.client("one"), server.client("two"));
-    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)] {
+    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)]
+    {
         one.put(name, &vec![1; len]);
         let (a, b) = (one.open(name), two.open(name));
         append(&one, &a, &[2; 50]);

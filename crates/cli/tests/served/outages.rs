@@ -62,12 +62,21 @@ fn exactly_once_calls_over_server_deaths() {
                 let caller = kestrel_client::fs::Caller::ROOT;
                 let root = kestrel_types::ids::ROOT;
                 kestrel_client::fs::wait(|done| {
-                    client.fs.mknod(caller, kestrel_types::name::PathRef::new(root, made), how, done)
+                    client.fs.mknod(
+                        caller,
+                        kestrel_types::name::PathRef::new(root, made),
+                        how,
+                        done,
+                    )
                 })
                 .unwrap();
                 if number % 2 == 0 {
                     kestrel_client::fs::wait(|done| {
-                        client.fs.unlink(caller, kestrel_types::name::PathRef::new(root, name), done)
+                        client.fs.unlink(
+                            caller,
+                            kestrel_types::name::PathRef::new(root, name),
+                            done,
+                        )
                     })
                     .unwrap();
                 }

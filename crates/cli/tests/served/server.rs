@@ -42,7 +42,8 @@ impl Server {
     /// Starts the process.
     pub fn serve(&self) {
         let (volume, address) = (self.place.volume(), self.address());
-        run(&["serve", &volume, "--listen", &address, "--lease", self.lease]).expect(0, &self.url());
+        run(&["serve", &volume, "--listen", &address, "--lease", self.lease])
+            .expect(0, &self.url());
     }
 
     /// Kills it without warning.
@@ -108,8 +109,14 @@ pub struct Client {
     _volume: RemoteVolume,
 }
 
-const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+const READ_WRITE: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -187,7 +194,8 @@ impl Client {
     }
 
     pub fn link(&self, ino: InodeId, to: &str) {
-        wait(|done| self.fs.link(Caller::ROOT, ino, EntryPlace::new(ROOT, name(to)), done)).unwrap();
+        wait(|done| self.fs.link(Caller::ROOT, ino, EntryPlace::new(ROOT, name(to)), done))
+            .unwrap();
     }
 
     pub fn stat(&self, ino: InodeId) -> FsResult<Inode> {

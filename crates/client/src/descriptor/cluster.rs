@@ -5,7 +5,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, WORKERS_MAX};
+use kestrel_types::placement::{
+    COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, PlacementMap, WORKERS_MAX,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER, authority_of};
@@ -108,7 +110,12 @@ impl ClusterSection {
 
     /// Of a node that is to join a cluster with this table, which the table names, and to count
     /// from there on.
-    pub(crate) fn joining(self, node: NodeId, placement: &PlacementMap, counters: [u64; 2]) -> Self {
+    pub(crate) fn joining(
+        self,
+        node: NodeId,
+        placement: &PlacementMap,
+        counters: [u64; 2],
+    ) -> Self {
         let placement = to_hex(&placement.encode());
         Self { node, placement, node_uuid: None, joining: true, counters: Some(counters), ..self }
     }
@@ -125,7 +132,8 @@ impl ClusterSection {
                     .into(),
             ));
         };
-        let bytes = from_hex(digits).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
+        let bytes =
+            from_hex(digits).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
         bytes.ok_or_else(|| {
             VolumeError::Invalid(
                 "the word of the node's directory does not have 16 hexadecimal digits".into(),
@@ -172,7 +180,9 @@ impl ClusterSection {
     pub fn secret(&self) -> Result<[u8; SECRET_BYTES], VolumeError> {
         let bytes = from_hex(&self.secret).and_then(|bytes| bytes.try_into().ok());
         bytes.ok_or_else(|| {
-            VolumeError::Invalid("the secret of the cluster does not have 32 hexadecimal digits".into())
+            VolumeError::Invalid(
+                "the secret of the cluster does not have 32 hexadecimal digits".into(),
+            )
         })
     }
 
@@ -192,19 +202,19 @@ impl ClusterSection {
                 self.workers
             )));
         }
-        if self
-            .counters
-            .is_some_and(|[inodes, objects]| inodes >= COUNTERS_MAX || objects >= OBJECT_COUNTERS_MAX)
-        {
+        if self.counters.is_some_and(|[inodes, objects]| {
+            inodes >= COUNTERS_MAX || objects >= OBJECT_COUNTERS_MAX
+        }) {
             return Err(VolumeError::Invalid(
                 "the node's counters begin above all numbers that there are".into(),
             ));
         }
         match placement.map.member(self.node) {
             Some(_) => Ok(()),
-            None => {
-                Err(VolumeError::Invalid(format!("node {} is not one of the cluster's nodes", self.node)))
-            }
+            None => Err(VolumeError::Invalid(format!(
+                "node {} is not one of the cluster's nodes",
+                self.node
+            ))),
         }
     }
 }
@@ -256,7 +266,8 @@ impl Descriptor {
     /// # Errors
     /// If it cannot be written down.
     pub fn for_clients(&self) -> Result<Self, VolumeError> {
-        let mut shown = Self { cluster: None, secret: None, metadata: None, registry: None, ..self.clone() };
+        let mut shown =
+            Self { cluster: None, secret: None, metadata: None, registry: None, ..self.clone() };
         shown.checksum = shown.expected_checksum()?;
         Ok(shown)
     }
@@ -343,8 +354,10 @@ mod tests {
         let table = placement().with_member(idle, true).unwrap();
         let settings = Settings { durability: Durability::Commit, ..settings() };
         let of_node = |node| {
-            let new = Descriptor::new(settings.clone(), 5).unwrap().with_registry(url.clone()).unwrap();
-            new.in_cluster(ClusterSection { node, ..ClusterSection::new(1, &table).unwrap() }).unwrap()
+            let new =
+                Descriptor::new(settings.clone(), 5).unwrap().with_registry(url.clone()).unwrap();
+            new.in_cluster(ClusterSection { node, ..ClusterSection::new(1, &table).unwrap() })
+                .unwrap()
         };
         assert!(matches!(of_node(1).rows().unwrap(), RowsAt::Directory));
         let RowsAt::Etcd(place) = of_node(4).rows().unwrap() else { panic!("not in the registry") };

@@ -91,7 +91,10 @@ mod text {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<T: Display, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
 
@@ -101,7 +104,8 @@ mod text {
         D: Deserializer<'de>,
     {
         let text = String::deserialize(deserializer)?;
-        text.parse()
-            .map_err(|why| D::Error::custom(format!("{why}; or use a newer kestrel, which may know it")))
+        text.parse().map_err(|why| {
+            D::Error::custom(format!("{why}; or use a newer kestrel, which may know it"))
+        })
     }
 }

@@ -9,7 +9,9 @@ use crate::error::VolumeError;
 /// Held while a descriptor is read, changed and written back. It is a lock (`flock`) on the
 /// volume's directory, apart from the lock of the process that serves the volume: keys can be
 /// rotated while it is mounted, and two rotations cannot undo each other.
-pub(super) struct DescriptorLock(#[allow(dead_code, reason = "the open directory is the lock")] File);
+pub(super) struct DescriptorLock(
+    #[allow(dead_code, reason = "the open directory is the lock")] File,
+);
 
 impl DescriptorLock {
     /// Takes the lock; waits while another process changes the descriptor, which takes

@@ -55,11 +55,18 @@ pub(super) fn begin(nodes: &Nodes<'_>, changed: &Descriptor) -> Result<(), Volum
 pub(super) fn finish(nodes: &Nodes<'_>) -> Result<Option<Descriptor>, VolumeError> {
     let begun = nodes.iter().map(|(dir, _)| read(dir)).collect::<Result<Vec<_>, _>>()?;
     let Some(next) = begun.iter().flatten().next() else { return Ok(None) };
-    let present = nodes.iter().map(|(dir, _)| Descriptor::read(dir)).collect::<Result<Vec<_>, _>>()?;
-    let agree = present.iter().all(|other| present.first().is_some_and(|first| first.has_settings_of(other)));
+    let present =
+        nodes.iter().map(|(dir, _)| Descriptor::read(dir)).collect::<Result<Vec<_>, _>>()?;
+    let agree = present
+        .iter()
+        .all(|other| present.first().is_some_and(|first| first.has_settings_of(other)));
     let mut before = None;
     if !agree || begun.iter().all(Option::is_some) {
-        if begun.iter().flatten().any(|other| !other.has_settings_of(next) || other.uuid != next.uuid) {
+        if begun
+            .iter()
+            .flatten()
+            .any(|other| !other.has_settings_of(next) || other.uuid != next.uuid)
+        {
             let places: Vec<String> =
                 nodes.iter().map(|(dir, _)| dir.join(NAME).display().to_string()).collect();
             return Err(VolumeError::Invalid(format!(

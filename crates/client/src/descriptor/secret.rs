@@ -26,7 +26,9 @@ impl VolumeSecret {
     pub(super) fn bytes(&self) -> Result<[u8; SECRET_BYTES], VolumeError> {
         let bytes = from_hex(&self.0).and_then(|bytes| bytes.try_into().ok());
         bytes.ok_or_else(|| {
-            VolumeError::Invalid("the secret of the volume does not have 32 hexadecimal digits".into())
+            VolumeError::Invalid(
+                "the secret of the volume does not have 32 hexadecimal digits".into(),
+            )
         })
     }
 }

@@ -5,8 +5,9 @@ use kestrel_types::inode::Kind;
 use std::collections::BTreeSet;
 
 fn listing(names: &BTreeSet<Vec<u8>>, after: &Option<Name>) -> (Vec<DirEntry>, bool) {
-    let mut rest =
-        names.iter().filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
+    let mut rest = names
+        .iter()
+        .filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
     let entries: Vec<_> = rest
         .by_ref()
         .take(BATCH_ENTRIES)
@@ -92,8 +93,11 @@ fn seek_back_in_directory_stream() {
                 other => panic!("{other:?}"),
             }
         }
-        let stable: Vec<_> =
-            cookies[start + 1..].iter().map(|(name, _)| name).filter(|name| all.contains(*name)).collect();
+        let stable: Vec<_> = cookies[start + 1..]
+            .iter()
+            .map(|(name, _)| name)
+            .filter(|name| all.contains(*name))
+            .collect();
         let seen: Vec<_> = seen.iter().filter(|name| !name.ends_with(b"-new")).collect();
         assert_eq!(seen, stable, "from {start}");
     }
@@ -105,9 +109,15 @@ fn a_foreign_cookie_ends_the_listing() {
 }
 
 /// Reads one entry at a cookie, as readdir(3) after seekdir(3) does.
-fn read_one(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> Option<(Vec<u8>, u64)> {
+fn read_one(
+    stream: &mut DirStream,
+    names: &BTreeSet<Vec<u8>>,
+    cookie: u64,
+) -> Option<(Vec<u8>, u64)> {
     match step(stream, names, cookie) {
-        ListingStep::Dot(parent, next) => Some((if parent { b"..".to_vec() } else { b".".to_vec() }, next)),
+        ListingStep::Dot(parent, next) => {
+            Some((if parent { b"..".to_vec() } else { b".".to_vec() }, next))
+        }
         ListingStep::Entries(entries) => {
             entries.first().map(|(entry, next)| (entry.name.as_bytes().to_vec(), *next))
         }
@@ -146,7 +156,8 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % limit
     }
 }
@@ -201,7 +212,8 @@ fn random_cookies_of_a_changing_directory() {
                 continue;
             }
             let rest = read_all(&mut stream, &names, *cookie).0;
-            let seen: Vec<_> = rest.iter().map(|(name, _)| name).filter(|name| stays(name)).collect();
+            let seen: Vec<_> =
+                rest.iter().map(|(name, _)| name).filter(|name| stays(name)).collect();
             let all: Vec<_> = names.range(name.clone()..).filter(|name| stays(name)).collect();
             assert_eq!(seen, all, "seed {seed}, round {round}: the rest from {cookie:#x}");
         }
@@ -230,12 +242,17 @@ fn answer_that_nobody_wants() {
     let mut stream = DirStream::default();
     let cookies = read_all(&mut stream, &names, 0).0;
     let (early, late) = (&cookies[10], &cookies[3000]);
-    let ListingStep::Fetch(first) = stream.at(early.1) else { panic!("the first batch is not held") };
+    let ListingStep::Fetch(first) = stream.at(early.1) else {
+        panic!("the first batch is not held")
+    };
     assert_eq!(read_one(&mut stream, &names, late.1).map(|(name, _)| name).as_ref(), Some(&late.0));
     let (entries, end) = listing(&names, &first.after);
     stream.supply(first, entries, end);
     for (name, cookie) in [late, early] {
-        assert_eq!(read_one(&mut stream, &names, *cookie).map(|(name, _)| name).as_ref(), Some(name));
+        assert_eq!(
+            read_one(&mut stream, &names, *cookie).map(|(name, _)| name).as_ref(),
+            Some(name)
+        );
     }
 }
 
@@ -250,6 +267,7 @@ fn new_name_with_a_known_hash() {
     let mut changed = names.clone();
     changed.insert(NEAR.to_vec());
     let (rest, _) = read_all(&mut stream, &changed, cookies[2].1);
-    let seen: Vec<_> = rest.iter().map(|(name, _)| name).filter(|name| names.contains(*name)).collect();
+    let seen: Vec<_> =
+        rest.iter().map(|(name, _)| name).filter(|name| names.contains(*name)).collect();
     assert_eq!(seen, names.iter().collect::<Vec<_>>());
 }

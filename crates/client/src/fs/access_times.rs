@@ -42,7 +42,9 @@ impl Fs {
 
     /// Reads noted since the start, and messages about them.
     pub fn access_stats(&self) -> (u64, u64) {
-        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(std::sync::atomic::Ordering::Relaxed);
+        let get = |counter: &std::sync::atomic::AtomicU64| {
+            counter.load(std::sync::atomic::Ordering::Relaxed)
+        };
         (get(&self.accesses.noted), get(&self.accesses.sent))
     }
 
@@ -96,7 +98,9 @@ impl Fs {
         match self.accesses.note(ino, now) {
             Noted::Waits => {}
             Noted::Send(early) => early.into_iter().for_each(|unsent| self.send_access(unsent)),
-            Noted::Lost => log::debug!("inode {ino}: too many reads wait for the node; this one is not told"),
+            Noted::Lost => {
+                log::debug!("inode {ino}: too many reads wait for the node; this one is not told")
+            }
         }
     }
 

@@ -25,7 +25,13 @@ impl Fs {
     }
 
     /// Changes attributes. Size and times are ordered after everything written before.
-    pub fn setattr(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
+    pub fn setattr(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        set: SetAttr,
+        done: Done<Inode>,
+    ) {
         let ordered = set.size.is_some()
             || set.mtime.is_some()
             || set.mode.is_some()
@@ -63,7 +69,13 @@ impl Fs {
 
     /// Sets flags (chattr). What was written before is stored first: an immutable file takes
     /// nothing more.
-    pub fn set_flags(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: InodeFlags, done: Done<Inode>) {
+    pub fn set_flags(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        flags: InodeFlags,
+        done: Done<Inode>,
+    ) {
         let fs = self.clone();
         self.flush_ino(
             ino,
@@ -80,14 +92,26 @@ impl Fs {
         );
     }
 
-    fn set_flags_now(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: InodeFlags, done: Done<Inode>) {
+    fn set_flags_now(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        flags: InodeFlags,
+        done: Done<Inode>,
+    ) {
         let fs = self.clone();
         self.ask(caller, Op::SetFlags(self.known.reference(ino), flags), move |answer| {
             done(answer.and_then(into_inode).map(|inode| fs.accept(inode, None)));
         });
     }
 
-    fn setattr_now(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
+    fn setattr_now(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        set: SetAttr,
+        done: Done<Inode>,
+    ) {
         if set.atime.is_some() && self.accesses.is_on() {
             let fs = self.clone();
             let then = move || fs.ask_setattr(caller, ino, set, done);
@@ -96,7 +120,13 @@ impl Fs {
         self.ask_setattr(caller, ino, set, done);
     }
 
-    fn ask_setattr(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
+    fn ask_setattr(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        set: SetAttr,
+        done: Done<Inode>,
+    ) {
         let fs = self.clone();
         let again = set.clone();
         self.ask(caller, Op::SetAttr(self.known.reference(ino), set), move |answer| {
@@ -118,7 +148,9 @@ impl Fs {
             match base {
                 Some(base) => self.known.cached_moved(inode.ino, base, inode.data_change),
                 // Nobody else changes files here.
-                None if !self.is_remote() => drop(self.known.cached_as(inode.ino, inode.data_change)),
+                None if !self.is_remote() => {
+                    drop(self.known.cached_as(inode.ino, inode.data_change))
+                }
                 // If the content changed, what it was before is not known, and the next open will
                 // find a difference.
                 None => {}

@@ -184,7 +184,8 @@ impl Fs {
             return self.reap_together(member);
         }
         let Some(node) = self.node() else { return Ok(0) };
-        let due = node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.is_open_object(object))?;
+        let due =
+            node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.is_open_object(object))?;
         if due.is_empty() {
             return Ok(0);
         }
@@ -266,7 +267,8 @@ fn stopped_after(stop: &Stop, time: Duration) -> bool {
 
 fn repack(fs: &Weak<Fs>, stop: &Stop) {
     let is_worth = |found: &FragmentedReport| {
-        found.unused_bytes >= REPACK_UNUSED_MIN.max(found.stored_bytes / 100 * REPACK_UNUSED_PERCENT)
+        found.unused_bytes
+            >= REPACK_UNUSED_MIN.max(found.stored_bytes / 100 * REPACK_UNUSED_PERCENT)
     };
     let go_on = |stored: u64| {
         let pause = match stored {

@@ -36,13 +36,13 @@ impl Fs {
     /// file that this client does not know by name costs a pass over the names of the volume.
     pub fn lookup_number(self: &Arc<Self>, ino: InodeId, done: Done<Inode>) {
         let fs = self.clone();
-        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| {
-            match answer.and_then(into_inode) {
-                Ok(inode) if inode.nlink == 0 && inode.kind != Kind::Dir => done(Err(gone())),
-                Ok(inode) => done(Ok(fs.introduce(inode, None))),
-                Err(error) if error.errno == libc::ESTALE => fs.locate(Wanted { ino, done }),
-                Err(error) => done(Err(error)),
-            }
+        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| match answer
+            .and_then(into_inode)
+        {
+            Ok(inode) if inode.nlink == 0 && inode.kind != Kind::Dir => done(Err(gone())),
+            Ok(inode) => done(Ok(fs.introduce(inode, None))),
+            Err(error) if error.errno == libc::ESTALE => fs.locate(Wanted { ino, done }),
+            Err(error) => done(Err(error)),
         });
     }
 
@@ -61,7 +61,10 @@ impl Fs {
                 let wanted = std::mem::take(&mut queue.wanted);
                 drop(queue);
                 log::error!("no thread to look for files by number: {why}");
-                give_up(wanted, &FsError::new(libc::EAGAIN, "no thread to look for files by number"));
+                give_up(
+                    wanted,
+                    &FsError::new(libc::EAGAIN, "no thread to look for files by number"),
+                );
             }
         }
     }
@@ -87,7 +90,9 @@ impl Fs {
         let answer = wait(|done| self.ask(Caller::ROOT, Op::Locate { files, after }, done))?;
         let Answer::Located { found, next } = answer else { return Err(unexpected(&answer)) };
         for (dir, entry) in found {
-            let Some(at) = wanted.iter().position(|wanted| wanted.ino == entry.ino) else { continue };
+            let Some(at) = wanted.iter().position(|wanted| wanted.ino == entry.ino) else {
+                continue;
+            };
             // It may have been renamed since, and be found again.
             if let Ok(inode) = self.at_place(entry.ino, Some((dir, entry.name))) {
                 (wanted.swap_remove(at).done)(Ok(inode));
@@ -122,7 +127,9 @@ fn search_all(fs: &Weak<Fs>) {
         };
         match end {
             // What was opened or moved meanwhile is found by number now.
-            Ok(fs) => wanted.into_iter().for_each(|wanted| (wanted.done)(fs.at_place(wanted.ino, None))),
+            Ok(fs) => {
+                wanted.into_iter().for_each(|wanted| (wanted.done)(fs.at_place(wanted.ino, None)))
+            }
             Err(why) => give_up(wanted, &why),
         }
     }

@@ -35,9 +35,18 @@ impl Fs {
 }
 
 /// Checks what the node answered.
-fn page(ino: InodeId, first: u64, last: u64, chunks: &[(u64, Vec<Extent>)], end: bool) -> FsResult<Page> {
+fn page(
+    ino: InodeId,
+    first: u64,
+    last: u64,
+    chunks: &[(u64, Vec<Extent>)],
+    end: bool,
+) -> FsResult<Page> {
     let wrong = |why: &str| {
-        FsError::because(libc::EIO, format!("the metadata node told chunks of inode {ino} wrongly: {why}"))
+        FsError::because(
+            libc::EIO,
+            format!("the metadata node told chunks of inode {ino} wrongly: {why}"),
+        )
     };
     let mut lists = Vec::with_capacity(chunks.len());
     let mut from = first;

@@ -88,7 +88,11 @@ impl Fs {
 
     /// Folds what is due in a chunk of a file that need not be open. How many windows were folded,
     /// and whether a writer interfered with none.
-    pub(super) fn fold_chunk(self: &Arc<Self>, inode: &InodeRef, chunk: u64) -> FsResult<(u64, bool)> {
+    pub(super) fn fold_chunk(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        chunk: u64,
+    ) -> FsResult<(u64, bool)> {
         let page = super::wait(|done| self.chunk_page(inode.ino, chunk, chunk, done))?;
         let Some((_, list)) = page.lists.into_iter().next() else { return Ok((0, true)) };
         let folded = self.fold_windows(inode, chunk, &list)?;
@@ -117,7 +121,12 @@ impl Fs {
 
     /// Stores each run of neighbouring extents of a window again as one range. False if the window
     /// changed meanwhile.
-    fn fold_window(self: &Arc<Self>, inode: &InodeRef, chunk: u64, window: &[Extent]) -> FsResult<bool> {
+    fn fold_window(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        chunk: u64,
+        window: &[Extent],
+    ) -> FsResult<bool> {
         let is_stored = |extent: &Extent| extent.source != Source::Hole;
         let (Some(first), Some(last)) =
             (window.iter().position(is_stored), window.iter().rposition(is_stored))

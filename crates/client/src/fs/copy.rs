@@ -52,8 +52,9 @@ impl Fs {
         if to_offset.checked_add(*len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
         }
-        let overlap =
-            from.ino() == to.ino() && *from_offset < *to_offset + *len && *to_offset < *from_offset + *len;
+        let overlap = from.ino() == to.ino()
+            && *from_offset < *to_offset + *len
+            && *to_offset < *from_offset + *len;
         if overlap {
             return done(Err(FsError::new(libc::EINVAL, "source and destination overlap")));
         }

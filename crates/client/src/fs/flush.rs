@@ -147,7 +147,11 @@ impl Fs {
 
     /// Starts a flush for all callers that wait now, when no write is half there. What is written
     /// from here on belongs to the next.
-    pub(super) fn start_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+    pub(super) fn start_flush(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        mut state: MutexGuard<'_, FileState>,
+    ) {
         if self.is_half_there(&mut state) {
             drop(state);
             let (fs, file) = (self.clone(), file.clone());
@@ -269,17 +273,21 @@ impl Fs {
             // Only times, or the writer: the content stays as it is.
             return Form::Patches;
         }
-        if matches!(state.inode.data, Data::Chunked) || size > u64::from(self.config.block_bytes) || size == 0
+        if matches!(state.inode.data, Data::Chunked)
+            || size > u64::from(self.config.block_bytes)
+            || size == 0
         {
             return Form::Patches;
         }
-        let one_covers = matches!(pieces, [piece] if piece.offset == 0 && piece.bytes.len() as u64 == size);
+        let one_covers =
+            matches!(pieces, [piece] if piece.offset == 0 && piece.bytes.len() as u64 == size);
         if one_covers && size > u64::from(self.config.inline_max) {
             // The piece is the file: `continue_flush` makes its range the packed content, without a
             // copy.
             return Form::Patches;
         }
-        let contended = state.flush.as_ref().is_some_and(|flush| flush.conflicts >= CONFLICTS_TO_PATCH);
+        let contended =
+            state.flush.as_ref().is_some_and(|flush| flush.conflicts >= CONFLICTS_TO_PATCH);
         if contended && !matches!(state.inode.data, Data::Inline(_)) {
             return Form::Patches;
         }
@@ -302,19 +310,26 @@ impl Fs {
         for piece in pieces {
             copy_piece(piece.offset, &piece.bytes, 0, &mut content);
         }
-        if size <= u64::from(self.config.inline_max) { Form::Inline(content) } else { Form::Whole(content) }
+        if size <= u64::from(self.config.inline_max) {
+            Form::Inline(content)
+        } else {
+            Form::Whole(content)
+        }
     }
 
     /// Puts a small packed file together with what was written over it. Runs on the pool.
     fn merge(self: &Arc<Self>, file: &Arc<OpenFile>) {
         let state = file.lock();
-        let (Data::Packed { range, visible }, Some(flush)) = (&state.inode.data, &state.flush) else {
+        let (Data::Packed { range, visible }, Some(flush)) = (&state.inode.data, &state.flush)
+        else {
             return self.plan_flush(file, state);
         };
         let (range, kept) = (*range, u64::from(*visible).min(flush.size) as usize);
         let mut content = vec![0; flush.size as usize];
-        let pieces: Vec<_> =
-            state.inflight[..flush.upto].iter().map(|piece| (piece.offset, piece.bytes.clone())).collect();
+        let pieces: Vec<_> = state.inflight[..flush.upto]
+            .iter()
+            .map(|piece| (piece.offset, piece.bytes.clone()))
+            .collect();
         drop(state);
         if let Err(error) = self.reader.read(range, 0, &mut content[..kept]) {
             return self.merge_elsewhere(file, range, data_error(&error));
@@ -364,13 +379,17 @@ impl Fs {
             return;
         }
         let split = aim(&mut state);
-        let Some((upto, size)) = state.flush.as_ref().map(|flush| (flush.upto, flush.size)) else { return };
+        let Some((upto, size)) = state.flush.as_ref().map(|flush| (flush.upto, flush.size)) else {
+            return;
+        };
         if self.forget_lost(&mut state, upto) || split {
             return self.plan_flush(file, state);
         }
         if state.inflight[..upto].iter().any(|piece| piece.placed.is_none()) {
-            let error =
-                state.error.take().unwrap_or(FsError::new(libc::EIO, "written bytes could not be stored"));
+            let error = state
+                .error
+                .take()
+                .unwrap_or(FsError::new(libc::EIO, "written bytes could not be stored"));
             drop(state);
             return self.flush_failed(file, error);
         }
@@ -565,8 +584,10 @@ impl Fs {
                 let mut state = file.lock();
                 state.committing = false;
                 state.refresh(*inode);
-                let most = if state.append_from.is_some() { APPEND_CONFLICTS_MAX } else { CONFLICTS_MAX };
-                let error = FsError::new(libc::EAGAIN, "others keep changing the file; write it again");
+                let most =
+                    if state.append_from.is_some() { APPEND_CONFLICTS_MAX } else { CONFLICTS_MAX };
+                let error =
+                    FsError::new(libc::EAGAIN, "others keep changing the file; write it again");
                 self.try_again(file, state, most, error);
             }
             Err(Outcome::Failed(error)) => {
@@ -587,8 +608,10 @@ impl Fs {
                 drop(state);
                 self.flush_failed(file, error);
             }
-            Err(_) => self
-                .flush_failed(file, FsError::new(libc::EIO, "the metadata node could not commit the file")),
+            Err(_) => self.flush_failed(
+                file,
+                FsError::new(libc::EIO, "the metadata node could not commit the file"),
+            ),
         }
     }
 
@@ -628,8 +651,8 @@ impl Fs {
             .count();
         state.patches_since_compaction += small as u32;
         state.inflight.drain(..flush.upto);
-        let later =
-            state.mtime.is_some_and(|mtime| mtime != flush.mtime) || state.kill_suid != flush.kill_suid;
+        let later = state.mtime.is_some_and(|mtime| mtime != flush.mtime)
+            || state.kill_suid != flush.kill_suid;
         if state.inflight.is_empty() && state.buffer.is_empty() && !later {
             (state.mtime, state.kill_suid) = (None, None);
         }
@@ -712,7 +735,8 @@ pub(crate) struct Flush {
 /// Remembers the commit of the flush that runs as one that may have been executed.
 fn note_unanswered(state: &mut FileState) {
     let Some(flush) = &state.flush else { return };
-    let commit = Unanswered { base: flush.base, upto: flush.upto, size: flush.size, mtime: flush.mtime };
+    let commit =
+        Unanswered { base: flush.base, upto: flush.upto, size: flush.size, mtime: flush.mtime };
     // A flush that is repeated without a write in between makes the same commit.
     if !state.unanswered.contains(&commit) {
         state.unanswered.push(commit);

@@ -118,14 +118,19 @@ impl FileHandle {
 
 impl fmt::Debug for FileHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileHandle").field("ino", &self.file.ino).field("write", &self.write).finish()
+        f.debug_struct("FileHandle")
+            .field("ino", &self.file.ino)
+            .field("write", &self.write)
+            .finish()
     }
 }
 
 impl Fs {
     /// Something comes through an open file: the kernel has handled the answer to the open.
     pub(super) fn heard_of(&self, handle: &FileHandle) {
-        if handle.drops_pages.load(Ordering::Relaxed) && handle.drops_pages.swap(false, Ordering::Relaxed) {
+        if handle.drops_pages.load(Ordering::Relaxed)
+            && handle.drops_pages.swap(false, Ordering::Relaxed)
+        {
             self.known.pages_dropped(handle.ino());
         }
     }

@@ -80,17 +80,28 @@ impl Fs {
     /// a short time ago.
     pub fn is_reached(&self, caller: Caller, dir: InodeId, by: (u64, &Name)) -> bool {
         let listing = self.listed.of(caller, dir);
-        listing.is_some_and(|listing| listing.is_reached(caller, by, Instant::now(), self.listed.ttl()))
+        listing.is_some_and(|listing| {
+            listing.is_reached(caller, by, Instant::now(), self.listed.ttl())
+        })
     }
 
     /// As [`Fs::lookup`] in a directory, which may be answered by what came with a listing of the
     /// same thread, and tells whether it was: [`crate::listed`].
-    pub fn lookup_listed(self: &Arc<Self>, caller: Caller, place: PathRef, done: Done<(Inode, bool)>) {
+    pub fn lookup_listed(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: PathRef,
+        done: Done<(Inode, bool)>,
+    ) {
         let now = Instant::now();
         let listing = if place.dirs.is_empty() { self.listed.of(caller, place.base) } else { None };
         let fs = self.clone();
         let ask = move |place, done: Done<(Inode, bool)>| {
-            fs.lookup(caller, place, Box::new(move |found| done(found.map(|inode| (inode, false)))));
+            fs.lookup(
+                caller,
+                place,
+                Box::new(move |found| done(found.map(|inode| (inode, false)))),
+            );
         };
         let Some(listing) = listing else { return ask(place, done) };
         let start = match listing.look(caller, &place.name, now, self.listed.ttl()) {
@@ -111,7 +122,9 @@ impl Fs {
             };
             fs.listed.supply(&listing, page, now);
             match listing.look(caller, &place.name, now, fs.listed.ttl()) {
-                ListedLookup::Inode(inode) => done(Ok(fs.introduce_listed(caller, *inode, &place, now))),
+                ListedLookup::Inode(inode) => {
+                    done(Ok(fs.introduce_listed(caller, *inode, &place, now)))
+                }
                 _ => ask(place, done),
             }
         });
@@ -185,7 +198,9 @@ impl Fs {
                         }
                         // A directory that was removed while it is open lists as empty, as on local
                         // file systems.
-                        Err(error) if matches!(error.errno, libc::ENOENT | libc::ESTALE) => done(Ok(sink)),
+                        Err(error) if matches!(error.errno, libc::ENOENT | libc::ESTALE) => {
+                            done(Ok(sink))
+                        }
                         Err(error) => done(Err(error)),
                     });
                 }
@@ -194,7 +209,9 @@ impl Fs {
     }
 }
 
-fn batch(answer: FsResult<Answer>) -> Result<(Vec<kestrel_types::request::DirEntry>, bool), FsError> {
+fn batch(
+    answer: FsResult<Answer>,
+) -> Result<(Vec<kestrel_types::request::DirEntry>, bool), FsError> {
     match answer? {
         Answer::Entries { entries, end, .. } => Ok((entries, end)),
         other => Err(unexpected(&other)),

@@ -129,7 +129,12 @@ impl Fs {
         }
     }
 
-    fn ask_for(self: &Arc<Self>, span: LockSpan, wait: Option<LockWait>, done: Done<Option<Outdated>>) {
+    fn ask_for(
+        self: &Arc<Self>,
+        span: LockSpan,
+        wait: Option<LockWait>,
+        done: Done<Option<Outdated>>,
+    ) {
         let fs = self.clone();
         let call = self.ask_lock(
             LockRequest::Set { lock: span, wait: wait.is_some() },
@@ -193,7 +198,9 @@ impl Fs {
         let (fs, ino) = (self.clone(), handle.ino());
         self.flush(
             handle,
-            Box::new(move |flushed| fs.release_locks(ino, vec![(LockKind::Posix, owner)], flushed, done)),
+            Box::new(move |flushed| {
+                fs.release_locks(ino, vec![(LockKind::Posix, owner)], flushed, done)
+            }),
         );
     }
 
@@ -235,7 +242,9 @@ impl Fs {
     ) {
         let (kind, owner) = loop {
             match owners.pop() {
-                Some((kind, owner)) if self.locks.may_hold(ino, owner, kind) => break (kind, owner),
+                Some((kind, owner)) if self.locks.may_hold(ino, owner, kind) => {
+                    break (kind, owner);
+                }
                 Some(_) => {}
                 None => return done(result),
             }
@@ -314,7 +323,12 @@ impl Fs {
     }
 
     /// Tells of a file, then goes on.
-    pub(super) fn tell_outdated(&self, ino: InodeId, outdated: Outdated, go_on: Box<dyn FnOnce() + Send>) {
+    pub(super) fn tell_outdated(
+        &self,
+        ino: InodeId,
+        outdated: Outdated,
+        go_on: Box<dyn FnOnce() + Send>,
+    ) {
         match self.outdated.get() {
             Some(tell) => tell(ino, outdated, go_on),
             None => go_on(),
@@ -343,7 +357,11 @@ impl Fs {
         }
     }
 
-    fn ask_lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> Option<LockCall> {
+    fn ask_lock(
+        &self,
+        request: LockRequest,
+        done: Box<dyn FnOnce(LockReply) + Send>,
+    ) -> Option<LockCall> {
         let listed = self.listed.clone();
         let done: Box<dyn FnOnce(LockReply) + Send> = Box::new(move |reply| {
             // A process that gets a lock sees what others did before.
@@ -353,7 +371,10 @@ impl Fs {
         match self.metadata.locks() {
             Some(server) => Some(server.lock(request, done)),
             None => {
-                done(Err(FsError::new(libc::ENOSYS, "locks of this volume are kept by the kernel")));
+                done(Err(FsError::new(
+                    libc::ENOSYS,
+                    "locks of this volume are kept by the kernel",
+                )));
                 None
             }
         }
@@ -363,7 +384,10 @@ impl Fs {
 /// Whether a refusal with this error says that the lock was not granted. Any other may be that of a
 /// call whose answer was lost.
 fn is_certain(errno: i32) -> bool {
-    matches!(errno, libc::EAGAIN | libc::EDEADLK | libc::EINTR | libc::EINVAL | libc::ENOLCK | libc::ENOSYS)
+    matches!(
+        errno,
+        libc::EAGAIN | libc::EDEADLK | libc::EINTR | libc::EINVAL | libc::ENOLCK | libc::ENOSYS
+    )
 }
 
 fn unexpected() -> FsError {

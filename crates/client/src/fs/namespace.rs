@@ -62,7 +62,13 @@ impl Fs {
     }
 
     /// Creates a special file, or a regular one without opening it.
-    pub fn mknod(self: &Arc<Self>, caller: Caller, place: PathRef, node: NewNode, done: Done<Inode>) {
+    pub fn mknod(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: PathRef,
+        node: NewNode,
+        done: Done<Inode>,
+    ) {
         let NewNode { kind, mode, rdev } = node;
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::MkNod { place, kind, mode, rdev }, done);
@@ -75,7 +81,13 @@ impl Fs {
     }
 
     /// Creates a symbolic link.
-    pub fn symlink(self: &Arc<Self>, caller: Caller, place: PathRef, target: &[u8], done: Done<Inode>) {
+    pub fn symlink(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: PathRef,
+        target: &[u8],
+        done: Done<Inode>,
+    ) {
         let name = place.name.clone();
         self.ask_entry(caller, name, Op::Symlink(place, target.into()), done);
     }
@@ -96,7 +108,12 @@ impl Fs {
 
     /// Removes a name of something that is not a directory, which is told. Open files live on until
     /// their last handle is closed.
-    pub fn unlink(self: &Arc<Self>, caller: Caller, place: PathRef, done: Done<Option<Box<Inode>>>) {
+    pub fn unlink(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: PathRef,
+        done: Done<Option<Box<Inode>>>,
+    ) {
         let fs = self.clone();
         self.ask(caller, Op::Unlink(place), move |answer| done(fs.removed(answer)));
     }
@@ -148,7 +165,13 @@ impl Fs {
     /// To truncate one that turns out to exist takes a second request: what was written to it here
     /// is committed first, and one that is being executed here is left alone (`ETXTBSY`). So is one
     /// that is protected from the caller ([`super::Protected`]).
-    pub fn create(self: &Arc<Self>, caller: Caller, place: PathRef, how: Creation, done: Done<Opened>) {
+    pub fn create(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: PathRef,
+        how: Creation,
+        done: Done<Opened>,
+    ) {
         let Creation { mode, flags, exclusive } = how;
         let name = place.name.clone();
         let first = OpenFlags { truncate: false, kill_suid: false, ..flags };
@@ -159,7 +182,10 @@ impl Fs {
                 Ok(Answer::Opened { created: false, parent, .. }) => *parent,
                 _ => None,
             };
-            match (answer.and_then(|answer| fs.opened(answer, first, Some(&name), true)), existed_in) {
+            match (
+                answer.and_then(|answer| fs.opened(answer, first, Some(&name), true)),
+                existed_in,
+            ) {
                 (Ok(opened), Some(dir)) => fs.opened_existing(caller, dir, opened, flags, done),
                 (Ok(opened), None) => fs.show_opened(opened, done),
                 (Err(error), _) => done(Err(error)),
@@ -236,9 +262,10 @@ impl Fs {
                 done(Ok(OpenedEntry::Directory(*inode)))
             }
             answer => match answer.and_then(|answer| fs.opened(answer, flags, Some(&name), true)) {
-                Ok(opened) => {
-                    fs.show_opened(opened, Box::new(move |opened| done(opened.map(OpenedEntry::File))))
-                }
+                Ok(opened) => fs.show_opened(
+                    opened,
+                    Box::new(move |opened| done(opened.map(OpenedEntry::File))),
+                ),
                 Err(error) => done(Err(error)),
             },
         });
@@ -268,7 +295,13 @@ impl Fs {
     }
 
     /// Creates and opens a file without a name; the kernel will know its inode.
-    pub fn tmpfile(self: &Arc<Self>, caller: Caller, dir: InodeId, how: Creation, done: Done<Opened>) {
+    pub fn tmpfile(
+        self: &Arc<Self>,
+        caller: Caller,
+        dir: InodeId,
+        how: Creation,
+        done: Done<Opened>,
+    ) {
         let Creation { mode, flags, exclusive } = how;
         let fs = self.clone();
         self.ask(caller, Op::TmpFile { dir, mode, exclusive }, move |answer| {
@@ -277,8 +310,16 @@ impl Fs {
     }
 
     /// Opens a file the kernel knows.
-    pub fn open(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: OpenFlags, done: Done<Opened>) {
-        if flags.truncate && !flags.write && self.files.get(ino).is_some_and(|file| file.lock().executing > 0)
+    pub fn open(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        flags: OpenFlags,
+        done: Done<Opened>,
+    ) {
+        if flags.truncate
+            && !flags.write
+            && self.files.get(ino).is_some_and(|file| file.lock().executing > 0)
         {
             // The kernel keeps writers off a running program before it asks us, but this way of
             // truncating only afterwards.
@@ -390,7 +431,9 @@ impl Fs {
                 fs.known.closed(&handle.file.lock().inode);
                 fs.locks.file_closed(ino);
             }
-            fs.ask(Caller::ROOT, Op::Release(ino), move |answer| done(answer.map(|_| ()).and(result)));
+            fs.ask(Caller::ROOT, Op::Release(ino), move |answer| {
+                done(answer.map(|_| ()).and(result))
+            });
         };
         match self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
             true => self.flush_ino(ino, Box::new(finish)),

@@ -82,8 +82,9 @@ impl Fs {
     ) {
         match Protected::from(caller, inode) {
             Some(protected) => {
-                let checked =
-                    Box::new(move |dir: FsResult<Inode>| done(dir.and_then(|dir| protected.check(&dir))));
+                let checked = Box::new(move |dir: FsResult<Inode>| {
+                    done(dir.and_then(|dir| protected.check(&dir)))
+                });
                 self.getattr(Caller::ROOT, dir, checked);
             }
             None => done(Ok(())),
@@ -118,7 +119,11 @@ mod tests {
             for level in 0..3 {
                 let protected = Protected { kind, uid: 7 };
                 let refused = refused_from.is_some_and(|from| level >= from);
-                assert_eq!(protected.is_refused(&dir(mode, 0), level), refused, "{mode:o} {kind:?} {level}");
+                assert_eq!(
+                    protected.is_refused(&dir(mode, 0), level),
+                    refused,
+                    "{mode:o} {kind:?} {level}"
+                );
                 assert!(!protected.is_refused(&dir(mode, 7), level), "the directory's owner's");
             }
         }

@@ -148,8 +148,10 @@ impl Fs {
     /// # Errors
     /// `ETIMEDOUT` if none has ended for a minute.
     pub fn read_room(&self, len: usize, gone: &dyn Fn() -> bool) -> FsResult<ReadRoom> {
-        let grant =
-            self.reading.as_ref().map(|reading| reading.acquire_unless(len as u64, ROOM_DEADLINE, gone));
+        let grant = self
+            .reading
+            .as_ref()
+            .map(|reading| reading.acquire_unless(len as u64, ROOM_DEADLINE, gone));
         Ok(ReadRoom { _grant: grant.transpose().map_err(|error| data_error(&error))? })
     }
 
@@ -159,7 +161,13 @@ impl Fs {
     }
 
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
-    pub fn read(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Vec<u8>>) {
+    pub fn read(
+        self: &Arc<Self>,
+        handle: &FileHandle,
+        offset: u64,
+        len: usize,
+        done: Done<Vec<u8>>,
+    ) {
         let whole = |content: FsResult<ReadBytes>| done(content.map(ReadBytes::into_vec));
         self.read_content(handle, offset, len, Box::new(whole));
     }
@@ -180,8 +188,13 @@ impl Fs {
         }
         self.heard_of(handle);
         self.note_read(handle, offset, len);
-        let read =
-            Read { file: handle.file.clone(), offset, len: len.min(READ_BYTES_MAX), retried: false, done };
+        let read = Read {
+            file: handle.file.clone(),
+            offset,
+            len: len.min(READ_BYTES_MAX),
+            retried: false,
+            done,
+        };
         self.read_ahead(handle, offset, len);
         self.serve(read);
     }
@@ -212,7 +225,10 @@ impl Fs {
 
     /// Serves a read of stored bytes with frames as they are in memory, brought there if need be.
     fn serve_shared(self: &Arc<Self>, read: Read, ready: Ready) {
-        let found = ready.stored.iter().map(|part| self.reader.find(part.range, part.skip, part.len as u32));
+        let found = ready
+            .stored
+            .iter()
+            .map(|part| self.reader.find(part.range, part.skip, part.len as u32));
         if let Some(found) = found.collect::<Option<Vec<_>>>() {
             return self.finish_shared(read, found.concat());
         }
@@ -250,9 +266,17 @@ impl Fs {
     }
 
     /// Reads what memory or the page cache has; returns the first part that would block.
-    fn try_stored(&self, stored: &[Stored], out: &mut [u8]) -> kestrel_blockstore::Result<Option<usize>> {
+    fn try_stored(
+        &self,
+        stored: &[Stored],
+        out: &mut [u8],
+    ) -> kestrel_blockstore::Result<Option<usize>> {
         for (index, part) in stored.iter().enumerate() {
-            if !self.reader.try_read(part.range, part.skip, &mut out[part.at..part.at + part.len])? {
+            if !self.reader.try_read(
+                part.range,
+                part.skip,
+                &mut out[part.at..part.at + part.len],
+            )? {
                 return Ok(Some(index));
             }
         }
@@ -294,7 +318,12 @@ impl Fs {
     }
 
     /// Answers a read whose stored bytes were read into `result`.
-    fn finish(self: &Arc<Self>, mut read: Read, ready: Ready, result: kestrel_blockstore::Result<Buffer>) {
+    fn finish(
+        self: &Arc<Self>,
+        mut read: Read,
+        ready: Ready,
+        result: kestrel_blockstore::Result<Buffer>,
+    ) {
         match result {
             Ok(mut room) => {
                 for (offset, bytes) in &ready.overlay {
@@ -324,19 +353,19 @@ impl Fs {
     /// Gets layout and chunk lists anew, then serves the read again.
     fn relearn(self: &Arc<Self>, read: Read, data_change: u64) {
         let fs = self.clone();
-        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(read.file.ino)), move |answer| match answer
-            .and_then(into_inode)
-        {
-            Ok(inode) => {
-                let mut state = read.file.lock();
-                if state.inode.data_change == data_change {
-                    state.chunks.clear();
+        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(read.file.ino)), move |answer| {
+            match answer.and_then(into_inode) {
+                Ok(inode) => {
+                    let mut state = read.file.lock();
+                    if state.inode.data_change == data_change {
+                        state.chunks.clear();
+                    }
+                    state.refresh(inode);
+                    drop(state);
+                    fs.serve(read);
                 }
-                state.refresh(inode);
-                drop(state);
-                fs.serve(read);
+                Err(error) => (read.done)(Err(error)),
             }
-            Err(error) => (read.done)(Err(error)),
         });
     }
 
@@ -371,7 +400,9 @@ impl Fs {
         }
         let size = state.size;
         drop(state);
-        let Some(window) = handle.readahead.lock().on_read(offset, len as u64, size) else { return };
+        let Some(window) = handle.readahead.lock().on_read(offset, len as u64, size) else {
+            return;
+        };
         self.fetch_ahead(&handle.file, window, false);
     }
 
@@ -421,7 +452,8 @@ impl Fs {
                     let told = move |page: FsResult<Page>| next(with_page(page, lists, last));
                     fs.chunk_page(ino, first, last, Box::new(told));
                 };
-                let told = move |lists: FsResult<ChunkLists>| done(lists.map(|lists| (inode, lists)));
+                let told =
+                    move |lists: FsResult<ChunkLists>| done(lists.map(|lists| (inode, lists)));
                 repeat((0, Vec::new()), whole, Box::new(told));
             }),
         );
@@ -480,7 +512,13 @@ fn plan_stored(state: &FileState, offset: u64, len: usize) -> Plan {
             }
         }
     }
-    Plan::Ready(Ready { len, out, stored, overlay: Vec::new(), data_change: state.inode.data_change })
+    Plan::Ready(Ready {
+        len,
+        out,
+        stored,
+        overlay: Vec::new(),
+        data_change: state.inode.data_change,
+    })
 }
 
 fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
@@ -498,7 +536,8 @@ fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
         for (start, bytes) in state.buffer.pieces() {
             clip(start, bytes, &window, &mut ready.overlay);
         }
-        let covers = |(start, bytes): &(u64, Vec<u8>)| *start == window.start && bytes.len() == ready.len;
+        let covers =
+            |(start, bytes): &(u64, Vec<u8>)| *start == window.start && bytes.len() == ready.len;
         if ready.overlay.iter().any(covers) {
             ready.stored.clear();
         }
@@ -506,7 +545,12 @@ fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
     plan
 }
 
-fn clip(start: u64, bytes: &[u8], window: &std::ops::Range<u64>, overlay: &mut Vec<(u64, Vec<u8>)>) {
+fn clip(
+    start: u64,
+    bytes: &[u8],
+    window: &std::ops::Range<u64>,
+    overlay: &mut Vec<(u64, Vec<u8>)>,
+) {
     let (from, to) = (start.max(window.start), (start + bytes.len() as u64).min(window.end));
     if from < to {
         overlay.push((from, bytes[(from - start) as usize..(to - start) as usize].to_vec()));

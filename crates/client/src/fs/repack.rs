@@ -126,7 +126,10 @@ impl Piece {
 
     /// What a reference to this part becomes when the part is stored at `fresh`.
     fn moved(&self, mover: &Mover, fresh: Range) -> Extent {
-        Extent { source: Source::Stored { range: fresh, skip: mover.skip - self.from }, ..mover.old }
+        Extent {
+            source: Source::Stored { range: fresh, skip: mover.skip - self.from },
+            ..mover.old
+        }
     }
 }
 
@@ -142,11 +145,10 @@ impl Fs {
         options: &CompactOptions<'_>,
         tell: &mut dyn FnMut(&'static str, u64),
     ) -> FsResult<Compacted> {
-        let _alone = self
-            .background
-            .compacting
-            .try_lock()
-            .ok_or(FsError::new(libc::EBUSY, "a compaction of this volume runs already: wait for it"))?;
+        let _alone = self.background.compacting.try_lock().ok_or(FsError::new(
+            libc::EBUSY,
+            "a compaction of this volume runs already: wait for it",
+        ))?;
         let mut done = Compacted::default();
         loop {
             let before = done.moved;
@@ -214,10 +216,13 @@ impl Fs {
             // Those above and beside the paths too: an object goes only when nobody refers to it.
             Some(paths) => {
                 let below = fragmented::users_below(&engine, paths, &[], true);
-                let mut users = below.map_err(|why| FsError::because(libc::EIO, why.to_string()))?;
+                let mut users =
+                    below.map_err(|why| FsError::because(libc::EIO, why.to_string()))?;
                 if !objects.is_empty() {
                     let all = fragmented::users(&engine, &objects, false);
-                    for (ino, user) in all.map_err(|why| FsError::because(libc::EIO, why.to_string()))? {
+                    for (ino, user) in
+                        all.map_err(|why| FsError::because(libc::EIO, why.to_string()))?
+                    {
                         let deep = users.remove(&ino).map(|known| known.deep).unwrap_or_default();
                         users.insert(ino, User { deep, ..user });
                     }
@@ -260,7 +265,10 @@ impl Fs {
             self.repack_batch(batch, done)?;
             tell("rewriting bytes", done.stored_bytes);
             if !(options.go_on)(done.stored_bytes - stored_before) {
-                return Err(FsError::new(libc::EINTR, "the compaction was ended; what it did stays done"));
+                return Err(FsError::new(
+                    libc::EINTR,
+                    "the compaction was ended; what it did stays done",
+                ));
             }
         }
         Ok(())
@@ -302,15 +310,22 @@ impl Fs {
                 other => {
                     done.failed += 1;
                     if let Err(error) = plain(other) {
-                        log::warn!("inode {}: moving its bytes to a fuller object: {error}", mover.inode.ino);
+                        log::warn!(
+                            "inode {}: moving its bytes to a fuller object: {error}",
+                            mover.inode.ino
+                        );
                     }
                 }
             }
         }
         kestrel_types::crash::point("client.repack.committed");
         Self::count(&self.counters.repacked_ranges, placed.iter().flatten().count() as u64);
-        let bytes: u64 =
-            batch.iter().zip(&placed).filter(|(_, p)| p.is_some()).map(|(p, _)| u64::from(p.len())).sum();
+        let bytes: u64 = batch
+            .iter()
+            .zip(&placed)
+            .filter(|(_, p)| p.is_some())
+            .map(|(p, _)| u64::from(p.len()))
+            .sum();
         Self::count(&self.counters.repacked_bytes, bytes);
         // Only now may the new objects be judged by their references.
         drop(placed);
@@ -358,12 +373,15 @@ impl Fs {
                     Ok(()) => read.push((at, bytes)),
                     // Gone, if all files have that referred to it; else reading the file fails as
                     // well, and `fsck --data` names it.
-                    Err(error) => log::warn!("object {}: not rewritten: {error}", piece.range.object),
+                    Err(error) => {
+                        log::warn!("object {}: not rewritten: {error}", piece.range.object)
+                    }
                 }
             }
         };
         std::thread::scope(|scope| {
-            let readers: Vec<_> = (0..READERS.min(batch.len())).map(|_| scope.spawn(work)).collect();
+            let readers: Vec<_> =
+                (0..READERS.min(batch.len())).map(|_| scope.spawn(work)).collect();
             // What a reader that panicked held is not rewritten.
             readers.into_iter().flat_map(|reader| reader.join().unwrap_or_default()).collect()
         })
@@ -405,7 +423,10 @@ impl Fs {
             }
             tell("folding chunks", done.folded);
             if !(options.go_on)(BATCH_BYTES / 4) {
-                return Err(FsError::new(libc::EINTR, "the compaction was ended; what it did stays done"));
+                return Err(FsError::new(
+                    libc::EINTR,
+                    "the compaction was ended; what it did stays done",
+                ));
             }
         }
         Ok(())
@@ -449,14 +470,20 @@ fn plan(users: Users) -> (Vec<(InodeRef, u64)>, Vec<Piece>) {
 
 /// Leaves out objects that would hardly be smaller: many tiny files have headers and little else.
 /// Counts the others.
-fn worthwhile(pieces: Vec<Piece>, objects: &[FragmentedObject], done: &mut Compacted) -> Vec<Piece> {
+fn worthwhile(
+    pieces: Vec<Piece>,
+    objects: &[FragmentedObject],
+    done: &mut Compacted,
+) -> Vec<Piece> {
     let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
     for piece in &pieces {
         let stored = u64::from(stored_len(piece.len())) + MEMBER_BYTES as u64;
         *sizes.entry(piece.range.object).or_default() += stored;
     }
     sizes.retain(|object, fresh| {
-        let Ok(index) = objects.binary_search_by_key(object, |sparse| sparse.object) else { return false };
+        let Ok(index) = objects.binary_search_by_key(object, |sparse| sparse.object) else {
+            return false;
+        };
         let sparse = objects[index];
         let gains = *fresh * 100 < sparse.size * WORTH_PERCENT;
         if gains {

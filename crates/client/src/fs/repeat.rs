@@ -98,11 +98,17 @@ mod tests {
                         _ => LoopStep::Again((at + 1, sum + at)),
                     };
                     match later_every != 0 && at % later_every == 0 {
-                        true => send.send(Box::new(move || next(step))).expect("it is received below"),
+                        true => {
+                            send.send(Box::new(move || next(step))).expect("it is received below")
+                        }
                         false => next(step),
                     }
                 };
-                repeat((0, 0), body, Box::new(move |sum| told.send(sum).expect("it is received below")));
+                repeat(
+                    (0, 0),
+                    body,
+                    Box::new(move |sum| told.send(sum).expect("it is received below")),
+                );
                 for answer in receive {
                     answer();
                 }

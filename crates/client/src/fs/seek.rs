@@ -25,7 +25,13 @@ impl Fs {
     ///
     /// # Errors
     /// `ENXIO` beyond the end, or if no data follows.
-    pub fn seek(self: &Arc<Self>, handle: &Arc<FileHandle>, offset: u64, seek: Seek, done: Done<u64>) {
+    pub fn seek(
+        self: &Arc<Self>,
+        handle: &Arc<FileHandle>,
+        offset: u64,
+        seek: Seek,
+        done: Done<u64>,
+    ) {
         let (fs, file) = (self.clone(), handle.file.clone());
         self.flush_file(
             &handle.file,
@@ -36,7 +42,13 @@ impl Fs {
         );
     }
 
-    fn seek_flushed(self: &Arc<Self>, file: Arc<OpenFile>, offset: u64, seek: Seek, done: Done<u64>) {
+    fn seek_flushed(
+        self: &Arc<Self>,
+        file: Arc<OpenFile>,
+        offset: u64,
+        seek: Seek,
+        done: Done<u64>,
+    ) {
         let fs = self.clone();
         let body = move |from, next: Next<u64, u64>| {
             let (first, last) = match find(&file.lock(), from, seek) {
@@ -104,9 +116,8 @@ fn find_in_chunks(chunks: &ExtentCache, offset: u64, size: u64, seek: Seek) -> F
             }
             let found = match seek {
                 Seek::Data => list.next_data(pos, HOLE_BYTES as u32),
-                Seek::Hole => {
-                    Some(list.next_hole(pos, HOLE_BYTES as u32)).filter(|hole| u64::from(*hole) < CHUNK_BYTES)
-                }
+                Seek::Hole => Some(list.next_hole(pos, HOLE_BYTES as u32))
+                    .filter(|hole| u64::from(*hole) < CHUNK_BYTES),
             };
             if let Some(found) = found.map(|found| chunk * CHUNK_BYTES + u64::from(found)) {
                 return match seek {

@@ -101,7 +101,12 @@ impl Fs {
         );
     }
 
-    fn fallocate_flushed(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
+    fn fallocate_flushed(
+        self: &Arc<Self>,
+        handle: &Arc<FileHandle>,
+        what: Fallocate,
+        done: Done<()>,
+    ) {
         let Fallocate { hole, offset, len, keep_size, .. } = what;
         let end = offset + len;
         let (size, packed) = {
@@ -116,7 +121,9 @@ impl Fs {
         let upto = end.min(size);
         let (fs, again) = (self.clone(), handle.clone());
         let then_grow: Done<()> = Box::new(move |result| match result {
-            Ok(()) if hole != Hole::Punch => fs.extend(&again.file, if grow { end } else { size }, done),
+            Ok(()) if hole != Hole::Punch => {
+                fs.extend(&again.file, if grow { end } else { size }, done)
+            }
             other => done(other),
         });
         if hole == Hole::Allocate || offset >= upto {
@@ -131,7 +138,13 @@ impl Fs {
     }
 
     /// Zeroes a window as a write does, and commits that.
-    fn write_zeros(self: &Arc<Self>, handle: &Arc<FileHandle>, offset: u64, end: u64, done: Done<()>) {
+    fn write_zeros(
+        self: &Arc<Self>,
+        handle: &Arc<FileHandle>,
+        offset: u64,
+        end: u64,
+        done: Done<()>,
+    ) {
         let (fs, handle) = (self.clone(), handle.clone());
         self.where_waiting_is_fine(move |turn| {
             let zeros = vec![0; (end - offset) as usize];
@@ -180,7 +193,13 @@ impl Fs {
 
     /// What a commit that was made on `base` has come to: another try from `state` on if somebody
     /// else changed the content.
-    fn accept_or_again<S>(&self, file: &OpenFile, base: u64, reply: Reply, state: S) -> LoopStep<S, ()> {
+    fn accept_or_again<S>(
+        &self,
+        file: &OpenFile,
+        base: u64,
+        reply: Reply,
+        state: S,
+    ) -> LoopStep<S, ()> {
         match reply {
             Ok(Answer::Inode(inode)) => {
                 self.accept(*inode, Some(base));
@@ -284,7 +303,8 @@ impl Fs {
                 let (first, last) = (from / CHUNK_BYTES, (upto - 1) / CHUNK_BYTES);
                 let told = move |page: FsResult<Page>| match page {
                     Ok(page) => {
-                        let until = if page.until >= last { upto } else { (page.until + 1) * CHUNK_BYTES };
+                        let until =
+                            if page.until >= last { upto } else { (page.until + 1) * CHUNK_BYTES };
                         let data = patches(page.lists.iter().flat_map(|(chunk, _)| {
                             let begin = chunk * CHUNK_BYTES;
                             holes(from.max(begin)..upto.min(begin + CHUNK_BYTES))
@@ -310,7 +330,9 @@ impl Fs {
         until: u64,
         next: Next<u64, ()>,
     ) {
-        let then = move || if until < window.upto { LoopStep::Again(until) } else { LoopStep::End(Ok(())) };
+        let then = move || {
+            if until < window.upto { LoopStep::Again(until) } else { LoopStep::End(Ok(())) }
+        };
         if data == NewData::Unchanged && !window.is_first {
             return next(then());
         }
@@ -379,8 +401,10 @@ fn punched(bytes: &[u8], window: Window) -> NewData {
 fn stored_in(page: &Page, window: Range<u64>) -> u64 {
     let of_chunk = |(chunk, list): &(u64, Arc<ExtentList>)| {
         let begin = chunk * CHUNK_BYTES;
-        let (from, to) =
-            (window.start.max(begin) - begin, window.end.min(begin + CHUNK_BYTES).saturating_sub(begin));
+        let (from, to) = (
+            window.start.max(begin) - begin,
+            window.end.min(begin + CHUNK_BYTES).saturating_sub(begin),
+        );
         let pieces = list.slice(from as u32, to.saturating_sub(from) as u32);
         let is_stored = |piece: &&Extent| piece.source != Source::Hole;
         pieces.iter().filter(is_stored).map(|piece| u64::from(piece.len)).sum::<u64>()
@@ -397,7 +421,8 @@ pub(super) fn has_hole(data: &Data, pieces: &[WrittenPiece], size: u64) -> bool 
         Data::Packed { visible, .. } => u64::from(*visible),
     };
     let mut has_bytes = vec![false; size.div_ceil(HOLE_BYTES) as usize];
-    let written = pieces.iter().map(|piece| (piece.offset, piece.offset + piece.bytes.len() as u64));
+    let written =
+        pieces.iter().map(|piece| (piece.offset, piece.offset + piece.bytes.len() as u64));
     for (from, to) in written.chain([(0, stored)]).filter(|(from, to)| from < to) {
         let last = (to.div_ceil(HOLE_BYTES) as usize).min(has_bytes.len());
         if let Some(blocks) = has_bytes.get_mut((from / HOLE_BYTES) as usize..last) {

@@ -156,7 +156,11 @@ impl Fs {
     ///
     /// # Errors
     /// If the thread cannot be started, or this was called before.
-    pub fn start_whole(self: &Arc<Self>, copies: WholeCopies, automatic: bool) -> Result<(), String> {
+    pub fn start_whole(
+        self: &Arc<Self>,
+        copies: WholeCopies,
+        automatic: bool,
+    ) -> Result<(), String> {
         let (jobs, todo) = sync_channel(QUEUE_MAX);
         let work = Work {
             copies,
@@ -169,7 +173,10 @@ impl Fs {
         self.whole.work.set(work).map_err(|_| "whole copies are in use already".to_string())?;
         let fs = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("kestrel-whole".into());
-        thread.spawn(move || run(&fs, &todo)).map(drop).map_err(|why| format!("starting a thread: {why}"))
+        thread
+            .spawn(move || run(&fs, &todo))
+            .map(drop)
+            .map_err(|why| format!("starting a thread: {why}"))
     }
 
     /// The whole copies that this client uses.
@@ -195,7 +202,9 @@ impl Fs {
         if size < WHOLE_BYTES_MIN || bytes < size || end < size || size > work.copies.bytes_max() {
             return;
         }
-        if !handle.progress.told.swap(true, Ordering::Relaxed) && work.making.lock().insert(handle.ino()) {
+        if !handle.progress.told.swap(true, Ordering::Relaxed)
+            && work.making.lock().insert(handle.ino())
+        {
             work.submit(Job::Make(handle.ino()));
         }
     }
@@ -247,7 +256,11 @@ impl Fs {
     /// # Errors
     /// `EOPNOTSUPP` without a cache directory that can hold it, `EAGAIN` if the file is being
     /// changed, `EINTR` if it was not to go on, and those of reading and of the cache's disk.
-    pub fn make_whole(self: &Arc<Self>, ino: InodeId, go_on: &dyn Fn() -> bool) -> FsResult<WholeMade> {
+    pub fn make_whole(
+        self: &Arc<Self>,
+        ino: InodeId,
+        go_on: &dyn Fn() -> bool,
+    ) -> FsResult<WholeMade> {
         let Some(work) = self.whole.work.get() else {
             return Err(FsError::new(
                 libc::EOPNOTSUPP,
@@ -316,7 +329,8 @@ impl Fs {
         if copies.check(&id, go_on).map_err(disk_error)? {
             return Ok(WholeMade::Was(id.size));
         }
-        let changing = || FsError::new(libc::EAGAIN, "the file is being changed; ask again when it is not");
+        let changing =
+            || FsError::new(libc::EAGAIN, "the file is being changed; ask again when it is not");
         if self.is_written(ino) {
             return Err(changing());
         }
@@ -341,7 +355,10 @@ impl Fs {
         writer.finish().map_err(disk_error)?;
         match copies.check(&id, go_on).map_err(disk_error)? {
             true => Ok(WholeMade::Made(id.size)),
-            false => Err(FsError::new(libc::EIO, "the cache disk does not give back what was written to it")),
+            false => Err(FsError::new(
+                libc::EIO,
+                "the cache disk does not give back what was written to it",
+            )),
         }
     }
 }

@@ -60,7 +60,8 @@ fn cost(bytes: usize) -> u64 {
 }
 
 /// What is told of a file that became immutable while it was open.
-pub(super) const IMMUTABLE: FsError = FsError::new(libc::EPERM, "the file is immutable (chattr -i)");
+pub(super) const IMMUTABLE: FsError =
+    FsError::new(libc::EPERM, "the file is immutable (chattr -i)");
 
 impl Fs {
     /// Like [`Fs::write_unless`] for callers that stay. With `kill_suid` set-id bits go as by a
@@ -277,7 +278,8 @@ impl Fs {
         let (mut started, mut held_back) = (0, Vec::new());
         for file in self.files.all() {
             let state = file.lock();
-            let (left, under_way): (Vec<_>, Vec<_>) = state.inflight.iter().partition(|piece| is_left(piece));
+            let (left, under_way): (Vec<_>, Vec<_>) =
+                state.inflight.iter().partition(|piece| is_left(piece));
             started += under_way.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
             let left: u64 = left.iter().map(|piece| piece.bytes.len() as u64).sum();
             let held = state.buffer.bytes() as u64 + left;
@@ -297,8 +299,8 @@ impl Fs {
             }
             started += held;
             let mut state = file.lock();
-            let count =
-                state.inflight.iter().filter(|piece| is_left(piece)).count() + state.buffer.pieces().count();
+            let count = state.inflight.iter().filter(|piece| is_left(piece)).count()
+                + state.buffer.pieces().count();
             if count > PIECES_ALONE_MAX && held / (count as u64) < SMALL_PIECE_BYTES {
                 // One flush stores them together.
                 if !state.flushing {
@@ -316,7 +318,11 @@ impl Fs {
     }
 
     /// Commits what is stored of a file before its time.
-    pub(super) fn commit_early(self: &Arc<Self>, file: &Arc<OpenFile>, state: MutexGuard<'_, FileState>) {
+    pub(super) fn commit_early(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        state: MutexGuard<'_, FileState>,
+    ) {
         match state.shared_end {
             // What is stored may end within what was appended at a time.
             true => self.start_flush(file, state),
@@ -357,7 +363,10 @@ pub(super) fn stored_first(state: &FileState) -> impl Iterator<Item = &WrittenPi
 
 /// Moves pieces that left the buffer to the layer in flight. Each takes its share of the budget
 /// with it, and what stays in the buffer keeps its own.
-pub(super) fn push_inflight(state: &mut FileState, pieces: Vec<(u64, Vec<u8>)>) -> Vec<Arc<Vec<u8>>> {
+pub(super) fn push_inflight(
+    state: &mut FileState,
+    pieces: Vec<(u64, Vec<u8>)>,
+) -> Vec<Arc<Vec<u8>>> {
     if pieces.is_empty() && !state.buffer.is_empty() {
         return Vec::new();
     }

@@ -13,12 +13,20 @@ use crate::file::OpenFile;
 
 impl Fs {
     /// Value of an attribute.
-    pub fn getxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: Box<[u8]>, done: Done<Box<[u8]>>) {
+    pub fn getxattr(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        name: Box<[u8]>,
+        done: Done<Box<[u8]>>,
+    ) {
         let written_plain = |file: Arc<OpenFile>| file.lock().is_written_plain();
         if *name == *CAPABILITY && self.files.get(ino).is_some_and(written_plain) {
             return done(Err(no_attribute()));
         }
-        if let Some(error) = absent(&name).filter(|_| self.listed.is_plain(caller, ino, Instant::now())) {
+        if let Some(error) =
+            absent(&name).filter(|_| self.listed.is_plain(caller, ino, Instant::now()))
+        {
             return done(Err(error));
         }
         let op = Op::GetXattr(self.known.reference(ino), name);
@@ -27,9 +35,9 @@ impl Fs {
             let again = fs.clone();
             fs.ask(caller, op, move |answer| {
                 let value = answer.and_then(into_bytes);
-                done(
-                    value.or_else(|error| again.removed_without_xattrs(ino, error).and(Err(no_attribute()))),
-                );
+                done(value.or_else(|error| {
+                    again.removed_without_xattrs(ino, error).and(Err(no_attribute()))
+                }));
             });
         };
         self.after_writes(ino, ask);
@@ -37,9 +45,15 @@ impl Fs {
 
     /// Runs `then` when what was written to a file that may have attributes is committed: that
     /// takes its capabilities away.
-    fn after_writes(self: &Arc<Self>, ino: InodeId, then: impl FnOnce(FsResult<()>) + Send + 'static) {
+    fn after_writes(
+        self: &Arc<Self>,
+        ino: InodeId,
+        then: impl FnOnce(FsResult<()>) + Send + 'static,
+    ) {
         match self.files.get(ino) {
-            Some(file) if file.lock().has_unsettled_attributes() => self.flush_file(&file, Box::new(then)),
+            Some(file) if file.lock().has_unsettled_attributes() => {
+                self.flush_file(&file, Box::new(then))
+            }
             _ => then(Ok(())),
         }
     }
@@ -54,9 +68,9 @@ impl Fs {
             let again = fs.clone();
             fs.ask(caller, op, move |answer| {
                 let names = answer.and_then(into_bytes);
-                done(
-                    names.or_else(|error| again.removed_without_xattrs(ino, error).map(|()| Box::default())),
-                );
+                done(names.or_else(|error| {
+                    again.removed_without_xattrs(ino, error).map(|()| Box::default())
+                }));
             });
         };
         self.after_writes(ino, ask);
@@ -83,7 +97,13 @@ impl Fs {
     }
 
     /// Removes an attribute.
-    pub fn removexattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: Box<[u8]>, done: Done<()>) {
+    pub fn removexattr(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        name: Box<[u8]>,
+        done: Done<()>,
+    ) {
         let op = Op::RemoveXattr(self.known.reference(ino), name);
         self.ask(caller, op, move |answer| done(answer.map(|_| ())));
     }
@@ -97,7 +117,9 @@ fn no_attribute() -> FsError {
 /// on the caller.
 fn absent(name: &[u8]) -> Option<FsError> {
     match name {
-        name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => Some(no_attribute()),
+        name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {
+            Some(no_attribute())
+        }
         name if name.starts_with(b"system.") => {
             Some(FsError::new(libc::EOPNOTSUPP, "there are no such extended attributes"))
         }

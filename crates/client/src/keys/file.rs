@@ -34,13 +34,18 @@ pub(super) fn read(path: &Path) -> Result<Key, VolumeError> {
     // SAFETY: geteuid takes nothing and cannot fail.
     let me = unsafe { libc::geteuid() };
     if meta.uid() != me && meta.uid() != 0 {
-        return bad(&format!("it belongs to user {}; the key must be your own or root's", meta.uid()));
+        return bad(&format!(
+            "it belongs to user {}; the key must be your own or root's",
+            meta.uid()
+        ));
     }
     // As large as it may get at once: growing would leave copies behind.
     let mut text = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize + 1));
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(|error| failed(&error))?;
     if text.len() as u64 > FILE_BYTES_MAX {
-        return bad("it is too large to be a key; a key is 32 bytes as 64 hexadecimal digits or in base64");
+        return bad(
+            "it is too large to be a key; a key is 32 bytes as 64 hexadecimal digits or in base64",
+        );
     }
     match decode(text.trim_ascii()) {
         Some(key) => Ok(key),
@@ -134,7 +139,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         let url = BASE64.replace('+', "-").replace('/', "_");
-        for text in [HEX, &HEX.to_uppercase(), &format!("  {HEX}\r\n"), BASE64, &BASE64[..43], &url] {
+        for text in [HEX, &HEX.to_uppercase(), &format!("  {HEX}\r\n"), BASE64, &BASE64[..43], &url]
+        {
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
             let key = read(&path).unwrap();
@@ -152,7 +158,10 @@ mod tests {
             fs::write(&path, text).unwrap();
             let why = read(&path).unwrap_err().to_string();
             assert!(why.contains("32 bytes") && why.contains("key"), "{why}");
-            assert!(text.is_empty() || text == "hello" || !why.contains(text), "a key is never shown");
+            assert!(
+                text.is_empty() || text == "hello" || !why.contains(text),
+                "a key is never shown"
+            );
         }
         // The last digit has two bits that mean nothing and must be zero.
         fs::write(&path, BASE64.replace("8=", "9=")).unwrap();

@@ -71,7 +71,8 @@ fn put(store: &dyn BlockStore, object: u64) {
 
 fn reads(store: &dyn BlockStore, object: u64) -> bool {
     let mut out = [0; 8];
-    store.read(object, 0, &mut [std::io::IoSliceMut::new(&mut out)]).is_ok() && out == object.to_be_bytes()
+    store.read(object, 0, &mut [std::io::IoSliceMut::new(&mut out)]).is_ok()
+        && out == object.to_be_bytes()
 }
 
 /// A volume without compression and encryption has no coding, and its descriptor is the same as
@@ -97,7 +98,10 @@ fn keys_that_are_missing_or_wrong_are_named() {
     assert!(why.contains("missing") && why.contains("No such file"), "{why}");
     if key_file(None).is_none() {
         let why = coding(&place.descriptor(), None).unwrap_err().to_string();
-        assert!(why.contains("--key-file") && why.contains(KEY_FILE_ENV) && why.contains(&needed), "{why}");
+        assert!(
+            why.contains("--key-file") && why.contains(KEY_FILE_ENV) && why.contains(&needed),
+            "{why}"
+        );
     }
 }
 
@@ -150,7 +154,10 @@ fn a_rotation_that_cannot_be_changes_nothing() {
         place.rotate("old", None).unwrap();
     }
     assert!(place.rotate("old", None).unwrap_err().to_string().contains("most"));
-    assert_eq!(place.coding("old").unwrap().unwrap().cipher.unwrap().write_key(), Some(DATA_KEYS_MAX as u32));
+    assert_eq!(
+        place.coding("old").unwrap().unwrap().cipher.unwrap().write_key(),
+        Some(DATA_KEYS_MAX as u32)
+    );
     let plain = Place::new(Compression::Lz4, false);
     assert!(plain.rotate("old", Some("new")).unwrap_err().to_string().contains("--encrypt"));
 }

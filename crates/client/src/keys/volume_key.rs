@@ -100,7 +100,8 @@ impl VolumeKey {
             Aad::from(context(volume, id)),
             &mut out[NONCE_LEN..NONCE_LEN + DATA_KEY_BYTES],
         );
-        let tag = sealed.map_err(|_| VolumeError::Key("a data key could not be encrypted".into()))?;
+        let tag =
+            sealed.map_err(|_| VolumeError::Key("a data key could not be encrypted".into()))?;
         out[NONCE_LEN + DATA_KEY_BYTES..].copy_from_slice(tag.as_ref());
         Ok(WrappedKey { id, created, wrapped: to_hex(&out) })
     }
@@ -132,14 +133,19 @@ impl VolumeKey {
     }
 
     /// A data key, ready for use.
-    pub(super) fn unwrap(&self, volume: &[u8; 16], wrapped: &WrappedKey) -> Result<DataKey, VolumeError> {
+    pub(super) fn unwrap(
+        &self,
+        volume: &[u8; 16],
+        wrapped: &WrappedKey,
+    ) -> Result<DataKey, VolumeError> {
         self.unwrap_bytes(volume, wrapped).map(DataKey::new)
     }
 
     fn aead(&self) -> Result<LessSafeKey, VolumeError> {
         // Fails only for keys of another length.
         let key = UnboundKey::new(&AES_256_GCM, &*self.0);
-        key.map(LessSafeKey::new).map_err(|_| VolumeError::Key("the volume key has the wrong length".into()))
+        key.map(LessSafeKey::new)
+            .map_err(|_| VolumeError::Key("the volume key has the wrong length".into()))
     }
 }
 
@@ -167,7 +173,11 @@ mod tests {
         let key = VolumeKey(Zeroizing::new([1; 32]));
         let wrapped = key.wrap(&[2; 16], 3, 4, &[5; 32]).unwrap();
         assert_eq!(*key.unwrap_bytes(&[2; 16], &wrapped).unwrap(), [5; 32]);
-        assert_ne!(wrapped.wrapped, key.wrap(&[2; 16], 3, 4, &[5; 32]).unwrap().wrapped, "another nonce");
+        assert_ne!(
+            wrapped.wrapped,
+            key.wrap(&[2; 16], 3, 4, &[5; 32]).unwrap().wrapped,
+            "another nonce"
+        );
         assert!(key.unwrap_bytes(&[9; 16], &wrapped).is_err());
         assert!(key.unwrap_bytes(&[2; 16], &WrappedKey { id: 4, ..wrapped.clone() }).is_err());
         assert!(VolumeKey(Zeroizing::new([9; 32])).unwrap_bytes(&[2; 16], &wrapped).is_err());
@@ -179,7 +189,8 @@ mod tests {
         }
         for text in ["", "00", &"zz".repeat(60), &"é".repeat(60)] {
             assert!(
-                key.unwrap_bytes(&[2; 16], &WrappedKey { wrapped: text.into(), ..wrapped.clone() }).is_err()
+                key.unwrap_bytes(&[2; 16], &WrappedKey { wrapped: text.into(), ..wrapped.clone() })
+                    .is_err()
             );
         }
     }

@@ -78,7 +78,9 @@ fn a_page_serves_its_reader_for_its_time() {
     let fixture = Fixture::with_page();
     let late = fixture.now + TTL;
     assert_eq!(fixture.listing.look(READER, &name(3), late, TTL), ListedLookup::Page(None));
-    for other in [Caller { pid: 78, ..READER }, Caller { uid: 0, ..READER }, Caller { gid: 0, ..READER }] {
+    for other in
+        [Caller { pid: 78, ..READER }, Caller { uid: 0, ..READER }, Caller { gid: 0, ..READER }]
+    {
         assert_eq!(fixture.listing.look(other, &name(3), fixture.now, TTL), ListedLookup::Nothing);
     }
     // The handle is handed on to another thread.
@@ -102,7 +104,10 @@ fn a_closed_directory_has_no_pages() {
 fn changes_that_began_before_there_were_pages() {
     let fixture = Fixture::new();
     let change = fixture.all.changing(&Op::Unlink(PathRef::new(DIR, name(3)))).expect("a change");
-    assert_eq!([0, 1].map(|number| fixture.look(number)), [ListedLookup::Nothing, ListedLookup::Page(None)]);
+    assert_eq!(
+        [0, 1].map(|number| fixture.look(number)),
+        [ListedLookup::Nothing, ListedLookup::Page(None)]
+    );
     fixture.all.begin(&fixture.listing, None, fixture.now);
     fixture.all.supply(&fixture.listing, page(0..10), fixture.now);
     assert_eq!(fixture.look(3), ListedLookup::Inode(inode(3)));
@@ -126,10 +131,15 @@ fn changes_of_who_may_search() {
             let fixture = Fixture::with_page();
             fixture.listing.reached(READER, (1, &name(30)), fixture.now);
             fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
-            let change = fixture.all.changing(&Op::SetAttr(InodeRef::by_id(DIR), set)).expect("a change");
+            let change =
+                fixture.all.changing(&Op::SetAttr(InodeRef::by_id(DIR), set)).expect("a change");
             fixture.all.changed(&change, &reply);
             fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-            assert!([3, 13].iter().all(|number| !matches!(fixture.look(*number), ListedLookup::Inode(_))));
+            assert!(
+                [3, 13]
+                    .iter()
+                    .all(|number| !matches!(fixture.look(*number), ListedLookup::Inode(_)))
+            );
             assert!(!fixture.listing.is_reached(READER, (1, &name(30)), fixture.now, TTL));
         }
     }
@@ -144,7 +154,10 @@ fn a_page_of_a_former_reader() {
     let other = Caller { pid: 78, ..READER };
     fixture.all.lists(other, DIR, &fixture.listing);
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    assert!(!matches!(fixture.listing.look(other, &name(13), fixture.now, TTL), ListedLookup::Inode(_)));
+    assert!(!matches!(
+        fixture.listing.look(other, &name(13), fixture.now, TTL),
+        ListedLookup::Inode(_)
+    ));
 }
 
 #[test]
@@ -153,7 +166,12 @@ fn changes_here_are_not_answered_from_pages() {
         Op::Unlink(PathRef::new(DIR, name(3))),
         Op::Rename(PathRef::new(8, name(30)), PathRef::new(DIR, name(3)), RenameFlags::default()),
         Op::SetAttr(InodeRef::by_id(103), SetAttr::default()),
-        Op::SetXattr(InodeRef::by_id(103), b"user.a"[..].into(), Box::default(), XattrFlags::default()),
+        Op::SetXattr(
+            InodeRef::by_id(103),
+            b"user.a"[..].into(),
+            Box::default(),
+            XattrFlags::default(),
+        ),
         Op::Link(InodeRef::by_id(103), PathRef::new(8, name(30))),
     ];
     for change in changes {
@@ -175,7 +193,10 @@ fn changes_while_a_page_is_under_way_count() {
     fixture.change(&Op::Unlink(PathRef::new(DIR, name(11))));
     fixture.change(&Op::SetAttr(InodeRef::by_id(112), SetAttr::default()));
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    assert_eq!([11, 12].map(|number| fixture.look(number)), [ListedLookup::Nothing, ListedLookup::Nothing]);
+    assert_eq!(
+        [11, 12].map(|number| fixture.look(number)),
+        [ListedLookup::Nothing, ListedLookup::Nothing]
+    );
     assert_eq!(fixture.look(13), ListedLookup::Inode(inode(13)));
 }
 
@@ -196,7 +217,8 @@ fn entries_are_bounded() {
     fixture.all.entries.store(ENTRIES_MAX - 3, Ordering::Relaxed);
     fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
     fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
-    let there = (10..20).filter(|number| matches!(fixture.look(*number), ListedLookup::Inode(_))).count();
+    let there =
+        (10..20).filter(|number| matches!(fixture.look(*number), ListedLookup::Inode(_))).count();
     assert_eq!(there, 3);
 }
 

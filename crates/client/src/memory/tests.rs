@@ -63,8 +63,13 @@ fn groups_of_version_1_and_containers() {
         3 1 0:3 /docker/x /sys/fs/cgroup/mem\\040ory ro master:2 - cgroup cgroup rw,memory\n";
     let seen = |group: &str, bytes: &str| {
         let below = "sys/fs/cgroup/mem ory/memory.limit_in_bytes";
-        Seen::new(&[MEMINFO, ("proc/self/mountinfo", mounts), ("proc/self/cgroup", group), (below, bytes)])
-            .limit()
+        Seen::new(&[
+            MEMINFO,
+            ("proc/self/mountinfo", mounts),
+            ("proc/self/cgroup", group),
+            (below, bytes),
+        ])
+        .limit()
     };
     let here = Some("/sys/fs/cgroup/mem ory/memory.limit_in_bytes".to_string());
     assert_eq!(seen("5:cpu:/\n4:memory:/docker/x\n", "134217728\n"), (128, here.clone()));
@@ -73,7 +78,11 @@ fn groups_of_version_1_and_containers() {
         (128, here.clone()),
         "that above limits"
     );
-    assert_eq!(seen("4:memory:/elsewhere\n", "134217728\n"), (128, here), "what is mounted is all there is");
+    assert_eq!(
+        seen("4:memory:/elsewhere\n", "134217728\n"),
+        (128, here),
+        "what is mounted is all there is"
+    );
     assert_eq!(seen("4:memory:/docker/x\n", "9223372036854771712\n"), (2048, None), "no limit");
     assert_eq!(seen("4:cpu:/docker/x\n", "134217728\n"), (2048, None), "not of memory");
 }
@@ -82,8 +91,10 @@ fn groups_of_version_1_and_containers() {
 #[test]
 fn what_cannot_be_read_does_not_limit() {
     assert_eq!(Seen::new(&[]).limit(), (u64::MAX / MIB, None));
-    let nonsense =
-        [("proc/self/cgroup", "0\n::\n0::x\n"), ("proc/self/mountinfo", " - \na b c d e - cgroup2\n")];
+    let nonsense = [
+        ("proc/self/cgroup", "0\n::\n0::x\n"),
+        ("proc/self/mountinfo", " - \na b c d e - cgroup2\n"),
+    ];
     assert_eq!(Seen::new(&nonsense).limit(), (u64::MAX / MIB, None));
     let outside = [MEMINFO, V2, ("proc/self/cgroup", "0::/../../x\n"), ("x/memory.max", "1\n")];
     assert_eq!(Seen::new(&outside).limit(), (2048, None));
@@ -114,7 +125,8 @@ fn what_is_wanted_is_granted() {
     let set = MemoryPlan::new(512 * MIB, Work::Mount, wanted);
     assert_eq!(set.metadata_bytes, 64 * MIB);
     assert!(free.metadata_bytes > 64 * MIB && set.dirty_bytes_max > free.dirty_bytes_max);
-    let wanted = Wanted { dirty_bytes_max: Some(256 * MIB), data_cache_bytes: Some(0), ..Wanted::default() };
+    let wanted =
+        Wanted { dirty_bytes_max: Some(256 * MIB), data_cache_bytes: Some(0), ..Wanted::default() };
     let plan = MemoryPlan::new(200 * MIB, Work::Mount, wanted);
     assert_eq!((plan.dirty_bytes_max, plan.data_cache_bytes), (256 * MIB, 0));
     assert!(plan.is_short && plan.metadata_bytes < 32 * MIB, "{plan:?}");

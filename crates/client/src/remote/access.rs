@@ -40,7 +40,8 @@ pub fn token() -> Result<Option<Arc<Token>>, VolumeError> {
     }
     let named = std::env::var_os(TOKEN_FILE_ENV).filter(|file| !file.is_empty()).map(PathBuf::from);
     let Some(file) = FILE.get().cloned().or(named) else { return Ok(None) };
-    let failed = |why: String| VolumeError::Invalid(format!("token file {}: {why}", file.display()));
+    let failed =
+        |why: String| VolumeError::Invalid(format!("token file {}: {why}", file.display()));
     let mut open = File::open(&file).map_err(|why| failed(why.to_string()))?;
     let about = open.metadata().map_err(|why| failed(why.to_string()))?;
     if !about.is_file() {
@@ -48,7 +49,8 @@ pub fn token() -> Result<Option<Arc<Token>>, VolumeError> {
     }
     if about.mode() & 0o077 != 0 {
         return Err(failed(
-            "others can read it; `chmod 600` it, and have the token revoked if they may have".into(),
+            "others can read it; `chmod 600` it, and have the token revoked if they may have"
+                .into(),
         ));
     }
     let mut text = String::new();

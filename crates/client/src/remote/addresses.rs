@@ -48,7 +48,8 @@ pub(super) struct NodeAddress {
 /// Asks a node where these are.
 pub(super) fn ask(remote: &Remote, nodes: &[NodeId]) -> Result<Vec<NodeAddress>, String> {
     let question = json!({ "verb": "whereabouts", "nodes": nodes });
-    let answer = remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
+    let answer =
+        remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
     let read = |told: &Value| {
         let node = NodeId::try_from(told[0].as_u64()?).ok()?;
         let address = told[2].as_str().filter(|address| !is_anywhere(address))?;
@@ -111,7 +112,9 @@ impl AddressResolver {
         let thread = std::thread::Builder::new()
             .name("kestrel-where".into())
             .spawn(move || run(&weak, &losses))
-            .map_err(|why| VolumeError::Io(format!("cannot start the thread kestrel-where: {why}")))?;
+            .map_err(|why| {
+                VolumeError::Io(format!("cannot start the thread kestrel-where: {why}"))
+            })?;
         Ok(Self(Mutex::new(Some(thread))))
     }
 
@@ -120,7 +123,9 @@ impl AddressResolver {
         shared.losses.state.lock().closed = true;
         shared.losses.changed.notify_all();
         let thread = self.0.lock().take();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) =
+            thread.filter(|thread| thread.thread().id() != std::thread::current().id())
+        {
             // If it panicked, that has been reported by the panic itself.
             let _ = thread.join();
         }
@@ -174,17 +179,20 @@ impl RemoteShared {
     /// Nodes that do not seem well.
     fn lost(&self) -> Vec<NodeId> {
         let nodes = self.nodes.known();
-        let lost = nodes.links.iter().filter(|link| !link.has_left() && link.remote.missing().is_some());
+        let lost =
+            nodes.links.iter().filter(|link| !link.has_left() && link.remote.missing().is_some());
         lost.map(|link| link.node).take(ASKED_MAX).collect()
     }
 
     /// Asks one node that is well where those are that are not, and goes there.
     fn seek(&self, turn: &mut RetryJitter) {
         let nodes = self.nodes.known();
-        let well = |link: &&Arc<super::NodeLink>| !link.has_left() && link.remote.missing().is_none();
+        let well =
+            |link: &&Arc<super::NodeLink>| !link.has_left() && link.remote.missing().is_none();
         let well: Vec<_> = nodes.links.iter().filter(well).collect();
         let lost = self.lost();
-        let (Some(at), false) = ((turn.next() as usize).checked_rem(well.len()), lost.is_empty()) else {
+        let (Some(at), false) = ((turn.next() as usize).checked_rem(well.len()), lost.is_empty())
+        else {
             return;
         };
         match ask(&well[at].remote, &lost) {
@@ -198,7 +206,11 @@ impl RemoteShared {
                 }
             }
             Err(why) => {
-                log::debug!("node {} at {}: where other nodes are: {why}", well[at].node, well[at].address());
+                log::debug!(
+                    "node {} at {}: where other nodes are: {why}",
+                    well[at].node,
+                    well[at].address()
+                );
             }
         }
     }

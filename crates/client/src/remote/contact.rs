@@ -47,7 +47,8 @@ impl Waiting {
 
     /// Called again and again while `server` is waited for.
     pub fn goes_on(&mut self, server: &str, remote: &Remote) {
-        let Some(tell) = TELL.get().filter(|_| !self.told && self.begun.elapsed() >= TOLD_AFTER) else {
+        let Some(tell) = TELL.get().filter(|_| !self.told && self.begun.elapsed() >= TOLD_AFTER)
+        else {
             return;
         };
         self.told = true;

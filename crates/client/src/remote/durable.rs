@@ -47,7 +47,9 @@ impl SyncFirst {
         let thread = std::thread::Builder::new()
             .name("kestrel-sync".into())
             .spawn(move || run(&ours, &*store))
-            .map_err(|why| VolumeError::Io(format!("cannot start the thread kestrel-sync: {why}")))?;
+            .map_err(|why| {
+                VolumeError::Io(format!("cannot start the thread kestrel-sync: {why}"))
+            })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -83,9 +85,9 @@ fn run(shared: &Shared, store: &dyn BlockStore) {
         }
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        let synced = store
-            .sync()
-            .map_err(|why| FsError::because(libc::EIO, format!("file data cannot be made durable: {why}")));
+        let synced = store.sync().map_err(|why| {
+            FsError::because(libc::EIO, format!("file data cannot be made durable: {why}"))
+        });
         for then in waiting {
             then(synced.clone());
         }
@@ -98,7 +100,9 @@ pub fn names_new_bytes(op: &Op) -> bool {
     match op {
         Op::Commit(commit) => match &commit.data {
             NewData::Packed(_) => true,
-            NewData::Patches(patches) => patches.iter().any(|(_, extent)| is_stored(&extent.source)),
+            NewData::Patches(patches) => {
+                patches.iter().any(|(_, extent)| is_stored(&extent.source))
+            }
             NewData::Unchanged | NewData::Inline(_) => false,
         },
         Op::Compact { .. } => true,

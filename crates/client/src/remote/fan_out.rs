@@ -107,8 +107,15 @@ impl NodeFanOut {
     ///
     /// # Errors
     /// What it said, or that it does not answer.
-    pub fn ask(&self, node: NodeId, question: &Value, limit: Duration) -> Result<Value, VolumeError> {
-        self.remote(node)?.admin(question, Some(limit), &mut |_| ()).map_err(|why| self.failed(node, &why))
+    pub fn ask(
+        &self,
+        node: NodeId,
+        question: &Value,
+        limit: Duration,
+    ) -> Result<Value, VolumeError> {
+        self.remote(node)?
+            .admin(question, Some(limit), &mut |_| ())
+            .map_err(|why| self.failed(node, &why))
     }
 
     /// Asks a node something that takes as long as it takes; `on_event` gets what it tells

@@ -52,7 +52,8 @@ impl RemoteShared {
     pub fn move_out(self: &Arc<Self>) -> Option<Duration> {
         let nodes = self.nodes.known();
         let leaving = nodes.placement.as_ref().map_or(&[][..], |placement| &placement.leaving);
-        let links = nodes.links.iter().filter(|link| leaving.contains(&link.node) && !link.has_left());
+        let links =
+            nodes.links.iter().filter(|link| leaving.contains(&link.node) && !link.has_left());
         let links: Vec<&Arc<NodeLink>> = links.collect();
         // In this order: what has been answered by now may have left a spare open.
         let all_answered = self.moves.under_way.load(Ordering::Acquire) == 0;
@@ -62,7 +63,8 @@ impl RemoteShared {
         for row in self.reclaimable.opens.spare(leaving) {
             self.release(&nodes, row);
         }
-        let left = links.into_iter().filter(|link| !(all_answered && self.leave_if_done(link))).count();
+        let left =
+            links.into_iter().filter(|link| !(all_answered && self.leave_if_done(link))).count();
         let failed = self.moves.failed.swap(false, Ordering::Relaxed);
         (left > 0 || !all_answered).then_some(if failed { LOOK_LATER } else { LOOK })
     }

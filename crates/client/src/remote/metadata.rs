@@ -120,9 +120,13 @@ impl RemoteMetadata {
     ///
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
-    pub(super) fn new(nodes: NodeConnections, reclaimable: Arc<Reclaimable>) -> Result<Self, VolumeError> {
+    pub(super) fn new(
+        nodes: NodeConnections,
+        reclaimable: Arc<Reclaimable>,
+    ) -> Result<Self, VolumeError> {
         let (redirects, moves, losses, counters) = Default::default();
-        let shared = Arc::new(RemoteShared { nodes, redirects, moves, losses, reclaimable, counters });
+        let shared =
+            Arc::new(RemoteShared { nodes, redirects, moves, losses, reclaimable, counters });
         let weak = Arc::downgrade(&shared);
         shared.reclaimable.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
@@ -193,15 +197,20 @@ impl RemoteMetadata {
             let answer = match link.remote.stats().outage {
                 _ if link.has_left() => Err(MOVED_OUT.to_string()),
                 Some(_) if let Some(why) = link.remote.refusal() => Err(why),
-                None => link.remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| why.to_string()),
+                None => link
+                    .remote
+                    .admin(question, Some(limit), &mut |_| ())
+                    .map_err(|why| why.to_string()),
                 Some(outage) => Err(format!("it has not answered for {} s", outage.as_secs())),
             };
-            let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address()));
+            let failed =
+                |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address()));
             NodeAnswer { node: link.node, address: link.address(), answer: answer.map_err(failed) }
         };
         let nodes = self.members();
         std::thread::scope(|scope| {
-            let asking: Vec<_> = nodes.iter().map(|link| (link, scope.spawn(move || ask(link)))).collect();
+            let asking: Vec<_> =
+                nodes.iter().map(|link| (link, scope.spawn(move || ask(link)))).collect();
             let answers = asking.into_iter().map(|(link, thread)| {
                 thread.join().unwrap_or_else(|_| NodeAnswer {
                     node: link.node,
@@ -259,11 +268,23 @@ impl RemoteShared {
         match self.reclaimable.opens.leave(ino) {
             ReleasedOpen::Back(given) => {
                 let at = nodes.index_of(given.node);
-                self.send_to(&nodes, at, request, RequestRoute::of(OpenEffect::Releases(given)), asked);
+                self.send_to(
+                    &nodes,
+                    at,
+                    request,
+                    RequestRoute::of(OpenEffect::Releases(given)),
+                    asked,
+                );
             }
             ReleasedOpen::Lost => self.answer(asked, Ok(Answer::Done)),
             ReleasedOpen::Unknown => {
-                self.send_to(&nodes, nodes.home_of(ino), request, RequestRoute::of(OpenEffect::None), asked);
+                self.send_to(
+                    &nodes,
+                    nodes.home_of(ino),
+                    request,
+                    RequestRoute::of(OpenEffect::None),
+                    asked,
+                );
             }
         }
     }
@@ -282,7 +303,8 @@ impl RemoteShared {
         let link = &nodes.links[at];
         let node = link.node;
         let numbers = &self.reclaimable.numbers;
-        let generation = matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
+        let generation =
+            matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
         // The time that is left is counted from the first node that was asked.
         let left = (asked.redirected > 0).then(|| self.time_left(asked.since));
         let answered = move |reply: Reply, request: Option<Request>| {
@@ -305,7 +327,13 @@ impl RemoteShared {
             match again {
                 Some(SecondTry { ino, request }) if is_stale(&reply) => answering(|| {
                     let nodes = shared.nodes.known();
-                    shared.send_to(&nodes, nodes.home_of(ino), request, RequestRoute::of(effect), asked);
+                    shared.send_to(
+                        &nodes,
+                        nodes.home_of(ino),
+                        request,
+                        RequestRoute::of(effect),
+                        asked,
+                    );
                 }),
                 _ => shared.answer(asked, reply),
             }

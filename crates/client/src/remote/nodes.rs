@@ -44,8 +44,12 @@ pub struct NodeLink {
 }
 
 impl NodeLink {
-    fn new(member: &Member, (remote, node_reclaimable): (Arc<Remote>, Arc<NodeReclaimable>)) -> Self {
-        let at = Mutex::new((0, node_reclaimable.address().unwrap_or_else(|| member.address.clone())));
+    fn new(
+        member: &Member,
+        (remote, node_reclaimable): (Arc<Remote>, Arc<NodeReclaimable>),
+    ) -> Self {
+        let at =
+            Mutex::new((0, node_reclaimable.address().unwrap_or_else(|| member.address.clone())));
         Self { node: member.id, at, remote, node_reclaimable, left: AtomicBool::new(false) }
     }
 
@@ -63,7 +67,10 @@ impl NodeLink {
                 return;
             }
             if at.1 != address {
-                log::info!("{}: it is at {address} now, as other nodes say", self.node_reclaimable.name());
+                log::info!(
+                    "{}: it is at {address} now, as other nodes say",
+                    self.node_reclaimable.name()
+                );
             }
             *at = (epoch, address.to_string());
         }
@@ -180,11 +187,20 @@ impl FirstConnection {
     ) -> (Option<PlacementMap>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
-            return (None, vec![(member, Ok((self.remote.clone(), self.node_reclaimable.clone())))], 0);
+            return (
+                None,
+                vec![(member, Ok((self.remote.clone(), self.node_reclaimable.clone())))],
+                0,
+            );
         };
         self.reclaimable.is_placed_by(Arc::new(placement.clone()));
-        let members: Vec<Member> =
-            placement.map.members().iter().filter(|member| wanted(&placement, member.id)).cloned().collect();
+        let members: Vec<Member> = placement
+            .map
+            .members()
+            .iter()
+            .filter(|member| wanted(&placement, member.id))
+            .cloned()
+            .collect();
         let first = members.iter().position(|member| member.id == self.node_reclaimable.node());
         match first.map(|first| &members[first].address) {
             Some(address) if !is_anywhere(address) => self.remote.settle(address),
@@ -196,14 +212,19 @@ impl FirstConnection {
             let connecting: Vec<_> = members
                 .iter()
                 .enumerate()
-                .map(|(at, member)| (first != Some(at)).then(|| scope.spawn(|| self.connect_to(member))))
+                .map(|(at, member)| {
+                    (first != Some(at)).then(|| scope.spawn(|| self.connect_to(member)))
+                })
                 .collect();
             connecting
                 .into_iter()
                 .map(|thread| match thread {
                     None => Ok((self.remote.clone(), self.node_reclaimable.clone())),
                     Some(thread) => thread.join().unwrap_or_else(|_| {
-                        Err(VolumeError::Io(format!("{}: the thread that connects has failed", self.url)))
+                        Err(VolumeError::Io(format!(
+                            "{}: the thread that connects has failed",
+                            self.url
+                        )))
                     }),
                 })
                 .collect::<Vec<_>>()
@@ -211,11 +232,17 @@ impl FirstConnection {
         (Some(placement.clone()), members.into_iter().zip(connected).collect(), first.unwrap_or(0))
     }
 
-    fn connect_to(&self, member: &Member) -> Result<(Arc<Remote>, Arc<NodeReclaimable>), VolumeError> {
+    fn connect_to(
+        &self,
+        member: &Member,
+    ) -> Result<(Arc<Remote>, Arc<NodeReclaimable>), VolumeError> {
         let Member { id, address } = member;
-        let failed = |why: String| VolumeError::Io(format!("{}: node {id} at {address}: {why}", self.url));
+        let failed =
+            |why: String| VolumeError::Io(format!("{}: node {id} at {address}: {why}", self.url));
         if is_anywhere(address) {
-            return Err(failed(format!("one can listen there, but not connect to it; {FORM_ANEW}")));
+            return Err(failed(format!(
+                "one can listen there, but not connect to it; {FORM_ANEW}"
+            )));
         }
         let node_reclaimable = Arc::new(NodeReclaimable::of(self.reclaimable.clone(), member));
         let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
@@ -236,9 +263,11 @@ impl FirstConnection {
             }
         };
         let connected = Remote::connect_asking(config, node_reclaimable.clone(), wait, &mut ask);
-        connected.map(|(remote, _)| (remote, node_reclaimable.clone())).map_err(|why| match self.are_asked {
-            true => VolumeError::Io(format!("node {id}: {}", why.why)),
-            false => failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")),
+        connected.map(|(remote, _)| (remote, node_reclaimable.clone())).map_err(|why| {
+            match self.are_asked {
+                true => VolumeError::Io(format!("node {id}: {}", why.why)),
+                false => failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")),
+            }
         })
     }
 
@@ -413,7 +442,12 @@ struct Shows {
     token: Option<Arc<Token>>,
 }
 
-fn config(url: &RemoteUrl, how: &Introduction, shows: &Shows, addresses: Vec<String>) -> RemoteConfig {
+fn config(
+    url: &RemoteUrl,
+    how: &Introduction,
+    shows: &Shows,
+    addresses: Vec<String>,
+) -> RemoteConfig {
     let (volume, who, Shows { tls, token }) = (url.name.clone(), how.who.clone(), shows.clone());
     RemoteConfig { addresses, volume, who, deadline: how.deadline, tls, token }
 }

@@ -217,7 +217,12 @@ impl Opens {
     }
 
     /// Changes what is open at a node; forgets it if nothing is.
-    fn change(&self, node: NodeId, ino: InodeId, change: impl FnOnce(&mut Open, &mut u32, &mut u32)) {
+    fn change(
+        &self,
+        node: NodeId,
+        ino: InodeId,
+        change: impl FnOnce(&mut Open, &mut u32, &mut u32),
+    ) {
         let mut shard = self.shard(ino).lock();
         let Some(file) = shard.get_mut(&ino) else { return };
         let Some(at) = file.nodes.iter().position(|(at, _)| *at == node) else { return };
@@ -260,7 +265,9 @@ impl Opens {
 
     /// What was asked has been answered.
     pub fn end_use(&self, row: &OpenRow) {
-        if let Some(open) = self.shard(row.ino).lock().get_mut(&row.ino).and_then(|file| file.row(row)) {
+        if let Some(open) =
+            self.shard(row.ino).lock().get_mut(&row.ino).and_then(|file| file.row(row))
+        {
             open.using = open.using.saturating_sub(1);
         }
     }
@@ -272,7 +279,9 @@ impl Opens {
         for shard in &self.shards {
             for (ino, file) in shard.lock().iter_mut() {
                 let at = file.nodes.iter_mut().find(|(at, _)| *at == node);
-                let Some((_, open)) = at.filter(|(_, open)| open.staying() > open.moved + open.moving) else {
+                let Some((_, open)) =
+                    at.filter(|(_, open)| open.staying() > open.moved + open.moving)
+                else {
                     continue;
                 };
                 if rows.len() == limit {
@@ -328,7 +337,11 @@ impl Opens {
     pub fn all_at(&self, node: NodeId) -> Vec<(InodeId, Open)> {
         let at = |file: &File| file.nodes.iter().find(|(at, _)| *at == node).map(|(_, open)| *open);
         let of = |shard: &Mutex<FxHashMap<InodeId, File>>| {
-            shard.lock().iter().filter_map(|(ino, file)| Some((*ino, at(file)?))).collect::<Vec<_>>()
+            shard
+                .lock()
+                .iter()
+                .filter_map(|(ino, file)| Some((*ino, at(file)?)))
+                .collect::<Vec<_>>()
         };
         self.shards.iter().flat_map(of).collect()
     }
@@ -345,7 +358,8 @@ impl Opens {
 fn give_back(file: &mut File, ino: InodeId) -> Option<OpenRow> {
     let open = file.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
     let is_needed = |open: &Open| open.using > 0 && open.staying() == 1;
-    let (node, open) = open.min_by_key(|(_, open)| (open.write, is_needed(open), open.moved == 0))?;
+    let (node, open) =
+        open.min_by_key(|(_, open)| (open.write, is_needed(open), open.moved == 0))?;
     open.give_back();
     Some(OpenRow { ino, node: *node, counted_as: open.number })
 }
@@ -353,7 +367,8 @@ fn give_back(file: &mut File, ino: InodeId) -> Option<OpenRow> {
 /// Gives a spare open of a file back, if one can be.
 fn give_back_spare(file: &mut File, ino: InodeId, leaving: &[NodeId]) -> Option<OpenRow> {
     let (is_held, stays) = (file.staying() > file.spare, |node: &NodeId| !leaving.contains(node));
-    let written = file.nodes.iter().any(|(node, open)| stays(node) && open.write && open.staying() > 0);
+    let written =
+        file.nodes.iter().any(|(node, open)| stays(node) && open.write && open.staying() > 0);
     let of_leaving = file.nodes.iter_mut().find(|(node, open)| !stays(node) && open.staying() > 0);
     let Some((node, open)) = of_leaving else { return give_back(file, ino) };
     if open.write && is_held && !written {

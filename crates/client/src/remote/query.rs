@@ -66,7 +66,8 @@ pub fn ask_each(
             .map(|(member, remote)| {
                 let (tell, node) = (tell.clone(), member.id);
                 let ask = move |(remote, _): (Arc<Remote>, Arc<NodeReclaimable>)| {
-                    let answer = remote.admin(question, limit, &mut |event| drop(tell.send((node, event))));
+                    let answer =
+                        remote.admin(question, limit, &mut |event| drop(tell.send((node, event))));
                     remote.close();
                     answer
                 };

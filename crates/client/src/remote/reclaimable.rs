@@ -158,7 +158,13 @@ impl NodeReclaimable {
     /// Of another node.
     pub fn of(reclaimable: Arc<Reclaimable>, member: &Member) -> Self {
         let (node, address) = (OnceLock::from(member.id), Mutex::new(Some(member.address.clone())));
-        Self { reclaimable, node, address, claimed: Mutex::default(), overdue: AtomicBool::new(false) }
+        Self {
+            reclaimable,
+            node,
+            address,
+            claimed: Mutex::default(),
+            overdue: AtomicBool::new(false),
+        }
     }
 
     /// Its number.
@@ -168,7 +174,9 @@ impl NodeReclaimable {
 
     /// Whether the node keeps the locks of a file.
     fn is_home_of(&self, ino: InodeId) -> bool {
-        self.reclaimable.placement().is_none_or(|placement| placement.home_of(ino).id == self.node())
+        self.reclaimable
+            .placement()
+            .is_none_or(|placement| placement.home_of(ino).id == self.node())
     }
 
     /// Where it is, if it is not only known by the URL.
@@ -193,7 +201,9 @@ impl NodeReclaimable {
 
     fn oldest(&self) -> ObjectId {
         // Before the file system exists there is no object.
-        self.reclaimable.fs().map_or(0, |fs| self.reclaimable.numbers.done_below(self.node(), fs.packer()))
+        self.reclaimable
+            .fs()
+            .map_or(0, |fs| self.reclaimable.numbers.done_below(self.node(), fs.packer()))
     }
 
     /// Whether the server is a node of the volume that is mounted.
@@ -212,13 +222,17 @@ impl NodeReclaimable {
 
 impl ReclaimSource for NodeReclaimable {
     fn welcomed(&self, welcome: &Welcome) -> Result<(), String> {
-        let offer = Offer::from_json(&welcome.descriptor, &self.name()).map_err(|why| why.to_string())?;
+        let offer =
+            Offer::from_json(&welcome.descriptor, &self.name()).map_err(|why| why.to_string())?;
         // A volume of one node does not number it.
         let answers = if offer.placement.is_some() { welcome.node } else { 0 };
         self.check_volume(&offer)?;
         let root = *self.reclaimable.root.get_or_init(|| welcome.root);
         if root != welcome.root {
-            return Err(format!("{}: the token leads to another subtree now; mount again", self.name()));
+            return Err(format!(
+                "{}: the token leads to another subtree now; mount again",
+                self.name()
+            ));
         }
         let node = *self.node.get_or_init(|| answers);
         if node == answers {
@@ -250,7 +264,9 @@ impl ReclaimSource for NodeReclaimable {
             .collect();
         let is_ours = |ino| self.is_home_of(ino);
         let locks = match (&fs, lost) {
-            (Some(fs), SessionState::Known | SessionState::Restarted) => fs.locks_to_reclaim(&is_ours),
+            (Some(fs), SessionState::Known | SessionState::Restarted) => {
+                fs.locks_to_reclaim(&is_ours)
+            }
             (Some(fs), SessionState::New | SessionState::Expired) => {
                 // Others may have had them meanwhile.
                 log::warn!("{}: away for longer than the lease: locks are lost (EIO)", self.name());
@@ -315,7 +331,8 @@ impl ReclaimSource for NodeReclaimable {
             self.reclaimable.lose_objects(self.node());
         }
         // Each time: a late answer may have granted one.
-        let locked = self.reclaimable.fs().map_or(0, |fs| fs.locks_suspect(&|ino| self.is_home_of(ino)));
+        let locked =
+            self.reclaimable.fs().map_or(0, |fs| fs.locks_suspect(&|ino| self.is_home_of(ino)));
         if first || locked > 0 {
             log::warn!(
                 "{}: not heard of for longer than the lease: locks of {locked} files are lost (EIO)",
@@ -325,7 +342,10 @@ impl ReclaimSource for NodeReclaimable {
     }
 
     fn outage(&self, why: &str) {
-        log::warn!("{}: the metadata server does not answer: {why}; calls wait for it", self.name());
+        log::warn!(
+            "{}: the metadata server does not answer: {why}; calls wait for it",
+            self.name()
+        );
         if let Some(tell) = self.reclaimable.node_lost.get() {
             tell();
         }
@@ -356,7 +376,8 @@ fn parts(
     objects: Vec<(ObjectId, u32)>,
     oldest_open_object: ObjectId,
 ) -> Vec<Reclaim> {
-    let (mut opens, mut locks, mut objects) = (opens.into_iter(), locks.into_iter(), objects.into_iter());
+    let (mut opens, mut locks, mut objects) =
+        (opens.into_iter(), locks.into_iter(), objects.into_iter());
     let mut parts = Vec::new();
     loop {
         let part = Reclaim {
@@ -382,7 +403,9 @@ mod tests {
     #[test]
     fn reclaim_split_into_messages() {
         let open = |ino| ReclaimOpen { file: InodeRef::by_id(ino), count: 1, linkable: false };
-        for (count, messages) in [(0, 1), (1, 1), (RECLAIM_ITEMS_MAX, 1), (RECLAIM_ITEMS_MAX + 1, 2)] {
+        for (count, messages) in
+            [(0, 1), (1, 1), (RECLAIM_ITEMS_MAX, 1), (RECLAIM_ITEMS_MAX + 1, 2)]
+        {
             let opens: Vec<_> = (0..count as u64).map(open).collect();
             let parts = parts(opens.clone(), Vec::new(), vec![(7, 9)], 7);
             assert_eq!(parts.len(), messages);

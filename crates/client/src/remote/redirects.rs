@@ -43,7 +43,8 @@ const TELL_TIME: Duration = Duration::from_secs(5);
 /// Most parts that a table is fetched in.
 const PARTS_MAX: usize = 64;
 
-pub(super) const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
+pub(super) const INTERRUPTED: FsError =
+    FsError::new(libc::EINTR, "waiting for the lock was given up");
 
 const TOO_LATE: FsError = FsError::new(
     libc::EIO,
@@ -228,7 +229,9 @@ impl MapRefresher {
         let thread = std::thread::Builder::new()
             .name("kestrel-map".into())
             .spawn(move || run(&weak))
-            .map_err(|why| VolumeError::Io(format!("cannot start the thread kestrel-map: {why}")))?;
+            .map_err(|why| {
+                VolumeError::Io(format!("cannot start the thread kestrel-map: {why}"))
+            })?;
         Ok(Self(Mutex::new(Some(thread))))
     }
 
@@ -237,7 +240,9 @@ impl MapRefresher {
         shared.redirects.state.lock().closed = true;
         shared.redirects.changed.notify_all();
         let thread = self.0.lock().take();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) =
+            thread.filter(|thread| thread.thread().id() != std::thread::current().id())
+        {
             // If it panicked, that has been reported by the panic itself.
             let _ = thread.join();
         }
@@ -273,7 +278,9 @@ fn run(weak: &Weak<RemoteShared>) {
                 }
             }
             Some(Step::End(waiting)) => {
-                return waiting.into_iter().for_each(|waiting| waiting.redirected_call.end(&shared, CLOSED));
+                return waiting
+                    .into_iter()
+                    .for_each(|waiting| waiting.redirected_call.end(&shared, CLOSED));
             }
         }
     }
@@ -333,7 +340,9 @@ impl RemoteShared {
                 break;
             }
         }
-        let Some(table) = best.filter(|table| table.version > known.version()) else { return false };
+        let Some(table) = best.filter(|table| table.version > known.version()) else {
+            return false;
+        };
         match self.nodes.adopt(table) {
             Ok(gone) => {
                 gone.iter().for_each(|link| self.let_go(link));
@@ -359,7 +368,9 @@ pub(super) fn table_of(remote: &Remote) -> Result<PlacementMap, String> {
 /// # Errors
 /// What the node said, or that the table was another one, or its nodes elsewhere, before all of it
 /// was there.
-pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> Result<PlacementMap, String> {
+pub fn table_in_parts(
+    mut ask: impl FnMut(&Value) -> Result<Value, String>,
+) -> Result<PlacementMap, String> {
     let mut bytes: Vec<u8> = Vec::new();
     let mut first = None;
     for _ in 0..PARTS_MAX {
@@ -386,15 +397,21 @@ mod tests {
 
     #[test]
     fn parts_of_a_table_are_of_one_moment() {
-        let members = (1..=3).map(|id| Member { id, address: format!("127.0.0.1:{}", 9440 + id) }).collect();
+        let members =
+            (1..=3).map(|id| Member { id, address: format!("127.0.0.1:{}", 9440 + id) }).collect();
         let table = PlacementMap::new(SlotMap::even(members).unwrap(), Exceptions::default());
         let bytes = table.encode();
         let (first, second) = bytes.split_at(bytes.len() / 2);
         let fetch = |of: [Value; 2], then: [Value; 2]| {
             table_in_parts(|question| {
-                let (part, [version, moves]) =
-                    if question["from"] == 0 { (first, of.clone()) } else { (second, then.clone()) };
-                Ok(json!({ "version": version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }))
+                let (part, [version, moves]) = if question["from"] == 0 {
+                    (first, of.clone())
+                } else {
+                    (second, then.clone())
+                };
+                Ok(
+                    json!({ "version": version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }),
+                )
             })
         };
         let at = |version: u64, moves: u64| [json!(version), json!(moves)];

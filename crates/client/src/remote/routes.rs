@@ -58,7 +58,9 @@ impl NodeSet {
             return self.index_of(member.id);
         }
         match op.subject() {
-            Subject::Held(inode) => held.map_or_else(|| self.home_of(inode.ino), |node| self.index_of(node)),
+            Subject::Held(inode) => {
+                held.map_or_else(|| self.home_of(inode.ino), |node| self.index_of(node))
+            }
             _ => self.any(),
         }
     }
@@ -75,7 +77,9 @@ impl NodeSet {
 
     /// The index of the node that keeps what is found by this number, the file's locks among it.
     pub fn home_of(&self, ino: InodeId) -> usize {
-        self.placement.as_ref().map_or(self.first, |placement| self.index_of(placement.home_of(ino).id))
+        self.placement
+            .as_ref()
+            .map_or(self.first, |placement| self.index_of(placement.home_of(ino).id))
     }
 
     /// What to do if the node `at` says that it knows no such file.

@@ -72,13 +72,18 @@ mod tests {
     #[test]
     fn the_root_has_its_own_number_on_the_wire() {
         let name = || Name::new(b"f").unwrap();
-        let mut link = Op::Link(InodeRef { ino: 7, seen: Some((ROOT, name())) }, PathRef::new(ROOT, name()));
+        let mut link =
+            Op::Link(InodeRef { ino: 7, seen: Some((ROOT, name())) }, PathRef::new(ROOT, name()));
         op_below(50, &mut link);
-        assert_eq!(link, Op::Link(InodeRef { ino: 7, seen: Some((50, name())) }, PathRef::new(50, name())));
+        assert_eq!(
+            link,
+            Op::Link(InodeRef { ino: 7, seen: Some((50, name())) }, PathRef::new(50, name()))
+        );
         let mut get = Op::GetAttr(InodeRef::by_id(ROOT));
         op_below(50, &mut get);
         assert_eq!(get, Op::GetAttr(InodeRef::by_id(50)));
-        let mut reply = Ok(Answer::Entry { parent: 50, inode: Box::new(Inode::new(8, Kind::Dir, 0, 0)) });
+        let mut reply =
+            Ok(Answer::Entry { parent: 50, inode: Box::new(Inode::new(8, Kind::Dir, 0, 0)) });
         reply_above(50, &mut reply);
         assert!(matches!(reply, Ok(Answer::Entry { parent: ROOT, inode }) if inode.ino == 8));
         let mut reply = Ok(Answer::Entries { entries: Vec::new(), parent: 50, end: true });

@@ -74,7 +74,13 @@ impl RemoteUrl {
 
     /// Servers of a volume on this machine, or known by what is added.
     pub fn new(addresses: Vec<String>, name: &str) -> Self {
-        Self { addresses, name: name.to_string(), tls: TlsMode::default(), ca: None, certificate: None }
+        Self {
+            addresses,
+            name: name.to_string(),
+            tls: TlsMode::default(),
+            ca: None,
+            certificate: None,
+        }
     }
 
     /// Whether all servers are on this machine, by their addresses.
@@ -121,12 +127,16 @@ impl RemoteUrl {
                 "tls" => self.tls = value.parse().map_err(|why| format!("tls: {why}"))?,
                 "ca" => {
                     self.ca = Some(
-                        value.parse().map_err(|why| format!("ca: {why}, or the absolute path of a file"))?,
+                        value
+                            .parse()
+                            .map_err(|why| format!("ca: {why}, or the absolute path of a file"))?,
                     )
                 }
                 "cert" if Path::new(value).is_absolute() => self.certificate = Some(value.into()),
                 "cert" => {
-                    return Err("cert: the absolute path of a file with a certificate and its key".into());
+                    return Err(
+                        "cert: the absolute path of a file with a certificate and its key".into()
+                    );
                 }
                 _ => return Err(format!("{key:?}: there are ca, tls and cert")),
             }
@@ -145,9 +155,15 @@ impl RemoteUrl {
             ))
         };
         let rest = url.strip_prefix(SCHEME).ok_or_else(|| bad("not the URL of a served volume"))?;
-        let (hosts, name) = rest.split_once('/').ok_or_else(|| bad("the volume's name is missing"))?;
-        let (name, options) = name.split_once('?').map_or((name, None), |(name, rest)| (name, Some(rest)));
-        if name.is_empty() || name.len() > 255 || name.contains('/') || name.chars().any(char::is_control) {
+        let (hosts, name) =
+            rest.split_once('/').ok_or_else(|| bad("the volume's name is missing"))?;
+        let (name, options) =
+            name.split_once('?').map_or((name, None), |(name, rest)| (name, Some(rest)));
+        if name.is_empty()
+            || name.len() > 255
+            || name.contains('/')
+            || name.chars().any(char::is_control)
+        {
             return Err(bad(
                 "the volume's name must have 1 to 255 bytes and neither '/' nor control characters",
             ));
@@ -192,7 +208,9 @@ pub fn address(text: &str) -> Result<String, &'static str> {
             None => return Err("a bracket is not closed"),
         },
         None => match text.rsplit_once(':') {
-            Some((host, _)) if host.contains(':') => return Err("an IPv6 address must stand in brackets"),
+            Some((host, _)) if host.contains(':') => {
+                return Err("an IPv6 address must stand in brackets");
+            }
             Some((host, port)) => (host, Some(port)),
             None => (text, None),
         },
@@ -215,7 +233,8 @@ mod tests {
 
     #[test]
     fn urls_name_servers_and_a_volume() {
-        let url = RemoteUrl::parse("kestrel://a.example,10.0.0.2:99,[::1],[fe80::1]:7/data").unwrap();
+        let url =
+            RemoteUrl::parse("kestrel://a.example,10.0.0.2:99,[::1],[fe80::1]:7/data").unwrap();
         assert_eq!(url.addresses, ["a.example:9440", "10.0.0.2:99", "[::1]:9440", "[fe80::1]:7"]);
         assert_eq!(url.name, "data");
         assert_eq!(RemoteUrl::parse(&url.to_string()).unwrap(), url);

@@ -56,13 +56,15 @@ impl Offer {
         let objects = match &storage.base {
             Base::S3(_) => None,
             Base::Dir(dir) => {
-                let path = fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, &error))?;
+                let path =
+                    fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, &error))?;
                 let word = mark(&path)?;
                 Some(SharedDir { path, word })
             }
         };
         let shown = serde_json::to_value(descriptor.for_clients()?);
-        let placement = descriptor.cluster.as_ref().map(|section| section.placement_hex().to_string());
+        let placement =
+            descriptor.cluster.as_ref().map(|section| section.placement_hex().to_string());
         Ok(Self {
             descriptor: shown.map_err(|why| VolumeError::Invalid(why.to_string()))?,
             objects,
@@ -117,11 +119,13 @@ impl Offer {
                 format!("the table of its metadata nodes is not valid: {why}"),
             )
         };
-        let bytes =
-            from_hex(digits).ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
+        let bytes = from_hex(digits)
+            .ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
         PlacementMap::decode(&bytes).map(Some).map_err(|error| match error {
             PlacementError::Newer(_) => VolumeError::Invalid(format!("{server}: {error}")),
-            PlacementError::Damaged(why) => damaged(format!("{why}; use the same version of kestrel")),
+            PlacementError::Damaged(why) => {
+                damaged(format!("{why}; use the same version of kestrel"))
+            }
         })
     }
 }
@@ -131,7 +135,11 @@ impl Storage {
     ///
     /// # Errors
     /// As for [`Storage::open`], and if the store is a directory that is not reached from here.
-    pub fn open_offered(offer: &Offer, server: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
+    pub fn open_offered(
+        offer: &Offer,
+        server: &str,
+        options: &StoreOptions,
+    ) -> Result<Self, VolumeError> {
         let descriptor = offer.descriptor(server)?;
         let place = match &offer.objects {
             Some(shared) => {
@@ -220,7 +228,9 @@ pub(crate) fn mark_objects(
 pub(super) fn recognize(objects: &Path, word: Option<&str>) -> Result<(), VolumeError> {
     let dir = objects.display();
     let word = word.ok_or_else(|| {
-        VolumeError::Invalid(format!("the cluster's objects are in {dir}, but nothing says how to know it"))
+        VolumeError::Invalid(format!(
+            "the cluster's objects are in {dir}, but nothing says how to know it"
+        ))
     })?;
     look(objects, word).map_err(|why| {
         VolumeError::Io(format!(
@@ -241,9 +251,11 @@ mod tests {
     #[test]
     fn placement_map_in_offer() {
         let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
-        let table = PlacementMap::new(SlotMap::even(members.to_vec()).unwrap(), Exceptions::default());
+        let table =
+            PlacementMap::new(SlotMap::even(members.to_vec()).unwrap(), Exceptions::default());
         let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
-        let again = |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
+        let again =
+            |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
         assert_eq!(again(&offer).unwrap(), None);
         let mut bytes = table.encode();
         offer.placement = Some(to_hex(&bytes));
@@ -272,6 +284,11 @@ mod tests {
         let missing = find(&shared(there.path()), "server:1").unwrap_err().to_string();
         assert!(missing.contains("server:1") && missing.contains("--storage s3://"), "{missing}");
         mark(there.path()).unwrap();
-        assert!(find(&shared(there.path()), "server").unwrap_err().to_string().contains("another directory"));
+        assert!(
+            find(&shared(there.path()), "server")
+                .unwrap_err()
+                .to_string()
+                .contains("another directory")
+        );
     }
 }

@@ -78,7 +78,8 @@ impl Assembly {
             packer,
             pools: IoPools {
                 wanted: Pool::new("kestrel-io", sizes.io_threads, IO_QUEUE_MAX).map_err(failed)?,
-                ahead: Pool::new("kestrel-ahead", sizes.io_threads, AHEAD_QUEUE_MAX).map_err(failed)?,
+                ahead: Pool::new("kestrel-ahead", sizes.io_threads, AHEAD_QUEUE_MAX)
+                    .map_err(failed)?,
                 copies: Pool::new("kestrel-copies", COPY_THREADS, IO_QUEUE_MAX).map_err(failed)?,
             },
             clock: self.clock,
@@ -120,7 +121,11 @@ impl Resources {
             // that read-ahead has.
             let window = REMOTE_READAHEAD_BYTES.min(data_cache_bytes as u64 / 8);
             let readahead = ReadAheadConfig::remote(window);
-            return Sizes { data_cache_bytes, io_threads: memory.io_threads(REMOTE_IO_THREADS), readahead };
+            return Sizes {
+                data_cache_bytes,
+                io_threads: memory.io_threads(REMOTE_IO_THREADS),
+                readahead,
+            };
         }
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Sizes {

@@ -30,18 +30,22 @@ pub fn form(
     coordinator: Option<&str>,
     options: &StoreOptions,
 ) -> Result<Descriptor, VolumeError> {
-    let members = (FIRST_NODE..).zip(addresses).map(|(id, address)| Member { id, address: address.clone() });
+    let members =
+        (FIRST_NODE..).zip(addresses).map(|(id, address)| Member { id, address: address.clone() });
     let invalid = |why: SlotMapError| VolumeError::Invalid(why.to_string());
     let map = SlotMap::even(members.collect()).map_err(invalid)?;
     let mut placement = PlacementMap::new(map, Exceptions::default());
-    if let (Some(address), Some(last)) = (coordinator, placement.map.members().last().map(|last| last.id)) {
+    if let (Some(address), Some(last)) =
+        (coordinator, placement.map.members().last().map(|last| last.id))
+    {
         let member = Member { id: last + 1, address: address.into() };
         placement = placement.with_member(member, true).map_err(invalid)?;
         placement.coordinator = last + 1;
     }
     if new.registry.is_some() && coordinator.is_none() {
         return Err(VolumeError::Invalid(
-            "a registry keeps what a node has that only coordinates; name the address of one".into(),
+            "a registry keeps what a node has that only coordinates; name the address of one"
+                .into(),
         ));
     }
     let leads = placement.coordinator;
@@ -58,8 +62,9 @@ pub fn form(
 
 /// The directory of objects within the first node's, as the other nodes find it.
 fn shared_objects(dir: &Path) -> Result<String, VolumeError> {
-    let objects =
-        std::path::absolute(dir).map_err(|error| VolumeError::io("find", dir, &error))?.join(OBJECTS_DIR);
+    let objects = std::path::absolute(dir)
+        .map_err(|error| VolumeError::io("find", dir, &error))?
+        .join(OBJECTS_DIR);
     match objects.to_str() {
         Some(path) => Ok(format!("file://{path}")),
         None => Err(VolumeError::Invalid(format!(
@@ -140,7 +145,8 @@ mod tests {
         assert_eq!((first.node, second.node), (1, 2));
         let born = |section: &ClusterSection| section.node_uuid().unwrap();
         assert_ne!(born(&first), born(&second));
-        let three = join(&url(&place.path().join("three")), &token, 2, &options).unwrap().cluster.unwrap();
+        let three =
+            join(&url(&place.path().join("three")), &token, 2, &options).unwrap().cluster.unwrap();
         assert_ne!(born(&three), born(&second), "a directory that is made anew is another one");
         assert_eq!(ClusterSection { node: 1, ..second.unborn() }, first.unborn());
         assert_eq!(Descriptor::read(Path::new(&two)).unwrap().cluster.unwrap().node, 2);
@@ -162,7 +168,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (one, three) = (url(&place.path().join("one")), url(&place.path().join("three")));
         let options = StoreOptions::default();
-        let token = Token::of(&form(&one, new_volume(), &addresses(2), None, &options).unwrap()).unwrap();
+        let token =
+            Token::of(&form(&one, new_volume(), &addresses(2), None, &options).unwrap()).unwrap();
         let table = token.placement().unwrap();
         let third = Member { id: 3, address: "10.0.0.3:9440".into() };
         assert!(token.joining(&table, third.clone(), false, [1 << 39, 1]).is_err());
@@ -187,7 +194,8 @@ mod tests {
         let (one, two) = (place.path().join("one"), place.path().join("two"));
         let options = StoreOptions::default();
         let token =
-            Token::of(&form(&url(&one), new_volume(), &addresses(2), None, &options).unwrap()).unwrap();
+            Token::of(&form(&url(&one), new_volume(), &addresses(2), None, &options).unwrap())
+                .unwrap();
         for (node, why) in [(1, "formed the cluster"), (3, "node 3"), (0, "node 0")] {
             let error = join(&url(&two), &token, node, &options).unwrap_err().to_string();
             assert!(error.contains(why) && !two.exists(), "{error}");

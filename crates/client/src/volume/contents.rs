@@ -42,14 +42,20 @@ fn check_rest(dir: &Path) -> Result<(), VolumeError> {
     let other = names.iter().find(|name| !is_own(name));
     match other {
         Some(name) => Err(VolumeError::NotAVolumes(dir.join(name))),
-        None if !names.iter().any(|name| name == LOCK_FILE) => Err(VolumeError::NotAVolume(dir.into())),
+        None if !names.iter().any(|name| name == LOCK_FILE) => {
+            Err(VolumeError::NotAVolume(dir.into()))
+        }
         None => Ok(()),
     }
 }
 
 /// Checks everything below `dir/top`, which need not be there; `is_own` says of a path below that,
 /// and of whether it is a directory, whether a volume makes it.
-fn check_all(dir: &Path, top: &str, is_own: &dyn Fn(&Path, bool) -> bool) -> Result<(), VolumeError> {
+fn check_all(
+    dir: &Path,
+    top: &str,
+    is_own: &dyn Fn(&Path, bool) -> bool,
+) -> Result<(), VolumeError> {
     let top = dir.join(top);
     match fs::symlink_metadata(&top) {
         Err(why) if why.kind() == ErrorKind::NotFound => return Ok(()),
@@ -141,9 +147,13 @@ mod tests {
     /// A directory that never was a volume stays as it is, whatever its names are.
     #[test]
     fn strangers_directories_stay() {
-        for name in
-            ["meta/notes", "objects/56/0000000000000001", "notes", "meta/log/0000000000000001.log", FILE_NAME]
-        {
+        for name in [
+            "meta/notes",
+            "objects/56/0000000000000001",
+            "notes",
+            "meta/log/0000000000000001.log",
+            FILE_NAME,
+        ] {
             let dir = tempfile::tempdir().unwrap();
             put(&dir.path().join(name));
             let why = again(dir.path()).unwrap_err().to_string();

@@ -37,7 +37,8 @@ pub(super) fn open(
     let before_sync: BeforeSync = Arc::new(move || {
         synced.sync().map_err(|error| EngineError::Io(format!("syncing file data: {error}")))
     });
-    let (uuid, node, take_over) = (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
+    let (uuid, node, take_over) =
+        (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
     // No recovery of those elsewhere: each transaction went after the data that it refers to.
     match descriptor.rows()? {
         RowsAt::Directory => {}
@@ -47,19 +48,22 @@ pub(super) fn open(
             return Ok(Arc::new(engine.map_err(failed)?));
         }
         RowsAt::Etcd(place) => {
-            let engine = EtcdEngine::open(*place, uuid, node, EtcdOptions { take_over }, before_sync);
+            let engine =
+                EtcdEngine::open(*place, uuid, node, EtcdOptions { take_over }, before_sync);
             return Ok(Arc::new(engine.map_err(failed)?));
         }
     }
     let options = EmbeddedOptions {
         memory_bytes: resources.metadata_bytes,
-        sync_interval: (descriptor.settings.durability == Durability::Fsync).then_some(SYNC_INTERVAL),
+        sync_interval: (descriptor.settings.durability == Durability::Fsync)
+            .then_some(SYNC_INTERVAL),
         ..fitting_options(dir)
     };
     let mut recovery = Recovery::new(store.clone());
-    let engine = EmbeddedEngine::open(&dir.join(META_DIR), uuid, options, before_sync, &mut |mutations| {
-        recovery.is_intact(mutations)
-    });
+    let engine =
+        EmbeddedEngine::open(&dir.join(META_DIR), uuid, options, before_sync, &mut |mutations| {
+            recovery.is_intact(mutations)
+        });
     let engine = engine.map_err(failed)?;
     recovery.finish(dir)?;
     Ok(Arc::new(engine))
@@ -85,7 +89,8 @@ pub(super) fn create(
                 PgEngine::create(&place, uuid, node)
             };
             made.map_err(failed)?;
-            let engine = PgEngine::open(*place, uuid, node, PgOptions::default(), nothing).map_err(failed)?;
+            let engine = PgEngine::open(*place, uuid, node, PgOptions::default(), nothing)
+                .map_err(failed)?;
             return Ok(Box::new(engine));
         }
         RowsAt::Etcd(place) => {
@@ -108,7 +113,10 @@ pub(super) fn create(
 ///
 /// # Errors
 /// Those of etcd, and if something else is there.
-pub(super) fn create_registry(descriptor: &Descriptor, coordinator: u32) -> Result<(), VolumeError> {
+pub(super) fn create_registry(
+    descriptor: &Descriptor,
+    coordinator: u32,
+) -> Result<(), VolumeError> {
     let Some(place) = descriptor.registry()? else { return Ok(()) };
     let made = EtcdEngine::create(&place, descriptor.uuid_bytes(), coordinator);
     made.map_err(|why| VolumeError::Engine(why.to_string()))

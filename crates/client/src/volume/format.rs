@@ -65,7 +65,11 @@ impl NewVolume {
 /// # Errors
 /// Names what is in the way. Nothing of an existing volume is touched before all checks have
 /// passed.
-pub fn format(url: &str, new: NewVolume, options: &StoreOptions) -> Result<Descriptor, VolumeError> {
+pub fn format(
+    url: &str,
+    new: NewVolume,
+    options: &StoreOptions,
+) -> Result<Descriptor, VolumeError> {
     format_as(url, new, options, &|_, descriptor| Ok(descriptor))
 }
 
@@ -84,10 +88,12 @@ pub(super) fn format_as(
         // What is not in the database would be lost with the process.
         settings.durability = Durability::Commit;
     }
-    let mut descriptor =
-        Descriptor::new(settings, clock.now())?.with_metadata(new.metadata)?.with_registry(new.registry)?;
+    let mut descriptor = Descriptor::new(settings, clock.now())?
+        .with_metadata(new.metadata)?
+        .with_registry(new.registry)?;
     let key_file = new.encrypt_with.as_deref();
-    descriptor.coding = keys::new_coding(&descriptor.uuid_bytes(), new.compression, key_file, clock.now())?;
+    descriptor.coding =
+        keys::new_coding(&descriptor.uuid_bytes(), new.compression, key_file, clock.now())?;
     let (lock, occupied) = occupy(&dir, new.force)?;
     storage::check(&descriptor, options)?;
     if occupied {
@@ -158,7 +164,9 @@ fn remove_old(dir: &Path, options: &StoreOptions) -> Result<(), VolumeError> {
 
 fn remove(path: &Path, how: impl Fn(&Path) -> std::io::Result<()>) -> Result<(), VolumeError> {
     match how(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(VolumeError::io("remove", path, &error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(VolumeError::io("remove", path, &error))
+        }
         _ => Ok(()),
     }
 }
@@ -174,15 +182,24 @@ pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(
     let formatted = match &descriptor.cluster {
         // One root for all nodes: each writes those of its rows that are its own.
         Some(section) => {
-            match ClusterNode::format(&*engine, root, descriptor.created, section.node, section.placement()?)
-            {
+            match ClusterNode::format(
+                &*engine,
+                root,
+                descriptor.created,
+                section.node,
+                section.placement()?,
+            ) {
                 Err(why) if joins && engine.is_shared() && why.errno == libc::EEXIST => Ok(()),
                 formatted => formatted,
             }
-            .and_then(|()| section.counters.map_or(Ok(()), |from| ClusterNode::count_from(&*engine, from)))
+            .and_then(|()| {
+                section.counters.map_or(Ok(()), |from| ClusterNode::count_from(&*engine, from))
+            })
             .and_then(|()| match section.node_uuid() {
                 // What the node is known by stays, whichever directory serves it.
-                Ok(node_uuid) if engine.is_shared() && ownership::node_uuid(&*engine)?.is_none() => {
+                Ok(node_uuid)
+                    if engine.is_shared() && ownership::node_uuid(&*engine)?.is_none() =>
+                {
                     ownership::bear(&*engine, node_uuid)
                 }
                 _ => Ok(()),

@@ -34,7 +34,8 @@ impl VolumeLock {
             .open(&path)
             .map_err(|error| io("open", &error))?;
         // SAFETY: flock takes a descriptor that `file` keeps open, and no pointer.
-        let attempt = || unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let attempt =
+            || unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
         let begun = Instant::now();
         let mut taken = attempt();
         while !taken && begun.elapsed() < PROBED {
@@ -48,8 +49,11 @@ impl VolumeLock {
             }
             let mut holder = String::new();
             let _ = (&file).take(1024).read_to_string(&mut holder);
-            let holder =
-                if holder.trim().is_empty() { "another process".into() } else { holder.trim().into() };
+            let holder = if holder.trim().is_empty() {
+                "another process".into()
+            } else {
+                holder.trim().into()
+            };
             return Err(VolumeError::InUse { dir: dir.into(), holder });
         }
         let write = |file: &mut File| -> std::io::Result<()> {

@@ -65,10 +65,13 @@ impl Volume {
 
 /// The word of a directory, which no copy of it has: where it lies, on which machine.
 fn uuid_of(dir: &Path) -> Result<Box<[u8]>, FsError> {
-    let failed = |why: std::io::Error| FsError::because(libc::EIO, format!("{}: {why}", dir.display()));
+    let failed =
+        |why: std::io::Error| FsError::because(libc::EIO, format!("{}: {why}", dir.display()));
     let inode = fs::metadata(dir).map_err(failed)?.ino();
     let node_uuid = match Descriptor::read(dir) {
-        Ok(Descriptor { cluster: Some(ClusterSection { node_uuid: Some(node_uuid), .. }), .. }) => node_uuid,
+        Ok(Descriptor {
+            cluster: Some(ClusterSection { node_uuid: Some(node_uuid), .. }), ..
+        }) => node_uuid,
         _ => String::new(),
     };
     let machine = fs::read_to_string(MACHINE_ID).unwrap_or_default();
@@ -97,7 +100,9 @@ impl MountedVolume {
     }
 
     fn change_ownership(&self, change: impl Fn(&mut Ownership)) -> Result<(), FsError> {
-        let Some(host) = self.fs.member().filter(|_| self.volume.engine.is_shared()) else { return Ok(()) };
+        let Some(host) = self.fs.member().filter(|_| self.volume.engine.is_shared()) else {
+            return Ok(());
+        };
         // In the member's epoch, which is newer than that of the opening.
         let engine: &dyn Engine = &**host.node().engine();
         let Some(mut ownership) = Ownership::read(engine)? else { return Ok(()) };
@@ -112,7 +117,11 @@ impl MountedVolume {
 ///
 /// # Errors
 /// In words, if there is no such store, or it does not answer.
-pub fn holder_of(descriptor: &Descriptor, node: NodeId, idle: bool) -> Result<Option<String>, String> {
+pub fn holder_of(
+    descriptor: &Descriptor,
+    node: NodeId,
+    idle: bool,
+) -> Result<Option<String>, String> {
     match descriptor.rows_of(idle).map_err(|why| why.to_string())? {
         RowsAt::Postgres(place) => kestrel_postgres::holder(&place, node),
         RowsAt::Etcd(place) => kestrel_etcd::holder(&place, node),
@@ -131,7 +140,8 @@ pub fn has_left(descriptor: &Descriptor, node: NodeId, idle: bool) -> Result<boo
         RowsAt::Etcd(place) => kestrel_etcd::peek(&place, node, key.borrow())?,
         RowsAt::Directory => return Err(NOT_SHARED.into()),
     };
-    let ownership = row.as_deref().map(Ownership::decode).transpose().map_err(|why| why.to_string())?;
+    let ownership =
+        row.as_deref().map(Ownership::decode).transpose().map_err(|why| why.to_string())?;
     Ok(ownership.is_none_or(|ownership| ownership.holder.is_none()))
 }
 
@@ -143,7 +153,11 @@ const NOT_SHARED: &str = "the metadata of the node lies in its own directory";
 ///
 /// # Errors
 /// If that node's rows cannot be served from here, in words.
-pub fn stand_in(dir: &Path, node: NodeId, placement: Option<&PlacementMap>) -> Result<PathBuf, VolumeError> {
+pub fn stand_in(
+    dir: &Path,
+    node: NodeId,
+    placement: Option<&PlacementMap>,
+) -> Result<PathBuf, VolumeError> {
     let refused = |why: String| VolumeError::Invalid(format!("{}: {why}", dir.display()));
     let descriptor = Descriptor::read(dir)?;
     let Some(section) = descriptor.cluster.clone() else {
@@ -153,7 +167,9 @@ pub fn stand_in(dir: &Path, node: NodeId, placement: Option<&PlacementMap>) -> R
     };
     let placement = placement.cloned().map_or_else(|| section.placement(), Ok)?;
     if node == section.node {
-        return Err(refused(format!("this is the directory of node {node} itself; serve it as it is")));
+        return Err(refused(format!(
+            "this is the directory of node {node} itself; serve it as it is"
+        )));
     }
     if placement.map.member(node).is_none() {
         return Err(refused(format!("the cluster has no node {node}")));
@@ -200,7 +216,9 @@ mod tests {
         let addresses = ["127.0.0.1:9441".to_string(), "127.0.0.1:9442".to_string()];
         let new = NewVolume::plain("shared", Durability::Commit);
         form(dir.to_str().unwrap(), new, &addresses, None, &StoreOptions::default()).unwrap();
-        for (node, why) in [(1, "node 1 itself"), (2, "lies in that node's directory"), (3, "no node 3")] {
+        for (node, why) in
+            [(1, "node 1 itself"), (2, "lies in that node's directory"), (3, "no node 3")]
+        {
             let told = stand_in(&dir, node, None).unwrap_err().to_string();
             assert!(told.contains(why), "{told}");
         }
@@ -214,7 +232,8 @@ mod tests {
         let dir = place.path().join("one");
         let addresses = ["127.0.0.1:9441".to_string(), "127.0.0.1:9442".to_string()];
         let new = NewVolume::plain("shared", Durability::Commit);
-        let first = form(dir.to_str().unwrap(), new, &addresses, None, &StoreOptions::default()).unwrap();
+        let first =
+            form(dir.to_str().unwrap(), new, &addresses, None, &StoreOptions::default()).unwrap();
         // As if its metadata were in a database: nothing is asked of that here.
         let url = "postgres://kestrel@127.0.0.1:1/x";
         first.with_metadata(Some(url.into())).unwrap().write(&dir).unwrap();

@@ -74,7 +74,8 @@ fn make(
     options: &StoreOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(u64, Vec<LostPath>), VolumeError> {
-    let failed = |why: &dyn std::fmt::Display| VolumeError::Engine(format!("{}: {why}", from.display()));
+    let failed =
+        |why: &dyn std::fmt::Display| VolumeError::Engine(format!("{}: {why}", from.display()));
     let (meta, scratch) = (to.join(META_DIR), scratch_in(to));
     for dir in [&meta, &scratch] {
         fs::create_dir_all(dir).map_err(|error| VolumeError::io("create", dir, &error))?;
@@ -90,9 +91,10 @@ fn make(
         if batch.is_empty() { Ok(()) } else { engine.commit(BatchKind::Growing, batch).map(drop) }
     };
     let mut lost = Vec::new();
-    let rows =
-        salvage_rows(&from.join(META_DIR), uuid, &scratch, &mut recovered, &mut |loss| lost.push(loss))
-            .map_err(|why| failed(&why))?;
+    let rows = salvage_rows(&from.join(META_DIR), uuid, &scratch, &mut recovered, &mut |loss| {
+        lost.push(loss)
+    })
+    .map_err(|why| failed(&why))?;
     if descriptor.settings.storage.is_none() {
         link_tree(&from.join(OBJECTS_DIR), &to.join(OBJECTS_DIR))?;
     }
@@ -122,5 +124,7 @@ fn link_tree(from: &Path, to: &Path) -> Result<(), VolumeError> {
                 .map_err(|error| VolumeError::io("copy", &old, &error))?;
         }
     }
-    fs::File::open(to).and_then(|dir| dir.sync_all()).map_err(|error| VolumeError::io("sync", to, &error))
+    fs::File::open(to)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|error| VolumeError::io("sync", to, &error))
 }

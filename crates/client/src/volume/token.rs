@@ -60,9 +60,9 @@ impl Token {
         let placement = match placement.map.member(node) {
             // It has come to the table since.
             Some(_) => placement.clone(),
-            None => {
-                placement.with_member(member, idle).map_err(|why| VolumeError::Invalid(why.to_string()))?
-            }
+            None => placement
+                .with_member(member, idle)
+                .map_err(|why| VolumeError::Invalid(why.to_string()))?,
         };
         let section = self.section.clone().joining(node, &placement, counters);
         let descriptor = self.descriptor.clone().in_cluster(section.clone())?;
@@ -85,7 +85,9 @@ impl Token {
             return Err(bad("is none; `kestrel cluster token DIR` shows that of a cluster"));
         }
         let Some(digits) = text.strip_prefix(PREFIX) else {
-            return Err(bad("is of a newer version; use the version of kestrel that formed the cluster"));
+            return Err(bad(
+                "is of a newer version; use the version of kestrel that formed the cluster",
+            ));
         };
         if text.len() > TOKEN_BYTES_MAX {
             return Err(bad("is too long"));

@@ -33,7 +33,9 @@ pub fn file_system(store: Arc<dyn BlockStore>) -> (Arc<Fs>, Arc<ManualClock>) {
     let engine = Arc::new(MemoryEngine::default());
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
     let clock = Arc::new(ManualClock::new(2 * SECOND));
-    let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
+    let node =
+        Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() })
+            .unwrap();
     let fs = client(Arc::new(Embedded::new(node)), store, clock.clone(), 1);
     (fs, clock)
 }
@@ -69,8 +71,14 @@ pub fn client(
 }
 
 /// Open for reading and writing.
-pub const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+pub const READ_WRITE: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 /// Opens a file of the root, made if need be.
 pub fn open(fs: &Arc<Fs>, name: &str) -> Arc<FileHandle> {

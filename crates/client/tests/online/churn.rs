@@ -65,7 +65,8 @@ impl Writer {
                 self.model[file] = Some(bytes);
             }
             3..=5 => {
-                let (offset, len) = (self.random.below(300_000), 1 + self.random.below(9000) as usize);
+                let (offset, len) =
+                    (self.random.below(300_000), 1 + self.random.below(9000) as usize);
                 let bytes = pattern(step * 11 + self.id, len);
                 let handle = self.handle(file);
                 self.fs.write(&handle, offset, &bytes, false).unwrap();
@@ -94,8 +95,10 @@ impl Writer {
                 model[..copied].copy_from_slice(&bytes);
             }
             8 if self.model[file].is_some() => {
-                wait(|done| self.fs.unlink(Caller::ROOT, PathRef::new(ROOT, name(&self.name(file))), done))
-                    .unwrap();
+                wait(|done| {
+                    self.fs.unlink(Caller::ROOT, PathRef::new(ROOT, name(&self.name(file))), done)
+                })
+                .unwrap();
                 self.model[file] = None;
                 if let Some(handle) = self.open[file].take() {
                     close(&self.fs, handle);
@@ -106,9 +109,11 @@ impl Writer {
                 if to == file {
                     return;
                 }
-                let names = [self.name(file), self.name(to)].map(|text| PathRef::new(ROOT, name(&text)));
+                let names =
+                    [self.name(file), self.name(to)].map(|text| PathRef::new(ROOT, name(&text)));
                 let [from, onto] = names;
-                wait(|done| self.fs.rename(Caller::ROOT, from, onto, RenameFlags::default(), done)).unwrap();
+                wait(|done| self.fs.rename(Caller::ROOT, from, onto, RenameFlags::default(), done))
+                    .unwrap();
                 self.model[to] = self.model[file].take();
                 let handle = self.open[file].take();
                 if let Some(replaced) = std::mem::replace(&mut self.open[to], handle) {
@@ -131,7 +136,11 @@ impl Writer {
     fn verify(&mut self, file: usize) {
         let Some(expected) = self.model[file].clone() else { return };
         let handle = self.handle(file);
-        assert!(read_all(&self.fs, &handle) == expected, "{} is not what was written", self.name(file));
+        assert!(
+            read_all(&self.fs, &handle) == expected,
+            "{} is not what was written",
+            self.name(file)
+        );
     }
 
     fn finish(mut self) {
@@ -202,5 +211,9 @@ pub fn churn(store: Arc<dyn BlockStore>, steps: u64) {
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
     };
-    assert_eq!((left.leaked, left.objects), (0, left.referenced), "{left:?}: what is stored is in use");
+    assert_eq!(
+        (left.leaked, left.objects),
+        (0, left.referenced),
+        "{left:?}: what is stored is in use"
+    );
 }

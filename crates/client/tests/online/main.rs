@@ -20,8 +20,8 @@ use kestrel_types::inode::Data;
 use kestrel_types::name::PathRef;
 use kestrel_types::request::SetAttr;
 use volume::{
-    Volume, close, collect, compact, copy, errors, everything, name, objects, open, pattern, read_all,
-    volume, write,
+    Volume, close, collect, compact, copy, errors, everything, name, objects, open, pattern,
+    read_all, volume, write,
 };
 
 /// Nothing is lost beside compaction, collection and checks on a store that appends.
@@ -39,7 +39,8 @@ fn maintenance_beside_writers_on_put_only_store() {
 
 /// Files of which one in four is left, and what they should hold.
 fn thinned(volume: &Volume) -> Vec<(String, Vec<u8>)> {
-    let files: Vec<_> = (0..40).map(|i| (format!("f{i}"), pattern(i, 20_000 + i as usize))).collect();
+    let files: Vec<_> =
+        (0..40).map(|i| (format!("f{i}"), pattern(i, 20_000 + i as usize))).collect();
     files.iter().for_each(|(text, bytes)| write(&volume.fs, text, bytes));
     for (text, _) in files.iter().enumerate().filter(|(i, _)| i % 4 != 0).map(|(_, file)| file) {
         wait(|done| volume.fs.unlink(Caller::ROOT, PathRef::new(ROOT, name(text)), done)).unwrap();
@@ -96,12 +97,17 @@ fn sparse_packs_are_rewritten_and_files_do_not_notice() {
     assert!(volume.fs.reap().unwrap() as u64 >= done.sparse_objects, "the old objects go");
     for ((text, bytes), before) in files.iter().zip(before) {
         let after = inode(&volume, text);
-        let (Data::Packed { range: old, .. }, Data::Packed { range: new, .. }) = (&before.data, &after.data)
+        let (Data::Packed { range: old, .. }, Data::Packed { range: new, .. }) =
+            (&before.data, &after.data)
         else {
             panic!("{text}: {:?}, {:?}", before.data, after.data)
         };
         assert!(volume.store.size(old.object).is_ok() || old != new);
-        assert_eq!(kestrel_types::inode::Inode { data: before.data.clone(), ..after }, before, "{text}");
+        assert_eq!(
+            kestrel_types::inode::Inode { data: before.data.clone(), ..after },
+            before,
+            "{text}"
+        );
         let file = open(&volume.fs, text);
         assert!(read_all(&volume.fs, &file) == *bytes, "{text}");
         close(&volume.fs, file);
@@ -139,11 +145,20 @@ fn only_what_lies_below_a_path_is_compacted() {
     };
     assert_eq!(volume.fs.compact_volume(&options, &mut |_, _| {}).unwrap(), Compacted::default());
     let paths = [b"f0".to_vec()];
-    let done = volume.fs.compact_volume(&CompactOptions { paths: Some(&paths), ..options }, &mut |_, _| {});
+    let done = volume
+        .fs
+        .compact_volume(&CompactOptions { paths: Some(&paths), ..options }, &mut |_, _| {});
     assert_eq!(done.unwrap().sparse_objects, 1, "the pack that it lies in");
     let paths = [b"nothing".to_vec()];
     let options = CompactOptions { paths: Some(&paths), ..options };
-    assert!(volume.fs.compact_volume(&options, &mut |_, _| {}).unwrap_err().to_string().contains("no such"));
+    assert!(
+        volume
+            .fs
+            .compact_volume(&options, &mut |_, _| {})
+            .unwrap_err()
+            .to_string()
+            .contains("no such")
+    );
     volume.fs.shutdown().unwrap();
 }
 
@@ -167,12 +182,21 @@ fn folding_of_files_with_holes() {
     close(&volume.fs, file);
     let pieces = |volume: &Volume| {
         let ino = inode(volume, "deep").ino;
-        wait(|done| volume.fs.layout(ino, done)).unwrap().1.iter().map(|(_, list)| list.len()).sum::<usize>()
+        wait(|done| volume.fs.layout(ino, done))
+            .unwrap()
+            .1
+            .iter()
+            .map(|(_, list)| list.len())
+            .sum::<usize>()
     };
     let before = pieces(&volume);
     assert!(before > 38, "{before} pieces");
     let done = compact(&volume);
-    assert_eq!((done.deep_chunks, done.folded, done.changed, done.failed), (1, 1, 0, 0), "{done:?}");
+    assert_eq!(
+        (done.deep_chunks, done.folded, done.changed, done.failed),
+        (1, 1, 0, 0),
+        "{done:?}"
+    );
     assert!(pieces(&volume) <= 12, "{} pieces", pieces(&volume));
     let file = open(&volume.fs, "deep");
     assert!(read_all(&volume.fs, &file) == model);

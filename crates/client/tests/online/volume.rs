@@ -12,7 +12,8 @@ use kestrel_blockstore::reader::{Reader, ReaderConfig};
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_blockstore::{Pool, ReadAheadConfig};
 use kestrel_client::fs::{
-    Caller, CompactOptions, Compacted, CopyRange, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait,
+    Caller, CompactOptions, Compacted, CopyRange, Creation, FileHandle, Fs, FsConfig, FsParts,
+    IoPools, wait,
 };
 use kestrel_client::metadata::Embedded;
 use kestrel_engine::Engine;
@@ -25,8 +26,14 @@ use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 
 pub const BLOCK: u32 = 64 * 1024;
 
-pub const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+pub const READ_WRITE: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 struct Ids(AtomicU64);
 
@@ -53,7 +60,8 @@ pub fn volume(store: Arc<dyn BlockStore>) -> Volume {
     let Ok(Answer::Objects { first, .. }) = numbers else { panic!("{numbers:?}") };
     let config = PackerConfig { pack_bytes: 256 * 1024, ..PackerConfig::new([0; 16]) };
     let packer = Packer::new(store.clone(), Arc::new(Ids(first.into())), config).unwrap();
-    let reader = Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
+    let reader =
+        Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
     let pools = IoPools {
         wanted: Pool::new("test", 4, 1024).unwrap(),
         ahead: Pool::new("test", 2, 64).unwrap(),
@@ -100,7 +108,8 @@ pub fn close(fs: &Arc<Fs>, file: Arc<FileHandle>) {
 /// Copies all of `from` over the beginning of `to`.
 pub fn copy(fs: &Arc<Fs>, from: &Arc<FileHandle>, to: &Arc<FileHandle>) -> u64 {
     let (from, to) = (from.clone(), to.clone());
-    let range = CopyRange { from, from_offset: 0, to, to_offset: 0, len: 1 << 20, unprivileged: None };
+    let range =
+        CopyRange { from, from_offset: 0, to, to_offset: 0, len: 1 << 20, unprivileged: None };
     wait(|done| fs.copy_range(range, done)).unwrap()
 }
 
@@ -115,7 +124,9 @@ pub fn write(fs: &Arc<Fs>, text: &str, bytes: &[u8]) {
 }
 
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| (seed.wrapping_mul(31).wrapping_add(i / 5 + i * i / 977) as u8) | 1).collect()
+    (0..len as u64)
+        .map(|i| (seed.wrapping_mul(31).wrapping_add(i / 5 + i * i / 977) as u8) | 1)
+        .collect()
 }
 
 /// Whatever can be, at once.
@@ -136,8 +147,13 @@ pub fn compact(volume: &Volume) -> Compacted {
 
 pub fn collect(volume: &Volume, grace: i64) -> gc::Totals {
     let is_open = |object| volume.fs.is_open_object(object);
-    let options =
-        gc::Options { now: SystemClock.now(), grace, delete: true, is_open: &is_open, go_on: &|| true };
+    let options = gc::Options {
+        now: SystemClock.now(),
+        grace,
+        delete: true,
+        is_open: &is_open,
+        go_on: &|| true,
+    };
     gc::collect(&*volume.engine, &*volume.store, &options, &mut |_| {}, &mut |_, _| {}).unwrap()
 }
 

@@ -14,8 +14,14 @@ use kestrel_types::request::{Creds, Op, OpenFlags, RenameFlags, Reply, Request};
 
 use crate::cluster::DEADLINE;
 
-pub const READ: OpenFlags =
-    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
+pub const READ: OpenFlags = OpenFlags {
+    read: true,
+    write: false,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 pub struct Client {
@@ -73,7 +79,8 @@ impl Client {
     }
 
     pub fn rename(&self, from: &str, to: &str) {
-        wait(|done| self.fs.rename(Caller::ROOT, at(from), at(to), RenameFlags::default(), done)).unwrap();
+        wait(|done| self.fs.rename(Caller::ROOT, at(from), at(to), RenameFlags::default(), done))
+            .unwrap();
     }
 
     pub fn unlink(&self, file: &str) {

@@ -125,7 +125,8 @@ impl Cluster {
             metadata: None,
             force: false,
         };
-        let descriptor: Descriptor = format(place.to_str().unwrap(), new, &StoreOptions::default()).unwrap();
+        let descriptor: Descriptor =
+            format(place.to_str().unwrap(), new, &StoreOptions::default()).unwrap();
         let storage = Storage::open(&place, &descriptor, &StoreOptions::default()).unwrap();
         let offer = Offer::new(&descriptor, &storage).unwrap();
         let engine = Arc::new(MemoryEngine::default());
@@ -147,7 +148,8 @@ impl Cluster {
                 serving: None,
             })
             .collect();
-        let members = served.iter().map(|served| Member { id: served.node, address: served.address() });
+        let members =
+            served.iter().map(|served| Member { id: served.node, address: served.address() });
         let map = SlotMap::new(members.collect(), |slot| 1 + u32::from(slot) % count).unwrap();
         let table = PlacementMap::new(map, Exceptions::default());
         Self { _dir: dir, metadata, offer, table, served }
@@ -170,7 +172,8 @@ impl Cluster {
             ..SessionServerConfig::default()
         };
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let (limits, admin) = (LockLimits::default(), Arc::new(Echo(node, self.served[at].notes.clone())));
+        let (limits, admin) =
+            (LockLimits::default(), Arc::new(Echo(node, self.served[at].notes.clone())));
         let server = Server::new(self.metadata.clone(), clock, config, limits, admin, 0).unwrap();
         let served = &mut self.served[at];
         let door = Arc::new(Recording {
@@ -250,7 +253,11 @@ impl Cluster {
 
     /// A name whose entry is owned by the node at this place; different ones for different numbers.
     pub fn name_at(&self, at: usize, number: usize) -> String {
-        (0..).map(|n| format!("file-{n}")).filter(|name| self.owner(name) == at).nth(number).unwrap()
+        (0..)
+            .map(|n| format!("file-{n}"))
+            .filter(|name| self.owner(name) == at)
+            .nth(number)
+            .unwrap()
     }
 }
 
@@ -296,7 +303,12 @@ struct Visitor {
 }
 
 impl Handler for Recording {
-    fn connect(&self, peer: SocketAddr, security: Security, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+    fn connect(
+        &self,
+        peer: SocketAddr,
+        security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn Connection> {
         let inner = self.door.connect(peer, security, outbox.clone());
         let (notes, table) = (self.notes.clone(), self.table.clone());
         Box::new(Visitor { inner, outbox, notes, node: self.node, table })
@@ -332,7 +344,8 @@ impl Visitor {
             }
             ToServer::Call(call) => match &call.body {
                 Body::Op(request) => {
-                    let leader = |table: &PlacementMap| table.leader(&request.op).map(|member| member.id);
+                    let leader =
+                        |table: &PlacementMap| table.leader(&request.op).map(|member| member.id);
                     if let Some(version) = self.leads_not(leader) {
                         let reply = Err(Outcome::Misdirected { table: version });
                         self.answer(call.id, version, Answered::Op(reply));
@@ -347,14 +360,20 @@ impl Visitor {
                         self.answer(call.id, version, Answered::Lock(Err(why)));
                         return true;
                     }
-                    self.expect(self.table.as_ref().map(|table| table.home_of(request.ino()).id), request);
+                    self.expect(
+                        self.table.as_ref().map(|table| table.home_of(request.ino()).id),
+                        request,
+                    );
                     self.notes.locks.lock().push(request.ino());
                 }
                 Body::Reclaim(reclaim) => self.notes.reclaims.lock().push(reclaim.clone()),
                 Body::Admin(_) => {}
             },
             ToServer::Cancel { .. } | ToServer::Bye => {}
-            ToServer::PeerHello(_) | ToServer::PeerProof(_) | ToServer::Peer(_) | ToServer::Proof(_) => {
+            ToServer::PeerHello(_)
+            | ToServer::PeerProof(_)
+            | ToServer::Peer(_)
+            | ToServer::Proof(_) => {
                 panic!("a client speaks as a node")
             }
         }

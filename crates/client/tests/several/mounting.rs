@@ -27,7 +27,10 @@ fn a_volume_without_a_table_has_one_connection() {
     let client = Client::mount(&cluster.url(0));
     assert!(client.metadata().placement().is_none());
     let nodes = client.metadata().nodes();
-    assert_eq!((nodes.len(), nodes[0].node, &nodes[0].address()), (1, 0, &cluster.served[0].address()));
+    assert_eq!(
+        (nodes.len(), nodes[0].node, &nodes[0].address()),
+        (1, 0, &cluster.served[0].address())
+    );
     let file = client.create("file");
     client.write(&file, &[7; 100_000]);
     assert_eq!(client.read(&file), [7; 100_000]);
@@ -46,18 +49,21 @@ fn mount_by_the_address_of_any_node() {
         let client = Client::mount(&url);
         let nodes = client.metadata().nodes();
         let nodes = nodes.iter().map(|node| (node.node, node.address()));
-        let table = cluster.table.map.members().iter().map(|member| (member.id, member.address.clone()));
+        let table =
+            cluster.table.map.members().iter().map(|member| (member.id, member.address.clone()));
         assert_eq!(nodes.collect::<Vec<_>>(), table.collect::<Vec<_>>());
         assert_eq!(client.metadata().placement().as_deref(), Some(&cluster.table));
         let file = client.create("file");
         client.write(&file, &vec![first as u8; 200_000]);
         client.close(file);
         let asks = |op: &kestrel_types::request::Op| format!("{op:?}").starts_with("AllocObjects");
-        let hands_out: Vec<bool> = (0..3).map(|at| cluster.notes(at).take().iter().any(asks)).collect();
+        let hands_out: Vec<bool> =
+            (0..3).map(|at| cluster.notes(at).take().iter().any(asks)).collect();
         assert_eq!(hands_out, [first == 0, false, first == 2]);
         let stats = client.metadata().connection_stats();
         assert_eq!((stats.reconnects, stats.failed, stats.outage), (0, 0, None));
-        let each: u64 = client.metadata().nodes().iter().map(|node| node.remote.stats().calls).sum();
+        let each: u64 =
+            client.metadata().nodes().iter().map(|node| node.remote.stats().calls).sum();
         assert_eq!(stats.calls, each);
     }
     let hellos: Vec<u64> = (0..3).map(|at| *cluster.notes(at).hellos.lock()).collect();
@@ -121,7 +127,8 @@ fn addresses_and_tables_that_are_of_no_use_are_told() {
     };
     for address in ["0.0.0.0:9440", "[::]:9440", ":9440"] {
         let here = cluster.served[0].address();
-        let members = vec![Member { id: 1, address: here }, Member { id: 2, address: address.into() }];
+        let members =
+            vec![Member { id: 1, address: here }, Member { id: 2, address: address.into() }];
         let map = SlotMap::even(members).unwrap();
         let table = PlacementMap { map, ..cluster.table.clone() };
         told(&mut cluster, hex(&table), "--node");
@@ -141,7 +148,8 @@ fn request_to_each_node() {
         let mut events = Vec::new();
         let on_event = &mut |node, event| events.push((node, event));
         let answers =
-            ask_each(&cluster.url(0), "test", &json!({"verb": "status"}), Some(limit), on_event).unwrap();
+            ask_each(&cluster.url(0), "test", &json!({"verb": "status"}), Some(limit), on_event)
+                .unwrap();
         events.sort_by_key(|(node, _)| *node);
         (answers, events)
     };

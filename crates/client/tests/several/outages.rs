@@ -14,7 +14,15 @@ use crate::client::{Client, READ, READ_WRITE, at};
 use crate::cluster::{Cluster, DEADLINE, until};
 
 fn exclusive(ino: InodeId) -> LockSpan {
-    LockSpan { ino, owner: 9, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
+    LockSpan {
+        ino,
+        owner: 9,
+        pid: 1,
+        kind: LockKind::Posix,
+        mode: LockMode::Write,
+        start: 0,
+        end: LOCK_END,
+    }
 }
 
 /// A client reclaims from a restarted node what it holds there, and nothing else.
@@ -37,7 +45,11 @@ fn reclaims_at_a_restarted_node() {
         until("it serves", || client.metadata().nodes()[restarted].remote.is_up());
         for at in 0..3 {
             let reclaims = cluster.notes(at).reclaims.lock();
-            assert_eq!(reclaims.len(), usize::from(at == restarted), "only who has forgotten is told");
+            assert_eq!(
+                reclaims.len(),
+                usize::from(at == restarted),
+                "only who has forgotten is told"
+            );
         }
         let told = cluster.notes(restarted).reclaims.lock()[0].clone();
         let mut opens: Vec<_> = told.opens.iter().map(|open| (open.file.ino, open.count)).collect();
@@ -50,23 +62,32 @@ fn reclaims_at_a_restarted_node() {
         expected.sort_unstable();
         assert_eq!(opens, expected);
         let mut locks: Vec<_> = told.locks.iter().map(|lock| lock.ino).collect();
-        let at_home = files[..9].iter().map(|file| file.ino()).filter(|ino| cluster.home(*ino) == restarted);
+        let at_home =
+            files[..9].iter().map(|file| file.ino()).filter(|ino| cluster.home(*ino) == restarted);
         let mut expected: Vec<_> = at_home.collect();
         locks.sort_unstable();
         expected.sort_unstable();
         assert!(!locks.is_empty());
         assert_eq!(locks, expected);
-        assert_eq!((told.objects.is_empty(), told.oldest_open_object == 0), (restarted != 0, restarted != 0));
+        assert_eq!(
+            (told.objects.is_empty(), told.oldest_open_object == 0),
+            (restarted != 0, restarted != 0)
+        );
         // The session goes on as if nothing had been: files are open and locked.
         for file in &files[..9] {
             client.write(file, &[restarted as u8 + 2; 2000]);
-            assert!(wait(|done| client.fs.test_lock(file, exclusive(file.ino()), done)).unwrap().is_none());
+            assert!(
+                wait(|done| client.fs.test_lock(file, exclusive(file.ino()), done))
+                    .unwrap()
+                    .is_none()
+            );
         }
     }
     let other = Client::mount(&cluster.url(1));
     let locked = other.create(&cluster.name_at(0, 0));
     until("the grace period is over", || {
-        let held = wait(|done| other.fs.test_lock(&locked, exclusive(files[0].ino()), done)).unwrap();
+        let held =
+            wait(|done| other.fs.test_lock(&locked, exclusive(files[0].ino()), done)).unwrap();
         held.is_some()
     });
     other.close(locked);
@@ -231,7 +252,8 @@ fn files_go_on_through_restarts_of_every_node() {
                     let one = client.create(&names[0]);
                     client.write(&one, &vec![1; size]);
                     client.rename(&names[0], &names[1]);
-                    let two = client.open(one.ino(), if round % 2 == 0 { READ_WRITE } else { READ });
+                    let two =
+                        client.open(one.ino(), if round % 2 == 0 { READ_WRITE } else { READ });
                     client.write(if round % 2 == 0 { &two } else { &one }, &vec![2; size]);
                     let [last, first] = if round % 4 < 2 { [one, two] } else { [two, one] };
                     client.close(first);

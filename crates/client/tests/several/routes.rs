@@ -6,7 +6,9 @@ use kestrel_client::fs::wait;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Commit, NewData, Op, RenameFlags, Reply, SetAttr, XattrFlags};
+use kestrel_types::request::{
+    Answer, Commit, NewData, Op, RenameFlags, Reply, SetAttr, XattrFlags,
+};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use crate::client::{Client, READ, READ_WRITE, at, name};
@@ -38,7 +40,8 @@ fn every_operation_goes_to_the_node_that_leads_it() {
     for number in 0..12 {
         let file = format!("file{number}");
         let seen = |ino, text: &str| InodeRef { ino, seen: Some((ROOT, name(text))) };
-        let create = Op::Create { place: at(&file), mode: 0o644, flags: READ_WRITE, exclusive: true };
+        let create =
+            Op::Create { place: at(&file), mode: 0o644, flags: READ_WRITE, exclusive: true };
         let made = inode(client.call(create));
         let here = seen(made.ino, &file);
         ok(Op::Lookup(at(&file)));
@@ -51,8 +54,11 @@ fn every_operation_goes_to_the_node_that_leads_it() {
         // Inline bytes are not cloned, and there is nothing to compact; it is the right node that
         // says so.
         let (from, to) = (here.clone(), here.clone());
-        assert!(client.call(Op::Clone { from, from_offset: 0, to, to_offset: 100, len: 5 }).is_err());
-        let compact = Op::Compact { inode: here.clone(), chunk: 0, old: Vec::new(), new: Vec::new() };
+        assert!(
+            client.call(Op::Clone { from, from_offset: 0, to, to_offset: 100, len: 5 }).is_err()
+        );
+        let compact =
+            Op::Compact { inode: here.clone(), chunk: 0, old: Vec::new(), new: Vec::new() };
         assert!(client.call(compact).is_err());
         assert!(written.change > made.change);
         ok(Op::Chunks { ino: made.ino, first: 0, last: 5 });
@@ -83,7 +89,8 @@ fn every_operation_goes_to_the_node_that_leads_it() {
         ok(Op::GetAttr(InodeRef::by_id(below)));
         ok(Op::TreeUsage(below));
         ok(Op::ReadDir { dir: below, after: None, limit: 10, check: true });
-        let temporary = inode(client.call(Op::TmpFile { dir: below, mode: 0o600, exclusive: false }));
+        let temporary =
+            inode(client.call(Op::TmpFile { dir: below, mode: 0o600, exclusive: false }));
         ok(Op::Release(temporary.ino));
         ok(Op::RmDir(at(&dir), None));
         ok(Op::AllocObjects(5));
@@ -189,7 +196,8 @@ fn second_try_at_the_home_node() {
     let (ino, home) = (file.ino(), cluster.home(file.ino()));
     // Another name than its number says leads to another node.
     let elsewhere = cluster.name_at((home + 1) % 3, 0);
-    wait(|done| client.fs.link(kestrel_client::fs::Caller::ROOT, ino, at(&elsewhere), done)).unwrap();
+    wait(|done| client.fs.link(kestrel_client::fs::Caller::ROOT, ino, at(&elsewhere), done))
+        .unwrap();
     cluster.served.iter().for_each(|served| served.notes.strange.lock().push(ino));
     cluster.forget();
     let again = client.open(ino, READ_WRITE);
@@ -228,7 +236,15 @@ fn second_try_at_the_home_node() {
 }
 
 fn span(ino: InodeId, owner: u64) -> LockSpan {
-    LockSpan { ino, owner, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
+    LockSpan {
+        ino,
+        owner,
+        pid: 1,
+        kind: LockKind::Posix,
+        mode: LockMode::Write,
+        start: 0,
+        end: LOCK_END,
+    }
 }
 
 #[test]

@@ -43,7 +43,10 @@ fn requests_after_a_placement_change() {
     asked.into_iter().for_each(|reply| assert!(reply.recv().unwrap().is_ok()));
     assert_eq!(client.metadata().placement().as_deref(), Some(&next));
     assert!(cluster.notes(1).take().is_empty(), "it leads nothing any more");
-    assert_eq!(cluster.notes(2).take().iter().filter(|op| matches!(op, Op::MkDir(..))).count(), names.len());
+    assert_eq!(
+        cluster.notes(2).take().iter().filter(|op| matches!(op, Op::MkDir(..))).count(),
+        names.len()
+    );
     let before = cluster.misdirected();
     assert!((1..=names.len() as u64).contains(&before));
     // What is open there stays there.
@@ -52,7 +55,8 @@ fn requests_after_a_placement_change() {
     client.close(file);
     let ops = cluster.notes(1).take();
     assert!(
-        ops.iter().any(|op| matches!(op, Op::Commit(_))) && ops.iter().any(|op| matches!(op, Op::Release(_)))
+        ops.iter().any(|op| matches!(op, Op::Commit(_)))
+            && ops.iter().any(|op| matches!(op, Op::Release(_)))
     );
     assert_eq!(cluster.misdirected(), before);
 }
@@ -144,7 +148,10 @@ fn lock_request_to_a_new_home() {
     );
     until("it is asked", || cluster.misdirected() > 1);
     client.fs.cancel_lock(&waiting);
-    assert_eq!(cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno, libc::EINTR);
+    assert_eq!(
+        cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno,
+        libc::EINTR
+    );
     cluster.place(&next, 0..3);
     wait(|done| client.fs.set_lock(&file, span(7), None, done)).unwrap();
     // A call that waits for it at its new home is cancelled there.
@@ -157,12 +164,16 @@ fn lock_request_to_a_new_home() {
     );
     assert!(cancelled.recv_timeout(Duration::from_millis(300)).is_err());
     other.fs.cancel_lock(&waiting);
-    assert_eq!(cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno, libc::EINTR);
+    assert_eq!(
+        cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno,
+        libc::EINTR
+    );
     let range = LockedRange { owner: 7, kind: LockKind::Posix, start: 0, end: LOCK_END };
     wait(|done| client.fs.unlock(&file, range, done)).unwrap();
     wait(|done| other.fs.set_lock(&its, span(8), None, done)).unwrap();
-    let asked =
-        |place: usize| cluster.notes(place).locks.lock().iter().filter(|ino| **ino == file.ino()).count();
+    let asked = |place: usize| {
+        cluster.notes(place).locks.lock().iter().filter(|ino| **ino == file.ino()).count()
+    };
     assert!(asked(1) == 0 && asked(2) > 0);
 }
 
@@ -232,7 +243,8 @@ fn opens_moved_before_a_node_leaves() {
 fn opens_lost_with_a_node_that_has_left() {
     let cluster = Cluster::start();
     let client = Client::mount(&cluster.url(0));
-    let (lost, kept) = (client.create(&cluster.name_at(1, 0)), client.create(&cluster.name_at(0, 0)));
+    let (lost, kept) =
+        (client.create(&cluster.name_at(1, 0)), client.create(&cluster.name_at(0, 0)));
     let drained = moved(&cluster.table, 2, 3);
     let gone = drained.without(2, 1).unwrap();
     cluster.place(&gone, 0..3);

@@ -101,8 +101,10 @@ impl Observation<'_> {
             true => (node..self.me).contains(other),
             false => *other > node || *other < self.me,
         };
-        let is_live = |other: &NodeId| self.unheard(*other).is_some_and(|unheard| unheard < UNHEARD);
-        let before = self.takers.iter().filter(|other| **other != node && between(other) && is_live(other));
+        let is_live =
+            |other: &NodeId| self.unheard(*other).is_some_and(|unheard| unheard < UNHEARD);
+        let before =
+            self.takers.iter().filter(|other| **other != node && between(other) && is_live(other));
         before.count() as u32
     }
 
@@ -132,7 +134,12 @@ impl FailureDetector {
 
     /// What is to be done about one of them, after what was found. What is taken over is not looked
     /// at until [`FailureDetector::ended`].
-    pub fn judge(&mut self, sight: &Observation<'_>, node: NodeId, found: &RowsOwner) -> FailoverAction {
+    pub fn judge(
+        &mut self,
+        sight: &Observation<'_>,
+        node: NodeId,
+        found: &RowsOwner,
+    ) -> FailoverAction {
         let deed = match found {
             RowsOwner::Free { left: true } if !sight.is_due(node, SLOW) => FailoverAction::Wait,
             RowsOwner::Free { .. } => FailoverAction::TakeOver,
@@ -146,7 +153,9 @@ impl FailureDetector {
         };
         match deed {
             FailoverAction::TakeOver => self.busy.push(node),
-            FailoverAction::Ask | FailoverAction::Wait => drop(self.later.insert(node, sight.now + again)),
+            FailoverAction::Ask | FailoverAction::Wait => {
+                drop(self.later.insert(node, sight.now + again))
+            }
         }
         deed
     }
@@ -210,7 +219,10 @@ mod tests {
             let due = UNHEARD + STEP * turns;
             let (before, then) = (at(due - ms(1)), at(due));
             let mut detector = FailureDetector::default();
-            assert!(!detector.look(&sight(me, LONG, &before)).contains(&dead), "{dead} {silent} {me}");
+            assert!(
+                !detector.look(&sight(me, LONG, &before)).contains(&dead),
+                "{dead} {silent} {me}"
+            );
             assert!(detector.look(&sight(me, LONG, &then)).contains(&dead), "{dead} {silent} {me}");
         }
     }
@@ -259,11 +271,18 @@ mod tests {
     fn who_is_stopped_or_started_is_waited_for() {
         let mut detector = FailureDetector::default();
         // Silent since the watching began: it is being started.
-        for (silent, now, looks) in
-            [(20_000, 20_000, false), (20_000, 20_400, false), (30_000, 30_000, true), (2_000, 20_000, true)]
-        {
+        for (silent, now, looks) in [
+            (20_000, 20_000, false),
+            (20_000, 20_400, false),
+            (30_000, 30_000, true),
+            (2_000, 20_000, true),
+        ] {
             let unheard = [(2, ms(silent))];
-            assert_eq!(!detector.look(&sight(3, ms(now), &unheard)).is_empty(), looks, "{silent} {now}");
+            assert_eq!(
+                !detector.look(&sight(3, ms(now), &unheard)).is_empty(),
+                looks,
+                "{silent} {now}"
+            );
         }
         let left = RowsOwner::Free { left: true };
         let unheard = [(2, ms(29_000))];
@@ -286,7 +305,10 @@ mod tests {
         assert!(detector.look(&sees(LONG)).is_empty());
         assert_eq!(detector.look(&sees(LONG + AGAIN)), [2]);
         assert_eq!(detector.judge(&sees(LONG), 2, &held), FailoverAction::Ask);
-        assert_eq!(detector.judge(&sees(LONG), 2, &RowsOwner::Unknown("away".into())), FailoverAction::Wait);
+        assert_eq!(
+            detector.judge(&sees(LONG), 2, &RowsOwner::Unknown("away".into())),
+            FailoverAction::Wait
+        );
         detector.agreed(2);
         assert!(detector.look(&sees(LONG + LONG)).is_empty());
     }

@@ -28,7 +28,11 @@ pub struct CompactRequest {
 ///
 /// # Errors
 /// In words.
-pub fn compact(fs: &Arc<Fs>, wish: &CompactRequest, feed: &ProgressStream<'_>) -> Result<Value, String> {
+pub fn compact(
+    fs: &Arc<Fs>,
+    wish: &CompactRequest,
+    feed: &ProgressStream<'_>,
+) -> Result<Value, String> {
     Ok(told(&compact_by(fs, None, wish, feed)?, wish))
 }
 
@@ -83,7 +87,8 @@ fn compact_by(
         is_worth: &|_| true,
         go_on: &go_on,
     };
-    fs.compact_volume(&options, &mut |what, done| feed.progress(what, done)).map_err(|why| why.to_string())
+    fs.compact_volume(&options, &mut |what, done| feed.progress(what, done))
+        .map_err(|why| why.to_string())
 }
 
 fn told(done: &Compacted, wish: &CompactRequest) -> Value {

@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 /// # Errors
 /// If `file` is not the name of a file.
 fn beside(file: &Path, suffix: &str) -> Result<PathBuf, String> {
-    let name = file.file_name().ok_or_else(|| format!("{}: not the name of a file", file.display()))?;
+    let name =
+        file.file_name().ok_or_else(|| format!("{}: not the name of a file", file.display()))?;
     let mut other = std::ffi::OsString::from(".");
     other.push(name);
     other.push(format!(".{}.{suffix}", std::process::id()));
@@ -66,7 +67,8 @@ pub fn write_whole<T>(
         return Err(format!("{}: exists; choose another name or use --force", file.display()));
     }
     let partial = beside(file, "partial")?;
-    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let fail = |why: std::io::Error| format!("{}: {why}", file.display());
     let make = || {
         let mut out = create(&partial).map_err(fail)?;
@@ -102,5 +104,7 @@ pub fn write(
         out.flush().map_err(|why| format!("{}: {why}", file.display()))?;
         Ok(counts)
     })?;
-    Ok(json!({ "file": file, "rows": counts.rows, "changes": counts.changes, "bytes": counts.bytes }))
+    Ok(
+        json!({ "file": file, "rows": counts.rows, "changes": counts.changes, "bytes": counts.bytes }),
+    )
 }

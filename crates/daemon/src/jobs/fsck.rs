@@ -85,15 +85,19 @@ pub fn check_in_use(
         }
         told += 1;
     };
-    let totals = check(&engine, &mut options, &mut report, &mut |what, done| feed.progress(what, done))
-        .map_err(|why| why.to_string())?;
+    let totals =
+        check(&engine, &mut options, &mut report, &mut |what, done| feed.progress(what, done))
+            .map_err(|why| why.to_string())?;
     Ok(summary(&totals, 0))
 }
 
 /// The sums of a check as they are told.
 pub fn summary(totals: &Totals, repaired: u64) -> Value {
-    let counts: serde_json::Map<String, Value> =
-        totals.findings.iter().map(|(kind, count)| (kind.name().to_string(), (*count).into())).collect();
+    let counts: serde_json::Map<String, Value> = totals
+        .findings
+        .iter()
+        .map(|(kind, count)| (kind.name().to_string(), (*count).into()))
+        .collect();
     json!({
         "clean": totals.errors() == 0,
         "errors": totals.errors(),

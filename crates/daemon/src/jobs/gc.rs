@@ -30,7 +30,11 @@ pub const GRACE_SECONDS_DEFAULT: u64 = 3600;
 const LISTED_MAX: usize = 1000;
 
 /// What to collect, by the present time.
-pub fn options(grace_seconds: u64, delete: bool, is_open: &dyn Fn(ObjectId) -> bool) -> Options<'_> {
+pub fn options(
+    grace_seconds: u64,
+    delete: bool,
+    is_open: &dyn Fn(ObjectId) -> bool,
+) -> Options<'_> {
     let grace = i64::try_from(grace_seconds).unwrap_or(i64::MAX).saturating_mul(SECOND);
     Options { now: SystemClock.now(), grace, delete, is_open, go_on: &|| true }
 }
@@ -80,8 +84,9 @@ fn collect_and(
             });
         }
     };
-    let totals =
-        gc::collect(&engine, store, &options, &mut report, &mut |what, done| feed.progress(what, done))?;
+    let totals = gc::collect(&engine, store, &options, &mut report, &mut |what, done| {
+        feed.progress(what, done)
+    })?;
     Ok(json!({
         "objects": totals.objects,
         "bytes": totals.bytes,
@@ -104,8 +109,12 @@ fn collect_and(
 const OBJECTS: usize = 10_000;
 
 /// Times between two looks at what the nodes have deleted.
-const LOOKS: [Duration; 4] =
-    [Duration::from_secs(2), Duration::from_secs(3), Duration::from_secs(5), Duration::from_secs(10)];
+const LOOKS: [Duration; 4] = [
+    Duration::from_secs(2),
+    Duration::from_secs(3),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+];
 
 /// How what several nodes serve is collected.
 pub struct GcMode {
@@ -123,7 +132,11 @@ pub struct GcMode {
 ///
 /// # Errors
 /// If one of them does not answer, or the store cannot be listed; nothing was deleted then.
-pub fn served(how: &GcMode, panel: &NodeFanOut, feed: &ProgressStream<'_>) -> Result<Value, Failure> {
+pub fn served(
+    how: &GcMode,
+    panel: &NodeFanOut,
+    feed: &ProgressStream<'_>,
+) -> Result<Value, Failure> {
     let storage = panel.open_storage(&how.store).map_err(failed)?;
     // What is written from now on is young.
     let options = options(how.grace.as_secs(), false, &|_| false);
@@ -131,14 +144,17 @@ pub fn served(how: &GcMode, panel: &NodeFanOut, feed: &ProgressStream<'_>) -> Re
     let mut progress = |done| feed.progress("fetching metadata", done);
     let whole = cut::gather(panel, scratch, &mut progress).map_err(failed)?;
     let mut leaked = Vec::new();
-    let done =
-        collect_and(whole.engine(), &*storage.store, &options, feed, &mut |object| leaked.push(object));
+    let done = collect_and(whole.engine(), &*storage.store, &options, feed, &mut |object| {
+        leaked.push(object)
+    });
     let mut done = done.map_err(failed)?;
     done["dry_run"] = (!how.delete).into();
     if how.delete && !leaked.is_empty() {
-        let node = panel.members().first().copied().ok_or_else(|| failed("the volume has no nodes"))?;
+        let node =
+            panel.members().first().copied().ok_or_else(|| failed("the volume has no nodes"))?;
         for some in leaked.chunks(OBJECTS) {
-            QueryNodes::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
+            QueryNodes::ask(panel, node, &json!({ "verb": "reap", "objects": some }))
+                .map_err(failed)?;
         }
         let left = wait_for(&*storage.store, &leaked, feed)?;
         done["deleted_objects"] = (leaked.len() - left).into();
@@ -159,8 +175,12 @@ fn wait_for(
         std::thread::sleep(pause);
         left = 0;
         for page in list_all(store) {
-            left +=
-                page.map_err(failed)?.objects.iter().filter(|info| objects.contains(&info.object)).count();
+            left += page
+                .map_err(failed)?
+                .objects
+                .iter()
+                .filter(|info| objects.contains(&info.object))
+                .count();
         }
         feed.progress("deleting objects", (objects.len() - left.min(objects.len())) as u64);
         if left == 0 {

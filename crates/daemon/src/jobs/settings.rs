@@ -32,8 +32,10 @@ pub fn answer(dir: &Path, opened: &Descriptor, question: &Value) -> Result<Value
     let descriptor = match question.get("after") {
         None => Descriptor::read(dir),
         Some(after) => {
-            let coding = |value: &Value| serde_json::from_value::<Option<CodingSettings>>(value.clone());
-            let part = |value| coding(value).map_err(|why| format!("the question has no settings: {why}"));
+            let coding =
+                |value: &Value| serde_json::from_value::<Option<CodingSettings>>(value.clone());
+            let part =
+                |value| coding(value).map_err(|why| format!("the question has no settings: {why}"));
             keys::recode(dir, part(&question["before"])?.as_ref(), part(after)?)
         }
     };

@@ -15,7 +15,11 @@ use serde_json::{Value, json};
 ///
 /// # Errors
 /// If the metadata cannot be read.
-pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Result<Value, InfoError> {
+pub fn describe(
+    dir: &Path,
+    descriptor: &Descriptor,
+    engine: &dyn Engine,
+) -> Result<Value, InfoError> {
     let tree = info::tree_sums(engine, ROOT)?;
     let objects = info::object_sums(engine)?;
     let mut out = settings(dir, descriptor, engine);
@@ -122,7 +126,8 @@ pub fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
     // Slots of nodes that do not answer are known from the others' table.
     let table = whole["nodes"].take();
     for (node, listed) in nodes.iter_mut().flat_map(|node| {
-        let listed = table.as_array().into_iter().flatten().find(|listed| listed["node"] == node["node"]);
+        let listed =
+            table.as_array().into_iter().flatten().find(|listed| listed["node"] == node["node"]);
         listed.map(|listed| (node, listed))
     }) {
         node["slots"] = listed["slots"].clone();

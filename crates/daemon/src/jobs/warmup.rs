@@ -58,7 +58,8 @@ pub fn warm(
         (Some(act), Some(near)) => Some((act, near)),
         (Some(_), None) => {
             return Err(
-                "the mount has no cache directory to warm up; mount the volume with --cache-dir".into()
+                "the mount has no cache directory to warm up; mount the volume with --cache-dir"
+                    .into(),
             );
         }
         (None, _) => None,
@@ -72,7 +73,11 @@ pub fn warm(
     };
     let mut tell = |files: u64, bytes: u64| {
         // One figure that only grows, whatever is warmed up.
-        if wish.data.is_some() { feed.progress("bytes", bytes) } else { feed.progress("files", files) }
+        if wish.data.is_some() {
+            feed.progress("bytes", bytes)
+        } else {
+            feed.progress("files", files)
+        }
     };
     let done = warmup::run(&engine, &options, &mut tell).map_err(|why| why.to_string())?;
     for failure in &done.failures {

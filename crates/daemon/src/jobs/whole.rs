@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::progress_stream::ProgressStream;
 
 /// Sums of answers, by name.
-pub const SUMS: [&str; 6] = ["files", "bytes", "whole_files", "whole_bytes", "dropped_bytes", "failed"];
+pub const SUMS: [&str; 6] =
+    ["files", "bytes", "whole_files", "whole_bytes", "dropped_bytes", "failed"];
 
 /// Does what a request wants: makes copies of the files it names, tells which have one, or drops
 /// them.

@@ -64,7 +64,8 @@ pub fn sums(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let dirs = dirs.ok_or("the question does not name directories, or too many")?;
     let (mut sums, mut below) = ([0; 3], Vec::new());
     for dir in dirs.iter().filter_map(Value::as_u64) {
-        let part = dir_sums(engine, dir, &mut |child| below.push(child)).map_err(|why| why.to_string())?;
+        let part =
+            dir_sums(engine, dir, &mut |child| below.push(child)).map_err(|why| why.to_string())?;
         for (sum, part) in sums.iter_mut().zip([part.children, part.subdirs, part.bytes]) {
             *sum = i64::wrapping_add(*sum, part);
         }
@@ -109,8 +110,7 @@ mod tests {
                 value.clear();
                 question = json!({ "table": Table::Chunk as u8, "from": next });
             } else {
-                question =
-                    json!({ "table": Table::Chunk as u8, "from": last[0], "skip": value.len(), "max": 1 });
+                question = json!({ "table": Table::Chunk as u8, "from": last[0], "skip": value.len(), "max": 1 });
                 keys -= 1;
             }
         }

@@ -63,7 +63,8 @@ impl<'a> Recordings<'a> {
 
     /// Asks every node something about its recording, all at the same time.
     fn ask(&self, question: &Value) -> Result<Vec<(NodeId, Value)>, String> {
-        let number = |node| self.numbers.iter().find(|(other, _)| *other == node).map(|(_, number)| *number);
+        let number =
+            |node| self.numbers.iter().find(|(other, _)| *other == node).map(|(_, number)| *number);
         let question = |node| {
             let mut question = question.clone();
             question["cut"] = number(node).into();
@@ -91,8 +92,7 @@ impl<'a> Recordings<'a> {
     fn end(&self) -> Result<Vec<(NodeId, u64)>, String> {
         for length in HOLDS {
             let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-            let hold =
-                json!({ "verb": "cut", "act": "hold", "after_ms": millis(AFTER), "for_ms": millis(length) });
+            let hold = json!({ "verb": "cut", "act": "hold", "after_ms": millis(AFTER), "for_ms": millis(length) });
             let asked = Instant::now();
             self.ask(&hold)?;
             // The last hold has begun, and the first has not ended.
@@ -156,8 +156,8 @@ pub fn gather(
     progress: &mut dyn FnMut(u64),
 ) -> Result<ClusterView, String> {
     let failed = |why: CutError| why.to_string();
-    let mut gathering =
-        ClusterViewBuilder::new(parent, scratch_reserve(parent), nodes.placement()).map_err(failed)?;
+    let mut gathering = ClusterViewBuilder::new(parent, scratch_reserve(parent), nodes.placement())
+        .map_err(failed)?;
     let mut recordings = Recordings::begin(nodes, Some(nodes.placement().version))?;
     let mut before = 0;
     for (node, _) in recordings.numbers.clone() {
@@ -189,7 +189,11 @@ pub fn gather(
 ///
 /// # Errors
 /// If the node does not answer, or there is no room; in words.
-pub fn copy(node: &dyn QueryNodes, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Cut, String> {
+pub fn copy(
+    node: &dyn QueryNodes,
+    parent: &Path,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Cut, String> {
     let failed = |why: CutError| why.to_string();
     let copying = Copying::new(parent, scratch_reserve(parent)).map_err(failed)?;
     let mut recordings = Recordings::begin(node, None)?;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use kestrel_admin::rows::Row as OwnedRow;
 use kestrel_engine::{
-    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
+    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard,
+    VisitRow,
 };
 use kestrel_meta::owners::MapView;
 use kestrel_types::ids::Position;
@@ -42,7 +43,12 @@ impl<'a> NodesEngine<'a> {
     fn owners(&self, table: Table, id: Option<u64>) -> Vec<NodeId> {
         match (table, id) {
             (
-                Table::DirId | Table::Link | Table::Chunk | Table::Xattr | Table::Moved | Table::Sweep,
+                Table::DirId
+                | Table::Link
+                | Table::Chunk
+                | Table::Xattr
+                | Table::Moved
+                | Table::Sweep,
                 Some(id),
             ) => {
                 vec![self.table.home_of(id)]
@@ -64,11 +70,17 @@ impl<'a> NodesEngine<'a> {
         let mut sources: Vec<Pages<'_>> = owners.iter().map(pages).collect();
         let of_one_node = matches!(table, Table::System | Table::Txn | Table::Reap);
         let next = |source: &mut Pages<'_>| source.next().transpose().map_err(failed);
-        let mut heads: Vec<Option<OwnedRow>> = sources.iter_mut().map(next).collect::<Result<_, _>>()?;
+        let mut heads: Vec<Option<OwnedRow>> =
+            sources.iter_mut().map(next).collect::<Result<_, _>>()?;
         loop {
-            let first = heads.iter().enumerate().filter_map(|(at, head)| Some((&head.as_ref()?.0, at))).min();
+            let first = heads
+                .iter()
+                .enumerate()
+                .filter_map(|(at, head)| Some((&head.as_ref()?.0, at)))
+                .min();
             let Some(at) = first.map(|(_, at)| at) else { return Ok(()) };
-            let Some((key, value)) = std::mem::replace(&mut heads[at], next(&mut sources[at])?) else {
+            let Some((key, value)) = std::mem::replace(&mut heads[at], next(&mut sources[at])?)
+            else {
                 return Ok(());
             };
             // A node may have rows on their way to it, or from it, while the table changes.

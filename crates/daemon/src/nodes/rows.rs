@@ -58,11 +58,11 @@ impl<'a> Pages<'a> {
         else {
             return Ok(false);
         };
-        let question =
-            json!({ "verb": "rows", "table": table as u8, "from": from, "id": self.id, "max": self.max });
+        let question = json!({ "verb": "rows", "table": table as u8, "from": from, "id": self.id, "max": self.max });
         let answer = self.nodes.ask(self.node, &question)?;
         let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
-        let mut page = rows.iter().map(|row| self.row(row)).collect::<Result<Vec<Row>, String>>()?;
+        let mut page =
+            rows.iter().map(|row| self.row(row)).collect::<Result<Vec<Row>, String>>()?;
         if answer["left"].as_u64().unwrap_or(0) > 0
             && let Some((key, value)) = page.pop()
         {
@@ -82,7 +82,9 @@ impl<'a> Pages<'a> {
                 "verb": "rows", "table": key.table as u8, "from": digits(&key), "skip": value.len(), "max": 1,
             });
             let answer = self.nodes.ask(self.node, &question)?;
-            let Some((found, piece)) = answer["rows"].get(0).map(|row| self.row(row)).transpose()? else {
+            let Some((found, piece)) =
+                answer["rows"].get(0).map(|row| self.row(row)).transpose()?
+            else {
                 return Ok(None);
             };
             if found != key {
@@ -99,7 +101,9 @@ impl<'a> Pages<'a> {
         let bytes = |at: usize| row[at].as_str().and_then(from_hex);
         let key = bytes(0).and_then(|key| KeyRef::decode(&key).map(KeyRef::to_owned));
         let row = key.zip(bytes(1)).map(|(key, value)| (key, value.into()));
-        row.ok_or_else(|| format!("node {} gave no valid row; use the same version of kestrel", self.node))
+        row.ok_or_else(|| {
+            format!("node {} gave no valid row; use the same version of kestrel", self.node)
+        })
     }
 }
 

@@ -61,9 +61,8 @@ pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Fa
     let in_table = known.map.member(section.node).map(|member| member.address.clone());
     let address = match &config.advertise {
         Some(address) => address.clone(),
-        None if config.listen.is_some() => {
-            reached_at(in_table.as_deref(), listen).map_err(|why| Failure::usage(format!("serve: {why}")))?
-        }
+        None if config.listen.is_some() => reached_at(in_table.as_deref(), listen)
+            .map_err(|why| Failure::usage(format!("serve: {why}")))?,
         None => in_table.unwrap_or_default(),
     };
     let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host).to_string();
@@ -91,7 +90,9 @@ fn present_table(dir: &Path) -> Result<Option<PlacementMap>, Failure> {
     });
     match table {
         Err(_) if !served => Ok(None),
-        table => table.map(Some).map_err(|why| fail(format!("{}: its table: {why}", dir.display()))),
+        table => {
+            table.map(Some).map_err(|why| fail(format!("{}: its table: {why}", dir.display())))
+        }
     }
 }
 
@@ -110,7 +111,8 @@ pub(super) fn bind(config: &ServeConfig, plan: &Plan) -> std::io::Result<TcpList
         return last;
     }
     let question = json!({ "verb": "yield" });
-    let asked = if config.replace { ask("serve", &plan.volume, &question, QUICK) } else { Ok(None) };
+    let asked =
+        if config.replace { ask("serve", &plan.volume, &question, QUICK) } else { Ok(None) };
     match asked {
         Ok(Some(_)) => {}
         Ok(None) => return TcpListener::bind(plan.listen),
@@ -119,7 +121,10 @@ pub(super) fn bind(config: &ServeConfig, plan: &Plan) -> std::io::Result<TcpList
     let begun = Instant::now();
     loop {
         match TcpListener::bind(plan.listen) {
-            Err(why) if why.kind() == std::io::ErrorKind::AddrInUse && begun.elapsed() < END_TIME_MAX => {
+            Err(why)
+                if why.kind() == std::io::ErrorKind::AddrInUse
+                    && begun.elapsed() < END_TIME_MAX =>
+            {
                 std::thread::sleep(LOOK_REPLACED);
             }
             bound => return bound,
@@ -135,10 +140,14 @@ pub(super) fn open(
     resources: Resources,
 ) -> Result<(Volume, Resources), Failure> {
     let begun = Instant::now();
-    while config.replace && VolumeLock::holder(&plan.volume).is_some() && begun.elapsed() < END_TIME_MAX {
+    while config.replace
+        && VolumeLock::holder(&plan.volume).is_some()
+        && begun.elapsed() < END_TIME_MAX
+    {
         std::thread::sleep(LOOK_REPLACED);
     }
-    let asked = config.process.take_over && VolumeLock::holder(&plan.volume).is_none() && ask_to_end(plan);
+    let asked =
+        config.process.take_over && VolumeLock::holder(&plan.volume).is_none() && ask_to_end(plan);
     if asked {
         // What it still has to store it stores before it lets go of the rows.
         let politely = Resources { take_over: false, ..resources.clone() };
@@ -165,7 +174,9 @@ fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
     match holder_of(&descriptor, node, role == NodeRole::Coordinator).map_err(fail)? {
         None => Ok(false),
         Some(holder) if holder == whom => Ok(true),
-        Some(holder) => Err(fail(format!("node {node} is served again: {holder} has its rows open"))),
+        Some(holder) => {
+            Err(fail(format!("node {node} is served again: {holder} has its rows open")))
+        }
     }
 }
 
@@ -173,7 +184,9 @@ fn still_has(plan: &Plan, whom: &str) -> Result<bool, Failure> {
 /// nobody has the rows.
 fn ask_to_end(plan: &Plan) -> bool {
     let Ok(descriptor) = Descriptor::read(&plan.volume) else { return false };
-    let Some((section, (node, role))) = descriptor.cluster.as_ref().zip(plan.node) else { return false };
+    let Some((section, (node, role))) = descriptor.cluster.as_ref().zip(plan.node) else {
+        return false;
+    };
     match holder_of(&descriptor, node, role == NodeRole::Coordinator) {
         Ok(None) => return true,
         Ok(Some(holder)) => log::info!("node {node}: {holder} is asked to end"),
@@ -185,7 +198,8 @@ fn ask_to_end(plan: &Plan) -> bool {
     let url = section.url(&descriptor.settings.name).and_then(|url| RemoteUrl::parse(&url));
     // At the address that the table has for it nobody may answer but this process, which does not
     // do so yet: others know where it is.
-    let own = section.placement().ok().and_then(|table| Some(table.map.member(node)?.address.clone()));
+    let own =
+        section.placement().ok().and_then(|table| Some(table.map.member(node)?.address.clone()));
     let url = url.map(|mut url| {
         url.addresses.retain(|address| Some(address) != own.as_ref());
         url

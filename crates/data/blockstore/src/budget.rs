@@ -102,7 +102,12 @@ impl Budget {
     ///
     /// # Errors
     /// `Deadline`, also when given up.
-    pub fn acquire_unless(&self, bytes: u64, patience: Duration, gone: &dyn Fn() -> bool) -> Result<Grant> {
+    pub fn acquire_unless(
+        &self,
+        bytes: u64,
+        patience: Duration,
+        gone: &dyn Fn() -> bool,
+    ) -> Result<Grant> {
         self.wait(bytes, Some(Instant::now() + patience), Some(patience), Some(gone))
     }
 
@@ -294,7 +299,8 @@ mod tests {
                     scope.spawn(move || {
                         for round in 0..200u64 {
                             let bytes = 1 + (round * 7 + writer) % 20;
-                            let grant = budget.acquire_unless(bytes, Duration::from_secs(3600), &|| false);
+                            let grant =
+                                budget.acquire_unless(bytes, Duration::from_secs(3600), &|| false);
                             send.send(grant.unwrap()).unwrap();
                             done.fetch_add(1, Ordering::SeqCst);
                         }

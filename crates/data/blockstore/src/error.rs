@@ -112,7 +112,9 @@ impl Error {
         match (source.raw_os_error(), object) {
             (Some(libc::ENOENT), Some(object)) => Self::NotFound { object },
             (Some(libc::EEXIST), Some(object)) => Self::Exists { object },
-            (Some(libc::ENOSPC | libc::EDQUOT), _) => Self::NoSpace { during, source: Arc::new(source) },
+            (Some(libc::ENOSPC | libc::EDQUOT), _) => {
+                Self::NoSpace { during, source: Arc::new(source) }
+            }
             _ => Self::Io { during, object, source: Arc::new(source) },
         }
     }
@@ -157,7 +159,9 @@ impl fmt::Display for Error {
                     "object {object:016x} is missing in the block store; `kestrel fsck` tells which files need it"
                 )
             }
-            Self::Exists { object } => write!(f, "object {object:016x} already exists: never overwritten"),
+            Self::Exists { object } => {
+                write!(f, "object {object:016x} already exists: never overwritten")
+            }
             Self::Corrupt { object, offset, what } => {
                 write!(
                     f,
@@ -179,9 +183,14 @@ impl fmt::Display for Error {
             }
             Self::Remote { during, object: None, why } => write!(f, "{during}: {why}"),
             Self::SyncLost { cause } => {
-                write!(f, "an earlier sync failed ({cause}): remount to find out what reached the disk")
+                write!(
+                    f,
+                    "an earlier sync failed ({cause}): remount to find out what reached the disk"
+                )
             }
-            Self::Deadline { during } => write!(f, "{during}: out of time; the store is slow or gone"),
+            Self::Deadline { during } => {
+                write!(f, "{during}: out of time; the store is slow or gone")
+            }
             Self::Closed { during } => write!(f, "{during}: shutting down"),
             Self::Invalid { what } => write!(f, "invalid request: {what}"),
         }

@@ -121,7 +121,9 @@ impl Gather {
                     small = tail;
                     joined.extend_from_slice(head);
                 }
-                Laid::Data(bytes) if bytes.len() < JOINED_BYTES_MAX => joined.extend_from_slice(&bytes),
+                Laid::Data(bytes) if bytes.len() < JOINED_BYTES_MAX => {
+                    joined.extend_from_slice(&bytes)
+                }
                 Laid::Data(bytes) => {
                     if !joined.is_empty() {
                         buffers.push(Bytes::from(std::mem::take(&mut joined)));
@@ -289,7 +291,8 @@ fn load_run(
     run: std::ops::Range<usize>,
     what: Brought,
 ) -> Result<Vec<Arc<Buffer>>> {
-    let mut frames: Vec<Buffer> = run.clone().map(|frame| cache.blank(layout.frame_len(frame))).collect();
+    let mut frames: Vec<Buffer> =
+        run.clone().map(|frame| cache.blank(layout.frame_len(frame))).collect();
     let mut checks = vec![[0; CHECK]; frames.len()];
     let mut parts = Vec::with_capacity(2 * frames.len());
     for (frame, check) in frames.iter_mut().zip(&mut checks) {
@@ -382,7 +385,9 @@ pub(crate) fn read_window(
         let hit = cache
             .filter(|cache| wait != Wait::Fresh && (!is_whole || cache.keeps() != Keeps::Parts))
             .and_then(|cache| cache.find(layout.id(frame)))
-            .and_then(|bytes| bytes.get(skip..skip + part.len()).map(|found| part.copy_from_slice(found)))
+            .and_then(|bytes| {
+                bytes.get(skip..skip + part.len()).map(|found| part.copy_from_slice(found))
+            })
             .is_some();
         if !hit {
             run.push(Wanted { frame, skip, out: part });

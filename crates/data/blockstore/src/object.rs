@@ -109,12 +109,18 @@ impl MemberHeader {
     }
 
     /// Reads the header at byte `offset` of an object.
-    pub fn decode(bytes: &[u8; MEMBER_BYTES], object: ObjectId, offset: u32) -> Result<Self, DecodeError> {
+    pub fn decode(
+        bytes: &[u8; MEMBER_BYTES],
+        object: ObjectId,
+        offset: u32,
+    ) -> Result<Self, DecodeError> {
         let mut reader = Reader::new(bytes);
         if reader.bytes(4)? != MEMBER_MAGIC {
             return Err(DecodeError("no member here"));
         }
-        if placed_check(crc32c::crc32c(&bytes[..28]), object, offset, 0).to_be_bytes() != bytes[28..] {
+        if placed_check(crc32c::crc32c(&bytes[..28]), object, offset, 0).to_be_bytes()
+            != bytes[28..]
+        {
             return Err(DecodeError("checksum of the member's header does not match"));
         }
         if reader.u32()? != 0 {
@@ -170,7 +176,10 @@ mod tests {
         bytes[9] = 2;
         let check = crc32c::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&check.to_be_bytes());
-        assert_eq!(ObjectHeader::decode(&bytes), Err(DecodeError("object of an unknown format version")));
+        assert_eq!(
+            ObjectHeader::decode(&bytes),
+            Err(DecodeError("object of an unknown format version"))
+        );
     }
 
     #[test]

@@ -175,7 +175,11 @@ impl Packer {
     ///
     /// # Errors
     /// `Io` if the system refuses a thread.
-    pub fn new(store: Arc<dyn BlockStore>, ids: Arc<dyn ObjectIds>, config: PackerConfig) -> Result<Self> {
+    pub fn new(
+        store: Arc<dyn BlockStore>,
+        ids: Arc<dyn ObjectIds>,
+        config: PackerConfig,
+    ) -> Result<Self> {
         let config = PackerConfig {
             pack_bytes: config.pack_bytes.clamp(1, PACK_BYTES_MAX),
             own_object_bytes: config.own_object_bytes.min(PACK_BYTES_MAX as usize),
@@ -288,7 +292,9 @@ impl Shared {
                 let results = self.writer.write_object(&round);
                 tell(round, results);
             }
-            Path::Append(streams) => streams.combine(&self.writer, self.config.pack_bytes, submission),
+            Path::Append(streams) => {
+                streams.combine(&self.writer, self.config.pack_bytes, submission)
+            }
         }
     }
 

@@ -139,7 +139,9 @@ impl Pool {
         self.submit(deadline, Box::new(job))?;
         let late = Error::Deadline { during: "waiting for an I/O thread" };
         match deadline {
-            None => receiver.recv().map_err(|_| Error::Closed { during: "working on an I/O thread" }),
+            None => {
+                receiver.recv().map_err(|_| Error::Closed { during: "working on an I/O thread" })
+            }
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 receiver.recv_timeout(left).map_err(|error| match error {
@@ -179,7 +181,11 @@ impl Shared {
     fn work(&self) {
         while let Some(Queued { deadline, job }) = self.next() {
             self.room.notify_one();
-            let turn = if deadline.is_some_and(|at| Instant::now() >= at) { Turn::Late } else { Turn::Run };
+            let turn = if deadline.is_some_and(|at| Instant::now() >= at) {
+                Turn::Late
+            } else {
+                Turn::Run
+            };
             let _ = std::panic::catch_unwind(AssertUnwindSafe(|| job(turn)));
         }
     }

@@ -194,7 +194,13 @@ impl Reader {
     ///
     /// # Errors
     /// `then`, not told: there is no such cache, or it cannot tell that it holds them.
-    pub fn bring(&self, range: Range, skip: u32, len: u32, then: Then) -> std::result::Result<(), Then> {
+    pub fn bring(
+        &self,
+        range: Range,
+        skip: u32,
+        len: u32,
+        then: Then,
+    ) -> std::result::Result<(), Then> {
         let is_valid = len > 0 && frame::check_window(&range, skip, len as usize).is_ok();
         match self.store.near().filter(|_| is_valid) {
             Some(near) => {
@@ -206,7 +212,8 @@ impl Reader {
     }
 
     fn read_once(&self, range: Range, skip: u32, out: &mut [u8], wait: Wait) -> Result<bool> {
-        let done = frame::read_window(self.store.as_ref(), Some(&self.cache), range, skip, out, wait)?;
+        let done =
+            frame::read_window(self.store.as_ref(), Some(&self.cache), range, skip, out, wait)?;
         let WindowRead::Whole { cached } = done else { return Ok(false) };
         self.count(out.len() as u64, cached);
         Ok(true)

@@ -44,7 +44,8 @@ pub struct Contents {
 pub fn scan(store: &dyn BlockStore, object: ObjectId, verify: bool) -> Result<Contents> {
     let size = store.size(object)?;
     let corrupt = |what: DecodeError| Error::Corrupt { object, offset: 0, what: what.0 };
-    let header = ObjectHeader::decode(&read_array::<HEADER_BYTES>(store, object, 0)?).map_err(corrupt)?;
+    let header =
+        ObjectHeader::decode(&read_array::<HEADER_BYTES>(store, object, 0)?).map_err(corrupt)?;
     if header.object != object {
         return Err(corrupt(DecodeError("the header names another object")));
     }
@@ -59,22 +60,36 @@ pub fn scan(store: &dyn BlockStore, object: ObjectId, verify: bool) -> Result<Co
 }
 
 /// The member with its header at byte `at`, if there is a whole one.
-fn member_at(store: &dyn BlockStore, object: ObjectId, at: u64, size: u64) -> Result<Option<Member>> {
+fn member_at(
+    store: &dyn BlockStore,
+    object: ObjectId,
+    at: u64,
+    size: u64,
+) -> Result<Option<Member>> {
     let frames_at = at + MEMBER_BYTES as u64;
-    let (Ok(header_at), Ok(offset)) = (u32::try_from(at), u32::try_from(frames_at)) else { return Ok(None) };
+    let (Ok(header_at), Ok(offset)) = (u32::try_from(at), u32::try_from(frames_at)) else {
+        return Ok(None);
+    };
     if frames_at > size {
         return Ok(None);
     }
     let bytes = read_array::<MEMBER_BYTES>(store, object, at)?;
     let Ok(header) = MemberHeader::decode(&bytes, object, header_at) else { return Ok(None) };
     let range = Range { object, offset, len: header.len };
-    if range.len == 0 || range.len > RANGE_BYTES_MAX || frames_at + u64::from(range.stored_len()) > size {
+    if range.len == 0
+        || range.len > RANGE_BYTES_MAX
+        || frames_at + u64::from(range.stored_len()) > size
+    {
         return Ok(None);
     }
     Ok(Some(Member { inode: header.inode, range, damage: None }))
 }
 
-fn read_array<const N: usize>(store: &dyn BlockStore, object: ObjectId, offset: u64) -> Result<[u8; N]> {
+fn read_array<const N: usize>(
+    store: &dyn BlockStore,
+    object: ObjectId,
+    offset: u64,
+) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     store.read(object, offset, &mut [IoSliceMut::new(&mut bytes)])?;
     Ok(bytes)

@@ -103,7 +103,12 @@ pub trait BlockStore: Send + Sync {
     ///
     /// # Errors
     /// As for [`BlockStore::read`].
-    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+    fn read_fresh(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<()> {
         self.read(object, offset, parts)
     }
 
@@ -186,7 +191,13 @@ pub trait LocalCache: Send + Sync {
     ///
     /// # Errors
     /// `then`, not told: the cache does not know at once that it holds them, or has too much to do.
-    fn bring(&self, _object: ObjectId, _offset: u64, _len: u64, then: Then) -> std::result::Result<(), Then> {
+    fn bring(
+        &self,
+        _object: ObjectId,
+        _offset: u64,
+        _len: u64,
+        then: Then,
+    ) -> std::result::Result<(), Then> {
         Err(then)
     }
 

@@ -23,7 +23,9 @@ use kestrel_types::range::Range;
 const WRITER: &str = "KESTREL_DATA_WRITER";
 
 fn content(inode: u64, len: u32) -> Vec<u8> {
-    (0..u64::from(len)).map(|i| ((i ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as u8).collect()
+    (0..u64::from(len))
+        .map(|i| ((i ^ inode).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as u8)
+        .collect()
 }
 
 /// Whether the file system was shut down instead of the power failure that would have ended this
@@ -41,7 +43,8 @@ fn writer() {
     let dir = Path::new(&dir);
     let first: u64 = std::env::var("KESTREL_DATA_FIRST").unwrap().parse().unwrap();
     let synced = std::env::var("KESTREL_DATA_LEVEL").unwrap() == "disk";
-    let store: Arc<dyn BlockStore> = Arc::new(LocalStore::open(dir, LocalConfig::default()).unwrap());
+    let store: Arc<dyn BlockStore> =
+        Arc::new(LocalStore::open(dir, LocalConfig::default()).unwrap());
     let next = AtomicU64::new(first);
     let ids = Arc::new(move || Ok(next.fetch_add(1, Ordering::SeqCst)));
     let packer = Packer::new(store.clone(), ids, PackerConfig::new([5; 16])).unwrap();
@@ -53,9 +56,9 @@ fn writer() {
                     let inode = first * 1_000_000 + thread * 100_000 + i;
                     let len = [100, 9000, 65_536, 200_000, 1_500_000][(inode % 5) as usize];
                     let (sender, receiver) = std::sync::mpsc::channel();
-                    let done = move |placed: kestrel_blockstore::Result<kestrel_blockstore::StoredRange>| {
-                        sender.send(placed).unwrap()
-                    };
+                    let done = move |placed: kestrel_blockstore::Result<
+                        kestrel_blockstore::StoredRange,
+                    >| { sender.send(placed).unwrap() };
                     packer.store(content(inode, len), inode, Box::new(done));
                     // After a shutdown of the file system everything fails: nothing more is
                     // acknowledged.
@@ -106,11 +109,14 @@ fn acknowledged(child: &mut Child) -> std::thread::JoinHandle<Vec<(u64, Range)>>
 }
 
 fn verify(dir: &Path, acknowledged: &[(u64, Range)]) {
-    let store: Arc<dyn BlockStore> = Arc::new(LocalStore::open(dir, LocalConfig::default()).unwrap());
+    let store: Arc<dyn BlockStore> =
+        Arc::new(LocalStore::open(dir, LocalConfig::default()).unwrap());
     let reader = Reader::new(Arc::clone(&store), ReaderConfig::default());
     for (inode, range) in acknowledged {
         let mut out = vec![0; range.len as usize];
-        reader.read(*range, 0, &mut out).unwrap_or_else(|error| panic!("{inode} {range:?}: {error}"));
+        reader
+            .read(*range, 0, &mut out)
+            .unwrap_or_else(|error| panic!("{inode} {range:?}: {error}"));
         assert!(out == content(*inode, range.len), "{inode}: other bytes than were written");
     }
     for page in list_all(store.as_ref()) {
@@ -132,8 +138,11 @@ fn acknowledged_data_survives_kill_9() {
     let dir = tempfile::tempdir().unwrap();
     let mut all = Vec::new();
     for cycle in 0..12u64 {
-        let mut child =
-            start_writer(dir.path(), 1 + cycle * 100_000, if cycle % 3 == 0 { "disk" } else { "process" });
+        let mut child = start_writer(
+            dir.path(),
+            1 + cycle * 100_000,
+            if cycle % 3 == 0 { "disk" } else { "process" },
+        );
         let lines = acknowledged(&mut child);
         std::thread::sleep(Duration::from_millis(30 + cycle * 13));
         child.kill().unwrap();

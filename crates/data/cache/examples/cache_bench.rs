@@ -82,7 +82,8 @@ fn cpu() -> Duration {
 fn shuffled<T>(mut items: Vec<T>) -> Vec<T> {
     let mut state = 7_u64;
     for i in (1..items.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         items.swap(i, (state >> 33) as usize % (i + 1));
     }
     items
@@ -90,8 +91,9 @@ fn shuffled<T>(mut items: Vec<T>) -> Vec<T> {
 
 /// Ranges of a kind of read: object, offset, bytes.
 fn ranges(stride: u64, len: u64) -> Vec<(u64, u64, u64)> {
-    let of_object =
-        |object| (0..(OBJECT_BYTES - 48 - len) / stride).map(move |i| (object, 48 + i * stride, len));
+    let of_object = |object| {
+        (0..(OBJECT_BYTES - 48 - len) / stride).map(move |i| (object, 48 + i * stride, len))
+    };
     shuffled((1..=OBJECTS).flat_map(of_object).collect())
 }
 
@@ -123,8 +125,10 @@ fn hits(dir: &Path) -> Vec<(&'static str, f64, f64)> {
         store.put(object, &[IoSlice::new(&whole)]).unwrap();
         std::fs::write(plain.join(object.to_string()), &whole).unwrap();
     }
-    let files: Vec<File> = (1..=OBJECTS).map(|i| File::open(plain.join(i.to_string())).unwrap()).collect();
-    let options = CacheOptions { free_space_ratio: 0.0, ..CacheOptions::new(vec![dir.join("hits")]) };
+    let files: Vec<File> =
+        (1..=OBJECTS).map(|i| File::open(plain.join(i.to_string())).unwrap()).collect();
+    let options =
+        CacheOptions { free_space_ratio: 0.0, ..CacheOptions::new(vec![dir.join("hits")]) };
     let cache = CachedStore::open(Arc::clone(&store) as _, [1; 16], options).unwrap();
     (1..=OBJECTS).for_each(|object| cache.near().unwrap().fill(object, 0, OBJECT_BYTES).unwrap());
     let kinds = [
@@ -159,7 +163,8 @@ fn epochs(dir: &Path, latency: Duration) -> Vec<(f64, f64, f64)> {
     });
     let whole = vec![5; OBJECT_BYTES as usize];
     (1..=OBJECTS).for_each(|object| store.put(object, &[IoSlice::new(&whole)]).unwrap());
-    let options = CacheOptions { free_space_ratio: 0.0, ..CacheOptions::new(vec![dir.join("epochs")]) };
+    let options =
+        CacheOptions { free_space_ratio: 0.0, ..CacheOptions::new(vec![dir.join("epochs")]) };
     let cache = CachedStore::open(Arc::clone(&store) as _, [1; 16], options).unwrap();
     let files = ranges(FILE_STRIDE, FILE_BYTES);
     let epoch = |_| {
@@ -209,7 +214,8 @@ fn main() {
     }
     for latency in [0, 5, 20, 50] {
         let _ = std::fs::remove_dir_all(dir.join("epochs"));
-        for (epoch, (gets, got, rate)) in epochs(&dir, Duration::from_millis(latency)).into_iter().enumerate()
+        for (epoch, (gets, got, rate)) in
+            epochs(&dir, Duration::from_millis(latency)).into_iter().enumerate()
         {
             if is_json {
                 println!(

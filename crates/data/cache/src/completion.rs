@@ -71,7 +71,11 @@ impl ReadCompletions {
 
     /// Starts the thread. It calls `late` for each promise that it has to keep, before it does, and
     /// ends after [`ReadCompletions::close`].
-    pub fn start(self: &Arc<Self>, name: String, late: impl Fn() + Send + 'static) -> io::Result<()> {
+    pub fn start(
+        self: &Arc<Self>,
+        name: String,
+        late: impl Fn() + Send + 'static,
+    ) -> io::Result<()> {
         let promises = Arc::clone(self);
         std::thread::Builder::new()
             .name(name)
@@ -159,7 +163,9 @@ mod tests {
         promises.make(Instant::now() + Duration::from_millis(5), then(2));
         assert_eq!(told.recv().unwrap(), (2, false));
         let in_time = promises.make(far, then(3));
-        assert!(in_time.is_open() && in_time.keep(true) && !in_time.is_open() && !in_time.keep(false));
+        assert!(
+            in_time.is_open() && in_time.keep(true) && !in_time.is_open() && !in_time.keep(false)
+        );
         assert_eq!(told.recv().unwrap(), (3, true));
         assert!(promises.make(far, then(4)).take().is_some());
         promises.make(far, then(5));

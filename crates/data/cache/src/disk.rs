@@ -141,7 +141,11 @@ impl Disk {
             volume: volume_name(volume),
             root: RwLock::new(Arc::new(root)),
             reads: Workers::new(format!("kestrel-cache-r{index}"), READ_THREADS, READS_WAITING_MAX),
-            writes: Workers::new(format!("kestrel-cache-w{index}"), WRITE_THREADS, WRITES_WAITING_MAX),
+            writes: Workers::new(
+                format!("kestrel-cache-w{index}"),
+                WRITE_THREADS,
+                WRITES_WAITING_MAX,
+            ),
             promises: Arc::default(),
             waiting: Budget::new(options.fill_queue_bytes / options.dirs.len() as u64),
             reading: service(options.disk_deadline / 2),
@@ -253,7 +257,9 @@ impl Disk {
         let (root, name) = (self.root(), self.name(object));
         for _ in 0..CREATE_TRIES {
             match sys::create_at(root.as_fd(), &name) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_dirs(&root, object)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    self.make_dirs(&root, object)?
+                }
                 other => return other,
             }
         }
@@ -290,7 +296,9 @@ impl Disk {
         let bytes = scan::disk_bytes(&file.metadata()?);
         scan::cut(&self.path.join(name.to_string_lossy().as_ref()))?;
         self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(bytes)))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                Some(used.saturating_sub(bytes))
+            })
             .ok();
         Ok(bytes)
     }

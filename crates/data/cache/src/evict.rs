@@ -52,7 +52,8 @@ pub fn plan(files: &[CacheFile], need: u64, now: Nanos) -> Vec<usize> {
     let mut plan = Vec::new();
     let mut left = need;
 
-    let mut idle: Vec<usize> = (0..files.len()).filter(|index| is_idle[files[*index].volume]).collect();
+    let mut idle: Vec<usize> =
+        (0..files.len()).filter(|index| is_idle[files[*index].volume]).collect();
     idle.sort_by_key(|index| (files[*index].touched, *index));
     for index in idle {
         if left == 0 {
@@ -62,9 +63,13 @@ pub fn plan(files: &[CacheFile], need: u64, now: Nanos) -> Vec<usize> {
         plan.push(index);
     }
 
-    let active: Vec<usize> = (0..volumes).filter(|volume| !is_idle[*volume] && bytes[*volume] > 0).collect();
+    let active: Vec<usize> =
+        (0..volumes).filter(|volume| !is_idle[*volume] && bytes[*volume] > 0).collect();
     let held: u64 = active.iter().map(|volume| bytes[*volume]).sum();
-    let level = water_level(active.iter().map(|volume| bytes[*volume]).collect(), held.saturating_sub(left));
+    let level = water_level(
+        active.iter().map(|volume| bytes[*volume]).collect(),
+        held.saturating_sub(left),
+    );
     for volume in active {
         if left == 0 {
             break;
@@ -93,17 +98,25 @@ fn water_level(mut held: Vec<u64>, capacity: u64) -> u64 {
 }
 
 /// Chooses among the files of one volume; bytes freed.
-fn plan_volume(files: &[CacheFile], mut of_volume: Vec<usize>, need: u64, plan: &mut Vec<usize>) -> u64 {
+fn plan_volume(
+    files: &[CacheFile],
+    mut of_volume: Vec<usize>,
+    need: u64,
+    plan: &mut Vec<usize>,
+) -> u64 {
     of_volume.sort_by_key(|index| (files[*index].touched, *index));
     let sum = |indexes: &[usize]| indexes.iter().map(|index| files[*index].bytes).sum::<u64>();
     let (reused, probation): (Vec<usize>, Vec<usize>) =
         of_volume.into_iter().partition(|index| files[*index].is_reused);
     let (mut reused_bytes, mut probation_bytes) = (sum(&reused), sum(&probation));
-    let (mut reused, mut probation) = (reused.into_iter().peekable(), probation.into_iter().peekable());
+    let (mut reused, mut probation) =
+        (reused.into_iter().peekable(), probation.into_iter().peekable());
     let mut freed = 0;
     while freed < need {
-        let is_probation_large = probation_bytes > (probation_bytes + reused_bytes) / PROBATION_SHARE;
-        let from_probation = probation.peek().is_some() && (is_probation_large || reused.peek().is_none());
+        let is_probation_large =
+            probation_bytes > (probation_bytes + reused_bytes) / PROBATION_SHARE;
+        let from_probation =
+            probation.peek().is_some() && (is_probation_large || reused.peek().is_none());
         let (from, bytes) = if from_probation {
             (&mut probation, &mut probation_bytes)
         } else {

@@ -89,7 +89,10 @@ impl Core {
         disk.before(DiskOp::Write)?;
         let pages: Vec<u32> = {
             let state = object.state.lock();
-            fetched.pages().filter(|page| !state.on_disk.contains(*page) || fetched.is_short(*page)).collect()
+            fetched
+                .pages()
+                .filter(|page| !state.on_disk.contains(*page) || fetched.is_short(*page))
+                .collect()
         };
         let bytes = pages.len() as u64 * SLOT_BYTES;
         if pages.is_empty() {
@@ -109,8 +112,10 @@ impl Core {
         crash::point("cache.fill.before-write");
         let owner = self.owner(object.id);
         for run in runs(pages.iter().copied(), 0) {
-            let trailers: Vec<_> =
-                run.clone().map(|page| owner.trailer(page, fetched.page(page).unwrap_or_default())).collect();
+            let trailers: Vec<_> = run
+                .clone()
+                .map(|page| owner.trailer(page, fetched.page(page).unwrap_or_default()))
+                .collect();
             let mut slots = Vec::with_capacity(2 * run.len());
             let mut from = run.start;
             for (page, trailer) in run.clone().zip(&trailers) {

@@ -192,8 +192,8 @@ impl ObjectFlights {
     pub fn gather(&mut self, pages: &Range<u32>) -> Option<Arc<Flight>> {
         let seat = self.flights.iter_mut().filter(|seat| seat.is_grounded).find(|seat| {
             let (start, end) = (seat.pages.start.min(pages.start), seat.pages.end.max(pages.end));
-            let is_near =
-                pages.start <= seat.pages.end + GAP_PAGES && seat.pages.start <= pages.end + GAP_PAGES;
+            let is_near = pages.start <= seat.pages.end + GAP_PAGES
+                && seat.pages.start <= pages.end + GAP_PAGES;
             is_near && end - start <= GATHER_PAGES_MAX
         })?;
         seat.pages = seat.pages.start.min(pages.start)..seat.pages.end.max(pages.end);
@@ -219,7 +219,10 @@ impl ObjectFlights {
     /// Notes the end of a request and calls the next flight. Landed bytes stay until
     /// [`ObjectFlights::leave`].
     pub fn land(&mut self, flight: &Arc<Flight>, result: Result<Arc<Fetched>>) {
-        let Some(at) = self.flights.iter().position(|seat| Arc::ptr_eq(&seat.flight, flight)) else { return };
+        let Some(at) = self.flights.iter().position(|seat| Arc::ptr_eq(&seat.flight, flight))
+        else {
+            return;
+        };
         if self.flights[at].is_grounded {
             // Given up before its turn.
             self.flights[at].is_grounded = false;
@@ -250,7 +253,8 @@ impl ObjectFlights {
 
     /// Marks flights that bring any of these pages as wrong.
     pub fn mark_stale(&self, pages: &Range<u32>) {
-        let overlaps = |seat: &&PageFlight| seat.pages.start < pages.end && pages.start < seat.pages.end;
+        let overlaps =
+            |seat: &&PageFlight| seat.pages.start < pages.end && pages.start < seat.pages.end;
         self.flights.iter().filter(overlaps).for_each(|seat| seat.flight.mark_stale());
     }
 }

@@ -65,7 +65,13 @@ impl LocalCache for CachedStore {
         self.core.evict(object)
     }
 
-    fn bring(&self, object: ObjectId, offset: u64, len: u64, then: Then) -> std::result::Result<(), Then> {
+    fn bring(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        len: u64,
+        then: Then,
+    ) -> std::result::Result<(), Then> {
         match (Core::is_cacheable(offset, len), self.core.disk_for(object)) {
             (true, Some(disk)) => {
                 let object = self.core.table.get(object);
@@ -92,8 +98,7 @@ impl Core {
             let grant = disk.waiting.acquire(missing.len() as u64 * PAGE_BYTES, Some(until))?;
             let flights = self.fetch_for_disk(&object, &disk, &missing, grant)?;
             if flights.iter().any(|flight| flight.wait_kept(until) != Some(Kept::Written)) {
-                let why =
-                    "its disk has no room, failed or is too slow; give the cache more room, or see the log";
+                let why = "its disk has no room, failed or is too slow; give the cache more room, or see the log";
                 return Err(cannot_take(id, why));
             }
             if pending.is_empty() {
@@ -115,7 +120,9 @@ impl Core {
         for page in pages.iter().copied().filter(|page| !state.on_disk.contains(*page)) {
             match state.flights.of(page) {
                 // What lies behind the object's end is there as much as it can be.
-                Some(flight) if flight.landed().is_none_or(|fetched| fetched.page_len(page) > 0) => {
+                Some(flight)
+                    if flight.landed().is_none_or(|fetched| fetched.page_len(page) > 0) =>
+                {
                     pending.push(Arc::clone(flight));
                 }
                 Some(_) => {}
@@ -132,8 +139,9 @@ impl Core {
         let pages = pages.to_vec();
         let job = move || {
             let begun = Instant::now();
-            let opened =
-                of.before(crate::faults::DiskOp::Read).and_then(|()| core.open(&target, &of, &pages));
+            let opened = of
+                .before(crate::faults::DiskOp::Read)
+                .and_then(|()| core.open(&target, &of, &pages));
             of.note(crate::disk::Side::Read, begun, &opened);
         };
         if disk.reads.call(self.options.disk_deadline, job).is_none() {

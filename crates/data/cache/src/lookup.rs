@@ -29,7 +29,12 @@ impl Core {
     /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it
     /// should be, is not among what is returned; neither is anything of a disk that fails or does
     /// not answer in time.
-    pub fn look(self: &Arc<Self>, object: &Arc<Object>, disk: &Arc<Disk>, wanted: &[u32]) -> Vec<Slots> {
+    pub fn look(
+        self: &Arc<Self>,
+        object: &Arc<Object>,
+        disk: &Arc<Disk>,
+        wanted: &[u32],
+    ) -> Vec<Slots> {
         if wanted.is_empty() || !disk.is_in_service(Side::Read) {
             return Vec::new();
         }
@@ -84,7 +89,13 @@ impl Core {
         }
     }
 
-    fn promise(&self, disk: &Arc<Disk>, file: Arc<File>, bytes: Range<u64>, then: Then) -> Result<(), Then> {
+    fn promise(
+        &self,
+        disk: &Arc<Disk>,
+        file: Arc<File>,
+        bytes: Range<u64>,
+        then: Then,
+    ) -> Result<(), Then> {
         let promise = disk.promises.make(Instant::now() + self.options.disk_deadline, then);
         let (of, given) = (Arc::clone(disk), Arc::clone(&promise));
         let job = move || {
@@ -102,7 +113,12 @@ impl Core {
     }
 
     /// Like [`Core::look`], on this thread.
-    fn look_here(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<Vec<Slots>> {
+    fn look_here(
+        &self,
+        object: &Arc<Object>,
+        disk: &Disk,
+        wanted: &[u32],
+    ) -> io::Result<Vec<Slots>> {
         disk.before(DiskOp::Read)?;
         self.open(object, disk, wanted)?;
         let (file, there) = {
@@ -130,7 +146,8 @@ impl Core {
         let now = self.now();
         let state = object.state.lock();
         let is_known = state.file.is_some()
-            && (state.is_look_recent(now) || wanted.iter().all(|page| state.on_disk.contains(*page)));
+            && (state.is_look_recent(now)
+                || wanted.iter().all(|page| state.on_disk.contains(*page)));
         let writes = state.writes;
         drop(state);
         if is_known {
@@ -160,7 +177,10 @@ impl Core {
             object.state.lock().on_disk.remove(page);
             if slot == PageSlot::Damaged {
                 self.stats.corrupt.add(1);
-                log::warn!("object {:016x}: page {page} of its cache file is damaged: dropped", object.id);
+                log::warn!(
+                    "object {:016x}: page {page} of its cache file is damaged: dropped",
+                    object.id
+                );
                 let begun = Instant::now();
                 let removed = disk.remove_page(object.id, page);
                 if removed.is_err() {

@@ -132,7 +132,13 @@ impl ObjectState {
     ///
     /// # Errors
     /// If the file cannot be told from the one known; nothing is noted.
-    pub fn wrote(&mut self, file: Arc<File>, was_empty: bool, pages: &[u32], now: Nanos) -> io::Result<()> {
+    pub fn wrote(
+        &mut self,
+        file: Arc<File>,
+        was_empty: bool,
+        pages: &[u32],
+        now: Nanos,
+    ) -> io::Result<()> {
         match &self.file {
             Some(known) if is_same(known, &file)? => {}
             _ if was_empty => self.attach_new(file, now),
@@ -287,7 +293,8 @@ impl ObjectIndex {
                 shard.ring.push_back(oldest);
             }
         }
-        let object = Arc::new(Object { id, state: Mutex::default(), used_lately: AtomicBool::new(false) });
+        let object =
+            Arc::new(Object { id, state: Mutex::default(), used_lately: AtomicBool::new(false) });
         shard.ring.push_back(id);
         shard.objects.insert(id, Arc::clone(&object));
         drop(shard);
@@ -377,12 +384,15 @@ mod tests {
         let slot = page::SLOT_BYTES;
         // Slots 0 and 1 with the block behind them, then a short last page in slot 9: its data, and
         // its trailer.
-        let blocks = [0..2 * slot + 4000, 9 * slot - 100..9 * slot + 3000, 10 * slot - 50..10 * slot];
+        let blocks =
+            [0..2 * slot + 4000, 9 * slot - 100..9 * slot + 3000, 10 * slot - 50..10 * slot];
         let file = Arc::new(tempfile::tempfile().unwrap());
         state.looked_at(file, (&blocks, 10 * slot), 0, 7).unwrap();
         assert_eq!(pages_of(&state), [0, 1, 9]);
         assert!(
-            state.is_look_recent(7) && !state.is_look_recent(7 + LOOK_AGE_MAX) && !state.is_look_recent(6)
+            state.is_look_recent(7)
+                && !state.is_look_recent(7 + LOOK_AGE_MAX)
+                && !state.is_look_recent(6)
         );
     }
 
@@ -418,7 +428,9 @@ mod tests {
         assert_eq!(pages_of(&state), [2]);
         // Another process has put page 0 there.
         let first = 0..slot;
-        state.looked_at(Arc::clone(&file), (std::slice::from_ref(&first), 3 * slot), writes, 6).unwrap();
+        state
+            .looked_at(Arc::clone(&file), (std::slice::from_ref(&first), 3 * slot), writes, 6)
+            .unwrap();
         assert_eq!(pages_of(&state), [0, 2]);
         // An old file, which was replaced while it was looked at.
         let old = Arc::new(tempfile::tempfile().unwrap());

@@ -79,7 +79,12 @@ impl PageOwner {
     }
 
     /// Judges a slot. `pieces` are the page's [`PAGE_BYTES`] in order.
-    pub fn judge<T: Deref<Target = [u8]>>(&self, page: u32, pieces: &[T], trailer: &[u8]) -> PageSlot {
+    pub fn judge<T: Deref<Target = [u8]>>(
+        &self,
+        page: u32,
+        pieces: &[T],
+        trailer: &[u8],
+    ) -> PageSlot {
         let Some((head, check)) = trailer.split_at_checked(12) else { return PageSlot::Damaged };
         if trailer.iter().all(|byte| *byte == 0) {
             return PageSlot::Empty;
@@ -96,7 +101,11 @@ impl PageOwner {
             left -= part.len();
         }
         let found = self.check(page, data_check, head);
-        if left == 0 && found.to_be_bytes() == check { PageSlot::Page(len) } else { PageSlot::Damaged }
+        if left == 0 && found.to_be_bytes() == check {
+            PageSlot::Page(len)
+        } else {
+            PageSlot::Damaged
+        }
     }
 }
 
@@ -134,8 +143,9 @@ mod tests {
     fn a_page_is_recognized_and_nothing_else() {
         let page: Vec<u8> = (0..PAGE_BYTES).map(|i| (i * 7) as u8).collect();
         let trailer = OWNER.trailer(3, &page);
-        let judge =
-            |owner: PageOwner, number, page: &[u8], trailer: &[u8]| owner.judge(number, &[page], trailer);
+        let judge = |owner: PageOwner, number, page: &[u8], trailer: &[u8]| {
+            owner.judge(number, &[page], trailer)
+        };
         assert_eq!(judge(OWNER, 3, &page, &trailer), PageSlot::Page(PAGE_BYTES as u32));
         assert_eq!(
             OWNER.judge(3, &[&page[..100], &page[100..]], &trailer),
@@ -143,7 +153,10 @@ mod tests {
         );
         assert_eq!(judge(OWNER, 4, &page, &trailer), PageSlot::Damaged);
         assert_eq!(judge(PageOwner { object: 10, ..OWNER }, 3, &page, &trailer), PageSlot::Damaged);
-        assert_eq!(judge(PageOwner { volume: [8; 16], ..OWNER }, 3, &page, &trailer), PageSlot::Damaged);
+        assert_eq!(
+            judge(PageOwner { volume: [8; 16], ..OWNER }, 3, &page, &trailer),
+            PageSlot::Damaged
+        );
         assert_eq!(judge(OWNER, 3, &page, &[0; TRAILER_BYTES]), PageSlot::Empty);
         for at in 0..TRAILER_BYTES {
             let mut bad = trailer;
@@ -168,11 +181,15 @@ mod tests {
 
     #[test]
     fn the_format_is_pinned() {
-        let hex: String = OWNER.trailer(2, b"hello").iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String =
+            OWNER.trailer(2, b"hello").iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "4b4350010000000500000000107edc50");
         assert_eq!((slot_at(1), slot_at(2), page_at(3)), (32_784, 65_568, 98_304));
         assert_eq!((place_of(0, 32_768), place_of(32_767, 2)), (0..32_768, 32_767..32_785));
-        assert_eq!((place_of(32_768, 1), place_of(65_546, 32_768)), (32_784..32_785, 65_578..98_362));
+        assert_eq!(
+            (place_of(32_768, 1), place_of(65_546, 32_768)),
+            (32_784..32_785, 65_578..98_362)
+        );
         assert_eq!((pages(0, 1), pages(32_767, 2), pages(65_536, 32_768)), (0..1, 0..2, 2..3));
     }
 }

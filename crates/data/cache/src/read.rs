@@ -51,11 +51,16 @@ impl Want<'_, '_> {
     /// Copies what is wanted of a page.
     fn put(&mut self, page: u32, data: &[u8]) {
         let at = page::page_at(page);
-        let (from, until) = (self.offset.max(at), (self.offset + self.len).min(at + data.len() as u64));
+        let (from, until) =
+            (self.offset.max(at), (self.offset + self.len).min(at + data.len() as u64));
         if until < (self.offset + self.len).min(at + PAGE_BYTES) {
-            self.end = Some(self.end.map_or(at + data.len() as u64, |end| end.min(at + data.len() as u64)));
+            self.end = Some(
+                self.end.map_or(at + data.len() as u64, |end| end.min(at + data.len() as u64)),
+            );
         }
-        let Some(mut data) = data.get((from - at) as usize..(until.max(from) - at) as usize) else { return };
+        let Some(mut data) = data.get((from - at) as usize..(until.max(from) - at) as usize) else {
+            return;
+        };
         let mut skip = (from - self.offset) as usize;
         for part in self.parts.iter_mut() {
             if skip >= part.len() {
@@ -94,10 +99,12 @@ impl FlightLeader<'_> {
         self.flight.wait_for_turn();
         let pages = self.object.state.lock().flights.pages(&self.flight);
         let mut bytes = vec![0; pages.len() * PAGE_BYTES as usize];
-        let read = self.core.store.read_up_to(self.object.id, page::page_at(pages.start), &mut bytes);
+        let read =
+            self.core.store.read_up_to(self.object.id, page::page_at(pages.start), &mut bytes);
         let fetched = read.map(|len| {
             if len < bytes.len() {
-                self.object.state.lock().end = Some(pages.start + (len as u64).div_ceil(PAGE_BYTES) as u32);
+                self.object.state.lock().end =
+                    Some(pages.start + (len as u64).div_ceil(PAGE_BYTES) as u32);
             }
             bytes.truncate(len);
             Arc::new(Fetched { asked: pages, bytes })
@@ -135,15 +142,18 @@ impl Core {
             return Ok(len);
         }
         let brought = self.bring(&object, disk, &page::pages(offset, len));
-        if brought == Some(true) && self.read_warm(&object, disk, offset, len, parts, Check::Pages) {
+        if brought == Some(true) && self.read_warm(&object, disk, offset, len, parts, Check::Pages)
+        {
             return Ok(len);
         }
         let mut want = Want { offset, len, parts, end: None };
         self.read_cold(&object, disk, &mut want, (at_end, brought != Some(false)))?;
         match want.end {
-            Some(_) if at_end == AtEnd::Fail => {
-                Err(Error::Corrupt { object: id, offset, what: "the object is shorter than what was stored" })
-            }
+            Some(_) if at_end == AtEnd::Fail => Err(Error::Corrupt {
+                object: id,
+                offset,
+                what: "the object is shorter than what was stored",
+            }),
             Some(end) => Ok(end.saturating_sub(offset)),
             None => Ok(len),
         }
@@ -159,7 +169,9 @@ impl Core {
         at_end: AtEnd,
     ) -> Result<u64> {
         match (at_end, parts) {
-            (AtEnd::Stop, [part]) => self.store.read_up_to(id, offset, part).map(|read| read as u64),
+            (AtEnd::Stop, [part]) => {
+                self.store.read_up_to(id, offset, part).map(|read| read as u64)
+            }
             (_, parts) => self.store.read(id, offset, parts).map(|()| len),
         }
     }
@@ -179,7 +191,9 @@ impl Core {
         let mut state = object.state.lock();
         state.bind(disk.index);
         let is_known = state.on_disk.contains_all(pages.clone());
-        if !is_known && (state.looked.is_some() && state.is_look_recent(now) || !state.flights.is_empty()) {
+        if !is_known
+            && (state.looked.is_some() && state.is_look_recent(now) || !state.flights.is_empty())
+        {
             return false;
         }
         let opened = match &state.file {
@@ -241,7 +255,9 @@ impl Core {
         let found = if looks { self.look(object, disk, &to_look_for) } else { Vec::new() };
         for page in to_look_for {
             match found.iter().find_map(|slots| slots.page(page)) {
-                Some(data) if data.len() >= want.until(page) || is_end_final => want.put(page, data),
+                Some(data) if data.len() >= want.until(page) || is_end_final => {
+                    want.put(page, data)
+                }
                 _ => missing.push(page),
             }
         }
@@ -276,10 +292,14 @@ impl Core {
         for page in page::pages(want.offset, want.len) {
             let flight = state.flights.of(page);
             match flight.map(|flight| flight.landed()) {
-                Some(Some(fetched)) if is_end_final || fetched.page_len(page) >= want.until(page) => {
+                Some(Some(fetched))
+                    if is_end_final || fetched.page_len(page) >= want.until(page) =>
+                {
                     landed.push((page, fetched));
                 }
-                None if state.on_disk.contains(page) || !state.is_look_recent(now) => to_look_for.push(page),
+                None if state.on_disk.contains(page) || !state.is_look_recent(now) => {
+                    to_look_for.push(page)
+                }
                 _ => missing.push(page),
             }
         }
@@ -306,7 +326,9 @@ impl Core {
             }
             // Whatever it brought of what is wanted; if the object ends before, its last page says
             // so.
-            for page in page::pages(want.offset, want.len).filter(|page| fetched.asked.contains(page)) {
+            for page in
+                page::pages(want.offset, want.len).filter(|page| fetched.asked.contains(page))
+            {
                 want.put(page, fetched.page(page).unwrap_or_default());
             }
         })?;
@@ -334,7 +356,9 @@ impl Core {
             match state.flights.of(page) {
                 // One that has landed short was looked at already.
                 Some(flight)
-                    if flight.landed().is_none_or(|fetched| fetched.page_len(page) >= want.until(page)) =>
+                    if flight
+                        .landed()
+                        .is_none_or(|fetched| fetched.page_len(page) >= want.until(page)) =>
                 {
                     claims.joined.push((page, Arc::clone(flight)));
                 }
@@ -395,8 +419,8 @@ impl Core {
         let is_here = |page| state.on_disk.contains(page) || state.flights.of(page).is_some();
         let mut policy = self.span.lock();
         let mut plan = policy.plan(&run, requests, state.end, is_here);
-        let is_roomy =
-            disk.is_in_service(Side::Write) && disk.waiting.used() + bytes(&plan) <= disk.waiting.limit() / 2;
+        let is_roomy = disk.is_in_service(Side::Write)
+            && disk.waiting.used() + bytes(&plan) <= disk.waiting.limit() / 2;
         let grant = is_roomy.then(|| disk.waiting.try_acquire(bytes(&plan))).flatten();
         if grant.is_none() {
             plan = run.clone();

@@ -120,7 +120,10 @@ fn read_with(
         if buffers.len() > sys::BUFFERS_MAX {
             return Ok(false);
         }
-        if batch.len() == BATCH_PAGES || page + 1 == pages.end || buffers.len() > sys::BUFFERS_MAX / 2 {
+        if batch.len() == BATCH_PAGES
+            || page + 1 == pages.end
+            || buffers.len() > sys::BUFFERS_MAX / 2
+        {
             if !read_batch(file, owner, first, &mut buffers, &batch)? {
                 return Ok(false);
             }
@@ -167,8 +170,11 @@ impl Slots {
     /// Reads pages and judges each. May wait for the disk. Pages that do not match are read once
     /// more before that is believed: another process may have been writing them.
     pub fn read(file: &File, owner: &PageOwner, pages: Range<u32>) -> io::Result<Self> {
-        let mut slots =
-            Self { first: pages.start, bytes: vec![0; pages.len() * SLOT_BYTES as usize], found: Vec::new() };
+        let mut slots = Self {
+            first: pages.start,
+            bytes: vec![0; pages.len() * SLOT_BYTES as usize],
+            found: Vec::new(),
+        };
         slots.fill(file, 0)?;
         slots.found = pages.clone().map(|page| slots.judge(owner, page)).collect();
         for index in 0..slots.found.len() {

@@ -71,15 +71,20 @@ impl SpanPolicy {
         end: Option<u32>,
         is_here: impl Fn(u32) -> bool,
     ) -> Range<u32> {
-        let step = STEPS.iter().find(|(least, _)| requests >= *least).map_or(0, |(_, bytes)| *bytes);
+        let step =
+            STEPS.iter().find(|(least, _)| requests >= *least).map_or(0, |(_, bytes)| *bytes);
         let span = (step.min(self.config.bytes_max) / PAGE_BYTES) as u32;
         if span <= wanted.end - wanted.start {
             return wanted.clone();
         }
         // Spans are aligned, so that those of one object tile it.
         let from = wanted.start / span * span;
-        let until =
-            wanted.end.div_ceil(span).saturating_mul(span).min(end.unwrap_or(u32::MAX)).max(wanted.end);
+        let until = wanted
+            .end
+            .div_ceil(span)
+            .saturating_mul(span)
+            .min(end.unwrap_or(u32::MAX))
+            .max(wanted.end);
         let mut left = self.credit / PAGE_BYTES;
         let mut plan = wanted.clone();
         while left > 0 && plan.end < until && !is_here(plan.end) {

@@ -70,12 +70,14 @@ impl CachedStore {
         let table = Arc::<ObjectIndex>::default();
         let mut disks: Vec<Arc<Disk>> = Vec::with_capacity(options.dirs.len());
         for (index, dir) in options.dirs.iter().enumerate() {
-            let failed =
-                |why: &str| OpenError(format!("opening the cache directory {}: {why}", dir.display()));
+            let failed = |why: &str| {
+                OpenError(format!("opening the cache directory {}: {why}", dir.display()))
+            };
             if options.dirs[..index].contains(dir) {
                 return Err(failed("it is named twice; name each once"));
             }
-            let disk = Disk::open(index, dir, volume, &options, &stats).map_err(|why| failed(&why))?;
+            let disk =
+                Disk::open(index, dir, volume, &options, &stats).map_err(|why| failed(&why))?;
             disks.push(Arc::new(disk));
         }
         let core = Core {
@@ -113,7 +115,9 @@ impl CachedStore {
     /// Compares cached copies with fresh bytes and drops those that differ.
     fn reconcile(&self, id: ObjectId, offset: u64, parts: &[IoSliceMut<'_>]) {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        let Some(disk) = self.core.disk_for(id).filter(|_| Core::is_cacheable(offset, len)) else { return };
+        let Some(disk) = self.core.disk_for(id).filter(|_| Core::is_cacheable(offset, len)) else {
+            return;
+        };
         let object = self.core.table.get(id);
         let pages = page::pages(offset, len);
         {
@@ -134,8 +138,9 @@ impl CachedStore {
         self.core.stats.corrupt.add(differing.len() as u64);
         log::warn!("object {id:016x}: the cache holds other bytes than the store: dropped");
         let (core, of) = (Arc::clone(&self.core), Arc::clone(disk));
-        let job =
-            move || differing.into_iter().for_each(|page| core.remove_pages(&object, &of, page..page + 1));
+        let job = move || {
+            differing.into_iter().for_each(|page| core.remove_pages(&object, &of, page..page + 1))
+        };
         if disk.writes.call(self.core.options.disk_deadline, job).is_none() {
             disk.note_unanswered(crate::disk::Side::Write);
             disk.note_unanswered(crate::disk::Side::Read);
@@ -148,7 +153,8 @@ impl CachedStore {
 fn agrees(at: u64, data: &[u8], offset: u64, parts: &[IoSliceMut<'_>]) -> bool {
     let mut place = offset;
     parts.iter().all(|part| {
-        let (from, until) = (place.max(at), (place + part.len() as u64).min(at + data.len() as u64));
+        let (from, until) =
+            (place.max(at), (place + part.len() as u64).min(at + data.len() as u64));
         let begin = place;
         place += part.len() as u64;
         from >= until
@@ -200,7 +206,14 @@ impl BlockStore for CachedStore {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         if Core::is_cacheable(offset, len)
             && let Some(disk) = self.core.disk_for(object)
-            && self.core.read_warm(&self.core.table.get(object), disk, offset, len, parts, Check::Caller)
+            && self.core.read_warm(
+                &self.core.table.get(object),
+                disk,
+                offset,
+                len,
+                parts,
+                Check::Caller,
+            )
         {
             return Ok(Some(()));
         }
@@ -208,22 +221,30 @@ impl BlockStore for CachedStore {
     }
 
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
-        let Some(disk) = self.core.disk_for(object).filter(|_| Core::is_cacheable(offset, len)) else {
+        let Some(disk) = self.core.disk_for(object).filter(|_| Core::is_cacheable(offset, len))
+        else {
             return self.core.store.prefetch(object, offset, len);
         };
         let pages = page::pages(offset, len);
         let object = self.core.table.get(object);
         let state = object.state.lock();
-        let Some(file) = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone())) else {
+        let Some(file) = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()))
+        else {
             drop(state);
             return self.core.store.prefetch(object.id, offset, len);
         };
         drop(state);
-        let job = move || sys::will_need(&file, page::slot_at(pages.start)..page::slot_at(pages.end));
+        let job =
+            move || sys::will_need(&file, page::slot_at(pages.start)..page::slot_at(pages.end));
         disk.reads.submit(Box::new(job))
     }
 
-    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+    fn read_fresh(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<()> {
         self.core.store.read_fresh(object, offset, parts)?;
         self.reconcile(object, offset, parts);
         Ok(())

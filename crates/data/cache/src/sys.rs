@@ -43,7 +43,9 @@ fn open_with(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result
 pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     match open_with(dir, name, libc::O_RDONLY | libc::O_NOATIME) {
         // Not ours and we are not root.
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => open_with(dir, name, libc::O_RDONLY),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            open_with(dir, name, libc::O_RDONLY)
+        }
         other => other,
     }
 }
@@ -66,7 +68,8 @@ fn open_cached(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Resu
     let size = size_of::<libc::open_how>();
     // SAFETY: `name` and `how` outlive the call, and `size` is that of `how`.
     let fd = retried(|| unsafe {
-        libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size) as isize
+        libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size)
+            as isize
     })?;
     // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
@@ -93,8 +96,13 @@ pub(crate) fn link_at(file: &File, dir: BorrowedFd<'_>, name: &CStr) -> io::Resu
         .unwrap_or_else(|_| unreachable!("a number holds no NUL"));
     // SAFETY: both names are C strings that outlive the call.
     retried(|| unsafe {
-        libc::linkat(libc::AT_FDCWD, from.as_ptr(), dir.as_raw_fd(), name.as_ptr(), libc::AT_SYMLINK_FOLLOW)
-            as isize
+        libc::linkat(
+            libc::AT_FDCWD,
+            from.as_ptr(),
+            dir.as_raw_fd(),
+            name.as_ptr(),
+            libc::AT_SYMLINK_FOLLOW,
+        ) as isize
     })
     .map(drop)
 }
@@ -104,7 +112,8 @@ pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Resul
     // SAFETY: `name` is a C string, and `value` holds as many bytes as are named; both outlive the
     // call.
     retried(|| unsafe {
-        libc::fsetxattr(file.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) as isize
+        libc::fsetxattr(file.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0)
+            as isize
     })
     .map(drop)
 }
@@ -113,11 +122,14 @@ pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Resul
 pub(crate) fn attribute<const N: usize>(file: &File, name: &CStr) -> io::Result<Option<[u8; N]>> {
     let mut value = [0; N];
     // SAFETY: `name` is a C string, and `value` has room for `N` bytes; both outlive the call.
-    let read =
-        retried(|| unsafe { libc::fgetxattr(file.as_raw_fd(), name.as_ptr(), value.as_mut_ptr().cast(), N) });
+    let read = retried(|| unsafe {
+        libc::fgetxattr(file.as_raw_fd(), name.as_ptr(), value.as_mut_ptr().cast(), N)
+    });
     match read {
         Ok(read) => Ok((read == N).then_some(value)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ERANGE)) => Ok(None),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ERANGE)) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -169,7 +181,10 @@ pub(crate) fn read_cached_at(
 ) -> io::Result<Option<usize>> {
     match read_flags(file, parts, offset, libc::RWF_NOWAIT) {
         Err(error)
-            if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS)) =>
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS)
+            ) =>
         {
             Ok(None)
         }
@@ -193,22 +208,36 @@ pub(crate) fn bring(file: &File, bytes: Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-fn read_flags(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, flags: i32) -> io::Result<usize> {
-    let position = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+fn read_flags(
+    file: &File,
+    parts: &mut [IoSliceMut<'_>],
+    offset: u64,
+    flags: i32,
+) -> io::Result<usize> {
+    let position =
+        libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     let count = parts.len() as libc::c_int;
     // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing
     // during the call.
-    retried(|| unsafe { libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags) })
+    retried(|| unsafe {
+        libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags)
+    })
 }
 
 /// Writes all of `parts` at `offset`.
 pub(crate) fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
     let mut at = offset;
     for batch in parts.chunks(BUFFERS_MAX) {
-        let position = libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        let position =
+            libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         // SAFETY: `IoSlice` has the layout of `iovec`, and the borrowed buffers outlive the call.
         let mut written = retried(|| unsafe {
-            libc::pwritev(file.as_raw_fd(), batch.as_ptr().cast(), batch.len() as libc::c_int, position)
+            libc::pwritev(
+                file.as_raw_fd(),
+                batch.as_ptr().cast(),
+                batch.len() as libc::c_int,
+                position,
+            )
         })?;
         // What a short write left, piece by piece, so that the cause of it comes to light.
         for part in batch {
@@ -228,7 +257,9 @@ pub(crate) fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> i
 pub(crate) fn data_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let seek = |from: u64, whence| {
         // SAFETY: takes no pointers.
-        match retried(|| unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) } as isize) {
+        match retried(
+            || unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) } as isize
+        ) {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
             other => other.map(|at| Some(at as u64)),
         }
@@ -249,7 +280,9 @@ pub(crate) fn punch(file: &File, part: Range<u64>) -> io::Result<()> {
     let (at, len) = (part.start, part.end - part.start);
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: takes no pointers.
-    match retried(|| unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, len as i64) } as isize) {
+    match retried(
+        || unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, len as i64) } as isize
+    ) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             file.write_all_at(&vec![0; len as usize], at)
         }

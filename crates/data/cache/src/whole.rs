@@ -276,7 +276,8 @@ impl WholeCopy {
     /// Notes that it was used, for eviction only; what is lost here costs it its rank.
     fn touch(&self, now: kestrel_types::clock::Nanos) {
         let Ok(file) = self.file.try_clone() else { return };
-        let at = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(u64::try_from(now).unwrap_or(0));
+        let at = std::time::UNIX_EPOCH
+            + std::time::Duration::from_nanos(u64::try_from(now).unwrap_or(0));
         let _ = self.disk.writes.submit(Box::new(move || drop(file.set_modified(at))));
     }
 
@@ -288,8 +289,8 @@ impl WholeCopy {
     pub fn take_away(&self) -> io::Result<()> {
         let name = self.id.name();
         let is_there = self.disk.open_whole(&name)?;
-        let is_same =
-            is_there.is_some_and(|there| FileStamp::of(&there).ok() == FileStamp::of(&self.file).ok());
+        let is_same = is_there
+            .is_some_and(|there| FileStamp::of(&there).ok() == FileStamp::of(&self.file).ok());
         if is_same { self.disk.remove_whole(&name).map(drop) } else { Ok(()) }
     }
 

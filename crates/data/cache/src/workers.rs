@@ -63,10 +63,11 @@ impl Workers {
         }
         if state.idle <= state.queue.len() && state.threads < self.shared.threads_max {
             let shared = Arc::clone(&self.shared);
-            let started = std::thread::Builder::new().name(self.shared.name.clone()).spawn(move || {
-                run_anywhere();
-                shared.work();
-            });
+            let started =
+                std::thread::Builder::new().name(self.shared.name.clone()).spawn(move || {
+                    run_anywhere();
+                    shared.work();
+                });
             if started.is_ok() {
                 state.threads += 1;
             }

@@ -28,7 +28,9 @@ fn near(cache: &CachedStore) -> &dyn LocalCache {
 /// Asks for bytes; none if the cache does not take it on.
 fn bring(cache: &CachedStore, object: u64, offset: u64, len: u64) -> Option<Receiver<bool>> {
     let (sender, told) = mpsc::channel();
-    near(cache).bring(object, offset, len, Box::new(move |is_here| sender.send(is_here).unwrap())).ok()?;
+    near(cache)
+        .bring(object, offset, len, Box::new(move |is_here| sender.send(is_here).unwrap()))
+        .ok()?;
     Some(told)
 }
 
@@ -77,17 +79,21 @@ fn prefetch_from_disk_to_memory() {
     let gets = store.gets();
     // Windows that begin and end at, before and behind the ends of pages, in the memory of the
     // kernel or not.
-    for (offset, len) in [(0, LEN), (1, 1), (32_767, 2), (32_768, 32_768), (40_000, 100_000), (149_999, 1)] {
+    for (offset, len) in
+        [(0, LEN), (1, 1), (32_767, 2), (32_768, 32_768), (40_000, 100_000), (149_999, 1)]
+    {
         for file in cache_files(dir.path()) {
             let file = std::fs::File::open(file).unwrap();
             file.sync_all().unwrap();
             // SAFETY: a hint about a descriptor that is open.
-            let hinted = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+            let hinted =
+                unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
             assert_eq!(hinted, 0);
         }
         // The kernel may give up again what was brought, but not every time.
         eventually("what was brought is read", || {
-            let told = bring(&cache, 1, offset as u64, len as u64).expect("the cache knows that it has it");
+            let told = bring(&cache, 1, offset as u64, len as u64)
+                .expect("the cache knows that it has it");
             assert!(told.recv_timeout(LONG).unwrap());
             now(&cache, 1, offset, len).is_some_and(|out| out == whole[offset..offset + len])
         });
@@ -115,7 +121,10 @@ fn cache_file_of_another_object() {
     let cache = open();
     for object in 1..=2 {
         let found = now(&cache, object, 70_000, 1000);
-        assert!(found.is_none_or(|found| found == content(object, LEN)[70_000..71_000]), "{object}");
+        assert!(
+            found.is_none_or(|found| found == content(object, LEN)[70_000..71_000]),
+            "{object}"
+        );
         check(&cache, object, &content(object, LEN), 0, LEN);
     }
 }

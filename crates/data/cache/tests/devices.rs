@@ -49,7 +49,8 @@ impl Device {
     }
 
     fn free(&self) -> f64 {
-        let output = Command::new("stat").args(["-f", "-c", "%a %b", self.path()]).output().unwrap();
+        let output =
+            Command::new("stat").args(["-f", "-c", "%a %b", self.path()]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let numbers: Vec<f64> = text.split_whitespace().map(|word| word.parse().unwrap()).collect();
         numbers[0] / numbers[1]
@@ -95,7 +96,8 @@ fn a_disk_that_fills_up() {
     drop(cache);
     // What is there is still of use.
     let cache =
-        CachedStore::open(Arc::clone(&store) as _, VOLUME, options(&device.mount.join("cache"))).unwrap();
+        CachedStore::open(Arc::clone(&store) as _, VOLUME, options(&device.mount.join("cache")))
+            .unwrap();
     check_all(&cache, 150);
     assert!(stats(&cache)["cache_disk_hits"] > 0);
 }
@@ -157,7 +159,8 @@ fn disk_turned_read_only() {
     drop(cache);
     assert!(run("mount", &["-o", "remount,ro", device.path()]));
     let cache =
-        CachedStore::open(Arc::clone(&store) as _, VOLUME, options(&device.mount.join("cache"))).unwrap();
+        CachedStore::open(Arc::clone(&store) as _, VOLUME, options(&device.mount.join("cache")))
+            .unwrap();
     let before = store.gets();
     check_all(&cache, 20);
     assert_eq!(store.gets(), before);
@@ -250,7 +253,11 @@ fn kill_9_while_filling_and_evicting() {
             filler.kill().unwrap();
         }
         let status = filler.wait().unwrap();
-        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{point}: {status}");
+        assert_eq!(
+            std::os::unix::process::ExitStatusExt::signal(&status),
+            Some(9),
+            "{point}: {status}"
+        );
         let cache = CachedStore::open(Arc::clone(&store) as _, VOLUME, options.clone()).unwrap();
         check_all(&cache, 40);
         assert_eq!(stats(&cache)["cache_disk_errors"], 0);

@@ -44,7 +44,8 @@ impl Faults {
 impl DiskFaults for Faults {
     fn before(&self, op: DiskOp, dir: &Path) -> io::Result<()> {
         let mut is_on = self.is_on.lock();
-        if !*is_on || !self.ops.contains(&op) || self.dir.as_deref().is_some_and(|only| only != dir) {
+        if !*is_on || !self.ops.contains(&op) || self.dir.as_deref().is_some_and(|only| only != dir)
+        {
             return Ok(());
         }
         match self.errno {
@@ -60,8 +61,14 @@ impl DiskFaults for Faults {
     }
 }
 
-const ALL: [DiskOp; 6] =
-    [DiskOp::ReadCached, DiskOp::Read, DiskOp::Write, DiskOp::Evict, DiskOp::ProbeRead, DiskOp::ProbeWrite];
+const ALL: [DiskOp; 6] = [
+    DiskOp::ReadCached,
+    DiskOp::Read,
+    DiskOp::Write,
+    DiskOp::Evict,
+    DiskOp::ProbeRead,
+    DiskOp::ProbeWrite,
+];
 
 /// Objects 1 to `count` behind a cache.
 fn behind(options: CacheOptions, count: u64) -> (Arc<Counting>, CachedStore) {
@@ -90,8 +97,11 @@ fn a_wedged_disk_does_not_wedge_reads() {
     let dir = tempfile::tempdir().unwrap();
     // What the page cache has is not given: every read of the disk wedges.
     let faults = Arc::new(Faults { ops: ALL[1..].to_vec(), ..Faults::default() });
-    let not_cached =
-        Arc::new(Faults { ops: vec![DiskOp::ReadCached], errno: Some(libc::EAGAIN), ..Faults::default() });
+    let not_cached = Arc::new(Faults {
+        ops: vec![DiskOp::ReadCached],
+        errno: Some(libc::EAGAIN),
+        ..Faults::default()
+    });
     not_cached.set(true);
     struct Both(Arc<Faults>, Arc<Faults>);
     impl DiskFaults for Both {
@@ -129,12 +139,17 @@ fn a_wedged_disk_does_not_wedge_reads() {
 /// the disk, or half written, when a fresh read finds them out.
 #[test]
 fn wrong_bytes_on_their_way_to_the_disk() {
-    let cases =
-        [(DiskOp::Write, true), (DiskOp::Write, false), (DiskOp::Written, true), (DiskOp::Written, false)];
+    let cases = [
+        (DiskOp::Write, true),
+        (DiskOp::Write, false),
+        (DiskOp::Written, true),
+        (DiskOp::Written, false),
+    ];
     for (blocked, is_read_meanwhile) in cases {
         let dir = tempfile::tempdir().unwrap();
         let faults = Arc::new(Faults { ops: vec![blocked], ..Faults::default() });
-        let options = CacheOptions { faults: Some(Arc::clone(&faults) as _), ..options(dir.path()) };
+        let options =
+            CacheOptions { faults: Some(Arc::clone(&faults) as _), ..options(dir.path()) };
         let memory = Counting::new(Duration::ZERO);
         put(memory.as_ref(), 1, LEN);
         let whole = content(1, LEN);
@@ -205,7 +220,8 @@ fn a_failing_disk_is_bypassed_and_used_again() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let faults = Arc::new(Faults { ops, errno: Some(libc::EIO), ..Faults::default() });
-        let options = CacheOptions { faults: Some(Arc::clone(&faults) as _), ..options(dir.path()) };
+        let options =
+            CacheOptions { faults: Some(Arc::clone(&faults) as _), ..options(dir.path()) };
         let (store, cache) = behind(options, 30);
         check_all(&cache, 1..=10);
         flush(&cache);
@@ -232,8 +248,11 @@ fn one_broken_disk_of_several() {
         errno: Some(libc::EIO),
         ..Faults::default()
     });
-    let options =
-        CacheOptions { dirs: dirs.clone(), faults: Some(Arc::clone(&faults) as _), ..options(dir.path()) };
+    let options = CacheOptions {
+        dirs: dirs.clone(),
+        faults: Some(Arc::clone(&faults) as _),
+        ..options(dir.path())
+    };
     let (store, cache) = behind(options.clone(), 60);
     check_all(&cache, 1..=60);
     flush(&cache);
@@ -303,7 +322,8 @@ fn eviction_beside_another_process() {
         flush(&cache);
         // Each writes an eighth at most between two looks at what all have written.
         used() <= BOUND + BOUND / 3
-            && stats(&cache)["cache_disk_evicted_bytes"] + stats(&other)["cache_disk_evicted_bytes"] > BOUND
+            && stats(&cache)["cache_disk_evicted_bytes"] + stats(&other)["cache_disk_evicted_bytes"]
+                > BOUND
     });
     check_all(&cache, 1..=200);
 }
@@ -316,11 +336,13 @@ fn eviction_of_idle_volumes_first() {
     let options = CacheOptions { bytes: BOUND, ..options(dir.path()) };
     let store = Counting::new(Duration::ZERO);
     (1..=60).for_each(|object| put(store.as_ref(), object, LEN));
-    let open = |volume| CachedStore::open(Arc::clone(&store) as _, volume, options.clone()).unwrap();
+    let open =
+        |volume| CachedStore::open(Arc::clone(&store) as _, volume, options.clone()).unwrap();
     let (yesterday, today) = (open([1; 16]), open([2; 16]));
     check_all(&yesterday, 1..=20);
     flush(&yesterday);
-    let count = |volume: u8| cache_files(&dir.path().join(format!("{volume:02x}").repeat(16))).len();
+    let count =
+        |volume: u8| cache_files(&dir.path().join(format!("{volume:02x}").repeat(16))).len();
     assert_eq!((count(1), count(2)), (20, 0));
     let long_ago = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for path in cache_files(dir.path()) {
@@ -369,12 +391,21 @@ fn bad_settings_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::ZERO);
     let open = |options| {
-        CachedStore::open(Arc::clone(&store) as _, VOLUME, options).map(drop).unwrap_err().to_string()
+        CachedStore::open(Arc::clone(&store) as _, VOLUME, options)
+            .map(drop)
+            .unwrap_err()
+            .to_string()
     };
     assert!(open(CacheOptions::new(Vec::new())).contains("1 to 64"));
-    assert!(open(CacheOptions { free_space_ratio: 1.5, ..options(dir.path()) }).contains("0 to 0.9"));
-    assert!(open(CacheOptions { free_space_ratio: f64::NAN, ..options(dir.path()) }).contains("0 to 0.9"));
-    let twice = CacheOptions { dirs: vec![dir.path().into(), dir.path().into()], ..options(dir.path()) };
+    assert!(
+        open(CacheOptions { free_space_ratio: 1.5, ..options(dir.path()) }).contains("0 to 0.9")
+    );
+    assert!(
+        open(CacheOptions { free_space_ratio: f64::NAN, ..options(dir.path()) })
+            .contains("0 to 0.9")
+    );
+    let twice =
+        CacheOptions { dirs: vec![dir.path().into(), dir.path().into()], ..options(dir.path()) };
     assert!(open(twice).contains("twice"));
     std::fs::write(dir.path().join("thesis.txt"), "x").unwrap();
     let message = open(options(&dir.path().join("thesis.txt")));
@@ -400,7 +431,8 @@ fn reuse_is_written_down_for_eviction() {
     check_all(&cache, 1..=1);
     flush(&cache);
     let found = cache_files(dir.path()).into_iter().map(|path| std::fs::metadata(path).unwrap());
-    let mut found: Vec<(u32, i64)> = found.map(|found| (found.mode() & 0o777, found.mtime())).collect();
+    let mut found: Vec<(u32, i64)> =
+        found.map(|found| (found.mode() & 0o777, found.mtime())).collect();
     found.sort_unstable();
     assert_eq!(found.iter().map(|(mode, _)| *mode).collect::<Vec<_>>(), [0o600, 0o700]);
     assert_eq!(found[1].1, START + 61);
@@ -414,9 +446,12 @@ fn leftover_and_foreign_files() {
     drop(cache);
     let below = |name: &str| dir.path().join(name);
     let volume = "ab".repeat(16);
-    for name in
-        [format!("{volume}/00"), format!("{volume}/56"), "wb".to_string(), format!("{}/56", "cd".repeat(16))]
-    {
+    for name in [
+        format!("{volume}/00"),
+        format!("{volume}/56"),
+        "wb".to_string(),
+        format!("{}/56", "cd".repeat(16)),
+    ] {
         std::fs::create_dir_all(below(&name)).unwrap();
     }
     // Object 1 belongs where it is, nothing else does.

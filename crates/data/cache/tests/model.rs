@@ -59,7 +59,8 @@ fn damage(dir: &Path, random: &mut Random) {
             // A slot of another place.
             let mut slot = vec![0; kestrel_cache::page::SLOT_BYTES as usize];
             if file.read_exact_at(&mut slot, 0).is_ok() {
-                file.write_all_at(&slot, kestrel_cache::page::SLOT_BYTES * random.below(5)).unwrap();
+                file.write_all_at(&slot, kestrel_cache::page::SLOT_BYTES * random.below(5))
+                    .unwrap();
             }
         }
         _ => drop(std::fs::remove_file(path)),
@@ -93,7 +94,8 @@ fn step(cache: &CachedStore, wholes: &[Vec<u8>], random: &mut Random) -> bool {
         2 => {
             let cut = len / 3;
             let (head, tail) = out.split_at_mut(cut);
-            let mut parts = [IoSliceMut::new(head), IoSliceMut::new(&mut []), IoSliceMut::new(tail)];
+            let mut parts =
+                [IoSliceMut::new(head), IoSliceMut::new(&mut []), IoSliceMut::new(tail)];
             let read = cache.try_read_nowait(object, offset as u64, &mut parts).unwrap_or(None);
             let is_right = out == whole[offset..offset + len];
             // A reader that does not wait verifies what it reads, and reads what is wrong in the
@@ -104,7 +106,10 @@ fn step(cache: &CachedStore, wholes: &[Vec<u8>], random: &mut Random) -> bool {
             let mut out = vec![0xee; len + 100_000];
             let Ok(read) = cache.read_up_to(object, offset as u64, &mut out) else { return false };
             assert_eq!(read, out.len().min(whole.len() - offset), "{len} at {offset} of {object}");
-            assert!(out[..read] == whole[offset..offset + read], "up to the end: wrong bytes of {object}");
+            assert!(
+                out[..read] == whole[offset..offset + read],
+                "up to the end: wrong bytes of {object}"
+            );
             true
         }
         4 => {
@@ -119,12 +124,21 @@ fn step(cache: &CachedStore, wholes: &[Vec<u8>], random: &mut Random) -> bool {
 }
 
 /// Fills `out`, which must be right then; false if the store failed.
-fn read_waiting(cache: &CachedStore, object: u64, offset: usize, out: &mut [u8], whole: &[u8]) -> bool {
+fn read_waiting(
+    cache: &CachedStore,
+    object: u64,
+    offset: usize,
+    out: &mut [u8],
+    whole: &[u8],
+) -> bool {
     let len = out.len();
     let (head, tail) = out.split_at_mut(len / 2);
     let mut parts = [IoSliceMut::new(head), IoSliceMut::new(tail)];
     match cache.read(object, offset as u64, &mut parts) {
-        Ok(()) => assert!(out == &whole[offset..offset + len], "wrong bytes: {len} at {offset} of {object}"),
+        Ok(()) => assert!(
+            out == &whole[offset..offset + len],
+            "wrong bytes: {len} at {offset} of {object}"
+        ),
         Err(Error::Io { .. }) => return false,
         Err(error) => panic!("{len} at {offset} of {object}: {error}"),
     }
@@ -168,8 +182,10 @@ fn caches_sharing_a_directory() {
     let wholes = fill(memory.as_ref(), 24);
     let failing = Arc::new(FailingStore::new(Arc::clone(&memory), 5));
     failing.add(Rule { per_mille: 50, ..Rule::always(StoreCall::Read, Fault::Errno(libc::EIO)) });
-    failing
-        .add(Rule { per_mille: 50, ..Rule::always(StoreCall::Read, Fault::Slow(Duration::from_millis(2))) });
+    failing.add(Rule {
+        per_mille: 50,
+        ..Rule::always(StoreCall::Read, Fault::Slow(Duration::from_millis(2)))
+    });
     let store: Arc<dyn BlockStore> = failing;
     let options = CacheOptions { bytes: 5_000_000, ..options(dir.path()) };
     let caches = [open(&store, &options), open(&store, &options)];
@@ -245,6 +261,9 @@ fn an_object_cut_short_and_restored() {
     memory.tamper(1, |bytes| *bytes = content(1, 100_000));
     check(&cache, 1, &whole, 0, 100_000);
     let mut out = [0; 10];
-    assert!(matches!(cache.read(2, 0, &mut [IoSliceMut::new(&mut out)]), Err(Error::NotFound { object: 2 })));
+    assert!(matches!(
+        cache.read(2, 0, &mut [IoSliceMut::new(&mut out)]),
+        Err(Error::NotFound { object: 2 })
+    ));
     assert!(cache.read(1, 1 << 40, &mut [IoSliceMut::new(&mut out)]).is_err());
 }

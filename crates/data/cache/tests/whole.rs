@@ -22,7 +22,9 @@ struct Faults(Mutex<Option<(DiskOp, i32)>>);
 impl DiskFaults for Faults {
     fn before(&self, op: DiskOp, _: &Path) -> std::io::Result<()> {
         match *self.0.lock() {
-            Some((failing, errno)) if failing == op => Err(std::io::Error::from_raw_os_error(errno)),
+            Some((failing, errno)) if failing == op => {
+                Err(std::io::Error::from_raw_os_error(errno))
+            }
             _ => Ok(()),
         }
     }
@@ -43,7 +45,8 @@ impl Kit {
 
     /// As another process would open it, of another volume if need be.
     fn open(&self, volume: [u8; 16], bytes: u64) -> CachedStore {
-        let store = LocalStore::open(&self.dir.path().join("objects"), LocalConfig::default()).unwrap();
+        let store =
+            LocalStore::open(&self.dir.path().join("objects"), LocalConfig::default()).unwrap();
         let mut options = CacheOptions::new(vec![self.dir.path().join("cache")]);
         options.bytes = bytes;
         options.free_space_ratio = 0.0;
@@ -151,7 +154,9 @@ fn removal_of_damaged_and_foreign_copies() {
             let file = fs::OpenOptions::new().write(true).open(path).unwrap();
             file.write_all_at(&[bytes[4097] ^ 1], 4097).unwrap();
         }),
-        ("cut off", &|path| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap()),
+        ("cut off", &|path| {
+            fs::OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap()
+        }),
         ("longer", &|path| {
             fs::OpenOptions::new().write(true).open(path).unwrap().set_len(this.size + 1).unwrap();
         }),
@@ -171,8 +176,13 @@ fn removal_of_damaged_and_foreign_copies() {
             let store = kit.open([4; 16], ROOM);
             make(&store.whole_copies(), this, &bytes);
             let volume: String = [4u8; 16].iter().map(|byte| format!("{byte:02x}")).collect();
-            let from =
-                kit.dir.path().join("cache").join(volume).join("whole").join(path.file_name().unwrap());
+            let from = kit
+                .dir
+                .path()
+                .join("cache")
+                .join(volume)
+                .join("whole")
+                .join(path.file_name().unwrap());
             fs::rename(from, path).unwrap();
         }),
     ];

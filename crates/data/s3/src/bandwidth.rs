@@ -25,7 +25,8 @@ impl Bandwidth {
     /// Books `bytes` and says how long to wait before they may pass. Bookings are served in order.
     pub(crate) fn book(&mut self, bytes: u64, now: Instant) -> Duration {
         let begin = self.passed_by.max(now.checked_sub(BURST).unwrap_or(now));
-        self.passed_by = begin + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.get() as f64);
+        self.passed_by =
+            begin + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second.get() as f64);
         begin.saturating_duration_since(now)
     }
 }

@@ -97,8 +97,9 @@ impl Client {
             .with_http_connector(Connector::new(wire))
             .build()
             .map_err(|error| OpenError::Other(format!("{}: {error}", options.url)))?;
-        let executors = Executors::new(dialer)
-            .map_err(|error| OpenError::Other(format!("preparing connections to the store: {error}")))?;
+        let executors = Executors::new(dialer).map_err(|error| {
+            OpenError::Other(format!("preparing connections to the store: {error}"))
+        })?;
         let gate = RateLimiter::new(&options.limits);
         let jitter = Jitter::new();
         let deadline = options.limits.deadline;
@@ -167,7 +168,9 @@ impl Client {
             let fault = match self.try_once(limit, must_be_new, attempt()).await {
                 Ok(done) => return Ok(done),
                 // What the deadline cut off says less than what came before it.
-                Err(fault) if fault.cause == Cause::Late && limit < full => before.take().unwrap_or(fault),
+                Err(fault) if fault.cause == Cause::Late && limit < full => {
+                    before.take().unwrap_or(fault)
+                }
                 Err(fault) => fault,
             };
             if fault.cause == Cause::Throttled {
@@ -176,8 +179,12 @@ impl Client {
             inconsistent += u32::from(fault.cause == Cause::Inconsistent);
             let may_pass = fault.cause.may_pass() && inconsistent < INCONSISTENT_ANSWERS_MAX;
             let took = begin.elapsed();
-            let pause =
-                wait(attempts, fault.cause == Cause::Throttled, fault.seen.retry_after, self.jitter.next());
+            let pause = wait(
+                attempts,
+                fault.cause == Cause::Throttled,
+                fault.seen.retry_after,
+                self.jitter.next(),
+            );
             if !may_pass || took + pause >= self.deadline {
                 if !matches!(fault.cause, Cause::Missing | Cause::Present | Cause::Short) {
                     self.stats.failed();

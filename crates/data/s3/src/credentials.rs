@@ -89,19 +89,25 @@ fn half(what: &str) -> OpenError {
 }
 
 /// Roles that a cluster manager gives its containers, if the environment tells of one.
-fn platform(builder: &AmazonS3Builder, environment: Environment<'_>) -> Option<(AmazonS3Builder, String)> {
+fn platform(
+    builder: &AmazonS3Builder,
+    environment: Environment<'_>,
+) -> Option<(AmazonS3Builder, String)> {
     use AmazonS3ConfigKey::{
-        ContainerAuthorizationTokenFile, ContainerCredentialsFullUri, ContainerCredentialsRelativeUri,
-        RoleArn, RoleSessionName, StsEndpoint, WebIdentityTokenFile,
+        ContainerAuthorizationTokenFile, ContainerCredentialsFullUri,
+        ContainerCredentialsRelativeUri, RoleArn, RoleSessionName, StsEndpoint,
+        WebIdentityTokenFile,
     };
-    let optional = |builder: AmazonS3Builder, key: AmazonS3ConfigKey, name: &str| match environment(name) {
-        Some(value) => builder.with_config(key, value),
-        None => builder,
-    };
+    let optional =
+        |builder: AmazonS3Builder, key: AmazonS3ConfigKey, name: &str| match environment(name) {
+            Some(value) => builder.with_config(key, value),
+            None => builder,
+        };
     if let (Some(token), Some(role)) =
         (environment("AWS_WEB_IDENTITY_TOKEN_FILE"), environment("AWS_ROLE_ARN"))
     {
-        let builder = builder.clone().with_config(WebIdentityTokenFile, token).with_config(RoleArn, role);
+        let builder =
+            builder.clone().with_config(WebIdentityTokenFile, token).with_config(RoleArn, role);
         let builder = optional(builder, RoleSessionName, "AWS_ROLE_SESSION_NAME");
         let builder = optional(builder, StsEndpoint, "AWS_ENDPOINT_URL_STS");
         return Some((builder, "the web identity of AWS_WEB_IDENTITY_TOKEN_FILE".to_string()));
@@ -160,7 +166,8 @@ fn stamp(meta: &std::fs::Metadata) -> Stamp {
 }
 
 fn read(path: &Path, profile: &str) -> Result<(Stamp, Arc<AwsCredential>), OpenError> {
-    let failed = |why: String| OpenError::Credentials(format!("credentials file {}: {why}", path.display()));
+    let failed =
+        |why: String| OpenError::Credentials(format!("credentials file {}: {why}", path.display()));
     let meta = std::fs::metadata(path)
         .map_err(|error| failed(format!("{error}; name another with --credentials FILE")))?;
     if meta.len() > FILE_BYTES_MAX {
@@ -168,7 +175,9 @@ fn read(path: &Path, profile: &str) -> Result<(Stamp, Arc<AwsCredential>), OpenE
     }
     let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
     let found = parse(&text, profile).map_err(|why| {
-        failed(format!("{why}; write\n[{profile}]\naws_access_key_id = …\naws_secret_access_key = …"))
+        failed(format!(
+            "{why}; write\n[{profile}]\naws_access_key_id = …\naws_secret_access_key = …"
+        ))
     })?;
     Ok((stamp(&meta), Arc::new(found)))
 }
@@ -187,9 +196,9 @@ fn parse(text: &str, profile: &str) -> Result<AwsCredential, String> {
             found |= within;
             continue;
         }
-        let (name, value) = line
-            .split_once('=')
-            .ok_or_else(|| format!("line {} is neither a [section] nor name = value", number + 1))?;
+        let (name, value) = line.split_once('=').ok_or_else(|| {
+            format!("line {} is neither a [section] nor name = value", number + 1)
+        })?;
         if within {
             let value = Some(value.trim().to_string()).filter(|value| !value.is_empty());
             match name.trim() {
@@ -217,7 +226,8 @@ mod tests {
     fn source(variables: &[(&str, &str)], file: Option<&Path>) -> Result<String, OpenError> {
         let variables: HashMap<String, String> =
             variables.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        provide(AmazonS3Builder::new(), file, &|name| variables.get(name).cloned()).map(|(_, source)| source)
+        provide(AmazonS3Builder::new(), file, &|name| variables.get(name).cloned())
+            .map(|(_, source)| source)
     }
 
     #[test]
@@ -232,7 +242,11 @@ mod tests {
         assert!(source(&shared, None).unwrap().contains("credentials"));
         let identity = [("AWS_WEB_IDENTITY_TOKEN_FILE", "/t"), ("AWS_ROLE_ARN", "arn")];
         assert!(source(&identity, None).unwrap().contains("web identity"));
-        assert!(source(&[("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")], None).unwrap().contains("role"));
+        assert!(
+            source(&[("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x")], None)
+                .unwrap()
+                .contains("role")
+        );
         assert!(source(&[], None).unwrap().contains("metadata"));
     }
 
@@ -250,10 +264,16 @@ mod tests {
         let text = "# keys\n[a]\naws_access_key_id = ida\naws_secret_access_key = topsecret\n\n[ b ]\n\
                     aws_access_key_id=idb\naws_secret_access_key=x=y\naws_session_token=t\nregion=q\n[c]\n";
         let b = parse(text, "b").unwrap();
-        assert_eq!((b.key_id.as_str(), b.secret_key.as_str(), b.token.as_deref()), ("idb", "x=y", Some("t")));
-        for (text, profile) in
-            [(text, "c"), (text, "d"), ("[d]\naws_access_key_id=topsecret\n", "d"), ("topsecret", "d")]
-        {
+        assert_eq!(
+            (b.key_id.as_str(), b.secret_key.as_str(), b.token.as_deref()),
+            ("idb", "x=y", Some("t"))
+        );
+        for (text, profile) in [
+            (text, "c"),
+            (text, "d"),
+            ("[d]\naws_access_key_id=topsecret\n", "d"),
+            ("topsecret", "d"),
+        ] {
             let why = parse(text, profile).unwrap_err();
             assert!(!why.contains("topsecret"), "{why}");
         }
@@ -268,7 +288,8 @@ mod tests {
         let write = |text: &str| std::fs::write(&path, text).unwrap();
         write("[default]\naws_access_key_id=first\naws_secret_access_key=b\n");
         let file = FileCredentials::open(path.clone(), "default".to_string()).unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let id = || runtime.block_on(file.get_credential()).unwrap().key_id.clone();
         assert_eq!(id(), "first");
         write("[default]\naws_access_key_id=the-second\naws_secret_access_key=b\n");

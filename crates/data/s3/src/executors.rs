@@ -108,7 +108,11 @@ impl Executors {
         idle.executors.push_back((executor, now));
         // One at a time is enough: each call takes at most one out.
         let is_old = |(_, since): &(Executor, Instant)| now.duration_since(*since) > IDLE_TIMEOUT;
-        let old = if idle.executors.front().is_some_and(is_old) { idle.executors.pop_front() } else { None };
+        let old = if idle.executors.front().is_some_and(is_old) {
+            idle.executors.pop_front()
+        } else {
+            None
+        };
         drop(idle);
         self.given_back.notify_one();
         // Closes connections, outside the lock.
@@ -119,8 +123,9 @@ impl Executors {
 impl Executor {
     fn new(dialer: &Dialer) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        let http =
-            Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_TIMEOUT).build(dialer.clone());
+        let http = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .build(dialer.clone());
         Ok(Self { runtime, http })
     }
 }

@@ -55,7 +55,10 @@ pub(crate) enum Cause {
 impl Cause {
     /// Whether another attempt may succeed.
     pub(crate) fn may_pass(self) -> bool {
-        matches!(self, Self::Throttled | Self::Failed | Self::Broken | Self::Inconsistent | Self::Late)
+        matches!(
+            self,
+            Self::Throttled | Self::Failed | Self::Broken | Self::Inconsistent | Self::Late
+        )
     }
 
     /// What the store's answer means. `bare`: to a HEAD; its answers explain nothing.
@@ -72,11 +75,20 @@ impl Cause {
                 _,
             )
             | (_, 429 | 503) => Self::Throttled,
-            ("QuotaExceeded" | "XMinioStorageFull" | "InsufficientStorage" | "InsufficientCapacity", _)
+            (
+                "QuotaExceeded"
+                | "XMinioStorageFull"
+                | "InsufficientStorage"
+                | "InsufficientCapacity",
+                _,
+            )
             | (_, 507) => Self::Full,
             ("NotImplemented", _) | (_, 501 | 405) => Self::Unsupported,
             // What arrived was damaged or cut off on its way; sent again it may arrive whole.
-            ("RequestTimeout" | "BadDigest" | "IncompleteBody" | "XAmzContentSHA256Mismatch", _)
+            (
+                "RequestTimeout" | "BadDigest" | "IncompleteBody" | "XAmzContentSHA256Mismatch",
+                _,
+            )
             | (_, 408 | 409) => Self::Failed,
             // "Not found" is believed of objects only: stores say it of users too, and proxies of
             // whatever they like.
@@ -124,7 +136,9 @@ impl Fault {
                     ("", _) if status.is_success() => last_of(told),
                     ("", _) => format!("the store answered {} {reason}", status.as_u16()),
                     (code, "") => format!("the store answered {} {code}", status.as_u16()),
-                    (code, message) => format!("the store answered {} {code}: {message}", status.as_u16()),
+                    (code, message) => {
+                        format!("the store answered {} {code}: {message}", status.as_u16())
+                    }
                 };
                 (cause, text)
             }
@@ -205,11 +219,20 @@ impl Failure {
             (Cause::ClockSkew, _) => "set this machine's clock",
             (Cause::Untrusted, _) => TRUST,
             (Cause::Credentials, _) => crate::credentials::GIVE_THEM,
-            (Cause::Throttled, _) => "the store is asked too much: lower --max-uploads and --max-downloads",
-            (Cause::Failed | Cause::Broken | Cause::Inconsistent, _) => "check the store and the network",
-            (Cause::Missing | Cause::Present | Cause::Short | Cause::Unsupported | Cause::Refused, _) => {
-                "check the store"
+            (Cause::Throttled, _) => {
+                "the store is asked too much: lower --max-uploads and --max-downloads"
             }
+            (Cause::Failed | Cause::Broken | Cause::Inconsistent, _) => {
+                "check the store and the network"
+            }
+            (
+                Cause::Missing
+                | Cause::Present
+                | Cause::Short
+                | Cause::Unsupported
+                | Cause::Refused,
+                _,
+            ) => "check the store",
         };
         Error::Remote { during, object, why: format!("{}; {advice}", self.text()).into() }
     }
@@ -221,8 +244,9 @@ mod tests {
 
     #[test]
     fn answers_are_judged() {
-        let cause =
-            |status: u16, code: &str| Cause::of_answer(StatusCode::from_u16(status).unwrap(), code, false);
+        let cause = |status: u16, code: &str| {
+            Cause::of_answer(StatusCode::from_u16(status).unwrap(), code, false)
+        };
         assert_eq!(Cause::of_answer(StatusCode::NOT_FOUND, "", true), Cause::Missing);
         assert_eq!(cause(404, "NoSuchKey"), Cause::Missing);
         assert_eq!(cause(404, ""), Cause::Failed);
@@ -240,9 +264,14 @@ mod tests {
         assert_eq!(cause(400, "InvalidArgument"), Cause::Refused);
         assert_eq!(cause(507, ""), Cause::Full);
         assert_eq!(cause(501, "NotImplemented"), Cause::Unsupported);
-        for cause in
-            [Cause::Missing, Cause::Denied, Cause::NoBucket, Cause::Present, Cause::Refused, Cause::Full]
-        {
+        for cause in [
+            Cause::Missing,
+            Cause::Denied,
+            Cause::NoBucket,
+            Cause::Present,
+            Cause::Refused,
+            Cause::Full,
+        ] {
             assert!(!cause.may_pass(), "{cause:?}");
         }
     }

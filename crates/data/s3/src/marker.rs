@@ -87,7 +87,8 @@ impl S3Store {
             created: SystemClock.now(),
             conditional_put: store.conditional_put,
         };
-        let text = serde_json::to_vec_pretty(&marker).map_err(|error| OpenError::Other(error.to_string()))?;
+        let text = serde_json::to_vec_pretty(&marker)
+            .map_err(|error| OpenError::Other(error.to_string()))?;
         match store.client.block(put(&store, NAME, Bytes::from(text))) {
             Ok(()) => {}
             // Either this put succeeded and its answer was lost, or another process was faster: the
@@ -194,7 +195,11 @@ fn check(marker: &Marker, volume: Option<[u8; 16]>, options: &S3Options) -> Resu
         return Err(OpenError::Newer { place: place(), version: marker.layout_version });
     }
     if let Some(wanted) = volume.map(hex).filter(|wanted| *wanted != marker.volume) {
-        return Err(OpenError::OtherVolume { place: place(), found: marker.volume.clone(), wanted });
+        return Err(OpenError::OtherVolume {
+            place: place(),
+            found: marker.volume.clone(),
+            wanted,
+        });
     }
     Ok(())
 }
@@ -213,7 +218,10 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
         } else {
             let bytes = answer.bytes().await?;
             if bytes.len() as u64 != len {
-                return Err(Fault::unbelievable("the answer's body has another length than it says").into());
+                return Err(Fault::unbelievable(
+                    "the answer's body has another length than it says",
+                )
+                .into());
             }
             parse(&bytes, volume, &client.options)
         };
@@ -245,7 +253,8 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
 
 /// The marker that these bytes are, if they are that of the volume that is wanted.
 fn parse(bytes: &[u8], volume: Option<[u8; 16]>, options: &S3Options) -> Result<Marker, OpenError> {
-    let marker = serde_json::from_slice(bytes).map_err(|error| damaged(options, &error.to_string()))?;
+    let marker =
+        serde_json::from_slice(bytes).map_err(|error| damaged(options, &error.to_string()))?;
     check(&marker, volume, options)?;
     Ok(marker)
 }
@@ -275,8 +284,11 @@ fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
     }
     let name = unique("kestrel-probe");
     let tried = store.client.block(async {
-        let content =
-            || Bytes::from_static(b"made to find out whether a second put is refused; may be deleted\n");
+        let content = || {
+            Bytes::from_static(
+                b"made to find out whether a second put is refused; may be deleted\n",
+            )
+        };
         let first = put(store, &name, content()).await;
         // The first may be refused because an earlier attempt of it came through: then puts are
         // refused.

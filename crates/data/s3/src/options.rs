@@ -99,7 +99,9 @@ impl S3Options {
     pub fn parse(url: &str) -> Result<Self, OpenError> {
         let shown = redacted(url);
         let bad = |why: &str| {
-            OpenError::Url(format!("{shown}: {why}; write as s3://BUCKET/PREFIX?endpoint=…&region=…"))
+            OpenError::Url(format!(
+                "{shown}: {why}; write as s3://BUCKET/PREFIX?endpoint=…&region=…"
+            ))
         };
         let rest = url.strip_prefix(S3_SCHEME).ok_or_else(|| bad("not an s3:// URL"))?;
         if rest.contains('#') {
@@ -136,17 +138,24 @@ impl S3Options {
                 return Err(bad(&format!("{name} is given twice")));
             }
             seen.push(name);
-            let value = percent_decoded(value)
-                .ok_or_else(|| bad(&format!("the value of {name} is not valid percent-encoded text")))?;
+            let value = percent_decoded(value).ok_or_else(|| {
+                bad(&format!("the value of {name} is not valid percent-encoded text"))
+            })?;
             match name {
-                "endpoint" => options.endpoint = Some(check_endpoint(&value).map_err(|why| bad(&why))?),
+                "endpoint" => {
+                    options.endpoint = Some(check_endpoint(&value).map_err(|why| bad(&why))?)
+                }
                 "region" if is_region(&value) => options.region = Some(value),
-                "region" => return Err(bad("a region has letters, digits and hyphens, as eu-central-1")),
+                "region" => {
+                    return Err(bad("a region has letters, digits and hyphens, as eu-central-1"));
+                }
                 "path-style" => path_style = Some(flag(name, &value).map_err(|why| bad(&why))?),
                 "conditional-put" => {
                     options.conditional_put = Some(flag(name, &value).map_err(|why| bad(&why))?);
                 }
-                "sign-payload" => options.sign_payload = flag(name, &value).map_err(|why| bad(&why))?,
+                "sign-payload" => {
+                    options.sign_payload = flag(name, &value).map_err(|why| bad(&why))?
+                }
                 _ if is_secret(name) => {
                     return Err(bad(
                         "credentials do not belong into the URL, which the volume keeps: use the environment \
@@ -188,8 +197,11 @@ impl S3Options {
 
     /// A store below this one's prefix.
     pub fn below(mut self, name: &str) -> Self {
-        self.prefix =
-            if self.prefix.is_empty() { name.to_string() } else { format!("{}/{name}", self.prefix) };
+        self.prefix = if self.prefix.is_empty() {
+            name.to_string()
+        } else {
+            format!("{}/{name}", self.prefix)
+        };
         self
     }
 
@@ -209,9 +221,12 @@ impl S3Options {
 
     /// URL of the bucket: every key's URL is this, a slash and the key.
     pub(crate) fn bucket_url(&self, region: &str) -> String {
-        let endpoint = self.endpoint.clone().unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+        let endpoint =
+            self.endpoint.clone().unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
         match endpoint.split_once("://") {
-            Some((scheme, host)) if !self.path_style => format!("{scheme}://{}.{host}", self.bucket),
+            Some((scheme, host)) if !self.path_style => {
+                format!("{scheme}://{}.{host}", self.bucket)
+            }
             _ => format!("{endpoint}/{}", self.bucket),
         }
     }
@@ -249,7 +264,8 @@ fn check_bucket(bucket: &str) -> Result<(), &'static str> {
     let fits = (3..=63).contains(&bucket.len())
         && bucket.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'))
         && bucket.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    fits.then_some(()).ok_or("a bucket's name has 3 to 63 lower-case letters, digits, hyphens and dots")
+    fits.then_some(())
+        .ok_or("a bucket's name has 3 to 63 lower-case letters, digits, hyphens and dots")
 }
 
 /// Keys go into URLs, listings and error messages as they are: only what needs no escaping
@@ -259,7 +275,8 @@ fn check_prefix(prefix: &str) -> Result<(), &'static str> {
         !matches!(segment, "" | "." | "..")
             && segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.=+,".contains(&byte))
     };
-    let fits = prefix.len() <= PREFIX_BYTES_MAX && (prefix.is_empty() || prefix.split('/').all(segment_fits));
+    let fits = prefix.len() <= PREFIX_BYTES_MAX
+        && (prefix.is_empty() || prefix.split('/').all(segment_fits));
     fits.then_some(()).ok_or(
         "a prefix has up to 900 letters, digits and -_.=+, in parts separated by single slashes, none of them . or ..",
     )
@@ -269,7 +286,9 @@ fn check_endpoint(value: &str) -> Result<String, String> {
     let value = value.trim_end_matches('/');
     let host = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
     let good = host.is_some_and(|host| {
-        !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ']) && value.parse::<http::Uri>().is_ok()
+        !host.is_empty()
+            && !host.contains(['/', '@', '?', '#', ' '])
+            && value.parse::<http::Uri>().is_ok()
     });
     if good {
         Ok(value.to_string())
@@ -279,7 +298,9 @@ fn check_endpoint(value: &str) -> Result<String, String> {
 }
 
 fn is_region(value: &str) -> bool {
-    !value.is_empty() && value.len() <= 64 && value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    !value.is_empty()
+        && value.len() <= 64
+        && value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
 fn flag(name: &str, value: &str) -> Result<bool, String> {

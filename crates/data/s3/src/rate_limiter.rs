@@ -32,7 +32,8 @@ struct DirectionLimit {
 
 impl DirectionLimit {
     fn new(turns: usize, bytes_per_second: Option<NonZeroU64>) -> Self {
-        let bandwidth = bytes_per_second.map(|limit| Mutex::new(Bandwidth::new(limit, Instant::now())));
+        let bandwidth =
+            bytes_per_second.map(|limit| Mutex::new(Bandwidth::new(limit, Instant::now())));
         Self { turns: Semaphore::new(turns), bandwidth }
     }
 }
@@ -107,7 +108,8 @@ mod tests {
 
     #[test]
     fn turns_are_bounded_and_directions_apart() {
-        let limits = S3Limits { max_uploads: 2, deadline: Duration::from_millis(30), ..S3Limits::default() };
+        let limits =
+            S3Limits { max_uploads: 2, deadline: Duration::from_millis(30), ..S3Limits::default() };
         let gate = RateLimiter::new(&limits);
         runtime().block_on(async {
             let first = gate.turn(Direction::Up).await.unwrap();
@@ -122,7 +124,11 @@ mod tests {
     /// A request that waits for its turn does not time out while the store answers others.
     #[test]
     fn turn_deadline_while_the_store_answers() {
-        let limits = S3Limits { max_uploads: 1, deadline: Duration::from_millis(400), ..S3Limits::default() };
+        let limits = S3Limits {
+            max_uploads: 1,
+            deadline: Duration::from_millis(400),
+            ..S3Limits::default()
+        };
         let gate = RateLimiter::new(&limits);
         runtime().block_on(async {
             let held = gate.turn(Direction::Up).await.unwrap();

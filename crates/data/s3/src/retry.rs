@@ -23,7 +23,12 @@ pub(crate) const BYTES_PER_SECOND_MIN: u64 = 512 << 10;
 
 /// How long to wait before attempt number `attempt + 1`, `attempt` attempts having failed. `random`
 /// is uniform.
-pub(crate) fn wait(attempt: u32, throttled: bool, asked: Option<Duration>, random: u64) -> Duration {
+pub(crate) fn wait(
+    attempt: u32,
+    throttled: bool,
+    asked: Option<Duration>,
+    random: u64,
+) -> Duration {
     let first = if throttled { FIRST_THROTTLED } else { FIRST };
     let bound = first.saturating_mul(1 << (attempt.saturating_sub(1)).min(16)).min(LONGEST);
     let jittered = bound.mul_f64((random >> 11) as f64 / (1u64 << 53) as f64);

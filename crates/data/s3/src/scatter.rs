@@ -48,7 +48,8 @@ mod tests {
     fn pieces_of_any_size_land_in_order() {
         for step in 1..12 {
             let (mut a, mut empty, mut b) = ([0u8; 3], [0u8; 0], [0u8; 5]);
-            let mut parts = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut empty), IoSliceMut::new(&mut b)];
+            let mut parts =
+                [IoSliceMut::new(&mut a), IoSliceMut::new(&mut empty), IoSliceMut::new(&mut b)];
             let mut scatter = Scatter::new(&mut parts);
             for piece in [1u8, 2, 3, 4, 5, 6, 7, 8].chunks(step) {
                 assert!(scatter.take(piece));

@@ -64,7 +64,8 @@ impl S3Store {
     }
 
     async fn size_by_get(&self, path: &Path) -> std::result::Result<u64, Failure> {
-        let once = async || Ok(self.client.s3.get_opts(path, GetOptions::default()).await?.meta.size);
+        let once =
+            async || Ok(self.client.s3.get_opts(path, GetOptions::default()).await?.meta.size);
         self.client.request(Direction::Down, 0, once).await
     }
 
@@ -108,9 +109,11 @@ impl BlockStore for S3Store {
         }
         match self.client.block(self.get(object, offset, parts)) {
             Ok(got) if got == wanted => Ok(()),
-            Ok(_) => {
-                Err(Error::Corrupt { object, offset, what: "the object is shorter than what was stored" })
-            }
+            Ok(_) => Err(Error::Corrupt {
+                object,
+                offset,
+                what: "the object is shorter than what was stored",
+            }),
             Err(failure) => Err(failure.into_error("reading", Some(object))),
         }
     }
@@ -133,7 +136,9 @@ impl BlockStore for S3Store {
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
-        self.client.block(self.head(object)).map_err(|failure| failure.into_error("sizing", Some(object)))
+        self.client
+            .block(self.head(object))
+            .map_err(|failure| failure.into_error("sizing", Some(object)))
     }
 
     /// Two requests: S3 does not tell whether there was something to delete, so it is asked before.

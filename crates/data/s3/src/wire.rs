@@ -17,8 +17,8 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
-    HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
 };
 
 use crate::executors::{self, Dialer, Http, IDLE_TIMEOUT};
@@ -79,7 +79,8 @@ impl Wire {
     /// # Errors
     /// If that is no URL.
     pub(crate) fn new(bucket_url: &str, stats: Arc<S3Stats>) -> Result<Self, String> {
-        let authority = parsed(bucket_url)?.authority().map(ToString::to_string).unwrap_or_default();
+        let authority =
+            parsed(bucket_url)?.authority().map(ToString::to_string).unwrap_or_default();
         Ok(Self { authority, stats })
     }
 
@@ -93,13 +94,17 @@ impl Wire {
             head.headers.insert(header::IF_NONE_MATCH, header::HeaderValue::from_static("*"));
         }
         self.stats.sent(kind, body.content_length() as u64);
-        let answer = http()?.request(HttpRequest::from_parts(head, body)).await.map_err(|error| {
-            trace.broken(&error);
-            HttpError::new(HttpErrorKind::Request, error)
-        })?;
+        let answer =
+            http()?.request(HttpRequest::from_parts(head, body)).await.map_err(|error| {
+                trace.broken(&error);
+                HttpError::new(HttpErrorKind::Request, error)
+            })?;
         let (head, body) = answer.into_parts();
         trace.answered(head.status, kind == Kind::Head, &head.headers);
-        if !head.status.is_success() || matches!(kind, Kind::List) || is_verdict(&head.headers, kind) {
+        if !head.status.is_success()
+            || matches!(kind, Kind::List)
+            || is_verdict(&head.headers, kind)
+        {
             let bytes = whole(body, &trace).await?;
             if let Some(why) = answer::fault(kind, head.status, &bytes, &trace) {
                 return Err(HttpError::new_boxed(HttpErrorKind::Decode, why.into()));
@@ -133,8 +138,10 @@ impl HttpService for Wire {
         if request.uri().authority().is_some_and(|authority| authority.as_str() == self.authority) {
             return self.ask_store(request).await;
         }
-        let answer =
-            http()?.request(request).await.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+        let answer = http()?
+            .request(request)
+            .await
+            .map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
         let (head, body) = answer.into_parts();
         let body = body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error));
         Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
@@ -161,8 +168,9 @@ impl HttpConnector for Connector {
 /// The client of the present executor. Requests are made below
 /// [`Executors::block`](crate::executors::Executors::block) only.
 fn http() -> Result<Http, HttpError> {
-    executors::current()
-        .ok_or_else(|| HttpError::new_boxed(HttpErrorKind::Request, "a request outside of a lane".into()))
+    executors::current().ok_or_else(|| {
+        HttpError::new_boxed(HttpErrorKind::Request, "a request outside of a lane".into())
+    })
 }
 
 /// The system's root certificates.

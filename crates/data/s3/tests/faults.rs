@@ -25,7 +25,10 @@ fn told(status: &'static str, body: &str) -> Fault {
 }
 
 /// A store behind a proxy.
-fn behind(gateway: &Gateway, script: impl Fn(&Request) -> Fault + Send + Sync + 'static) -> (Proxy, S3Store) {
+fn behind(
+    gateway: &Gateway,
+    script: impl Fn(&Request) -> Fault + Send + Sync + 'static,
+) -> (Proxy, S3Store) {
     behind_within(gateway, hasty(), script)
 }
 
@@ -41,7 +44,8 @@ fn behind_within(
 ) -> (Proxy, S3Store) {
     S3Store::create(options(gateway, &gateway.endpoint(), "p"), VOLUME).unwrap();
     let proxy = Proxy::start(gateway.port(), script);
-    let store = S3Store::open(options(gateway, &proxy.endpoint(), "p").limits(limits), VOLUME).unwrap();
+    let store =
+        S3Store::open(options(gateway, &proxy.endpoint(), "p").limits(limits), VOLUME).unwrap();
     (proxy, store)
 }
 
@@ -94,7 +98,11 @@ fn what_may_pass_is_tried_again() {
 fn what_cannot_pass_is_not_tried_again() {
     let Some(gateway) = Gateway::start() else { return };
     let (proxy, store) = behind(&gateway, |request| {
-        if request.is_object() || request.is_list() { told("403 Forbidden", DENIED) } else { Fault::None }
+        if request.is_object() || request.is_list() {
+            told("403 Forbidden", DENIED)
+        } else {
+            Fault::None
+        }
     });
     for error in [
         put(&store, 1, b"x").unwrap_err(),
@@ -105,7 +113,10 @@ fn what_cannot_pass_is_not_tried_again() {
     ] {
         assert!(matches!(error, Error::Remote { .. }), "{error}");
         assert_eq!(error.kind(), ErrorKind::Io);
-        assert!(error.to_string().contains("credentials") && error.to_string().contains("403"), "{error}");
+        assert!(
+            error.to_string().contains("credentials") && error.to_string().contains("403"),
+            "{error}"
+        );
     }
     // And the marker's, read when the store was opened.
     assert_eq!(proxy.requests().len(), 1 + 5);
@@ -124,7 +135,10 @@ fn error_of_a_store_that_only_fails() {
     let begin = std::time::Instant::now();
     let error = put(&store, 1, b"x").unwrap_err();
     assert!(matches!(error, Error::Remote { object: Some(1), .. }), "{error}");
-    assert!(error.to_string().contains("SlowDown") && error.to_string().contains("tried"), "{error}");
+    assert!(
+        error.to_string().contains("SlowDown") && error.to_string().contains("tried"),
+        "{error}"
+    );
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
     assert!(figure(&store, "store_throttled") >= 2);
     assert_eq!(figure(&store, "store_errors"), 1);
@@ -134,7 +148,8 @@ fn error_of_a_store_that_only_fails() {
 #[test]
 fn a_dead_store_is_a_deadline_and_others_go_on() {
     let Some(gateway) = Gateway::start() else { return };
-    let limits = S3Limits { deadline: Duration::from_secs(8), attempt: Duration::from_secs(3), ..hasty() };
+    let limits =
+        S3Limits { deadline: Duration::from_secs(8), attempt: Duration::from_secs(3), ..hasty() };
     let (_proxy, store) = behind_within(&gateway, limits, |request| {
         if request.target.contains("0000000000000bad") {
             Fault::Late(Duration::from_secs(60))
@@ -156,9 +171,10 @@ fn a_dead_store_is_a_deadline_and_others_go_on() {
 #[test]
 fn a_put_whose_answer_was_lost_is_recognized() {
     let Some(gateway) = Gateway::start() else { return };
-    for (fault, puts) in
-        [(Fault::LostAnswer, 1), (Fault::Replaced("500 Internal Server Error", INTERNAL.to_string()), 2)]
-    {
+    for (fault, puts) in [
+        (Fault::LostAnswer, 1),
+        (Fault::Replaced("500 Internal Server Error", INTERNAL.to_string()), 2),
+    ] {
         let prefix = gateway.files().join("p");
         let _ = std::fs::remove_dir_all(prefix);
         let (proxy, store) = behind(&gateway, move |request| {
@@ -221,10 +237,12 @@ fn a_first_answer_that_says_exists_is_believed() {
 fn bodies_that_end_early() {
     let Some(gateway) = Gateway::start() else { return };
     let bytes = content(1, 300_000);
-    for (object, always, cut) in [(1, false, 0), (2, false, 1), (3, false, 99_999), (4, true, 1000)] {
+    for (object, always, cut) in [(1, false, 0), (2, false, 1), (3, false, 99_999), (4, true, 1000)]
+    {
         let limits = if always { impatient() } else { hasty() };
         let (_proxy, store) = behind_within(&gateway, limits, move |request| {
-            let hit = request.method == "GET" && request.is_object() && (always || request.repeats < 2);
+            let hit =
+                request.method == "GET" && request.is_object() && (always || request.repeats < 2);
             if hit { Fault::Truncated(cut) } else { Fault::None }
         });
         put(&store, object, &bytes).unwrap();
@@ -243,7 +261,11 @@ fn bodies_of_other_ranges_are_refused() {
     let Some(gateway) = Gateway::start() else { return };
     let answers = [
         // Shorter and longer than asked for, another place, no range at all.
-        ("206 Partial Content", vec!["Content-Range: bytes 10-14/1000".to_string()], "01234".to_string()),
+        (
+            "206 Partial Content",
+            vec!["Content-Range: bytes 10-14/1000".to_string()],
+            "01234".to_string(),
+        ),
         (
             "206 Partial Content",
             vec!["Content-Range: bytes 10-19/1000".to_string()],
@@ -260,10 +282,17 @@ fn bodies_of_other_ranges_are_refused() {
     for (status, headers, body) in answers {
         let answer = Fault::Answer(status, headers.clone(), body.clone());
         let (_proxy, store) = behind_within(&gateway, impatient(), move |request| {
-            if request.method == "GET" && request.is_object() { answer.clone() } else { Fault::None }
+            if request.method == "GET" && request.is_object() {
+                answer.clone()
+            } else {
+                Fault::None
+            }
         });
         let read = get(&store, 1, 10, 10);
-        assert!(matches!(read, Err(Error::Remote { object: Some(1), .. })), "{status} {headers:?}: {read:?}");
+        assert!(
+            matches!(read, Err(Error::Remote { object: Some(1), .. })),
+            "{status} {headers:?}: {read:?}"
+        );
     }
 }
 
@@ -315,11 +344,18 @@ fn listings_that_cannot_be_right_are_not_used() {
             match pages {
                 Ok(pages) => {
                     assert!(!always, "{shown}");
-                    assert_eq!(pages.iter().map(|page| page.objects.len()).sum::<usize>(), 3, "{shown}");
+                    assert_eq!(
+                        pages.iter().map(|page| page.objects.len()).sum::<usize>(),
+                        3,
+                        "{shown}"
+                    );
                 }
                 Err(error) => {
                     assert!(always, "{shown}: {error}");
-                    assert!(matches!(error, Error::Remote { object: None, .. }), "{shown}: {error}");
+                    assert!(
+                        matches!(error, Error::Remote { object: None, .. }),
+                        "{shown}: {error}"
+                    );
                     // A page that came whole is not asked for until the deadline.
                     let asked = proxy.requests().iter().filter(|request| request.is_list()).count();
                     assert!(!contradicts || asked == 3, "{shown}: asked {asked} times");
@@ -341,7 +377,11 @@ fn a_listing_that_ends_too_early_is_found_out() {
     ] {
         let (_proxy, store) = behind(&gateway, move |request| {
             let asks_again = request.target.split(['?', '&']).any(|pair| pair == "max-keys=1");
-            if request.is_list() && request.repeats == 0 && !asks_again { first.clone() } else { Fault::None }
+            if request.is_list() && request.repeats == 0 && !asks_again {
+                first.clone()
+            } else {
+                Fault::None
+            }
         });
         for object in 1..=9 {
             let _ = put(&store, object, b"x");
@@ -362,13 +402,16 @@ fn a_listing_that_ends_too_early_is_found_out() {
 #[test]
 fn clocks_that_differ_are_told_with_the_difference() {
     let Some(gateway) = Gateway::start() else { return };
-    let body =
-        "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>";
+    let body = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>";
     let date = vec!["Date: Sun, 06 Nov 1994 08:49:37 GMT".to_string()];
-    let proxy =
-        Proxy::start(gateway.port(), move |_| Fault::Answer("403 Forbidden", date.clone(), body.to_string()));
+    let proxy = Proxy::start(gateway.port(), move |_| {
+        Fault::Answer("403 Forbidden", date.clone(), body.to_string())
+    });
     let told = S3Store::open(options(&gateway, &proxy.endpoint(), "p"), VOLUME).unwrap_err();
-    assert!(matches!(told, OpenError::ClockSkew { ahead_seconds: Some(900_000_000..), .. }), "{told}");
+    assert!(
+        matches!(told, OpenError::ClockSkew { ahead_seconds: Some(900_000_000..), .. }),
+        "{told}"
+    );
     assert!(told.to_string().contains("ahead") && told.to_string().contains("chronyc"), "{told}");
     assert_eq!(proxy.requests().len(), 1);
 }
@@ -399,8 +442,8 @@ fn stores_without_conditional_puts() {
         // Remembered in the marker.
         assert!(!S3Store::open(place(), VOLUME).unwrap().puts_conditionally());
         let names = std::fs::read_dir(gateway.files().join(format!("c{number}"))).unwrap();
-        let strays =
-            names.filter(|name| name.as_ref().unwrap().file_name().to_string_lossy().contains("probe"));
+        let strays = names
+            .filter(|name| name.as_ref().unwrap().file_name().to_string_lossy().contains("probe"));
         assert_eq!(strays.count(), 0);
     }
 }
@@ -456,7 +499,10 @@ fn opens_with(url: &str, environment: &[(&str, &str)]) -> (bool, String) {
         .envs(environment.iter().copied())
         .output()
         .unwrap();
-    (done.status.success(), String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned())
+    (
+        done.status.success(),
+        String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned(),
+    )
 }
 
 #[test]
@@ -478,7 +524,8 @@ fn queued_requests_at_a_dead_store() {
         if request.is_object() { Fault::Late(Duration::from_secs(60)) } else { Fault::None }
     });
     let limits = S3Limits { max_downloads: 1, deadline: Duration::from_secs(3), ..hasty() };
-    let store = S3Store::open(options(&gateway, &proxy.endpoint(), "p").limits(limits), VOLUME).unwrap();
+    let store =
+        S3Store::open(options(&gateway, &proxy.endpoint(), "p").limits(limits), VOLUME).unwrap();
     std::thread::scope(|scope| {
         for object in 1..=4 {
             let store = &store;

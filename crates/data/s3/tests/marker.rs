@@ -34,9 +34,11 @@ fn second_read_of_a_bad_marker() {
             assert_eq!(proxy.requests().len(), 3, "{shown}");
             let is_told = match store {
                 Ok(_) => true,
-                Err(OpenError::Damaged { .. } | OpenError::Newer { .. } | OpenError::OtherVolume { .. }) => {
-                    true
-                }
+                Err(
+                    OpenError::Damaged { .. }
+                    | OpenError::Newer { .. }
+                    | OpenError::OtherVolume { .. },
+                ) => true,
                 Err(_) => false,
             };
             assert!(is_told, "{shown}");

@@ -65,8 +65,10 @@ fn a_store_that_leaves_out_pages_of_listings_fails() {
     });
     let store = S3Store::scratch(options(&gateway, &proxy.endpoint(), "bench")).unwrap();
     let mut found = Vec::new();
-    objbench::check(&store, &plan(&store), &Stop::new(), &mut |check| found.push(check.clone())).unwrap();
-    let bad: Vec<_> = found.iter().filter(|check| matches!(check.verdict, CheckOutcome::Bad(_))).collect();
+    objbench::check(&store, &plan(&store), &Stop::new(), &mut |check| found.push(check.clone()))
+        .unwrap();
+    let bad: Vec<_> =
+        found.iter().filter(|check| matches!(check.verdict, CheckOutcome::Bad(_))).collect();
     assert_eq!(bad.len(), 1, "{bad:?}");
     assert!(bad[0].name.contains("listings"));
 }

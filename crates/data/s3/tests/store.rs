@@ -28,9 +28,14 @@ fn objects_come_back_as_written() {
             store.put(object, &[IoSlice::new(a), IoSlice::new(&[]), IoSlice::new(b)]).unwrap();
             assert_eq!(store.size(object).unwrap(), len as u64);
             assert_eq!(get(&store, object, 0, len).unwrap(), bytes);
-            assert_eq!(get(&store, object, len as u64 / 2, len - len / 2).unwrap(), bytes[len / 2..]);
+            assert_eq!(
+                get(&store, object, len as u64 / 2, len - len / 2).unwrap(),
+                bytes[len / 2..]
+            );
             let (mut head, mut tail) = (vec![0; len / 2], vec![0; len - len / 2]);
-            store.read(object, 0, &mut [IoSliceMut::new(&mut head), IoSliceMut::new(&mut tail)]).unwrap();
+            store
+                .read(object, 0, &mut [IoSliceMut::new(&mut head), IoSliceMut::new(&mut tail)])
+                .unwrap();
             assert_eq!([head, tail].concat(), bytes);
         }
         assert_eq!(figure(&store, "store_put_bytes") >> 20, 3);
@@ -157,7 +162,9 @@ fn listings_are_complete_and_in_order() {
         let mut numbers: Vec<u64> = found.iter().map(|info| info.object).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, objects);
-        assert!(found.iter().all(|info| info.size == 10 && info.modified > 1_600_000_000_000_000_000));
+        assert!(
+            found.iter().all(|info| info.size == 10 && info.modified > 1_600_000_000_000_000_000)
+        );
         if limit == 1 {
             // Creating and the empty listing ask twice each, as does the last page.
             assert_eq!(figure(&store, "store_list_requests"), 2 + 2 + 132 + 1);
@@ -177,7 +184,8 @@ fn few_turns_and_slow_lines_are_kept_to() {
         ..hasty()
     };
     let store =
-        S3Store::create(options(&gateway, &gateway.endpoint(), "slow").limits(limits), VOLUME).unwrap();
+        S3Store::create(options(&gateway, &gateway.endpoint(), "slow").limits(limits), VOLUME)
+            .unwrap();
     let begin = std::time::Instant::now();
     std::thread::scope(|scope| {
         for object in 1..=8 {
@@ -207,7 +215,9 @@ fn a_volume_finds_its_store_again_and_no_other() {
     assert_eq!(figure(&store, "store_get_requests"), 1);
     assert_eq!(get(&store, 1, 0, 1).unwrap(), b"x");
     let other = *b"another volume!!";
-    for result in [S3Store::open(place(), other).map(drop), S3Store::create(place(), other).map(drop)] {
+    for result in
+        [S3Store::open(place(), other).map(drop), S3Store::create(place(), other).map(drop)]
+    {
         let told = result.unwrap_err();
         assert!(matches!(&told, OpenError::OtherVolume { .. }), "{told}");
         assert!(told.to_string().contains("766f6c756d652d6f662d746573747321"), "{told}");
@@ -232,8 +242,14 @@ fn objects_without_an_owner_are_nobodys() {
         ("{}", false),
         ("", false),
         ("not json", false),
-        (r#"{"magic":"x","layout_version":1,"volume":"","created":0,"conditional_put":true}"#, false),
-        (r#"{"magic":"kestrelfs","layout_version":2,"volume":"","created":0,"conditional_put":true}"#, true),
+        (
+            r#"{"magic":"x","layout_version":1,"volume":"","created":0,"conditional_put":true}"#,
+            false,
+        ),
+        (
+            r#"{"magic":"kestrelfs","layout_version":2,"volume":"","created":0,"conditional_put":true}"#,
+            true,
+        ),
     ] {
         std::fs::write(gateway.files().join("w/kestrel-volume"), text).unwrap();
         let told = S3Store::open(place(), VOLUME).unwrap_err();
@@ -249,19 +265,26 @@ fn each_reason_not_to_open_is_its_own() {
         S3Options::parse(url).unwrap().credentials_file(Some(gateway.credentials())).limits(hasty())
     };
     let endpoint = gateway.endpoint();
-    let told = S3Store::open(at(&format!("s3://no-such-bucket/p?endpoint={endpoint}")), VOLUME).unwrap_err();
-    assert!(matches!(&told, OpenError::NoBucket { bucket, .. } if bucket == "no-such-bucket"), "{told}");
+    let told = S3Store::open(at(&format!("s3://no-such-bucket/p?endpoint={endpoint}")), VOLUME)
+        .unwrap_err();
+    assert!(
+        matches!(&told, OpenError::NoBucket { bucket, .. } if bucket == "no-such-bucket"),
+        "{told}"
+    );
     let place = || options(&gateway, &endpoint, "p");
     for wrong in [gateway.wrong_secret(), gateway.other_credentials("AKIAUNKNOWN", "x")] {
-        let told = S3Store::open(place().credentials_file(Some(wrong.clone())), VOLUME).unwrap_err();
+        let told =
+            S3Store::open(place().credentials_file(Some(wrong.clone())), VOLUME).unwrap_err();
         assert!(matches!(&told, OpenError::Denied { .. }), "{wrong:?}: {told}");
         assert!(told.to_string().contains("credentials-"), "names the file: {told}");
     }
     S3Store::create(place(), VOLUME).unwrap();
-    let told = S3Store::open(place().credentials_file(Some("/nowhere".into())), VOLUME).unwrap_err();
+    let told =
+        S3Store::open(place().credentials_file(Some("/nowhere".into())), VOLUME).unwrap_err();
     assert!(matches!(&told, OpenError::Credentials(_)), "{told}");
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let told = S3Store::open(options(&gateway, &format!("http://{closed}"), "p"), VOLUME).unwrap_err();
+    let told =
+        S3Store::open(options(&gateway, &format!("http://{closed}"), "p"), VOLUME).unwrap_err();
     assert!(matches!(&told, OpenError::Unreachable { .. }), "{told}");
     assert!(told.to_string().contains("refused"), "{told}");
     let told = S3Store::open(

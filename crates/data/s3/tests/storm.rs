@@ -47,7 +47,9 @@ fn fault(request: &Request, dice: u64) -> Fault {
         6 if request.is_list() => Fault::Edited("<KeyCount>", "<KeyCount>1"),
         // Not also where the store is asked again: that a store says twice that there is nothing,
         // nobody can find out.
-        7 if request.is_list() && !request.target.split(['?', '&']).any(|pair| pair == "max-keys=1") => {
+        7 if request.is_list()
+            && !request.target.split(['?', '&']).any(|pair| pair == "max-keys=1") =>
+        {
             Fault::Answer(
                 "200 OK",
                 Vec::new(),
@@ -68,7 +70,8 @@ fn storm(gateway: &Gateway, seed: u64) {
     });
     // Parts from 5 MiB on; one object in eight is that large.
     let limits = S3Limits { multipart_bytes: 5 << 20, ..hasty() };
-    let store = S3Store::open(options(gateway, &proxy.endpoint(), &prefix).limits(limits), VOLUME).unwrap();
+    let store =
+        S3Store::open(options(gateway, &proxy.endpoint(), &prefix).limits(limits), VOLUME).unwrap();
     let mut random = Random(seed);
     let mut model: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for step in 0..OPERATIONS {
@@ -93,7 +96,10 @@ fn storm(gateway: &Gateway, seed: u64) {
                 let len = there.map_or(1, |(_, len)| 1 + random.below((len - at) as u64) as usize);
                 match (get(&store, object, at as u64, len), there) {
                     (Ok(bytes), Some((content_seed, full))) => {
-                        assert!(bytes == content(content_seed, full)[at..at + len], "{place}: other bytes");
+                        assert!(
+                            bytes == content(content_seed, full)[at..at + len],
+                            "{place}: other bytes"
+                        );
                     }
                     (Err(Error::NotFound { .. }), None) => {}
                     (result, _) => panic!("{place}: get gave {result:?}, the model has {there:?}"),

@@ -9,15 +9,22 @@ use kestrel_s3::{S3Options, S3Store};
 use support::{Fault, Gateway, Proxy, Request, VOLUME, content, get, hasty, put};
 
 /// A store behind a proxy that was told so by its URL.
-fn behind(gateway: &Gateway, script: impl Fn(&Request) -> Fault + Send + Sync + 'static) -> (Proxy, S3Store) {
+fn behind(
+    gateway: &Gateway,
+    script: impl Fn(&Request) -> Fault + Send + Sync + 'static,
+) -> (Proxy, S3Store) {
     let proxy = Proxy::start(gateway.port(), script);
     let url = format!(
         "s3://{}/p?endpoint={}&region=us-east-1&conditional-put=false",
         Gateway::BUCKET,
         proxy.endpoint()
     );
-    let place =
-        || S3Options::parse(&url).unwrap().credentials_file(Some(gateway.credentials())).limits(hasty());
+    let place = || {
+        S3Options::parse(&url)
+            .unwrap()
+            .credentials_file(Some(gateway.credentials()))
+            .limits(hasty())
+    };
     S3Store::create(place(), VOLUME).unwrap();
     let store = S3Store::open(place(), VOLUME).unwrap();
     assert!(!store.puts_conditionally());
@@ -47,7 +54,10 @@ fn what_is_there_is_not_overwritten_whatever_its_size() {
     for (object, there, ours) in [(1, 100, 100), (2, 0, 10), (3, 10, 0), (4, 7 << 20, 6 << 20)] {
         put(&rival, object, &content(object, there)).unwrap();
         let refused = put(&store, object, &content(object + 100, ours));
-        assert!(matches!(refused, Err(Error::Exists { object: found }) if found == object), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::Exists { object: found }) if found == object),
+            "{refused:?}"
+        );
         assert_eq!(get(&rival, object, 0, there).unwrap(), content(object, there));
     }
     assert_eq!((proxy.count("PUT"), proxy.count("POST")), (0, 0), "nothing was sent");
@@ -73,7 +83,9 @@ fn a_question_that_fails_stops_the_put() {
     let Some(gateway) = Gateway::start() else { return };
     let denied = "<Error><Code>AccessDenied</Code><Message>x</Message></Error>";
     let (proxy, store) = behind(&gateway, move |request| match request.method.as_str() {
-        "GET" if request.is_object() => Fault::Answer("403 Forbidden", Vec::new(), denied.to_string()),
+        "GET" if request.is_object() => {
+            Fault::Answer("403 Forbidden", Vec::new(), denied.to_string())
+        }
         _ => Fault::None,
     });
     let refused = put(&store, 1, b"x");

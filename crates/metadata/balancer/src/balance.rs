@@ -171,8 +171,15 @@ fn plan(
     let limit = goal.limit(before.total(), before.nodes());
     let mut after = add(&before, limit);
     take_back(&mut after, Goal::at(goal.epsilon / 2.0, before.total(), before.nodes()));
-    let changes = (0..before.names.len()).filter_map(|name| change(&before, &after, name)).collect();
-    Ok(BalancePlan { exceptions: after.table(), changes, limit, before: before.loads, expected: after.loads })
+    let changes =
+        (0..before.names.len()).filter_map(|name| change(&before, &after, name)).collect();
+    Ok(BalancePlan {
+        exceptions: after.table(),
+        changes,
+        limit,
+        before: before.loads,
+        expected: after.loads,
+    })
 }
 
 /// Adds exceptions until nobody is above the limit, or nothing helps.
@@ -227,7 +234,8 @@ fn next_step(model: &Model, limit: u64) -> Option<(usize, Option<Rule>)> {
 /// Takes back exceptions without which nobody is above the limit: spread names first, rare ones
 /// before frequent ones.
 fn take_back(model: &mut Model, limit: u64) {
-    let mut names: Vec<usize> = (0..model.names.len()).filter(|i| model.names[*i].rule.is_some()).collect();
+    let mut names: Vec<usize> =
+        (0..model.names.len()).filter(|i| model.names[*i].rule.is_some()).collect();
     names.sort_by_key(|name| {
         let known = &model.names[*name];
         (known.rule != Some(Rule::PathWalk), known.entries, *name)
@@ -258,9 +266,19 @@ fn change(before: &Model, after: &Model, name: usize) -> Option<RuleChange> {
                 Lies::On(target) => (Some(*target), if *target == node { entries } else { 0 }),
                 Lies::Spread(counts) => (None, counts[node].min(entries)),
             };
-            Move { from: before.id(node), to: to.map(|to| before.id(to)), entries: entries - staying }
+            Move {
+                from: before.id(node),
+                to: to.map(|to| before.id(to)),
+                entries: entries - staying,
+            }
         })
         .filter(|one| one.entries > 0)
         .collect();
-    Some(RuleChange { name: old.name.clone(), from: old.rule, to: new.rule, entries: old.entries, moves })
+    Some(RuleChange {
+        name: old.name.clone(),
+        from: old.rule,
+        to: new.rule,
+        entries: old.entries,
+        moves,
+    })
 }

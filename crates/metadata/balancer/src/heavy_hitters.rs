@@ -73,7 +73,9 @@ impl HeavyHitters {
     fn displace(&mut self) -> u64 {
         while let Some(Reverse((known, name))) = self.rarest.pop() {
             match self.counters.get(&name) {
-                Some(counter) if counter.count > known => self.rarest.push(Reverse((counter.count, name))),
+                Some(counter) if counter.count > known => {
+                    self.rarest.push(Reverse((counter.count, name)))
+                }
                 _ => {
                     self.counters.remove(&name);
                     return known;
@@ -86,11 +88,15 @@ impl HeavyHitters {
     /// The report of a node that has these entries: names with an exception, then the `wanted` most
     /// frequent ones, most frequent first.
     pub fn report(self, node: NodeId, wanted: usize) -> LoadReport {
-        let certain =
-            |(name, counter): (Name, Counter)| NameCount { name, entries: counter.count - counter.error };
+        let certain = |(name, counter): (Name, Counter)| NameCount {
+            name,
+            entries: counter.count - counter.error,
+        };
         let mut names: Vec<NameCount> = self.counters.into_iter().map(certain).collect();
         names.retain(|count| count.entries > 0);
-        names.sort_by(|one, other| other.entries.cmp(&one.entries).then_with(|| one.name.cmp(&other.name)));
+        names.sort_by(|one, other| {
+            other.entries.cmp(&one.entries).then_with(|| one.name.cmp(&other.name))
+        });
         names.truncate(wanted);
         let exceptions = self.exceptions.into_iter().filter(|(_, entries)| *entries > 0);
         let exceptions = exceptions.map(|(name, entries)| NameCount { name, entries });

@@ -63,7 +63,8 @@ impl Model {
                 node
             })
             .collect();
-        let ids: Vec<NodeId> = members.iter().map(|member| placement.map.members()[*member].id).collect();
+        let ids: Vec<NodeId> =
+            members.iter().map(|member| placement.map.members()[*member].id).collect();
         let mut model = Self {
             loads: vec![0; ids.len()],
             names: Vec::new(),
@@ -88,9 +89,9 @@ impl Model {
         for (name, counts) in by_name {
             model.add(name, placement.exceptions.rule(name.as_bytes()), &counts);
         }
-        model
-            .names
-            .sort_by(|one, other| other.entries.cmp(&one.entries).then_with(|| one.name.cmp(&other.name)));
+        model.names.sort_by(|one, other| {
+            other.entries.cmp(&one.entries).then_with(|| one.name.cmp(&other.name))
+        });
         for (index, known) in model.names.iter().enumerate() {
             if let Lies::On(node) = known.lies {
                 model.on_node[node].insert((known.entries, index));
@@ -205,11 +206,15 @@ impl Model {
         let mut loads = self.loads.clone();
         match &known.lies {
             Lies::On(node) => loads[*node] -= known.entries,
-            Lies::Spread(counts) => loads.iter_mut().zip(counts).for_each(|(load, count)| *load -= count),
+            Lies::Spread(counts) => {
+                loads.iter_mut().zip(counts).for_each(|(load, count)| *load -= count)
+            }
         }
         match lies {
             Lies::On(node) => loads[*node] += known.entries,
-            Lies::Spread(counts) => loads.iter_mut().zip(counts).for_each(|(load, count)| *load += count),
+            Lies::Spread(counts) => {
+                loads.iter_mut().zip(counts).for_each(|(load, count)| *load += count)
+            }
         }
         loads
     }

@@ -120,10 +120,16 @@ impl fmt::Display for Reason {
             Reason::Away(node) => write!(f, "node {node} is away"),
             Reason::Leaving(node) => write!(f, "node {node} is leaving"),
             Reason::Even(most, limit) => {
-                write!(f, "nothing to do: no node has more than {most} entries, and {limit} are allowed")
+                write!(
+                    f,
+                    "nothing to do: no node has more than {most} entries, and {limit} are allowed"
+                )
             }
             Reason::Few(total, enough) => {
-                write!(f, "nothing to do: {total} entries, and names are evened out from {enough} on")
+                write!(
+                    f,
+                    "nothing to do: {total} entries, and names are evened out from {enough} on"
+                )
             }
             Reason::TooLittle(most, expected, limit) => write!(
                 f,

@@ -31,10 +31,14 @@ pub fn resize(
         members.iter().map(|member| member.id).filter(|id| !leaving.contains(id)).collect();
     staying.sort_unstable();
     if staying.is_empty() {
-        return Err(SlotMapError("nobody stays to own the slots; add a node before the last one leaves"));
+        return Err(SlotMapError(
+            "nobody stays to own the slots; add a node before the last one leaves",
+        ));
     }
     if map.members().iter().any(|owner| !members.iter().any(|member| member.id == owner.id)) {
-        return Err(SlotMapError("a node can only be dropped once it owns nothing; drain it first"));
+        return Err(SlotMapError(
+            "a node can only be dropped once it owns nothing; drain it first",
+        ));
     }
     let mut quotas = quotas(map, &staying);
     let mut moving = Vec::new();

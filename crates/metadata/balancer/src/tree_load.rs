@@ -61,9 +61,13 @@ impl TreeLoad {
     /// If the path is too long, or a component is not a name; nothing is counted then.
     pub fn add(&mut self, path: &[u8]) -> Result<(), PathError> {
         if path.len() > PATH_MAX {
-            return Err(PathError(format!("a path has at most {PATH_MAX} bytes, this one {}", path.len())));
+            return Err(PathError(format!(
+                "a path has at most {PATH_MAX} bytes, this one {}",
+                path.len()
+            )));
         }
-        let parts = || path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
+        let parts =
+            || path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".");
         for part in parts() {
             Name::check(part).map_err(|error| {
                 PathError(format!("{:?}: {}", String::from_utf8_lossy(part), error.reason))
@@ -149,14 +153,15 @@ impl TreeLoad {
         let report = |member: usize| {
             let entries = names[member].iter().map(|(_, entries)| entries).sum();
             let here = std::mem::take(&mut names[member]);
-            let (excepted, hashed): (Vec<_>, Vec<_>) = here
-                .into_iter()
-                .filter(|(_, entries)| *entries > 0)
-                .partition(|(counted, _)| placement.exceptions.rule(counted.name.as_bytes()).is_some());
-            let mut reported: Vec<NameCount> = top(hashed.iter().map(|(counted, _)| *counted), wanted)
-                .into_iter()
-                .map(Counted::count)
-                .collect();
+            let (excepted, hashed): (Vec<_>, Vec<_>) =
+                here.into_iter().filter(|(_, entries)| *entries > 0).partition(|(counted, _)| {
+                    placement.exceptions.rule(counted.name.as_bytes()).is_some()
+                });
+            let mut reported: Vec<NameCount> =
+                top(hashed.iter().map(|(counted, _)| *counted), wanted)
+                    .into_iter()
+                    .map(Counted::count)
+                    .collect();
             reported.extend(
                 excepted
                     .into_iter()

@@ -110,7 +110,10 @@ fn a_change_tells_what_moves() {
     for change in &plan.changes {
         assert_eq!((change.from, change.entries), (None, 1000));
         let home = placement.map.owner(slot_of_hash(hash_name(change.name.as_bytes()))).id;
-        assert!(change.moves.iter().all(|one| one.from == home && one.to != Some(home)), "{change:?}");
+        assert!(
+            change.moves.iter().all(|one| one.from == home && one.to != Some(home)),
+            "{change:?}"
+        );
         match change.to {
             Some(Rule::PathWalk) => assert_eq!(change.moves[0].entries, 500),
             Some(Rule::Override(slot)) => {
@@ -145,7 +148,8 @@ fn reports_that_cannot_be_are_refused() {
 fn nodes_without_slots_take_no_part() {
     let member = |id| Member { id, address: format!("node-{id}:7000") };
     let mut placement = cluster(4);
-    placement.map = SlotMap::new((1..=5).map(member).collect(), |slot| u32::from(slot % 4) + 1).unwrap();
+    placement.map =
+        SlotMap::new((1..=5).map(member).collect(), |slot| u32::from(slot % 4) + 1).unwrap();
     let census = tree(1000, |dir| vec!["hot".into(), format!("{dir}")]);
     assert_eq!(census.loads(&placement).len(), 4);
     let goal = Goal::usual(4);

@@ -3,10 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kestrel_balancer::load_report::{LoadReport, NameCount};
-use kestrel_balancer::next::{Decision, ENTRIES_MIN, Reason, Sight, decide, even_names, even_slots};
+use kestrel_balancer::next::{
+    Decision, ENTRIES_MIN, Reason, Sight, decide, even_names, even_slots,
+};
 use kestrel_balancer::tree_load::TreeLoad;
 use kestrel_types::name::Name;
-use kestrel_types::placement::{Exceptions, Member, PlacementMap, Rule, SlotMap, hash_name, slot_of_hash};
+use kestrel_types::placement::{
+    Exceptions, Member, PlacementMap, Rule, SlotMap, hash_name, slot_of_hash,
+};
 
 fn member(id: u32) -> Member {
     Member { id, address: format!("node-{id}:7000") }
@@ -100,7 +104,9 @@ fn exceptions_by_counts_of_names() {
                 assert_eq!(rule_of(&next, "Makefile").is_some(), will_be, "{dirs} {hot}");
                 assert_eq!(next.version, present.version + 1);
             }
-            Decision::Wait(Reason::Even(..) | Reason::Few(..)) => assert_eq!(is, will_be, "{dirs} {hot}"),
+            Decision::Wait(Reason::Even(..) | Reason::Few(..)) => {
+                assert_eq!(is, will_be, "{dirs} {hot}")
+            }
             other => panic!("{dirs} {hot}: {other:?}"),
         }
     }
@@ -149,12 +155,17 @@ fn a_gain_below_what_is_allowed_is_not_worth_it() {
         LoadReport { node, entries, names }
     };
     let on_first = (0..).map(|number| format!("name-{number}"));
-    let is_on_first = |name: &String| present.map.owner(slot_of_hash(hash_name(name.as_bytes()))).id == 1;
+    let is_on_first =
+        |name: &String| present.map.owner(slot_of_hash(hash_name(name.as_bytes()))).id == 1;
     let name = on_first.into_iter().find(is_on_first).unwrap();
     for (of_it, is_worth_it) in [(100, false), (90_000, true)] {
         let reports = [one(1, 200_000, &name, of_it), one(2, 10_000, "x", 0)];
-        let decision =
-            decide(&Sight { present: &present, changing: false, away: &[], reports: Some(&reports) });
+        let decision = decide(&Sight {
+            present: &present,
+            changing: false,
+            away: &[],
+            reports: Some(&reports),
+        });
         assert_eq!(matches!(decision, Decision::Names(..)), is_worth_it, "{decision:?}");
         assert!(
             is_worth_it || matches!(decision, Decision::Wait(Reason::TooLittle(200_000, ..))),
@@ -163,7 +174,11 @@ fn a_gain_below_what_is_allowed_is_not_worth_it() {
     }
     let wrong = [one(1, 10, &name, 20), one(2, 10_000, "x", 0)];
     assert!(even_names(&present, &wrong, None).is_err());
-    let decision =
-        decide(&Sight { present: &present, changing: false, away: &[], reports: Some(&wrong[..1]) });
+    let decision = decide(&Sight {
+        present: &present,
+        changing: false,
+        away: &[],
+        reports: Some(&wrong[..1]),
+    });
     assert!(matches!(decision, Decision::Wait(Reason::NoPlan(_))), "{decision:?}");
 }

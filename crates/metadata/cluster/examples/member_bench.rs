@@ -48,7 +48,8 @@ struct Cluster {
 
 impl Cluster {
     fn new(nodes: u32) -> Result<Self, Failure> {
-        let members = (1..=nodes).map(|id| MapMember { id, address: format!("node{id}:1") }).collect();
+        let members =
+            (1..=nodes).map(|id| MapMember { id, address: format!("node{id}:1") }).collect();
         let map = SlotMap::even(members)?;
         let placement = PlacementMap::new(map, Exceptions::default());
         let open = |id| {
@@ -76,7 +77,8 @@ impl Cluster {
         let mut under_way: BTreeMap<NodeId, Vec<Envelope>> = BTreeMap::new();
         for member in self.members.values_mut() {
             let outbox = member.take_outbox();
-            self.said.moments += outbox.iter().map(|(to, _)| to).collect::<BTreeSet<_>>().len() as u64;
+            self.said.moments +=
+                outbox.iter().map(|(to, _)| to).collect::<BTreeSet<_>>().len() as u64;
             for (to, envelope) in outbox {
                 self.said.messages += 1;
                 let mut bytes = Vec::new();

@@ -238,13 +238,21 @@ fn inherits(me: NodeId, present: &PlacementMap, next: &PlacementMap) -> bool {
     shares_move(present, next, |before, after| before != me && after == me)
 }
 
-fn shares_move(present: &PlacementMap, next: &PlacementMap, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+fn shares_move(
+    present: &PlacementMap,
+    next: &PlacementMap,
+    counts: impl Fn(NodeId, NodeId) -> bool,
+) -> bool {
     let members = present.map.members().iter().map(|member| member.id);
     let mut holders = members.chain(present.former.iter().map(|(node, _)| *node));
     holders.any(|node| counts(has_shares_of(present, node), has_shares_of(next, node)))
 }
 
-fn moves(present: &PlacementMap, next: &PlacementMap, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+fn moves(
+    present: &PlacementMap,
+    next: &PlacementMap,
+    counts: impl Fn(NodeId, NodeId) -> bool,
+) -> bool {
     let moved = |slot: Slot| counts(present.map.owner(slot).id, next.map.owner(slot).id);
     // Which node has entries of a name that gets or loses an exception only the entries tell.
     present.exceptions != next.exceptions || (0..SLOTS as Slot).any(moved)
@@ -334,7 +342,10 @@ impl ClusterNode {
             M::Adopt(table) if from == table.coordinator => self.adopt(table, None),
             // One that was may have said it then.
             _ if from != self.coordinator() => {
-                log::debug!("node {from} says what only node {} may say of the table", self.coordinator());
+                log::debug!(
+                    "node {from} says what only node {} may say of the table",
+                    self.coordinator()
+                );
             }
             M::Begin { attempt, next } => self.begin_change(attempt, next),
             M::Copy(attempt) => self.copy(attempt),

@@ -110,7 +110,13 @@ pub(super) struct Coordinator {
 
 impl Coordinator {
     /// As the records say, of the member `me` with this table.
-    pub fn new(me: NodeId, present: &PlacementMap, records: ChangeRecords, epoch: u64, now: Nanos) -> Self {
+    pub fn new(
+        me: NodeId,
+        present: &PlacementMap,
+        records: ChangeRecords,
+        epoch: u64,
+        now: Nanos,
+    ) -> Self {
         let ChangeRecords { expected, last_node, change, era, .. } = records;
         let change = change.map(|next| {
             let step = adopting(me, present, &next, &expected, now - RESEND);
@@ -119,7 +125,8 @@ impl Coordinator {
         let attempt = Attempt { epoch: era.saturating_add(epoch), number: 0 };
         let mut coordinator = Self { expected, last_node, attempt, change };
         if let (None, Some(node)) = (&coordinator.change, coordinator.forgotten(present))
-            && let Some(Ok(next)) = present.heir_for(node, me).map(|heir| present.without(node, heir))
+            && let Some(Ok(next)) =
+                present.heir_for(node, me).map(|heir| present.without(node, heir))
         {
             let (next, step) = (Arc::new(next), Step::Resting(now));
             coordinator.change = Some(Change { next, step, attempts: 0, done: None });
@@ -145,7 +152,11 @@ impl Coordinator {
 
     /// What it knows, for the next coordinator.
     fn charge(&self) -> Charge {
-        Charge { era: self.attempt.epoch, last_node: self.last_node, expected: self.expected.clone() }
+        Charge {
+            era: self.attempt.epoch,
+            last_node: self.last_node,
+            expected: self.expected.clone(),
+        }
     }
 
     /// Takes over with a table that is decided and on record here, but not durably yet. `epoch` is
@@ -159,7 +170,8 @@ impl Coordinator {
 
     /// The records of a coordinator that is none any more are gone by these.
     pub fn rows_given_up(&self) -> Vec<Mutation> {
-        let names = [records::CHANGE, records::LAST_NODE, records::ERA].into_iter().map(records::gone);
+        let names =
+            [records::CHANGE, records::LAST_NODE, records::ERA].into_iter().map(records::gone);
         names.chain(self.expected.keys().map(|node| records::expect_row(*node, None))).collect()
     }
 
@@ -191,10 +203,16 @@ fn adopting(
         return Step::Adopting { turn: Turn::Successor, silent, since: now, sent: now };
     }
     let members = present.map.members().iter().map(|member| member.id);
-    let leave = members.filter(|node| next.map.member(*node).is_none() && !expected.contains_key(node));
+    let leave =
+        members.filter(|node| next.map.member(*node).is_none() && !expected.contains_key(node));
     let silent: BTreeSet<NodeId> = leave.collect();
     if silent.is_empty() {
-        return Step::Adopting { turn: Turn::Old, silent: old(next, expected), since: now, sent: now };
+        return Step::Adopting {
+            turn: Turn::Old,
+            silent: old(next, expected),
+            since: now,
+            sent: now,
+        };
     }
     Step::Adopting { turn: Turn::Leaving, silent, since: now, sent: now }
 }
@@ -263,12 +281,14 @@ impl ClusterNode {
             ));
         }
         if let Some(node) = self.coordinator.forgotten(present) {
-            let text =
-                format!("metadata: node {node}, which never came, is to be taken out first: remove it");
+            let text = format!(
+                "metadata: node {node}, which never came, is to be taken out first: remove it"
+            );
             return Err(FsError::because(libc::EBUSY, text));
         }
         let (before, after) = (present.map.members(), next.map.members());
-        if before.iter().any(|member| next.map.member(member.id).is_some_and(|same| same != member)) {
+        if before.iter().any(|member| next.map.member(member.id).is_some_and(|same| same != member))
+        {
             return Err(refused("metadata: the next table changes the address of a node"));
         }
         let mut gone = before.iter().filter(|member| next.map.member(member.id).is_none());
@@ -280,7 +300,9 @@ impl ClusterNode {
             return Err(refused("metadata: nodes join one after the other"));
         }
         if next.former != present.former {
-            return Err(refused("metadata: the next table tells something else of nodes that have left"));
+            return Err(refused(
+                "metadata: the next table tells something else of nodes that have left",
+            ));
         }
         if next.is_leaving(self.me) {
             return Err(cannot_leave(self.me));
@@ -288,7 +310,9 @@ impl ClusterNode {
         if next.coordinator != present.coordinator {
             return match present.with_coordinator(next.coordinator) {
                 Ok(expected) if expected == *next => Ok(()),
-                _ => Err(refused("metadata: a table with another coordinator differs by that only")),
+                _ => {
+                    Err(refused("metadata: a table with another coordinator differs by that only"))
+                }
             };
         }
         let counts = next.map.slots_of_members();
@@ -325,7 +349,9 @@ impl ClusterNode {
         // Nothing else changes with it.
         let expected = next.heir_of(node).and_then(|heir| present.without(node, heir).ok());
         if expected.as_ref() != Some(next) {
-            return Err(refused("metadata: a table that a node has left differs by that and its heir only"));
+            return Err(refused(
+                "metadata: a table that a node has left differs by that and its heir only",
+            ));
         }
         Ok(())
     }
@@ -359,12 +385,18 @@ impl ClusterNode {
             {
                 true
             }
-            Some(_) => return Err(FsError::new(libc::EBUSY, "metadata: the table is being changed already")),
+            Some(_) => {
+                return Err(FsError::new(
+                    libc::EBUSY,
+                    "metadata: the table is being changed already",
+                ));
+            }
         };
         let is_member = self.table.placement.map.member(node).is_some();
         let expected = self.coordinator.expected.contains_key(&node);
         if is_member && expected && self.may_live(node) {
-            let text = format!("metadata: node {node} answers: stop it first, or let it join and leave");
+            let text =
+                format!("metadata: node {node} answers: stop it first, or let it join and leave");
             return Err(FsError::because(libc::EBUSY, text));
         }
         if only_it_is_silent {
@@ -377,14 +409,18 @@ impl ClusterNode {
         let present = &self.table.placement;
         if is_member {
             if expected {
-                let heir = present.heir_for(node, self.me).ok_or(refused("metadata: no node stays"))?;
+                let heir =
+                    present.heir_for(node, self.me).ok_or(refused("metadata: no node stays"))?;
                 let next = present.without(node, heir);
-                return next.map(Some).map_err(|why| FsError::because(libc::EINVAL, why.to_string()));
+                return next
+                    .map(Some)
+                    .map_err(|why| FsError::because(libc::EINVAL, why.to_string()));
             }
             return Err(refused("metadata: the node is a member: it has to leave by itself"));
         }
         if !expected {
-            let why = if present.heir_of(node).is_some() { "has left already" } else { "is not known" };
+            let why =
+                if present.heir_of(node).is_some() { "has left already" } else { "is not known" };
             return Err(FsError::because(libc::ENOENT, format!("metadata: node {node} {why}")));
         }
         let last = self.coordinator.last_node.max(node);
@@ -407,7 +443,8 @@ impl ClusterNode {
         if self.coordinator() == self.me && !self.changing.joining {
             return Ok(());
         }
-        let text = format!("metadata: node {} leads changes of the table: ask there", self.coordinator());
+        let text =
+            format!("metadata: node {} leads changes of the table: ask there", self.coordinator());
         Err(FsError::because(libc::EINVAL, text))
     }
 
@@ -441,13 +478,17 @@ impl ClusterNode {
         }
         let members = self.table.placement.map.members();
         if members.iter().any(|member| member.address == *address) {
-            return Err(FsError::new(libc::EEXIST, "metadata: a node of the cluster has this address"));
+            return Err(FsError::new(
+                libc::EEXIST,
+                "metadata: a node of the cluster has this address",
+            ));
         }
         let expected = &self.coordinator.expected;
         if let Some((node, other)) = expected.iter().find(|(_, other)| other.address == *address) {
             if other.idle != announced.idle {
-                let text =
-                    format!("metadata: node {node} is expected there in another role: remove it first");
+                let text = format!(
+                    "metadata: node {node} is expected there in another role: remove it first"
+                );
                 return Err(FsError::because(libc::EEXIST, text));
             }
             return Ok(*node);
@@ -515,7 +556,8 @@ impl ClusterNode {
     /// Tells the members that have not done it what to do.
     fn send_orders(&mut self) {
         let now = self.now;
-        let Some(Change { next, step: Step::Asking(asking), .. }) = &mut self.coordinator.change else {
+        let Some(Change { next, step: Step::Asking(asking), .. }) = &mut self.coordinator.change
+        else {
             return;
         };
         asking.sent = now;
@@ -543,7 +585,9 @@ impl ClusterNode {
     }
 
     fn declined(&mut self, attempt: Attempt, why: FsError) {
-        let Some(Change { step: Step::Asking(asking), .. }) = &self.coordinator.change else { return };
+        let Some(Change { step: Step::Asking(asking), .. }) = &self.coordinator.change else {
+            return;
+        };
         if asking.attempt == attempt {
             self.fail_attempt(why);
         }
@@ -590,7 +634,9 @@ impl ClusterNode {
     /// The decision is durable.
     pub(super) fn decided_change(&mut self) {
         let now = self.now;
-        let Coordinator { expected, change: Some(change), .. } = &mut self.coordinator else { return };
+        let Coordinator { expected, change: Some(change), .. } = &mut self.coordinator else {
+            return;
+        };
         log::info!("metadata: table {} of placement is decided", change.next.version);
         change.step = adopting(self.me, &self.table.placement, &change.next, expected, now);
         self.send_table();
@@ -621,7 +667,8 @@ impl ClusterNode {
     }
 
     fn adopted(&mut self, from: NodeId, version: u64) {
-        let Some(Change { next, step: Step::Adopting { silent, .. }, .. }) = &mut self.coordinator.change
+        let Some(Change { next, step: Step::Adopting { silent, .. }, .. }) =
+            &mut self.coordinator.change
         else {
             return;
         };
@@ -633,7 +680,8 @@ impl ClusterNode {
     /// All whose turn it was have adopted the table, or are not waited for any longer.
     fn next_turn(&mut self) {
         let now = self.now;
-        let Coordinator { expected, change: Some(Change { next, step, .. }), .. } = &mut self.coordinator
+        let Coordinator { expected, change: Some(Change { next, step, .. }), .. } =
+            &mut self.coordinator
         else {
             return;
         };
@@ -656,7 +704,8 @@ impl ClusterNode {
         // A node that was taken out before it came is not expected any more either.
         let former = next.former.iter().map(|(node, _)| *node);
         let came = next.map.members().iter().map(|member| member.id).chain(former);
-        let came: Vec<NodeId> = came.filter(|node| self.coordinator.expected.contains_key(node)).collect();
+        let came: Vec<NodeId> =
+            came.filter(|node| self.coordinator.expected.contains_key(node)).collect();
         let mut rows = vec![records::gone(records::CHANGE)];
         rows.extend(came.iter().map(|node| records::expect_row(*node, None)));
         match self.commit(BatchKind::Freeing, rows) {
@@ -698,12 +747,15 @@ impl ClusterNode {
             let table = Arc::new(self.table.placement.clone());
             return self.tell(from, ChangeMessage::Adopt(table));
         }
-        let Some(Announced { address, idle }) = self.coordinator.expected.get(&from).cloned() else {
+        let Some(Announced { address, idle }) = self.coordinator.expected.get(&from).cloned()
+        else {
             return log::warn!("metadata: node {from} asks to be taken in, and is not expected");
         };
         let present = &self.table.placement;
         match present.with_member(MapMember { id: from, address }, idle) {
-            Ok(with) => self.lead_change(PlacementMap { version: present.version + 1, ..with }, None),
+            Ok(with) => {
+                self.lead_change(PlacementMap { version: present.version + 1, ..with }, None)
+            }
             Err(why) => log::error!("metadata: node {from} cannot be taken in: {why}"),
         }
     }
@@ -761,9 +813,15 @@ impl ClusterNode {
                     self.send_orders();
                 }
             }
-            Step::Adopting { turn: Turn::New, silent, .. } if silent.is_empty() => self.finish_change(),
-            Step::Adopting { turn: Turn::Leaving, silent, since, .. } if *since + FAREWELL_MAX <= now => {
-                log::warn!("metadata: nodes {silent:?}, which leave, do not answer; the others go on");
+            Step::Adopting { turn: Turn::New, silent, .. } if silent.is_empty() => {
+                self.finish_change()
+            }
+            Step::Adopting { turn: Turn::Leaving, silent, since, .. }
+                if *since + FAREWELL_MAX <= now =>
+            {
+                log::warn!(
+                    "metadata: nodes {silent:?}, which leave, do not answer; the others go on"
+                );
                 self.next_turn();
             }
             Step::Adopting { sent, .. } => {

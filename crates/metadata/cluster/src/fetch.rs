@@ -71,7 +71,9 @@ impl ClusterNode {
         };
         let (mut found, mut wait) = (Ok(Fetched::None), 0);
         let leaves = self.table.is_leaving(key.table, key.id, &key.suffix);
-        if !self.agrees(from, table) || leaves || self.cluster().locks.bars(key.borrow(), RowLockMode::Shared)
+        if !self.agrees(from, table)
+            || leaves
+            || self.cluster().locks.bars(key.borrow(), RowLockMode::Shared)
         {
             found = Ok(Fetched::Busy);
         } else {
@@ -80,9 +82,8 @@ impl ClusterNode {
                 if let Some(row) = row.value {
                     found = match want {
                         Want::Name(..) => Entry::decode(row).map(told_of),
-                        Want::Id(_) => {
-                            decode_dir_id(row).map(|(parent, name)| Fetched::At(parent, name.into()))
-                        }
+                        Want::Id(_) => decode_dir_id(row)
+                            .map(|(parent, name)| Fetched::At(parent, name.into())),
                     };
                 }
             });
@@ -94,7 +95,9 @@ impl ClusterNode {
         match found {
             // Another one may have begun to serve that row while it was read.
             Ok(_) if !self.cluster().may_answer() => {}
-            Ok(found) => self.when_durable(wait, Deferred::Send(from, Message::Fetched(number, found))),
+            Ok(found) => {
+                self.when_durable(wait, Deferred::Send(from, Message::Fetched(number, found)))
+            }
             // No member can be told anything about it until it is repaired; the asking request
             // gives up at its deadline.
             Err(why) => log::error!("damaged row of a directory that another node asks for: {why}"),
@@ -204,7 +207,8 @@ impl ClusterNode {
     pub(super) fn end_fetches(&mut self) {
         for fetching in std::mem::take(&mut self.fetches).into_values() {
             for ticket in fetching.tickets {
-                if self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Fetching)) {
+                if self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Fetching))
+                {
                     self.run_alone(ticket);
                 }
             }
@@ -224,7 +228,8 @@ impl ClusterNode {
             true => fetching.sent <= now,
             false => fetching.sent + RESEND <= now,
         };
-        let due: Vec<u64> = self.fetches.iter().filter(|(_, f)| due(f)).map(|(number, _)| *number).collect();
+        let due: Vec<u64> =
+            self.fetches.iter().filter(|(_, f)| due(f)).map(|(number, _)| *number).collect();
         for number in due {
             let Some(mut fetching) = self.fetches.remove(&number) else { continue };
             if fetching.void || fetching.rests {
@@ -242,9 +247,12 @@ impl ClusterNode {
 
 fn told_of(entry: Entry) -> Fetched {
     match entry {
-        Entry::Inode(inode) if inode.kind == Kind::Dir => {
-            Fetched::Dir { ino: inode.ino, mode: guard_of(&inode).mode, uid: inode.uid, gid: inode.gid }
-        }
+        Entry::Inode(inode) if inode.kind == Kind::Dir => Fetched::Dir {
+            ino: inode.ino,
+            mode: guard_of(&inode).mode,
+            uid: inode.uid,
+            gid: inode.gid,
+        },
         _ => Fetched::None,
     }
 }

@@ -97,8 +97,12 @@ impl ClusterNode {
         if let Some(why) = self.failure() {
             return done(Err(why.clone()));
         }
-        if self.reaping.as_ref().is_some_and(|reaping| !matches!(reaping.stage, GcStage::Deleting)) {
-            return done(Err(FsError::new(libc::EBUSY, "metadata: objects are being deleted already")));
+        if self.reaping.as_ref().is_some_and(|reaping| !matches!(reaping.stage, GcStage::Deleting))
+        {
+            return done(Err(FsError::new(
+                libc::EBUSY,
+                "metadata: objects are being deleted already",
+            )));
         }
         self.reaping = None;
         // What is not begun when this member leaves its heir looks at.
@@ -133,12 +137,14 @@ impl ClusterNode {
         if let Some(why) = self.failure() {
             return done(Err(why.clone()));
         }
-        let Some(mut reaping) = self.reaping.take_if(|reaping| matches!(reaping.stage, GcStage::Deleting))
+        let Some(mut reaping) =
+            self.reaping.take_if(|reaping| matches!(reaping.stage, GcStage::Deleting))
         else {
             return done(Err(FsError::new(libc::EINVAL, "metadata: no objects were condemned")));
         };
         reaping.due.retain(|row| deleted.contains(&row.object));
-        let rows = reaping.due.iter().map(|row| Mutation { key: row.key(), value: Some([1].into()) });
+        let rows =
+            reaping.due.iter().map(|row| Mutation { key: row.key(), value: Some([1].into()) });
         let round = reaping.round;
         match self.commit(BatchKind::Freeing, rows.collect()) {
             Ok(position) => {
@@ -154,7 +160,9 @@ impl ClusterNode {
 
     /// It is on record that the objects are deleted.
     pub(super) fn have_forgotten(&mut self, round: u64) {
-        let Some(reaping) = self.reaping.as_ref().filter(|reaping| reaping.round == round) else { return };
+        let Some(reaping) = self.reaping.as_ref().filter(|reaping| reaping.round == round) else {
+            return;
+        };
         let objects = reaping.due.iter().map(|row| row.object).collect();
         self.poll(PollQuestion::Forget(round, objects), Then::Forgotten(round));
     }
@@ -167,7 +175,9 @@ impl ClusterNode {
             Err(why) => return log::error!("objects that another node wants to delete: {why}"),
         };
         let claiming = self.node.core().reclaiming.lasts();
-        let used = |object: ObjectId| claiming || self.object_users.as_ref().is_some_and(|used| used(object));
+        let used = |object: ObjectId| {
+            claiming || self.object_users.as_ref().is_some_and(|used| used(object))
+        };
         let weigh = |(object, part): (&ObjectId, ReferencePart)| match used(*object) {
             true => Weight::Used,
             false => Weight::Part(part),
@@ -179,7 +189,9 @@ impl ClusterNode {
 
     /// The parts of the sums are here, or somebody is out of reach.
     pub(super) fn weighed(&mut self, round: u64, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
-        let Some(reaping) = self.reaping.as_mut().filter(|reaping| reaping.round == round) else { return };
+        let Some(reaping) = self.reaping.as_mut().filter(|reaping| reaping.round == round) else {
+            return;
+        };
         let Some(answers) = answers else { return self.end_round(Err(out_of_reach())) };
         let mut objects: Vec<ObjectId> = reaping.due.iter().map(|row| row.object).collect();
         objects.sort_unstable();
@@ -209,7 +221,8 @@ impl ClusterNode {
                 Weighed::Referred => changes.extend(rows.map(goes)),
                 Weighed::Owing => {
                     changes.extend(rows.map(goes));
-                    let row = Due { seconds: later.cast_unsigned(), object: *object, deleted: false };
+                    let row =
+                        Due { seconds: later.cast_unsigned(), object: *object, deleted: false };
                     changes.push(Mutation { key: row.key(), value: Some(Box::default()) });
                 }
             }
@@ -229,11 +242,12 @@ impl ClusterNode {
 
     /// Everybody has said what nothing has come to refer to.
     pub(super) fn confirmed(&mut self, round: u64, answers: Option<BTreeMap<NodeId, PollAnswer>>) {
-        let Some(reaping) = self.reaping.as_mut().filter(|reaping| reaping.round == round) else { return };
+        let Some(reaping) = self.reaping.as_mut().filter(|reaping| reaping.round == round) else {
+            return;
+        };
         let Some(answers) = answers else { return self.end_round(Err(out_of_reach())) };
         let stands = |object: ObjectId| {
-            let says =
-                |answer: &PollAnswer| matches!(answer, PollAnswer::Confirmed(some) if some.contains(&object));
+            let says = |answer: &PollAnswer| matches!(answer, PollAnswer::Confirmed(some) if some.contains(&object));
             answers.values().all(says)
         };
         reaping.due.retain(|row| stands(row.object));
@@ -269,7 +283,9 @@ impl ClusterNode {
 
     /// Nothing is deleted in this round: members need not watch any longer.
     fn end_round(&mut self, result: FsResult<Vec<ObjectId>>) {
-        let Some(GcRound { round, stage: GcStage::Asking(done), .. }) = self.reaping.take() else { return };
+        let Some(GcRound { round, stage: GcStage::Asking(done), .. }) = self.reaping.take() else {
+            return;
+        };
         self.poll(PollQuestion::Forget(round, Vec::new()), Then::Nothing);
         done(result);
     }
@@ -325,6 +341,9 @@ mod tests {
         assert_eq!(weigh([bytes(-5), bytes(6), none]), Weighed::Owing);
         assert_eq!(weigh([none, none, none]), Weighed::Referred);
         assert_eq!(weigh([bytes(0), none, Weight::Used]), Weighed::Used);
-        assert_eq!(weigh([bytes(0), none, Weight::Part(ReferencePart::Damaged)]), Weighed::Referred);
+        assert_eq!(
+            weigh([bytes(0), none, Weight::Part(ReferencePart::Damaged)]),
+            Weighed::Referred
+        );
     }
 }

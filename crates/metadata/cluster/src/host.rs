@@ -183,7 +183,8 @@ impl NodeHost {
         let host = (wakeup.clone(), Box::new(move || boot_time() - opened) as Box<Now>);
         let member = ClusterNode::open_with(engine, clock, config, 0, Some(host))?;
         let placement = &member.cluster().table().placement;
-        let others = placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
+        let others =
+            placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
         let address_book = AddressBook::read(&**member.node().engine(), others)?;
         let shared = Arc::new(HostShared {
             node: member.node().clone(),
@@ -203,10 +204,12 @@ impl NodeHost {
             counters: Counters::default(),
         });
         let tended = shared.clone();
-        let thread =
-            std::thread::Builder::new().name("kestrel-member".into()).spawn(move || tended.tend()).map_err(
-                |why| FsError::because(libc::EAGAIN, format!("member: its thread did not start: {why}")),
-            )?;
+        let thread = std::thread::Builder::new()
+            .name("kestrel-member".into())
+            .spawn(move || tended.tend())
+            .map_err(|why| {
+                FsError::because(libc::EAGAIN, format!("member: its thread did not start: {why}"))
+            })?;
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 
@@ -266,7 +269,11 @@ impl NodeHost {
                 return Some((number, request, origin));
             }
             let done = done_of(shared, sink.clone(), number);
-            shared.incoming.lock().push_back(Incoming::Request(request, Requester::Session(origin), done));
+            shared.incoming.lock().push_back(Incoming::Request(
+                request,
+                Requester::Session(origin),
+                done,
+            ));
             brought = true;
             None
         });
@@ -369,7 +376,8 @@ impl NodeHost {
     pub fn unheard(&self) -> Option<Vec<(NodeId, Duration)>> {
         let unheard = self.shared.member.lock().unheard(self.shared.now());
         self.shared.wakeup.wake();
-        let in_time = |(node, time): (NodeId, Nanos)| (node, Duration::from_nanos(time.unsigned_abs()));
+        let in_time =
+            |(node, time): (NodeId, Nanos)| (node, Duration::from_nanos(time.unsigned_abs()));
         Some(unheard?.into_iter().map(in_time).collect())
     }
 
@@ -453,7 +461,10 @@ impl HostShared {
     }
 
     /// Has `done` called when the member's lock has been let go.
-    fn later<T: Send + 'static>(&self, done: Box<dyn FnOnce(T) + Send>) -> Box<dyn FnOnce(T) + Send> {
+    fn later<T: Send + 'static>(
+        &self,
+        done: Box<dyn FnOnce(T) + Send>,
+    ) -> Box<dyn FnOnce(T) + Send> {
         let calls = self.calls.clone();
         Box::new(move |result| calls.lock().push(Box::new(move || done(result))))
     }
@@ -578,7 +589,9 @@ struct PanicGuard;
 impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            log::error!("this node stops: a defect of its member, see the message above; start it again");
+            log::error!(
+                "this node stops: a defect of its member, see the message above; start it again"
+            );
             std::process::abort();
         }
     }
@@ -588,7 +601,11 @@ impl Drop for PanicGuard {
 fn needs_member(op: &Op) -> bool {
     matches!(
         op,
-        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Usage | Op::TreeUsage(_) | Op::Locate { .. }
+        Op::ReadDir { .. }
+            | Op::ReadDirPlus { .. }
+            | Op::Usage
+            | Op::TreeUsage(_)
+            | Op::Locate { .. }
     )
 }
 
@@ -606,7 +623,10 @@ fn done_of(shared: &Arc<HostShared>, sink: Arc<impl ReplySink + 'static>, number
 /// when this one has ended, which it does next.
 fn is_unsaid(shared: &Weak<HostShared>, reply: &Reply) -> bool {
     let failed = matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO);
-    failed && shared.upgrade().is_some_and(|shared| shared.cluster().is_shared() && shared.is_replaced())
+    failed
+        && shared
+            .upgrade()
+            .is_some_and(|shared| shared.cluster().is_shared() && shared.is_replaced())
 }
 
 /// Passes replies of the node on, and takes what it cannot serve alone to the member.

@@ -309,8 +309,9 @@ impl Fence {
 
     /// Whether so many held through the beginning of one round.
     fn holds(&self, majority: usize) -> bool {
-        let began =
-            |round: u32| self.seen.values().filter(move |seen| seen.since < round && round <= seen.until);
+        let began = |round: u32| {
+            self.seen.values().filter(move |seen| seen.since < round && round <= seen.until)
+        };
         self.seen.values().any(|seen| began(seen.until).count() >= majority)
     }
 }
@@ -339,11 +340,15 @@ impl ClusterNode {
 
     pub(super) fn heard_of_lease(&mut self, from: NodeId, message: LeaseMessage) {
         match message {
-            LeaseMessage::Ask { number, epoch, exclusive } => self.grant(from, number, epoch, exclusive),
+            LeaseMessage::Ask { number, epoch, exclusive } => {
+                self.grant(from, number, epoch, exclusive)
+            }
             LeaseMessage::Release { epoch } => self.released(from, epoch),
             LeaseMessage::Granted { number, sums } => self.granted(from, number, sums),
             LeaseMessage::Fence { txn, round, node } => self.hold(from, txn, round, node),
-            LeaseMessage::Fenced { txn, round, node, hold } => self.fenced(from, txn, (round, node), hold),
+            LeaseMessage::Fenced { txn, round, node, hold } => {
+                self.fenced(from, txn, (round, node), hold)
+            }
         }
     }
 
@@ -386,8 +391,9 @@ impl ClusterNode {
         if let Some(start) = self.leases.starts.get(&node) {
             return Some(*start);
         }
-        let known =
-            PeerIdentity::read(&**self.node.engine(), node).inspect_err(|why| log::error!("{why}")).ok()?;
+        let known = PeerIdentity::read(&**self.node.engine(), node)
+            .inspect_err(|why| log::error!("{why}"))
+            .ok()?;
         let start = known.map_or(0, |known| known.epoch);
         self.leases.starts.insert(node, start);
         Some(start)
@@ -404,7 +410,8 @@ impl ClusterNode {
         }
         let leases = &mut self.leases;
         leases.starts.insert(from, epoch);
-        let earlier = leases.promises.get(&from).is_some_and(|(start, until)| *start < epoch && now < *until);
+        let earlier =
+            leases.promises.get(&from).is_some_and(|(start, until)| *start < epoch && now < *until);
         let unknown = now < leases.self_lease.forgets();
         if !leases.self_lease.is_held(now)
             || !exclusive && (earlier || unknown)
@@ -461,7 +468,10 @@ impl ClusterNode {
         let leases = &self.leases;
         let since = |node: NodeId| now - leases.heard.get(&node).copied().unwrap_or(leases.opened);
         let others = self.table.nodes().filter(|node| *node != self.me);
-        self.cluster().lease.is_held().then(|| others.map(|node| (node, since(node).max(0))).collect())
+        self.cluster()
+            .lease
+            .is_held()
+            .then(|| others.map(|node| (node, since(node).max(0))).collect())
     }
 
     /// Whether this may be said, or done on behalf of others, at this moment: not by a member whose
@@ -499,7 +509,8 @@ impl ClusterNode {
     }
 
     fn granted(&mut self, from: NodeId, number: u64, sums: bool) {
-        let Some((_, sent)) = self.leases.asks.iter().find(|(asked, _)| *asked == number).copied() else {
+        let Some((_, sent)) = self.leases.asks.iter().find(|(asked, _)| *asked == number).copied()
+        else {
             return;
         };
         if self.table.placement.map.member(from).is_none() {
@@ -684,7 +695,8 @@ impl ClusterNode {
     /// Begins the rounds of questions that are due.
     pub(super) fn drive_fences(&mut self, ticket: u64) {
         let (now, members) = (self.now, self.table.nodes().collect::<Vec<_>>());
-        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
+        else {
             return;
         };
         let txn = lead.txn;

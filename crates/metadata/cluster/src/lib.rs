@@ -104,7 +104,9 @@ pub use load::{LoadListener, LoadSource};
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
 pub use poll::{PollAnswer, PollQuestion};
 pub use sums::SumMessage;
-pub use txn::records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
+pub use txn::records::{
+    Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared,
+};
 
 const ONE_OF_SEVERAL: &str = "a member's node was opened as one of several";
 
@@ -313,9 +315,13 @@ impl ClusterNode {
     /// # Errors
     /// The engine's.
     pub fn count_from(engine: &dyn Engine, [inodes, objects]: [u64; 2]) -> FsResult<()> {
-        let from = |name, least: u64| FsResult::Ok(counter_row(name, read_counter(engine, name)?.max(least)));
-        let rows =
-            vec![from("inodes", inodes.max(FIRST_INODE))?, from("objects", objects.max(FIRST_OBJECT))?];
+        let from = |name, least: u64| {
+            FsResult::Ok(counter_row(name, read_counter(engine, name)?.max(least)))
+        };
+        let rows = vec![
+            from("inodes", inodes.max(FIRST_INODE))?,
+            from("objects", objects.max(FIRST_OBJECT))?,
+        ];
         engine.commit(BatchKind::Growing, rows).map(drop).map_err(engine_error)
     }
 
@@ -447,7 +453,14 @@ impl ClusterNode {
 
     /// A client of this member claims `count` opens that it had of a file here before a restart, or
     /// before its session expired ([`Node::reclaim_open`]), wherever the file is by now.
-    pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
+    pub fn reclaim_open(
+        &mut self,
+        inode: InodeRef,
+        count: u32,
+        linkable: bool,
+        done: Done,
+        now: Nanos,
+    ) {
         self.at(now);
         if let Some(failure) = self.failure() {
             let failure = failure.clone();
@@ -578,7 +591,10 @@ impl ClusterNode {
 
     /// Whether time alone may give it something to do.
     fn is_waiting(&self) -> bool {
-        !self.is_idle() || !self.fetches.is_empty() || !self.polls.is_empty() || self.sums.is_waiting()
+        !self.is_idle()
+            || !self.fetches.is_empty()
+            || !self.polls.is_empty()
+            || self.sums.is_waiting()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {
@@ -596,8 +612,12 @@ impl ClusterNode {
             }
             Message::Refused(txn, round) => self.refused(from, txn, round),
             Message::Invalidate(changes) => self.invalidate(from, changes),
-            Message::Invalidated(txns) => txns.into_iter().for_each(|txn| self.invalidated(from, txn)),
-            Message::Prepare { txn, locked, mutations } => self.prepare(from, txn, locked, mutations),
+            Message::Invalidated(txns) => {
+                txns.into_iter().for_each(|txn| self.invalidated(from, txn))
+            }
+            Message::Prepare { txn, locked, mutations } => {
+                self.prepare(from, txn, locked, mutations)
+            }
             Message::Voted(txn, vote) => self.voted(from, txn, vote),
             Message::Decide(txn, commit) => self.decide(from, txn, commit),
             Message::Decided(txn) => self.decided(from, txn),
@@ -632,7 +652,8 @@ impl ClusterNode {
                 continue;
             }
             let durable = self.node.engine().durable();
-            if let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= durable) {
+            if let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= durable)
+            {
                 match first.remove() {
                     Deferred::Send(to, message) => self.send(to, message),
                     Deferred::Finish(txn) => self.finish(txn),
@@ -744,7 +765,9 @@ fn read_counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
         counter = row.value.map_or(Ok(0), decode_counter);
     });
     read.map_err(engine_error)?;
-    counter.map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"{name}\": {why}")))
+    counter.map_err(|why| {
+        FsError::because(libc::EIO, format!("metadata: damaged record \"{name}\": {why}"))
+    })
 }
 
 /// Counts a start, durably. Not the engine's epoch: this one is a row, which an old copy of the

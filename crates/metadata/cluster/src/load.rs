@@ -51,7 +51,9 @@ impl ClusterNode {
             _ => None,
         };
         done(
-            answers.map(|answers| answers.into_iter().filter_map(report).collect()).ok_or_else(out_of_reach),
+            answers
+                .map(|answers| answers.into_iter().filter_map(report).collect())
+                .ok_or_else(out_of_reach),
         );
     }
 }

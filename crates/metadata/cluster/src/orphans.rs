@@ -83,10 +83,12 @@ impl ClusterNode {
     pub(super) fn about_to_open(&self) -> BTreeSet<InodeId> {
         let opened = self.works.values().filter_map(|work| match &work.stage {
             Stage::Leading(lead) => match &lead.phase {
-                TxnPhase::Preparing(_, _, ended) | TxnPhase::Invalidating(_, ended) => match &ended.reply {
-                    Ok(Answered::Opened { inode, .. }) => Some(inode.ino),
-                    _ => None,
-                },
+                TxnPhase::Preparing(_, _, ended) | TxnPhase::Invalidating(_, ended) => {
+                    match &ended.reply {
+                        Ok(Answered::Opened { inode, .. }) => Some(inode.ino),
+                        _ => None,
+                    }
+                }
                 TxnPhase::Borrowing | TxnPhase::Decided(..) => None,
             },
             _ => None,
@@ -120,7 +122,8 @@ impl ClusterNode {
             // From now on it can be open here only: the last release deletes it. If nobody has it
             // open that is one of our own.
             let open = core.opens.get(*ino);
-            core.opens.set(*ino, OpenState { count: open.count.max(1), orphan: true, linkable: false });
+            core.opens
+                .set(*ino, OpenState { count: open.count.max(1), orphan: true, linkable: false });
             if open.count == 0 {
                 asking.due = Nanos::MAX;
                 free.push(*ino);
@@ -136,7 +139,9 @@ impl ClusterNode {
     /// A file was deleted, or could not be.
     pub(super) fn deleted(&mut self, ino: InodeId, reply: Reply) {
         if let Err(why) = reply {
-            log::warn!("metadata: file {ino}, which has no name and is not open, was not deleted: {why:?}");
+            log::warn!(
+                "metadata: file {ino}, which has no name and is not open, was not deleted: {why:?}"
+            );
             let quiet = self.node.quiesce();
             self.node.core().opens.release(ino);
             drop(quiet);
@@ -149,7 +154,9 @@ impl ClusterNode {
     /// Whether a transaction claims opens of a file without a name though the time for that is
     /// over. With every worker's state held.
     pub(super) fn claims_in_vain(&self, ticket: u64) -> bool {
-        let Some(work) = self.works.get(&ticket).filter(|work| work.claim.is_some()) else { return false };
+        let Some(work) = self.works.get(&ticket).filter(|work| work.claim.is_some()) else {
+            return false;
+        };
         let Stage::Leading(lead) = &work.stage else { return false };
         let TxnPhase::Preparing(_, _, ended) = &lead.phase else { return false };
         let core = self.node.core();

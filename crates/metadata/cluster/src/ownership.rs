@@ -122,9 +122,12 @@ fn read<T>(
     decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
 ) -> FsResult<Option<T>> {
     let mut found = Ok(None);
-    let read = engine.get_many(&[system_key(name)], &mut |_, row| found = row.value.map(&decode).transpose());
+    let read = engine
+        .get_many(&[system_key(name)], &mut |_, row| found = row.value.map(&decode).transpose());
     read.map_err(engine_error)?;
-    found.map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}")))
+    found.map_err(|why| {
+        FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}"))
+    })
 }
 
 fn commit(engine: &dyn Engine, row: Mutation) -> FsResult<()> {

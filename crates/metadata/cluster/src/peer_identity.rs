@@ -59,7 +59,9 @@ impl PeerIdentity {
             known = row.value.map(Self::decode).transpose();
         });
         read.map_err(engine_error)?;
-        known.map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}")))
+        known.map_err(|why| {
+            FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}"))
+        })
     }
 
     /// Puts it on record; returns when it is durable.
@@ -99,7 +101,12 @@ impl PeerIdentity {
         let (node_uuid, epoch, start) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let address = if is_somewhere {
             let address = std::str::from_utf8(reader.string(ADDRESS_MAX)?).ok();
-            Some(address.filter(|address| !address.is_empty()).ok_or(DecodeError("no address"))?.to_owned())
+            Some(
+                address
+                    .filter(|address| !address.is_empty())
+                    .ok_or(DecodeError("no address"))?
+                    .to_owned(),
+            )
         } else {
             None
         };
@@ -119,13 +126,20 @@ mod tests {
         assert_eq!(bytes[..17], [1, 0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3]);
         assert_eq!(bytes[17..], [0, 0, 0, 0, 0, 0, 4, 5]);
         assert_eq!(PeerIdentity::decode(&bytes), Ok(known.clone()));
-        assert!(PeerIdentity::decode(&bytes[..24]).is_err() && PeerIdentity::decode(&[3; 25]).is_err());
+        assert!(
+            PeerIdentity::decode(&bytes[..24]).is_err() && PeerIdentity::decode(&[3; 25]).is_err()
+        );
         let somewhere = PeerIdentity { address: Some("b:94".into()), ..known };
         let bytes = somewhere.encode();
         assert_eq!((bytes[0], &bytes[25..]), (2, b"\x04b:94".as_slice()));
-        assert!(PeerIdentity::decode(&bytes[..29]).is_err() && PeerIdentity::decode(&[2; 25]).is_err());
+        assert!(
+            PeerIdentity::decode(&bytes[..29]).is_err() && PeerIdentity::decode(&[2; 25]).is_err()
+        );
         assert_eq!(PeerIdentity::decode(&bytes), Ok(somewhere));
-        assert!(PeerIdentity::decode(&[&bytes[..25], b"\0"].concat()).is_err(), "no address at all");
+        assert!(
+            PeerIdentity::decode(&[&bytes[..25], b"\0"].concat()).is_err(),
+            "no address at all"
+        );
         assert_eq!(peer_of(b"peer 12"), Some(12));
         for other in [&b"peer 012"[..], b"peer +1", b"peer ", b"epoch", b"peer 1 "] {
             assert_eq!(peer_of(other), None);

@@ -132,7 +132,8 @@ impl ClusterNode {
     /// Asks all of them. `then` hears the answers in [`ClusterNode::poll_ended`].
     pub(super) fn poll(&mut self, question: PollQuestion, then: Then) {
         let (number, now) = (self.number(), self.now);
-        let poll = Poll { question, answers: BTreeMap::new(), then, sent: now, until: now + DEADLINE };
+        let poll =
+            Poll { question, answers: BTreeMap::new(), then, sent: now, until: now + DEADLINE };
         self.polls.insert(number, poll);
         self.send_poll(number);
     }
@@ -164,32 +165,49 @@ impl ClusterNode {
                 (PollAnswer::Held(files), 0)
             }
             PollQuestion::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
-            PollQuestion::Weigh(round, objects) => return self.weigh(from, number, round, &objects),
+            PollQuestion::Weigh(round, objects) => {
+                return self.weigh(from, number, round, &objects);
+            }
             PollQuestion::Confirm(round, objects) => {
                 (PollAnswer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
             }
-            PollQuestion::Entries => match self.census.as_ref().and_then(|census| census(&self.table)) {
-                Some(report) => (PollAnswer::Entries(report), 0),
-                None => return,
-            },
+            PollQuestion::Entries => {
+                match self.census.as_ref().and_then(|census| census(&self.table)) {
+                    Some(report) => (PollAnswer::Entries(report), 0),
+                    None => return,
+                }
+            }
             PollQuestion::Locate(files, after) => match self.locate(&files, after.as_ref()) {
                 Ok(located) => (located, 0),
                 // The asking member gives up at its deadline.
-                Err(why) => return log::error!("files that another node looks for by number: {why}"),
+                Err(why) => {
+                    return log::error!("files that another node looks for by number: {why}");
+                }
             },
             // Its shares are on their way to another member, which is asked by the next table.
             PollQuestion::Forget(..) if self.is_frozen_to_leave() => return,
-            PollQuestion::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
+            PollQuestion::Forget(round, objects) => match self
+                .node
+                .forget_objects(from, round, &objects)
+            {
                 Ok(position) => (PollAnswer::Done, position),
                 // It is asked again.
-                Err(why) => return log::error!("shares of objects that another node has deleted: {why}"),
+                Err(why) => {
+                    return log::error!("shares of objects that another node has deleted: {why}");
+                }
             },
         };
         self.answer_poll(from, number, answer, wait);
     }
 
     /// Tells an answer once this is durable.
-    pub(super) fn answer_poll(&mut self, to: NodeId, number: u64, answer: PollAnswer, wait: Position) {
+    pub(super) fn answer_poll(
+        &mut self,
+        to: NodeId,
+        number: u64,
+        answer: PollAnswer,
+        wait: Position,
+    ) {
         // Another one may have begun to serve while rows were read.
         if !self.cluster().may_answer() {
             return;
@@ -265,7 +283,8 @@ impl ClusterNode {
 
     pub(super) fn tick_polls(&mut self) {
         let now = self.now;
-        let due = self.polls.iter().filter(|(_, poll)| poll.sent + RESEND <= now || poll.until <= now);
+        let due =
+            self.polls.iter().filter(|(_, poll)| poll.sent + RESEND <= now || poll.until <= now);
         for number in due.map(|(number, _)| *number).collect::<Vec<_>>() {
             match self.polls.get(&number) {
                 Some(poll) if poll.until > now => self.send_poll(number),
@@ -281,7 +300,8 @@ impl ClusterNode {
 
 /// Somebody did not answer in time.
 pub(super) fn out_of_reach() -> FsError {
-    let text = "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
+    let text =
+        "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
     FsError::new(libc::ETIMEDOUT, text)
 }
 

@@ -110,7 +110,11 @@ impl ClusterNode {
         let confirmations = self.node.engine().confirmations();
         let self_lease = &mut self.leases.self_lease;
         self_lease.count(confirmations, now);
-        if !shared || self_lease.waits || self_lease.until == NEVER || now < self_lease.asked + RENEW {
+        if !shared
+            || self_lease.waits
+            || self_lease.until == NEVER
+            || now < self_lease.asked + RENEW
+        {
             return;
         }
         (self_lease.asked, self_lease.waits) = (now, true);
@@ -138,7 +142,11 @@ mod tests {
                 && !self_lease.is_held(5 + SELF_LEASE)
         );
         assert_eq!(self_lease.votes(6), Some(6));
-        assert_eq!(self_lease.votes(4 + SELF_LEASE), Some(5 + SELF_LEASE - LEASE), "its vote ends with it");
+        assert_eq!(
+            self_lease.votes(4 + SELF_LEASE),
+            Some(5 + SELF_LEASE - LEASE),
+            "its vote ends with it"
+        );
         self_lease.confirmed(10);
         assert!(self_lease.is_held(9 + SELF_LEASE) && !self_lease.is_held(10 + SELF_LEASE));
         self_lease.end();

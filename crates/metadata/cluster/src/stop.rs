@@ -80,7 +80,9 @@ impl ClusterNode {
         if self.cluster().is_shared() {
             log::error!("this node stops: {why}; start it again if nobody serves in its place");
         } else {
-            log::error!("this node stops: its log has failed: {why}; check the disk and start it again");
+            log::error!(
+                "this node stops: its log has failed: {why}; check the disk and start it again"
+            );
         }
         self.broadcast.clear();
         self.own.clear();

@@ -207,7 +207,9 @@ impl Sums {
     }
 
     fn is_revoking(&self, dir: InodeId) -> bool {
-        self.revoking.values().any(|revoking| revoking.dirs.is_empty() || revoking.dirs.contains(&dir))
+        self.revoking
+            .values()
+            .any(|revoking| revoking.dirs.is_empty() || revoking.dirs.contains(&dir))
     }
 }
 
@@ -251,7 +253,9 @@ impl ClusterNode {
             SumMessage::Sum { number, epoch, dir, sum, names } => {
                 self.told_sum(from, (number, epoch), dir, (sum, names));
             }
-            SumMessage::Refused { number, dir, pause } => self.refused_sum(from, number, dir, pause),
+            SumMessage::Refused { number, dir, pause } => {
+                self.refused_sum(from, number, dir, pause)
+            }
             SumMessage::Revoke { number, epoch, holder, dirs } => {
                 self.forget_sums(from, number, (epoch, holder), &dirs);
             }
@@ -264,15 +268,16 @@ impl ClusterNode {
         let forgets = self.leases.self_lease.forgets();
         let Sums { revoking, promises, .. } = &mut self.sums;
         for revoking in revoking.values_mut() {
-            revoking
-                .waiting
-                .retain(|node, _| now < promises.get(node).map_or(forgets, |until| forgets.max(*until)));
+            revoking.waiting.retain(|node, _| {
+                now < promises.get(node).map_or(forgets, |until| forgets.max(*until))
+            });
         }
         let over = revoking.iter().filter(|(_, revoking)| revoking.waiting.is_empty());
         for number in over.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.end_revoking(number);
         }
-        let silent = self.sums.revoking.iter().filter(|(_, revoking)| revoking.sent + RESEND <= self.now);
+        let silent =
+            self.sums.revoking.iter().filter(|(_, revoking)| revoking.sent + RESEND <= self.now);
         for number in silent.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.send_revoke(number);
         }

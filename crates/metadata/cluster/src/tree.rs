@@ -48,7 +48,9 @@ impl ClusterNode {
                 self.ask_tree(ticket);
             }
             // Where it lies nobody answers at present.
-            Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => self.rest(ticket, false),
+            Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => {
+                self.rest(ticket, false)
+            }
             Err(why) => self.answer_after(ticket, Err(why.into()), wait),
         }
     }

@@ -32,11 +32,15 @@ impl ClusterNode {
                 self.decide(to, txn, false);
                 self.send(to, Message::Voted(txn, Vote::Failed(too_large(why))));
             }
-            Message::Borrow { txn, .. } | Message::Prepare { txn, .. } => self.fail(txn, too_large(why)),
+            Message::Borrow { txn, .. } | Message::Prepare { txn, .. } => {
+                self.fail(txn, too_large(why))
+            }
             Message::Invalidate(changes) => {
                 changes.into_iter().for_each(|(txn, _)| self.fail(txn, too_large(why)));
             }
-            Message::Change(ChangeMessage::Rows { attempt, .. }) => self.decline(attempt, too_large(why)),
+            Message::Change(ChangeMessage::Rows { attempt, .. }) => {
+                self.decline(attempt, too_large(why))
+            }
             // The others have a few bytes, and a name at most, or a table, which fits.
             _ => {}
         }

@@ -79,7 +79,9 @@ impl Envelope {
         let mut reader = Reader::new(bytes);
         let r = &mut reader;
         if r.u8()? != VERSION {
-            return Err(DecodeError("a message of another version: all nodes have to run the same release"));
+            return Err(DecodeError(
+                "a message of another version: all nodes have to run the same release",
+            ));
         }
         let (from, stamp) = (r.varint32()?, r.u64()?);
         if stamp >= STAMP_MAX {
@@ -141,7 +143,9 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Prepare { txn, locked, mutations } => {
             put_txn(out, PREPARE, *txn);
             put_locked(out, *locked);
-            put_list(out, mutations, |out, Mutation { key, value }| put_row(out, key, value.as_deref()));
+            put_list(out, mutations, |out, Mutation { key, value }| {
+                put_row(out, key, value.as_deref())
+            });
         }
         Message::Voted(txn, vote) => {
             put_txn(out, VOTED, *txn);
@@ -211,13 +215,14 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
             Message::Lent { txn, round, locked, rows, spans }
         }
         REFUSED => Message::Refused(txn(r)?, r.varint32()?),
-        INVALIDATE => {
-            Message::Invalidate(list(r, TXN_MIN + 1, |r| Ok((txn(r)?, list(r, 1, Reader::varint)?)))?)
-        }
+        INVALIDATE => Message::Invalidate(list(r, TXN_MIN + 1, |r| {
+            Ok((txn(r)?, list(r, 1, Reader::varint)?))
+        })?),
         INVALIDATED => Message::Invalidated(list(r, TXN_MIN, txn)?),
         PREPARE => {
             let (txn, locked) = (txn(r)?, locked(r)?);
-            let mutations = list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
+            let mutations =
+                list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
             Message::Prepare { txn, locked, mutations }
         }
         VOTED => Message::Voted(txn(r)?, vote(r)?),
@@ -225,7 +230,9 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         DECIDED => Message::Decided(txn(r)?),
         ASK => Message::Ask(txn(r)?),
         ALIVE => Message::Alive(txn(r)?),
-        POLL => Message::Poll { number: r.varint()?, table: r.varint()?, question: polls::question(r)? },
+        POLL => {
+            Message::Poll { number: r.varint()?, table: r.varint()?, question: polls::question(r)? }
+        }
         POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
         CHANGE => Message::Change(changes::take(r)?),
         LEASE => Message::Lease(leases::take(r)?),
@@ -253,7 +260,8 @@ fn list<'a, T>(
     bytes_min: usize,
     mut take: impl FnMut(&mut Reader<'a>) -> Result<T, DecodeError>,
 ) -> Result<Vec<T>, DecodeError> {
-    let count = usize::try_from(r.varint()?).ok().filter(|count| *count <= r.remaining() / bytes_min);
+    let count =
+        usize::try_from(r.varint()?).ok().filter(|count| *count <= r.remaining() / bytes_min);
     let mut items = Vec::new();
     for _ in 0..count.ok_or(DecodeError("count above what follows"))? {
         items.push(take(r)?);
@@ -371,7 +379,9 @@ fn put_fetched(out: &mut Vec<u8>, found: &Fetched) {
     match found {
         Fetched::Dir { ino, mode, uid, gid } => {
             put_numbered(out, 0, *ino);
-            [u32::from(*mode), *uid, *gid].iter().for_each(|number| put_varint(out, u64::from(*number)));
+            [u32::from(*mode), *uid, *gid]
+                .iter()
+                .for_each(|number| put_varint(out, u64::from(*number)));
         }
         Fetched::At(parent, name) => {
             put_numbered(out, 1, *parent);

@@ -79,7 +79,12 @@ impl ClusterNode {
     }
 
     /// Has a request under way, which the node is going to be given, or has been.
-    fn put(&mut self, (request, asker): (Request, Requester), claim: Option<Claim>, back: Back) -> u64 {
+    fn put(
+        &mut self,
+        (request, asker): (Request, Requester),
+        claim: Option<Claim>,
+        back: Back,
+    ) -> u64 {
         let ticket = self.number();
         let work = Work {
             request,
@@ -128,7 +133,9 @@ impl ClusterNode {
             work.stage = Stage::Polling;
             return self.poll(PollQuestion::Usage, Then::TellUsage(ticket));
         }
-        if let (Op::Locate { files, after }, 0, false) = (&work.request.op, work.request.creds.uid, alone) {
+        if let (Op::Locate { files, after }, 0, false) =
+            (&work.request.op, work.request.creds.uid, alone)
+        {
             let question = PollQuestion::Locate(files.clone(), after.clone());
             work.stage = Stage::Polling;
             return self.poll(question, Then::TellLocated(ticket));
@@ -229,8 +236,12 @@ impl ClusterNode {
             // The node answers, and so do the log and the poll.
             Stage::Alone | Stage::Ending | Stage::Polling => false,
             Stage::Resting { until, .. } => *until <= now || work.until <= now,
-            Stage::Leading(lead) => work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now,
-            Stage::Parked | Stage::Fetching | Stage::Unleased | Stage::Gathering => work.until <= now,
+            Stage::Leading(lead) => {
+                work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now
+            }
+            Stage::Parked | Stage::Fetching | Stage::Unleased | Stage::Gathering => {
+                work.until <= now
+            }
         };
         let due: Vec<u64> =
             self.works.iter().filter(|(_, work)| due(work)).map(|(ticket, _)| *ticket).collect();
@@ -247,7 +258,8 @@ impl ClusterNode {
     }
 
     fn time_out(&mut self, ticket: u64) {
-        let unleased = self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased));
+        let unleased =
+            self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased));
         self.give_up(ticket);
         self.forget_fetches(ticket);
         self.forget_waiting(ticket);
@@ -262,7 +274,9 @@ impl ClusterNode {
             work.until = now + DEADLINE;
             return self.await_lease(ticket);
         }
-        if let Some(work) = self.works.get_mut(&ticket).filter(|work| claims && work.claim.is_some()) {
+        if let Some(work) =
+            self.works.get_mut(&ticket).filter(|work| claims && work.claim.is_some())
+        {
             // Nodes may start one after the other: what was open is not lost before the time for
             // claims is over.
             work.until = self.now + DEADLINE;

@@ -30,8 +30,14 @@ use common::errno;
 use common::members::{Cluster, at, mknod};
 use common::rules::range;
 
-const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+const FLAGS: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 /// Tables whose rows have owners by name or id.
 const MOVING: [Table; 8] = [
@@ -198,7 +204,8 @@ impl Cluster {
 
     fn commit(&mut self, name: &str, file: &Inode, data: NewData, size: u64) {
         let (inode, base) = (seen(file, name), file.data_change);
-        let commit = Op::Commit(Commit { inode, base, data, size: Some(size), mtime: 5, kill_suid: false });
+        let commit =
+            Op::Commit(Commit { inode, base, data, size: Some(size), mtime: 5, kill_suid: false });
         self.inode(1, commit);
     }
 
@@ -206,9 +213,13 @@ impl Cluster {
         let (mut names, mut after) = (Vec::new(), None);
         loop {
             let list = Op::ReadDir { dir, after, limit: 7, check: true };
-            let Ok(Answer::Entries { entries, end, .. }) = self.call(list) else { panic!("no listing") };
+            let Ok(Answer::Entries { entries, end, .. }) = self.call(list) else {
+                panic!("no listing")
+            };
             names.extend(
-                entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()),
+                entries
+                    .iter()
+                    .map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()),
             );
             after = entries.last().map(|entry| entry.name.clone());
             if end {
@@ -259,7 +270,9 @@ fn rows_go_to_their_new_owners_and_nothing_is_left() {
     for _ in 0..1000 {
         cluster.step();
     }
-    assert!(cluster.rows().0.keys().all(|key| key.table != Table::Link && key.table != Table::Chunk));
+    assert!(
+        cluster.rows().0.keys().all(|key| key.table != Table::Link && key.table != Table::Chunk)
+    );
 }
 
 /// A cluster member that restarts at any point of a change finds the old placement map or the new
@@ -435,9 +448,15 @@ fn a_node_joins_and_gets_slots_later() {
         assert_eq!(cluster.rows().1, 0);
         let dir = cluster.inode(1, Op::Lookup(at("dir"))).ino;
         assert_eq!(cluster.listed(dir).len(), 50);
-        assert_eq!(errno(&cluster.ask(1, Op::Rename(at("dir"), at("other"), RenameFlags::default()))), 0);
+        assert_eq!(
+            errno(&cluster.ask(1, Op::Rename(at("dir"), at("other"), RenameFlags::default()))),
+            0
+        );
         assert_eq!(errno(&cluster.ask(1, mknod("dir/more"))), libc::ENOENT);
-        assert_eq!(errno(&cluster.ask(1, Op::Rename(at("other"), at("dir"), RenameFlags::default()))), 0);
+        assert_eq!(
+            errno(&cluster.ask(1, Op::Rename(at("other"), at("dir"), RenameFlags::default()))),
+            0
+        );
     }
 }
 
@@ -445,7 +464,8 @@ fn a_node_joins_and_gets_slots_later() {
 #[test]
 fn open_file_after_a_move_of_its_slots() {
     let mut cluster = Cluster::new(2);
-    let create = |name: &str| Op::Create { place: at(name), mode: 0o644, flags: FLAGS, exclusive: false };
+    let create =
+        |name: &str| Op::Create { place: at(name), mode: 0o644, flags: FLAGS, exclusive: false };
     let opened = |reply: Reply| match reply {
         Ok(Answer::Opened { inode, .. }) => *inode,
         other => panic!("{other:?}"),
@@ -463,13 +483,15 @@ fn open_file_after_a_move_of_its_slots() {
     for _ in 0..2000 {
         cluster.step();
     }
-    let get = |cluster: &mut Cluster, ino| errno(&cluster.ask(1, Op::GetAttr(InodeRef::by_id(ino))));
+    let get =
+        |cluster: &mut Cluster, ino| errno(&cluster.ask(1, Op::GetAttr(InodeRef::by_id(ino))));
     for file in [&file, &linked, &orphans] {
         assert_eq!(get(&mut cluster, file.ino), 0);
     }
     // They are closed where they were opened.
     for file in [&file, &linked, &orphans] {
-        let slot = cluster.submit(1, Request { creds: Creds::root(), op: Op::Release(file.ino) }, None);
+        let slot =
+            cluster.submit(1, Request { creds: Creds::root(), op: Op::Release(file.ino) }, None);
         cluster.step();
         assert_eq!(errno(&slot.lock().take().unwrap()), 0);
     }
@@ -483,7 +505,8 @@ fn open_file_after_a_move_of_its_slots() {
     let file = opened(cluster.ask(1, create("d1")));
     assert_eq!(errno(&cluster.ask(1, Op::Unlink(at("d1")))), 0);
     let home = cluster.placement.home_of(file.ino).id;
-    let slot = cluster.submit(home, Request { creds: Creds::root(), op: Op::Release(file.ino) }, None);
+    let slot =
+        cluster.submit(home, Request { creds: Creds::root(), op: Op::Release(file.ino) }, None);
     cluster.collect();
     assert_eq!((errno(&slot.lock().take().unwrap()), cluster.under_way.len()), (0, 0));
 }

@@ -39,8 +39,15 @@ struct Wire {
 
 impl Carrier for Wire {
     fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>> {
-        if self.too_large.lock().is_some_and(|kind| format!("{:?}", envelope.message).starts_with(kind)) {
-            return Err(Box::new(Undeliverable { envelope, why: TooLarge("the length of the message") }));
+        if self
+            .too_large
+            .lock()
+            .is_some_and(|kind| format!("{:?}", envelope.message).starts_with(kind))
+        {
+            return Err(Box::new(Undeliverable {
+                envelope,
+                why: TooLarge("the length of the message"),
+            }));
         }
         let number = self.carried.fetch_add(1, Ordering::Relaxed);
         let every = self.loses_every.load(Ordering::Relaxed);
@@ -60,7 +67,8 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Self {
-        let members = (1..=NODES).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
+        let members =
+            (1..=NODES).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
         let map = SlotMap::even(members).unwrap();
         let placement = PlacementMap::new(map, Exceptions::default());
         let (wire, mut hosts) = (Arc::new(Wire::default()), BTreeMap::new());
@@ -103,7 +111,10 @@ impl Cluster {
         let Ok(Answer::Entries { entries, end: true, .. }) = self.ask(list, None) else {
             panic!("no listing")
         };
-        entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()).collect()
+        entries
+            .iter()
+            .map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned())
+            .collect()
     }
 }
 
@@ -177,7 +188,10 @@ fn threads_in_the_same_directories() {
                     if number % 10 == 0 {
                         let names = cluster.names(1);
                         assert!(names.contains(&"left".to_owned()), "{names:?}");
-                        assert_eq!(ask(Op::MkDir(at(&format!("left/d{thread}-{number}")), 0o777)), 0);
+                        assert_eq!(
+                            ask(Op::MkDir(at(&format!("left/d{thread}-{number}")), 0o777)),
+                            0
+                        );
                     }
                     assert_eq!(ask(Op::Lookup(at(&to))), 0);
                     if number % 3 == 0 {
@@ -291,7 +305,8 @@ fn tables_change_while_many_threads_work() {
             thread::spawn(move || {
                 let mut names = Vec::new();
                 for step in 0.. {
-                    let (made, kept) = (format!("dir/a{worker}-{step}"), format!("dir/b{worker}-{step}"));
+                    let (made, kept) =
+                        (format!("dir/a{worker}-{step}"), format!("dir/b{worker}-{step}"));
                     assert_eq!(errno(&ask(&cluster, mknod(&made))), 0, "{made}");
                     if step % 2 == 0 {
                         let rename = Op::Rename(at(&made), at(&kept), RenameFlags::default());
@@ -311,7 +326,11 @@ fn tables_change_while_many_threads_work() {
     for _ in 0..5 {
         let present = cluster.hosts[&1].placement();
         let map = SlotMap::new(present.map.members().to_vec(), |slot| {
-            if slot % 3 == 0 { present.map.owner(slot).id % NODES + 1 } else { present.map.owner(slot).id }
+            if slot % 3 == 0 {
+                present.map.owner(slot).id % NODES + 1
+            } else {
+                present.map.owner(slot).id
+            }
         });
         let next = PlacementMap { version: present.version + 1, map: map.unwrap(), ..present };
         let (sender, ended) = channel();
@@ -319,14 +338,20 @@ fn tables_change_while_many_threads_work() {
         ended.recv_timeout(Duration::from_secs(60)).expect("an end within a minute").unwrap();
     }
     over.store(1, Ordering::Relaxed);
-    let mut names: Vec<String> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
+    let mut names: Vec<String> =
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
     names.sort();
-    let Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)) = ask(&cluster, Op::Lookup(at("dir"))) else {
+    let Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)) =
+        ask(&cluster, Op::Lookup(at("dir")))
+    else {
         panic!("no directory")
     };
     let list = Op::ReadDir { dir: inode.ino, after: None, limit: 10_000, check: true };
-    let Ok(Answer::Entries { entries, end: true, .. }) = ask(&cluster, list) else { panic!("no listing") };
-    let listed =
-        entries.iter().map(|entry| format!("dir/{}", String::from_utf8_lossy(entry.name.as_bytes())));
+    let Ok(Answer::Entries { entries, end: true, .. }) = ask(&cluster, list) else {
+        panic!("no listing")
+    };
+    let listed = entries
+        .iter()
+        .map(|entry| format!("dir/{}", String::from_utf8_lossy(entry.name.as_bytes())));
     assert_eq!(listed.collect::<Vec<_>>(), names);
 }

@@ -92,7 +92,8 @@ fn three() -> Cluster {
 /// says nothing of it once the rename is answered.
 fn rename_behind_its_back(cluster: &mut Cluster, cuts: &[(NodeId, NodeId)]) -> Nanos {
     let begun = cluster.now;
-    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    let renamed =
+        cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
     carry_but(cluster, cuts);
     let mut served = 0;
     while renamed.lock().is_none() {
@@ -120,9 +121,11 @@ fn directory_change_past_an_expired_lease() {
     assert_eq!(cluster.members[&1].lease_stats().fenced, 1);
     assert_eq!(cluster.members[&2].lease_stats().lapses, 1);
     // Another change need not wait again for one that has not been heard of since.
-    let again = cluster.submit(1, root(Op::Rename(at("c3"), at("d1"), RenameFlags::default())), None);
+    let again =
+        cluster.submit(1, root(Op::Rename(at("c3"), at("d1"), RenameFlags::default())), None);
     pass(&mut cluster, PATIENCE + SECOND, &cuts);
-    let again_by_it = cluster.submit(1, root(Op::Rename(at("d1"), at("e3"), RenameFlags::default())), None);
+    let again_by_it =
+        cluster.submit(1, root(Op::Rename(at("d1"), at("e3"), RenameFlags::default())), None);
     assert_eq!(errno(&again.lock().take().unwrap()), 0);
     pass(&mut cluster, PATIENCE + SECOND, &cuts);
     assert_eq!(errno(&again_by_it.lock().take().unwrap()), 0);
@@ -172,7 +175,8 @@ fn restart_after_an_answer_about_a_fence() {
     let mut cluster = three();
     let cuts = [(1, 2)];
     // Member 3 lends nothing for it.
-    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("d1"), RenameFlags::default())), None);
+    let renamed =
+        cluster.submit(1, root(Op::Rename(at("a1"), at("d1"), RenameFlags::default())), None);
     // Member 3 holds, and what it says so with is late.
     let is_late = |to: NodeId, message: &Message| {
         to == 1 && matches!(message, Message::Lease(LeaseMessage::Fenced { .. }))
@@ -241,7 +245,8 @@ fn a_lease_that_lapses_under_a_transaction() {
     // It runs when its lease has ended: it is given up, and done when there is one.
     let rename = || root(Op::Rename(at("d1"), at("d2"), RenameFlags::default()));
     let renamed = cluster.submit(1, rename(), None);
-    let lent = cluster.carry(|to, message| to == 1 && matches!(message, Message::Lent { .. })).unwrap();
+    let lent =
+        cluster.carry(|to, message| to == 1 && matches!(message, Message::Lent { .. })).unwrap();
     cluster.tick(LEASE + STEP);
     cluster.under_way.clear();
     cluster.members.get_mut(&1).unwrap().receive(lent.1, cluster.now);
@@ -297,10 +302,15 @@ fn leases_under_a_larger_placement_map() {
     let map = SlotMap::new(members(4), |slot| present.map.owner(slot).id).unwrap();
     cluster.form(4, PlacementMap { map, ..present.clone() }, true);
     pass(&mut cluster, 5 * SECOND, &cuts);
-    assert!(cluster.members.values().all(|member| member.placement().version == present.version + 1));
-    assert!(leased(&cluster, 1) && !leased(&cluster, 2) && leased(&cluster, 3) && leased(&cluster, 4));
+    assert!(
+        cluster.members.values().all(|member| member.placement().version == present.version + 1)
+    );
+    assert!(
+        leased(&cluster, 1) && !leased(&cluster, 2) && leased(&cluster, 3) && leased(&cluster, 4)
+    );
     assert_eq!(cluster.members[&2].lease_stats().lapses, 1);
-    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    let renamed =
+        cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
     pass(&mut cluster, SECOND, &cuts);
     assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
     assert!(look(&mut cluster, "a1/b2", &cuts).lock().is_none());
@@ -321,7 +331,8 @@ fn dentry_in_flight_at_the_end_of_a_lease() {
     let mut cluster = three();
     cluster.restart(2);
     let found = cluster.submit(1, root(Op::Lookup(at("a1/b2"))), None);
-    let is_late = |to: NodeId, message: &Message| to == 2 && matches!(message, Message::Fetched(..));
+    let is_late =
+        |to: NodeId, message: &Message| to == 2 && matches!(message, Message::Fetched(..));
     // First the root's, then that of `a1`, which is late.
     let mut late = carry_until(&mut cluster, &[], is_late).unwrap();
     if late.from != 1 {
@@ -329,7 +340,8 @@ fn dentry_in_flight_at_the_end_of_a_lease() {
         late = carry_until(&mut cluster, &[], is_late).unwrap();
     }
     let cuts = [(1, 2), (2, 3)];
-    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    let renamed =
+        cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
     pass(&mut cluster, 2 * PROMISE, &cuts);
     assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
     assert!(!leased(&cluster, 2) && found.lock().is_none());
@@ -345,14 +357,21 @@ fn dentry_in_flight_at_the_end_of_a_lease() {
 /// Lets time pass beside a process of member 2 that was taken over and goes on: what is said to the
 /// member reaches both, and that one reaches all but these. Whether it had a lease together with
 /// its successor.
-fn pass_beside(cluster: &mut Cluster, zombie: &mut ClusterNode, time: Nanos, cuts: &[NodeId]) -> bool {
+fn pass_beside(
+    cluster: &mut Cluster,
+    zombie: &mut ClusterNode,
+    time: Nanos,
+    cuts: &[NodeId],
+) -> bool {
     let (until, mut both) = (cluster.now + time, false);
     while cluster.now < until {
         cluster.tick(STEP);
         zombie.tick(cluster.now);
         loop {
             cluster.collect();
-            cluster.under_way.extend(zombie.take_outbox().into_iter().filter(|(to, _)| !cuts.contains(to)));
+            cluster
+                .under_way
+                .extend(zombie.take_outbox().into_iter().filter(|(to, _)| !cuts.contains(to)));
             let Some((to, envelope)) = cluster.under_way.pop_front() else { break };
             if to == 2 && !cuts.contains(&envelope.from) {
                 zombie.receive(envelope.clone(), cluster.now);
@@ -484,8 +503,9 @@ fn unheard_members() {
 #[test]
 fn late_grant_to_a_member_that_ends() {
     let mut cluster = three_on_shared();
-    let is_grant =
-        |to, message: &Message| to == 2 && matches!(message, Message::Lease(LeaseMessage::Granted { .. }));
+    let is_grant = |to, message: &Message| {
+        to == 2 && matches!(message, Message::Lease(LeaseMessage::Granted { .. }))
+    };
     let late = loop {
         cluster.tick(STEP);
         if let Some(late) = carry_until(&mut cluster, &[], is_grant) {
@@ -509,7 +529,8 @@ fn no_answers_of_a_lone_node_without_lease() {
     let file = cluster.inode(1, mknod("a1")).ino;
     let now = cluster.now;
     let list = Op::ReadDir { dir: 1, after: None, limit: 9, check: true };
-    let asked = [list, Op::Usage, Op::TreeUsage(1), Op::Chunks { ino: file, first: 0, last: 9 }, Op::Sync];
+    let asked =
+        [list, Op::Usage, Op::TreeUsage(1), Op::Chunks { ino: file, first: 0, last: 9 }, Op::Sync];
     for op in &asked {
         assert_eq!(errno(&cluster.ask(1, op.clone())), 0);
     }
@@ -566,6 +587,8 @@ fn single_failure_of_the_store() {
     carry_but(&mut cluster, &[]);
     assert_eq!(errno(&moved.lock().take().unwrap()), libc::EIO);
     pass(&mut cluster, SECOND, &[]);
-    assert!((1..=3).all(|node| cluster.members[&node].failure().is_none() && leased(&cluster, node)));
+    assert!(
+        (1..=3).all(|node| cluster.members[&node].failure().is_none() && leased(&cluster, node))
+    );
     assert_eq!(errno(&cluster.ask(1, rename().op)), 0);
 }

@@ -18,15 +18,23 @@ use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, SlotMap, object_in};
-use kestrel_types::request::{Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, Reply, Request};
+use kestrel_types::request::{
+    Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, Reply, Request,
+};
 use parking_lot::Mutex;
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
 use common::rules::range;
 
-const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+const FLAGS: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 type Ended = Arc<Mutex<Option<FsResult<()>>>>;
 
@@ -165,13 +173,15 @@ fn who_leaves_is_inherited_from_and_every_sum_stays() {
             cluster.inode(1, mknod(&format!("{dir}/{name}")));
         }
     }
-    let dirs: Vec<Inode> = ["a1", "a2", "a3"].map(|dir| cluster.inode(1, Op::Lookup(at(dir)))).into();
+    let dirs: Vec<Inode> =
+        ["a1", "a2", "a3"].map(|dir| cluster.inode(1, Op::Lookup(at(dir)))).into();
     let look = |cluster: &mut Cluster| -> Vec<Reply> {
         let root = cluster.ask(1, Op::GetAttr(InodeRef::by_id(1)));
         let mut replies = vec![root, cluster.ask(1, Op::Usage), cluster.ask(1, Op::TreeUsage(1))];
         for dir in &dirs {
             replies.push(cluster.ask(1, Op::TreeUsage(dir.ino)));
-            let Ok(Answer::Inode(inode)) = cluster.ask(1, Op::GetAttr(InodeRef::by_id(dir.ino))) else {
+            let Ok(Answer::Inode(inode)) = cluster.ask(1, Op::GetAttr(InodeRef::by_id(dir.ino)))
+            else {
                 panic!("a directory is gone");
             };
             assert_eq!((inode.nlink, inode.mtime), (2, dir.mtime.max(inode.mtime)));
@@ -220,7 +230,11 @@ fn no_leaving_with_open_files_or_sessions() {
     assert_eq!(errno(&cluster.ask_member(3, Op::Release(file.ino))), 0);
     let sessions = Arc::new(Mutex::new(Some("client 7 has a session".to_string())));
     let guard = sessions.clone();
-    cluster.members.get_mut(&3).unwrap().set_departure_guard(Box::new(move || guard.lock().clone()));
+    cluster
+        .members
+        .get_mut(&3)
+        .unwrap()
+        .set_departure_guard(Box::new(move || guard.lock().clone()));
     let why = cluster.change(next.clone()).unwrap_err();
     assert!(why.to_string().contains("client 7 has a session"), "{why}");
     *sessions.lock() = None;
@@ -321,8 +335,14 @@ fn objects_referred_to_by_former_nodes() {
     // Node 3, where it is open, books the reference; another one releases it.
     let commit = |cluster: &mut Cluster, node, name: &str, file: &Inode, object: u64, base| {
         let data = NewData::Patches(vec![(0, Extent::of_range(0, range(object, 10)))]);
-        let commit =
-            Commit { inode: seen(file, name), base, data, size: Some(10), mtime: 5, kill_suid: false };
+        let commit = Commit {
+            inode: seen(file, name),
+            base,
+            data,
+            size: Some(10),
+            mtime: 5,
+            kill_suid: false,
+        };
         match cluster.ask_member(node, Op::Commit(commit)) {
             Ok(Answer::Inode(inode)) => *inode,
             other => panic!("{other:?}"),
@@ -343,7 +363,8 @@ fn objects_referred_to_by_former_nodes() {
             let slot: Arc<Mutex<Vec<u64>>> = Arc::default();
             let filled = slot.clone();
             let wall = (2000 + round * 500) * SECOND;
-            let done = Box::new(move |objects: FsResult<Vec<u64>>| filled.lock().extend(objects.unwrap()));
+            let done =
+                Box::new(move |objects: FsResult<Vec<u64>>| filled.lock().extend(objects.unwrap()));
             cluster.members.get_mut(&id).unwrap().condemn(wall, 10, done, cluster.now);
             cluster.steps(50);
             let free = slot.lock().clone();
@@ -355,7 +376,10 @@ fn objects_referred_to_by_former_nodes() {
         }
     }
     assert_eq!(deleted, [object]);
-    assert_eq!((cluster.shares(1, Table::ObjStat), cluster.shares(2, Table::ObjStat)), (vec![], vec![]));
+    assert_eq!(
+        (cluster.shares(1, Table::ObjStat), cluster.shares(2, Table::ObjStat)),
+        (vec![], vec![])
+    );
 }
 
 #[test]
@@ -374,7 +398,8 @@ fn who_never_came_is_forgotten() {
         if restarts {
             assert_eq!(cluster.expected("node-5").unwrap(), 5);
         }
-        let join = Envelope { from: number, stamp: 0, message: Message::Change(ChangeMessage::Join) };
+        let join =
+            Envelope { from: number, stamp: 0, message: Message::Change(ChangeMessage::Join) };
         cluster.members.get_mut(&1).unwrap().receive(join.clone(), cluster.now);
         cluster.steps(500);
         let version = cluster.members[&1].placement().version;

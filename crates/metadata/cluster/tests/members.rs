@@ -46,7 +46,10 @@ fn operations_over_all_members() {
     assert_eq!(cluster.inode(2, Op::GetAttr(InodeRef::by_id(dir.ino))).nlink, 3);
     let into_itself = Op::Rename(at("a1"), at("a1/f2/a3"), RenameFlags::default());
     assert_eq!(errno(&cluster.ask(2, into_itself)), libc::EINVAL);
-    assert_eq!(errno(&cluster.ask(2, Op::Rename(at("a1/f2"), at("f3"), RenameFlags::default()))), 0);
+    assert_eq!(
+        errno(&cluster.ask(2, Op::Rename(at("a1/f2"), at("f3"), RenameFlags::default()))),
+        0
+    );
     assert_eq!(cluster.inode(2, Op::GetAttr(InodeRef::by_id(dir.ino))).nlink, 2);
     for path in ["a1/b2", "a1/b3", "a1/c3", "e3"] {
         assert_eq!(errno(&cluster.ask(1, Op::Unlink(at(path)))), 0, "{path}");
@@ -75,7 +78,10 @@ fn permission_change_at_all_members() {
     assert_eq!((look(&mut cluster, "a1/b2"), look(&mut cluster, "a1/b3")), (0, 0));
     let closed = SetAttr { mode: Some(0o700), ..SetAttr::default() };
     cluster.inode(2, Op::SetAttr(InodeRef::by_id(dir.ino), closed));
-    assert_eq!((look(&mut cluster, "a1/b2"), look(&mut cluster, "a1/b3")), (libc::EACCES, libc::EACCES));
+    assert_eq!(
+        (look(&mut cluster, "a1/b2"), look(&mut cluster, "a1/b3")),
+        (libc::EACCES, libc::EACCES)
+    );
 }
 
 /// A request that is sent again after restarts is executed once.
@@ -123,7 +129,8 @@ fn lost_row_locks_begun_again() {
     let (_, borrow) =
         cluster.carry(|to, message| to == 2 && matches!(message, Message::Borrow { .. })).unwrap();
     cluster.members.get_mut(&2).unwrap().receive(borrow.clone(), 0);
-    let (_, prepare) = cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
+    let (_, prepare) =
+        cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
     // The participant forgets, somebody makes a file of the name, and a copy of the old question
     // comes.
     cluster.restart(2);
@@ -131,7 +138,8 @@ fn lost_row_locks_begun_again() {
     let participant = cluster.members.get_mut(&2).unwrap();
     participant.receive(borrow, 0);
     participant.receive(prepare, 0);
-    let votes: Vec<_> = participant.take_outbox().into_iter().map(|(_, envelope)| envelope.message).collect();
+    let votes: Vec<_> =
+        participant.take_outbox().into_iter().map(|(_, envelope)| envelope.message).collect();
     assert!(votes.iter().any(|vote| matches!(vote, Message::Voted(_, Vote::No))), "{votes:?}");
     for _ in 0..1000 {
         cluster.carry(|_, _| false);
@@ -200,11 +208,17 @@ fn request_that_needs_a_missing_member() {
 fn settings_that_make_no_sense_are_refused() {
     let clock = Arc::new(ManualClock::new(SECOND));
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
-    assert_eq!(ClusterNode::format(&*engine, ROOT_ATTR, 0, 9, placement(2)).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(
+        ClusterNode::format(&*engine, ROOT_ATTR, 0, 9, placement(2)).unwrap_err().errno,
+        libc::EINVAL
+    );
     let member = |id| MapMember { id, address: "node".into() };
     let map = SlotMap::even(vec![member(1), member(1024)]).unwrap();
     let high = PlacementMap::new(map, Exceptions::default());
-    assert_eq!(ClusterNode::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(
+        ClusterNode::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno,
+        libc::EINVAL
+    );
     ClusterNode::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
     for node in [fsync, NodeConfig { workers: 17, ..settings() }] {
@@ -230,8 +244,10 @@ fn settings_that_make_no_sense_are_refused() {
 fn log_failure_during_a_decision() {
     let mut cluster = Cluster::new(2);
     cluster.inode(1, mknod("a1"));
-    let rename =
-        || Request { creds: Creds::root(), op: Op::Rename(at("a1"), at("b2"), RenameFlags::default()) };
+    let rename = || Request {
+        creds: Creds::root(),
+        op: Op::Rename(at("a1"), at("b2"), RenameFlags::default()),
+    };
     // A batch that the log refuses is one that was not decided.
     let leader = 1;
     let slot = cluster.submit(leader, rename(), None);

@@ -56,7 +56,9 @@ impl Cluster {
         let volume = MemoryEngine::new(SyncWhen::Asked);
         let mut rows = vec![counter_row("clock", u64::MAX), counter_row("inodes", u64::MAX)];
         for engine in self.engines.values() {
-            for table in Table::ALL.into_iter().filter(|table| !matches!(table, Table::System | Table::Txn)) {
+            for table in
+                Table::ALL.into_iter().filter(|table| !matches!(table, Table::System | Table::Txn))
+            {
                 let visited = engine.scan_table(table, None, &mut |key, value| {
                     rows.push(Mutation { key: key.to_owned(), value: Some(value.into()) });
                     ControlFlow::Continue(())
@@ -77,7 +79,9 @@ impl Cluster {
 
     fn chunks(&mut self, ino: u64) -> Vec<u64> {
         match self.ask(1, Op::Chunks { ino, first: 0, last: 100 }) {
-            Ok(Answer::Chunks { chunks, end: true }) => chunks.into_iter().map(|(chunk, _)| chunk).collect(),
+            Ok(Answer::Chunks { chunks, end: true }) => {
+                chunks.into_iter().map(|(chunk, _)| chunk).collect()
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -185,7 +189,8 @@ fn truncation_of_a_large_file() {
     assert_eq!(cluster.rows(1, Table::Sweep), 1, "the row of what is left to do is at home");
     cluster.restart(1);
     // It waits until the home has deleted what would come back.
-    file = cluster.inode(3, commit(&file, "b2", NewData::Patches(vec![patch(9, 8, 10)]), 10 * CHUNK_BYTES));
+    file = cluster
+        .inode(3, commit(&file, "b2", NewData::Patches(vec![patch(9, 8, 10)]), 10 * CHUNK_BYTES));
     assert_eq!(cluster.chunks(file.ino), [0, 1, 2, 9]);
     cluster.settle();
     assert_eq!(cluster.rows(1, Table::Sweep), 0);
@@ -265,7 +270,8 @@ fn objects_in_use_at_any_member() {
 fn reference_between_two_questions() {
     let confirms = |to| {
         move |node: NodeId, message: &Message| {
-            node == to && matches!(message, Message::Poll { question: PollQuestion::Confirm(..), .. })
+            node == to
+                && matches!(message, Message::Poll { question: PollQuestion::Confirm(..), .. })
         }
     };
     let mut cluster = Cluster::new(3);
@@ -322,7 +328,9 @@ fn numbers_of_objects_are_one_nodes_and_increase() {
             None,
         );
         cluster.carry(|_, _| false);
-        let Ok(Answer::Objects { first, count }) = slot.lock().take().unwrap() else { panic!("no numbers") };
+        let Ok(Answer::Objects { first, count }) = slot.lock().take().unwrap() else {
+            panic!("no numbers")
+        };
         taken.push((first, first + u64::from(count)));
     }
     assert!(taken[0] < taken[2] && taken[1] < taken[3]);
@@ -344,7 +352,10 @@ fn figures_of_a_tree_are_sums_over_all_nodes() {
     let inner = cluster.inode(1, Op::Lookup(at("a1/b2/c3"))).ino;
     let inode = InodeRef { ino: file.ino, seen: Some((inner, Name::new(b"d2").unwrap())) };
     let (base, data) = (file.data_change, NewData::Inline([1; 9].into()));
-    cluster.inode(3, Op::Commit(Commit { inode, base, data, size: Some(9), mtime: 5, kill_suid: false }));
+    cluster.inode(
+        3,
+        Op::Commit(Commit { inode, base, data, size: Some(9), mtime: 5, kill_suid: false }),
+    );
     assert_eq!(cluster.usage(Op::TreeUsage(dir.ino)), Usage { files: 9, dirs: 3, bytes: 9 });
     assert_eq!(cluster.usage(Op::Usage), Usage { files: 9, dirs: 4, bytes: 9 });
     assert_eq!(errno(&cluster.ask(2, Op::TreeUsage(12345))), libc::ENOENT);

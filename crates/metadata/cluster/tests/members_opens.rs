@@ -17,8 +17,14 @@ use kestrel_types::wire::ClientId;
 use common::errno;
 use common::members::{Cluster, at, mknod};
 
-const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+const FLAGS: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 fn create(path: &str) -> Op {
     Op::Create { place: at(path), mode: 0o644, flags: FLAGS, exclusive: false }
@@ -84,7 +90,9 @@ fn recorded_answers_of_opens() {
     let origin = |seq| Some(Origin { client: ClientId([7; 16]), seq, retry: false });
     assert_eq!(errno(&cluster.ask_from(1, create("a1"), origin(1))), 0);
     let before = cluster.engines[&1].appended();
-    for (seq, op) in [(2, create("a1")), (3, Op::OpenAt(at("a1"), FLAGS)), (4, Op::OpenAt(at("b1"), FLAGS))] {
+    for (seq, op) in
+        [(2, create("a1")), (3, Op::OpenAt(at("a1"), FLAGS)), (4, Op::OpenAt(at("b1"), FLAGS))]
+    {
         let expected = if seq == 4 { libc::ENOENT } else { 0 };
         assert_eq!(errno(&cluster.ask_from(1, op, origin(seq))), expected);
     }
@@ -182,11 +190,14 @@ fn link_of_unnamed_file_at_another_member() {
     let mut cluster = Cluster::new(3);
     let home = cluster.placement.home_of(1).id;
     let tmp = |exclusive| Op::TmpFile { dir: 1, mode: 0o600, exclusive };
-    let (file, secret) = (open(&mut cluster, home, tmp(false)), open(&mut cluster, home, tmp(true)));
+    let (file, secret) =
+        (open(&mut cluster, home, tmp(false)), open(&mut cluster, home, tmp(true)));
     assert_eq!(counts(&cluster)[home as usize - 1], 2);
     for node in 1..=3 {
         assert_eq!(
-            errno(&cluster.ask(node, Op::Link(InodeRef::by_id(secret.ino), at(&format!("a{node}"))))),
+            errno(
+                &cluster.ask(node, Op::Link(InodeRef::by_id(secret.ino), at(&format!("a{node}"))))
+            ),
             libc::ENOENT
         );
     }
@@ -225,7 +236,10 @@ fn files_kept_during_the_grace_period() {
     assert_eq!(orphans(&cluster), 1);
     // The claim is of a file whose record is another member's.
     let claimed = cluster.claim(3, seen(file.ino, "c3"));
-    assert!(matches!(&claimed, Ok(Answer::Opened { inode, .. }) if inode.ino == file.ino), "{claimed:?}");
+    assert!(
+        matches!(&claimed, Ok(Answer::Opened { inode, .. }) if inode.ino == file.ino),
+        "{claimed:?}"
+    );
     assert_eq!(counts(&cluster), [0, 0, 1]);
     cluster.members[&3].node().end_grace().unwrap();
     wait(&mut cluster, 20);
@@ -288,7 +302,8 @@ fn open_in_flight_while_the_name_goes() {
     let slot = cluster.submit(3, asked, None);
     // The home has given up its lock of the row that led to the name; the leader does not know it
     // yet.
-    let agreed = cluster.carry(|to, message| to == 3 && matches!(message, Message::Voted(..))).unwrap();
+    let agreed =
+        cluster.carry(|to, message| to == 3 && matches!(message, Message::Voted(..))).unwrap();
     cluster.carry(|_, _| false);
     assert!(slot.lock().is_none());
     assert_eq!(errno(&cluster.ask(2, Op::Unlink(at("b2")))), 0);

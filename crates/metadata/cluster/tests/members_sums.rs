@@ -92,7 +92,11 @@ fn messages_of_a_directory_stat() {
         // The leader's own share is no other node's business.
         assert_eq!(counted(&mut cluster, mkdir("a1/b1")).1, 0);
         assert_eq!(stat(&mut cluster, "a1"), (3, 0));
-        assert_eq!(counted(&mut cluster, mkdir("a1/b2")).1, 2, "one holder is told, and says that it knows");
+        assert_eq!(
+            counted(&mut cluster, mkdir("a1/b2")).1,
+            2,
+            "one holder is told, and says that it knows"
+        );
         pass(&mut cluster, COOL_MIN);
         assert_eq!(stat(&mut cluster, "a1"), (4, 2), "the node that has changed it is asked");
         assert_eq!(stat(&mut cluster, "a1"), (4, 0));
@@ -124,7 +128,10 @@ fn leases_rest_where_creates_and_stats_take_turns() {
         let create = begin(&mut cluster, op);
         let count = std::cell::Cell::new(0);
         let told = |_: NodeId, message: &Message| {
-            count.set(count.get() + usize::from(matches!(message, Message::Sum(SumMessage::Revoke { .. }))));
+            count.set(
+                count.get()
+                    + usize::from(matches!(message, Message::Sum(SumMessage::Revoke { .. }))),
+            );
             false
         };
         for _ in 0..100 {
@@ -156,7 +163,8 @@ fn a_share_changes_when_holders_have_forgotten() {
     let mut cluster = cluster_with_dir(3);
     stat(&mut cluster, "a1");
     let made = begin(&mut cluster, mkdir("a1/b2"));
-    let is_revoke = |_: NodeId, message: &Message| matches!(message, Message::Sum(SumMessage::Revoke { .. }));
+    let is_revoke =
+        |_: NodeId, message: &Message| matches!(message, Message::Sum(SumMessage::Revoke { .. }));
     let (to, revoke) = cluster.carry(is_revoke).unwrap();
     assert_eq!(to, 1);
     assert!(cluster.carry(is_revoke).is_none() && made.lock().is_none(), "it waits");
@@ -175,7 +183,8 @@ fn a_share_changes_when_holders_have_forgotten() {
 fn a_late_answer_is_no_lease() {
     let mut cluster = cluster_with_dir(2);
     let looked = begin(&mut cluster, Op::Lookup(at("a1")));
-    let is_sum = |_: NodeId, message: &Message| matches!(message, Message::Sum(SumMessage::Sum { .. }));
+    let is_sum =
+        |_: NodeId, message: &Message| matches!(message, Message::Sum(SumMessage::Sum { .. }));
     let (_, late) = cluster.carry(is_sum).unwrap();
     assert_eq!(counted(&mut cluster, mkdir("a1/b2")).0.map(drop), Ok(()));
     cluster.members.get_mut(&1).unwrap().receive(late, cluster.now);
@@ -313,13 +322,21 @@ fn messages_of_a_listing() {
         let round = 2 * (nodes as usize - 1);
         assert_eq!(list(&mut cluster, dir, 1000), (expected.clone(), round));
         assert_eq!(list(&mut cluster, dir, 4096), (expected.clone(), 0));
-        assert_eq!(counted(&mut cluster, mknod("a1/b2")).1, 2, "one holder is told, and says that it knows");
+        assert_eq!(
+            counted(&mut cluster, mknod("a1/b2")).1,
+            2,
+            "one holder is told, and says that it knows"
+        );
         expected.push(Name::new(b"b2").unwrap());
         expected.sort();
         let (names, messages) = list(&mut cluster, dir, 1000);
         assert!(names == expected && messages <= 11 * 5 * round, "{messages}");
         pass(&mut cluster, COOL_MAX);
-        assert_eq!(list(&mut cluster, dir, 1000), (expected, 2), "the node that has changed it is asked");
+        assert_eq!(
+            list(&mut cluster, dir, 1000),
+            (expected, 2),
+            "the node that has changed it is asked"
+        );
     }
 }
 

@@ -162,7 +162,10 @@ fn idle_member() {
     cluster.form(5, present.with_member(member(5), true).unwrap(), true);
     cluster.settle();
     cluster.placement = cluster.members[&COORDINATOR].placement();
-    assert!(cluster.placement.is_idle(5) && cluster.tables().iter().all(|table| *table == cluster.placement));
+    assert!(
+        cluster.placement.is_idle(5)
+            && cluster.tables().iter().all(|table| *table == cluster.placement)
+    );
     cluster.change(cluster.placement.with_leaving(5).unwrap()).unwrap();
     let without = cluster.placement.without(5, 1).unwrap();
     cluster.change(without).unwrap();
@@ -178,14 +181,18 @@ fn the_role_moves_with_all_that_a_coordinator_knows() {
     let mut cluster = Cluster::new(3);
     cluster.inode(1, Op::MkDir(at("a1"), 0o755));
     cluster.inode(1, Op::MkDir(at("a1/b2"), 0o755));
-    let (came, never) = (cluster.expect("node-4", true).unwrap(), cluster.expect("node-5", false).unwrap());
+    let (came, never) =
+        (cluster.expect("node-4", true).unwrap(), cluster.expect("node-5", false).unwrap());
     cluster.members.get_mut(&1).unwrap().forget(never, Box::new(|_| ()), cluster.now);
     let at_first = cluster.members[&1].expected();
     cluster.hand_over(3).unwrap();
     cluster.settle();
     assert!(cluster.tables().iter().all(|table| table.coordinator == 3));
     for node in [1, 3, 1, 3] {
-        assert_eq!(cluster.members[&node].expected(), if node == 3 { at_first.clone() } else { Vec::new() });
+        assert_eq!(
+            cluster.members[&node].expected(),
+            if node == 3 { at_first.clone() } else { Vec::new() }
+        );
         cluster.restart(node);
     }
     let mut at = |node: NodeId, next: PlacementMap| {
@@ -281,10 +288,16 @@ fn a_crash_at_any_point_leaves_one_who_leads() {
                 }
                 cluster.settle();
                 let tables = cluster.tables();
-                assert!(tables.iter().all(|table| *table == tables[0]), "{node} {point}: {tables:?}");
+                assert!(
+                    tables.iter().all(|table| *table == tables[0]),
+                    "{node} {point}: {tables:?}"
+                );
                 cluster.placement = tables[0].clone();
                 let leads = cluster.placement.coordinator;
-                assert!(node == 1 || leads == 3, "{node} {point}: only the coordinator forgets a change");
+                assert!(
+                    node == 1 || leads == 3,
+                    "{node} {point}: only the coordinator forgets a change"
+                );
                 moved += u32::from(leads == 3);
                 for id in 1..=3 {
                     let expected = cluster.members[&id].expected().len();
@@ -306,8 +319,8 @@ fn words_of_an_earlier_tenure_mean_nothing() {
     let mut cluster = Cluster::new(3);
     let mut late = Vec::new();
     for to in [3, 1] {
-        let ended =
-            cluster.begin(cluster.placement.coordinator, cluster.placement.with_coordinator(to).unwrap());
+        let ended = cluster
+            .begin(cluster.placement.coordinator, cluster.placement.with_coordinator(to).unwrap());
         while ended.lock().is_none() {
             cluster.collect();
             let told = cluster.under_way.iter().filter(|(_, told)| {

@@ -43,7 +43,9 @@ fn removals_in_one_message() {
         cluster.collect();
         for (to, envelope) in std::mem::take(&mut cluster.under_way) {
             match &envelope.message {
-                Message::Invalidate(changes) => shared.entry(("forget", to)).or_default().push(changes.len()),
+                Message::Invalidate(changes) => {
+                    shared.entry(("forget", to)).or_default().push(changes.len())
+                }
                 Message::Invalidated(txns) => {
                     shared.entry(("forgot", envelope.from)).or_default().push(txns.len());
                 }

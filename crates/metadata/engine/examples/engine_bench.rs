@@ -170,7 +170,13 @@ fn ok<T, E: std::fmt::Display>(result: Result<T, E>) -> T {
 
 /// Reads `count` random rows in batches; with `absent`, names that do not exist in directories that
 /// do.
-fn gets(engine: &EmbeddedEngine, settings: &Settings, count: u64, batch: u64, absent: bool) -> Measured {
+fn gets(
+    engine: &EmbeddedEngine,
+    settings: &Settings,
+    count: u64,
+    batch: u64,
+    absent: bool,
+) -> Measured {
     let mut found = 0;
     let measured = measure(count, || {
         let mut names = Vec::new();
@@ -184,7 +190,8 @@ fn gets(engine: &EmbeddedEngine, settings: &Settings, count: u64, batch: u64, ab
                 }
                 names.push((directory(row), name));
             }
-            let keys: Vec<_> = names.iter().map(|(id, name)| KeyRef::new(Table::Entry, *id, name)).collect();
+            let keys: Vec<_> =
+                names.iter().map(|(id, name)| KeyRef::new(Table::Entry, *id, name)).collect();
             ok(engine.get_many(&keys, &mut |_, row| found += u64::from(row.value.is_some())));
         }
     });
@@ -352,8 +359,10 @@ fn main() {
     });
     // From an earlier run.
     let _ = std::fs::remove_dir_all(&settings.dir);
-    let mut out =
-        vec![format!("\"rows\": {}, \"compression\": \"{:?}\"", settings.rows, settings.compression)];
+    let mut out = vec![format!(
+        "\"rows\": {}, \"compression\": \"{:?}\"",
+        settings.rows, settings.compression
+    )];
     let base = resident();
     let engine = open(&settings, settings.memory_mb);
     load(&engine, &settings, &mut out);

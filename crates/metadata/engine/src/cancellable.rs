@@ -14,7 +14,10 @@ pub struct CancellableScan<'a> {
 
 impl<'a> CancellableScan<'a> {
     /// `go_on` may sleep; its error ends the walk.
-    pub fn new(engine: &'a dyn Engine, go_on: &'a (dyn Fn() -> Result<(), EngineError> + Sync)) -> Self {
+    pub fn new(
+        engine: &'a dyn Engine,
+        go_on: &'a (dyn Fn() -> Result<(), EngineError> + Sync),
+    ) -> Self {
         Self { engine, go_on }
     }
 }

@@ -50,7 +50,8 @@ impl Waiters {
     pub fn advance(&self, position: Position) {
         let mut state = self.state.lock();
         let durable = self.durable.fetch_max(position, Ordering::AcqRel).max(position);
-        let ready: Vec<_> = state.waiting.extract_if(.., |(wanted, _)| *wanted <= durable).collect();
+        let ready: Vec<_> =
+            state.waiting.extract_if(.., |(wanted, _)| *wanted <= durable).collect();
         drop(state);
         for (_, done) in ready {
             done(Ok(()));

@@ -43,8 +43,8 @@ use super::runs::Runs;
 use super::scan::Scans;
 use super::taps::Taps;
 use super::{
-    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence,
-    Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
+    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch,
+    Fence, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 use fence::Fenced;
 use flush::Flusher;
@@ -128,8 +128,10 @@ impl EmbeddedOptions {
         self.memory_bytes = self.memory_bytes.max(MEMORY_BYTES_MIN);
         self.segment_bytes =
             self.segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX).next_multiple_of(4096);
-        self.first_segment_bytes =
-            self.first_segment_bytes.clamp(SEGMENT_BYTES_MIN, self.segment_bytes).next_multiple_of(4096);
+        self.first_segment_bytes = self
+            .first_segment_bytes
+            .clamp(SEGMENT_BYTES_MIN, self.segment_bytes)
+            .next_multiple_of(4096);
         self.log_bytes_max = self.log_bytes_max.max(2 * self.segment_bytes);
         self
     }
@@ -275,13 +277,20 @@ impl Drop for EmbeddedEngine {
 }
 
 impl Shared {
-    fn commit(&self, epoch: Epoch, kind: BatchKind, mutations: &[Mutation]) -> Result<Position, EngineError> {
+    fn commit(
+        &self,
+        epoch: Epoch,
+        kind: BatchKind,
+        mutations: &[Mutation],
+    ) -> Result<Position, EngineError> {
         let fits = |mutation: &Mutation| {
             mutation.key.suffix.len() <= SUFFIX_MAX
                 && mutation.value.as_ref().is_none_or(|value| value.len() <= VALUE_MAX)
         };
         if mutations.len() > BATCH_MUTATIONS_MAX || !mutations.iter().all(fits) {
-            return Err(EngineError::Io("metadata engine: a batch, key or value is above its limit".into()));
+            return Err(EngineError::Io(
+                "metadata engine: a batch, key or value is above its limit".into(),
+            ));
         }
         self.wait_for_room(kind)?;
         let position = RECORD.with_borrow_mut(|record| {
@@ -363,7 +372,9 @@ impl Shared {
 
 impl Fence for EmbeddedEngine {
     fn begin_epoch(&self) -> Result<Epoch, EngineError> {
-        self.shared.log.begin_epoch(|| self.shared.fence.begin(&*self.shared.disk, &self.shared.uuid))
+        self.shared
+            .log
+            .begin_epoch(|| self.shared.fence.begin(&*self.shared.disk, &self.shared.uuid))
     }
 
     fn commit_in(

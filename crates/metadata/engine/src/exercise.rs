@@ -52,7 +52,10 @@ pub fn content(engine: &dyn Engine) -> ExpectedRows {
     for table in Table::ALL {
         engine
             .scan_table(table, None, &mut |key, value| {
-                assert!(content.insert(encode(key), value.to_vec()).is_none(), "a row was shown twice");
+                assert!(
+                    content.insert(encode(key), value.to_vec()).is_none(),
+                    "a row was shown twice"
+                );
                 ControlFlow::Continue(())
             })
             .unwrap();
@@ -134,8 +137,10 @@ pub fn check(engine: &dyn Engine, content: &mut ExpectedRows, op: &EngineOp) {
         }
         EngineOp::Get(names) => {
             let suffixes: Vec<_> = names.iter().map(|(id, name)| (*id, suffix(*name))).collect();
-            let keys: Vec<_> =
-                suffixes.iter().map(|(id, suffix)| KeyRef::new(Table::Entry, *id, suffix)).collect();
+            let keys: Vec<_> = suffixes
+                .iter()
+                .map(|(id, suffix)| KeyRef::new(Table::Entry, *id, suffix))
+                .collect();
             let mut seen = vec![0; keys.len()];
             engine
                 .get_many(&keys, &mut |index, row| {
@@ -151,7 +156,11 @@ pub fn check(engine: &dyn Engine, content: &mut ExpectedRows, op: &EngineOp) {
             engine
                 .scan(Table::Entry, *id, after.as_deref(), &mut |suffix, value, _| {
                     shown.push((encode(KeyRef::new(Table::Entry, *id, suffix)), value.to_vec()));
-                    if shown.len() < *limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                    if shown.len() < *limit {
+                        ControlFlow::Continue(())
+                    } else {
+                        ControlFlow::Break(())
+                    }
                 })
                 .unwrap();
             let from = encode(KeyRef::new(Table::Entry, *id, after.as_deref().unwrap_or_default()));
@@ -171,7 +180,11 @@ pub fn check(engine: &dyn Engine, content: &mut ExpectedRows, op: &EngineOp) {
             engine
                 .scan_table(Table::Entry, Some(from), &mut |key, value| {
                     shown.push((encode(key), value.to_vec()));
-                    if shown.len() < *limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                    if shown.len() < *limit {
+                        ControlFlow::Continue(())
+                    } else {
+                        ControlFlow::Break(())
+                    }
                 })
                 .unwrap();
             let expected: Vec<_> = content
@@ -183,6 +196,10 @@ pub fn check(engine: &dyn Engine, content: &mut ExpectedRows, op: &EngineOp) {
         }
         EngineOp::Hint(id) => engine.hint_new(Table::Entry, *id),
         EngineOp::Sync => engine.sync().unwrap(),
-        EngineOp::Flush | EngineOp::Evict | EngineOp::Compact | EngineOp::Close | EngineOp::Kill => {}
+        EngineOp::Flush
+        | EngineOp::Evict
+        | EngineOp::Compact
+        | EngineOp::Close
+        | EngineOp::Kill => {}
     }
 }

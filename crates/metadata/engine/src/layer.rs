@@ -8,7 +8,8 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 
 use super::{
-    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
+    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard,
+    VisitRow,
 };
 
 /// An engine over another one, which does all that it does not do itself: methods are those of
@@ -22,7 +23,9 @@ pub trait Layer: Send + Sync {
     /// # Errors
     /// As there; `Refused` unless it is written anew.
     fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
-        Err(EngineError::Refused("metadata engine: a view of another engine cannot be claimed".into()))
+        Err(EngineError::Refused(
+            "metadata engine: a view of another engine cannot be claimed".into(),
+        ))
     }
 
     /// [`Engine::epoch`].

@@ -133,8 +133,11 @@ pub trait Engine: Send + Sync {
     /// are lent for the call, during which locks are held: `visit` must not call the engine. Each
     /// row is as of one instant within the call, not all of the same one: a batch committed
     /// meanwhile may be seen in part.
-    fn get_many(&self, keys: &[KeyRef<'_>], visit: &mut dyn FnMut(usize, Row<'_>))
-    -> Result<(), EngineError>;
+    fn get_many(
+        &self,
+        keys: &[KeyRef<'_>],
+        visit: &mut dyn FnMut(usize, Row<'_>),
+    ) -> Result<(), EngineError>;
 
     /// Visits the rows of `(table, id)` whose suffix is above `after` (or all, if `None`) in
     /// ascending order, until `visit(suffix, value, changed_at)` breaks. Sees every batch committed
@@ -255,10 +258,12 @@ pub enum EngineError {
 impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EngineError::NoSpace => {
-                f.write_str("metadata: no space left on the disk of the volume; delete something or grow it")
+            EngineError::NoSpace => f.write_str(
+                "metadata: no space left on the disk of the volume; delete something or grow it",
+            ),
+            EngineError::Io(why) | EngineError::Corrupt(why) | EngineError::Refused(why) => {
+                f.write_str(why)
             }
-            EngineError::Io(why) | EngineError::Corrupt(why) | EngineError::Refused(why) => f.write_str(why),
             EngineError::Fenced { held, current } => write!(
                 f,
                 "metadata: another process has taken this metadata over (epoch {current}, this one has {held}); nothing was \

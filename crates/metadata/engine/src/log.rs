@@ -122,7 +122,9 @@ fn failed(what: &str, why: &io::Error) -> EngineError {
     if no_space(why) {
         EngineError::NoSpace
     } else {
-        EngineError::Io(format!("metadata log: {what} failed: {why}; unmount, check the disk, mount again"))
+        EngineError::Io(format!(
+            "metadata log: {what} failed: {why}; unmount, check the disk, mount again"
+        ))
     }
 }
 
@@ -237,7 +239,11 @@ impl Log {
         Err(error)
     }
 
-    fn next_segment(&self, tail: &mut MutexGuard<'_, Tail>, record_bytes: u64) -> Result<(), EngineError> {
+    fn next_segment(
+        &self,
+        tail: &mut MutexGuard<'_, Tail>,
+        record_bytes: u64,
+    ) -> Result<(), EngineError> {
         let mut spare = self.spare.lock();
         let needed = (SEGMENT_HEADER as u64 + record_bytes).next_multiple_of(SEGMENT_HEADER as u64);
         let segment = loop {
@@ -249,7 +255,10 @@ impl Log {
                     // than it, so it cannot follow.
                     spare.give_up_ready()?;
                     spare.segments.sizes.grow(needed);
-                    break spare.segments.prepare(needed).map_err(|why| failed("making a segment", &why))?;
+                    break spare
+                        .segments
+                        .prepare(needed)
+                        .map_err(|why| failed("making a segment", &why))?;
                 }
             }
             if let Some(ready) = spare.ready.take() {
@@ -348,9 +357,9 @@ impl Log {
             // Not even "no space" is harmless here: what the kernel could not write is lost to
             // later syncs.
             let why = match why {
-                EngineError::NoSpace => {
-                    EngineError::Io("metadata log: syncing failed: no space left on the disk".into())
-                }
+                EngineError::NoSpace => EngineError::Io(
+                    "metadata log: syncing failed: no space left on the disk".into(),
+                ),
                 EngineError::Fenced { .. } => why,
                 why => EngineError::Io(why.to_string()),
             };
@@ -466,7 +475,8 @@ impl Log {
     /// Bytes that a recovery would have to read.
     pub fn live_bytes(&self) -> u64 {
         let tail = self.tail.lock();
-        tail.older.iter().map(|older| older.bytes).sum::<u64>() + tail.offset - SEGMENT_HEADER as u64
+        tail.older.iter().map(|older| older.bytes).sum::<u64>() + tail.offset
+            - SEGMENT_HEADER as u64
     }
 
     /// Bytes of all files of the log.

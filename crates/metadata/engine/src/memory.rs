@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::durability::Waiters;
 use super::taps::Taps;
 use super::{
-    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence,
-    Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
+    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch,
+    Fence, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 
 /// Rows copied out at a time by scans, so that `visit` runs without the lock.
@@ -80,7 +80,9 @@ impl State {
         let Self { rows, undo, .. } = self;
         undo.retain(|(changed_at, key, _)| {
             let settled = *changed_at <= target;
-            if settled && rows.get(key).is_some_and(|now| now.bytes.is_none() && now.changed_at <= target) {
+            if settled
+                && rows.get(key).is_some_and(|now| now.bytes.is_none() && now.changed_at <= target)
+            {
                 rows.remove(key);
             }
             !settled
@@ -127,7 +129,8 @@ impl MemoryEngine {
     /// had asked for it.
     pub fn crash_to(&mut self, position: Position) {
         let state = self.state.get_mut();
-        while let Some((_, key, old)) = state.undo.pop_if(|(changed_at, ..)| *changed_at > position) {
+        while let Some((_, key, old)) = state.undo.pop_if(|(changed_at, ..)| *changed_at > position)
+        {
             match old {
                 Some(value) => state.rows.insert(key, value),
                 None => state.rows.remove(&key),
@@ -231,7 +234,9 @@ impl Engine for MemoryEngine {
         state.stats.memory_hits += keys.len() as u64;
         for (index, key) in keys.iter().enumerate() {
             let row = match state.rows.get(&encode(*key)) {
-                Some(value) => Row { value: value.bytes.as_deref(), changed_at: state.shown(value) },
+                Some(value) => {
+                    Row { value: value.bytes.as_deref(), changed_at: state.shown(value) }
+                }
                 None => Row { value: None, changed_at: 0 },
             };
             visit(index, row);
@@ -268,13 +273,14 @@ impl Engine for MemoryEngine {
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         let from = from.unwrap_or(KeyRef::new(table, 0, b""));
-        self.visit_range(Bound::Included(encode(from)), &[table as u8 + 1], &mut |key, value, _| match (
-            value,
-            KeyRef::decode(key),
-        ) {
-            (Some(value), Some(key)) => visit(key, value),
-            _ => ControlFlow::Continue(()),
-        });
+        self.visit_range(
+            Bound::Included(encode(from)),
+            &[table as u8 + 1],
+            &mut |key, value, _| match (value, KeyRef::decode(key)) {
+                (Some(value), Some(key)) => visit(key, value),
+                _ => ControlFlow::Continue(()),
+            },
+        );
         Ok(())
     }
 
@@ -305,7 +311,8 @@ impl Engine for MemoryEngine {
         if let Some(why) = &state.poisoned {
             return Err(why.clone());
         }
-        let fault = if state.sync_faults.is_empty() { None } else { Some(state.sync_faults.remove(0)) };
+        let fault =
+            if state.sync_faults.is_empty() { None } else { Some(state.sync_faults.remove(0)) };
         if let Some(why) = hooked.err().or(fault) {
             state.poisoned = Some(why.clone());
             drop(state);
@@ -420,13 +427,19 @@ mod tests {
 
     #[test]
     fn a_crash_may_leave_any_prefix() {
-        for (left, expected) in [(0, &[][..]), (1, &[b"a"]), (2, &[b"a", b"b"]), (3, &[b"b"]), (9, &[b"b"])] {
+        for (left, expected) in
+            [(0, &[][..]), (1, &[b"a"]), (2, &[b"a", b"b"]), (3, &[b"b"]), (9, &[b"b"])]
+        {
             let mut engine = MemoryEngine::new(SyncWhen::Told);
             engine.commit(BatchKind::Growing, put(b"a", b"1")).unwrap();
             engine.commit(BatchKind::Growing, put(b"b", b"1")).unwrap();
             engine.commit(BatchKind::Freeing, remove(b"a")).unwrap();
             engine.crash_to(left);
-            assert_eq!(names(&engine), (expected.iter().map(|name| name.to_vec()).collect(), 0), "{left}");
+            assert_eq!(
+                names(&engine),
+                (expected.iter().map(|name| name.to_vec()).collect(), 0),
+                "{left}"
+            );
             assert_eq!((engine.appended(), engine.durable()), (left.min(3), left.min(3)));
             engine.crash();
             assert_eq!(names(&engine).0.len(), expected.len(), "what a crash left is durable");

@@ -26,7 +26,11 @@ pub trait RowStore: Sorted {
     ///
     /// # Errors
     /// Those of the store.
-    fn get_many(&self, keys: &[Vec<u8>], visit: &mut dyn FnMut(usize, &[u8])) -> Result<(), EngineError>;
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        visit: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), EngineError>;
 }
 
 /// Where an eviction goes on.

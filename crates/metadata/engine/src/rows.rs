@@ -228,7 +228,8 @@ impl MemoryRows {
                     guard.prefetch(*hash);
                 }
             }
-            let each = |guards: &[(u32, RwLockReadGuard<'_, Shard>)], what: &mut dyn FnMut(&Shard, Item)| {
+            let each = |guards: &[(u32, RwLockReadGuard<'_, Shard>)],
+                        what: &mut dyn FnMut(&Shard, Item)| {
                 let mut held = 0;
                 for item in window {
                     while guards[held].0 != item.0 {
@@ -256,7 +257,10 @@ impl MemoryRows {
         let index = index as usize;
         match shard.get(hash, key) {
             RowLookup::Row(row) => {
-                visit(index, Row { value: row.value(), changed_at: not_durable(row.position(), durable) });
+                visit(
+                    index,
+                    Row { value: row.value(), changed_at: not_durable(row.position(), durable) },
+                );
             }
             RowLookup::Nothing => visit(index, Row { value: None, changed_at: 0 }),
             RowLookup::Unknown => {
@@ -347,7 +351,8 @@ impl MemoryRows {
 
     /// Takes the list of groups with dirty rows, in key order.
     pub fn take_dirty(&self) -> Vec<GroupKey> {
-        let mut groups: Vec<_> = self.shards.iter().flat_map(|shard| shard.write().take_dirty()).collect();
+        let mut groups: Vec<_> =
+            self.shards.iter().flat_map(|shard| shard.write().take_dirty()).collect();
         groups.sort_unstable();
         groups
     }
@@ -389,16 +394,16 @@ impl MemoryRows {
         loop {
             after = self.change(self.shard_of(group), |shard| {
                 let next =
-                    shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| match row
-                        .position()
-                    {
-                        0 => RowAction::Keep,
-                        position if position > upto => {
-                            dirty_left = true;
-                            RowAction::Keep
+                    shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| {
+                        match row.position() {
+                            0 => RowAction::Keep,
+                            position if position > upto => {
+                                dirty_left = true;
+                                RowAction::Keep
+                            }
+                            _ if row.value().is_none() => RowAction::Forget,
+                            _ => RowAction::Clean,
                         }
-                        _ if row.value().is_none() => RowAction::Forget,
-                        _ => RowAction::Clean,
                     });
                 if next.is_none() && dirty_left {
                     shard.relist(group);
@@ -430,9 +435,14 @@ impl MemoryRows {
         let mut after: Option<Box<[u8]>> = None;
         loop {
             after = self.change(shard, |shard| {
-                let next = shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| {
-                    if row.was_touched() || row.position() > 0 { RowAction::Keep } else { RowAction::Evict }
-                });
+                let next =
+                    shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| {
+                        if row.was_touched() || row.position() > 0 {
+                            RowAction::Keep
+                        } else {
+                            RowAction::Evict
+                        }
+                    });
                 shard.forget_empty(group);
                 next
             });

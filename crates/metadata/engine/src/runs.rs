@@ -10,7 +10,9 @@ pub(super) mod salvage;
 use super::EngineError;
 
 /// A sorted stream of rows, for one ingestion. Keys ascend strictly; `None` deletes.
-pub(super) type Changes<'a> = dyn FnMut(&mut dyn FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>) -> Result<(), EngineError>
+pub(super) type Changes<'a> = dyn FnMut(
+        &mut dyn FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError>
     + 'a;
 
 /// A cursor over rows in key order. It shows a row as it was when the cursor was opened, or later.

@@ -55,8 +55,9 @@ fn behind(key: KeyRef<'_>) -> Vec<u8> {
 }
 
 fn decode(key: &[u8]) -> Result<KeyRef<'_>, EngineError> {
-    KeyRef::decode(key)
-        .ok_or_else(|| EngineError::Corrupt(format!("metadata runs: a key cannot be understood; {ADVICE}")))
+    KeyRef::decode(key).ok_or_else(|| {
+        EngineError::Corrupt(format!("metadata runs: a key cannot be understood; {ADVICE}"))
+    })
 }
 
 /// Shows a row: key, value or `None` if deleted, position, whether it is from the runs.
@@ -139,7 +140,8 @@ impl<'a> Scans<'a> {
         loop {
             let durable = self.waiters.durable();
             copied.clear();
-            let (complete, removals) = self.rows.copy_group(group, after.as_deref(), limit, &mut copied);
+            let (complete, removals) =
+                self.rows.copy_group(group, after.as_deref(), limit, &mut copied);
             let first_removals = *first_removals.get_or_insert(removals);
             let bounded = copied.len() == limit;
             let mut show = |key: KeyRef<'_>, value: Option<&[u8]>, position, from_runs| {
@@ -175,7 +177,11 @@ impl<'a> Scans<'a> {
                 }
             }
             if !bounded {
-                if whole && !complete && kept.len() <= KEEP_MAX && self.rows.bytes() < self.row_bytes {
+                if whole
+                    && !complete
+                    && kept.len() <= KEEP_MAX
+                    && self.rows.bytes() < self.row_bytes
+                {
                     self.rows.complete(group, first_removals, &kept);
                 }
                 return Ok(deleted);
@@ -206,7 +212,12 @@ impl<'a> Scans<'a> {
             let before = self.rows.removals();
             while copied.len() < WINDOW {
                 let Some(id) = ids.peek().copied() else { break };
-                self.rows.copy_group((table, id), after.as_deref(), WINDOW - copied.len(), &mut copied);
+                self.rows.copy_group(
+                    (table, id),
+                    after.as_deref(),
+                    WINDOW - copied.len(),
+                    &mut copied,
+                );
                 if copied.len() < WINDOW {
                     ids.next();
                     after = None;

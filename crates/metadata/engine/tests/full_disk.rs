@@ -46,7 +46,8 @@ fn open(dir: &Path) -> EmbeddedEngine {
         reserve_bytes: 3 << 20,
         ..EmbeddedOptions::default()
     };
-    EmbeddedEngine::open(&dir.join("meta"), [5; 16], options, Arc::new(|| Ok(())), &mut |_| true).unwrap()
+    EmbeddedEngine::open(&dir.join("meta"), [5; 16], options, Arc::new(|| Ok(())), &mut |_| true)
+        .unwrap()
 }
 
 /// Rows that do not compress.
@@ -55,7 +56,9 @@ fn batch(number: u64) -> Vec<Mutation> {
         let mut state = number * 10 + part + 1;
         let value: Vec<u8> = (0..300)
             .map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 (state >> 56) as u8
             })
             .collect();
@@ -125,7 +128,8 @@ fn a_full_file_system_loses_nothing_and_recovers() {
     assert!(number > 500, "{number}");
     assert_eq!(content(&engine), expected);
     for old in 0..100 {
-        let mutations: Vec<_> = batch(old).into_iter().map(|m| Mutation { value: None, ..m }).collect();
+        let mutations: Vec<_> =
+            batch(old).into_iter().map(|m| Mutation { value: None, ..m }).collect();
         engine.commit(BatchKind::Freeing, mutations.clone()).unwrap();
         apply(&mut expected, &mutations);
     }

@@ -43,7 +43,10 @@ fn batch(number: u64) -> Vec<Mutation> {
     vec![
         Mutation { key: key(number), value: Some(value.into()) },
         Mutation { key: key(number + KEYS / 2), value: None },
-        Mutation { key: Key::new(Table::System, 0, b"last"), value: Some(number.to_be_bytes().into()) },
+        Mutation {
+            key: Key::new(Table::System, 0, b"last"),
+            value: Some(number.to_be_bytes().into()),
+        },
     ]
 }
 
@@ -111,7 +114,9 @@ fn cycle(dir: &Path, point: Option<String>, kill_after: u64) {
     let output = BufReader::new(child.stdout.take().unwrap());
     let (mut acknowledged, mut count) = (0, 0);
     for line in output.lines().map_while(Result::ok) {
-        if let Some(number) = line.rsplit_once("acknowledged ").map(|(_, number)| number.parse().unwrap()) {
+        if let Some(number) =
+            line.rsplit_once("acknowledged ").map(|(_, number)| number.parse().unwrap())
+        {
             acknowledged = number;
             count += 1;
             if count == kill_after {

@@ -161,7 +161,12 @@ impl Client {
     ///
     /// # Errors
     /// The last one.
-    pub async fn ask(&self, path: &str, body: &Value, until: Instant) -> Result<Value, RequestError> {
+    pub async fn ask(
+        &self,
+        path: &str,
+        body: &Value,
+        until: Instant,
+    ) -> Result<Value, RequestError> {
         self.ask_within(path, body, ATTEMPT_MAX, until).await
     }
 
@@ -169,7 +174,12 @@ impl Client {
     ///
     /// # Errors
     /// The last one.
-    pub async fn ask_much(&self, path: &str, body: &Value, until: Instant) -> Result<Value, RequestError> {
+    pub async fn ask_much(
+        &self,
+        path: &str,
+        body: &Value,
+        until: Instant,
+    ) -> Result<Value, RequestError> {
         self.ask_within(path, body, LONG_ATTEMPT_MAX, until).await
     }
 
@@ -191,11 +201,17 @@ impl Client {
         }
     }
 
-    async fn attempt_within(&self, path: &str, body: &Value, limit: Duration) -> Result<Value, RequestError> {
+    async fn attempt_within(
+        &self,
+        path: &str,
+        body: &Value,
+        limit: Duration,
+    ) -> Result<Value, RequestError> {
         self.unanswered.lock().get_or_insert_with(Instant::now);
         let at = self.at.load(Ordering::Relaxed);
         let endpoint = &self.place.endpoints[at % self.place.endpoints.len()];
-        let answer = match tokio::time::timeout(limit, self.authorised(endpoint, path, body)).await {
+        let answer = match tokio::time::timeout(limit, self.authorised(endpoint, path, body)).await
+        {
             Ok(answer) => answer,
             Err(_) => Err(passing(format!("{endpoint} does not answer"))),
         };
@@ -209,9 +225,17 @@ impl Client {
     }
 
     /// With a token, if there is a user; one that has expired is replaced once.
-    async fn authorised(&self, endpoint: &str, path: &str, body: &Value) -> Result<Value, RequestError> {
+    async fn authorised(
+        &self,
+        endpoint: &str,
+        path: &str,
+        body: &Value,
+    ) -> Result<Value, RequestError> {
         let Some((user, password)) = &self.place.user else {
-            return self.post(endpoint, path, body, None).await.map_err(|told| told.trouble(endpoint));
+            return self
+                .post(endpoint, path, body, None)
+                .await
+                .map_err(|told| told.trouble(endpoint));
         };
         for is_last in [false, true] {
             let held = self.token.lock().clone();
@@ -221,7 +245,8 @@ impl Client {
                     let who = json!({ "name": user, "password": password });
                     let given = self.post(endpoint, "auth/authenticate", &who, None).await;
                     let given = given.map_err(|told| told.trouble(endpoint))?;
-                    let token = given.get("token").and_then(Value::as_str).unwrap_or_default().to_string();
+                    let token =
+                        given.get("token").and_then(Value::as_str).unwrap_or_default().to_string();
                     *self.token.lock() = Some(token.clone());
                     token
                 }
@@ -257,8 +282,9 @@ impl Client {
         let status = answer.status();
         let whole = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
         let bytes = whole.map_err(|why| broken(format!("an answer broke off: {why}")))?.to_bytes();
-        let value: Value = serde_json::from_slice(&bytes)
-            .map_err(|_| broken(format!("it says {status}, which is no answer of etcd's gateway")))?;
+        let value: Value = serde_json::from_slice(&bytes).map_err(|_| {
+            broken(format!("it says {status}, which is no answer of etcd's gateway"))
+        })?;
         // A stream's errors come under status 200.
         let error = value.get("error").filter(|error| !error.is_null());
         if status == StatusCode::OK && error.is_none() {
@@ -288,7 +314,9 @@ impl EtcdError {
         let outdated = self.is_outdated();
         let Self { code, text } = self;
         let refused = |help: &str| {
-            RequestError::Final(EngineError::Refused(format!("metadata in etcd: {endpoint}: {text}; {help}")))
+            RequestError::Final(EngineError::Refused(format!(
+                "metadata in etcd: {endpoint}: {text}; {help}"
+            )))
         };
         match code {
             code::NOT_FOUND => RequestError::Missing,
@@ -301,9 +329,13 @@ impl EtcdError {
             // What is sent again compares first.
             _ if outdated => passing(format!("{endpoint}: {text}")),
             _ if text.contains("user name is empty") || text.contains("authentication failed") => {
-                refused("name a user in the URL, and give its password in ETCDCTL_PASSWORD or ?passfile=FILE")
+                refused(
+                    "name a user in the URL, and give its password in ETCDCTL_PASSWORD or ?passfile=FILE",
+                )
             }
-            _ if text.contains("authentication is not enabled") => refused("leave the user out of the URL"),
+            _ if text.contains("authentication is not enabled") => {
+                refused("leave the user out of the URL")
+            }
             _ if code::PASSING.contains(&code) => passing(format!("{endpoint}: {text}")),
             _ => RequestError::Final(io(format!("{endpoint}: {text}"))),
         }
@@ -325,7 +357,8 @@ fn chain(why: &dyn std::error::Error) -> String {
 fn roots(place: &EtcdUrl) -> Result<RootCertStore, EngineError> {
     let mut roots = RootCertStore::empty();
     let Some(file) = &place.ca else {
-        let (good, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let (good, _) =
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if good == 0 {
             return Err(EngineError::Refused(
                 "metadata in etcd: this system has no root certificates to check etcd's by; install the package ca-certificates or name a \
@@ -335,11 +368,15 @@ fn roots(place: &EtcdUrl) -> Result<RootCertStore, EngineError> {
         }
         return Ok(roots);
     };
-    let bad = |why: String| EngineError::Refused(format!("metadata in etcd: {}: {why}", file.display()));
+    let bad =
+        |why: String| EngineError::Refused(format!("metadata in etcd: {}: {why}", file.display()));
     let text = fs::read(file).map_err(|why| bad(why.to_string()))?;
     for certificate in CertificateDer::pem_slice_iter(&text) {
-        let certificate = certificate.map_err(|why| bad(format!("it is no certificate ({why})")))?;
-        roots.add(certificate).map_err(|why| bad(format!("a certificate of it cannot be used ({why})")))?;
+        let certificate =
+            certificate.map_err(|why| bad(format!("it is no certificate ({why})")))?;
+        roots
+            .add(certificate)
+            .map_err(|why| bad(format!("a certificate of it cannot be used ({why})")))?;
     }
     if roots.is_empty() {
         return Err(bad("it holds no certificate".into()));

@@ -37,7 +37,9 @@ async fn attempt(
 ) -> Result<Option<String>, EngineError> {
     let words = words(shard, lease);
     let found = put_new(client, &shard.holder(), words.as_bytes(), lease, until).await?;
-    Ok(found.map(|found| String::from_utf8_lossy(&found).into_owned()).filter(|found| *found != words))
+    Ok(found
+        .map(|found| String::from_utf8_lossy(&found).into_owned())
+        .filter(|found| *found != words))
 }
 
 /// Becomes the holder; with `take_over` even if another process is. The lease by which it is.

@@ -30,8 +30,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use kestrel_engine::{
-    BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation, OnDurable, Row,
-    Tap, TapGuard, VisitRow,
+    BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation,
+    OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
@@ -79,7 +79,9 @@ fn runtime() -> Result<Runtime, EngineError> {
         .enable_io()
         .enable_time()
         .build();
-    built.map_err(|why| EngineError::Io(format!("metadata engine: starting its threads failed: {why}")))
+    built.map_err(|why| {
+        EngineError::Io(format!("metadata engine: starting its threads failed: {why}"))
+    })
 }
 
 /// Runs something on the runtime and waits for it, on any thread.
@@ -124,8 +126,9 @@ pub fn holder(place: &EtcdUrl, shard: u32) -> Result<Option<String>, String> {
 pub fn peek(place: &EtcdUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
     let mut bytes = Vec::new();
     key.encode_into(&mut bytes);
-    let found =
-        briefly(place, shard, async |client, shard, until| store::row(client, shard, &bytes, until).await)?;
+    let found = briefly(place, shard, async |client, shard, until| {
+        store::row(client, shard, &bytes, until).await
+    })?;
     Ok(found.map(Vec::into_boxed_slice))
 }
 
@@ -190,7 +193,9 @@ impl EtcdEngine {
                 Err(why) => return Err(why),
             }
             if let Some(holder) = store::any_holder(&client, until).await? {
-                return Err(EngineError::Refused(format!("metadata in etcd: {holder} has the volume open")));
+                return Err(EngineError::Refused(format!(
+                    "metadata in etcd: {holder} has the volume open"
+                )));
             }
             store::remove(&client, until).await
         })
@@ -228,7 +233,13 @@ impl EtcdEngine {
             Ok((shared, fence.epoch, [sender, holder]))
         };
         let (shared, epoch, ended) = wait(runtime.handle(), opening)?;
-        Ok(Self { shared, epoch, claim: Mutex::new(()), runtime: Some(runtime), ended: Mutex::new(ended) })
+        Ok(Self {
+            shared,
+            epoch,
+            claim: Mutex::new(()),
+            runtime: Some(runtime),
+            ended: Mutex::new(ended),
+        })
     }
 
     /// Lets go of all rows in memory that etcd has, so that they are read from their copy.

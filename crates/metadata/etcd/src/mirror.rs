@@ -50,7 +50,11 @@ impl Mirror {
 }
 
 impl RowStore for Mirror {
-    fn get_many(&self, keys: &[Vec<u8>], visit: &mut dyn FnMut(usize, &[u8])) -> Result<(), EngineError> {
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        visit: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), EngineError> {
         for (at, key) in keys.iter().enumerate() {
             let found = self.0.lock().rows.get(key).cloned();
             if let Some(value) = found {
@@ -85,7 +89,8 @@ impl Cursor for Pages<'_> {
             let content = self.mirror.0.lock();
             let above = content.rows.range((from, Bound::Unbounded));
             let page = above.take_while(|(key, _)| **key < self.to).take(PAGE);
-            self.rows = page.map(|(key, value)| (Bytes::from(&**key), Bytes::from(&**value))).collect();
+            self.rows =
+                page.map(|(key, value)| (Bytes::from(&**key), Bytes::from(&**value))).collect();
             if self.rows.len() == PAGE {
                 self.next = self.rows.back().map(|(key, _)| Bound::Excluded(key.to_vec()));
             }

@@ -20,7 +20,9 @@ use kestrel_types::ids::Position;
 
 use crate::client::{PAUSE, RequestError, io};
 use crate::shared::{EngineShared, Work};
-use crate::store::{BYTES_MAX, PART_BYTES, ROWS_MAX, RowChanges, ShardRecord, TxnOp, fence, packed, swap};
+use crate::store::{
+    BYTES_MAX, PART_BYTES, ROWS_MAX, RowChanges, ShardRecord, TxnOp, fence, packed, swap,
+};
 
 /// The same for an etcd that is full.
 const PAUSE_FULL: Duration = Duration::from_millis(500);
@@ -71,7 +73,8 @@ impl SenderState {
                 Some(Work::Claim(reply)) => self.claim(&reply).await?,
                 None if self.shared.is_stopping() => return Ok(()),
                 None => {
-                    if tokio::time::timeout(LOOK_EVERY, self.shared.news.notified()).await.is_err() {
+                    if tokio::time::timeout(LOOK_EVERY, self.shared.news.notified()).await.is_err()
+                    {
                         self.look().await?;
                     }
                 }
@@ -93,7 +96,9 @@ impl SenderState {
     /// What it means that the shard stands elsewhere.
     fn judged(&self, found: ShardRecord) -> EngineError {
         let held = self.fence;
-        if found.epoch > held.epoch || (found.epoch == held.epoch && found.claimant != held.claimant) {
+        if found.epoch > held.epoch
+            || (found.epoch == held.epoch && found.claimant != held.claimant)
+        {
             return EngineError::Fenced { held: held.epoch, current: found.epoch };
         }
         EngineError::Refused(format!(
@@ -143,7 +148,10 @@ impl SenderState {
             if std::mem::replace(&mut told, true) {
                 log::debug!("{why}; trying again");
             } else {
-                log::warn!("{why}; trying again until it is in, for {} s", place.deadline.as_secs());
+                log::warn!(
+                    "{why}; trying again until it is in, for {} s",
+                    place.deadline.as_secs()
+                );
             }
             tokio::time::sleep(pause).await;
         }
@@ -201,7 +209,10 @@ impl SenderState {
         self.go(ShardRecord { parts: 0, ..self.fence }, &[TxnOp::DeleteParts]).await
     }
 
-    async fn claim(&mut self, reply: &SyncSender<Result<Epoch, EngineError>>) -> Result<(), EngineError> {
+    async fn claim(
+        &mut self,
+        reply: &SyncSender<Result<Epoch, EngineError>>,
+    ) -> Result<(), EngineError> {
         let to = ShardRecord { epoch: Epoch(self.fence.epoch.0 + 1), ..self.fence };
         let claimed = self.go(to, &[]).await;
         if claimed.is_err() {

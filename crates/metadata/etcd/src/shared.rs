@@ -7,7 +7,9 @@ use std::sync::mpsc::SyncSender;
 
 use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
 use kestrel_engine::row_cache::RowCache;
-use kestrel_engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard};
+use kestrel_engine::{
+    BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard,
+};
 use kestrel_types::ids::Position;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -178,7 +180,8 @@ impl EngineShared {
             match queue.items.pop_front() {
                 Some(Item::Batch(position, mutations)) => {
                     let more = queued_bytes(&mutations);
-                    let fits = rows + mutations.len() <= store::ROWS_MAX && bytes + more <= store::BYTES_MAX;
+                    let fits = rows + mutations.len() <= store::ROWS_MAX
+                        && bytes + more <= store::BYTES_MAX;
                     if !batches.is_empty() && !fits {
                         queue.items.push_front(Item::Batch(position, mutations));
                         break;
@@ -249,7 +252,10 @@ impl EngineShared {
     ///
     /// # Errors
     /// Why nothing is written any more.
-    pub fn begin_claim(&self, reply: SyncSender<Result<Epoch, EngineError>>) -> Result<(), EngineError> {
+    pub fn begin_claim(
+        &self,
+        reply: SyncSender<Result<Epoch, EngineError>>,
+    ) -> Result<(), EngineError> {
         let mut queue = self.queue.lock();
         if let Some(why) = &queue.failure {
             return Err(why.clone());

@@ -76,8 +76,10 @@ impl ShardRecord {
             let field = fields.next().ok_or_else(damaged)?;
             u64::from_str_radix(field, radix).map_err(|_| damaged())
         };
-        let (epoch, position, parts, claimant) = (Epoch(next(10)?), next(10)?, next(10)?, next(16)?);
-        let parts = u32::try_from(parts).ok().filter(|parts| *parts <= PARTS_MAX).ok_or_else(damaged)?;
+        let (epoch, position, parts, claimant) =
+            (Epoch(next(10)?), next(10)?, next(10)?, next(16)?);
+        let parts =
+            u32::try_from(parts).ok().filter(|parts| *parts <= PARTS_MAX).ok_or_else(damaged)?;
         let fence = Self { epoch, position, parts, claimant };
         // Compared as a whole, so there is one way to write it.
         if fence.text() == text { Ok(fence) } else { Err(damaged()) }
@@ -123,7 +125,9 @@ impl Shard {
         match op {
             TxnOp::Put(key, value) => put(key.as_bytes(), value, 0),
             TxnOp::PutRow(key, value) => put(&self.row(key), value, 0),
-            TxnOp::DeleteRow(key) => json!({ "request_delete_range": { "key": encoded(&self.row(key)) } }),
+            TxnOp::DeleteRow(key) => {
+                json!({ "request_delete_range": { "key": encoded(&self.row(key)) } })
+            }
             TxnOp::DeleteParts => {
                 let (from, to) = below(&format!("{}part/", self.base));
                 json!({ "request_delete_range": { "key": encoded(&from), "range_end": encoded(&to) } })
@@ -187,13 +191,23 @@ pub async fn put_new(
 }
 
 /// The value of a key.
-pub async fn read(client: &Client, key: &str, until: Instant) -> Result<Option<Vec<u8>>, EngineError> {
+pub async fn read(
+    client: &Client,
+    key: &str,
+    until: Instant,
+) -> Result<Option<Vec<u8>>, EngineError> {
     read_key(client, key.as_bytes(), until).await
 }
 
-async fn read_key(client: &Client, key: &[u8], until: Instant) -> Result<Option<Vec<u8>>, EngineError> {
-    let answer =
-        client.ask("kv/range", &json!({ "key": encoded(key) }), until).await.map_err(RequestError::why)?;
+async fn read_key(
+    client: &Client,
+    key: &[u8],
+    until: Instant,
+) -> Result<Option<Vec<u8>>, EngineError> {
+    let answer = client
+        .ask("kv/range", &json!({ "key": encoded(key) }), until)
+        .await
+        .map_err(RequestError::why)?;
     let found = answer.get("kvs").and_then(|kvs| kvs.get(0));
     found.map(|found| decoded(found, "value")).transpose()
 }
@@ -207,12 +221,17 @@ async fn read_all(
     let (mut from, to) = below(prefix);
     let mut found = Vec::new();
     loop {
-        let body = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": PAGE.to_string() });
+        let body =
+            json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": PAGE.to_string() });
         let answer = client.ask_much("kv/range", &body, until).await.map_err(RequestError::why)?;
-        let page = answer.get("kvs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let page =
+            answer.get("kvs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         for pair in page {
             let key = decoded(pair, "key")?;
-            let rest = key.get(prefix.len()..).ok_or_else(|| io("a key lies outside of its range"))?.to_vec();
+            let rest = key
+                .get(prefix.len()..)
+                .ok_or_else(|| io("a key lies outside of its range"))?
+                .to_vec();
             found.push((rest, decoded(pair, "value")?));
             from = key;
         }
@@ -236,11 +255,13 @@ fn meta_key(place: &EtcdUrl) -> String {
 /// # Errors
 /// `Refused`; etcd's.
 pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), EngineError> {
-    let refused =
-        |why: String| Err(EngineError::Refused(format!("metadata in etcd: {}: {why}", client.place.shown())));
+    let refused = |why: String| {
+        Err(EngineError::Refused(format!("metadata in etcd: {}: {why}", client.place.shown())))
+    };
     let Some(meta) = read(client, &meta_key(&client.place), until).await? else {
         return refused(
-            "there is no volume below this prefix; see that the URL is the one it was made with".into(),
+            "there is no volume below this prefix; see that the URL is the one it was made with"
+                .into(),
         );
     };
     let meta: Value = serde_json::from_slice(&meta).unwrap_or_default();
@@ -252,7 +273,9 @@ pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), E
             refused("the prefix belongs to another volume; use another one".into())
         }
         Some(_) => Ok(()),
-        None => refused("below the prefix is something that is no volume's; use another one".into()),
+        None => {
+            refused("below the prefix is something that is no volume's; use another one".into())
+        }
     }
 }
 
@@ -261,12 +284,16 @@ pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), E
 ///
 /// # Errors
 /// `Refused` if somebody has; etcd's.
-pub async fn create(client: &Client, shard: &Shard, uuid: &Uuid, until: Instant) -> Result<(), EngineError> {
+pub async fn create(
+    client: &Client,
+    shard: &Shard,
+    uuid: &Uuid,
+    until: Instant,
+) -> Result<(), EngineError> {
     let place = &client.place;
     if read(client, &meta_key(place), until).await?.is_none() {
         let (from, to) = below(&format!("{}/", place.prefix));
-        let body =
-            json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": "1", "keys_only": true });
+        let body = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": "1", "keys_only": true });
         let answer = client.ask("kv/range", &body, until).await.map_err(RequestError::why)?;
         if let Some(first) = answer.get("kvs").and_then(|kvs| kvs.get(0)) {
             let name = decoded(first, "key")?;
@@ -314,9 +341,9 @@ pub async fn remove(client: &Client, until: Instant) -> Result<(), EngineError> 
 pub async fn any_holder(client: &Client, until: Instant) -> Result<Option<String>, EngineError> {
     let prefix = format!("{}/", client.place.prefix);
     let all = read_all(client, &prefix, until).await?;
-    let holder = all
-        .into_iter()
-        .find(|(key, _)| key.ends_with(b"/holder") && key.iter().filter(|byte| **byte == b'/').count() == 1);
+    let holder = all.into_iter().find(|(key, _)| {
+        key.ends_with(b"/holder") && key.iter().filter(|byte| **byte == b'/').count() == 1
+    });
     Ok(holder.map(|(_, who)| String::from_utf8_lossy(&who).into_owned()))
 }
 
@@ -338,7 +365,11 @@ pub async fn row(
 ///
 /// # Errors
 /// `Refused` if there is no such shard; etcd's.
-pub async fn fence(client: &Client, shard: &Shard, until: Instant) -> Result<ShardRecord, EngineError> {
+pub async fn fence(
+    client: &Client,
+    shard: &Shard,
+    until: Instant,
+) -> Result<ShardRecord, EngineError> {
     match read(client, &shard.fence(), until).await? {
         Some(text) => ShardRecord::parse(&text),
         None => Err(no_shard(client, shard)),
@@ -538,10 +569,20 @@ mod tests {
         let fence = ShardRecord { epoch: Epoch(3), position: 17, parts: 2, claimant: 0xab };
         assert_eq!(fence.text(), "3 17 2 ab");
         assert_eq!(ShardRecord::parse(b"3 17 2 ab"), Ok(fence));
-        for bad in
-            ["", "3 17 2", "3 17 2 ab ", "03 17 2 ab", "3 17 65 ab", "3 17 2 AB", "x 17 2 ab", "3 17 2 ab c"]
-        {
-            assert!(matches!(ShardRecord::parse(bad.as_bytes()), Err(EngineError::Corrupt(_))), "{bad}");
+        for bad in [
+            "",
+            "3 17 2",
+            "3 17 2 ab ",
+            "03 17 2 ab",
+            "3 17 65 ab",
+            "3 17 2 AB",
+            "x 17 2 ab",
+            "3 17 2 ab c",
+        ] {
+            assert!(
+                matches!(ShardRecord::parse(bad.as_bytes()), Err(EngineError::Corrupt(_))),
+                "{bad}"
+            );
         }
     }
 }

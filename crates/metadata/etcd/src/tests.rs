@@ -112,7 +112,11 @@ fn batches_of_any_size_are_read_by_the_next_one() {
         };
         let batch: Vec<Mutation> = (0..rows)
             .map(|number| {
-                put(u64::from(number % 7), &(round * 40 + number).to_be_bytes(), &vec![round as u8; bytes])
+                put(
+                    u64::from(number % 7),
+                    &(round * 40 + number).to_be_bytes(),
+                    &vec![round as u8; bytes],
+                )
             })
             .chain([remove(1, &(round * 20).to_be_bytes())])
             .collect();
@@ -144,7 +148,8 @@ fn what_does_not_belong_in_etcd_is_refused() {
     }
     let why = expect_err(engine.commit(BatchKind::Growing, vec![put(1, b"x", &large)]));
     assert_eq!(why, EngineError::NoSpace);
-    let why = expect_err(engine.commit(BatchKind::Growing, vec![put(1, b"x", &vec![7; (1 << 20) + 1])]));
+    let why =
+        expect_err(engine.commit(BatchKind::Growing, vec![put(1, b"x", &vec![7; (1 << 20) + 1])]));
     assert!(matches!(why, EngineError::Io(_)), "{why}");
     engine.commit(BatchKind::Freeing, vec![remove(1, &[3])]).unwrap();
     engine.sync().unwrap();
@@ -172,8 +177,9 @@ fn large_batch_cut_short() {
     aside(&place, move |client, shard| async move {
         for (at, part) in all.chunks(10_000).enumerate() {
             let op = [TxnOp::Put(shard.part(at), part)];
-            let found =
-                swap(&client, &shard, (begin, begin), &op).await.map_err(client::RequestError::why)?;
+            let found = swap(&client, &shard, (begin, begin), &op)
+                .await
+                .map_err(client::RequestError::why)?;
             assert_eq!(found, begin);
         }
         Ok(())
@@ -186,7 +192,10 @@ fn large_batch_cut_short() {
     aside(&place, move |client, shard| async move {
         let from = store::fence(&client, &shard, soon()).await?;
         let to = store::ShardRecord { position: from.position + 1, parts, ..from };
-        assert_eq!(swap(&client, &shard, (from, to), &[]).await.map_err(client::RequestError::why)?, to);
+        assert_eq!(
+            swap(&client, &shard, (from, to), &[]).await.map_err(client::RequestError::why)?,
+            to
+        );
         Ok(())
     });
     for _ in 0..2 {
@@ -251,14 +260,16 @@ fn second_opener_and_takeover() {
 fn of_many_that_claim_at_once_one_is_left() {
     let place = made(&shared().url(&fresh(), ""));
     let engines: Vec<_> = thread::scope(|scope| {
-        let opening: Vec<_> = (0..6).map(|_| scope.spawn(|| open_with(&place, true).unwrap())).collect();
+        let opening: Vec<_> =
+            (0..6).map(|_| scope.spawn(|| open_with(&place, true).unwrap())).collect();
         opening.into_iter().map(|opening| opening.join().unwrap()).collect()
     });
     let epochs: std::collections::BTreeSet<_> = engines.iter().map(Engine::epoch).collect();
     assert_eq!(epochs.len(), engines.len());
     let mut left = 0;
     for engine in &engines {
-        let taken = engine.commit(BatchKind::Growing, vec![put(1, b"a", b"1")]).and_then(|_| engine.sync());
+        let taken =
+            engine.commit(BatchKind::Growing, vec![put(1, b"a", b"1")]).and_then(|_| engine.sync());
         match taken {
             Ok(()) => left += 1,
             Err(why) => assert!(matches!(why, EngineError::Fenced { .. }), "{why}"),
@@ -278,12 +289,16 @@ fn other_newer_and_missing_volumes() {
     EtcdEngine::create(&place, UUID, 5).unwrap();
     let why = expect_err(EtcdEngine::create(&place, *b"another volume!!", 4));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("another volume")), "{why}");
-    let why = expect_err(EtcdEngine::open(place.clone(), UUID, 3, EtcdOptions::default(), no_hook()));
+    let why =
+        expect_err(EtcdEngine::open(place.clone(), UUID, 3, EtcdOptions::default(), no_hook()));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("node 3")), "{why}");
     // Somebody else's keys stay.
     let theirs = EtcdUrl::parse(&server.url(&format!("{prefix}/4"), "")).unwrap();
     let why = expect_err(EtcdEngine::create(&theirs, UUID, 4));
-    assert!(matches!(&why, EngineError::Refused(text) if text.contains("prefix of its own")), "{why}");
+    assert!(
+        matches!(&why, EngineError::Refused(text) if text.contains("prefix of its own")),
+        "{why}"
+    );
     EtcdEngine::remove(&theirs, UUID).unwrap();
     EtcdEngine::remove(&place, *b"another volume!!").unwrap();
     let engine = open(&place).unwrap();
@@ -293,8 +308,7 @@ fn other_newer_and_missing_volumes() {
     let key = format!("{}/meta", place.prefix);
     let newer = br#"{"format":9,"volume":"30313233343536373839616263646566"}"#;
     aside(&place, move |client, _| async move {
-        let put =
-            serde_json::json!({ "key": client::encoded(key.as_bytes()), "value": client::encoded(newer) });
+        let put = serde_json::json!({ "key": client::encoded(key.as_bytes()), "value": client::encoded(newer) });
         client.ask("kv/put", &put, soon()).await.map_err(client::RequestError::why).map(drop)
     });
     let why = expect_err(open(&place));
@@ -316,7 +330,8 @@ fn what_is_removed_is_gone() {
     drop(engine);
     EtcdEngine::remove(&place, UUID).unwrap();
     EtcdEngine::create(&place, *b"another volume!!", 4).unwrap();
-    let again = EtcdEngine::open(place, *b"another volume!!", 4, EtcdOptions::default(), no_hook()).unwrap();
+    let again = EtcdEngine::open(place, *b"another volume!!", 4, EtcdOptions::default(), no_hook())
+        .unwrap();
     assert_eq!((content(&again).len(), again.durable()), (0, 0));
 }
 
@@ -341,7 +356,10 @@ fn verify(engine: &EtcdEngine, count: u32) {
     let mut found = 0;
     engine
         .scan(Table::Entry, 1, None, &mut |suffix, value, _| {
-            assert_eq!((suffix, value), (&u32::to_be_bytes(found)[..], &u32::to_be_bytes(found)[..]));
+            assert_eq!(
+                (suffix, value),
+                (&u32::to_be_bytes(found)[..], &u32::to_be_bytes(found)[..])
+            );
             found += 1;
             ControlFlow::Continue(())
         })
@@ -395,7 +413,9 @@ fn any_member_may_die_or_hang() {
         for at in 0..3 {
             let signal = |name: &str| {
                 let mut kill = std::process::Command::new("kill");
-                assert!(kill.args([name, &server.process(at).to_string()]).status().unwrap().success());
+                assert!(
+                    kill.args([name, &server.process(at).to_string()]).status().unwrap().success()
+                );
             };
             thread::sleep(Duration::from_secs(2));
             signal("-STOP");
@@ -439,7 +459,10 @@ fn etcd_that_lost_durable_commits() {
     aside(&place, |client, shard| async move {
         let from = store::fence(&client, &shard, soon()).await?;
         let to = store::ShardRecord { position: 7, ..from };
-        store::swap(&client, &shard, (from, to), &[]).await.map(drop).map_err(client::RequestError::why)
+        store::swap(&client, &shard, (from, to), &[])
+            .await
+            .map(drop)
+            .map_err(client::RequestError::why)
     });
     let lost = engine.commit(BatchKind::Growing, vec![put(1, b"x", b"y")]);
     let why = if lost.is_ok() { expect_err(engine.sync()) } else { expect_err(lost) };
@@ -495,7 +518,11 @@ fn silence_of_an_etcd_that_is_away() {
     // Its key was lost.
     aside(&place, |client, shard| async move {
         let key = serde_json::json!({ "key": client::encoded(shard.holder().as_bytes()) });
-        client.ask("kv/deleterange", &key, soon()).await.map(drop).map_err(client::RequestError::why)
+        client
+            .ask("kv/deleterange", &key, soon())
+            .await
+            .map(drop)
+            .map_err(client::RequestError::why)
     });
     drop(engine);
     assert_eq!(holder(&place, 4), Ok(None));
@@ -517,8 +544,9 @@ fn users_and_passwords_are_asked_for_and_given() {
         }
         Ok(())
     });
-    let as_user =
-        |who: &str| EtcdUrl::parse(&format!("etcd://{who}@127.0.0.1:{}/volume", server.port())).unwrap();
+    let as_user = |who: &str| {
+        EtcdUrl::parse(&format!("etcd://{who}@127.0.0.1:{}/volume", server.port())).unwrap()
+    };
     for (place, said) in [
         (plain, "name a user"),
         (as_user("root:wr0ng"), "ETCDCTL_PASSWORD"),
@@ -574,7 +602,10 @@ fn taps_see_every_batch_in_order() {
             let engine = &engine;
             scope.spawn(move || {
                 for number in 0..50u8 {
-                    commit(engine, vec![put(2, &[number], &[thread]), put(2, b"last", &[thread, number])]);
+                    commit(
+                        engine,
+                        vec![put(2, &[number], &[thread]), put(2, b"last", &[thread, number])],
+                    );
                 }
             });
         }

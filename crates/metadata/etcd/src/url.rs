@@ -60,7 +60,9 @@ impl EtcdUrl {
     pub fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url
             .split_once("://")
-            .filter(|(scheme, _)| SCHEMES.iter().any(|known| known.strip_suffix("://") == Some(scheme)))
+            .filter(|(scheme, _)| {
+                SCHEMES.iter().any(|known| known.strip_suffix("://") == Some(scheme))
+            })
             .ok_or_else(|| bad("it does not begin with etcd:// or etcds://"))?;
         let is_tls = scheme == "etcds";
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -76,7 +78,8 @@ impl EtcdUrl {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             match name {
                 "deadline" => {
-                    deadline = elsewhere::deadline(value).ok_or_else(|| bad("deadline is not 1s to 24h"))?
+                    deadline = elsewhere::deadline(value)
+                        .ok_or_else(|| bad("deadline is not 1s to 24h"))?
                 }
                 "passfile" => passfile = Some(PathBuf::from(value)),
                 "ca" if is_tls => ca = Some(PathBuf::from(value)),
@@ -89,8 +92,10 @@ impl EtcdUrl {
         if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX || !prefix.chars().all(is_plain) {
             return Err(bad("the prefix is 1 to 128 of letters, digits and _-./"));
         }
-        let endpoints: Option<Vec<String>> =
-            hosts.split(',').map(|host| endpoint(host, if is_tls { "https" } else { "http" })).collect();
+        let endpoints: Option<Vec<String>> = hosts
+            .split(',')
+            .map(|host| endpoint(host, if is_tls { "https" } else { "http" }))
+            .collect();
         let endpoints = endpoints.ok_or_else(|| bad("a host of it cannot be understood"))?;
         if endpoints.len() > HOSTS_MAX {
             return Err(bad("it names more than 16 hosts"));
@@ -132,9 +137,13 @@ fn credentials(who: &str, passfile: Option<PathBuf>) -> Result<(String, String),
     let password = match (password, passfile) {
         (Some(password), _) => password,
         (None, Some(file)) => {
-            let failed = |why: std::io::Error| bad(&format!("password file {}: {why}", file.display()));
+            let failed =
+                |why: std::io::Error| bad(&format!("password file {}: {why}", file.display()));
             if fs::metadata(&file).map_err(failed)?.permissions().mode() & 0o077 != 0 {
-                return Err(bad(&format!("password file {}: others may read it; chmod 600", file.display())));
+                return Err(bad(&format!(
+                    "password file {}: others may read it; chmod 600",
+                    file.display()
+                )));
             }
             let text = fs::read_to_string(&file).map_err(failed)?;
             text.lines().next().unwrap_or_default().to_string()
@@ -151,7 +160,8 @@ mod tests {
     #[test]
     fn urls_are_read_and_passwords_not_shown() {
         let place =
-            EtcdUrl::parse("etcds://me:s3c@ret@one:2390,two,[::1]:7/vol/a/?deadline=2m&ca=/ca.pem").unwrap();
+            EtcdUrl::parse("etcds://me:s3c@ret@one:2390,two,[::1]:7/vol/a/?deadline=2m&ca=/ca.pem")
+                .unwrap();
         assert_eq!(place.shown(), "etcds://me@one:2390,two,[::1]:7/vol/a");
         assert_eq!(format!("{place:?}"), place.shown());
         assert_eq!(place.endpoints, ["https://one:2390", "https://two:2379", "https://[::1]:7"]);

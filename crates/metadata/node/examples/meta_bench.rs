@@ -105,7 +105,8 @@ impl Bench {
                                     waker.unpark();
                                 }
                             });
-                            let request = Request { creds: Creds { uid: 0, gid: 0, groups: None }, op };
+                            let request =
+                                Request { creds: Creds { uid: 0, gid: 0, groups: None }, op };
                             (request, origin(thread, sent + i), done)
                         });
                         let requests: Vec<_> = requests.collect();
@@ -179,8 +180,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let dir: PathBuf = args.next().unwrap_or_else(|| "/tmp/meta_bench".into()).into();
     let files: u64 = args.next().map_or(Ok(400_000), |files| files.parse())?;
-    let durability =
-        if args.next().as_deref() == Some("fsync") { Durability::Fsync } else { Durability::Commit };
+    let durability = if args.next().as_deref() == Some("fsync") {
+        Durability::Fsync
+    } else {
+        Durability::Commit
+    };
     std::fs::remove_dir_all(&dir).ok();
     std::fs::create_dir_all(&dir)?;
     let options = EmbeddedOptions {
@@ -192,8 +196,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for batch in [256, 1024] {
         println!("  \"floor_{batch}\": {{\"per_second\": {:.0}}},", floor(&dir, batch)?);
     }
-    let engine =
-        EmbeddedEngine::open(&dir.join("meta"), [7; 16], options, Arc::new(|| Ok(())), &mut |_| true)?;
+    let engine = EmbeddedEngine::open(
+        &dir.join("meta"),
+        [7; 16],
+        options,
+        Arc::new(|| Ok(())),
+        &mut |_| true,
+    )?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, 0)?;
     let config = NodeConfig { workers: 2, durability, ..NodeConfig::default() };
@@ -219,7 +228,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut inodes = vec![0; files as usize];
     for file in 0..files {
         let op = Op::Lookup(bench.place(file));
-        if let Ok(Answer::Entry { inode, .. }) = bench.node.call(Request { creds: Creds::root(), op }) {
+        if let Ok(Answer::Entry { inode, .. }) =
+            bench.node.call(Request { creds: Creds::root(), op })
+        {
             inodes[file as usize] = inode.ino;
         }
     }
@@ -236,13 +247,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     bench.blocking("lookup_1_thread", 1, &lookup);
     bench.run("rename", &|bench, file| {
         let from = bench.place(file);
-        let to =
-            PathRef::new(from.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(from.name.clone()));
+        let to = PathRef::new(
+            from.base,
+            Name::new(format!("g{file}").as_bytes()).unwrap_or(from.name.clone()),
+        );
         Op::Rename(from, to, RenameFlags::default())
     });
     bench.run("unlink", &|bench, file| {
         let place = bench.place(file);
-        Op::Unlink(PathRef::new(place.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(place.name)))
+        Op::Unlink(PathRef::new(
+            place.base,
+            Name::new(format!("g{file}").as_bytes()).unwrap_or(place.name),
+        ))
     });
     let remove = |bench: &Bench, file: u64| Op::Unlink(bench.place(file));
     let make = |bench: &Bench, file: u64| Op::MkNod {

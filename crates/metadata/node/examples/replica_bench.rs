@@ -21,7 +21,11 @@ fn resident_bytes() -> usize {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = std::env::args().skip(1);
     let first = words.next();
-    let listed = first.as_ref().filter(|word| word.parse::<u64>().is_err()).map(std::fs::read).transpose()?;
+    let listed = first
+        .as_ref()
+        .filter(|word| word.parse::<u64>().is_err())
+        .map(std::fs::read)
+        .transpose()?;
     let width: usize = words.next().map_or(Ok(12), |text| text.parse())?;
     // Of each directory the one above it, 0 for the root, and its name. All is made before anything
     // is measured.
@@ -29,7 +33,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(paths) => listed_tree(paths)?,
         None => {
             let dirs: u64 = first.map_or(Ok(1_000_000), |text| text.parse())?;
-            (1..=dirs).map(|number| (number / FAN_OUT, format!("{number:0width$}").into_bytes())).collect()
+            (1..=dirs)
+                .map(|number| (number / FAN_OUT, format!("{number:0width$}").into_bytes()))
+                .collect()
         }
     };
     let dirs = tree.len() as u64;
@@ -70,7 +76,8 @@ fn listed_tree(paths: &[u8]) -> Result<Vec<(u64, Vec<u8>)>, String> {
             None => (0, path),
             Some(at) => {
                 let above = numbers.get(&path[..at]);
-                let unknown = || format!("{}: what is above it is not listed before", path.escape_ascii());
+                let unknown =
+                    || format!("{}: what is above it is not listed before", path.escape_ascii());
                 (*above.ok_or_else(unknown)?, &path[at + 1..])
             }
         };

@@ -88,7 +88,9 @@ pub fn replace(view: &mut View<'_>, inode: &Inode, data: Data) -> Run<Content> {
     let mut content = Content::default();
     match &inode.data {
         Data::None | Data::Inline(_) => {}
-        Data::Packed { range, .. } => content.tally.release(Released { range: *range, bytes: range.len }),
+        Data::Packed { range, .. } => {
+            content.tally.release(Released { range: *range, bytes: range.len })
+        }
         Data::Chunked => {
             let (chunks, rest) = view.chunks_from(inode.ino, 0)?;
             if rest.is_some() {
@@ -122,7 +124,10 @@ pub fn truncate(view: &mut View<'_>, inode: &Inode, size: u64) -> Run<Content> {
         }
         Data::Packed { range, visible } => {
             let visible = (*visible).min(u32::try_from(size).unwrap_or(u32::MAX));
-            Ok(Content { data: Some(Data::Packed { range: *range, visible }), ..Content::default() })
+            Ok(Content {
+                data: Some(Data::Packed { range: *range, visible }),
+                ..Content::default()
+            })
         }
         Data::Chunked => {
             let mut content = Content::default();
@@ -170,7 +175,8 @@ fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> 
 fn first_chunk(inode: &Inode, tally: &mut RefDeltas) -> ExtentList {
     let mut list = ExtentList::new();
     if let Data::Packed { range, visible } = &inode.data {
-        let extent = Extent { pos: 0, len: *visible, source: Source::Stored { range: *range, skip: 0 } };
+        let extent =
+            Extent { pos: 0, len: *visible, source: Source::Stored { range: *range, skip: 0 } };
         // A range has at most 16 MiB: it fits a chunk.
         let _ = list.overlay(extent);
         // A packed file refers to its whole range, an extent to what it shows.
@@ -207,7 +213,12 @@ fn list_of<'c>(
 /// Lays `patches` over the content, then cuts it at `size`, the size the file will have.
 ///
 /// `EINVAL` if an extent reaches beyond `size`, or if the content is inline and not covered.
-pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size: u64) -> Run<Content> {
+pub fn patch(
+    view: &mut View<'_>,
+    inode: &Inode,
+    patches: &[(u64, Extent)],
+    size: u64,
+) -> Run<Content> {
     if let Data::Inline(bytes) = &inode.data {
         let needed = (bytes.len() as u64).min(size);
         if covered_from_start(patches) < needed {
@@ -216,8 +227,9 @@ pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size
     }
     for (chunk, extent) in patches {
         extent.check().map_err(extent_error)?;
-        let end =
-            chunk.checked_mul(u64::from(CHUNK_BYTES)).and_then(|at| at.checked_add(u64::from(extent.end())));
+        let end = chunk
+            .checked_mul(u64::from(CHUNK_BYTES))
+            .and_then(|at| at.checked_add(u64::from(extent.end())));
         if end.is_none_or(|end| end > size) {
             return Err(fail(libc::EINVAL, "an extent reaches beyond the end of the file"));
         }
@@ -238,7 +250,8 @@ pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size
         list_of(view, inode, 0, &mut content)?;
     }
     for (chunk, extent) in patches {
-        let freed = list_of(view, inode, *chunk, &mut content)?.overlay(*extent).map_err(extent_error)?;
+        let freed =
+            list_of(view, inode, *chunk, &mut content)?.overlay(*extent).map_err(extent_error)?;
         if let Source::Stored { range, .. } = extent.source {
             content.tally.add(range.object, extent.len);
         }
@@ -250,8 +263,9 @@ pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size
         if chunked {
             cut(view, inode, size, &mut content)?;
         } else {
-            for released in
-                content.chunks[0].1.truncate(u32::try_from(size).unwrap_or(u32::MAX).min(CHUNK_BYTES))
+            for released in content.chunks[0]
+                .1
+                .truncate(u32::try_from(size).unwrap_or(u32::MAX).min(CHUNK_BYTES))
             {
                 content.tally.release(released);
             }
@@ -311,17 +325,26 @@ pub fn compact(
 
 /// Replaces the range of a packed file if it is still what the client saw: all that is visible of
 /// it, by a range that holds the same bytes from its beginning on.
-fn repack(range: Range, visible: u32, chunk: u64, old: &[Extent], new: &[Extent]) -> Run<Option<Content>> {
+fn repack(
+    range: Range,
+    visible: u32,
+    chunk: u64,
+    old: &[Extent],
+    new: &[Extent],
+) -> Run<Option<Content>> {
     let shown = Extent { pos: 0, len: visible, source: Source::Stored { range, skip: 0 } };
     if chunk != 0 || old != [shown] {
         return Ok(None);
     }
     let fresh = match new {
-        [Extent { pos: 0, len, source: Source::Stored { range, skip: 0 } }] if *len == visible => *range,
+        [Extent { pos: 0, len, source: Source::Stored { range, skip: 0 } }] if *len == visible => {
+            *range
+        }
         _ => return Err(fail(libc::EINVAL, "a packed file is one range, from its beginning on")),
     };
     new[0].check().map_err(extent_error)?;
-    let mut content = Content { data: Some(Data::Packed { range: fresh, visible }), ..Content::default() };
+    let mut content =
+        Content { data: Some(Data::Packed { range: fresh, visible }), ..Content::default() };
     content.tally.add(fresh.object, fresh.len);
     content.tally.release(Released { range, bytes: range.len });
     Ok(Some(content))
@@ -360,7 +383,9 @@ pub fn pieces(
                 let cell = chunk_cell(view, from, chunk);
                 view.extents(cell)?.slice(from_pos, part_len)
             }
-            _ if chunk == 0 => first_chunk(from, &mut RefDeltas::default()).slice(from_pos, part_len),
+            _ if chunk == 0 => {
+                first_chunk(from, &mut RefDeltas::default()).slice(from_pos, part_len)
+            }
             _ => vec![Extent::hole(from_pos, part_len)],
         };
         out.push(CopyPiece { chunk: chunk_of(target), pos: to_pos as u32, extents });
@@ -399,7 +424,9 @@ pub fn check_swept(view: &mut View<'_>, ino: InodeId, size: u64, data: &Data) ->
         return Ok(());
     }
     match view.sweep_of(ino)? {
-        Some(first) if size > first.saturating_mul(u64::from(CHUNK_BYTES)) => Err(Stop::Unswept(ino, first)),
+        Some(first) if size > first.saturating_mul(u64::from(CHUNK_BYTES)) => {
+            Err(Stop::Unswept(ino, first))
+        }
         _ => Ok(()),
     }
 }

@@ -90,7 +90,8 @@ impl Allocator {
             let raised = after + RESERVE;
             // Frees nothing, but must not fail for want of space: an unlink may need a timestamp or
             // a number.
-            state.recorded = engine.commit(BatchKind::Freeing, vec![counter_row(self.name, raised)])?;
+            state.recorded =
+                engine.commit(BatchKind::Freeing, vec![counter_row(self.name, raised)])?;
             state.ceiling = raised;
         }
         state.next = after;
@@ -112,11 +113,17 @@ impl Block {
     ///
     /// # Errors
     /// The engine's. A caller that takes a number that is not there hears of it, too.
-    pub fn fill(&mut self, count: u64, from: &Allocator, engine: &dyn Engine) -> Result<(), EngineError> {
+    pub fn fill(
+        &mut self,
+        count: u64,
+        from: &Allocator,
+        engine: &dyn Engine,
+    ) -> Result<(), EngineError> {
         self.failed = None;
         if self.end - self.next < count {
             let take = count.max(1024);
-            self.next = from.take(engine, take).inspect_err(|why| self.failed = Some(why.clone()))?;
+            self.next =
+                from.take(engine, take).inspect_err(|why| self.failed = Some(why.clone()))?;
             self.end = self.next + take;
         }
         Ok(())
@@ -150,7 +157,11 @@ pub struct Timestamps {
 impl Timestamps {
     /// Goes on above the recorded `ceiling`.
     pub fn new(ceiling: u64) -> Self {
-        Self { clock: HybridClock::after(ceiling), ceiling: AtomicU64::new(ceiling), raising: Mutex::new(()) }
+        Self {
+            clock: HybridClock::after(ceiling),
+            ceiling: AtomicU64::new(ceiling),
+            raising: Mutex::new(()),
+        }
     }
 
     /// Another node of the cluster has issued this timestamp.

@@ -132,7 +132,11 @@ mod tests {
         assert!(lease_view.is_held());
         lease.tell(7);
         lease.tell(6);
-        assert!(!lease.is_held() && lease_view.is_held() && !LeaseView::of(Some(&lease), false).is_held());
+        assert!(
+            !lease.is_held()
+                && lease_view.is_held()
+                && !LeaseView::of(Some(&lease), false).is_held()
+        );
         lease.set(FOREVER);
         assert!(lease.is_held() && LeaseView::of(None, false).is_held());
     }
@@ -142,12 +146,16 @@ mod tests {
     fn lease_checks_around_a_batch() {
         let lease = Lease::default();
         lease.tell(5);
-        let (strict, easy) = (LeaseView::of(Some(&lease), true), LeaseView::of(Some(&lease), false));
+        let (strict, easy) =
+            (LeaseView::of(Some(&lease), true), LeaseView::of(Some(&lease), false));
         assert!(!strict.may_begin() && !strict.may_end() && easy.may_begin() && easy.may_end());
         lease.set(7);
         let strict = LeaseView::of(Some(&lease), true);
         assert!(strict.may_begin() && strict.may_end());
         lease.tell(7);
-        assert!(strict.may_begin() && !strict.may_end(), "it looks once before, and once more after");
+        assert!(
+            strict.may_begin() && !strict.may_end(),
+            "it looks once before, and once more after"
+        );
     }
 }

@@ -114,7 +114,13 @@ impl LockTable {
     }
 
     /// Locks all of these, or nothing if one of them is excluded. With every worker's state held.
-    pub fn take(&self, txn: TxnId, keys: &[Key], ranges: &[(Table, u64)], mode: RowLockMode) -> bool {
+    pub fn take(
+        &self,
+        txn: TxnId,
+        keys: &[Key],
+        ranges: &[(Table, u64)],
+        mode: RowLockMode,
+    ) -> bool {
         let mut state = self.state.lock();
         let excluded = keys.iter().any(|key| state.row_excludes(txn, key, mode))
             || ranges.iter().any(|range| state.range_excludes(txn, *range, mode));
@@ -163,7 +169,9 @@ impl LockTable {
         }
         let state = self.state.lock();
         keys.iter().any(|key| state.row_excludes(NOBODY, key, RowLockMode::Exclusive))
-            || ranges.iter().any(|range| state.range_excludes(NOBODY, *range, RowLockMode::Exclusive))
+            || ranges
+                .iter()
+                .any(|range| state.range_excludes(NOBODY, *range, RowLockMode::Exclusive))
     }
 
     /// Whether some row is locked that `row` holds for, or some range that `range` does.
@@ -199,9 +207,13 @@ mod tests {
         assert!(locks.take(txn(1), std::slice::from_ref(&a), &[], RowLockMode::Shared));
         assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], RowLockMode::Shared));
         assert!(!locks.take(txn(3), &[b.clone(), a.clone()], &[], RowLockMode::Exclusive));
-        assert!(!locks.bars(b.borrow(), RowLockMode::Exclusive), "nothing of a lock that was refused stays");
         assert!(
-            !locks.bars(a.borrow(), RowLockMode::Shared) && locks.bars(a.borrow(), RowLockMode::Exclusive)
+            !locks.bars(b.borrow(), RowLockMode::Exclusive),
+            "nothing of a lock that was refused stays"
+        );
+        assert!(
+            !locks.bars(a.borrow(), RowLockMode::Shared)
+                && locks.bars(a.borrow(), RowLockMode::Exclusive)
         );
         locks.release(txn(1));
         assert!(
@@ -220,8 +232,16 @@ mod tests {
         let row = Key::new(Table::Entry, 7, b"x");
         assert!(locks.take(txn(1), &[], &[(Table::Entry, 7)], RowLockMode::Shared));
         assert!(!locks.take(txn(2), std::slice::from_ref(&row), &[], RowLockMode::Exclusive));
-        assert!(locks.take(txn(2), &[Key::new(Table::Entry, 8, b"x")], &[], RowLockMode::Exclusive));
-        assert!(locks.bars(row.borrow(), RowLockMode::Exclusive) && !locks.bars_range((Table::Entry, 7)));
+        assert!(locks.take(
+            txn(2),
+            &[Key::new(Table::Entry, 8, b"x")],
+            &[],
+            RowLockMode::Exclusive
+        ));
+        assert!(
+            locks.bars(row.borrow(), RowLockMode::Exclusive)
+                && !locks.bars_range((Table::Entry, 7))
+        );
         assert!(locks.bars_range((Table::Entry, 8)));
         locks.release(txn(1));
         assert!(locks.take(txn(3), std::slice::from_ref(&row), &[], RowLockMode::Exclusive));

@@ -135,7 +135,9 @@ impl Node {
     /// Sends a request and waits for its reply. It runs on this thread unless its worker is busy.
     pub fn call(&self, request: Request) -> Reply {
         match ops::runs_on(&self.core, &request.op, &Route::AsAsked) {
-            RunsOn::Worker(worker) => self.call_on(worker, QueuedRequest::new(request, ReplyTarget::Caller)),
+            RunsOn::Worker(worker) => {
+                self.call_on(worker, QueuedRequest::new(request, ReplyTarget::Caller))
+            }
             RunsOn::Exclusive => {
                 self.call_on(self.core.workers, QueuedRequest::new(request, ReplyTarget::Caller))
             }
@@ -168,13 +170,21 @@ impl Node {
     /// Puts a request into its worker, whose bit is returned; one without a worker is served at
     /// once. What may have been executed before runs with every worker's state held: that is rare,
     /// and its answer may concern a file without names.
-    fn enqueue(&self, request: Request, origin: Option<Origin>, sink: ReplyTarget, now: Instant) -> u128 {
+    fn enqueue(
+        &self,
+        request: Request,
+        origin: Option<Origin>,
+        sink: ReplyTarget,
+        now: Instant,
+    ) -> u128 {
         let worker = match ops::runs_on(&self.core, &request.op, &Route::AsAsked) {
             RunsOn::Caller => {
                 self.submit_without_worker(request, sink);
                 return 0;
             }
-            RunsOn::Worker(worker) if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() => {
+            RunsOn::Worker(worker)
+                if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() =>
+            {
                 worker
             }
             RunsOn::Worker(_) | RunsOn::Exclusive => self.core.workers,

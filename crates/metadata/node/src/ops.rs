@@ -51,7 +51,9 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::OpenAt(place, flags) => open::at(view, creds, place, flags),
         Op::TmpFile { dir, mode, exclusive } => tmpfile::run(view, creds, *dir, *mode, *exclusive),
         Op::Release(ino) => open::release(view, *ino),
-        Op::MkNod { place, kind, mode, rdev } => create::mknod(view, creds, place, *kind, *mode, *rdev),
+        Op::MkNod { place, kind, mode, rdev } => {
+            create::mknod(view, creds, place, *kind, *mode, *rdev)
+        }
         Op::MkDir(place, mode) => mkdir::run(view, creds, place, *mode),
         Op::Symlink(place, target) => symlink::run(view, creds, place, target),
         Op::Unlink(place) => unlink::run(view, creds, place),
@@ -66,7 +68,9 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         }
         Op::Sweep(ino) => sweep::run(view, *ino),
         Op::GetXattr(inode, name) => xattr::get(view, creds, inode, name),
-        Op::SetXattr(inode, name, value, flags) => xattr::set(view, creds, inode, name, value, *flags),
+        Op::SetXattr(inode, name, value, flags) => {
+            xattr::set(view, creds, inode, name, value, *flags)
+        }
         Op::ListXattr(inode) => xattr::list(view, creds, inode),
         Op::RemoveXattr(inode, name) => xattr::remove(view, creds, inode, name),
         Op::ReadDir { .. }
@@ -102,8 +106,12 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
         _ => at(core.worker_of_inode(inode.ino)),
     };
     match op {
-        Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => RunsOn::Exclusive,
-        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => RunsOn::Caller,
+        Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => {
+            RunsOn::Exclusive
+        }
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => {
+            RunsOn::Caller
+        }
         _ => match op.subject() {
             Subject::Path(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),
@@ -117,7 +125,10 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
 /// recorded: a client that asks again after a restart is served again, because opens of before are
 /// only those that it claims.
 pub fn counts_opens(op: &Op) -> bool {
-    matches!(op, Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_))
+    matches!(
+        op,
+        Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_)
+    )
 }
 
 /// Whether a request frees space, so that it may use the reserve of a full disk.

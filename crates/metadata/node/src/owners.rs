@@ -196,10 +196,19 @@ impl MapView {
     /// As [`Owners::new`].
     pub fn new(me: NodeId, placement: PlacementMap) -> FsResult<Self> {
         if placement.map.member(me).is_none() && placement.heir_of(me).is_none() {
-            return Err(FsError::new(libc::EINVAL, "metadata: this node is not in the placement table"));
+            return Err(FsError::new(
+                libc::EINVAL,
+                "metadata: this node is not in the placement table",
+            ));
         }
         let former = placement.former.iter().map(|(node, _)| *node);
-        if placement.map.members().iter().map(|member| member.id).chain(former).any(|node| node >= NODES_MAX)
+        if placement
+            .map
+            .members()
+            .iter()
+            .map(|member| member.id)
+            .chain(former)
+            .any(|node| node >= NODES_MAX)
         {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
@@ -322,7 +331,10 @@ impl MapView {
             _ => self.is_idle(),
         };
         if passes_on {
-            return self.serving().find(|node| !self.placement.is_leaving(*node)).unwrap_or(self.me);
+            return self
+                .serving()
+                .find(|node| !self.placement.is_leaving(*node))
+                .unwrap_or(self.me);
         }
         self.me
     }
@@ -340,7 +352,9 @@ impl MapView {
 /// The node whose number a share bears; 0 if it is none.
 #[inline]
 pub fn share_holder_of(suffix: &[u8]) -> NodeId {
-    suffix.try_into().map_or(0, |share| NodeId::from(u16::from_be_bytes(share)) / WORKERS_MAX as NodeId)
+    suffix
+        .try_into()
+        .map_or(0, |share| NodeId::from(u16::from_be_bytes(share)) / WORKERS_MAX as NodeId)
 }
 
 /// The node that has the shares which bear a node's number.
@@ -377,13 +391,15 @@ mod tests {
     fn idle_members_have_no_shares() {
         let member = |id: NodeId| Member { id, address: format!("n{id}:1") };
         let map = SlotMap::new([2, 5, 8].map(member).into(), |_| 5).unwrap();
-        let mut placement = PlacementMap::new(map, Exceptions::default()).with_coordinator(5).unwrap();
+        let mut placement =
+            PlacementMap::new(map, Exceptions::default()).with_coordinator(5).unwrap();
         placement = placement.without(2, 8).unwrap();
         for id in [1, 6, 7, 9] {
             placement = placement.with_member(member(id), true).unwrap();
         }
         let table = MapView::new(1, placement).unwrap();
-        let holders: Vec<NodeId> = (0..table.share_holders()).map(|at| table.share_holder(at)).collect();
+        let holders: Vec<NodeId> =
+            (0..table.share_holders()).map(|at| table.share_holder(at)).collect();
         assert_eq!(holders, [5, 8, 2]);
     }
 }

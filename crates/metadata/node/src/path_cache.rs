@@ -58,7 +58,12 @@ pub struct PathCache {
 impl PathCache {
     /// The directory that `place` lies in, and the newest position of a change that decided it.
     #[inline]
-    pub fn find(&self, forgotten: u64, creds: &Creds, place: &PathRef) -> Option<(Dentry, Position)> {
+    pub fn find(
+        &self,
+        forgotten: u64,
+        creds: &Creds,
+        place: &PathRef,
+    ) -> Option<(Dentry, Position)> {
         let hash = hash_dirs(place);
         let walk = self.places.get(hash as usize % PLACES)?.as_ref()?;
         let same = walk.hash == hash
@@ -90,8 +95,17 @@ impl PathCache {
         names.clear();
         names.extend_from_slice(place.dirs.as_bytes());
         let (uid, gid, groups) = (creds.uid, creds.gid, creds.groups.clone());
-        *kept =
-            Some(CachedPath { hash, forgotten, base: place.base, uid, gid, groups, names, dir, changed_at });
+        *kept = Some(CachedPath {
+            hash,
+            forgotten,
+            base: place.base,
+            uid,
+            gid,
+            groups,
+            names,
+            dir,
+            changed_at,
+        });
     }
 }
 
@@ -123,7 +137,8 @@ mod tests {
         }
         assert!(walks.find(0, &root, &PathRef { base: 2, ..place("a/b/f") }).is_none());
         assert!(walks.find(1, &root, &place("a/b/f")).is_none(), "something was forgotten");
-        let user = |uid, groups: Option<&[u32]>| Creds { uid, gid: 5, groups: groups.map(Into::into) };
+        let user =
+            |uid, groups: Option<&[u32]>| Creds { uid, gid: 5, groups: groups.map(Into::into) };
         walks.keep(1, &user(5, Some(&[8])), &place("a/b/f"), (dir(9), 4));
         assert_eq!(walks.find(1, &user(5, Some(&[8])), &place("a/b/f")), Some((dir(9), 4)));
         for other in [root, user(6, Some(&[8])), user(5, Some(&[])), user(5, None)] {

@@ -107,7 +107,10 @@ pub fn owns(creds: &Creds, uid: u32) -> bool {
 /// from it.
 pub fn check_sticky(creds: &Creds, dir: Guard, victim_uid: u32) -> Run<()> {
     if dir.mode & STICKY != 0 && !owns(creds, dir.uid) && creds.uid != victim_uid {
-        return Err(fail(libc::EPERM, "the directory is sticky and the entry belongs to somebody else"));
+        return Err(fail(
+            libc::EPERM,
+            "the directory is sticky and the entry belongs to somebody else",
+        ));
     }
     Ok(())
 }
@@ -208,7 +211,10 @@ mod tests {
         assert_eq!(inherit(&caller, dir, 0o755, true).ok(), Some((20, 0o2755)));
         assert_eq!(inherit(&caller, dir, 0o2755, false).ok(), Some((20, 0o755)));
         assert_eq!(inherit(&caller, dir, 0o2644, false).ok(), Some((20, 0o2644)));
-        assert_eq!(inherit(&creds(11, 21, Some(&[20])), dir, 0o2755, false).ok(), Some((20, 0o2755)));
+        assert_eq!(
+            inherit(&creds(11, 21, Some(&[20])), dir, 0o2755, false).ok(),
+            Some((20, 0o2755))
+        );
         assert_eq!(inherit(&creds(0, 0, None), dir, 0o2755, false).ok(), Some((20, 0o2755)));
         assert!(inherit(&creds(11, 21, None), dir, 0o2755, false).is_err());
     }
@@ -221,7 +227,9 @@ mod tests {
             Err(_) => 0xfffe,
         };
         let (member, stranger) = (creds(10, 5, Some(&[20])), creds(10, 5, Some(&[21])));
-        for creds in [&creds(0, 0, None), &member, &stranger, &creds(10, 20, None), &creds(10, 5, None)] {
+        for creds in
+            [&creds(0, 0, None), &member, &stranger, &creds(10, 20, None), &creds(10, 5, None)]
+        {
             // The group may execute, or there is no such bit: nobody's membership decides.
             assert_eq!(mode(creds, 0o6755), 0o755);
             assert_eq!(mode(creds, 0o4745), 0o745);

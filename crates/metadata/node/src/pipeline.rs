@@ -136,7 +136,8 @@ pub fn run(
         .and_then(|()| if scratch.rows.is_dirty() { stamp.map(drop) } else { Ok(()) });
     if result.is_ok() && context.lease_view.is_always_asked() {
         for step in &mut steps[first..] {
-            if matches!(&step.verdict, StepOutcome::Reply(reply) if is_lost(context.engine, reply)) {
+            if matches!(&step.verdict, StepOutcome::Reply(reply) if is_lost(context.engine, reply))
+            {
                 step.verdict = StepOutcome::Elsewhere(NotAloneReason::Later);
             }
         }
@@ -176,9 +177,14 @@ pub fn run(
 
 /// Whether the store was lost to another process, which may be asked in a moment, or does not
 /// answer: nothing of the batch has happened.
-fn taken_over(context: &BatchContext<'_>, result: &Result<(), EngineError>) -> Option<NotAloneReason> {
+fn taken_over(
+    context: &BatchContext<'_>,
+    result: &Result<(), EngineError>,
+) -> Option<NotAloneReason> {
     let lost = match result {
-        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => context.lease_view.is_always_asked(),
+        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => {
+            context.lease_view.is_always_asked()
+        }
         Err(EngineError::Io(_)) => context.lease_view.is_always_asked() && is_away(context.engine),
         Err(EngineError::NoSpace | EngineError::Corrupt(_)) | Ok(()) => false,
     };
@@ -235,7 +241,13 @@ fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Bat
         }
     }
     while steps.len() < first + count {
-        steps.push(BatchStep { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
+        steps.push(BatchStep {
+            verdict: failed(),
+            wait: 0,
+            changed: false,
+            session: false,
+            depends: false,
+        });
     }
 }
 
@@ -252,7 +264,8 @@ pub fn abandon(
     scratch.effects.clear();
     *scratch.rows = BatchRows::default();
     steps.clear();
-    let error = EngineError::Io("metadata: an operation broke off by a bug; run kestrel fsck".into());
+    let error =
+        EngineError::Io("metadata: an operation broke off by a bug; run kestrel fsck".into());
     fail_all(count, &error, 0, steps);
 }
 
@@ -341,8 +354,10 @@ fn execute(
                 break;
             }
             if !scratch.rows.lacks() {
-                let error =
-                    FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
+                let error = FsError::new(
+                    libc::EIO,
+                    "metadata: an operation stopped without asking for a row",
+                );
                 let verdict = StepOutcome::Reply(Err(Outcome::Failed(error)));
                 steps.push(BatchStep { verdict, wait, changed, session, depends });
                 break;
@@ -350,8 +365,15 @@ fn execute(
             stops += 1;
             let rest = if stops <= REPLANS_MAX { number + 1..jobs.len() } else { 0..0 };
             for later in rest {
-                let _plan =
-                    attempt(context, scratch, &jobs[later], told(later), &mut planned[later], stamp, true);
+                let _plan = attempt(
+                    context,
+                    scratch,
+                    &jobs[later],
+                    told(later),
+                    &mut planned[later],
+                    stamp,
+                    true,
+                );
             }
             scratch.rows.fetch(context.engine, scope, context.core.scan_rows)?;
         }
@@ -404,8 +426,10 @@ fn commit(
         let mut mutations = scratch.rows.mutations();
         mutations.extend(answers(jobs, steps));
         if !mutations.is_empty() {
-            let growing =
-                steps.iter().zip(jobs).any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
+            let growing = steps
+                .iter()
+                .zip(jobs)
+                .any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
             let kind = if growing { BatchKind::Growing } else { BatchKind::Freeing };
             let links = context.core.link_news(&mutations);
             crash::point("node.commit.before");

@@ -98,7 +98,8 @@ impl Replica {
     /// Most bytes that a part may be reckoned to take.
     fn part_bytes_max(&self, part: usize) -> usize {
         let share = share_before(part + 1) - share_before(part);
-        ((self.bytes_max >> CHOOSING_BITS) * share).clamp(4 * DENTRY_BYTES, SLOTS_MAX * DENTRY_BYTES)
+        ((self.bytes_max >> CHOOSING_BITS) * share)
+            .clamp(4 * DENTRY_BYTES, SLOTS_MAX * DENTRY_BYTES)
     }
 
     /// A directory by number.
@@ -126,7 +127,12 @@ impl Replica {
 
     /// As [`Replica::find_dir`], with the [`hash_entry`] of both.
     #[inline]
-    pub fn find_hashed(&self, parent: InodeId, name: &[u8], hash: u64) -> Option<(Dentry, Position)> {
+    pub fn find_hashed(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        hash: u64,
+    ) -> Option<(Dentry, Position)> {
         self.names[part_of(hash)].read().find(hash, |at| self.at(at, parent, name))
     }
 
@@ -155,7 +161,8 @@ impl Replica {
             return place.base;
         }
         // What was guessed before something was forgotten has another hash.
-        let hash = hash_dirs(place).wrapping_add(self.forgotten().wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let hash =
+            hash_dirs(place).wrapping_add(self.forgotten().wrapping_mul(0x9e37_79b9_7f4a_7c15));
         if let Some(dir) = self.guesses.get(hash) {
             return dir;
         }
@@ -274,8 +281,12 @@ mod tests {
 
     #[test]
     fn parts_have_different_sizes_and_cover_all_hashes() {
-        let sizes: Vec<usize> = (0..SHARDS).map(|part| share_before(part + 1) - share_before(part)).collect();
-        assert_eq!((sizes.iter().sum::<usize>(), sizes[0], sizes[SHARDS - 1]), (1 << CHOOSING_BITS, 10, 22));
+        let sizes: Vec<usize> =
+            (0..SHARDS).map(|part| share_before(part + 1) - share_before(part)).collect();
+        assert_eq!(
+            (sizes.iter().sum::<usize>(), sizes[0], sizes[SHARDS - 1]),
+            (1 << CHOOSING_BITS, 10, 22)
+        );
         assert!(sizes.iter().all(|size| (10..=22).contains(size)));
         assert_eq!((part_of(0), part_of(u64::MAX)), (0, SHARDS - 1));
         assert!(PARTS.is_sorted());

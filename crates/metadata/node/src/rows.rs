@@ -122,7 +122,8 @@ pub fn share_suffix(worker: usize) -> [u8; 2] {
 impl BatchRows {
     /// Forgets everything.
     pub fn clear(&mut self) {
-        let nothing_scanned = self.scanned.is_empty() && self.partial.is_empty() && self.barred.is_empty();
+        let nothing_scanned =
+            self.scanned.is_empty() && self.partial.is_empty() && self.barred.is_empty();
         if self.cells.is_empty() && nothing_scanned {
             return;
         }
@@ -179,7 +180,11 @@ impl BatchRows {
         while self.index[at] != 0 {
             let number = self.index[at] - 1;
             let cell = &self.cells[number as usize];
-            if cell.hash == hash && cell.table == table && cell.id == id && self.suffix_of(cell) == suffix {
+            if cell.hash == hash
+                && cell.table == table
+                && cell.id == id
+                && self.suffix_of(cell) == suffix
+            {
                 return number;
             }
             at = (at + 1) & mask;
@@ -353,7 +358,8 @@ impl BatchRows {
     pub fn dir_stat(&mut self, cell: CellId) -> Result<DirStat, DecodeError> {
         let value = &mut self.cells[cell as usize].value;
         if let Value::Raw(start, len) = *value {
-            *value = Value::DirStat(DirStat::decode(&self.values[start as usize..][..len as usize])?);
+            *value =
+                Value::DirStat(DirStat::decode(&self.values[start as usize..][..len as usize])?);
         }
         Ok(if let Value::DirStat(stat) = value { *stat } else { DirStat::default() })
     }
@@ -362,7 +368,8 @@ impl BatchRows {
     pub fn obj_stat(&mut self, cell: CellId) -> Result<ObjStat, DecodeError> {
         let value = &mut self.cells[cell as usize].value;
         if let Value::Raw(start, len) = *value {
-            *value = Value::ObjStat(ObjStat::decode(&self.values[start as usize..][..len as usize])?);
+            *value =
+                Value::ObjStat(ObjStat::decode(&self.values[start as usize..][..len as usize])?);
         }
         Ok(if let Value::ObjStat(stat) = value { *stat } else { ObjStat::default() })
     }

@@ -54,7 +54,8 @@ impl KnownSums {
     /// come to. It counts only if the leases hold afterwards ([`KnownSums::is_held`]).
     pub fn get(&self, dir: InodeId) -> Option<DirStat> {
         let dirs = self.dirs.read();
-        let parts = dirs.get(&dir).filter(|parts| parts.len() == self.others.load(Ordering::Relaxed))?;
+        let parts =
+            dirs.get(&dir).filter(|parts| parts.len() == self.others.load(Ordering::Relaxed))?;
         let mut sum = DirStat::default();
         for (_, part) in parts {
             sum.merge(part);

@@ -59,7 +59,8 @@ pub fn write(engine: &dyn Engine, records: &[TokenRecord], gone: &[TokenId]) -> 
             return Err(FsError::because(libc::EINVAL, format!("no record of a token: {why}")));
         }
     }
-    let put = records.iter().map(|record| Mutation { key: key(record.id), value: Some(record.encode()) });
+    let put =
+        records.iter().map(|record| Mutation { key: key(record.id), value: Some(record.encode()) });
     let delete = gone.iter().map(|id| Mutation { key: key(*id), value: None });
     engine.commit(BatchKind::Freeing, put.chain(delete).collect()).map_err(engine_error)?;
     engine.sync().map_err(engine_error)

@@ -213,14 +213,16 @@ pub fn recall(
     jobs: &[QueuedRequest],
 ) -> Result<Vec<Option<RecordedReply>>, EngineError> {
     let retries = || {
-        let origins = jobs.iter().enumerate().filter_map(|(number, job)| Some((number, job.origin?)));
+        let origins =
+            jobs.iter().enumerate().filter_map(|(number, job)| Some((number, job.origin?)));
         origins.filter(|(_, origin)| origin.retry)
     };
     if retries().next().is_none() {
         return Ok(Vec::new());
     }
     let asked: Vec<(usize, Origin)> = retries().collect();
-    let keys: Vec<Key> = asked.iter().map(|(_, origin)| answer_key(origin.client, origin.seq)).collect();
+    let keys: Vec<Key> =
+        asked.iter().map(|(_, origin)| answer_key(origin.client, origin.seq)).collect();
     let keys: Vec<_> = keys.iter().map(Key::borrow).collect();
     let mut told: Vec<Option<RecordedReply>> = jobs.iter().map(|_| None).collect();
     engine.get_many(&keys, &mut |index, row| {
@@ -267,7 +269,10 @@ fn damaged(origin: Origin, why: &str) -> FsError {
 
 /// The row that goes with what a request changed.
 pub fn answer_row(origin: Origin, reply: &Reply) -> Mutation {
-    Mutation { key: answer_key(origin.client, origin.seq), value: Some(encode_answer(origin.seq, reply)) }
+    Mutation {
+        key: answer_key(origin.client, origin.seq),
+        value: Some(encode_answer(origin.seq, reply)),
+    }
 }
 
 #[cfg(test)]
@@ -304,7 +309,8 @@ mod tests {
         assert!(decode_answer(&bytes[..bytes.len() - 1]).is_err());
         assert!(decode_answer(&[&[9], &bytes[1..]].concat()).is_err());
         for ended in [None, Some(-5)] {
-            let session = SessionRecord { client: CLIENT, since: 12, who: "host 1 /mnt".into(), ended };
+            let session =
+                SessionRecord { client: CLIENT, since: 12, who: "host 1 /mnt".into(), ended };
             let bytes = encode_session(&session);
             assert_eq!(decode_session(CLIENT, &bytes), Ok(session));
             assert!(decode_session(CLIENT, &bytes[..bytes.len() - 1]).is_err());
@@ -318,6 +324,8 @@ mod tests {
         assert!(ask(2 * WINDOW + 5).is_none(), "a later request has not been answered");
         let told = ask(WINDOW + 5).unwrap();
         assert_eq!((told.answer, told.changed_at), (Ok(Answer::Done), 3));
-        assert!(matches!(ask(5).unwrap().answer, Err(Outcome::Failed(why)) if why.errno == libc::EINVAL));
+        assert!(
+            matches!(ask(5).unwrap().answer, Err(Outcome::Failed(why)) if why.errno == libc::EINVAL)
+        );
     }
 }

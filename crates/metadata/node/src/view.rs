@@ -232,9 +232,10 @@ impl Stop {
             | Stop::Dentry(_)
             | Stop::Sum(_)
             | Stop::Leased(_)
-            | Stop::Unleased => {
-                Outcome::Failed(FsError::new(libc::EIO, "metadata: a check stopped without a reason"))
-            }
+            | Stop::Unleased => Outcome::Failed(FsError::new(
+                libc::EIO,
+                "metadata: a check stopped without a reason",
+            )),
         }
     }
 }
@@ -248,7 +249,10 @@ pub const fn fail(errno: i32, reason: &'static str) -> Stop {
 }
 
 fn damaged(what: &str, why: &DecodeError) -> Stop {
-    Stop::Fail(FsError::because(libc::EIO, format!("metadata: damaged row: {what}: {why}; run kestrel fsck")))
+    Stop::Fail(FsError::because(
+        libc::EIO,
+        format!("metadata: damaged row: {what}: {why}; run kestrel fsck"),
+    ))
 }
 
 /// See the module's header.
@@ -388,7 +392,11 @@ impl View<'_> {
     /// Stops on the way to the worker of `home`; not with every worker's state held.
     #[cold]
     pub fn forward(&self, home: usize, route: Route) -> Stop {
-        if self.core.is_own(home) { Stop::Forward(Core::worker_of(home), route) } else { Stop::Away }
+        if self.core.is_own(home) {
+            Stop::Forward(Core::worker_of(home), route)
+        } else {
+            Stop::Away
+        }
     }
 
     /// Whether the worker of `home`, or every worker's state, is held.

@@ -16,7 +16,9 @@ use kestrel_types::clock::SECOND;
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
+use kestrel_types::request::{
+    Answer, Creds, Done, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr,
+};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -27,7 +29,12 @@ use common::{Fixture, at, config, errno, name};
 const CLIENT: ClientId = ClientId([7; 16]);
 
 fn serving(workers: usize) -> NodeConfig {
-    NodeConfig { durability: Durability::Commit, serves: true, replies: Replies::Inline, ..config(workers) }
+    NodeConfig {
+        durability: Durability::Commit,
+        serves: true,
+        replies: Replies::Inline,
+        ..config(workers)
+    }
 }
 
 fn fixture(workers: usize) -> Fixture {
@@ -142,7 +149,12 @@ fn repeated_open_by_path() {
     fixture = fixture.crash(true);
     // Once more, though the name leads elsewhere now.
     assert_eq!(
-        errno(&ask(&fixture, 4, false, Op::Rename(at(ROOT, "a"), at(ROOT, "b"), RenameFlags::default()))),
+        errno(&ask(
+            &fixture,
+            4,
+            false,
+            Op::Rename(at(ROOT, "a"), at(ROOT, "b"), RenameFlags::default())
+        )),
         0
     );
     assert_eq!(ask(&fixture, 2, true, open(truncate)), first);
@@ -172,7 +184,11 @@ fn whatever_fails_on_the_way_a_request_happens_once() {
             let fixture = Fixture::with_engine(config, MemoryEngine::new(SyncWhen::Told));
             fixture.node.end_grace().unwrap();
             for (number, op) in script[..upto].iter().enumerate() {
-                assert_eq!(errno(&ask(&fixture, number as u64 + 1, false, op.clone())), 0, "{op:?}");
+                assert_eq!(
+                    errno(&ask(&fixture, number as u64 + 1, false, op.clone())),
+                    0,
+                    "{op:?}"
+                );
             }
             fixture
         };
@@ -181,7 +197,11 @@ fn whatever_fails_on_the_way_a_request_happens_once() {
             let again = |fixture: Fixture, happened: &str| {
                 let reply = ask(&fixture, seq, true, op.clone());
                 assert_eq!(errno(&reply), 0, "{op:?} after {happened}");
-                assert_eq!(ask(&fixture, seq, true, op.clone()), reply, "{op:?} after {happened}, once more");
+                assert_eq!(
+                    ask(&fixture, seq, true, op.clone()),
+                    reply,
+                    "{op:?} after {happened}, once more"
+                );
                 fixture.node.end_grace().unwrap();
                 fixture.check();
             };
@@ -195,13 +215,20 @@ fn whatever_fails_on_the_way_a_request_happens_once() {
             fixture.engine.fail_sync(why());
             fixture.engine.sync().unwrap_err();
             let reply = heard.lock().take().unwrap();
-            assert_eq!(errno(&reply), if durability == Durability::Commit { libc::EIO } else { 0 }, "{op:?}");
+            assert_eq!(
+                errno(&reply),
+                if durability == Durability::Commit { libc::EIO } else { 0 },
+                "{op:?}"
+            );
             again(fixture.crash(true), "a sync that failed");
             for power_loss in [false, true] {
                 let fixture = new(number);
                 let heard = send(&fixture, seq, false, op.clone());
                 assert_eq!(heard.lock().is_none(), durability == Durability::Commit, "{op:?}");
-                again(fixture.crash(power_loss), if power_loss { "a power loss" } else { "a crash" });
+                again(
+                    fixture.crash(power_loss),
+                    if power_loss { "a power loss" } else { "a crash" },
+                );
             }
         }
     }
@@ -240,7 +267,11 @@ fn files_without_names_wait_for_their_clients() {
     assert_eq!(fixture.node.end_grace().unwrap(), 0);
     assert_eq!(errno(&claim(&fixture, InodeRef::by_id(gone), 1)), libc::ESTALE);
     for ino in [kept, kept, named] {
-        assert_eq!(errno(&claim(&fixture, InodeRef::by_id(ino), 1)), 0, "an expired session's claim");
+        assert_eq!(
+            errno(&claim(&fixture, InodeRef::by_id(ino), 1)),
+            0,
+            "an expired session's claim"
+        );
         assert_eq!(errno(&ask(&fixture, 10, false, Op::Release(ino))), 0);
         assert_eq!(errno(&ask(&fixture, 11, false, Op::Release(ino))), 0);
     }
@@ -306,7 +337,8 @@ fn names_for_nameless_files_after_a_restart() {
 #[test]
 fn file_found_after_rename_and_restart() {
     let mut fixture = fixture(3);
-    let rename = |from: &str, to: &str| Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default());
+    let rename =
+        |from: &str, to: &str| Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default());
     let seen = |ino, path: &str| InodeRef { ino, seen: Some((ROOT, name(path))) };
     let chmod = |inode| Op::SetAttr(inode, SetAttr { mode: Some(0o600), ..SetAttr::default() });
     let open = ino(&ask(&fixture, 1, false, create("a")));
@@ -347,7 +379,8 @@ fn file_found_after_rename_and_restart() {
 #[test]
 fn a_name_that_goes_takes_the_way_to_it_along() {
     let fixture = fixture(2);
-    let rename = |from: &str, to: &str| Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default());
+    let rename =
+        |from: &str, to: &str| Op::Rename(at(ROOT, from), at(ROOT, to), RenameFlags::default());
     for (number, path) in ["unlinked", "linked", "replaced"].iter().enumerate() {
         let seq = 10 * number as u64;
         let ino = ino(&ask(&fixture, seq + 1, false, create(path)));
@@ -380,7 +413,12 @@ fn sessions_are_on_record_until_they_are_forgotten() {
         fixture.engine.sync().unwrap();
         assert_eq!(heard.lock().take(), Some(Ok(Answer::Done)));
     };
-    let other = SessionRecord { client: ClientId([0; 16]), since: SECOND, who: "x".repeat(300), ended: None };
+    let other = SessionRecord {
+        client: ClientId([0; 16]),
+        since: SECOND,
+        who: "x".repeat(300),
+        ended: None,
+    };
     let session = SessionRecord { client: CLIENT, since: 5, who: "host".into(), ended: None };
     record(&fixture, &session);
     record(&fixture, &other);
@@ -467,14 +505,16 @@ fn sequences_reach_claims_and_moves() {
         let count = tally.clone();
         let engine = fixture.engine.clone();
         let guard = engine.tap(Box::new(move |batch| {
-            let put =
-                |table: Table| batch.iter().filter(|m| m.key.table == table && m.value.is_some()).count();
+            let put = |table: Table| {
+                batch.iter().filter(|m| m.key.table == table && m.value.is_some()).count()
+            };
             let mut tally = count.lock();
             tally.0 += put(Table::Txn);
             tally.1 += put(Table::Moved);
         }));
         // The engine may not be shared over a crash: only the part before the first one is counted.
-        let quiet: Vec<Raw> = sequence.iter().map(|raw| Raw { who: 64 + raw.who % 8, ..*raw }).collect();
+        let quiet: Vec<Raw> =
+            sequence.iter().map(|raw| Raw { who: 64 + raw.who % 8, ..*raw }).collect();
         World::new(fixture, false).serve(&quiet).unwrap();
         drop(guard);
         answers += tally.lock().0;

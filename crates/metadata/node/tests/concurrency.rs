@@ -13,7 +13,9 @@ use kestrel_engine::{Engine, EngineError};
 use kestrel_meta::node::{Durability, NodeConfig};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, PathRef};
-use kestrel_types::request::{Answer, Creds, Done, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
+use kestrel_types::request::{
+    Answer, Creds, Done, Op, Outcome, RenameFlags, Reply, Request, SetAttr,
+};
 use parking_lot::Mutex;
 
 use common::stress::{self, Dice, FLAGS};
@@ -42,7 +44,12 @@ fn callbacks_may_send_requests() {
     for durability in [Durability::Fsync, Durability::Commit] {
         let fixture = Fixture::new(NodeConfig { durability, ..config(2) });
         let answered = Arc::new(AtomicU64::new(0));
-        fn send(node: &Arc<kestrel_meta::node::Node>, chain: u64, left: u64, answered: &Arc<AtomicU64>) {
+        fn send(
+            node: &Arc<kestrel_meta::node::Node>,
+            chain: u64,
+            left: u64,
+            answered: &Arc<AtomicU64>,
+        ) {
             let place = at(1, &format!("f{chain}-{left}"));
             let op = Op::MkNod { place, kind: Kind::File, mode: 0o644, rdev: 0 };
             let (next, answered) = (Arc::downgrade(node), answered.clone());
@@ -101,7 +108,8 @@ fn visibility_in_mode_commit() {
     let config = NodeConfig { durability: Durability::Commit, ..config(2) };
     let fixture = Fixture::with_engine(config, MemoryEngine::new(SyncWhen::Told));
     fixture.engine.sync().unwrap();
-    let create = |path: &str| Op::MkNod { place: at(1, path), kind: Kind::File, mode: 0o644, rdev: 0 };
+    let create =
+        |path: &str| Op::MkNod { place: at(1, path), kind: Kind::File, mode: 0o644, rdev: 0 };
     let pause = || std::thread::sleep(Duration::from_millis(20));
     let made = collect(&fixture, create("a"));
     let seen = collect(&fixture, Op::Lookup(at(1, "a")));
@@ -154,20 +162,26 @@ fn visibility_in_mode_commit() {
 #[test]
 fn a_full_disk_can_be_emptied() {
     let fixture = Fixture::new(config(2));
-    let file = |path: &str| Op::Create { place: at(1, path), mode: 0o644, flags: FLAGS, exclusive: true };
+    let file =
+        |path: &str| Op::Create { place: at(1, path), mode: 0o644, flags: FLAGS, exclusive: true };
     let (a, b) = (fixture.inode(file("a")), fixture.inode(file("b")));
     fixture.call(Op::Release(b.ino)).unwrap();
     fixture.engine.set_full(true);
-    let replies: Vec<_> =
-        [file("c"), Op::Unlink(at(1, "b")), file("d"), Op::Unlink(at(1, "a")), Op::Lookup(at(1, "a"))]
-            .into_iter()
-            .map(|op| {
-                let reply: Arc<Mutex<Option<Reply>>> = Arc::default();
-                let slot = reply.clone();
-                let done: Done = Box::new(move |reply| *slot.lock() = Some(reply));
-                (reply, (Request { creds: Creds::root(), op }, done))
-            })
-            .collect();
+    let replies: Vec<_> = [
+        file("c"),
+        Op::Unlink(at(1, "b")),
+        file("d"),
+        Op::Unlink(at(1, "a")),
+        Op::Lookup(at(1, "a")),
+    ]
+    .into_iter()
+    .map(|op| {
+        let reply: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let slot = reply.clone();
+        let done: Done = Box::new(move |reply| *slot.lock() = Some(reply));
+        (reply, (Request { creds: Creds::root(), op }, done))
+    })
+    .collect();
     let (replies, requests): (Vec<_>, Vec<_>) = replies.into_iter().unzip();
     fixture.node.submit_many(requests);
     let codes: Vec<i32> = replies.iter().map(|reply| common::errno(&arrives(reply))).collect();
@@ -182,12 +196,17 @@ fn a_full_disk_can_be_emptied() {
 fn a_failed_commit_leaves_no_trace() {
     let fixture = Fixture::new(config(1));
     fixture.inode(Op::MkDir(at(1, "d"), 0o777));
-    let create = |path: &str| Op::Create { place: at(1, path), mode: 0o644, flags: FLAGS, exclusive: true };
+    let create =
+        |path: &str| Op::Create { place: at(1, path), mode: 0o644, flags: FLAGS, exclusive: true };
     // Numbers are reserved and stamps recorded, so the next commit is the batch's own.
     let warm = fixture.inode(create("warm"));
     fixture.call(Op::Release(warm.ino)).unwrap();
-    let ops =
-        [create("x"), Op::RmDir(at(1, "d"), None), Op::Unlink(at(1, "warm")), Op::MkDir(at(1, "m"), 0o777)];
+    let ops = [
+        create("x"),
+        Op::RmDir(at(1, "d"), None),
+        Op::Unlink(at(1, "warm")),
+        Op::MkDir(at(1, "m"), 0o777),
+    ];
     for op in ops {
         fixture.engine.fail_commit(EngineError::Io("injected".into()));
         assert_eq!(fixture.errno(op), libc::EIO);
@@ -213,8 +232,10 @@ fn what_a_failed_batch_did_not_do_nobody_has_seen() {
     fixture.call(Op::Rename(at(1, "a"), at(1, "c"), RenameFlags::default())).unwrap();
     fixture.engine.set_full(true);
     let seen = InodeRef { ino: first, seen: Some((1, name("a"))) };
-    let ops =
-        [Op::Rename(at(1, "b"), at(1, "c"), RenameFlags::default()), Op::Link(seen.clone(), at(1, "d"))];
+    let ops = [
+        Op::Rename(at(1, "b"), at(1, "c"), RenameFlags::default()),
+        Op::Link(seen.clone(), at(1, "d")),
+    ];
     let replies: Arc<Mutex<Vec<i32>>> = Arc::default();
     let requests = ops.into_iter().map(|op| {
         let replies = replies.clone();
@@ -232,7 +253,8 @@ fn what_a_failed_batch_did_not_do_nobody_has_seen() {
 fn path_over_directory_renamed_in_the_batch() {
     let fixture = Fixture::new(config(1));
     let dir = fixture.inode(Op::MkDir(at(1, "d"), 0o777)).ino;
-    let file = fixture.inode(Op::MkNod { place: at(1, "d/f"), kind: Kind::File, mode: 0o644, rdev: 0 });
+    let file =
+        fixture.inode(Op::MkNod { place: at(1, "d/f"), kind: Kind::File, mode: 0o644, rdev: 0 });
     let seen = InodeRef { ino: file.ino, seen: Some((dir, name("f"))) };
     let link = |path: &str| Op::Link(seen.clone(), at(1, path));
     fixture.call(link("d/g")).unwrap();

@@ -22,10 +22,12 @@ fn open(dir: &Path, config: NodeConfig) -> Arc<Node> {
         segment_bytes: 4 << 20,
         log_bytes_max: 32 << 20,
         reserve_bytes: 1 << 20,
-        sync_interval: (config.durability == Durability::Fsync).then_some(Duration::from_millis(50)),
+        sync_interval: (config.durability == Durability::Fsync)
+            .then_some(Duration::from_millis(50)),
         ..EmbeddedOptions::default()
     };
-    let engine = EmbeddedEngine::open(dir, [3; 16], options, Arc::new(|| Ok(())), &mut |_| true).unwrap();
+    let engine =
+        EmbeddedEngine::open(dir, [3; 16], options, Arc::new(|| Ok(())), &mut |_| true).unwrap();
     let engine: Arc<dyn Engine> = Arc::new(engine);
     match Node::format(&*engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, 0) {
         Ok(()) => {}

@@ -26,7 +26,8 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
+    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime,
+    XattrFlags,
 };
 use kestrel_types::wire::ClientId;
 
@@ -62,13 +63,15 @@ fn volume() -> Fixture {
     commit("inline", NewData::Inline(b"hello"[..].into()), 9);
     let range = |object, len| Range { object, offset: 64, len };
     commit("packed", NewData::Packed(range(5, 300)), 300);
-    let patches = vec![(0, Extent::of_range(10, range(6, 100))), (2, Extent::of_range(0, range(7, 50)))];
+    let patches =
+        vec![(0, Extent::of_range(10, range(6, 100))), (2, Extent::of_range(0, range(7, 50)))];
     let chunked = commit("chunked", NewData::Patches(patches), 1 << 30);
     f.inode(Op::Symlink(at(1, "dir/link"), b"../inline"[..].into()));
     f.inode(Op::MkNod { place: at(1, "dir/null"), kind: Kind::Char, mode: 0o666, rdev: 0x103 });
     f.inode(Op::Link(seen(chunked.ino, 1, "chunked"), at(1, "dir/hard")));
     let value = b"value"[..].into();
-    f.call(Op::SetXattr(InodeRef::by_id(dir), b"user.a"[..].into(), value, XattrFlags::default())).unwrap();
+    f.call(Op::SetXattr(InodeRef::by_id(dir), b"user.a"[..].into(), value, XattrFlags::default()))
+        .unwrap();
     f.clock.advance(SECOND);
     let gone = commit("gone", NewData::Packed(range(8, 10)), 10);
     f.call(Op::Unlink(at(1, "gone"))).unwrap();
@@ -100,7 +103,8 @@ fn dump(engine: &dyn Engine, tables: &[Table]) -> String {
     for table in tables.iter().copied() {
         engine
             .scan_table(table, None, &mut |key, value| {
-                writeln!(out, "{} {} {} {}", table as u8, key.id, hex(key.suffix), hex(value)).unwrap();
+                writeln!(out, "{} {} {} {}", table as u8, key.id, hex(key.suffix), hex(value))
+                    .unwrap();
                 ControlFlow::Continue(())
             })
             .unwrap();
@@ -122,8 +126,12 @@ fn served() -> Fixture {
     f.node.end_grace().unwrap();
     let who = "host 17 /mnt";
     for (byte, ended) in [(0xc1, None), (0xc2, Some(1_001 * SECOND))] {
-        let session =
-            SessionRecord { client: ClientId([byte; 16]), since: 1_000 * SECOND, who: who.into(), ended };
+        let session = SessionRecord {
+            client: ClientId([byte; 16]),
+            since: 1_000 * SECOND,
+            who: who.into(),
+            ended,
+        };
         f.node.record_session(&session, Box::new(|reply| assert_eq!(reply, Ok(Answer::Done))));
     }
     let flags = OpenFlags { write: true, ..OpenFlags::default() };
@@ -136,7 +144,12 @@ fn served() -> Fixture {
         Op::Symlink(at(1, "s"), b"b"[..].into()),
         Op::OpenAt(at(1, "d/b"), OpenFlags { truncate: true, ..flags }),
         Op::TmpFile { dir: 1, mode: 0o600, exclusive: false },
-        Op::SetXattr(InodeRef::by_id(1), b"user.a"[..].into(), b"v"[..].into(), XattrFlags::default()),
+        Op::SetXattr(
+            InodeRef::by_id(1),
+            b"user.a"[..].into(),
+            b"v"[..].into(),
+            XattrFlags::default(),
+        ),
     ];
     for (seq, op) in (1..).zip(ops) {
         let request = Request { creds: Creds::root(), op };
@@ -214,7 +227,8 @@ fn the_golden_volume_can_be_read() {
     let found = check::check(&*engine, &|_| false);
     assert_eq!((found.files, found.dirs), (7, 2));
     // More workers than the volume ever had.
-    let node = Node::open(engine.clone(), Arc::new(ManualClock::new(2_000 * SECOND)), config(3)).unwrap();
+    let node =
+        Node::open(engine.clone(), Arc::new(ManualClock::new(2_000 * SECOND)), config(3)).unwrap();
     let call = |op| node.call(Request { creds: Creds::root(), op });
     let lookup = |path: &str| match call(Op::Lookup(at(1, path))) {
         Ok(Answer::Entry { inode, .. }) => inode,
@@ -231,7 +245,10 @@ fn the_golden_volume_can_be_read() {
     for path in ["empty", "inline", "packed", "chunked", "dir/hard", "dir/link", "dir/null"] {
         assert!(call(Op::Unlink(at(1, path))).is_ok(), "{path}");
     }
-    assert!(call(Op::RmDir(at(1, "dir/sub"), None)).is_ok() && call(Op::RmDir(at(1, "dir"), None)).is_ok());
+    assert!(
+        call(Op::RmDir(at(1, "dir/sub"), None)).is_ok()
+            && call(Op::RmDir(at(1, "dir"), None)).is_ok()
+    );
     let found = check::check(&*engine, &|_| false);
     assert_eq!((found.files, found.dirs, found.bytes), (0, 0, 0));
 }

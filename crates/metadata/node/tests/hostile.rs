@@ -51,8 +51,8 @@ fn ino() -> BoxedStrategy<InodeId> {
 }
 
 fn name() -> BoxedStrategy<Name> {
-    let names =
-        ["a", "b", "c", "...", "\u{1}", &"n".repeat(255)].map(|name| Name::new(name.as_bytes()).unwrap());
+    let names = ["a", "b", "c", "...", "\u{1}", &"n".repeat(255)]
+        .map(|name| Name::new(name.as_bytes()).unwrap());
     prop::sample::select(names.to_vec()).boxed()
 }
 
@@ -72,8 +72,9 @@ fn file() -> BoxedStrategy<InodeRef> {
 }
 
 fn bytes() -> BoxedStrategy<Box<[u8]>> {
-    let len =
-        prop::sample::select(&[0, 1, 10, 255, 256, 4095, 4096, 16_384, 16_385, 65_536, 65_537, 300_000][..]);
+    let len = prop::sample::select(
+        &[0, 1, 10, 255, 256, 4095, 4096, 16_384, 16_385, 65_536, 65_537, 300_000][..],
+    );
     (len, any::<u8>()).prop_map(|(len, byte)| vec![byte; len].into()).boxed()
 }
 
@@ -92,13 +93,18 @@ fn extents() -> BoxedStrategy<Vec<Extent>> {
         Just(Extent::hole(0, CHUNK_BYTES)),
         (0..300u32, 1..300u32).prop_map(|(pos, len)| Extent::hole(pos, len)),
     ];
-    prop_oneof![9 => vec(extent.clone(), 0..6), 1 => extent.prop_map(|extent| vec![extent; 5000])].boxed()
+    prop_oneof![9 => vec(extent.clone(), 0..6), 1 => extent.prop_map(|extent| vec![extent; 5000])]
+        .boxed()
 }
 
 fn set_attr() -> BoxedStrategy<SetAttr> {
     let time = || option::of(prop_oneof![Just(SetTime::Now), any::<i64>().prop_map(SetTime::At)]);
-    let numbers =
-        (option::of(0..0o10000u16), option::of(any::<u32>()), option::of(any::<u32>()), option::of(number()));
+    let numbers = (
+        option::of(0..0o10000u16),
+        option::of(any::<u32>()),
+        option::of(any::<u32>()),
+        option::of(number()),
+    );
     (numbers, time(), time(), any::<(bool, bool)>())
         .prop_map(|((mode, uid, gid, size), atime, mtime, (through_handle, kill_suid))| SetAttr {
             mode,
@@ -149,29 +155,29 @@ fn mode() -> std::ops::Range<u16> {
 
 fn op() -> BoxedStrategy<Op> {
     let kind = (1u8..8).prop_map(|kind| Kind::from_u8(kind).unwrap());
-    let names =
-        prop_oneof![
-            place().prop_map(Op::Lookup),
-            (place(), mode(), flags(), any::<bool>())
-                .prop_map(|(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }),
-            (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
-            (place(), kind, mode(), any::<u32>()).prop_map(|(place, kind, mode, rdev)| Op::MkNod {
-                place,
-                kind,
-                mode,
-                rdev
-            }),
-            (place(), bytes()).prop_map(|(place, target)| Op::Symlink(place, target)),
-            place().prop_map(Op::Unlink),
-            (place(), option::of(number())).prop_map(|(place, expected)| Op::RmDir(place, expected)),
-            (place(), place(), any::<(bool, bool)>(), option::of(number())).prop_map(
-                |(from, to, flags, replaced)| {
-                    let (no_replace, exchange) = flags;
-                    Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
-                }
-            ),
-            (file(), place()).prop_map(|(file, place)| Op::Link(file, place)),
-        ];
+    let names = prop_oneof![
+        place().prop_map(Op::Lookup),
+        (place(), mode(), flags(), any::<bool>()).prop_map(|(place, mode, flags, exclusive)| {
+            Op::Create { place, mode, flags, exclusive }
+        }),
+        (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
+        (place(), kind, mode(), any::<u32>()).prop_map(|(place, kind, mode, rdev)| Op::MkNod {
+            place,
+            kind,
+            mode,
+            rdev
+        }),
+        (place(), bytes()).prop_map(|(place, target)| Op::Symlink(place, target)),
+        place().prop_map(Op::Unlink),
+        (place(), option::of(number())).prop_map(|(place, expected)| Op::RmDir(place, expected)),
+        (place(), place(), any::<(bool, bool)>(), option::of(number())).prop_map(
+            |(from, to, flags, replaced)| {
+                let (no_replace, exchange) = flags;
+                Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
+            }
+        ),
+        (file(), place()).prop_map(|(file, place)| Op::Link(file, place)),
+    ];
     let inodes = prop_oneof![
         ino().prop_map(Op::Parent),
         file().prop_map(Op::GetAttr),
@@ -186,8 +192,9 @@ fn op() -> BoxedStrategy<Op> {
             exclusive
         }),
         ino().prop_map(Op::Release),
-        (ino(), option::of(name()), number(), any::<bool>())
-            .prop_map(|(dir, after, limit, check)| Op::ReadDir { dir, after, limit: limit as usize, check }),
+        (ino(), option::of(name()), number(), any::<bool>()).prop_map(
+            |(dir, after, limit, check)| Op::ReadDir { dir, after, limit: limit as usize, check }
+        ),
         ino().prop_map(Op::TreeUsage),
         Just(Op::Usage),
         Just(Op::Sync),
@@ -232,7 +239,9 @@ fn received(request: Request) -> Option<Request> {
     let mut frames = Frames::default();
     frames.push(&bytes);
     match decode_to_server(frames.next_frame().unwrap()?) {
-        Ok(kestrel_types::wire::ToServer::Call(Call { body: Body::Op(request), .. })) => Some(request),
+        Ok(kestrel_types::wire::ToServer::Call(Call { body: Body::Op(request), .. })) => {
+            Some(request)
+        }
         _ => None,
     }
 }

@@ -154,7 +154,10 @@ fn answers_to_places_tell_their_directories() {
     assert_eq!(parent(create("a/b/g")), b);
     assert_eq!(parent(Op::Symlink(at(a, "b/s"), b"x"[..].into())), b);
     assert_eq!(parent(Op::MkNod { place: at(a, "p"), kind: Kind::Fifo, mode: 0o600, rdev: 0 }), a);
-    assert_eq!(parent(Op::Link(InodeRef { ino: file, seen: Some((b, name("f"))) }, at(1, "a/h"))), a);
+    assert_eq!(
+        parent(Op::Link(InodeRef { ino: file, seen: Some((b, name("f"))) }, at(1, "a/h"))),
+        a
+    );
     let dirs = |op: Op| match f.call(op.clone()) {
         Ok(Answer::Renamed { from, to, .. }) => (from, to),
         other => panic!("{op:?}: {other:?}"),
@@ -175,7 +178,8 @@ fn set_group_id_directories_pass_group_and_bit_on() {
     let sub = f.inode_as(&somebody, Op::MkDir(at(dir, "sub"), 0o755));
     assert_eq!((sub.gid, sub.mode), (50, 0o2755));
     let place = at(dir, "f");
-    let file = f.inode_as(&somebody, Op::Create { place, mode: 0o2755, flags: WRITE, exclusive: true });
+    let file =
+        f.inode_as(&somebody, Op::Create { place, mode: 0o2755, flags: WRITE, exclusive: true });
     assert_eq!((file.gid, file.mode), (50, 0o755));
 }
 
@@ -184,8 +188,10 @@ fn chmod_chown_and_utimes_obey_ownership() {
     let f = fixture();
     let owner = user(1000, 1000, &[2000]);
     let other = user(1001, 1001, &[]);
-    let file =
-        f.inode_as(&owner, Op::Create { place: at(1, "f"), mode: 0o6755, flags: WRITE, exclusive: true });
+    let file = f.inode_as(
+        &owner,
+        Op::Create { place: at(1, "f"), mode: 0o6755, flags: WRITE, exclusive: true },
+    );
     let me = seen(file.ino, "f");
     let chown = |uid, gid| Op::SetAttr(me.clone(), SetAttr { uid, gid, ..SetAttr::default() });
     assert_eq!(f.errno_as(&owner, chown(Some(1001), None)), libc::EPERM);
@@ -202,7 +208,8 @@ fn chmod_chown_and_utimes_obey_ownership() {
     assert_eq!(f.inode(mode(me.clone(), 0o6755)).mode, 0o6755);
     assert_eq!(f.inode(chown(Some(1000), None)).mode, 0o755, "root's chown drops them too");
 
-    let times = |atime, mtime| Op::SetAttr(me.clone(), SetAttr { atime, mtime, ..SetAttr::default() });
+    let times =
+        |atime, mtime| Op::SetAttr(me.clone(), SetAttr { atime, mtime, ..SetAttr::default() });
     let (now, past) = (Some(SetTime::Now), Some(SetTime::At(-5)));
     assert_eq!(f.errno_as(&other, times(past, past)), libc::EPERM);
     assert_eq!(f.errno_as(&other, times(now, past)), libc::EPERM);
@@ -236,7 +243,10 @@ fn directory_times() {
     f.inode(mkdir("d/sub"));
     let shown = f.inode(Op::GetAttr(me.clone()));
     assert_eq!((shown.mtime, shown.nlink), (1_002 * SECOND, 3));
-    assert_eq!(f.errno(Op::SetAttr(me, SetAttr { size: Some(0), ..SetAttr::default() })), libc::EISDIR);
+    assert_eq!(
+        f.errno(Op::SetAttr(me, SetAttr { size: Some(0), ..SetAttr::default() })),
+        libc::EISDIR
+    );
 }
 
 #[test]
@@ -247,11 +257,17 @@ fn unlink_and_rmdir_refuse_in_the_order_linux_does() {
     let dir = f.inode(mkdir("d")).ino;
     f.inode(mode(InodeRef::by_id(dir), 0o1777));
     f.inode_as(&owner, Op::MkDir(at(dir, "sub"), 0o777));
-    f.inode_as(&owner, Op::Create { place: at(dir, "f"), mode: 0o777, flags: WRITE, exclusive: true });
+    f.inode_as(
+        &owner,
+        Op::Create { place: at(dir, "f"), mode: 0o777, flags: WRITE, exclusive: true },
+    );
     assert_eq!(f.errno_as(&other, Op::Unlink(at(dir, "none"))), libc::ENOENT);
     assert_eq!(f.errno_as(&other, Op::Unlink(at(dir, "f"))), libc::EPERM);
     assert_eq!(f.errno_as(&other, Op::RmDir(at(dir, "sub"), None)), libc::EPERM);
-    assert_eq!(f.errno_as(&other, Op::Rename(at(dir, "f"), at(1, "f"), RenameFlags::default())), libc::EPERM);
+    assert_eq!(
+        f.errno_as(&other, Op::Rename(at(dir, "f"), at(1, "f"), RenameFlags::default())),
+        libc::EPERM
+    );
     assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "sub"))), libc::EISDIR);
     assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "f"), None)), libc::ENOTDIR);
     f.inode(create("d/sub/x"));
@@ -322,7 +338,10 @@ fn rename_refuses_cycles_and_wrong_types() {
     assert_eq!(f.inode(lookup("f")).kind, Kind::Dir);
     assert_eq!(f.inode(lookup("f/c")).kind, Kind::Dir);
     assert_eq!(f.inode(lookup("a/b")).kind, Kind::File);
-    assert_eq!((f.inode(lookup("a")).nlink, f.inode(Op::GetAttr(InodeRef::by_id(1))).nlink), (2, 5));
+    assert_eq!(
+        (f.inode(lookup("a")).nlink, f.inode(Op::GetAttr(InodeRef::by_id(1))).nlink),
+        (2, 5)
+    );
     assert_eq!(f.errno(rename("e", "f/c")), 0);
     f.check();
 }
@@ -354,7 +373,10 @@ fn hard_links_count_and_are_found_by_every_name() {
     f.call(Op::Release(ino)).unwrap();
     f.inode(mkdir("d"));
     assert_eq!(f.errno(Op::Link(seen(ino, "a"), at(1, "d"))), libc::EEXIST);
-    assert_eq!(f.errno(Op::Link(InodeRef::by_id(f.inode(lookup("d")).ino), at(1, "x"))), libc::EPERM);
+    assert_eq!(
+        f.errno(Op::Link(InodeRef::by_id(f.inode(lookup("d")).ino), at(1, "x"))),
+        libc::EPERM
+    );
     assert_eq!(f.inode(Op::Link(seen(ino, "a"), at(1, "d/b"))).nlink, 2);
     assert_eq!(f.inode(lookup("d/b")).ino, ino);
     // Same file under two names: rename does nothing.
@@ -363,7 +385,11 @@ fn hard_links_count_and_are_found_by_every_name() {
     f.inode(Op::SetAttr(seen(ino, "a"), SetAttr { size: Some(10), ..SetAttr::default() }));
     assert_eq!(f.inode(lookup("d/b")).size, 10);
     assert_eq!(f.removed(Op::Unlink(at(1, "a"))).nlink, 1);
-    assert_eq!(f.inode(Op::GetAttr(seen(ino, "a"))).nlink, 1, "a stale place leads to the file by number");
+    assert_eq!(
+        f.inode(Op::GetAttr(seen(ino, "a"))).nlink,
+        1,
+        "a stale place leads to the file by number"
+    );
     assert_eq!(f.removed(Op::Unlink(at(1, "d/b"))).nlink, 0);
     assert_eq!(f.errno(Op::GetAttr(seen(ino, "a"))), libc::ESTALE);
     assert_eq!(f.errno(Op::Link(seen(ino, "a"), at(1, "x"))), libc::ESTALE);
@@ -376,8 +402,10 @@ fn only_safe_files_of_others_can_be_linked() {
     let f = fixture();
     let owner = user(1000, 1000, &[]);
     let other = user(1001, 1001, &[2000]);
-    let file =
-        f.inode_as(&owner, Op::Create { place: at(1, "f"), mode: 0o600, flags: WRITE, exclusive: true });
+    let file = f.inode_as(
+        &owner,
+        Op::Create { place: at(1, "f"), mode: 0o600, flags: WRITE, exclusive: true },
+    );
     let link = Op::Link(seen(file.ino, "f"), at(1, "g"));
     for bits in [0o600, 0o644, 0o4666, 0o2676] {
         f.inode(mode(seen(file.ino, "f"), bits));
@@ -471,7 +499,10 @@ fn hostile_requests_get_errors() {
     let size = SetAttr { size: Some(u64::MAX), ..SetAttr::default() };
     assert_eq!(f.errno(Op::SetAttr(seen(ino, "f"), size)), libc::EFBIG);
     assert_eq!(f.errno(Op::ReadLink(seen(ino, "f"))), libc::EINVAL);
-    assert_eq!(f.errno(Op::ReadDir { dir: ino, after: None, limit: 10, check: true }), libc::ENOENT);
+    assert_eq!(
+        f.errno(Op::ReadDir { dir: ino, after: None, limit: 10, check: true }),
+        libc::ENOENT
+    );
     let op = Op::Sync;
     assert_eq!(errno(&f.node.call(Request { creds: Creds::root(), op })), 0);
 }

@@ -24,7 +24,10 @@ fn commits_on_changed_content() {
     assert_eq!((first.size, first.mtime), (5, 5));
     assert_eq!(f.errno(commit(ino, "f", base, NewData::Inline(b"x"[..].into()), 1)), CONFLICT);
     let base = first.data_change;
-    assert_eq!(f.errno(commit(ino, "f", base, NewData::Inline(b"xyz"[..].into()), 2)), libc::EINVAL);
+    assert_eq!(
+        f.errno(commit(ino, "f", base, NewData::Inline(b"xyz"[..].into()), 2)),
+        libc::EINVAL
+    );
     assert_eq!(f.errno(commit(ino, "f", base, NewData::Packed(range(3, 10)), 9)), libc::EINVAL);
     assert_eq!(f.errno(commit(ino, "f", base, NewData::Packed(range(0, 10)), 10)), libc::EINVAL);
     let patch = |pos, len| NewData::Patches(vec![(0, Extent::of_range(pos, range(3, len)))]);
@@ -107,9 +110,12 @@ fn compaction_of_a_window_with_a_hole() {
 fn move_of_a_packed_file() {
     let f = fixture();
     let inode = f.inode(create("f"));
-    let inode = f.inode(commit(inode.ino, "f", inode.data_change, NewData::Packed(range(3, 100)), 100));
+    let inode =
+        f.inode(commit(inode.ino, "f", inode.data_change, NewData::Packed(range(3, 100)), 100));
     // Shrunk, then grown again: 60 bytes of the range are visible, the rest is a hole.
-    let cut = |size| Op::SetAttr(seen(inode.ino, "f"), SetAttr { size: Some(size), ..SetAttr::default() });
+    let cut = |size| {
+        Op::SetAttr(seen(inode.ino, "f"), SetAttr { size: Some(size), ..SetAttr::default() })
+    };
     f.inode(cut(60));
     let inode = f.inode(cut(90));
     let shows = |object, len, visible| Extent {
@@ -147,8 +153,10 @@ fn move_of_a_packed_file() {
 fn extended_attributes_by_namespace() {
     let f = fixture();
     let owner = user(1000, 1000, &[]);
-    let file =
-        f.inode_as(&owner, Op::Create { place: at(1, "f"), mode: 0o600, flags: WRITE, exclusive: true });
+    let file = f.inode_as(
+        &owner,
+        Op::Create { place: at(1, "f"), mode: 0o600, flags: WRITE, exclusive: true },
+    );
     let link = f.inode_as(&owner, Op::Symlink(at(1, "s"), b"f"[..].into()));
     let set = |inode: &InodeRef, name: &[u8], value: &[u8]| {
         Op::SetXattr(inode.clone(), name.into(), value.into(), XattrFlags::default())
@@ -164,21 +172,38 @@ fn extended_attributes_by_namespace() {
         (&[b'u'; 256], libc::ERANGE),
         (b"", libc::ERANGE),
     ] {
-        assert_eq!(f.errno_as(&owner, set(&file, name, b"1")), errno, "{:?}", String::from_utf8_lossy(name));
+        assert_eq!(
+            f.errno_as(&owner, set(&file, name, b"1")),
+            errno,
+            "{:?}",
+            String::from_utf8_lossy(name)
+        );
     }
     assert_eq!(f.errno_as(&owner, set(&link, b"user.a", b"1")), libc::EPERM);
     assert_eq!(f.errno(set(&link, b"trusted.a", b"1")), 0);
     assert_eq!(f.errno(set(&file, b"security.a", b"1")), 0);
     assert_eq!(f.errno_as(&owner, set(&file, b"user.big", &[0; 65537])), libc::E2BIG);
-    assert_eq!(f.errno_as(&user(7, 7, &[]), Op::GetXattr(file.clone(), b"user.a"[..].into())), libc::EACCES);
+    assert_eq!(
+        f.errno_as(&user(7, 7, &[]), Op::GetXattr(file.clone(), b"user.a"[..].into())),
+        libc::EACCES
+    );
     assert_eq!(f.errno_as(&owner, Op::GetXattr(file.clone(), b"security.a"[..].into())), 0);
-    assert_eq!(f.errno_as(&owner, Op::GetXattr(link.clone(), b"trusted.a"[..].into())), libc::ENODATA);
+    assert_eq!(
+        f.errno_as(&owner, Op::GetXattr(link.clone(), b"trusted.a"[..].into())),
+        libc::ENODATA
+    );
     let flags = |create, replace| XattrFlags { create, replace };
     let with = |flags| Op::SetXattr(file.clone(), b"user.a"[..].into(), b"2"[..].into(), flags);
     assert_eq!(f.errno(with(flags(true, false))), libc::EEXIST);
     assert_eq!(f.errno(with(flags(false, true))), 0);
-    assert_eq!(f.call(Op::GetXattr(file.clone(), b"user.a"[..].into())), Ok(Answer::Bytes(b"2"[..].into())));
-    assert_eq!(f.call(Op::ListXattr(file.clone())), Ok(Answer::Bytes(b"security.a\0user.a\0"[..].into())));
+    assert_eq!(
+        f.call(Op::GetXattr(file.clone(), b"user.a"[..].into())),
+        Ok(Answer::Bytes(b"2"[..].into()))
+    );
+    assert_eq!(
+        f.call(Op::ListXattr(file.clone())),
+        Ok(Answer::Bytes(b"security.a\0user.a\0"[..].into()))
+    );
     assert_eq!(f.errno(Op::RemoveXattr(file.clone(), b"user.a"[..].into())), 0);
     assert_eq!(f.errno(Op::RemoveXattr(file.clone(), b"user.a"[..].into())), libc::ENODATA);
     // Names together are bounded (`XATTR_NAMES_MAX`): four times what a listing can return on
@@ -201,8 +226,9 @@ fn object_deletion_after_the_grace_period() {
         f.call(Op::Release(inode.ino)).unwrap();
     }
     f.call(Op::Unlink(at(1, "a"))).unwrap();
-    let due =
-        |f: &Fixture, after: i64| f.node.due_objects((1_000 + after) * SECOND, 100, &|_| false).unwrap();
+    let due = |f: &Fixture, after: i64| {
+        f.node.due_objects((1_000 + after) * SECOND, 100, &|_| false).unwrap()
+    };
     assert_eq!(due(&f, 100), [0u64; 0], "one file still refers to it");
     f.call(Op::Unlink(at(1, "b"))).unwrap();
     assert_eq!(due(&f, 5), [0u64; 0], "the grace period is 10 s");
@@ -249,8 +275,10 @@ fn figures_of_trees_come_from_shares() {
         let path = format!("a/b/f{i}");
         f.inode(create(&path));
         let inode = f.inode(lookup(&path));
-        let me =
-            InodeRef { ino: inode.ino, seen: Some((f.inode(lookup("a/b")).ino, name(&format!("f{i}")))) };
+        let me = InodeRef {
+            ino: inode.ino,
+            seen: Some((f.inode(lookup("a/b")).ino, name(&format!("f{i}")))),
+        };
         f.inode(Op::SetAttr(me, SetAttr { size: Some(100), ..SetAttr::default() }));
     }
     let Ok(Answer::Usage(tree)) = f.call(Op::TreeUsage(f.inode(lookup("a")).ino)) else { panic!() };
@@ -282,7 +310,9 @@ fn numbers_are_never_given_twice() {
     for round in 0..5 {
         let ino = f.inode(create(&format!("f{round}"))).ino;
         assert!(ino > inodes);
-        let Ok(Answer::Objects { first, count: 10 }) = f.call(Op::AllocObjects(10)) else { panic!() };
+        let Ok(Answer::Objects { first, count: 10 }) = f.call(Op::AllocObjects(10)) else {
+            panic!()
+        };
         assert!(first > objects);
         objects = first + 9;
         let change = f.inode(lookup(&format!("f{round}"))).change;

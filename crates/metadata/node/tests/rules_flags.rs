@@ -9,7 +9,9 @@ use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, seen};
 use common::{Fixture, at, user};
 use kestrel_types::inode::InodeFlags;
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, NewData, Op, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags};
+use kestrel_types::request::{
+    Answer, NewData, Op, OpenFlags, RenameFlags, SetAttr, SetTime, XattrFlags,
+};
 
 const NONE: InodeFlags = InodeFlags::IMMUTABLE.only(InodeFlags::APPEND);
 const IMMUTABLE: InodeFlags = InodeFlags::IMMUTABLE;
@@ -66,7 +68,10 @@ fn immutable_files_stay() {
     let found = f.inode(lookup("f"));
     assert_eq!((found.flags, found.size, found.nlink, found.mode), (IMMUTABLE, 0, 1, 0o644));
     f.inode(Op::SetFlags(seen(file.ino, "f"), NONE));
-    assert_eq!(f.errno(commit(file.ino, "f", file.data_change, NewData::Inline(b"b"[..].into()), 1)), 0);
+    assert_eq!(
+        f.errno(commit(file.ino, "f", file.data_change, NewData::Inline(b"b"[..].into()), 1)),
+        0
+    );
     assert_eq!(f.errno(Op::Unlink(at(1, "f"))), 0);
     f.check();
 }
@@ -94,8 +99,14 @@ fn directories_keep_their_names() {
     f.inode(mkdir("d/sub"));
     f.inode(create("f"));
     let set = |flags| f.inode(Op::SetFlags(InodeRef::by_id(dir), flags));
-    let make =
-        || [create("d/n"), mkdir("d/m"), Op::Symlink(at(1, "d/s"), b"t"[..].into()), rename("f", "d/o")];
+    let make = || {
+        [
+            create("d/n"),
+            mkdir("d/m"),
+            Op::Symlink(at(1, "d/s"), b"t"[..].into()),
+            rename("f", "d/o"),
+        ]
+    };
     let take = || {
         let exchange = RenameFlags { exchange: true, ..RenameFlags::default() };
         let swap = Op::Rename(at(1, "d/f"), at(1, "d/sub"), exchange);
@@ -107,7 +118,10 @@ fn directories_keep_their_names() {
     }
     assert_eq!(f.errno(Op::RmDir(at(1, "d"), None)), libc::EPERM);
     assert_eq!(f.errno(rename("d", "e")), libc::EPERM);
-    assert_eq!(f.errno(Op::Create { place: at(1, "d/f"), mode: 0, flags: WRITE, exclusive: false }), 0);
+    assert_eq!(
+        f.errno(Op::Create { place: at(1, "d/f"), mode: 0, flags: WRITE, exclusive: false }),
+        0
+    );
     set(APPEND);
     for op in take() {
         assert_eq!(f.errno(op.clone()), libc::EPERM, "{op:?}");
@@ -137,7 +151,11 @@ fn flags_are_set_by_owners_and_root() {
         assert_eq!(f.errno(set(NONE)), 0);
     }
     assert_eq!(f.errno(set(IMMUTABLE)), 0);
-    assert_eq!(f.errno(set(IMMUTABLE.with(InodeFlags::NO_DUMP))), libc::EPERM, "it stays immutable");
+    assert_eq!(
+        f.errno(set(IMMUTABLE.with(InodeFlags::NO_DUMP))),
+        libc::EPERM,
+        "it stays immutable"
+    );
     let link = f.inode(Op::Symlink(at(1, "s"), b"t"[..].into())).ino;
     assert_eq!(f.errno(Op::SetFlags(seen(link, "s"), NONE)), libc::EOPNOTSUPP);
     let dir = f.inode(mkdir("d")).ino;

@@ -29,7 +29,8 @@ fn large(f: &Fixture) -> Inode {
     let ino = inode.ino;
     let chunks: Vec<u64> = (0..CHUNKS).collect();
     for part in chunks.chunks(COMMIT_EXTENTS_MAX) {
-        let patches = part.iter().map(|chunk| (*chunk, Extent::of_range(7, range(OBJECT, 10)))).collect();
+        let patches =
+            part.iter().map(|chunk| (*chunk, Extent::of_range(7, range(OBJECT, 10)))).collect();
         let size = (part[part.len() - 1] + 1) * CHUNK_BYTES;
         inode = f.inode(commit(ino, "f", inode.data_change, NewData::Patches(patches), size));
     }
@@ -50,7 +51,9 @@ fn sweep_all(f: &Fixture) {
 
 fn chunks(f: &Fixture, ino: u64, first: u64, last: u64) -> Vec<u64> {
     match f.call(Op::Chunks { ino, first, last }) {
-        Ok(Answer::Chunks { chunks, end: true }) => chunks.into_iter().map(|(chunk, _)| chunk).collect(),
+        Ok(Answer::Chunks { chunks, end: true }) => {
+            chunks.into_iter().map(|(chunk, _)| chunk).collect()
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -151,11 +154,14 @@ fn new_content_during_row_deletion() {
     let open = Op::Open(seen(ino, "f"), OpenFlags { truncate: true, ..WRITE });
     let emptied = f.inode(open);
     assert_eq!((emptied.size, &emptied.data), (0, &Data::None));
-    let small = f.inode(commit(ino, "f", emptied.data_change, NewData::Inline(b"new"[..].into()), 3));
+    let small =
+        f.inode(commit(ino, "f", emptied.data_change, NewData::Inline(b"new"[..].into()), 3));
     assert_eq!(f.check().swept as u64, CHUNKS);
     // Chunks of its own only when the old ones are gone. The first patch covers what is inline.
-    let patches = vec![(0, Extent::of_range(0, range(4, 20))), (9, Extent::of_range(0, range(4, 20)))];
-    let chunked = f.inode(commit(ino, "f", small.data_change, NewData::Patches(patches), 10 * CHUNK_BYTES));
+    let patches =
+        vec![(0, Extent::of_range(0, range(4, 20))), (9, Extent::of_range(0, range(4, 20)))];
+    let chunked =
+        f.inode(commit(ino, "f", small.data_change, NewData::Patches(patches), 10 * CHUNK_BYTES));
     assert_eq!(chunked.data, Data::Chunked);
     assert!(f.check().swept < CHUNKS as usize);
     sweep_all(&f);

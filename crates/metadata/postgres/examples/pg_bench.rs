@@ -43,7 +43,11 @@ fn path(number: usize) -> Result<Path, Failure> {
 }
 
 /// Sends `count` requests, so many at a time; how long until all were answered.
-fn drive(node: &Node, count: usize, op: &dyn Fn(usize) -> Result<Op, Failure>) -> Result<Duration, Failure> {
+fn drive(
+    node: &Node,
+    count: usize,
+    op: &dyn Fn(usize) -> Result<Op, Failure>,
+) -> Result<Duration, Failure> {
     let (answered, failed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let wait = |most: usize, sent: usize| {
         while sent - answered.load(Ordering::Acquire) > most {
@@ -82,7 +86,8 @@ fn made(engine: Arc<dyn Engine>, creates: usize) -> Result<(Arc<Node>, f64), Fai
         let name = format!("d{number:02}");
         Ok(Op::MkDir(Path::from_path(ROOT, name.as_bytes()).map_err(|why| why.to_string())?, 0o755))
     })?;
-    let make = |number| Ok(Op::MkNod { place: path(number)?, kind: Kind::File, mode: 0o644, rdev: 0 });
+    let make =
+        |number| Ok(Op::MkNod { place: path(number)?, kind: Kind::File, mode: 0o644, rdev: 0 });
     let took = drive(&node, creates, &make)?;
     Ok((node, creates as f64 / took.as_secs_f64()))
 }
@@ -109,7 +114,9 @@ fn lookups(nodes: [&Node; 2], creates: usize) -> Result<[(f64, f64); 2], Failure
     for _ in 0..TURNS {
         for (node, (took, busy)) in nodes.iter().zip(&mut sums) {
             let before = processor_time();
-            *took += drive(node, count, &|number| Ok(Op::Lookup(path(number.wrapping_mul(7919) % few)?)))?;
+            *took += drive(node, count, &|number| {
+                Ok(Op::Lookup(path(number.wrapping_mul(7919) % few)?))
+            })?;
             *busy += processor_time().saturating_sub(before);
         }
     }
@@ -119,7 +126,8 @@ fn lookups(nodes: [&Node; 2], creates: usize) -> Result<[(f64, f64); 2], Failure
 
 /// Rows a second of bare upserts, two statements under way on one connection.
 fn bare(url: &str, rows: usize) -> Result<f64, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
         tokio::spawn(connection);
@@ -166,7 +174,13 @@ fn main() -> Result<(), Failure> {
     let before = bare(database, creates)?;
     let place = PgUrl::parse(&url)?;
     PgEngine::create(&place, UUID, 0)?;
-    let engine = Arc::new(PgEngine::open(place.clone(), UUID, 0, PgOptions::default(), Arc::new(|| Ok(())))?);
+    let engine = Arc::new(PgEngine::open(
+        place.clone(),
+        UUID,
+        0,
+        PgOptions::default(),
+        Arc::new(|| Ok(())),
+    )?);
     let (node, pg_creates) = made(engine.clone(), creates)?;
     let stats = engine.stats();
     let (transactions, mutations) = (stats.syncs, stats.mutations);

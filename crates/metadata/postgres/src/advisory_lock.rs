@@ -27,7 +27,8 @@ fn name(schema: &str, shard: i32) -> String {
 }
 
 async fn attempt(client: &Client, name: &str) -> Result<bool, EngineError> {
-    let row = client.query_one("SELECT pg_try_advisory_lock(hashtextextended($1, 0))", &[&name]).await;
+    let row =
+        client.query_one("SELECT pg_try_advisory_lock(hashtextextended($1, 0))", &[&name]).await;
     row.map(|row| row.get(0)).map_err(|why| failed("looking for the holder of the shard", &why))
 }
 
@@ -54,13 +55,21 @@ pub async fn holder(place: &PgUrl, shard: i32) -> Result<Option<String>, EngineE
 ///
 /// # Errors
 /// `Refused` if another process has it; the database's.
-pub async fn take(client: &Client, schema: &str, shard: i32, take_over: bool) -> Result<(), EngineError> {
+pub async fn take(
+    client: &Client,
+    schema: &str,
+    shard: i32,
+    take_over: bool,
+) -> Result<(), EngineError> {
     let name = name(schema, shard);
     let mut waited = Duration::ZERO;
     while !attempt(client, &name).await? {
         if take_over {
             let end = format!("SELECT pg_terminate_backend(a.pid) {HOLDERS}");
-            client.query(&end, &[&name]).await.map_err(|why| failed("ending the other session", &why))?;
+            client
+                .query(&end, &[&name])
+                .await
+                .map_err(|why| failed("ending the other session", &why))?;
         }
         if waited >= WAIT {
             let holder = who(client, &name).await.ok().flatten();

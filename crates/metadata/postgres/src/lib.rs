@@ -34,8 +34,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use kestrel_engine::{
-    BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation, OnDurable, Row,
-    Tap, TapGuard, VisitRow,
+    BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation,
+    OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
@@ -105,7 +105,9 @@ fn runtime() -> Result<Runtime, EngineError> {
         .enable_io()
         .enable_time()
         .build();
-    built.map_err(|why| EngineError::Io(format!("metadata engine: starting its threads failed: {why}")))
+    built.map_err(|why| {
+        EngineError::Io(format!("metadata engine: starting its threads failed: {why}"))
+    })
 }
 
 /// Connects, trying again for a while.
@@ -151,9 +153,13 @@ pub fn peek(place: &PgUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8
 }
 
 /// Asks the database something on this thread.
-fn briefly<T>(place: &PgUrl, ask: impl AsyncFnOnce(&PgUrl) -> Result<T, EngineError>) -> Result<T, String> {
+fn briefly<T>(
+    place: &PgUrl,
+    ask: impl AsyncFnOnce(&PgUrl) -> Result<T, EngineError>,
+) -> Result<T, String> {
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
-    let runtime = runtime.map_err(|why| format!("metadata in PostgreSQL: asking it failed: {why}"))?;
+    let runtime =
+        runtime.map_err(|why| format!("metadata in PostgreSQL: asking it failed: {why}"))?;
     runtime.block_on(async move {
         match tokio::time::timeout(HOLDER_WAIT, ask(place)).await {
             Ok(answer) => answer.map_err(|why| why.to_string()),
@@ -240,8 +246,12 @@ impl PgEngine {
             schema::check(&client, &place.schema, &uuid).await?;
             advisory_lock::take(&client, &place.schema, shard, options.take_over).await?;
             let fence = schema::claim(&client, &place.schema, shard, None).await?;
-            let shared =
-                Arc::new(EngineShared::new((place, shard), fence, (memory, memory / 4), before_sync));
+            let shared = Arc::new(EngineShared::new(
+                (place, shard),
+                fence,
+                (memory, memory / 4),
+                before_sync,
+            ));
             let (session, fence) = establish(&shared, SessionPurpose::Settle, until).await?;
             // The lock goes over to the session that stays; in between another process may take it,
             // and claim.
@@ -281,8 +291,10 @@ impl PgEngine {
     }
 
     fn handle(&self) -> Result<&Handle, EngineError> {
-        let runtime =
-            self.runtime.as_ref().ok_or_else(|| EngineError::Io("metadata engine: closed".into()))?;
+        let runtime = self
+            .runtime
+            .as_ref()
+            .ok_or_else(|| EngineError::Io("metadata engine: closed".into()))?;
         Ok(runtime.handle())
     }
 }

@@ -45,7 +45,9 @@ async fn ask(shared: Arc<EngineShared>, question: Question) -> Result<Vec<Row>, 
         let session = reader(&shared, until).await?;
         let asked = async {
             match &question {
-                Question::Rows(keys) => session.client.query(&session.get, &[&shared.shard, keys]).await,
+                Question::Rows(keys) => {
+                    session.client.query(&session.get, &[&shared.shard, keys]).await
+                }
                 Question::Page { from, to, rows } => {
                     session.client.query(&session.page, &[&shared.shard, from, to, rows]).await
                 }
@@ -83,14 +85,19 @@ impl Database {
         if !LatencyHint::is_on() {
             return wait(&self.runtime, asked);
         }
-        let in_time =
-            async { tokio::time::timeout(HURRIED_MAX, asked).await.unwrap_or_else(|_| Err(no_answer())) };
+        let in_time = async {
+            tokio::time::timeout(HURRIED_MAX, asked).await.unwrap_or_else(|_| Err(no_answer()))
+        };
         wait(&self.runtime, in_time)
     }
 }
 
 impl RowStore for Database {
-    fn get_many(&self, keys: &[Vec<u8>], visit: &mut dyn FnMut(usize, &[u8])) -> Result<(), EngineError> {
+    fn get_many(
+        &self,
+        keys: &[Vec<u8>],
+        visit: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), EngineError> {
         for (part, keys) in keys.chunks(KEYS_MAX).enumerate() {
             // Somebody may ask for the same row twice; the database would show it twice.
             let mut places: HashMap<&[u8], Vec<usize>> = HashMap::with_capacity(keys.len());
@@ -148,6 +155,7 @@ impl Cursor for Pages<'_> {
             self.size = PAGE;
         }
         let row = self.rows.pop_front();
-        Ok(row.map(|row| (Bytes::from(row.get::<_, &[u8]>(0)), Bytes::from(row.get::<_, &[u8]>(1)))))
+        Ok(row
+            .map(|row| (Bytes::from(row.get::<_, &[u8]>(0)), Bytes::from(row.get::<_, &[u8]>(1)))))
     }
 }

@@ -14,7 +14,8 @@ const VERSION: i32 = 1;
 /// The tables; that one first by which a volume is known.
 const TABLES: [&str; 3] = ["meta", "fence", "row"];
 /// Why a schema stays: others have something in it, or it is theirs.
-const NOT_OURS: [SqlState; 2] = [SqlState::DEPENDENT_OBJECTS_STILL_EXIST, SqlState::INSUFFICIENT_PRIVILEGE];
+const NOT_OURS: [SqlState; 2] =
+    [SqlState::DEPENDENT_OBJECTS_STILL_EXIST, SqlState::INSUFFICIENT_PRIVILEGE];
 
 /// Identity of a volume.
 pub type Uuid = [u8; 16];
@@ -93,7 +94,10 @@ fn hex(uuid: &Uuid) -> String {
 
 /// What is in a schema beside the tables of a volume, one of it in words: whatever would keep an
 /// empty schema from being dropped.
-async fn foreign<C: GenericClient>(client: &C, schema: &str) -> Result<Option<String>, EngineError> {
+async fn foreign<C: GenericClient>(
+    client: &C,
+    schema: &str,
+) -> Result<Option<String>, EngineError> {
     let rows = client
         .query_opt(
             "SELECT pg_describe_object(d.classid, d.objid, d.objsubid) FROM pg_depend AS d \
@@ -107,7 +111,11 @@ async fn foreign<C: GenericClient>(client: &C, schema: &str) -> Result<Option<St
     Ok(rows.map(|row| row.get(0)))
 }
 
-async fn is_there<C: GenericClient>(client: &C, schema: &str, table: &str) -> Result<bool, EngineError> {
+async fn is_there<C: GenericClient>(
+    client: &C,
+    schema: &str,
+    table: &str,
+) -> Result<bool, EngineError> {
     let there = client
         .query_one("SELECT to_regclass($1::text) IS NOT NULL", &[&format!("{schema}.{table}")])
         .await
@@ -159,7 +167,11 @@ pub async fn create(client: &mut Client, schema: &str, uuid: &Uuid) -> Result<()
 ///
 /// # Errors
 /// `Refused`; the database's.
-pub async fn check<C: GenericClient>(client: &C, schema: &str, uuid: &Uuid) -> Result<(), EngineError> {
+pub async fn check<C: GenericClient>(
+    client: &C,
+    schema: &str,
+    uuid: &Uuid,
+) -> Result<(), EngineError> {
     if !is_there(client, schema, "meta").await? {
         return Err(EngineError::Refused(format!(
             "metadata in PostgreSQL: schema {schema} has no volume in this database; see that the URL is the one it was formatted with"
@@ -232,7 +244,9 @@ pub async fn remove(client: &mut Client, schema: &str) -> Result<(), EngineError
         let attempt = transaction.savepoint("schema").await.map_err(removing)?;
         match attempt.batch_execute(&format!("DROP SCHEMA {schema} RESTRICT")).await {
             Ok(()) => attempt.commit().await,
-            Err(why) if why.code().is_some_and(|code| NOT_OURS.contains(code)) => attempt.rollback().await,
+            Err(why) if why.code().is_some_and(|code| NOT_OURS.contains(code)) => {
+                attempt.rollback().await
+            }
             Err(why) => return Err(removing(why)),
         }
         .map_err(removing)?;
@@ -273,7 +287,8 @@ pub async fn claim(
 /// # Errors
 /// `Refused` if there is no such shard; the database's.
 pub async fn fence(client: &Client, text: &str, shard: i32) -> Result<ShardRecord, EngineError> {
-    let row = client.query_opt(text, &[&shard]).await.map_err(|why| failed("reading the fence", &why))?;
+    let row =
+        client.query_opt(text, &[&shard]).await.map_err(|why| failed("reading the fence", &why))?;
     row.map(|row| fence_of(&row)).ok_or_else(|| no_shard(shard))
 }
 
@@ -291,7 +306,9 @@ pub async fn confirm(
     let row = client.query_opt(text, &[&shard, &epoch.0.cast_signed()]).await;
     let row = row.map_err(|why| failed("confirming what is written", &why))?;
     row.map(|row| fence_of(&row)).ok_or_else(|| {
-        EngineError::Io("metadata in PostgreSQL: the shard was claimed while it was looked at".into())
+        EngineError::Io(
+            "metadata in PostgreSQL: the shard was claimed while it was looked at".into(),
+        )
     })
 }
 

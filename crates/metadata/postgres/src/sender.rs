@@ -32,7 +32,9 @@ use tokio_postgres::types::ToSql;
 
 use crate::failure::{Remedy, failed, remedy};
 use crate::schema::{ShardRecord, fence};
-use crate::session::{STATEMENT_MAX, Session, SessionError, SessionPurpose, establish, open, reader};
+use crate::session::{
+    STATEMENT_MAX, Session, SessionError, SessionPurpose, establish, open, reader,
+};
 use crate::shared::EngineShared;
 
 /// Transactions under way.
@@ -103,7 +105,8 @@ async fn carry_out(
     }
     let (from, to) = (transaction.from.cast_signed(), transaction.to.cast_signed());
     let epoch = shared.epoch().0.cast_signed();
-    let values: [&(dyn ToSql + Sync); 7] = [&to, &shared.shard, &epoch, &from, &keys, &values, &gone];
+    let values: [&(dyn ToSql + Sync); 7] =
+        [&to, &shared.shard, &epoch, &from, &keys, &values, &gone];
     let asked = session.client.query_one(&session.write, &values);
     shared.pulse.asked();
     let limit = STATEMENT_MAX.min(shared.place.deadline);
@@ -157,9 +160,9 @@ async fn look(
     }
     match tokio::time::timeout(STATEMENT_MAX, open(shared, SessionPurpose::Onward)).await {
         Ok(Ok((session, fence))) => Ok(Some((Some(session), fence))),
-        Ok(Err(SessionError::Final(why @ (EngineError::Fenced { .. } | EngineError::Refused(_))))) => {
-            Err(why)
-        }
+        Ok(Err(SessionError::Final(
+            why @ (EngineError::Fenced { .. } | EngineError::Refused(_)),
+        ))) => Err(why),
         // What else is wrong the next transaction finds out.
         Ok(Err(_)) | Err(_) => Ok(None),
     }
@@ -243,7 +246,8 @@ impl SenderState {
         let (shared, session) = (self.shared.clone(), self.session.clone());
         shared.pulse.asked();
         let looking = Box::pin(look(&shared, &session));
-        let Either::Left((seen, _)) = select(looking, Box::pin(shared.news.notified())).await else {
+        let Either::Left((seen, _)) = select(looking, Box::pin(shared.news.notified())).await
+        else {
             return Ok(());
         };
         let Some((new, fence)) = seen? else { return Ok(()) };
@@ -305,7 +309,8 @@ impl SenderState {
     /// Sends a transaction: its statement is in the connection's queue when this returns, behind
     /// those before it.
     async fn send(&mut self, transaction: Arc<Transaction>) {
-        let answer = carry_out(self.shared.clone(), self.session.clone(), transaction.clone()).boxed();
+        let answer =
+            carry_out(self.shared.clone(), self.session.clone(), transaction.clone()).boxed();
         let mut answer = Box::pin(maybe_done(answer));
         poll_fn(|context| {
             let _ = Future::poll(answer.as_mut(), context);
@@ -327,7 +332,9 @@ impl SenderState {
                 Err(why) => why,
             },
             // Another epoch, or another position: the fence says which.
-            Some(Ok(_)) => EngineError::Io("metadata in PostgreSQL: the shard is not as expected".into()),
+            Some(Ok(_)) => {
+                EngineError::Io("metadata in PostgreSQL: the shard is not as expected".into())
+            }
             Some(Err(why)) if remedy(&why) == Remedy::None => return Err(failed("writing", &why)),
             Some(Err(why)) => failed("writing", &why),
             None => silent(),
@@ -392,7 +399,8 @@ impl SenderState {
         self.shared.next_generation();
         self.shared.pulse.asked();
         tokio::time::sleep(PAUSE).await;
-        let purpose = if self.again.is_empty() { SessionPurpose::Onward } else { SessionPurpose::Settle };
+        let purpose =
+            if self.again.is_empty() { SessionPurpose::Onward } else { SessionPurpose::Settle };
         let (session, fence) = match establish(&self.shared, purpose, until).await {
             Ok(established) => established,
             Err(EngineError::NoSpace) => return self.full().await,
@@ -401,7 +409,9 @@ impl SenderState {
         };
         self.session = Arc::new(session);
         self.held = crate::advisory_lock::again(&self.session.client, &self.shared).await;
-        while let Some(first) = self.again.front().filter(|first| first.to <= fence.position).cloned() {
+        while let Some(first) =
+            self.again.front().filter(|first| first.to <= fence.position).cloned()
+        {
             self.settled(&first);
             self.again.pop_front();
         }

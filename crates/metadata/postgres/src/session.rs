@@ -73,7 +73,9 @@ impl SessionError {
     fn of(what: &str, why: &tokio_postgres::Error) -> Self {
         match remedy(why) {
             Remedy::None => SessionError::Final(failed(what, why)),
-            Remedy::Reconnect | Remedy::Later | Remedy::Full => SessionError::Passing(failed(what, why)),
+            Remedy::Reconnect | Remedy::Later | Remedy::Full => {
+                SessionError::Passing(failed(what, why))
+            }
         }
     }
 }
@@ -88,7 +90,11 @@ impl Session {
     ///
     /// # Errors
     /// The database's; those of another epoch.
-    pub async fn confirm(&self, shared: &EngineShared, epoch: Epoch) -> Result<ShardRecord, EngineError> {
+    pub async fn confirm(
+        &self,
+        shared: &EngineShared,
+        epoch: Epoch,
+    ) -> Result<ShardRecord, EngineError> {
         loop {
             self.unwaited.store(false, Ordering::SeqCst);
             let fence = confirm(&self.client, &shared.texts.confirm, shared.shard, epoch).await?;
@@ -125,8 +131,9 @@ where
 /// Connects, to whichever host takes writes.
 pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), SessionError> {
     let unwaited = Arc::new(AtomicBool::new(false));
-    let failed =
-        |why: tokio_postgres::Error| SessionError::of(&format!("connecting to {}", place.shown()), &why);
+    let failed = |why: tokio_postgres::Error| {
+        SessionError::of(&format!("connecting to {}", place.shown()), &why)
+    };
     let client = match &place.tls {
         None => {
             let (client, connection) = place.config.connect(NoTls).await.map_err(failed)?;
@@ -134,7 +141,8 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Session
             client
         }
         Some(tls) => {
-            let connector = tls.connector().map_err(|why| SessionError::Final(EngineError::Refused(why)))?;
+            let connector =
+                tls.connector().map_err(|why| SessionError::Final(EngineError::Refused(why)))?;
             let (client, connection) = place.config.connect(connector).await.map_err(failed)?;
             tokio::spawn(drive(connection, unwaited.clone()));
             client
@@ -150,7 +158,10 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Session
     );
     // The last ones: the server knows within 10 s that a client's machine is gone, and its locks
     // are free.
-    client.batch_execute(&settings).await.map_err(|why| SessionError::of("preparing the session", &why))?;
+    client
+        .batch_execute(&settings)
+        .await
+        .map_err(|why| SessionError::of("preparing the session", &why))?;
     set_if_known(&client, "client_connection_check_interval", CHECK_EVERY).await?;
     Ok((client, unwaited))
 }
@@ -158,7 +169,8 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Session
 /// A setting that old servers do not know, and some platforms do not have: no harm.
 async fn set_if_known(client: &Client, name: &str, value: Duration) -> Result<(), SessionError> {
     let value = value.as_millis();
-    let text = format!("SELECT set_config(name, '{value}', false) FROM pg_settings WHERE name = '{name}'");
+    let text =
+        format!("SELECT set_config(name, '{value}', false) FROM pg_settings WHERE name = '{name}'");
     match client.batch_execute(&text).await {
         Err(why) if why.code().is_none() => Err(SessionError::of("preparing the session", &why)),
         Err(why) => {
@@ -216,7 +228,9 @@ pub async fn establish(
             Ok(Ok(opened)) => return Ok(opened),
             Ok(Err(SessionError::Final(why))) => return Err(why),
             Ok(Err(SessionError::Passing(why))) => why,
-            Err(_) => EngineError::Io("metadata in PostgreSQL: the database does not answer".into()),
+            Err(_) => {
+                EngineError::Io("metadata in PostgreSQL: the database does not answer".into())
+            }
         };
         if shared.is_stopping() || Instant::now() + pause > until {
             return Err(why);

@@ -187,7 +187,9 @@ impl EngineShared {
         mutations: Vec<Mutation>,
     ) -> Result<Position, EngineError> {
         if !is_within_limits(&mutations, VALUE_MAX) {
-            return Err(EngineError::Io("metadata engine: a batch, key or value is above its limit".into()));
+            return Err(EngineError::Io(
+                "metadata engine: a batch, key or value is above its limit".into(),
+            ));
         }
         let bytes = queued_bytes(&mutations);
         let count = mutations.len() as u64;
@@ -283,7 +285,8 @@ impl EngineShared {
     pub fn fail(&self, why: EngineError) {
         self.pulse.ends();
         let mut queue = self.queue.lock();
-        if let EngineError::Fenced { .. } | EngineError::Refused(_) = queue.failure.get_or_insert(why.clone())
+        if let EngineError::Fenced { .. } | EngineError::Refused(_) =
+            queue.failure.get_or_insert(why.clone())
         {
             self.lost.store(true, Ordering::SeqCst);
         }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kestrel_engine::exercise::{EngineOp, ExpectedRows, apply, check, commit, content, op, put, remove};
+use kestrel_engine::exercise::{
+    EngineOp, ExpectedRows, apply, check, commit, content, op, put, remove,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -115,9 +117,14 @@ fn second_opener_and_takeover() {
         matches!(&why, EngineError::Refused(text) if text.contains("--take-over") && text.contains("kestrel")),
         "{why}"
     );
-    let second =
-        PgEngine::open(place.clone(), UUID, 0, PgOptions { take_over: true, ..options() }, no_hook())
-            .unwrap();
+    let second = PgEngine::open(
+        place.clone(),
+        UUID,
+        0,
+        PgOptions { take_over: true, ..options() },
+        no_hook(),
+    )
+    .unwrap();
     assert!(second.epoch() > holder.epoch());
     commit(&second, vec![put(1, b"b", b"2")]);
     second.sync().unwrap();
@@ -158,7 +165,8 @@ fn other_newer_and_missing_volumes() {
     server.ask(&format!("UPDATE {schema}.meta SET version = 9"));
     let why = expect_err(open(&place));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("newer")), "{why}");
-    let why = expect_err(open(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x?deadline=1s").unwrap()));
+    let why =
+        expect_err(open(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x?deadline=1s").unwrap()));
     assert!(
         matches!(&why, EngineError::Io(text) if text.contains("connecting to postgres://kestrel@127.0.0.1:1/x")),
         "{why}"
@@ -238,7 +246,10 @@ fn verify(engine: &PgEngine, count: u32) {
     let mut found = 0;
     engine
         .scan(Table::Entry, 1, None, &mut |suffix, value, _| {
-            assert_eq!((suffix, value), (&u32::to_be_bytes(found)[..], &u32::to_be_bytes(found)[..]));
+            assert_eq!(
+                (suffix, value),
+                (&u32::to_be_bytes(found)[..], &u32::to_be_bytes(found)[..])
+            );
             found += 1;
             ControlFlow::Continue(())
         })
@@ -276,9 +287,11 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     let schema = fresh();
     made(&server.url(&schema, ""));
     let relay = Relay::start(server.port);
-    let place =
-        PgUrl::parse(&format!("postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}", relay.port))
-            .unwrap();
+    let place = PgUrl::parse(&format!(
+        "postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}",
+        relay.port
+    ))
+    .unwrap();
     let engine = open(&place).unwrap();
     let count = write_all(&engine, &|number| {
         // What is sent next reaches the server; the answer never comes back, nor anything on that
@@ -350,7 +363,9 @@ fn restart_of_the_primary_without_standby() {
 #[test]
 fn cancelled_wait_for_the_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
-        primary.ask("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+        primary.ask(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
+        );
         thread::sleep(Duration::from_millis(300));
     });
 }
@@ -359,7 +374,9 @@ fn cancelled_wait_for_the_standby() {
 #[test]
 fn session_ended_in_wait_for_the_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
-        primary.ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+        primary.ask(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
+        );
         thread::sleep(Duration::from_millis(300));
     });
 }
@@ -385,9 +402,14 @@ fn who_only_reads_hears_of_being_replaced() {
     commit(&first, vec![put(1, b"a", b"1")]);
     first.sync().unwrap();
     // By a process that ends its session.
-    let second =
-        PgEngine::open(place.clone(), UUID, 0, PgOptions { take_over: true, ..options() }, no_hook())
-            .unwrap();
+    let second = PgEngine::open(
+        place.clone(),
+        UUID,
+        0,
+        PgOptions { take_over: true, ..options() },
+        no_hook(),
+    )
+    .unwrap();
     commit(&second, vec![put(1, b"a", b"2")]);
     second.sync().unwrap();
     let why = read_until_it_fails(&first);
@@ -415,7 +437,8 @@ fn lost_session_without_writes() {
     server.kill();
     thread::sleep(Duration::from_secs(5));
     let key = kestrel_types::key::Key::new(Table::Entry, 1, b"a");
-    let read = engine.get_many(&[key.borrow()], &mut |_, row| assert_eq!(row.value, Some(&b"1"[..])));
+    let read =
+        engine.get_many(&[key.borrow()], &mut |_, row| assert_eq!(row.value, Some(&b"1"[..])));
     read.unwrap();
     server.resume();
     server.wait_for(held);
@@ -610,7 +633,10 @@ fn taps_see_every_batch_in_order() {
             let engine = &engine;
             scope.spawn(move || {
                 for number in 0..50u8 {
-                    commit(engine, vec![put(2, &[number], &[thread]), put(2, b"last", &[thread, number])]);
+                    commit(
+                        engine,
+                        vec![put(2, &[number], &[thread]), put(2, b"last", &[thread, number])],
+                    );
                 }
             });
         }

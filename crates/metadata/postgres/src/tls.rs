@@ -59,7 +59,10 @@ impl Tls {
 
 fn authorities_in(file: &Path) -> Result<RootCertStore, String> {
     let bad = |why: &dyn std::fmt::Display| {
-        format!("{}: it does not hold certificates of authorities in PEM form: {why}", file.display())
+        format!(
+            "{}: it does not hold certificates of authorities in PEM form: {why}",
+            file.display()
+        )
     };
     let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let mut roots = RootCertStore::empty();

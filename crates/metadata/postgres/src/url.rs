@@ -78,13 +78,16 @@ impl PgUrl {
             match name {
                 "schema" => schema = value.to_string(),
                 "deadline" => {
-                    deadline = elsewhere::deadline(value).ok_or_else(|| bad("deadline is not 1s to 24h"))?
+                    deadline = elsewhere::deadline(value)
+                        .ok_or_else(|| bad("deadline is not 1s to 24h"))?
                 }
                 "synchronous_commit" => {
                     synchronous_commit = ["on", "remote_apply", "remote_write"]
                         .into_iter()
                         .find(|known| *known == value)
-                        .ok_or_else(|| bad("synchronous_commit is on, remote_apply or remote_write"))?;
+                        .ok_or_else(|| {
+                            bad("synchronous_commit is on, remote_apply or remote_write")
+                        })?;
                 }
                 "passfile" => passfile = Some(PathBuf::from(value)),
                 "sslmode" => {
@@ -93,7 +96,9 @@ impl PgUrl {
                     })?;
                 }
                 "sslrootcert" => authorities = Some(PathBuf::from(value)),
-                "target_session_attrs" => return Err(bad("target_session_attrs is always read-write")),
+                "target_session_attrs" => {
+                    return Err(bad("target_session_attrs is always read-write"));
+                }
                 _ => theirs.push(parameter),
             }
         }
@@ -104,9 +109,15 @@ impl PgUrl {
             || schema.len() > SCHEMA_BYTES_MAX
             || schema.starts_with("pg_")
         {
-            return Err(bad("schema is 1 to 63 of a-z, 0-9 and _, and does not begin with a digit or pg_"));
+            return Err(bad(
+                "schema is 1 to 63 of a-z, 0-9 and _, and does not begin with a digit or pg_",
+            ));
         }
-        let plain = if theirs.is_empty() { base.to_string() } else { format!("{base}?{}", theirs.join("&")) };
+        let plain = if theirs.is_empty() {
+            base.to_string()
+        } else {
+            format!("{base}?{}", theirs.join("&"))
+        };
         // What it says about its errors may repeat parts of the URL.
         let mut config: Config = plain
             .parse()
@@ -116,7 +127,9 @@ impl PgUrl {
         }
         let tls = match mode {
             "verify-full" => Some(Tls::new(authorities)),
-            _ if authorities.is_some() => return Err(bad("sslrootcert is for sslmode=verify-full")),
+            _ if authorities.is_some() => {
+                return Err(bad("sslrootcert is for sslmode=verify-full"));
+            }
             _ => None,
         };
         config.ssl_mode(if tls.is_some() { SslMode::Require } else { SslMode::Disable });
@@ -175,7 +188,8 @@ fn password(config: &Config, passfile: Option<PathBuf>) -> Option<String> {
         return Some(password);
     }
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".pgpass"));
-    let file = passfile.or_else(|| std::env::var_os("PGPASSFILE").map(PathBuf::from)).or_else(home)?;
+    let file =
+        passfile.or_else(|| std::env::var_os("PGPASSFILE").map(PathBuf::from)).or_else(home)?;
     let mode = fs::metadata(&file).ok()?.permissions().mode();
     if mode & 0o077 != 0 {
         log::warn!("{}: ignored, as others may read it; chmod 600", file.display());
@@ -194,7 +208,8 @@ fn password(config: &Config, passfile: Option<PathBuf>) -> Option<String> {
             let fields = fields(line);
             let [h, p, d, u, password] = fields.as_slice() else { return None };
             let fits = |pattern: &str, is: &str| pattern == "*" || pattern == is;
-            (fits(h, &host) && fits(p, &port) && fits(d, database) && fits(u, user)).then(|| password.clone())
+            (fits(h, &host) && fits(p, &port) && fits(d, database) && fits(u, user))
+                .then(|| password.clone())
         })
     })
 }
@@ -260,7 +275,8 @@ mod tests {
     fn password_files_are_read_as_libpq_does() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pass");
-        fs::write(&file, "# a comment\nother:*:*:*:no\nh:5432:db:me:a\\:b\\\\c\n*:*:*:*:any\n").unwrap();
+        fs::write(&file, "# a comment\nother:*:*:*:no\nh:5432:db:me:a\\:b\\\\c\n*:*:*:*:any\n")
+            .unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         let found = |url: &str| {
             let url = format!("{url}?passfile={}", file.display());

@@ -24,14 +24,24 @@ const KINDS: [&str; 6] = ["fstat", "open", "create", "read128k", "direct128k", "
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let option =
-        |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned();
+    let option = |name: &str| {
+        args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned()
+    };
     let numbers = |name: &str, default: &str| -> Vec<usize> {
-        option(name).unwrap_or(default.into()).split(',').map(|n| n.parse().expect("a number")).collect()
+        option(name)
+            .unwrap_or(default.into())
+            .split(',')
+            .map(|n| n.parse().expect("a number"))
+            .collect()
     };
     if let Some(kind) = option("--load") {
         let seconds = option("--seconds").and_then(|s| s.parse().ok()).unwrap_or(1.0);
-        load(&kind, Path::new(&option("--dir").expect("--dir")), numbers("--threads", "1")[0], seconds);
+        load(
+            &kind,
+            Path::new(&option("--dir").expect("--dir")),
+            numbers("--threads", "1")[0],
+            seconds,
+        );
         return;
     }
     let seconds = option("--seconds").unwrap_or("2".into());
@@ -192,7 +202,12 @@ fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
                             if n % 8000 == 0 {
                                 // SAFETY: a plain call on an open descriptor.
                                 unsafe {
-                                    libc::posix_fadvise(open.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED)
+                                    libc::posix_fadvise(
+                                        open.as_raw_fd(),
+                                        0,
+                                        0,
+                                        libc::POSIX_FADV_DONTNEED,
+                                    )
                                 };
                             }
                             // SAFETY: the buffer is as long as said.
@@ -235,7 +250,8 @@ fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
 
 /// Reads past the page cache: each read is one request of that size.
 fn direct(file: &Path, bytes: usize) -> Box<dyn FnMut(u64)> {
-    let open = fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(file).expect("open");
+    let open =
+        fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(file).expect("open");
     let mut buffer = vec![0u8; bytes + 4096];
     let start = buffer.as_ptr().align_offset(4096);
     Box::new(move |n| {

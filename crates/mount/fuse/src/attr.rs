@@ -219,7 +219,8 @@ impl Statx {
         abi::StatxOut {
             attr_valid: self.attr_ttl.as_secs(),
             attr_valid_nsec: self.attr_ttl.subsec_nanos(),
-            mask: libc::STATX_BASIC_STATS | if self.btime.is_some() { libc::STATX_BTIME } else { 0 },
+            mask: libc::STATX_BASIC_STATS
+                | if self.btime.is_some() { libc::STATX_BTIME } else { 0 },
             blksize: attr.blksize,
             attributes: self.attributes,
             nlink: attr.nlink,

@@ -78,7 +78,8 @@ impl Default for Config {
 impl Config {
     /// Serving threads, and spare ones.
     pub(crate) fn threads(&self) -> (usize, usize) {
-        let workers = if self.workers == 0 { workers_default() } else { self.workers.min(WORKERS_MAX) };
+        let workers =
+            if self.workers == 0 { workers_default() } else { self.workers.min(WORKERS_MAX) };
         (workers, self.spare_workers.min(WORKERS_MAX))
     }
 
@@ -285,8 +286,16 @@ impl Offer {
             time_gran: config.time_gran_ns.clamp(1, 1_000_000_000),
             max_pages,
             flags2: (agreed >> 32) as u32,
-            max_stack_depth: if agreed & init::PASSTHROUGH != 0 { abi::BACKING_STACK_DEPTH } else { 0 },
-            request_timeout: if agreed & init::REQUEST_TIMEOUT != 0 { config.request_timeout_s } else { 0 },
+            max_stack_depth: if agreed & init::PASSTHROUGH != 0 {
+                abi::BACKING_STACK_DEPTH
+            } else {
+                0
+            },
+            request_timeout: if agreed & init::REQUEST_TIMEOUT != 0 {
+                config.request_timeout_s
+            } else {
+                0
+            },
             ..Default::default()
         };
         let negotiated = Negotiated {
@@ -317,15 +326,20 @@ mod tests {
 
     #[test]
     fn flags_round_trip() {
-        let features = Features { posix_locks: true, readdirplus: ReaddirPlus::Auto, ..Features::default() };
+        let features =
+            Features { posix_locks: true, readdirplus: ReaddirPlus::Auto, ..Features::default() };
         assert_eq!(Features::from_flags(features.flags()), features);
     }
 
     #[test]
     fn only_what_both_want() {
-        let offer =
-            Offer { minor: 38, max_readahead: 65536, flags: init::ASYNC_READ | init::WRITEBACK_CACHE };
-        let (settled, out) = offer.settle(&Config { request_timeout_s: 9, ..Config::default() }, false);
+        let offer = Offer {
+            minor: 38,
+            max_readahead: 65536,
+            flags: init::ASYNC_READ | init::WRITEBACK_CACHE,
+        };
+        let (settled, out) =
+            offer.settle(&Config { request_timeout_s: 9, ..Config::default() }, false);
         assert!(settled.features.async_read);
         assert!(!settled.features.writeback_cache, "offered, not wanted");
         assert!(!settled.features.parallel_dirops, "wanted, not offered");
@@ -355,7 +369,8 @@ mod tests {
     fn io_uring_when_wanted_and_offered() {
         let config = Config::default();
         for (flags, wanted, agreed) in [(u64::MAX, true, 1), (u64::MAX, false, 0), (0, true, 0)] {
-            let (settled, out) = Offer { minor: 45, max_readahead: 0, flags }.settle(&config, wanted);
+            let (settled, out) =
+                Offer { minor: 45, max_readahead: 0, flags }.settle(&config, wanted);
             assert_eq!(out.flags2 >> 9 & 1, agreed);
             assert_eq!(settled.io_uring_offered, flags != 0);
         }

@@ -14,12 +14,18 @@ pub fn caller_groups(pid: u32) -> io::Result<Vec<u32>> {
         return Err(io::Error::from_raw_os_error(libc::ENOENT));
     }
     let status = fs::read(format!("/proc/{pid}/status"))?;
-    groups_of(&status).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no Groups line in /proc"))
+    groups_of(&status)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no Groups line in /proc"))
 }
 
 fn groups_of(status: &[u8]) -> Option<Vec<u32>> {
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Groups:"))?;
-    std::str::from_utf8(line).ok()?.split_ascii_whitespace().map(|group| group.parse().ok()).collect()
+    let line =
+        status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Groups:"))?;
+    std::str::from_utf8(line)
+        .ok()?
+        .split_ascii_whitespace()
+        .map(|group| group.parse().ok())
+        .collect()
 }
 
 #[cfg(test)]

@@ -109,7 +109,14 @@ impl Dirents {
         self.record(Some(entry), name, entry.attr.ino, kind, cookie)
     }
 
-    fn record(&mut self, entry: Option<&Entry>, name: &OsStr, ino: u64, kind: FileKind, cookie: u64) -> bool {
+    fn record(
+        &mut self,
+        entry: Option<&Entry>,
+        name: &OsStr,
+        ino: u64,
+        kind: FileKind,
+        cookie: u64,
+    ) -> bool {
         let head = if entry.is_some() { size_of::<abi::EntryOut>() } else { 0 };
         let len = (head + size_of::<abi::Dirent>() + name.len()).next_multiple_of(8);
         if self.message.len() + len > self.limit {
@@ -119,7 +126,8 @@ impl Dirents {
         if let Some(entry) = entry {
             self.message.extend_from_slice(entry.to_wire().bytes());
         }
-        let dirent = abi::Dirent { ino, off: cookie, namelen: name.len() as u32, kind: kind as u32 };
+        let dirent =
+            abi::Dirent { ino, off: cookie, namelen: name.len() as u32, kind: kind as u32 };
         self.message.extend_from_slice(dirent.bytes());
         self.message.extend_from_slice(name.as_bytes());
         self.message.resize(end, 0);

@@ -102,7 +102,8 @@ pub mod transport;
 
 pub use attr::{Attr, Entry, OpenFlags, Opened, Statfs, Statx, Timestamp};
 pub use config::{
-    Config, Features, MAX_WRITE_MAX, MAX_WRITE_MIN, Negotiated, ReaddirPlus, WORKERS_MAX, workers_default,
+    Config, Features, MAX_WRITE_MAX, MAX_WRITE_MIN, Negotiated, ReaddirPlus, WORKERS_MAX,
+    workers_default,
 };
 pub use creds::caller_groups;
 pub use dirents::{Dirents, FileKind};
@@ -111,6 +112,8 @@ pub use mount::{Mount, MountOptions, Unmounter};
 pub use notify::Notifier;
 pub use passthrough::{Backing, Backings};
 pub use reply::Reply;
-pub use request::{Dialect, Forgets, Ioctl, Lock, Malformed, Operation, Request, SetTime, Setattr, Write};
+pub use request::{
+    Dialect, Forgets, Ioctl, Lock, Malformed, Operation, Request, SetTime, Setattr, Write,
+};
 pub use session::{FileSystem, Session, SessionStats};
 pub use transport::{End, TransportChoice, block_in_place};

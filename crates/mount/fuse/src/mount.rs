@@ -77,7 +77,9 @@ impl Mount {
             (mount_directly(&dir, options).map_err(|e| Error::new(what(), e))?, None)
         };
         let entry = mountinfo::top(&dir).and_then(|entry| {
-            entry.ok_or_else(|| Error::plain(what(), "mounted, but /proc/self/mountinfo does not show it"))
+            entry.ok_or_else(|| {
+                Error::plain(what(), "mounted, but /proc/self/mountinfo does not show it")
+            })
         });
         match entry {
             Ok(entry) => {
@@ -105,7 +107,9 @@ impl Mount {
 
     /// The `/dev/fuse` descriptor; it can be had once.
     pub(crate) fn take_device(&mut self) -> Result<Arc<OwnedFd>> {
-        self.device.take().ok_or_else(|| Error::plain("cannot serve the mount", "it is being served already"))
+        self.device
+            .take()
+            .ok_or_else(|| Error::plain("cannot serve the mount", "it is being served already"))
     }
 
     /// Leaves unmounting to somebody else.
@@ -149,7 +153,8 @@ impl Unmounter {
             return Ok((on_top(&self.0.dir) && is_dead(&self.0.dir)).then(|| self.0.dir.clone()));
         }
         // A directory above may have been renamed.
-        let elsewhere = all.iter().filter(|entry| ours(entry)).map(|entry| entry.mount_point.as_path());
+        let elsewhere =
+            all.iter().filter(|entry| ours(entry)).map(|entry| entry.mount_point.as_path());
         let found = std::iter::once(self.0.dir.as_path()).chain(elsewhere).find(|dir| on_top(dir));
         Ok(found.map(Path::to_path_buf))
     }
@@ -199,7 +204,10 @@ pub fn unmount(dir: &Path, how: How) -> Result<()> {
         return Err(Error::errno(format!("{}: nothing is mounted there", what()), libc::ENOENT));
     };
     if !entry.is_fuse() {
-        return Err(Error::errno(format!("{}: it is {}, not FUSE", what(), entry.fs_type), libc::EINVAL));
+        return Err(Error::errno(
+            format!("{}: it is {}, not FUSE", what(), entry.fs_type),
+            libc::EINVAL,
+        ));
     }
     if how == How::Force {
         let _ = abort(entry.device.1);
@@ -291,7 +299,13 @@ fn mount_directly(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let (target, data) = (c_string(dir.as_os_str().as_bytes())?, c_string(data.as_bytes())?);
     // SAFETY: all pointers are to live C strings.
     let rc = unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), options.flags(), data.as_ptr().cast())
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            options.flags(),
+            data.as_ptr().cast(),
+        )
     };
     if rc == 0 {
         return Ok(device);
@@ -306,14 +320,18 @@ fn mount_directly(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
 const CONTAINER_HINT: &str = "; a container needs --device /dev/fuse --cap-add SYS_ADMIN";
 
 fn open_device() -> io::Result<OwnedFd> {
-    OpenOptions::new().read(true).write(true).open("/dev/fuse").map(OwnedFd::from).map_err(|error| {
-        let hint = match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => "; is the fuse module there (modprobe fuse)?",
-            Some(libc::EACCES | libc::EPERM) => CONTAINER_HINT,
-            _ => return error,
-        };
-        io::Error::new(error.kind(), format!("/dev/fuse: {error}{hint}"))
-    })
+    OpenOptions::new().read(true).write(true).open("/dev/fuse").map(OwnedFd::from).map_err(
+        |error| {
+            let hint = match error.raw_os_error() {
+                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+                    "; is the fuse module there (modprobe fuse)?"
+                }
+                Some(libc::EACCES | libc::EPERM) => CONTAINER_HINT,
+                _ => return error,
+            };
+            io::Error::new(error.kind(), format!("/dev/fuse: {error}{hint}"))
+        },
+    )
 }
 
 /// Takes away the mount on top of `dir`.
@@ -329,7 +347,9 @@ fn remove(dir: &Path, how: How) -> Result<()> {
         How::Clean => umount(0),
         How::Detach => umount(libc::MNT_DETACH),
         // MNT_FORCE aborts the connection, too, but is for the initial user namespace only.
-        How::Force => umount(libc::MNT_FORCE | libc::MNT_DETACH).or_else(|_| umount(libc::MNT_DETACH)),
+        How::Force => {
+            umount(libc::MNT_FORCE | libc::MNT_DETACH).or_else(|_| umount(libc::MNT_DETACH))
+        }
     };
     match direct {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) && !is_root() => {

@@ -68,7 +68,12 @@ pub fn run(
 }
 
 /// As [`run`], in the background.
-pub fn start(dir: &Path, options: NullOptions, mount: &MountOptions, config: &Config) -> Result<Session> {
+pub fn start(
+    dir: &Path,
+    options: NullOptions,
+    mount: &MountOptions,
+    config: &Config,
+) -> Result<Session> {
     Session::start(Mount::new(dir, mount)?, NullFs::new(options), config)
 }
 
@@ -131,7 +136,12 @@ impl NullFs {
     /// The answer that counts as a lookup.
     fn entry(&self, id: u64, node: &NullInode) -> Entry {
         let nodeid = id;
-        Entry { nodeid, generation: node.generation(), attr: self.attr(id, node), ..Entry::default() }
+        Entry {
+            nodeid,
+            generation: node.generation(),
+            attr: self.attr(id, node),
+            ..Entry::default()
+        }
     }
 
     fn opened(&self) -> Opened {
@@ -147,7 +157,8 @@ impl NullFs {
 
     fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Entry> {
         let children = self.nodes.get(parent)?.children.lock();
-        let id = *children.as_ref().ok_or(libc::ENOTDIR)?.get(name.as_bytes()).ok_or(libc::ENOENT)?;
+        let id =
+            *children.as_ref().ok_or(libc::ENOTDIR)?.get(name.as_bytes()).ok_or(libc::ENOENT)?;
         // The parent's lock keeps the name, and so the node, until the reference is counted.
         let node = self.nodes.get(id)?;
         node.lookups.fetch_add(1, Ordering::Relaxed);
@@ -295,7 +306,9 @@ impl NullFs {
         }
         let dots = [(".", id), ("..", ROOT_ID)];
         let all = dots.iter().map(|(name, node)| (OsStr::new(*name), *node, true)).chain(
-            listed.iter().map(|listed| (OsStr::from_bytes(&listed.name), listed.node, listed.directory)),
+            listed
+                .iter()
+                .map(|listed| (OsStr::from_bytes(&listed.name), listed.node, listed.directory)),
         );
         let skip = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, (name, node, directory)) in all.enumerate().skip(skip) {
@@ -345,10 +358,14 @@ impl FileSystem for NullFs {
         }
         let id = request.nodeid;
         match request.op {
-            Operation::Lookup { name } => answer!(self.lookup(id, name), |entry| reply.entry(&entry)),
+            Operation::Lookup { name } => {
+                answer!(self.lookup(id, name), |entry| reply.entry(&entry))
+            }
             Operation::Forget(forgets) => self.forget(forgets),
             Operation::Getattr { .. } => {
-                answer!(self.nodes.get(id), |node| { reply.attr(&self.attr(id, node), Duration::ZERO) })
+                answer!(self.nodes.get(id), |node| {
+                    reply.attr(&self.attr(id, node), Duration::ZERO)
+                })
             }
             Operation::Setattr(change) => {
                 answer!(self.setattr(id, &change), |attr| reply.attr(&attr, Duration::ZERO))
@@ -378,7 +395,9 @@ impl FileSystem for NullFs {
             Operation::Link { target, new_name } => {
                 answer!(self.link(target, id, new_name), |entry| reply.entry(&entry))
             }
-            Operation::Open { flags, .. } => answer!(self.open(id, flags), |opened| reply.opened(opened)),
+            Operation::Open { flags, .. } => {
+                answer!(self.open(id, flags), |opened| reply.opened(opened))
+            }
             Operation::Read { offset, size, .. } => {
                 answer!(self.read(id, offset, size), |data| reply.data(data))
             }
@@ -393,10 +412,12 @@ impl FileSystem for NullFs {
             },
             Operation::Opendir { .. } => reply.opened(self.opendir()),
             Operation::Readdir { fh, offset, size } => {
-                answer!(self.readdir(id, fh, offset, Dirents::plain(size)), |dirents| reply.dirents(dirents))
+                answer!(self.readdir(id, fh, offset, Dirents::plain(size)), |dirents| reply
+                    .dirents(dirents))
             }
             Operation::Readdirplus { fh, offset, size } => {
-                answer!(self.readdir(id, fh, offset, Dirents::plus(size)), |dirents| reply.dirents(dirents))
+                answer!(self.readdir(id, fh, offset, Dirents::plus(size)), |dirents| reply
+                    .dirents(dirents))
             }
             Operation::Releasedir { fh, .. } => {
                 self.listings.lock().remove(&fh);

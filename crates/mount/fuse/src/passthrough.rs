@@ -55,7 +55,11 @@ impl Backings {
         let map = abi::BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the request reads one `BackingMap`.
         let id = unsafe {
-            libc::ioctl(self.channel.as_raw_fd(), abi::DEV_IOC_BACKING_OPEN as _, map.bytes().as_ptr())
+            libc::ioctl(
+                self.channel.as_raw_fd(),
+                abi::DEV_IOC_BACKING_OPEN as _,
+                map.bytes().as_ptr(),
+            )
         };
         if id <= 0 {
             return Err(io::Error::last_os_error());

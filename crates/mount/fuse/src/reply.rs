@@ -176,12 +176,20 @@ impl Reply {
     /// COPY_FILE_RANGE: so many bytes were copied.
     pub fn copied(mut self, bytes: u64) {
         match self.opcode {
-            Opcode::CopyFileRange64 => self.send_struct(abi::CopyFileRangeOut { bytes_copied: bytes }),
+            Opcode::CopyFileRange64 => {
+                self.send_struct(abi::CopyFileRangeOut { bytes_copied: bytes })
+            }
             _ => {
                 self.expect(self.opcode == Opcode::CopyFileRange);
                 // The old form has 32 bits; copying less than asked is allowed, so say what fits.
-                debug_assert!(bytes <= u64::from(u32::MAX), "the old form asks for less than 4 GiB");
-                self.send_struct(abi::WriteOut { size: bytes.min(u64::from(u32::MAX)) as u32, padding: 0 });
+                debug_assert!(
+                    bytes <= u64::from(u32::MAX),
+                    "the old form asks for less than 4 GiB"
+                );
+                self.send_struct(abi::WriteOut {
+                    size: bytes.min(u64::from(u32::MAX)) as u32,
+                    padding: 0,
+                });
             }
         }
     }
@@ -232,7 +240,11 @@ impl Reply {
         self.expect(self.opcode == Opcode::Ioctl);
         let out = abi::IoctlOut { result, ..Default::default() };
         let header = self.header(size_of_val(&out) + data.len());
-        self.transmit(&[IoSlice::new(header.bytes()), IoSlice::new(out.bytes()), IoSlice::new(data)]);
+        self.transmit(&[
+            IoSlice::new(header.bytes()),
+            IoSlice::new(out.bytes()),
+            IoSlice::new(data),
+        ]);
     }
 
     /// POLL: the events that are there.
@@ -255,7 +267,8 @@ impl Reply {
 
     fn send_error(&mut self, errno: i32) {
         let errno = if (1..=ERRNO_MAX).contains(&errno) { errno } else { libc::EIO };
-        let header = OutHeader { len: size_of::<OutHeader>() as u32, error: -errno, unique: self.unique };
+        let header =
+            OutHeader { len: size_of::<OutHeader>() as u32, error: -errno, unique: self.unique };
         self.transmit(&[IoSlice::new(header.bytes())]);
     }
 
@@ -264,14 +277,19 @@ impl Reply {
         let message = Message { header: self.header(size_of::<T>()), body };
         const { assert!(size_of::<Message<T>>() == size_of::<OutHeader>() + size_of::<T>()) };
         // SAFETY: both parts are Wire and, as just asserted, there is no padding between them.
-        let bytes =
-            unsafe { std::slice::from_raw_parts((&raw const message).cast::<u8>(), size_of::<Message<T>>()) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts((&raw const message).cast::<u8>(), size_of::<Message<T>>())
+        };
         self.transmit(&[IoSlice::new(bytes)]);
     }
 
     #[inline]
     fn header(&self, body_bytes: usize) -> OutHeader {
-        OutHeader { len: (size_of::<OutHeader>() + body_bytes) as u32, error: 0, unique: self.unique }
+        OutHeader {
+            len: (size_of::<OutHeader>() + body_bytes) as u32,
+            error: 0,
+            unique: self.unique,
+        }
     }
 
     #[inline]

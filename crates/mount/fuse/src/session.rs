@@ -151,7 +151,10 @@ impl Session {
                 Ok(Ok(End::Unmounted)) => {}
                 Ok(Ok(End::Aborted)) => outcome = outcome.map(|_| End::Aborted),
                 Ok(Err(error)) => outcome = Err(Error::new("reading /dev/fuse failed", error)),
-                Err(_) => outcome = Err(Error::plain("a serving thread ended", "panic outside of a handler")),
+                Err(_) => {
+                    outcome =
+                        Err(Error::plain("a serving thread ended", "panic outside of a handler"))
+                }
             }
         }
         if !matches!(outcome, Ok(End::Unmounted)) {
@@ -238,6 +241,10 @@ impl<F: FileSystem> RequestSink for Core<F> {
         slot: u64,
         channel: &Arc<dyn ReplyChannel>,
     ) {
-        self.deliver(Request::parse_split(header, fixed, Some(payload), &self.dialect), slot, channel);
+        self.deliver(
+            Request::parse_split(header, fixed, Some(payload), &self.dialect),
+            slot,
+            channel,
+        );
     }
 }

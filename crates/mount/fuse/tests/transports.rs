@@ -71,7 +71,8 @@ impl Mounted {
     fn start(transport: TransportChoice) -> Result<Mounted, String> {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("kestrel-transports.{}.{number}", std::process::id()));
+        let dir = std::env::temp_dir()
+            .join(format!("kestrel-transports.{}.{number}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let config = Config { transport, ..Config::default() };
         match null::start(&dir, NullOptions::default(), &MountOptions::default(), &config) {
@@ -107,17 +108,24 @@ impl Drop for Mounted {
 
 /// Forbids io_uring_setup to this thread.
 fn forbid_io_uring() {
-    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let statement =
+        |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     // Loads the call's number; refuses this one with EPERM; lets others pass.
     let mut filter = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_io_uring_setup as u32,
+        ),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: a live program.
-    let rc = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    let rc =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
 }
 

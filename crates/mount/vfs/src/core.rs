@@ -125,9 +125,11 @@ impl Core {
         reply: Reply,
         act: impl FnOnce(PathRef, Name, Reply),
     ) {
-        self.named(caller, (dir, name), reply, |name, reply| match self.naming.place(dir, name.clone()) {
-            Some(place) => act(place, name, reply),
-            None => reply.error(libc::ESTALE),
+        self.named(caller, (dir, name), reply, |name, reply| {
+            match self.naming.place(dir, name.clone()) {
+                Some(place) => act(place, name, reply),
+                None => reply.error(libc::ESTALE),
+            }
         });
     }
 
@@ -142,7 +144,9 @@ impl Core {
     ) {
         match Name::new(name.as_bytes()) {
             Ok(name) => act(name, reply),
-            Err(error) => self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno)),
+            Err(error) => {
+                self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno))
+            }
         }
     }
 
@@ -169,7 +173,8 @@ impl Core {
     /// Number of the directory at a path node's place.
     pub fn find(self: &Arc<Self>, caller: Caller, node: u64, place: PathRef, done: Done<InodeId>) {
         let core = self.clone();
-        let found = move |found: FsResult<Inode>| done(found.and_then(|inode| core.saw(node, &inode)));
+        let found =
+            move |found: FsResult<Inode>| done(found.and_then(|inode| core.saw(node, &inode)));
         self.fs.find_directory(caller, place, Box::new(found));
     }
 
@@ -365,7 +370,9 @@ impl Core {
             return with(reply, answer);
         }
         let fs = self.fs.clone();
-        self.patient_or_undo(pid, reply, answer, move |opened| fs.abandon(opened.handle, Box::new(drop)))
+        self.patient_or_undo(pid, reply, answer, move |opened| {
+            fs.abandon(opened.handle, Box::new(drop))
+        })
     }
 
     /// Numbers a handle. Where nothing has to be done when a descriptor is closed, the kernel need

@@ -59,9 +59,11 @@ impl DirectWrites {
     /// Answers a direct write of `len` bytes at `offset` that was done.
     pub fn answer(&self, ino: InodeId, offset: u64, len: u32, reply: Reply) {
         let unsent = match self.queue.get() {
-            Some(queue) => {
-                queue.lock().send(Written { ino, offset, len, reply }).err().map(|unsent| unsent.0.reply)
-            }
+            Some(queue) => queue
+                .lock()
+                .send(Written { ino, offset, len, reply })
+                .err()
+                .map(|unsent| unsent.0.reply),
             None => Some(reply),
         };
         // Without the threads old pages stay until the file is opened again.
@@ -85,7 +87,9 @@ fn drop_pages(notifier: &Notifier, written: &Mutex<Receiver<Written>>) {
         let Ok(Written { ino, offset, len, reply }) = next else { return };
         // Offsets are below 2^63: the write was done.
         if let Err(error) = notifier.invalidate_inode(ino, offset as i64, i64::from(len)) {
-            log::warn!("inode {ino}: the kernel does not drop its cached pages beside direct I/O: {error}");
+            log::warn!(
+                "inode {ino}: the kernel does not drop its cached pages beside direct I/O: {error}"
+            );
         }
         reply.written(len);
     }

@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use kestrel_client::fs::{
-    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Listed, NewNode, ReadBytes, Seek, WriteAt,
+    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Listed, NewNode, ReadBytes, Seek,
+    WriteAt,
 };
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
@@ -62,7 +63,11 @@ impl FileSystem for Mounted {
                         reply.attr(&convert::attr(&inode), trust.attributes(&inode));
                     });
                     let done = match set.size {
-                        Some(_) => core.following(ino, |inode: &Inode| VolumeChange::Size(inode.size), done),
+                        Some(_) => core.following(
+                            ino,
+                            |inode: &Inode| VolumeChange::Size(inode.size),
+                            done,
+                        ),
                         None => done,
                     };
                     core.change(node, set.mode, done, move |core, done| {
@@ -84,28 +89,44 @@ impl FileSystem for Mounted {
             }),
             Operation::Symlink { name, target } => {
                 core.placed(caller, (node, name), reply, |place, name, reply| {
-                    fs.symlink(caller, place, target.as_bytes(), core.entry(pid, (node, name), reply));
+                    fs.symlink(
+                        caller,
+                        place,
+                        target.as_bytes(),
+                        core.entry(pid, (node, name), reply),
+                    );
                 })
             }
             Operation::Mknod { name, mode, rdev, .. } => {
                 core.placed(caller, (node, name), reply, |place, name, reply| {
-                    let Some(kind) = Kind::from_mode(mode) else { return reply.error(libc::EINVAL) };
+                    let Some(kind) = Kind::from_mode(mode) else {
+                        return reply.error(libc::EINVAL);
+                    };
                     let new = NewNode { kind, mode: permissions(mode), rdev };
                     fs.mknod(caller, place, new, core.entry(pid, (node, name), reply));
                 })
             }
             Operation::Mkdir { name, mode, .. } => {
                 core.placed(caller, (node, name), reply, |place, name, reply| {
-                    fs.mkdir(caller, place, permissions(mode), core.entry(pid, (node, name), reply));
+                    fs.mkdir(
+                        caller,
+                        place,
+                        permissions(mode),
+                        core.entry(pid, (node, name), reply),
+                    );
                 })
             }
-            Operation::Unlink { name } => core.placed(caller, (node, name), reply, |place, name, reply| {
-                fs.unlink(caller, place, core.removing(pid, (node, name), reply));
-            }),
-            Operation::Rmdir { name } => core.placed(caller, (node, name), reply, |place, name, reply| {
-                let expected = core.expected(pid, node, &name);
-                fs.rmdir(caller, place, expected, core.removing(pid, (node, name), reply));
-            }),
+            Operation::Unlink { name } => {
+                core.placed(caller, (node, name), reply, |place, name, reply| {
+                    fs.unlink(caller, place, core.removing(pid, (node, name), reply));
+                })
+            }
+            Operation::Rmdir { name } => {
+                core.placed(caller, (node, name), reply, |place, name, reply| {
+                    let expected = core.expected(pid, node, &name);
+                    fs.rmdir(caller, place, expected, core.removing(pid, (node, name), reply));
+                })
+            }
             Operation::Rename { name, new_parent, new_name, flags } => {
                 let Some(flags) = rename_flags(flags) else { return reply.error(libc::EINVAL) };
                 core.placed(caller, (node, name), reply, |from, name, reply| {
@@ -130,7 +151,12 @@ impl FileSystem for Mounted {
                 }
                 core.placed(caller, (node, name), reply, |place, name, reply| {
                     let how = creation(mode, flags, kill_suidgid);
-                    fs.create(caller, place, how, core.creating(pid, (node, name), core.how(flags), reply));
+                    fs.create(
+                        caller,
+                        place,
+                        how,
+                        core.creating(pid, (node, name), core.how(flags), reply),
+                    );
                 });
             }
             Operation::Tmpfile { mode, flags, .. } => {
@@ -144,31 +170,33 @@ impl FileSystem for Mounted {
                 let how = core.how(flags);
                 core.open(caller, node, (convert::open_flags(flags, kill_suidgid), how), reply);
             }
-            Operation::Read { fh, offset, size, lock_owner, .. } => core.file(fh, reply, |file, reply| {
-                fs.file_accessed(&file);
-                if !direct::is_direct(lock_owner) {
-                    // Before the read is planned: a direct write that is done after that finds this
-                    // noted.
-                    file.note_read_through_pages();
-                }
-                if let Some(live) = core.live(file.ino()) {
-                    return live.answer(offset, size as usize, reply);
-                }
-                let gone = || is_dying(pid);
-                let room = match fs.try_read_room(size as usize) {
-                    Some(room) => Ok(room),
-                    None => fuse::block_in_place(|| fs.read_room(size as usize, &gone)),
-                };
-                let room = match room {
-                    Ok(room) => room,
-                    Err(error) => return reply.error(error.errno),
-                };
-                let answer = move |reply: Reply, content: ReadBytes| {
-                    reply.data_vectored(&content.pieces());
-                    drop((content, room));
-                };
-                fs.read_content(&file, offset, size as usize, core.patient(pid, reply, answer));
-            }),
+            Operation::Read { fh, offset, size, lock_owner, .. } => {
+                core.file(fh, reply, |file, reply| {
+                    fs.file_accessed(&file);
+                    if !direct::is_direct(lock_owner) {
+                        // Before the read is planned: a direct write that is done after that finds this
+                        // noted.
+                        file.note_read_through_pages();
+                    }
+                    if let Some(live) = core.live(file.ino()) {
+                        return live.answer(offset, size as usize, reply);
+                    }
+                    let gone = || is_dying(pid);
+                    let room = match fs.try_read_room(size as usize) {
+                        Some(room) => Ok(room),
+                        None => fuse::block_in_place(|| fs.read_room(size as usize, &gone)),
+                    };
+                    let room = match room {
+                        Ok(room) => room,
+                        Err(error) => return reply.error(error.errno),
+                    };
+                    let answer = move |reply: Reply, content: ReadBytes| {
+                        reply.data_vectored(&content.pieces());
+                        drop((content, room));
+                    };
+                    fs.read_content(&file, offset, size as usize, core.patient(pid, reply, answer));
+                })
+            }
             Operation::Write(write) => core.file(write.fh, reply, |file, reply| {
                 let len = write.data.len();
                 let gone = || is_dying(pid);
@@ -179,13 +207,15 @@ impl FileSystem for Mounted {
                 // have changed.
                 let appends = write.flags as i32 & libc::O_APPEND != 0 && !write.cached;
                 let at = match &core.locking {
-                    Some(_) if appends => {
-                        WriteAt::End { unfinished: !file.is_uncached() && is_part_of_write(offset, len) }
-                    }
+                    Some(_) if appends => WriteAt::End {
+                        unfinished: !file.is_uncached() && is_part_of_write(offset, len),
+                    },
                     _ => WriteAt::Offset(offset),
                 };
                 let waits = match at {
-                    WriteAt::Offset(offset) => core.locking.is_some() && file.waits_for_appended(offset),
+                    WriteAt::Offset(offset) => {
+                        core.locking.is_some() && file.waits_for_appended(offset)
+                    }
                     WriteAt::End { .. } => false,
                 };
                 let write = || fs.write_unless(&file, at, data, writer, &gone);
@@ -230,7 +260,11 @@ impl FileSystem for Mounted {
                         let done = core.patient(pid, reply, |reply, ()| reply.empty());
                         core.collected(file.ino(), done, move |core, done| {
                             let change = move |(): &()| VolumeChange::Part { offset, len: length };
-                            core.fs.fallocate(&file, what, core.following(file.ino(), change, done));
+                            core.fs.fallocate(
+                                &file,
+                                what,
+                                core.following(file.ino(), change, done),
+                            );
                         });
                     }
                     None => reply.error(libc::EOPNOTSUPP),
@@ -243,7 +277,9 @@ impl FileSystem for Mounted {
                     _ => return reply.error(libc::EINVAL),
                 };
                 let done = core.patient(pid, reply, Reply::lseek);
-                core.collected(file.ino(), done, move |core, done| core.fs.seek(&file, offset, seek, done));
+                core.collected(file.ino(), done, move |core, done| {
+                    core.fs.seek(&file, offset, seek, done)
+                });
             }),
             Operation::CopyFileRange { fh_in, offset_in, fh_out, offset_out, length, .. } => {
                 match (core.files.get(fh_in), core.files.get(fh_out)) {
@@ -259,8 +295,10 @@ impl FileSystem for Mounted {
                         };
                         let done = core.patient(pid, reply, Reply::copied);
                         core.collected(copy.from.ino(), done, move |core, done| {
-                            let change =
-                                move |len: &u64| VolumeChange::Part { offset: offset_out, len: *len };
+                            let change = move |len: &u64| VolumeChange::Part {
+                                offset: offset_out,
+                                len: *len,
+                            };
                             let done = core.following(copy.to.ino(), change, done);
                             core.fs.copy_range(copy, done);
                         });
@@ -299,10 +337,12 @@ impl FileSystem for Mounted {
                     core.fs.getxattr(caller, ino, name, core.asked(pid, reply, answer));
                 });
             }
-            Operation::Listxattr { size } => core.numbered(caller, node, reply, move |core, ino, reply| {
-                let answer = move |reply: Reply, names: Box<[u8]>| reply.xattr(size, &names);
-                core.fs.listxattr(caller, ino, core.asked(pid, reply, answer));
-            }),
+            Operation::Listxattr { size } => {
+                core.numbered(caller, node, reply, move |core, ino, reply| {
+                    let answer = move |reply: Reply, names: Box<[u8]>| reply.xattr(size, &names);
+                    core.fs.listxattr(caller, ino, core.asked(pid, reply, answer));
+                })
+            }
             Operation::Setxattr { name, value, flags, .. } => {
                 let flags = XattrFlags {
                     create: flags as i32 & libc::XATTR_CREATE != 0,

@@ -36,7 +36,12 @@ impl Core {
     }
 
     /// Tells of an inode that was asked for by number.
-    fn numbered_entry(self: &Arc<Self>, pid: u32, wanted: Option<u64>, reply: Reply) -> Done<Inode> {
+    fn numbered_entry(
+        self: &Arc<Self>,
+        pid: u32,
+        wanted: Option<u64>,
+        reply: Reply,
+    ) -> Done<Inode> {
         let (core, fs) = (self.clone(), self.fs.clone());
         let answer = move |reply: Reply, inode: Inode| {
             let entry = match &core.naming {

@@ -3,7 +3,10 @@
 //! and `file_setattr(2)`, into IOCTL. It asks for `CAP_LINUX_IMMUTABLE` itself where that is
 //! needed. Any other ioctl is `ENOTTY`.
 
-#![allow(clippy::disallowed_methods, reason = "arguments of ioctls are in the byte order of the machine")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "arguments of ioctls are in the byte order of the machine"
+)]
 
 use std::sync::Arc;
 
@@ -41,8 +44,9 @@ fn bits(flags: InodeFlags, bit: Bit) -> u32 {
 /// `None` if there are others among them.
 fn from_bits(bits: u32, bit: Bit) -> Option<InodeFlags> {
     let set = FLAGS.iter().filter(|flag| bits & bit(flag) != 0);
-    let (flags, known) =
-        set.fold((InodeFlags::default(), 0), |(flags, known), flag| (flags.with(flag.0), known | bit(flag)));
+    let (flags, known) = set.fold((InodeFlags::default(), 0), |(flags, known), flag| {
+        (flags.with(flag.0), known | bit(flag))
+    });
     (known == bits).then_some(flags)
 }
 
@@ -62,7 +66,13 @@ fn wanted(cmd: u32, data: &[u8]) -> Result<InodeFlags, i32> {
 
 impl Core {
     /// IOCTL.
-    pub(crate) fn ioctl(self: &Arc<Self>, caller: Caller, node: u64, ioctl: Ioctl<'_>, reply: Reply) {
+    pub(crate) fn ioctl(
+        self: &Arc<Self>,
+        caller: Caller,
+        node: u64,
+        ioctl: Ioctl<'_>,
+        reply: Reply,
+    ) {
         let (cmd, room) = (ioctl.cmd, ioctl.out_size as usize);
         match cmd {
             FS_IOC_GETFLAGS | FS_IOC_FSGETXATTR => {
@@ -71,7 +81,8 @@ impl Core {
                         FS_IOC_GETFLAGS => bits(inode.flags, |flag| flag.1).to_ne_bytes().to_vec(),
                         _ => {
                             let mut attributes = vec![0; FSXATTR_BYTES];
-                            attributes[..4].copy_from_slice(&bits(inode.flags, |flag| flag.2).to_ne_bytes());
+                            attributes[..4]
+                                .copy_from_slice(&bits(inode.flags, |flag| flag.2).to_ne_bytes());
                             attributes
                         }
                     };
@@ -104,7 +115,9 @@ impl Core {
                 }
                 done(changed);
             });
-            core.change(node, None, done, move |core, done| core.fs.set_flags(caller, ino, flags, done));
+            core.change(node, None, done, move |core, done| {
+                core.fs.set_flags(caller, ino, flags, done)
+            });
         });
     }
 }
@@ -121,7 +134,10 @@ mod tests {
             let flags = InodeFlags::from_bits(number).expect("known");
             let attributes = bits(flags, |flag| flag.2).to_ne_bytes();
             let attributes = [&attributes[..], &[0; FSXATTR_BYTES - 4]].concat();
-            assert_eq!(wanted(FS_IOC_SETFLAGS, &bits(flags, |flag| flag.1).to_ne_bytes()), Ok(flags));
+            assert_eq!(
+                wanted(FS_IOC_SETFLAGS, &bits(flags, |flag| flag.1).to_ne_bytes()),
+                Ok(flags)
+            );
             assert_eq!(wanted(FS_IOC_FSSETXATTR, &attributes), Ok(flags));
         }
         assert_eq!(bits(InodeFlags::IMMUTABLE, |flag| flag.1), 0x10);

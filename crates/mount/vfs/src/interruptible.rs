@@ -67,7 +67,8 @@ impl InterruptibleWaits {
     pub fn start() -> Arc<Self> {
         let waits = Arc::new(Self::default());
         let watch = waits.clone();
-        let started = std::thread::Builder::new().name("kestrel-waits".into()).spawn(move || watch.run());
+        let started =
+            std::thread::Builder::new().name("kestrel-waits".into()).spawn(move || watch.run());
         if let Err(error) = started {
             // Killed callers then wait for the store's deadline.
             log::warn!("cannot start the thread that looks after killed callers: {error}");

@@ -60,7 +60,9 @@ fn by_number(dir: &Path, ino: InodeId) -> io::Result<File> {
     let handle = Handle { bytes: size_of_val(&id) as libc::c_uint, kind: HANDLE_KIND, id };
     let flags = libc::O_PATH | libc::O_CLOEXEC;
     // SAFETY: the handle is as long as it says, and only read.
-    let fd = unsafe { libc::syscall(libc::SYS_open_by_handle_at, dir.as_raw_fd(), &raw const handle, flags) };
+    let fd = unsafe {
+        libc::syscall(libc::SYS_open_by_handle_at, dir.as_raw_fd(), &raw const handle, flags)
+    };
     match fd {
         ..0 => Err(io::Error::last_os_error()),
         // SAFETY: the descriptor is new and nobody else's.
@@ -83,8 +85,9 @@ fn size_of(file: &File, sync: libc::c_int) -> io::Result<u64> {
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
     let flags = libc::AT_EMPTY_PATH | sync;
     // SAFETY: the descriptor is open, the name ends with a NUL, and the result has room.
-    let failed =
-        unsafe { libc::statx(file.as_raw_fd(), ITSELF.as_ptr(), flags, libc::STATX_SIZE, stat.as_mut_ptr()) };
+    let failed = unsafe {
+        libc::statx(file.as_raw_fd(), ITSELF.as_ptr(), flags, libc::STATX_SIZE, stat.as_mut_ptr())
+    };
     match failed {
         // SAFETY: the kernel has filled it in.
         0 => Ok(unsafe { stat.assume_init() }.stx_size),

@@ -50,7 +50,8 @@ impl LastLookups {
     /// What the thread was told last, if that was about this name.
     pub fn take(&self, thread: u32, dir: u64, name: &Name) -> Option<InodeId> {
         let lookup = self.slot(thread).lock().take()?;
-        ((lookup.thread, lookup.dir) == (thread, dir) && lookup.name == *name).then_some(lookup.found)
+        ((lookup.thread, lookup.dir) == (thread, dir) && lookup.name == *name)
+            .then_some(lookup.found)
     }
 }
 

@@ -156,7 +156,8 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
         names,
         alone,
     };
-    let paths = hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust, config.nodes_max));
+    let paths =
+        hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust, config.nodes_max));
     let naming = paths.clone().map_or(Naming::Numbers, Naming::Paths);
     session.features.passthrough = matches!(config.passthrough, PassthroughConfig::Auto(_));
     let core = Core::new(fs, naming, trust);
@@ -182,7 +183,10 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
 /// Loads the program that tells of walks, if it is wanted and can be had.
 fn load_hints(config: ShortcutConfig) -> (Option<Arc<WalkHints>>, ShortcutMode) {
     if config == ShortcutConfig::Off {
-        return (None, ShortcutMode { shortcut: false, why: "switched off by --no-shortcut".into() });
+        return (
+            None,
+            ShortcutMode { shortcut: false, why: "switched off by --no-shortcut".into() },
+        );
     }
     match hints_as_told() {
         Ok(hints) => (Some(hints), ShortcutMode { shortcut: true, why: String::new() }),

@@ -99,7 +99,9 @@ impl Locking {
         };
         match std::thread::Builder::new().name("kestrel-pages".into()).spawn(run) {
             Ok(_) => drop(self.outdated.set(Mutex::new(send))),
-            Err(error) => log::warn!("cannot start the thread that drops cached pages for locks: {error}"),
+            Err(error) => {
+                log::warn!("cannot start the thread that drops cached pages for locks: {error}")
+            }
         }
         let pages = Arc::downgrade(self);
         fs.when_outdated(Box::new(move |ino, outdated, go_on| match pages.upgrade() {
@@ -144,7 +146,12 @@ impl Locking {
 
     /// What lies in a file from `from` on is not what the kernel has there: the file ends at `size`
     /// now. Goes on, maybe on another thread, when it has heard of that.
-    pub fn appended(&self, ino: InodeId, (from, size): (u64, u64), go_on: Box<dyn FnOnce() + Send>) {
+    pub fn appended(
+        &self,
+        ino: InodeId,
+        (from, size): (u64, u64),
+        go_on: Box<dyn FnOnce() + Send>,
+    ) {
         let outdated = Outdated { from, content: 0, size: Some(size), is_shorter: false };
         self.mend(ino, Some(outdated), go_on);
     }
@@ -201,9 +208,14 @@ impl Core {
         reply: Reply,
     ) {
         let Some(locking) = &self.locking else { return reply.error(libc::ENOSYS) };
-        let range = LockedRange { owner: lock.owner, kind: kind(&lock), start: lock.start, end: lock.end };
+        let range =
+            LockedRange { owner: lock.owner, kind: kind(&lock), start: lock.start, end: lock.end };
         if lock.kind == libc::F_UNLCK as u32 {
-            return self.fs.unlock(file, range, self.patient(pid, reply, |reply, ()| reply.empty()));
+            return self.fs.unlock(
+                file,
+                range,
+                self.patient(pid, reply, |reply, ()| reply.empty()),
+            );
         }
         let Some(span) = span(file.ino(), &lock) else { return reply.error(libc::EINVAL) };
         let waiting = wait.then(LockWait::default);
@@ -274,7 +286,15 @@ fn span(ino: InodeId, lock: &fuse::Lock) -> Option<LockSpan> {
     let mode = modes.into_iter().find(|mode| kernel_kind(*mode) as u32 == lock.kind)?;
     let (kind, end) = (kind(lock), lock.end.min(LOCK_END));
     let fits = lock.start <= end;
-    fits.then_some(LockSpan { ino, owner: lock.owner, pid: lock.pid, kind, mode, start: lock.start, end })
+    fits.then_some(LockSpan {
+        ino,
+        owner: lock.owner,
+        pid: lock.pid,
+        kind,
+        mode,
+        start: lock.start,
+        end,
+    })
 }
 
 #[cfg(test)]
@@ -307,7 +327,10 @@ mod tests {
         };
         let span = |lock: fuse::Lock| super::span(5, &lock);
         let all = span(lock).expect("a lock");
-        assert_eq!((all.kind, all.mode, all.start, all.end), (LockKind::Flock, LockMode::Write, 0, LOCK_END));
+        assert_eq!(
+            (all.kind, all.mode, all.start, all.end),
+            (LockKind::Flock, LockMode::Write, 0, LOCK_END)
+        );
         assert_eq!(span(fuse::Lock { kind: 77, ..lock }), None);
         assert_eq!(span(fuse::Lock { start: u64::MAX, ..lock }), None);
     }

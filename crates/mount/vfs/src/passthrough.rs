@@ -136,7 +136,9 @@ impl Passthrough {
                 }
                 _ => "see the error",
             };
-            return Err(format!("a file of the cache directory cannot be a backing file: {error}; {what}"));
+            return Err(format!(
+                "a file of the cache directory cannot be a backing file: {error}; {what}"
+            ));
         }
         fs.start_whole(copies.clone(), true)?;
         let passthrough = Arc::new(Self {
@@ -147,7 +149,10 @@ impl Passthrough {
             service: Service::new(),
             counters: Counters::default(),
         });
-        passthrough.service.start(&passthrough).map_err(|why| format!("starting a thread: {why}"))?;
+        passthrough
+            .service
+            .start(&passthrough)
+            .map_err(|why| format!("starting a thread: {why}"))?;
         Ok(passthrough)
     }
 
@@ -244,7 +249,13 @@ impl Passthrough {
     /// An inode has just become live. A truncation may have come between the answer to the open and
     /// that, which nobody told the copy of: so the content is looked at again. What comes from here
     /// on finds the inode live.
-    fn confirm(self: &Arc<Self>, node: Arc<OpenInode>, live: Arc<Live>, opening: Opening, answer: Answer) {
+    fn confirm(
+        self: &Arc<Self>,
+        node: Arc<OpenInode>,
+        live: Arc<Live>,
+        opening: Opening,
+        answer: Answer,
+    ) {
         let (passthrough, ino) = (self.clone(), opening.inode.ino);
         let done = move |now: FsResult<Inode>| match now {
             Ok(now) if passthrough.fs.is_whole_of(ino, now.data_change) => {
@@ -358,8 +369,11 @@ impl Passthrough {
     /// Brings what was stored through maps to the volume, before the mount's process ends.
     pub fn finish(self: &Arc<Self>) {
         self.service.stop();
-        let nodes: Vec<Arc<OpenInode>> =
-            self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect();
+        let nodes: Vec<Arc<OpenInode>> = self
+            .shards
+            .iter()
+            .flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>())
+            .collect();
         for node in nodes {
             let Some(live) = node.state.lock().live.take() else { continue };
             if live.has_writers()

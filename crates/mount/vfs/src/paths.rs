@@ -225,7 +225,9 @@ impl Paths {
     /// that the kernel will know it by number. It counts as a lookup.
     pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode) -> Entry {
         let attr_ttl = self.trust.files.max(MOMENT);
-        let Some((dir, name)) = at else { return convert::entry(inode, attr_ttl, self.trust.entry) };
+        let Some((dir, name)) = at else {
+            return convert::entry(inode, attr_ttl, self.trust.entry);
+        };
         self.passed(dir);
         if inode.kind != Kind::Dir {
             self.files.add(dir, name);
@@ -308,9 +310,20 @@ impl Paths {
             self.find_out(node);
         }
         // Without sticky bit, so that the kernel leaves all checks to us.
-        let plain =
-            Attr { ino: nodeid, mode: libc::S_IFDIR | 0o755, nlink: 2, blksize: 4096, ..Attr::default() };
-        Entry { nodeid, generation: 1, attr: attr.unwrap_or(plain), attr_ttl: Duration::ZERO, entry_ttl }
+        let plain = Attr {
+            ino: nodeid,
+            mode: libc::S_IFDIR | 0o755,
+            nlink: 2,
+            blksize: 4096,
+            ..Attr::default()
+        };
+        Entry {
+            nodeid,
+            generation: 1,
+            attr: attr.unwrap_or(plain),
+            attr_ttl: Duration::ZERO,
+            entry_ttl,
+        }
     }
 
     /// The entry of a directory that `caller` lists and found by this name a moment ago, to walk to
@@ -325,7 +338,8 @@ impl Paths {
         table.learned(nodeid);
         // Everybody may pass what the kernel believes.
         let until = self.now_ms() + TICKS.as_millis() as u64;
-        let entry_ttl = if table.lend(nodeid, until) == NameTrust::Yes { MOMENT } else { Duration::ZERO };
+        let entry_ttl =
+            if table.lend(nodeid, until) == NameTrust::Yes { MOMENT } else { Duration::ZERO };
         Some(Entry { nodeid, generation: 1, attr, attr_ttl: Duration::ZERO, entry_ttl })
     }
 
@@ -460,7 +474,8 @@ impl Paths {
         }
         self.bury(gone, |was| self.table.write().renamed(from, to, (exchange, was), &*self.fs));
         let (table, now) = (self.table.read(), self.now_ms());
-        let lent = [from, to].into_iter().filter_map(|(dir, name)| table.lent_in_private(dir, name, now));
+        let lent =
+            [from, to].into_iter().filter_map(|(dir, name)| table.lent_in_private(dir, name, now));
         lent.max().map(|until| self.when_believed_no_more(until))
     }
 

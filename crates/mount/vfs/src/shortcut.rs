@@ -20,8 +20,14 @@ use crate::paths::{
 };
 
 /// How a directory is opened to be listed.
-const LIST: OpenFlags =
-    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
+const LIST: OpenFlags = OpenFlags {
+    read: true,
+    write: false,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 impl Core {
     /// A thread that asks for something does not go on with what it asked before.
@@ -42,7 +48,13 @@ impl Core {
     }
 
     /// LOOKUP.
-    pub fn lookup(self: &Arc<Self>, caller: Caller, (unique, dir): (u64, u64), name: &OsStr, reply: Reply) {
+    pub fn lookup(
+        self: &Arc<Self>,
+        caller: Caller,
+        (unique, dir): (u64, u64),
+        name: &OsStr,
+        reply: Reply,
+    ) {
         match name.as_bytes() {
             b"." => return self.lookup_handle(caller.pid, dir, reply),
             b".." => return self.lookup_above(caller, dir, reply),
@@ -68,32 +80,52 @@ impl Core {
             LookupPlan::Fake(entry) => reply.entry(&entry),
             LookupPlan::LeaveToCreate => reply.error(libc::ENOENT),
             LookupPlan::Gone => reply.error(libc::ESTALE),
-            LookupPlan::Ask { place, purpose, then } => self.ask(caller, place, at, (purpose, then), reply),
+            LookupPlan::Ask { place, purpose, then } => {
+                self.ask(caller, place, at, (purpose, then), reply)
+            }
             LookupPlan::Open { place, flags, directory, then } => {
                 let (core, again) = (self.clone(), place.clone());
-                let answer = move |reply: Reply, found: FsResult<fs::OpenedEntry>| match found {
-                    // A link, which the kernel follows, or what is no directory where one is
-                    // wanted.
-                    Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
-                        core.ask(caller, again, at, (Purpose::Fresh, then), reply);
-                    }
-                    Ok(fs::OpenedEntry::File(opened)) => match then.protected(caller, &opened.inode) {
-                        Some(protected) => {
-                            let again = core.clone();
-                            core.check_protected(at.0, protected, move |checked| match checked {
-                                Ok(()) => {
-                                    again.found(caller, at, flags, Ok(fs::OpenedEntry::File(opened)), reply)
-                                }
-                                Err(error) => {
-                                    again.undo_created(opened);
-                                    reply.error(error.errno);
-                                }
-                            });
+                let answer =
+                    move |reply: Reply, found: FsResult<fs::OpenedEntry>| match found {
+                        // A link, which the kernel follows, or what is no directory where one is
+                        // wanted.
+                        Err(error)
+                            if error.errno == libc::ELOOP
+                                || directory && error.errno == libc::EACCES =>
+                        {
+                            core.ask(caller, again, at, (Purpose::Fresh, then), reply);
                         }
-                        None => core.found(caller, at, flags, Ok(fs::OpenedEntry::File(opened)), reply),
-                    },
-                    found => core.found(caller, at, flags, found, reply),
-                };
+                        Ok(fs::OpenedEntry::File(opened)) => {
+                            match then.protected(caller, &opened.inode) {
+                                Some(protected) => {
+                                    let again = core.clone();
+                                    core.check_protected(at.0, protected, move |checked| {
+                                        match checked {
+                                            Ok(()) => again.found(
+                                                caller,
+                                                at,
+                                                flags,
+                                                Ok(fs::OpenedEntry::File(opened)),
+                                                reply,
+                                            ),
+                                            Err(error) => {
+                                                again.undo_created(opened);
+                                                reply.error(error.errno);
+                                            }
+                                        }
+                                    });
+                                }
+                                None => core.found(
+                                    caller,
+                                    at,
+                                    flags,
+                                    Ok(fs::OpenedEntry::File(opened)),
+                                    reply,
+                                ),
+                            }
+                        }
+                        found => core.found(caller, at, flags, found, reply),
+                    };
                 let core = self.clone();
                 let undo = move |found| {
                     if let Ok(fs::OpenedEntry::File(opened)) = found {
@@ -132,7 +164,8 @@ impl Core {
         };
         let core = self.clone();
         let looked_up = move |found: FsResult<(Inode, bool)>| {
-            let protected = found.as_ref().ok().and_then(|(inode, _)| then.protected(caller, inode));
+            let protected =
+                found.as_ref().ok().and_then(|(inode, _)| then.protected(caller, inode));
             match (found, protected) {
                 (Ok((inode, listed)), Some(protected)) => {
                     let again = core.clone();
@@ -217,7 +250,13 @@ impl Core {
     }
 
     /// OPEN.
-    pub fn open(self: &Arc<Self>, caller: Caller, node: u64, (flags, how): (OpenFlags, How), reply: Reply) {
+    pub fn open(
+        self: &Arc<Self>,
+        caller: Caller,
+        node: u64,
+        (flags, how): (OpenFlags, How),
+        reply: Reply,
+    ) {
         if let Some(PreparedOpen::File(opened)) = self.waiting(caller, node, flags) {
             return self.opened(caller.pid, how, reply)(Ok(opened));
         }
@@ -244,7 +283,8 @@ impl Core {
             return self.opened_directory(node, ino, keeps_access_time, reply);
         }
         let core = self.clone();
-        let open = move |reply: Reply, ino| core.opened_directory(node, ino, keeps_access_time, reply);
+        let open =
+            move |reply: Reply, ino| core.opened_directory(node, ino, keeps_access_time, reply);
         match self.naming.target(node) {
             NodeTarget::Inode(ino) => {
                 let done = self.asked(caller.pid, reply, move |reply, ()| open(reply, ino));
@@ -306,7 +346,8 @@ impl Core {
     /// ACCESS, which is also chdir(2): a process that may search a directory may work in it from
     /// now on.
     pub fn access(self: &Arc<Self>, caller: Caller, node: u64, mask: u32, reply: Reply) {
-        let paths = self.naming.paths().filter(|_| is_path(node) && mask & libc::X_OK as u32 != 0).cloned();
+        let paths =
+            self.naming.paths().filter(|_| is_path(node) && mask & libc::X_OK as u32 != 0).cloned();
         let done = self.asked(caller.pid, reply, move |reply: Reply, ino| match paths {
             Some(paths) if !paths.hold(node, ino, true) => reply.error(libc::ESTALE),
             _ => reply.empty(),
@@ -314,7 +355,12 @@ impl Core {
         let reads = mask & libc::W_OK as u32 == 0;
         match self.naming.target(node) {
             NodeTarget::Inode(ino) => {
-                self.fs.access(caller, ino, mask, Box::new(move |allowed| done(allowed.map(|()| ino))));
+                self.fs.access(
+                    caller,
+                    ino,
+                    mask,
+                    Box::new(move |allowed| done(allowed.map(|()| ino))),
+                );
             }
             NodeTarget::At(place) if reads => {
                 let [read, exec] = [libc::R_OK, libc::X_OK].map(|bit| mask & bit as u32 != 0);
@@ -354,7 +400,12 @@ impl Core {
     }
 
     /// Answers an UNLINK or RMDIR, and takes the name out of the table if it is gone.
-    pub fn removing(self: &Arc<Self>, pid: u32, at: (u64, Name), reply: Reply) -> Done<Option<Box<Inode>>> {
+    pub fn removing(
+        self: &Arc<Self>,
+        pid: u32,
+        at: (u64, Name),
+        reply: Reply,
+    ) -> Done<Option<Box<Inode>>> {
         let (core, done) = (self.clone(), self.empty(pid, reply));
         Box::new(move |removed| {
             done(removed.map(|gone| core.naming.removed(at.0, &at.1, gone)));
@@ -377,7 +428,8 @@ impl Core {
         let leaving = paths.leaving((from.0, &from.1), (to.0, &to.1), exchange);
         let (after, left) = (paths.clone(), leaving.clone());
         let done = move |renamed: FsResult<_>| {
-            let when = renamed.map(|gone| after.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone));
+            let when =
+                renamed.map(|gone| after.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone));
             after.recalled(&left);
             match when {
                 Ok(when) => after.tell(when, move || done(Ok(()))),
@@ -413,7 +465,13 @@ impl Core {
 
     /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it:
     /// the kernel walks again.
-    pub fn creating(self: &Arc<Self>, pid: u32, at: (u64, Name), how: How, reply: Reply) -> Done<Opened> {
+    pub fn creating(
+        self: &Arc<Self>,
+        pid: u32,
+        at: (u64, Name),
+        how: How,
+        reply: Reply,
+    ) -> Done<Opened> {
         let done = self.created(pid, Some(at), how, reply);
         if self.naming.paths().is_none() {
             return done;

@@ -28,7 +28,8 @@ struct Hinted {
 impl FileSystem for Hinted {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         if let (Some(hints), Operation::Lookup { name }) = (&self.hints, &request.op) {
-            let lookup = Lookup { unique: request.unique, tid: request.pid, nodeid: request.nodeid };
+            let lookup =
+                Lookup { unique: request.unique, tid: request.pid, nodeid: request.nodeid };
             if let Some(errno) = hints.probe(&lookup, name.as_bytes()) {
                 return reply.error(errno);
             }
@@ -57,8 +58,11 @@ struct Mounted {
 impl Mounted {
     fn new(hints: Option<Arc<WalkHints>>) -> Result<Mounted, AnyError> {
         let dir = tempfile::tempdir()?;
-        let fs =
-            Arc::new(Hinted { null: NullFs::new(NullOptions::default()), hints, last: Mutex::default() });
+        let fs = Arc::new(Hinted {
+            null: NullFs::new(NullOptions::default()),
+            hints,
+            last: Mutex::default(),
+        });
         let mount = Mount::new(dir.path(), &MountOptions::default())?;
         let config = Config { transport: TransportChoice::Device, ..Config::default() };
         let session = Session::start(mount, fs.clone(), &config)?;
@@ -96,7 +100,8 @@ impl Drop for Statistics {
 fn runs() -> Result<(u64, u64), AnyError> {
     for entry in fs::read_dir("/proc/self/fdinfo")? {
         let Ok(info) = fs::read_to_string(entry?.path()) else { continue };
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        let field =
+            |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         if let (Some(count), Some(time)) = (field("run_cnt:"), field("run_time_ns:")) {
             return Ok((count, time));
         }
@@ -160,10 +165,12 @@ fn main() -> Result<(), AnyError> {
 
     for path in [&short, &longest] {
         lstat(path);
-        let (lookup, name) = ours.fs.last.lock().map_err(|_| "poisoned")?.clone().ok_or("no hint arrived")?;
+        let (lookup, name) =
+            ours.fs.last.lock().map_err(|_| "poisoned")?.clone().ok_or("no hint arrived")?;
         let start = cpu_ns();
-        let taken =
-            (0..WALKS).filter_map(|_| hints.take(std::hint::black_box(&lookup), &name).walk()).count();
+        let taken = (0..WALKS)
+            .filter_map(|_| hints.take(std::hint::black_box(&lookup), &name).walk())
+            .count();
         let each = (cpu_ns() - start) / WALKS;
         println!("take, path of {} bytes: {each} ns ({taken} of {WALKS})", path.as_os_str().len());
     }

@@ -288,7 +288,8 @@ impl Assembler {
         for &(at, label) in &self.jumps {
             let target = self.labels.get(label.0).copied().flatten().ok_or(Error::Unplaced)?;
             // Counted from the instruction after the jump.
-            let distance = i16::try_from(target as i64 - at as i64 - 1).map_err(|_| Error::TooFar)?;
+            let distance =
+                i16::try_from(target as i64 - at as i64 - 1).map_err(|_| Error::TooFar)?;
             self.words[at] |= u64::from(distance as u16) << 16;
         }
         Ok(self.words)

@@ -56,9 +56,13 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Malformed(what) => write!(f, "kernel BTF is malformed: {what}"),
-            Error::UnknownKind(kind) => write!(f, "kernel BTF has types of the unknown kind {kind}"),
+            Error::UnknownKind(kind) => {
+                write!(f, "kernel BTF has types of the unknown kind {kind}")
+            }
             Error::Missing(what) => write!(f, "kernel BTF has no {what}"),
-            Error::Ambiguous(what) => write!(f, "kernel BTF has contradictory definitions of {what}"),
+            Error::Ambiguous(what) => {
+                write!(f, "kernel BTF has contradictory definitions of {what}")
+            }
             Error::Shape(what) => write!(f, "kernel BTF has an unexpected {what}"),
         }
     }
@@ -296,14 +300,18 @@ impl<'a> Btf<'a> {
             let one = match ty.kind() {
                 kind::PTR => 8,
                 kind::ARRAY => {
-                    let elements = u32_at(ty.tail, 8).ok_or(Error::Malformed("an array without bounds"))?;
+                    let elements =
+                        u32_at(ty.tail, 8).ok_or(Error::Malformed("an array without bounds"))?;
                     count = count.checked_mul(elements).ok_or(HUGE)?;
                     id = u32_at(ty.tail, 0).ok_or(Error::Malformed("an array without elements"))?;
                     continue;
                 }
-                kind::INT | kind::STRUCT | kind::UNION | kind::ENUM | kind::FLOAT | kind::ENUM64 => {
-                    ty.size_or_type
-                }
+                kind::INT
+                | kind::STRUCT
+                | kind::UNION
+                | kind::ENUM
+                | kind::FLOAT
+                | kind::ENUM64 => ty.size_or_type,
                 _ => return Err(Error::Malformed("a member that has no size")),
             };
             return count.checked_mul(one).ok_or(HUGE);
@@ -312,18 +320,26 @@ impl<'a> Btf<'a> {
     }
 
     /// Finds a member, also in anonymous structures and unions inside: its offset and type.
-    fn member(&self, ty: Type<'a>, want: &str, depth: u32, steps: &mut u32) -> Result<Option<(u32, u32)>> {
+    fn member(
+        &self,
+        ty: Type<'a>,
+        want: &str,
+        depth: u32,
+        steps: &mut u32,
+    ) -> Result<Option<(u32, u32)>> {
         const BROKEN: Error = Error::Malformed("truncated member");
         if depth == 0 {
             return Err(Error::Malformed("structures nested without end"));
         }
         for entry in ty.tail.chunks_exact(12) {
-            *steps = steps.checked_sub(1).ok_or(Error::Malformed("structures nested without end"))?;
+            *steps =
+                steps.checked_sub(1).ok_or(Error::Malformed("structures nested without end"))?;
             let [name, id, at] = [0, 4, 8].map(|at| u32_at(entry, at));
             let (name, id, at) = (name.ok_or(BROKEN)?, id.ok_or(BROKEN)?, at.ok_or(BROKEN)?);
             // With bit fields in the structure, the upper 8 bits of a member's offset are its
             // width.
-            let (bits, width) = if ty.info >> 31 == 1 { (at & 0xff_ffff, at >> 24) } else { (at, 0) };
+            let (bits, width) =
+                if ty.info >> 31 == 1 { (at & 0xff_ffff, at >> 24) } else { (at, 0) };
             if self.is_named(name, want)? {
                 if width != 0 || bits % 8 != 0 {
                     return Err(Error::Shape(format!("bit field {want}")));
@@ -350,7 +366,9 @@ impl<'a> Btf<'a> {
             if !ty.is_composite() {
                 return Ok(None);
             }
-            let Some((at, of)) = self.member(ty, name, DEPTH_MAX, &mut steps)? else { return Ok(None) };
+            let Some((at, of)) = self.member(ty, name, DEPTH_MAX, &mut steps)? else {
+                return Ok(None);
+            };
             offset = offset
                 .checked_add(at)
                 .filter(|&at| at <= OFFSET_MAX)

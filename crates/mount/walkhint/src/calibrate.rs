@@ -97,7 +97,10 @@ struct Progress {
 impl Probes {
     /// `random` makes the names unpredictable, so that nobody else's are taken for probes.
     pub fn new(random: u64) -> Probes {
-        Probes { prefix: format!("{PREFIX}{random:016x}-").into_bytes(), progress: Mutex::default() }
+        Probes {
+            prefix: format!("{PREFIX}{random:016x}-").into_bytes(),
+            progress: Mutex::default(),
+        }
     }
 
     fn name(&self, kind: WalkKind) -> Vec<u8> {
@@ -163,9 +166,9 @@ impl Probes {
             directory: bit("LOOKUP_DIRECTORY", WalkKind::Directory, WalkKind::Open)?,
             revalidate: bit("LOOKUP_REVAL", WalkKind::Again, WalkKind::Stale)?,
             follow: bit("LOOKUP_FOLLOW", WalkKind::Follow, WalkKind::Plain)?,
-            calls: walks::OPENS
-                .iter()
-                .all(|&(kind, flags)| seen[kind as usize].is_some_and(|seen| seen.open_flags == Some(flags))),
+            calls: walks::OPENS.iter().all(|&(kind, flags)| {
+                seen[kind as usize].is_some_and(|seen| seen.open_flags == Some(flags))
+            }),
         };
         let Flags { parent, open, create, exclusive, directory, revalidate, follow, .. } = found;
         let all = [parent, open, create, exclusive, directory, revalidate, follow];

@@ -143,9 +143,10 @@ impl SystemCall {
     /// It keeps what its path leads to, without an OPEN that would tell.
     pub fn keeps(self) -> bool {
         match self.number {
-            libc::SYS_mount | libc::SYS_open_tree | libc::SYS_inotify_add_watch | libc::SYS_fanotify_mark => {
-                true
-            }
+            libc::SYS_mount
+            | libc::SYS_open_tree
+            | libc::SYS_inotify_add_watch
+            | libc::SYS_fanotify_mark => true,
             _ => self.flags().is_some_and(|flags| flags as i32 & libc::O_PATH != 0),
         }
     }

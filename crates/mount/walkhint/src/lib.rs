@@ -198,7 +198,8 @@ impl WalkHints {
     /// other requests by name; the calling thread must not be one that serves. Takes about a
     /// millisecond, 5 s at most. After an error there will be no hints.
     pub fn calibrate(&self, root: &Path) -> Result<(), Unavailable> {
-        let failed = |e| Unavailable::call(format!("cannot measure walk flags in {}", root.display()), e);
+        let failed =
+            |e| Unavailable::call(format!("cannot measure walk flags in {}", root.display()), e);
         let directory: OwnedFd = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC)

@@ -71,7 +71,8 @@ impl Program {
             Err(e) if e.kind() == io::ErrorKind::NotFound => None, // Built in.
             Err(e) => return Err(Unavailable::call(format!("cannot read {MODULE_BTF}"), e)),
         };
-        let unknown = |e| Unavailable::new(format!("this kernel is not one that walk hints know: {e}"));
+        let unknown =
+            |e| Unavailable::new(format!("this kernel is not one that walk hints know: {e}"));
         let btf = Btf::parse(&kernel, module.as_deref()).map_err(unknown)?;
         let layout = KernelLayout::find(&btf).map_err(unknown)?;
 
@@ -82,31 +83,48 @@ impl Program {
             Attach::Tracepoint => {
                 let entry = EntryPoint::Tracepoint { numbered };
                 (
-                    verified(&layout, entry, &slots_map, &control_map, &AttachTarget::RawTracepoint)?,
+                    verified(
+                        &layout,
+                        entry,
+                        &slots_map,
+                        &control_map,
+                        &AttachTarget::RawTracepoint,
+                    )?,
                     Some(TRACEPOINT),
                 )
             }
             Attach::Fentry => {
                 let (function, mount) = FUNCTIONS
                     .iter()
-                    .find_map(|&(name, mount)| btf.function(name).ok().map(|function| (function, mount)))
+                    .find_map(|&(name, mount)| {
+                        btf.function(name).ok().map(|function| (function, mount))
+                    })
                     .ok_or_else(|| {
                         Unavailable::new(format!("this kernel has no function {}", FUNCTIONS[1].0))
                     })?;
                 let Function { id, in_module } = function;
                 let module = if in_module { Some(fuse_btf()?) } else { None };
                 let target = AttachTarget::Fentry { function: id, module: module.as_ref() };
-                (verified(&layout, EntryPoint::Function { mount }, &slots_map, &control_map, &target)?, None)
+                (
+                    verified(
+                        &layout,
+                        EntryPoint::Function { mount },
+                        &slots_map,
+                        &control_map,
+                        &target,
+                    )?,
+                    None,
+                )
             }
         };
         let link = sys::attach(&program, name)
             .map_err(|e| Unavailable::call(format!("cannot attach to {attach}"), e))?;
 
         let cannot_map = |e| Unavailable::call("cannot map a BPF map into memory", e);
-        let memory =
-            Mapping::new(slots_map.as_raw_fd(), SLOTS as usize * RECORD_BYTES, false).map_err(cannot_map)?;
-        let control =
-            Mapping::new(control_map.as_raw_fd(), size_of::<Control>(), true).map_err(cannot_map)?;
+        let memory = Mapping::new(slots_map.as_raw_fd(), SLOTS as usize * RECORD_BYTES, false)
+            .map_err(cannot_map)?;
+        let control = Mapping::new(control_map.as_raw_fd(), size_of::<Control>(), true)
+            .map_err(cannot_map)?;
         // SAFETY: a mapping starts at a page and is as long as asked for; `Program` keeps it as
         // long as the slots.
         let slots = unsafe { Slots::new(memory.base()) };

@@ -328,7 +328,12 @@ impl Writer<'_> {
     fn record_call(&mut self) {
         let layout = self.layout;
         let done = self.asm.label();
-        self.asm.store_const(Width::Double, SLOT, slot!(call), crate::hint::SystemCall::NONE as i32);
+        self.asm.store_const(
+            Width::Double,
+            SLOT,
+            slot!(call),
+            crate::hint::SystemCall::NONE as i32,
+        );
         for number in 0..3 {
             self.asm.store_const(Width::Double, SLOT, slot!(args) + number * 8, 0);
         }

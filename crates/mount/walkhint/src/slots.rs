@@ -150,8 +150,9 @@ impl Copy {
             return None;
         }
         // SAFETY: the memory of integers, read as bytes.
-        let text =
-            unsafe { std::slice::from_raw_parts(self.text.as_ptr().cast::<u8>(), self.text.len() * 8) };
+        let text = unsafe {
+            std::slice::from_raw_parts(self.text.as_ptr().cast::<u8>(), self.text.len() * 8)
+        };
         let text = text.get(..bytes)?.strip_suffix(b"\0")?;
         Some(Walk { flags, depth, component_bytes, caller, call, text })
     }

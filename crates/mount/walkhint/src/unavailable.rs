@@ -24,7 +24,9 @@ impl Unavailable {
             Some(libc::EPERM | libc::EACCES) => Some(
                 "run with CAP_BPF and CAP_PERFMON (or CAP_SYS_ADMIN), on a kernel that is not locked down to confidentiality",
             ),
-            Some(libc::ENOSYS | libc::EINVAL) => Some("a kernel of 5.15 or later with CONFIG_BPF_SYSCALL"),
+            Some(libc::ENOSYS | libc::EINVAL) => {
+                Some("a kernel of 5.15 or later with CONFIG_BPF_SYSCALL")
+            }
             _ => None,
         };
         Unavailable { what: what.into(), cause: Some(cause), remedy, log: None }
@@ -95,8 +97,9 @@ mod tests {
 
     #[test]
     fn says_what_why_and_what_would_help() {
-        let error = Unavailable::call("cannot load the program", io::Error::from_raw_os_error(libc::EPERM))
-            .with_log("0: (79) r6 = *(u64 *)(r1 +0)\nR1 is wrong\nprocessed 3 insns\n".into());
+        let error =
+            Unavailable::call("cannot load the program", io::Error::from_raw_os_error(libc::EPERM))
+                .with_log("0: (79) r6 = *(u64 *)(r1 +0)\nR1 is wrong\nprocessed 3 insns\n".into());
         let text = error.to_string();
         assert!(text.starts_with("cannot load the program: Operation not permitted"), "{text}");
         assert!(text.contains("(R1 is wrong); what would help: run with CAP_BPF"), "{text}");
@@ -104,6 +107,9 @@ mod tests {
         assert_eq!(Unavailable::new("no such thing").to_string(), "no such thing");
         let helped = Unavailable::new("x").helped_by("y");
         assert_eq!(helped.to_string(), "x; what would help: y");
-        assert_eq!(Unavailable::new("a").or(&helped).to_string(), "a; otherwise: x; what would help: y");
+        assert_eq!(
+            Unavailable::new("a").or(&helped).to_string(),
+            "a; otherwise: x; what would help: y"
+        );
     }
 }

@@ -15,8 +15,8 @@ use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds, Op, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Checksum, ClientId, Frames, ReplyTo, SessionState, ToClient, ToServer, VERSION, Welcome,
-    decode_to_client, decode_to_server, encode_reply_to, encode_to_client,
+    Answered, Body, Checksum, ClientId, Frames, ReplyTo, SessionState, ToClient, ToServer, VERSION,
+    Welcome, decode_to_client, decode_to_server, encode_reply_to, encode_to_client,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -51,7 +51,8 @@ impl Node {
                     encode_to_client(&ToClient::Welcome(welcome), Checksum::Off, &mut self.says)?;
                 }
                 ToServer::Call(call) => {
-                    let inode = Box::new(Inode::new(4711, Kind::File, 1_700_000_000_000_000_000, 7));
+                    let inode =
+                        Box::new(Inode::new(4711, Kind::File, 1_700_000_000_000_000_000, 7));
                     let answered = Answered::Op(Ok(Answer::Entry { parent: 42, inode }));
                     let reply = ReplyTo { id: call.id, table: 1, answered };
                     encode_reply_to(&reply, Checksum::Off, &mut self.says);
@@ -74,7 +75,8 @@ fn main() -> Result<(), Failure> {
     };
     let mut link = Link::new(config, 0);
     let (mut node, mut frames, mut output) = (Node::default(), Frames::default(), Vec::new());
-    let (mut messages, mut ended): (Vec<ToClient>, Vec<FinishedCall<u64>>) = (Vec::new(), Vec::new());
+    let (mut messages, mut ended): (Vec<ToClient>, Vec<FinishedCall<u64>>) =
+        (Vec::new(), Vec::new());
     link.connected(0, Security::Loopback);
     let place = PathRef::from_path(
         ROOT,

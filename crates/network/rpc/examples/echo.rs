@@ -26,8 +26,8 @@ use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Op, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    self, Answered, Body, Call, Checksum, Reclaim, ReclaimReply, ReplyTo, SessionState, ToClient, ToServer,
-    Welcome, WireError,
+    self, Answered, Body, Call, Checksum, Reclaim, ReclaimReply, ReplyTo, SessionState, ToClient,
+    ToServer, Welcome, WireError,
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -177,7 +177,8 @@ impl Connection for EchoConnection {
                     root: 1,
                 }),
                 ToServer::Call(call) => {
-                    let reply = ReplyTo { id: call.id, table: 1, answered: Answered::Op(Ok(answer())) };
+                    let reply =
+                        ReplyTo { id: call.id, table: 1, answered: Answered::Op(Ok(answer())) };
                     wire::encode_reply_to(&reply, Checksum::Off, &mut self.replies);
                     continue;
                 }
@@ -221,8 +222,11 @@ impl ReclaimSource for Nothing {
 }
 
 fn connected() -> Result<(server::Serving, Arc<Remote>), Failure> {
-    let serving =
-        server::serve(TcpListener::bind("127.0.0.1:0")?, Arc::new(Echo), ListenerConfig::default())?;
+    let serving = server::serve(
+        TcpListener::bind("127.0.0.1:0")?,
+        Arc::new(Echo),
+        ListenerConfig::default(),
+    )?;
     let config = RemoteConfig {
         tls: ClientTls::default(),
         addresses: vec![serving.address().to_string()],

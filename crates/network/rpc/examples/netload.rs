@@ -73,7 +73,12 @@ fn main() -> Result<(), Failure> {
     let nodes = Arc::new(Nodes::connect(config)?);
     for depth in depths.split(',') {
         let tree = Arc::new(Tree::make(&nodes, dirs, burst)?);
-        measure(&nodes, &tree, depth.trim().parse::<u64>()?.max(1), Duration::from_secs_f64(seconds));
+        measure(
+            &nodes,
+            &tree,
+            depth.trim().parse::<u64>()?.max(1),
+            Duration::from_secs_f64(seconds),
+        );
     }
     nodes.remotes.iter().for_each(|remote| remote.close());
     Ok(())
@@ -95,7 +100,8 @@ impl Nodes {
             return Ok(Self { placement: None, remotes: vec![first] });
         };
         first.close();
-        let bytes = (0..table.len() / 2).map(|at| u8::from_str_radix(&table[2 * at..2 * at + 2], 16));
+        let bytes =
+            (0..table.len() / 2).map(|at| u8::from_str_radix(&table[2 * at..2 * at + 2], 16));
         let placement = PlacementMap::decode(&bytes.collect::<Result<Vec<_>, _>>()?)?;
         let connect = |member: &Member| {
             let config = RemoteConfig { addresses: vec![member.address.clone()], ..config.clone() };
@@ -108,7 +114,8 @@ impl Nodes {
     /// The connection for a request: to the node that leads it, or, for what is open, where it was
     /// opened.
     fn of(&self, op: &Op, opened_at: usize) -> usize {
-        let leader = self.placement.as_ref().and_then(|placement| Some((placement, placement.leader(op)?)));
+        let leader =
+            self.placement.as_ref().and_then(|placement| Some((placement, placement.leader(op)?)));
         leader.map_or(opened_at, |(placement, leader)| {
             let members = placement.map.members();
             members.binary_search_by_key(&leader.id, |member| member.id).unwrap_or(0)
@@ -125,8 +132,9 @@ impl Nodes {
         let mut said = Said::default();
         for remote in &self.remotes {
             let question = serde_json::json!({ "verb": "status" });
-            let status =
-                remote.admin(&question, Some(Duration::from_secs(30)), &mut |_| ()).unwrap_or_default();
+            let status = remote
+                .admin(&question, Some(Duration::from_secs(30)), &mut |_| ())
+                .unwrap_or_default();
             for peer in status["peers"].as_array().map_or(&[][..], Vec::as_slice) {
                 said.messages += peer["envelopes"].as_u64().unwrap_or(0);
                 said.writes += peer["writes"].as_u64().unwrap_or(0);
@@ -201,8 +209,9 @@ impl Tree {
             }
             make_dir(nodes, &top)?;
         }
-        let inos =
-            (0..dirs).map(|dir| make_dir(nodes, &format!("{top}/dir{dir}"))).collect::<Result<_, _>>()?;
+        let inos = (0..dirs)
+            .map(|dir| make_dir(nodes, &format!("{top}/dir{dir}")))
+            .collect::<Result<_, _>>()?;
         Ok(Self { top, dirs, burst, inos, made: Mutex::default(), opened: Mutex::default() })
     }
 
@@ -275,14 +284,19 @@ impl Way {
                 let flags = OpenFlags { read: true, ..OpenFlags::default() };
                 Op::OpenAt(tree.place('f', number % files), flags)
             }
-            Way::Close { opens } => Op::Release(opens.get(number as usize).map_or(0, |(ino, _)| *ino)),
+            Way::Close { opens } => {
+                Op::Release(opens.get(number as usize).map_or(0, |(ino, _)| *ino))
+            }
             Way::Unlink => Op::Unlink(tree.place('f', number)),
             Way::StatDir { dirs } => Op::Lookup(tree.place('d', number.wrapping_mul(7919) % dirs)),
             Way::ChmodDir { dirs } => {
                 let (_, ino) = dirs[number as usize % dirs.len()];
                 // Another mode each time round.
                 let mode = 0o700 + (number / dirs.len() as u64 % 8) as u16;
-                Op::SetAttr(InodeRef::by_id(ino), SetAttr { mode: Some(mode), ..SetAttr::default() })
+                Op::SetAttr(
+                    InodeRef::by_id(ino),
+                    SetAttr { mode: Some(mode), ..SetAttr::default() },
+                )
             }
             Way::RenameDir => {
                 Op::Rename(tree.place('d', number), tree.place('e', number), RenameFlags::default())
@@ -325,7 +339,14 @@ enum Callers {
     Threads,
 }
 
-fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Duration, limit: u64) -> u64 {
+fn run(
+    nodes: &Arc<Nodes>,
+    tree: &Arc<Tree>,
+    what: Way,
+    depth: u64,
+    time: Duration,
+    limit: u64,
+) -> u64 {
     run_by(nodes, tree, what, depth, time, limit, Callers::Completions)
 }
 
@@ -381,9 +402,11 @@ fn run_by(
     let (done, failed) = (run.done.load(Ordering::SeqCst), run.failed.load(Ordering::SeqCst));
     let mut latencies = std::mem::take(&mut *run.latencies.lock());
     latencies.sort_unstable();
-    let at = |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
+    let at =
+        |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
     let (sent, said_since) = (nodes.sent() - before, nodes.said());
-    let each = |count: u64| (count as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0;
+    let each =
+        |count: u64| (count as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0;
     let line = serde_json::json!({
         "operation": name,
         "in_flight": depth,
@@ -433,7 +456,9 @@ impl Asked {
             Ok(answer) => {
                 run.done.fetch_add(1, Ordering::Relaxed);
                 match answer {
-                    Answer::Opened { inode, .. } => run.tree.opened.lock().push((inode.ino, self.at)),
+                    Answer::Opened { inode, .. } => {
+                        run.tree.opened.lock().push((inode.ino, self.at))
+                    }
                     Answer::Entry { inode, .. } if matches!(run.what, Way::MkDir | Way::Create) => {
                         run.tree.made.lock().push((self.number, inode.ino));
                     }
@@ -445,7 +470,9 @@ impl Asked {
             }
         }
         if let Some(begun) = self.begun {
-            run.latencies.lock().push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
+            run.latencies
+                .lock()
+                .push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
         }
     }
 }

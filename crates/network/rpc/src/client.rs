@@ -250,12 +250,16 @@ impl Remote {
         contact: Duration,
         meanwhile: &mut dyn FnMut(&Self),
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
-        let remote = Self::start(config, holder, Start::Waiting { tried: BTreeMap::new(), reached: false })?;
+        let remote =
+            Self::start(config, holder, Start::Waiting { tried: BTreeMap::new(), reached: false })?;
         let shared = &remote.shared;
         let server = shared.config.addresses.join(",");
         let failed = |text: String, why: String| {
             let volume = &shared.config.volume;
-            Err(ConnectError { text: format!("cannot use volume {volume} of {server}: {text}"), why })
+            Err(ConnectError {
+                text: format!("cannot use volume {volume} of {server}: {text}"),
+                why,
+            })
         };
         let mut start = shared.start.lock();
         loop {
@@ -286,7 +290,9 @@ impl Remote {
             };
             if left.is_zero() {
                 let said = match &*start {
-                    Start::Waiting { tried, .. } => said_by(tried).ok_or_else(|| tried.get(&None).cloned()),
+                    Start::Waiting { tried, .. } => {
+                        said_by(tried).ok_or_else(|| tried.get(&None).cloned())
+                    }
                     _ => Err(None),
                 };
                 drop(start);
@@ -323,7 +329,10 @@ impl Remote {
     ///
     /// # Errors
     /// If the settings make no sense, or a thread does not start.
-    pub fn begin(config: RemoteConfig, holder: Arc<dyn ReclaimSource>) -> Result<Arc<Self>, ConnectError> {
+    pub fn begin(
+        config: RemoteConfig,
+        holder: Arc<dyn ReclaimSource>,
+    ) -> Result<Arc<Self>, ConnectError> {
         Self::start(config, holder, Start::NotAwaited)
     }
 
@@ -420,7 +429,8 @@ impl Remote {
         } else {
             CallDeadline::Until(self.shared.now().saturating_add(self.shared.deadline()))
         };
-        self.shared.ask(|link| link.submit(Body::Lock(request), deadline, CallCompletion::Lock(done)))
+        self.shared
+            .ask(|link| link.submit(Body::Lock(request), deadline, CallCompletion::Lock(done)))
     }
 
     /// Ends the waiting of a call (`EINTR`), unless it is answered before.
@@ -506,7 +516,8 @@ impl Remote {
             reads: of(&traffic.reads),
             in_flight: stats.in_flight,
             waiting: stats.waiting,
-            outage: silent_since.map(|since| Duration::from_nanos((now - since).max(0).cast_unsigned())),
+            outage: silent_since
+                .map(|since| Duration::from_nanos((now - since).max(0).cast_unsigned())),
         }
     }
 
@@ -606,7 +617,8 @@ impl Shared {
 
     /// Runs completions. What the last of them ask is left to be written.
     fn complete(&self, ended: &mut Vec<FinishedCall<CallCompletion>>) {
-        for (number, FinishedCall { id, done, result, misdirected }) in ended.drain(..).enumerate() {
+        for (number, FinishedCall { id, done, result, misdirected }) in ended.drain(..).enumerate()
+        {
             if number > 0 && number.is_multiple_of(WRITE_EVERY) {
                 self.write_some();
             }

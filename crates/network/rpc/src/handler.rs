@@ -18,7 +18,12 @@ use kestrel_types::wire::{ToServer, WireError};
 /// Serves connections.
 pub trait Handler: Send + Sync + 'static {
     /// A connection was accepted, and what it runs over is settled; it has not said anything yet.
-    fn connect(&self, peer: SocketAddr, security: Security, outbox: Arc<dyn Outbox>) -> Box<dyn Connection>;
+    fn connect(
+        &self,
+        peer: SocketAddr,
+        security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn Connection>;
 
     /// Time passes. Called again after the answered duration, which is taken to be 10 ms to 1 s.
     fn tick(&self) -> Duration {

@@ -28,7 +28,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kestrel_types::clock::{Nanos, SECOND};
-use kestrel_types::wire::{self, Checksum, FRAME_BYTES_MAX, HEADER_BYTES, PeerHello, PeerSecret, TooLarge};
+use kestrel_types::wire::{
+    self, Checksum, FRAME_BYTES_MAX, HEADER_BYTES, PeerHello, PeerSecret, TooLarge,
+};
 use parking_lot::{Condvar, Mutex};
 
 use crate::client::socket::Socket;
@@ -179,7 +181,8 @@ impl PeerLink {
         });
         let kept = shared.clone();
         let name = format!("kestrel-peer-{}", shared.config.hello.to);
-        let thread = std::thread::Builder::new().name(name).spawn(move || link_thread::run(&kept, seed))?;
+        let thread =
+            std::thread::Builder::new().name(name).spawn(move || link_thread::run(&kept, seed))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

@@ -264,9 +264,11 @@ impl Serving {
         runtime.block_on(async {
             // A connection that is still there after the grace is cut off; that takes no time but
             // the handler's.
-            let _ =
-                tokio::time::timeout(grace, shared.left_by(|channel| !channel.node.load(Ordering::Relaxed)))
-                    .await;
+            let _ = tokio::time::timeout(
+                grace,
+                shared.left_by(|channel| !channel.node.load(Ordering::Relaxed)),
+            )
+            .await;
             shared.channels.lock().values().for_each(|channel| channel.abort("the server stops"));
             let _ = tokio::time::timeout(Duration::from_secs(10), shared.left_by(|_| true)).await;
         });

@@ -326,7 +326,9 @@ impl<D> Link<D> {
         let Some(pending) = self.calls.get_mut(id) else { return };
         pending.cancelled = true;
         match pending.sent {
-            Sent::Never => self.end(id, Err(FsError::new(libc::EINTR, "interrupted before it was sent"))),
+            Sent::Never => {
+                self.end(id, Err(FsError::new(libc::EINTR, "interrupted before it was sent")))
+            }
             // After a reconnect the call is repeated, for its answer may be that it was granted;
             // then comes the Cancel.
             Sent::Before => {}
@@ -417,7 +419,11 @@ impl<D> Link<D> {
     /// Ends the calls that are not sent on the present connection and that `wanted` picks: they
     /// fail with `EIO`. What becomes of those that were sent on an earlier one is unknown.
     pub fn fail_waiting(&mut self, wanted: impl Fn(&Body) -> bool, reason: &'static str) {
-        self.fail_all(|pending| pending.sent != Sent::Now && wanted(&pending.call.body), libc::EIO, reason);
+        self.fail_all(
+            |pending| pending.sent != Sent::Now && wanted(&pending.call.body),
+            libc::EIO,
+            reason,
+        );
     }
 
     /// Whether calls have ended and wait for [`Link::take_completions`].
@@ -470,7 +476,10 @@ impl<D> Link<D> {
             return Some(FsError::new(libc::ESHUTDOWN, "the session has been closed"));
         }
         if self.calls.len() >= CALLS_MAX {
-            return Some(FsError::new(libc::EAGAIN, "65536 calls wait for the metadata server: slow down"));
+            return Some(FsError::new(
+                libc::EAGAIN,
+                "65536 calls wait for the metadata server: slow down",
+            ));
         }
         let waits = self.calls.get_mut(id).is_some_and(|pending| pending.waits());
         (waits && self.in_flight[1] >= LOCK_WAITS_MAX)
@@ -489,14 +498,21 @@ impl<D> Link<D> {
         if let CallOwner::Asker(done) = pending.owner {
             self.stats.failed += u64::from(result.is_err());
             let misdirected = match (pending.call.body, &result) {
-                (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => Some(request),
+                (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => {
+                    Some(request)
+                }
                 _ => None,
             };
             self.completions.push(FinishedCall { id, done, result, misdirected });
         }
     }
 
-    fn fail_all(&mut self, wanted: impl FnMut(&Pending<D>) -> bool, errno: i32, reason: &'static str) {
+    fn fail_all(
+        &mut self,
+        wanted: impl FnMut(&Pending<D>) -> bool,
+        errno: i32,
+        reason: &'static str,
+    ) {
         for id in self.calls.ids(wanted) {
             self.end(id, Err(FsError::new(errno, reason)));
         }

@@ -9,8 +9,8 @@ use kestrel_types::ids::ROOT;
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    self, Answered, Checksum, ClientId, Hello, Refused, ReplyTo, SessionState, ToClient, ToServer, VERSION,
-    Versions, Welcome, WireError,
+    self, Answered, Checksum, ClientId, Hello, Refused, ReplyTo, SessionState, ToClient, ToServer,
+    VERSION, Versions, Welcome, WireError,
 };
 use parking_lot::Mutex;
 

@@ -69,7 +69,11 @@ impl Token {
     /// The one that the nodes of a cluster with this secret show each other where they are clients
     /// of each other. On no record: nodes know it.
     pub fn of_nodes(secret: &[u8], authority: Option<String>) -> Self {
-        Self { id: OF_NODES, secret: sign(&hash(secret), &[b"kestrel token of nodes 1"]), authority }
+        Self {
+            id: OF_NODES,
+            secret: sign(&hash(secret), &[b"kestrel token of nodes 1"]),
+            authority,
+        }
     }
 
     /// Reads what [`Token::reveal`] wrote.
@@ -77,8 +81,10 @@ impl Token {
     /// # Errors
     /// Says what is wrong, and nothing of the text.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        let rest =
-            text.trim().strip_prefix(PREFIX).ok_or("it is no token: one begins with kestrel-token:1:")?;
+        let rest = text
+            .trim()
+            .strip_prefix(PREFIX)
+            .ok_or("it is no token: one begins with kestrel-token:1:")?;
         let mut parts = rest.splitn(3, ':');
         let mut part = || parts.next().ok_or("it is no whole token: copy all of it");
         let (id, secret, authority) = (part()?, part()?, part()?);
@@ -208,8 +214,20 @@ mod tests {
         let proof = token.prove(&nonce, &hello, &NEAR);
         assert!(is_proof(&verifier, &nonce, &hello, &NEAR, &proof));
         assert!(!is_proof(&verifier, &[1; 32], &hello, &NEAR, &proof));
-        assert!(!is_proof(&verifier, &nonce, &Hello { incarnation: 4, ..hello.clone() }, &NEAR, &proof));
-        assert!(!is_proof(&verifier, &nonce, &Hello { volume: "w".into(), ..hello.clone() }, &NEAR, &proof));
+        assert!(!is_proof(
+            &verifier,
+            &nonce,
+            &Hello { incarnation: 4, ..hello.clone() },
+            &NEAR,
+            &proof
+        ));
+        assert!(!is_proof(
+            &verifier,
+            &nonce,
+            &Hello { volume: "w".into(), ..hello.clone() },
+            &NEAR,
+            &proof
+        ));
         assert!(!is_proof(&verifier, &nonce, &hello, &FAR, &proof));
         assert!(is_proof(&verifier, &nonce, &hello, &FAR, &token.prove(&nonce, &hello, &FAR)));
         assert!(!is_proof(&other.verifier(), &nonce, &hello, &NEAR, &proof));
@@ -224,7 +242,10 @@ mod tests {
             let token = Token::new(authority.clone()).unwrap();
             let text = token.reveal();
             let read = Token::parse(&format!(" {text}\n")).unwrap();
-            assert_eq!((read.id, read.verifier(), &read.authority), (token.id, token.verifier(), &authority));
+            assert_eq!(
+                (read.id, read.verifier(), &read.authority),
+                (token.id, token.verifier(), &authority)
+            );
             assert!(text.len() <= TEXT_MAX);
             let shown = format!("{token:?}");
             assert!(!shown.contains(text.split(':').nth(3).unwrap()), "{shown}");

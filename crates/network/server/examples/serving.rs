@@ -33,8 +33,8 @@ use kestrel_types::placement::{self, Exceptions, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Creds, Done, Op, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Body, Call, Checksum, ClientId, Frames, Hello, ToServer, Versions, count_replies, decode_to_server,
-    encode_to_server,
+    Body, Call, Checksum, ClientId, Frames, Hello, ToServer, Versions, count_replies,
+    decode_to_server, encode_to_server,
 };
 
 const DIRS: u64 = 64;
@@ -122,8 +122,12 @@ fn backend(
     placement: &PlacementMap,
 ) -> Result<Backend, Box<dyn std::error::Error>> {
     let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
-    let node =
-        NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
+    let node = NodeConfig {
+        workers: 2,
+        durability: Durability::Commit,
+        serves: true,
+        ..NodeConfig::default()
+    };
     let clock = Arc::new(SystemClock);
     if placement.map.members().len() == 1 {
         Node::format(&*engine, root, 0)?;
@@ -170,11 +174,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::path::PathBuf::from(args.next().ok_or("usage: serving DIR [ROUNDS]")?);
     let rounds: u64 = args.next().map_or(Ok(20), |rounds| rounds.parse())?;
     let nodes: u32 = args.next().map_or(Ok(1), |nodes| nodes.parse())?;
-    let options =
-        EmbeddedOptions { sync_interval: Some(Duration::from_secs(1)), ..EmbeddedOptions::default() };
+    let options = EmbeddedOptions {
+        sync_interval: Some(Duration::from_secs(1)),
+        ..EmbeddedOptions::default()
+    };
     let engine = EmbeddedEngine::open(&dir, [7; 16], options, Arc::new(|| Ok(())), &mut |_| true)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
-    let members = (1..=nodes).map(|id| placement::Member { id, address: format!("node{id}:1") }).collect();
+    let members =
+        (1..=nodes).map(|id| placement::Member { id, address: format!("node{id}:1") }).collect();
     let map = SlotMap::even(members)?;
     let placement = PlacementMap::new(map, Exceptions::default());
     // The one that has the root.
@@ -193,7 +200,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Ok::<_, Box<dyn std::error::Error>>(())
     };
     for level in 1..=names.above.len() {
-        call(Op::MkDir(PathRef::from_path(ROOT, names.above[..level].join("/").as_bytes())?, 0o755))?;
+        call(Op::MkDir(
+            PathRef::from_path(ROOT, names.above[..level].join("/").as_bytes())?,
+            0o755,
+        ))?;
     }
     for dir in &names.dirs {
         call(Op::MkDir(names.place(&[dir]), 0o755))?;
@@ -203,7 +213,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let config = SessionServerConfig { volume: "volume".into(), ..SessionServerConfig::default() };
     let limits = LockLimits::default();
-    let server = Server::new(backend.clone(), Arc::new(SystemClock), config, limits, Arc::new(NoAdmin), 0)?;
+    let server =
+        Server::new(backend.clone(), Arc::new(SystemClock), config, limits, Arc::new(NoAdmin), 0)?;
     let counter = Arc::new(Counter::default());
     let mut connection = server.connect(counter.clone(), Security::Loopback, "example");
     let hello = Hello {
@@ -234,7 +245,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let (took, asked) = (begun.elapsed(), rounds * FILES);
     let answered = counter.replies.load(Ordering::Relaxed) as u64;
-    println!("{asked} asked, {answered} answered, {} ns each", took.as_nanos() as u64 / asked.max(1));
+    println!(
+        "{asked} asked, {answered} answered, {} ns each",
+        took.as_nanos() as u64 / asked.max(1)
+    );
     drop((connection, server, backend, engine));
     std::fs::remove_dir_all(&dir)?;
     if answered == asked { Ok(()) } else { Err("answers are missing".into()) }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use kestrel_rpc::handler::Outbox;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::token::TokenRecord;
-use kestrel_types::wire::{Answered, Checksum, JSON_BYTES_MAX, ReplyTo, ToClient, encode_to_client};
+use kestrel_types::wire::{
+    Answered, Checksum, JSON_BYTES_MAX, ReplyTo, ToClient, encode_to_client,
+};
 
 use crate::grant::Grant;
 use crate::session::Session;

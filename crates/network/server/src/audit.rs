@@ -103,7 +103,8 @@ impl Audit {
     /// # Errors
     /// If one cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (administration, refused) = (Log::open(path.into())?, Log::open(with_end(path, REFUSED))?);
+        let (administration, refused) =
+            (Log::open(path.into())?, Log::open(with_end(path, REFUSED))?);
         let refusals = Quota::new(SECOND, REFUSALS_MAX, REFUSALS_SHARE);
         let state = State { administration, refused, refusals, failed: false };
         Ok(Self(Some(Mutex::new(state))))
@@ -120,9 +121,12 @@ impl Audit {
         let mut line = Map::new();
         line.insert("time".into(), json!(now as f64 / SECOND as f64));
         line.insert("event".into(), entry.event.name().into());
-        for (name, text) in
-            [("who", entry.who), ("from", entry.from), ("what", entry.what), ("result", entry.result)]
-        {
+        for (name, text) in [
+            ("who", entry.who),
+            ("from", entry.from),
+            ("what", entry.what),
+            ("result", entry.result),
+        ] {
             line.insert(name.into(), cut(text).into());
         }
         line.insert("token".into(), entry.token.map(|id| id.to_string()).into());

@@ -48,11 +48,17 @@ fn writable(opens: &Opens, ino: InodeId) -> Result<(), FsError> {
 /// # Errors
 /// `EBADF` for a file that is not open, or not for writing; `EPERM` for what only the node does;
 /// `ENFILE` above `opens_max`.
-pub fn admit(request: &Request, opens: &mut Opens, opens_max: usize) -> Result<SessionEffect, FsError> {
+pub fn admit(
+    request: &Request,
+    opens: &mut Opens,
+    opens_max: usize,
+) -> Result<SessionEffect, FsError> {
     let room = |effect| if opens.total() < opens_max { Ok(effect) } else { Err(TOO_MANY) };
     match &request.op {
         Op::Create { flags, .. } => room(SessionEffect::Opens { write: flags.write }),
-        Op::Open(_, flags) | Op::OpenAt(_, flags) => room(SessionEffect::Opens { write: flags.write }),
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => {
+            room(SessionEffect::Opens { write: flags.write })
+        }
         Op::TmpFile { .. } => room(SessionEffect::Opens { write: true }),
         Op::Release(ino) => match opens.take(*ino, 1) {
             (1, held) => Ok(SessionEffect::Releases { ino: *ino, write: held.write }),

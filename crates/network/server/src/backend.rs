@@ -92,7 +92,9 @@ impl Backend {
     pub(crate) fn submit_own(&self, requests: Vec<Submission>) {
         match self {
             Self::Alone(node) => node.submit_many(requests),
-            Self::Member(host) => requests.into_iter().for_each(|(request, done)| host.submit(request, done)),
+            Self::Member(host) => {
+                requests.into_iter().for_each(|(request, done)| host.submit(request, done))
+            }
         }
     }
 }

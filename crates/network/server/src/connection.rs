@@ -32,8 +32,10 @@ use crate::session::window::{CallDecision, Waiter};
 use crate::session::{Claims, Phase, Session, SessionConn, State};
 
 const SECOND_HELLO: FsError = FsError::new(libc::EPROTO, "a connection begins with one Hello");
-const UNPROVED: FsError =
-    FsError::new(libc::EPROTO, "a client proves that it has its token before it says anything else");
+const UNPROVED: FsError = FsError::new(
+    libc::EPROTO,
+    "a client proves that it has its token before it says anything else",
+);
 const NO_NODE: FsError = FsError::new(libc::EPROTO, "a client is no node of the cluster");
 const TOO_EARLY: FsError =
     FsError::new(libc::EPROTO, "a client says what it holds before it asks for anything else");
@@ -43,7 +45,8 @@ const MISNUMBERED: FsError =
     FsError::new(libc::EPROTO, "calls that change something are numbered, and no others");
 
 /// A request that fails with `EBADF` and changes nothing, unless its number has a recorded answer.
-const RECALL: Request = Request { creds: Creds { uid: 0, gid: 0, groups: None }, op: Op::Release(0) };
+const RECALL: Request =
+    Request { creds: Creds { uid: 0, gid: 0, groups: None }, op: Op::Release(0) };
 
 /// Where a connection stands.
 enum Stage {
@@ -136,7 +139,12 @@ impl Connection {
     }
 
     /// Answers to calls of a session.
-    fn batch(&self, session: &Arc<Session>, incarnation: u64, grant: Option<Arc<Grant>>) -> Arc<Batch> {
+    fn batch(
+        &self,
+        session: &Arc<Session>,
+        incarnation: u64,
+        grant: Option<Arc<Grant>>,
+    ) -> Arc<Batch> {
         let (session, outbox) = (session.clone(), self.outbox.clone());
         Batch::new(&self.server, session, (incarnation, grant), outbox, self.checksum)
     }
@@ -176,7 +184,9 @@ impl Connection {
                         server.backend.submit_batch(vec![(*request, origin)], &answers);
                     }
                     // As in `take_op`: it may have been carried out when the node id was good.
-                    (UnverifiedCall::Request(_, Some(origin), submitted), Some(_)) if origin.retry => {
+                    (UnverifiedCall::Request(_, Some(origin), submitted), Some(_))
+                        if origin.retry =>
+                    {
                         answers.expect(vec![Submitted { refused: true, ..submitted }]);
                         server.backend.submit_batch(vec![(RECALL, Some(origin))], &answers);
                     }
@@ -186,12 +196,15 @@ impl Connection {
                     (UnverifiedCall::Lock(id, request), None) => {
                         let state = waiting.state.lock();
                         if state.is_current(incarnation)
-                            && let Some(reply) = server.shared.desk.lock().serve(state.holder, id, &request)
+                            && let Some(reply) =
+                                server.shared.desk.lock().serve(state.holder, id, &request)
                         {
                             answers.answer(id, Answered::Lock(reply));
                         }
                     }
-                    (UnverifiedCall::Lock(id, _), Some(why)) => answers.answer(id, Answered::Lock(Err(why))),
+                    (UnverifiedCall::Lock(id, _), Some(why)) => {
+                        answers.answer(id, Answered::Lock(Err(why)))
+                    }
                 }
             };
             self.server.settle(session, root, doubts, Box::new(settled));
@@ -380,9 +393,12 @@ impl Connection {
             Body::Lock(request) => {
                 let doubt = match state.grant.clone() {
                     None => Ok(None),
-                    Some(grant) => {
-                        grant.judge_lock(&request, &mut state.given, &state.opens, &self.server.backend)
-                    }
+                    Some(grant) => grant.judge_lock(
+                        &request,
+                        &mut state.given,
+                        &state.opens,
+                        &self.server.backend,
+                    ),
                 };
                 match doubt {
                     Ok(None) => {
@@ -391,7 +407,9 @@ impl Connection {
                             answers.answer(id, Answered::Lock(reply));
                         }
                     }
-                    Ok(Some(doubt)) => work.doubtful.push((vec![doubt], UnverifiedCall::Lock(id, request))),
+                    Ok(Some(doubt)) => {
+                        work.doubtful.push((vec![doubt], UnverifiedCall::Lock(id, request)))
+                    }
                     Err(why) => {
                         work.refused("lock", &why);
                         answers.answer(id, Answered::Lock(Err(why)));
@@ -475,8 +493,10 @@ impl Connection {
         };
         let submitted = Submitted { id, seq, effect, lists, listed: judged.listed, refused };
         if !judged.doubts.is_empty() {
-            work.doubtful
-                .push((judged.doubts, UnverifiedCall::Request(Box::new(request), origin, submitted)));
+            work.doubtful.push((
+                judged.doubts,
+                UnverifiedCall::Request(Box::new(request), origin, submitted),
+            ));
             return Ok(());
         }
         work.requests.push((request, origin));
@@ -536,7 +556,8 @@ impl Connection {
 
     /// Bytes came that are no message: tells the client. The transport closes.
     pub fn refuse(&mut self, error: &WireError) {
-        let errno = if let WireError::Version(_) = error { libc::EPROTONOSUPPORT } else { libc::EPROTO };
+        let errno =
+            if let WireError::Version(_) = error { libc::EPROTONOSUPPORT } else { libc::EPROTO };
         self.break_off(FsError::because(errno, error.to_string()));
     }
 
@@ -544,7 +565,8 @@ impl Connection {
     fn break_off(&mut self, why: FsError) {
         self.server.log_refused(&self.peer, &why);
         // Others pass: the same client is let in a moment later.
-        let lasts = matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT);
+        let lasts =
+            matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT);
         if lasts && matches!(self.stage, Stage::Silent | Stage::Proving(..)) {
             self.audit(audit::AuditEvent::Handshake, "connect", &why);
         }

@@ -28,8 +28,10 @@ const NOBODY: u32 = 65_534;
 const NOT_COVERED: FsError =
     FsError::new(libc::EACCES, "the token of this client does not cover the user of this request");
 const READ_ONLY: FsError = FsError::new(libc::EROFS, "the token of this client is read-only");
-const NOT_FOR_WRITING: FsError =
-    FsError::new(libc::EBADF, "a lock for writing needs a file open for writing, and the token is read-only");
+const NOT_FOR_WRITING: FsError = FsError::new(
+    libc::EBADF,
+    "a lock for writing needs a file open for writing, and the token is read-only",
+);
 const NOT_LISTABLE: FsError =
     FsError::new(libc::EACCES, "this client has not opened the directory for reading");
 
@@ -116,7 +118,10 @@ impl Grant {
         let before = self.ended.load(Ordering::Relaxed);
         // What is revoked stays so.
         let ends = before == LIVE || (before, why) == (EXPIRED, REVOKED);
-        ends && self.ended.compare_exchange(before, why, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        ends && self
+            .ended
+            .compare_exchange(before, why, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     }
 
     /// Why it allows nothing any more, if that is so.
@@ -237,7 +242,8 @@ impl Grant {
         {
             return;
         }
-        inode.data = Data::Packed { range: Range { object: WITHHELD, offset: 0, len }, visible: len };
+        inode.data =
+            Data::Packed { range: Range { object: WITHHELD, offset: 0, len }, visible: len };
     }
 
     /// Whether some user that the token covers has one of these permissions (of the three bits of a
@@ -390,7 +396,9 @@ fn asks_for_nobody(op: &mut Op) -> bool {
 /// it opens one.
 fn allows_listing(op: &Op) -> Option<Listable> {
     match op {
-        Op::Access(inode, mask) => (mask & libc::R_OK as u32 != 0).then_some(Listable::Dir(inode.ino)),
+        Op::Access(inode, mask) => {
+            (mask & libc::R_OK as u32 != 0).then_some(Listable::Dir(inode.ino))
+        }
         Op::Open(inode, flags) => flags.read.then_some(Listable::Dir(inode.ino)),
         Op::OpenAt(_, flags) => flags.read.then_some(Listable::Answered),
         _ => None,
@@ -412,7 +420,9 @@ impl Within<'_> {
 
     /// Whether a file is, or a directory.
     fn has(&mut self, ino: InodeId) -> bool {
-        self.opens.get(ino).count > 0 || self.given.has_file(ino, self.root, self.tree) || self.has_dir(ino)
+        self.opens.get(ino).count > 0
+            || self.given.has_file(ino, self.root, self.tree)
+            || self.has_dir(ino)
     }
 
     /// What is to be found out of one that nobody knows to be.

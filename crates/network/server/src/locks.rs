@@ -163,9 +163,10 @@ impl Locks {
 
     /// What a session has.
     pub fn session_counts(&self, session: u64) -> LockCounts {
-        self.sessions
-            .get(&session)
-            .map_or(LockCounts::default(), |held| LockCounts { ranges: held.ranges, waits: held.waits() })
+        self.sessions.get(&session).map_or(LockCounts::default(), |held| LockCounts {
+            ranges: held.ranges,
+            waits: held.waits(),
+        })
     }
 
     /// A lock that is in the way of this one (`F_GETLK`), the first by offset. Its `pid` is 0 if
@@ -206,7 +207,9 @@ impl Locks {
         }
         let (mut held, mut free, mut growth) = (false, true, 1);
         if let Some(file) = self.files.get(&key) {
-            held = file.ranges(owner).is_some_and(|ranges| ranges.covers(span.start, span.end, span.mode));
+            held = file
+                .ranges(owner)
+                .is_some_and(|ranges| ranges.covers(span.start, span.end, span.mode));
             free = file.first_in_the_way(owner, span).is_none();
             growth = file.growth(owner, span.start, span.end, Some(span.mode));
         }
@@ -254,7 +257,8 @@ impl Locks {
         woken: &mut Vec<Ticket>,
     ) -> FsResult<()> {
         check_range(kind, start, end)?;
-        let growth = self.files.get(&(ino, kind)).map_or(0, |file| file.growth(owner, start, end, None));
+        let growth =
+            self.files.get(&(ino, kind)).map_or(0, |file| file.growth(owner, start, end, None));
         self.check_room(owner.session, growth)?;
         self.give_up(owner, (ino, kind), start, end, woken);
         Ok(())
@@ -262,7 +266,13 @@ impl Locks {
 
     /// Gives up all that an owner holds of a file: the owner closed it. Its waits go on, as a
     /// thread of it may wait while another closes.
-    pub fn release_owner(&mut self, owner: LockOwner, ino: InodeId, kind: LockKind, woken: &mut Vec<Ticket>) {
+    pub fn release_owner(
+        &mut self,
+        owner: LockOwner,
+        ino: InodeId,
+        kind: LockKind,
+        woken: &mut Vec<Ticket>,
+    ) {
         self.give_up(owner, (ino, kind), 0, LOCK_END, woken);
     }
 
@@ -282,7 +292,9 @@ impl Locks {
         let Some(held) = self.sessions.get_mut(&session) else { return };
         for (key, number) in std::mem::take(&mut held.calls).into_values() {
             held.orphans.insert((key, number));
-            if let Some(wait) = self.files.get_mut(&key).and_then(|file| file.waits.get_mut(&number)) {
+            if let Some(wait) =
+                self.files.get_mut(&key).and_then(|file| file.waits.get_mut(&number))
+            {
                 wait.call = None;
             }
         }
@@ -324,7 +336,9 @@ impl Locks {
         let file = self.files.entry(key).or_default();
         let weakened = span.mode == LockMode::Read
             && file.ranges(owner).is_some_and(|ranges| {
-                ranges.overlapping(span.start, span.end).any(|(_, held)| held.mode == LockMode::Write)
+                ranges
+                    .overlapping(span.start, span.end)
+                    .any(|(_, held)| held.mode == LockMode::Write)
             });
         let grown = file.hold(owner, span);
         self.count(owner, key, grown);
@@ -332,7 +346,14 @@ impl Locks {
     }
 
     /// Gives up a range, and wakes the calls that this lets in.
-    fn give_up(&mut self, owner: LockOwner, key: FileKey, start: u64, end: u64, woken: &mut Vec<Ticket>) {
+    fn give_up(
+        &mut self,
+        owner: LockOwner,
+        key: FileKey,
+        start: u64,
+        end: u64,
+        woken: &mut Vec<Ticket>,
+    ) {
         if self.let_go(owner, key, start, end) {
             self.wake(key, woken);
             self.forget_empty(key);
@@ -363,9 +384,17 @@ impl Locks {
         }
     }
 
-    fn enqueue(&mut self, owner: LockOwner, key: FileKey, span: &LockSpan, call: u64) -> FsResult<()> {
+    fn enqueue(
+        &mut self,
+        owner: LockOwner,
+        key: FileKey,
+        span: &LockSpan,
+        call: u64,
+    ) -> FsResult<()> {
         let held = self.sessions.entry(owner.session).or_default();
-        if held.waits() >= self.limits.session_waits_max || self.counts.waits >= self.limits.waits_max {
+        if held.waits() >= self.limits.session_waits_max
+            || self.counts.waits >= self.limits.waits_max
+        {
             if held.is_empty() {
                 self.sessions.remove(&owner.session);
             }
@@ -409,8 +438,11 @@ impl Locks {
     fn waits_already(&mut self, owner: LockOwner, span: &LockSpan, call: u64) -> FsResult<bool> {
         let Some(held) = self.sessions.get_mut(&owner.session) else { return Ok(false) };
         if let Some((key, number)) = held.calls.get(&call) {
-            let same =
-                self.files.get(key).and_then(|file| file.waits.get(number)).map(|wait| wait.span == *span);
+            let same = self
+                .files
+                .get(key)
+                .and_then(|file| file.waits.get(number))
+                .map(|wait| wait.span == *span);
             return match same {
                 Some(true) => Ok(true),
                 _ => Err(FsError::new(libc::EINVAL, "a call with this id waits for another lock")),

@@ -44,7 +44,9 @@ impl Objects {
     /// A session was given `count` numbers from `first` on. What a claim says of numbers of another
     /// session is ignored.
     pub fn give(&mut self, holder: u64, first: ObjectId, count: u32) {
-        let Some(end) = first.checked_add(u64::from(count)).filter(|end| *end > first) else { return };
+        let Some(end) = first.checked_add(u64::from(count)).filter(|end| *end > first) else {
+            return;
+        };
         let below = self.stretches.range(..end).next_back();
         if below.is_some_and(|(_, stretch)| stretch.end > first) || !self.has_room(holder) {
             return;
@@ -95,7 +97,8 @@ impl Objects {
     /// Whether somebody may still come to refer to the object.
     pub fn in_use(&self, object: ObjectId) -> bool {
         let Some((_, stretch)) = self.stretches.range(..=object).next_back() else { return false };
-        object < stretch.end && self.holders.get(&stretch.holder).is_some_and(|held| object >= held.floor)
+        object < stretch.end
+            && self.holders.get(&stretch.holder).is_some_and(|held| object >= held.floor)
     }
 }
 
@@ -112,7 +115,9 @@ mod tests {
         objects.give(2, 20, 5);
         objects.give(1, 25, 5);
         assert_eq!(objects.stretches.len(), 3);
-        let used = |objects: &Objects| (0..40).filter(|object| objects.in_use(*object)).collect::<Vec<_>>();
+        let used = |objects: &Objects| {
+            (0..40).filter(|object| objects.in_use(*object)).collect::<Vec<_>>()
+        };
         assert_eq!(used(&objects), (10..30).collect::<Vec<_>>());
         objects.raise(1, 17);
         assert_eq!(used(&objects), (17..30).collect::<Vec<_>>());

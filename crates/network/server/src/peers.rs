@@ -66,7 +66,8 @@ impl Introduction {
         let (me, address_book) = (self.me, self.address_book.clone());
         config.greeting = Some(Greeting(Arc::new(move || {
             // The receiver knows where it is itself, and has just been told where this node is.
-            let others = address_book.all().into_iter().filter(|at| at.node != me && at.node != node);
+            let others =
+                address_book.all().into_iter().filter(|at| at.node != me && at.node != node);
             envelope(me, others.collect())
         })));
         PeerLink::start(config, seed)
@@ -82,7 +83,8 @@ fn envelope(from: NodeId, nodes: Vec<NodeAddress>) -> Option<Vec<u8>> {
     if nodes.is_empty() {
         return None;
     }
-    let (envelope, mut bytes) = (Envelope { from, stamp: 0, message: Message::Addresses(nodes) }, Vec::new());
+    let (envelope, mut bytes) =
+        (Envelope { from, stamp: 0, message: Message::Addresses(nodes) }, Vec::new());
     // As many as a cluster has nodes fit.
     envelope.encode(&mut bytes).ok()?;
     Some(bytes)
@@ -108,8 +110,13 @@ impl Peers {
                 peers.found(at, is_new);
             }
         }));
-        let _ =
-            self.introduction.set(Introduction { identity: identity.clone(), me, epoch, tls, address_book });
+        let _ = self.introduction.set(Introduction {
+            identity: identity.clone(),
+            me,
+            epoch,
+            tls,
+            address_book,
+        });
     }
 
     /// Begins to connect to those nodes of a table that there are no connections to, each where it
@@ -157,7 +164,9 @@ impl Peers {
         let mut links = self.links.write();
         // Somebody else may have been faster, with newer news.
         let Some(at) = introduction.address_book.of(node) else { return };
-        let Some(link) = links.get(&node).filter(|link| link.address() != at.address) else { return };
+        let Some(link) = links.get(&node).filter(|link| link.address() != at.address) else {
+            return;
+        };
         let before = link.address().to_string();
         match introduction.dial(node, at.address.clone(), 0) {
             Ok(link) => {
@@ -170,10 +179,13 @@ impl Peers {
                 drop(links);
                 // What ends a connection waits for its thread, which may be dialing; a thread that
                 // brings news must not. Without a thread it waits.
-                let _ =
-                    std::thread::Builder::new().name("kestrel-peer-end".into()).spawn(move || drop(before));
+                let _ = std::thread::Builder::new()
+                    .name("kestrel-peer-end".into())
+                    .spawn(move || drop(before));
             }
-            Err(why) => log::error!("cluster: no thread to connect to node {node} at {}: {why}", at.address),
+            Err(why) => {
+                log::error!("cluster: no thread to connect to node {node} at {}: {why}", at.address)
+            }
         }
     }
 
@@ -195,12 +207,16 @@ impl Peers {
         if let Some(introduction) = self.introduction.get() {
             introduction.address_book.forget(|node| placement.heir_of(node).is_some());
         }
-        let goes = |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.stats().up;
+        let goes =
+            |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.stats().up;
         let is_any = self.links.read().iter().any(|(node, link)| goes(node, link));
         if is_any {
             let mut links = self.links.write();
-            let gone: Vec<NodeId> =
-                links.iter().filter(|(node, link)| goes(node, link)).map(|(node, _)| *node).collect();
+            let gone: Vec<NodeId> = links
+                .iter()
+                .filter(|(node, link)| goes(node, link))
+                .map(|(node, _)| *node)
+                .collect();
             let gone: Vec<_> = gone.into_iter().filter_map(|node| links.remove(&node)).collect();
             // What ends a connection waits for its thread.
             drop(links);

@@ -21,7 +21,15 @@ pub struct Quota {
 impl Quota {
     /// At most `in_all` lines in each `window`, and at most `each` of them about one address.
     pub fn new(window: Nanos, in_all: u32, each: u32) -> Self {
-        Self { window, in_all, each, number: 0, lines: 0, by_address: FxHashMap::default(), left_out: 0 }
+        Self {
+            window,
+            in_all,
+            each,
+            number: 0,
+            lines: 0,
+            by_address: FxHashMap::default(),
+            left_out: 0,
+        }
     }
 
     /// Whether something about `peer`, an address with or without its port, gets a line.

@@ -118,7 +118,9 @@ impl Server {
         admin: Arc<dyn Admin>,
         now: Nanos,
     ) -> FsResult<Arc<Self>> {
-        if !(LEASE_MIN..=LEASE_MAX).contains(&config.lease) || !(0..=LEASE_MAX).contains(&config.grace) {
+        if !(LEASE_MIN..=LEASE_MAX).contains(&config.lease)
+            || !(0..=LEASE_MAX).contains(&config.grace)
+        {
             return Err(FsError::new(
                 libc::EINVAL,
                 "server: a lease is 1 to 600 s, a grace period at most 600 s",
@@ -143,7 +145,11 @@ impl Server {
             grace: Mutex::default(),
             releases: Mutex::default(),
             counts: Counts::default(),
-            refused_lines: Mutex::new(Quota::new(REFUSED_LINES.0, REFUSED_LINES.1, REFUSED_LINES.2)),
+            refused_lines: Mutex::new(Quota::new(
+                REFUSED_LINES.0,
+                REFUSED_LINES.1,
+                REFUSED_LINES.2,
+            )),
         };
         let shared = Arc::new(shared);
         if let Backend::Member(host) = &backend {
@@ -216,7 +222,12 @@ impl Server {
     }
 
     /// A connection that has said nothing yet. `peer` is for people.
-    pub fn connect(self: &Arc<Self>, outbox: Arc<dyn Outbox>, security: Security, peer: &str) -> Connection {
+    pub fn connect(
+        self: &Arc<Self>,
+        outbox: Arc<dyn Outbox>,
+        security: Security,
+        peer: &str,
+    ) -> Connection {
         Connection::new(self.clone(), outbox, security, peer.into())
     }
 
@@ -235,7 +246,8 @@ impl Server {
 
     /// What clients are told of the volume.
     fn description(&self) -> Box<[u8]> {
-        let (Some(describe), Backend::Member(host)) = (self.shared.describe.get(), &self.backend) else {
+        let (Some(describe), Backend::Member(host)) = (self.shared.describe.get(), &self.backend)
+        else {
             return self.shared.config.descriptor.clone();
         };
         let mut description = self.shared.description.lock();
@@ -287,7 +299,8 @@ impl Server {
 
     /// What it has done and holds.
     pub fn stats(&self, now: Nanos) -> ServerStats {
-        let mut stats = ServerStats { totals: self.shared.counts.totals(), ..ServerStats::default() };
+        let mut stats =
+            ServerStats { totals: self.shared.counts.totals(), ..ServerStats::default() };
         for session in self.all_sessions() {
             let state = session.state.lock();
             if state.is_alive() {
@@ -358,7 +371,9 @@ impl Server {
                     (Err(Outcome::Failed(why)), Some(shared)) if why.errno == libc::ETIMEDOUT => {
                         shared.releases.lock().push((ino, 1));
                     }
-                    (Err(why), _) => log::warn!("inode {ino}: open of a client that is gone: {why:?}"),
+                    (Err(why), _) => {
+                        log::warn!("inode {ino}: open of a client that is gone: {why:?}")
+                    }
                 };
                 requests.push((request, Box::new(done)));
             }

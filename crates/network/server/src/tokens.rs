@@ -74,7 +74,12 @@ impl Tokens {
         let mut state = State::default();
         state.records = records.into_iter().map(|record| (record.id, record)).collect();
         state.digest = digest(&state.records);
-        Ok(Self { engine, state: Mutex::new(state), others: OnceLock::new(), of_nodes: OnceLock::new() })
+        Ok(Self {
+            engine,
+            state: Mutex::new(state),
+            others: OnceLock::new(),
+            of_nodes: OnceLock::new(),
+        })
     }
 
     /// There are other nodes: `nodes` says which, this one, `me`, among them. Once, before anybody
@@ -150,7 +155,8 @@ impl Tokens {
 
     fn forget(&self, ids: &[TokenId], now: Nanos) -> FsResult<()> {
         let mut state = self.state.lock();
-        let is_over = |id: &TokenId| state.records.get(id).is_some_and(|record| record.ended(now).is_some());
+        let is_over =
+            |id: &TokenId| state.records.get(id).is_some_and(|record| record.ended(now).is_some());
         let over: Vec<TokenId> = ids.iter().copied().filter(is_over).collect();
         if over.is_empty() {
             return Ok(());
@@ -167,7 +173,10 @@ impl Tokens {
         let mut news = Vec::new();
         if records.iter().any(|record| record.id == OF_NODES) {
             // Known to nodes by their secret: a record could only be somebody else's.
-            return Err(FsError::new(libc::EPERM, "the token of nodes is neither made nor revoked"));
+            return Err(FsError::new(
+                libc::EPERM,
+                "the token of nodes is neither made nor revoked",
+            ));
         }
         for record in records {
             match state.records.get(&record.id) {
@@ -185,8 +194,7 @@ impl Tokens {
         }
         let more = news.iter().filter(|record| !state.records.contains_key(&record.id)).count();
         if state.records.len() + more > TOKENS_MAX {
-            let why =
-                "the volume has 4096 tokens: `kestrel token prune` forgets those that are of no use any more";
+            let why = "the volume has 4096 tokens: `kestrel token prune` forgets those that are of no use any more";
             return Err(FsError::new(libc::ENOSPC, why));
         }
         tokens::write(&*self.engine, &news, &[])?;
@@ -211,11 +219,14 @@ impl Tokens {
         }
         let mut state = self.state.lock();
         if !self.is_settled(&mut state) {
-            let why = "this node has not heard from the others yet which tokens there are: connect again";
+            let why =
+                "this node has not heard from the others yet which tokens there are: connect again";
             return Err(FsError::new(libc::EAGAIN, why));
         }
         let Some(record) = state.records.get(&id).cloned() else {
-            let why = format!("there is no token {id}: it was made for another volume, or revoked long ago");
+            let why = format!(
+                "there is no token {id}: it was made for another volume, or revoked long ago"
+            );
             return Err(FsError::because(libc::EACCES, why));
         };
         if let Some(grant) = state.grants.get(&id).and_then(Weak::upgrade) {
@@ -270,7 +281,9 @@ impl Tokens {
                 if theirs != state.digest {
                     let parts = parts(state.records.values().cloned());
                     drop(state);
-                    parts.into_iter().for_each(|part| self.send(from, TokensMessage::Records(part)));
+                    parts
+                        .into_iter()
+                        .for_each(|part| self.send(from, TokensMessage::Records(part)));
                 }
             }
             TokensMessage::Records(records) => match self.take_over(records, wall) {
@@ -294,7 +307,8 @@ impl Tokens {
 
     fn confirmed_in(&self, state: &State) -> (Vec<NodeId>, Vec<NodeId>) {
         let Some(others) = self.others.get() else { return Default::default() };
-        let knows = |node: &NodeId| *node == others.me || state.heard.get(node) == Some(&state.digest);
+        let knows =
+            |node: &NodeId| *node == others.me || state.heard.get(node) == Some(&state.digest);
         (others.nodes)().into_iter().partition(knows)
     }
 

@@ -13,8 +13,8 @@ use kestrel_cluster::addresses::NodeAddress;
 use kestrel_cluster::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
-    Checksum, Frames, PeerHello, PeerSecret, REFUSED_NODE_UUID, REFUSED_OLD, REFUSED_TWICE, Refused,
-    ToClient, ToServer, VERSION, Versions, decode_to_client, encode_peer,
+    Checksum, Frames, PeerHello, PeerSecret, REFUSED_NODE_UUID, REFUSED_OLD, REFUSED_TWICE,
+    Refused, ToClient, ToServer, VERSION, Versions, decode_to_client, encode_peer,
 };
 
 /// As a node that was started once says it.
@@ -52,7 +52,9 @@ fn refusal(mut stream: TcpStream) -> Option<Refused> {
     let mut frames = Frames::default();
     loop {
         if let Some(frame) = frames.next_frame().unwrap() {
-            let ToClient::Refused(refused) = decode_to_client(frame).unwrap() else { panic!("an answer") };
+            let ToClient::Refused(refused) = decode_to_client(frame).unwrap() else {
+                panic!("an answer")
+            };
             return Some(refused);
         }
         match stream.read(frames.space()).unwrap() {
@@ -63,7 +65,8 @@ fn refusal(mut stream: TcpStream) -> Option<Refused> {
 }
 
 fn refused(address: SocketAddr, hello: PeerHello) -> Refused {
-    come(address, &hello, &[]).map_or_else(|refused| refused, |stream| refusal(stream).expect("a reason"))
+    come(address, &hello, &[])
+        .map_or_else(|refused| refused, |stream| refusal(stream).expect("a reason"))
 }
 
 #[test]
@@ -101,11 +104,16 @@ fn peers_without_the_cluster_secret() {
         let mut stream = TcpStream::connect(address).unwrap();
         introduce(&mut stream, &hello, PeerSecret([8; 16]), &[]).unwrap();
         let why = refusal(stream).unwrap();
-        assert_eq!((why.errno, why.reason.contains("another cluster")), (libc::EACCES, true), "{why:?}");
+        assert_eq!(
+            (why.errno, why.reason.contains("another cluster")),
+            (libc::EACCES, true),
+            "{why:?}"
+        );
     }
     // What a node has said on another connection, to the byte.
     let proof = ToServer::PeerProof([6; 32]);
-    let heard = [ToServer::PeerHello(hello(2, 1)), proof.clone(), ToServer::Ping { oldest_open_object: 0 }];
+    let heard =
+        [ToServer::PeerHello(hello(2, 1)), proof.clone(), ToServer::Ping { oldest_open_object: 0 }];
     let mut stream = say(address, &heard);
     let mut frames = Frames::default();
     let read = stream.read(frames.space()).unwrap();
@@ -119,9 +127,10 @@ fn peers_without_the_cluster_secret() {
     };
     assert_eq!(again.errno, libc::EACCES);
     // Before the proof nothing else is heard, and a proof by itself is nothing.
-    for messages in
-        [vec![ToServer::PeerHello(hello(2, 1)), ToServer::Peer(b"me".as_slice().into())], vec![proof]]
-    {
+    for messages in [
+        vec![ToServer::PeerHello(hello(2, 1)), ToServer::Peer(b"me".as_slice().into())],
+        vec![proof],
+    ] {
         let mut stream = say(address, &messages);
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).unwrap();
@@ -207,7 +216,8 @@ fn newer_peer_connection_and_bad_envelopes() {
         assert_eq!(why.errno, libc::EPROTO, "{why:?}");
     }
     // A node that speaks for another one.
-    let (txn, mut bytes) = (kestrel_meta::locks::TxnId { node: 3, epoch: 1, number: 1 }, Vec::new());
+    let (txn, mut bytes) =
+        (kestrel_meta::locks::TxnId { node: 3, epoch: 1, number: 1 }, Vec::new());
     Envelope { from: 3, stamp: 1, message: Message::Ask(txn) }.encode(&mut bytes).unwrap();
     let why = refusal(come(address, &hello(2, 1), &[ToServer::Peer(bytes.into())]).unwrap());
     assert!(why.unwrap().reason.contains("for itself"));

@@ -16,7 +16,8 @@ use check::{HONEST, TOKENS, VOLUME};
 use kestrel_rpc::token::Token;
 use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::wire::{
-    Body, Call, Checksum, ClientId, HEADER_BYTES, Hello, PeerHello, ToServer, Versions, encode_to_server,
+    Body, Call, Checksum, ClientId, HEADER_BYTES, Hello, PeerHello, ToServer, Versions,
+    encode_to_server,
 };
 use mutations::Random;
 
@@ -90,7 +91,10 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("token-over-tls", honest(AUTO, TLS, 0)),
         ("token-in-clear", honest(AUTO, PLAIN, 0)),
         ("token-revoked", honest(OPEN, LOOPBACK, 1)),
-        ("token-not-proved", said(ONLY_TOKENS, TLS, &[hello(Some(0)), ToServer::Proof([9; 32]), call()])),
+        (
+            "token-not-proved",
+            said(ONLY_TOKENS, TLS, &[hello(Some(0)), ToServer::Proof([9; 32]), call()]),
+        ),
         ("token-and-certificate", honest(ONLY_TOKENS, REVOKED, 0)),
         ("token-then-call", said(ONLY_TOKENS, LOOPBACK, &[hello(Some(0)), call()])),
         ("none-here", said(AUTO, LOOPBACK, &[hello(None), call(), ToServer::Bye])),
@@ -113,7 +117,11 @@ fn corpus() -> PathBuf {
 #[test]
 fn the_corpus_has_every_sample() {
     for (name, sample) in samples() {
-        assert_eq!(fs::read(corpus().join(name)).unwrap(), sample, "{name}: see the head of this file");
+        assert_eq!(
+            fs::read(corpus().join(name)).unwrap(),
+            sample,
+            "{name}: see the head of this file"
+        );
     }
     assert_eq!(fs::read_dir(corpus()).unwrap().count(), samples().len());
 }
@@ -122,7 +130,8 @@ fn the_corpus_has_every_sample() {
 fn nobody_is_let_in_who_may_not_be() {
     let mut random = Random(0x6b65_7374_7265_6c02);
     let files: Vec<Vec<u8>> = samples().into_iter().map(|(_, sample)| sample).collect();
-    let names = samples().into_iter().filter(|(_, sample)| check::handshake(sample)).map(|(name, _)| name);
+    let names =
+        samples().into_iter().filter(|(_, sample)| check::handshake(sample)).map(|(name, _)| name);
     let entered = [
         "token",
         "token-over-tls",

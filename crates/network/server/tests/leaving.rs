@@ -12,7 +12,8 @@ use cluster::{Cluster, eventually, identity, introduce, mknod, say_all};
 use kestrel_types::error::FsResult;
 use kestrel_types::placement::{PlacementMap, SlotMap};
 use kestrel_types::wire::{
-    ClientId, Frames, Hello, PeerHello, REFUSED_LEFT, Refused, ToClient, ToServer, Versions, decode_to_client,
+    ClientId, Frames, Hello, PeerHello, REFUSED_LEFT, Refused, ToClient, ToServer, Versions,
+    decode_to_client,
 };
 
 fn change(cluster: &Cluster, next: &PlacementMap) -> FsResult<()> {
@@ -35,7 +36,9 @@ fn refusal(mut stream: TcpStream) -> Refused {
     let mut frames = Frames::default();
     loop {
         if let Some(frame) = frames.next_frame().unwrap() {
-            let ToClient::Refused(refused) = decode_to_client(frame).unwrap() else { panic!("it is let in") };
+            let ToClient::Refused(refused) = decode_to_client(frame).unwrap() else {
+                panic!("it is let in")
+            };
             return refused;
         }
         let read = stream.read(frames.space()).unwrap();
@@ -50,10 +53,11 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
     let client = cluster.client();
     client.done(mknod("file"));
     let present = &cluster.placement;
-    let map = SlotMap::new(present.map.members().to_vec(), |slot| match present.map.owner(slot).id {
-        3 => 1,
-        other => other,
-    });
+    let map =
+        SlotMap::new(present.map.members().to_vec(), |slot| match present.map.owner(slot).id {
+            3 => 1,
+            other => other,
+        });
     let drained = PlacementMap { version: 6, map: map.unwrap(), ..present.clone() };
     change(&cluster, &drained).unwrap();
     let leaving = drained.with_leaving(3).unwrap();
@@ -76,7 +80,11 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
         token: None,
     };
     let why = refused(cluster.sites[2].address, ToServer::Hello(hello));
-    assert_eq!((why.errno, why.reason.contains("node 3 has left")), (libc::ESHUTDOWN, true), "{why:?}");
+    assert_eq!(
+        (why.errno, why.reason.contains("node 3 has left")),
+        (libc::ESHUTDOWN, true),
+        "{why:?}"
+    );
     let identity = identity(3, 2);
     let hello = PeerHello {
         versions: Versions::OURS,
@@ -93,7 +101,11 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
     let mut stream = TcpStream::connect(cluster.sites[0].address).unwrap();
     introduce(&mut stream, &hello, identity.secret, &[]).unwrap();
     let why = refusal(stream);
-    assert_eq!((why.errno, why.reason.contains("node 3 has left")), (REFUSED_LEFT, true), "{why:?}");
+    assert_eq!(
+        (why.errno, why.reason.contains("node 3 has left")),
+        (REFUSED_LEFT, true),
+        "{why:?}"
+    );
     // The others let go of it when it has gone.
     cluster.sites[2].kill();
     for site in &cluster.sites[..2] {

@@ -60,15 +60,22 @@ fn ping_that_may_not_be_answered() {
     let placement = PlacementMap::new(map, Exceptions::default());
     let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
     ClusterNode::format(&*engine, root, SECOND, 1, placement.clone()).unwrap();
-    let node =
-        NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
-    let config = ClusterNodeConfig { me: 1, placement, node, seed: 1, joining: false, exclusive: true };
+    let node = NodeConfig {
+        workers: 2,
+        durability: Durability::Commit,
+        serves: true,
+        ..NodeConfig::default()
+    };
+    let config =
+        ClusterNodeConfig { me: 1, placement, node, seed: 1, joining: false, exclusive: true };
     let clock = Arc::new(SystemClock);
     let host = NodeHost::open(engine, clock.clone(), config, Arc::new(Nowhere)).unwrap();
     eventually(|| host.may_answer().then_some(()));
-    let config = SessionServerConfig { volume: "vol".into(), node: 1, ..SessionServerConfig::default() };
+    let config =
+        SessionServerConfig { volume: "vol".into(), node: 1, ..SessionServerConfig::default() };
     let server =
-        Server::new(host.clone(), clock, config, LockLimits::default(), Arc::new(NoAdmin), 0).unwrap();
+        Server::new(host.clone(), clock, config, LockLimits::default(), Arc::new(NoAdmin), 0)
+            .unwrap();
     let line = Arc::new(Line::default());
     let mut connection = server.connect(line.clone(), Security::Loopback, "here");
     let ping = || vec![ToServer::Ping { oldest_open_object: u64::MAX }];

@@ -71,7 +71,10 @@ fn many_clients_share_directories_over_three_nodes() {
         assert_eq!(running.host.stats().overrun, 0);
         let peers = running.peers.stats();
         assert_eq!(peers.len(), 2);
-        assert!(peers.values().all(|peer| peer.up && peer.envelopes > 0 && peer.connects == 1), "{peers:?}");
+        assert!(
+            peers.values().all(|peer| peer.up && peer.envelopes > 0 && peer.connects == 1),
+            "{peers:?}"
+        );
     }
 }
 
@@ -129,12 +132,14 @@ fn calls_over_cut_and_restarted_nodes() {
 fn requests_with_a_dead_node() {
     let mut cluster = Cluster::start();
     let client = cluster.client();
-    let mine = (0..).map(|number| format!("n{number}")).filter(|name| client.leader(&mknod(name)) == 1);
+    let mine =
+        (0..).map(|number| format!("n{number}")).filter(|name| client.leader(&mknod(name)) == 1);
     for name in mine.take(3) {
         client.done(mknod(&name));
     }
     cluster.sites[1].kill();
-    let served = (100..).map(|number| format!("n{number}")).find(|name| client.leader(&mknod(name)) == 1);
+    let served =
+        (100..).map(|number| format!("n{number}")).find(|name| client.leader(&mknod(name)) == 1);
     client.done(mknod(&served.unwrap()));
     let asked = Instant::now();
     let list = Op::ReadDir { dir: 1, after: None, limit: 100, check: true };
@@ -156,7 +161,10 @@ fn open_rename_and_remove_over_nodes() {
         let create = Op::Create { place: at(&made), mode: 0o644, flags, exclusive: true };
         let leader = client.leader(&create);
         let wrong = leader % 3 + 1;
-        assert!(matches!(client.ask_at(wrong, create.clone()), Err(Outcome::Misdirected { table: 5 })));
+        assert!(matches!(
+            client.ask_at(wrong, create.clone()),
+            Err(Outcome::Misdirected { table: 5 })
+        ));
         let Answer::Opened { inode, .. } = client.done(create) else { panic!("not opened") };
         client.done(rename(&made, &moved));
         client.done(Op::Unlink(at(&moved)));
@@ -166,7 +174,8 @@ fn open_rename_and_remove_over_nodes() {
         assert_eq!(errno(&client.ask_at(leader, Op::Release(inode.ino))), 0);
         eventually("the file is gone", || errno(&client.stat(inode.ino)) == libc::ESTALE);
     }
-    let misdirected: u64 = cluster.sites.iter().map(|site| site.running().host.stats().misdirected).sum();
+    let misdirected: u64 =
+        cluster.sites.iter().map(|site| site.running().host.stats().misdirected).sum();
     assert_eq!(misdirected, 12);
     let Answer::Usage(usage) = client.done(Op::Usage) else { panic!("no figures") };
     assert_eq!((usage.files, usage.bytes), (0, 0));

@@ -28,9 +28,18 @@ fn refused(fixture: &Fixture, hello: Hello) -> i32 {
 fn strangers_are_told_why() {
     let fixture = Fixture::new();
     let newer = Versions { min: Versions::OURS.max + 1, max: Versions::OURS.max + 2 };
-    assert_eq!(refused(&fixture, Hello { versions: newer, ..hello(1, 1, false) }), libc::EPROTONOSUPPORT);
-    assert_eq!(refused(&fixture, Hello { volume: "other".into(), ..hello(1, 1, false) }), libc::ENOENT);
-    assert_eq!(refused(&fixture, Hello { client: ClientId([0; 16]), ..hello(1, 1, false) }), libc::EPROTO);
+    assert_eq!(
+        refused(&fixture, Hello { versions: newer, ..hello(1, 1, false) }),
+        libc::EPROTONOSUPPORT
+    );
+    assert_eq!(
+        refused(&fixture, Hello { volume: "other".into(), ..hello(1, 1, false) }),
+        libc::ENOENT
+    );
+    assert_eq!(
+        refused(&fixture, Hello { client: ClientId([0; 16]), ..hello(1, 1, false) }),
+        libc::EPROTO
+    );
     assert_eq!(refused(&fixture, hello(1, 0, false)), libc::EPROTO);
     let _client = Client::connected(1, &fixture);
     assert_eq!(refused(&fixture, hello(1, 1, true)), libc::ESTALE);
@@ -62,7 +71,9 @@ fn protocol_errors() {
         let message = message(&mut client, root.clone());
         client.send(&fixture, vec![message]);
         assert!(client.is_closed());
-        assert!(matches!(client.heard().as_slice(), [ToClient::Refused(why)] if why.errno == libc::EPROTO));
+        assert!(
+            matches!(client.heard().as_slice(), [ToClient::Refused(why)] if why.errno == libc::EPROTO)
+        );
         // Nothing more is taken from that connection.
         let call = client.op(create("x"));
         client.send(&fixture, vec![ToServer::Call(call)]);
@@ -82,12 +93,27 @@ fn handles_are_for_those_who_hold_them() {
     let file = || seen(&inode, "a");
     let commit = || {
         let (data, size) = (NewData::Inline((*b"x").into()), Some(1));
-        Op::Commit(Commit { inode: file(), base: inode.data_change, data, size, mtime: 5, kill_suid: false })
+        Op::Commit(Commit {
+            inode: file(),
+            base: inode.data_change,
+            data,
+            size,
+            mtime: 5,
+            kill_suid: false,
+        })
     };
-    let through =
-        || Op::SetAttr(file(), SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() });
+    let through = || {
+        Op::SetAttr(file(), SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() })
+    };
     let clone = || Op::Clone { from: file(), from_offset: 0, to: file(), to_offset: 0, len: 1 };
-    for op in [commit(), through(), clone(), Op::Release(inode.ino), Op::Release(1), Op::Release(u64::MAX)] {
+    for op in [
+        commit(),
+        through(),
+        clone(),
+        Op::Release(inode.ino),
+        Op::Release(1),
+        Op::Release(u64::MAX),
+    ] {
         assert_eq!(errno(&thief.ask(&fixture, op)), libc::EBADF);
     }
     assert_eq!(errno(&thief.ask(&fixture, Op::Sweep(inode.ino))), libc::EPERM);

@@ -7,8 +7,8 @@ use common::{Client, Fixture, LEASE, at, create, errno, opened, seen};
 use kestrel_types::clock::SECOND;
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::wire::{
-    Answered, Body, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan, Reclaim, ReclaimOpen,
-    SessionState, ToClient, ToServer,
+    Answered, Body, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan, Reclaim,
+    ReclaimOpen, SessionState, ToClient, ToServer,
 };
 
 fn lock(ino: u64, owner: u64) -> LockSpan {
@@ -83,7 +83,9 @@ fn answer_on_the_newest_connection() {
     // Known: answered at once, though the disk has not synced.
     client.incarnation += 1;
     client.send_hello(&fixture, common::hello(1, 2, true));
-    assert!(matches!(client.heard().as_slice(), [ToClient::Welcome(w)] if w.session == SessionState::Known));
+    assert!(
+        matches!(client.heard().as_slice(), [ToClient::Welcome(w)] if w.session == SessionState::Known)
+    );
     client.send(&fixture, vec![ToServer::Call(kestrel_types::wire::Call { retry: true, ..call })]);
     // What the old connection still brings has no effect.
     let late = client.op(Op::MkDir(at("late"), 0o755));

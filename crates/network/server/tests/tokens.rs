@@ -13,17 +13,24 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Data;
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{
-    Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
+    Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request,
+    SetAttr,
 };
 use kestrel_types::security::{PeerName, Security};
 use kestrel_types::token::{Ids, RANGES_MAX, Subtree, TokenRecord};
 use kestrel_types::wire::{
-    Answered, Body, Hello, LOCK_END, LockKind, LockMode, LockRequest, LockSpan, Reclaim, ReclaimOpen,
-    ToClient, ToServer,
+    Answered, Body, Hello, LOCK_END, LockKind, LockMode, LockRequest, LockSpan, Reclaim,
+    ReclaimOpen, ToClient, ToServer,
 };
 
-const READ: OpenFlags =
-    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
+const READ: OpenFlags = OpenFlags {
+    read: true,
+    write: false,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 fn record(token: &Token) -> TokenRecord {
     TokenRecord::new(token.id, "test", token.verifier(), 0)
@@ -142,7 +149,9 @@ fn a_token_is_proved_and_not_said() {
     // Its number is no secret, and is not enough; nor is an answer to another question.
     let named = Hello { token: Some(token.id), ..hello(3, 1, false) };
     let near = Security::Loopback;
-    for proof in [[0; 32], token.prove(&[0; 32], &named, &near), other.prove(&[0; 32], &named, &near)] {
+    for proof in
+        [[0; 32], token.prove(&[0; 32], &named, &near), other.prove(&[0; 32], &named, &near)]
+    {
         let mut liar = Client::new(3);
         liar.send_hello(&fixture, named.clone());
         liar.heard();
@@ -250,7 +259,9 @@ fn users_are_those_that_the_token_covers() {
     let (mut client, root) = holder(1, &fixture, &token);
     assert_eq!(root, 1);
     let own = create("own");
-    for (who, refused) in [((0, 0), true), ((999, 1000), true), ((1000, 0), true), ((1000, 100), false)] {
+    for (who, refused) in
+        [((0, 0), true), ((999, 1000), true), ((1000, 0), true), ((1000, 100), false)]
+    {
         let reply = ask_as(&mut client, &fixture, who, create("x"));
         assert_eq!(errno(&reply) == libc::EACCES, refused, "{who:?}");
     }
@@ -259,12 +270,17 @@ fn users_are_those_that_the_token_covers() {
     // What does not depend on the user may be asked by root, as mounts do.
     let seen = || InodeRef { ino: inode.ino, seen: Some((1, Name::new(b"own").unwrap())) };
     let (data, size) = (NewData::Inline((*b"x").into()), Some(1));
-    let commit = Commit { inode: seen(), base: inode.data_change, data, size, mtime: 5, kill_suid: false };
-    for op in [Op::GetAttr(seen()), Op::Commit(commit), Op::Sync, Op::Usage, Op::Release(inode.ino)] {
+    let commit =
+        Commit { inode: seen(), base: inode.data_change, data, size, mtime: 5, kill_suid: false };
+    for op in [Op::GetAttr(seen()), Op::Commit(commit), Op::Sync, Op::Usage, Op::Release(inode.ino)]
+    {
         assert_eq!(errno(&client.ask(&fixture, op.clone())), 0, "{op:?}");
     }
     assert_eq!(
-        errno(&client.ask(&fixture, Op::SetAttr(seen(), SetAttr { uid: Some(0), ..SetAttr::default() }))),
+        errno(
+            &client
+                .ask(&fixture, Op::SetAttr(seen(), SetAttr { uid: Some(0), ..SetAttr::default() }))
+        ),
         libc::EACCES
     );
     assert_eq!(errno(&client.ask(&fixture, Op::Unlink(at("own")))), libc::EACCES);
@@ -274,7 +290,10 @@ fn users_are_those_that_the_token_covers() {
     let secret = dir_of(&owner.ask(&fixture, Op::Lookup(at("secret"))));
     let list = |dir, check| Op::ReadDir { dir, after: None, limit: 10, check };
     assert_eq!(errno(&client.ask(&fixture, list(secret, false))), libc::EACCES);
-    assert_eq!(errno(&ask_as(&mut client, &fixture, (1000, 1000), list(secret, false))), libc::EACCES);
+    assert_eq!(
+        errno(&ask_as(&mut client, &fixture, (1000, 1000), list(secret, false))),
+        libc::EACCES
+    );
     assert_eq!(errno(&client.ask(&fixture, list(1, false))), libc::EACCES);
     assert_eq!(errno(&ask_as(&mut client, &fixture, (1000, 1000), list(1, true))), 0);
     assert_eq!(errno(&client.ask(&fixture, list(1, false))), 0);
@@ -294,7 +313,9 @@ fn what_no_node_could_read_again_is_not_put_on_record() {
     let fixture = Fixture::new();
     let many: Box<[_]> = (0..=RANGES_MAX as u32).map(|user| (user, 1000)).collect();
     let good = record(&Token::new(None).unwrap());
-    for record in [TokenRecord { map: many, ..good.clone() }, TokenRecord { name: "a\nb".into(), ..good }] {
+    for record in
+        [TokenRecord { map: many, ..good.clone() }, TokenRecord { name: "a\nb".into(), ..good }]
+    {
         let why = fixture.server.tokens().learn(vec![record], 0).unwrap_err();
         assert_eq!(why.errno, libc::EINVAL, "{why}");
     }
@@ -359,12 +380,21 @@ fn nothing_is_changed_with_a_read_only_token() {
     for op in [Op::Lookup(at("a")), Op::OpenAt(at("a"), READ), Op::Release(inode.ino), Op::Sync] {
         assert_eq!(errno(&client.ask(&fixture, op.clone())), 0, "{op:?}");
     }
-    assert_eq!(lock(&mut client, &fixture, inode.ino, LockKind::Posix, LockMode::Write), libc::EBADF);
+    assert_eq!(
+        lock(&mut client, &fixture, inode.ino, LockKind::Posix, LockMode::Write),
+        libc::EBADF
+    );
     assert_eq!(lock(&mut client, &fixture, inode.ino, LockKind::Posix, LockMode::Read), 0);
     assert_eq!(lock(&mut client, &fixture, inode.ino, LockKind::Flock, LockMode::Write), 0);
 }
 
-fn lock(client: &mut Client, fixture: &Fixture, ino: InodeId, kind: LockKind, mode: LockMode) -> i32 {
+fn lock(
+    client: &mut Client,
+    fixture: &Fixture,
+    ino: InodeId,
+    kind: LockKind,
+    mode: LockMode,
+) -> i32 {
     let lock = LockSpan { ino, owner: 5, pid: 1, kind, mode, start: 0, end: LOCK_END };
     let call = client.call(Body::Lock(LockRequest::Set { lock, wait: false }));
     client.send(fixture, vec![ToServer::Call(call)]);
@@ -379,7 +409,8 @@ fn lock(client: &mut Client, fixture: &Fixture, ino: InodeId, kind: LockKind, mo
 
 /// `tree/in/f`, `tree/also`, `out/g`; the numbers of `tree`, `in`, `f`, `out`, `g`.
 fn trees(fixture: &Fixture, owner: &mut Client) -> [InodeId; 5] {
-    let made = ["tree", "tree/in", "out"].map(|dir| dir_of(&owner.ask(fixture, Op::MkDir(at(dir), 0o777))));
+    let made = ["tree", "tree/in", "out"]
+        .map(|dir| dir_of(&owner.ask(fixture, Op::MkDir(at(dir), 0o777))));
     let files = ["tree/in/f", "out/g"].map(|file| opened(&owner.ask(fixture, create(file))).0.ino);
     [made[0], made[1], files[0], made[2], files[1]]
 }
@@ -405,15 +436,21 @@ fn nothing_leads_out_of_a_subtree() {
     assert_eq!(dir_of(&client.ask(&fixture, Op::Lookup(below(tree, "in/f")))), f);
     // `..` ends at the root of the subtree, by whatever way.
     for (dir, above) in [(inner, tree), (tree, tree)] {
-        let Ok(Answer::Inode(inode)) = client.ask(&fixture, Op::Parent(dir)) else { panic!("no parent") };
+        let Ok(Answer::Inode(inode)) = client.ask(&fixture, Op::Parent(dir)) else {
+            panic!("no parent")
+        };
         assert_eq!(inode.ino, above);
         let list = Op::ReadDir { dir, after: None, limit: 10, check: true };
-        let Ok(Answer::Entries { parent, .. }) = client.ask(&fixture, list) else { panic!("no listing") };
+        let Ok(Answer::Entries { parent, .. }) = client.ask(&fixture, list) else {
+            panic!("no listing")
+        };
         assert_eq!(parent, above);
     }
     // Numbers it was not given.
-    let known =
-        |ino, dir, name: &str| InodeRef { ino, seen: Some((dir, Name::new(name.as_bytes()).unwrap())) };
+    let known = |ino, dir, name: &str| InodeRef {
+        ino,
+        seen: Some((dir, Name::new(name.as_bytes()).unwrap())),
+    };
     let flags = RenameFlags::default();
     let mode = || SetAttr { mode: Some(0), ..SetAttr::default() };
     for op in [
@@ -545,7 +582,10 @@ fn a_rename_out_of_a_subtree_ends_its_use() {
     let moved = Op::Rename(at("tree/in"), at("out/in"), RenameFlags::default());
     assert_eq!(errno(&owner.ask(&fixture, moved)), 0);
     // The subtree's root may go anywhere.
-    assert_eq!(errno(&owner.ask(&fixture, Op::Rename(at("tree"), at("out/t"), RenameFlags::default()))), 0);
+    assert_eq!(
+        errno(&owner.ask(&fixture, Op::Rename(at("tree"), at("out/t"), RenameFlags::default()))),
+        0
+    );
     assert_eq!(errno(&client.ask(&fixture, Op::MkDir(below(tree, "d"), 0o755))), 0);
     // And when it is gone there is nothing.
     for gone in ["out/t/d", "out/t"] {
@@ -567,8 +607,10 @@ fn nothing_outside_is_claimed_after_a_restart() {
     let fixture = fixture.crash(&mut [&mut client, &mut owner]);
     let welcome = greet(&mut client, &fixture, hello(1, 2, true), &token);
     assert!(matches!(welcome, ToClient::Welcome(_)), "{welcome:?}");
-    let known =
-        |ino, dir, name: &str| InodeRef { ino, seen: Some((dir, Name::new(name.as_bytes()).unwrap())) };
+    let known = |ino, dir, name: &str| InodeRef {
+        ino,
+        seen: Some((dir, Name::new(name.as_bytes()).unwrap())),
+    };
     let open = |file| ReclaimOpen { file, count: 1, linkable: false };
     let span = |ino| LockSpan {
         ino,
@@ -600,7 +642,14 @@ fn small_file(fixture: &Fixture, owner: &mut Client, name: &str, mode: u16) -> I
 
 fn write_to(file: &InodeRef, base: u64) -> Op {
     let data = NewData::Inline((*b"x").into());
-    Op::Commit(Commit { inode: file.clone(), base, data, size: Some(1), mtime: 5, kill_suid: false })
+    Op::Commit(Commit {
+        inode: file.clone(),
+        base,
+        data,
+        size: Some(1),
+        mtime: 5,
+        kill_suid: false,
+    })
 }
 
 #[test]
@@ -621,7 +670,9 @@ fn a_claim_gives_no_more_than_an_open_would() {
     assert_eq!(client.reclaim(&fixture, claim(opens.clone())).lost_opens, [secret.ino]);
     fixture.server.tick(fixture.now);
     for (file, refused) in [(&secret, libc::EBADF), (&public, libc::EBADF), (&own, 0)] {
-        let Ok(Answer::Inode(inode)) = owner.ask(&fixture, Op::GetAttr(file.clone())) else { panic!() };
+        let Ok(Answer::Inode(inode)) = owner.ask(&fixture, Op::GetAttr(file.clone())) else {
+            panic!()
+        };
         let reply = client.ask(&fixture, write_to(file, inode.data_change));
         assert_eq!(errno(&reply), refused, "{}", file.ino);
     }
@@ -672,12 +723,17 @@ fn content_in_answers_is_for_those_who_may_read_it() {
     assert_eq!(errno(&owner.ask(&fixture, Op::SetAttr(InodeRef::by_id(1), anybody))), 0);
     let [secret, _, public] = [("secret", 0o600), ("other", 0o600), ("public", 0o644)]
         .map(|(name, mode)| small_file(&fixture, &mut owner, name, mode));
-    assert_eq!(*shown(&owner.ask(&fixture, Op::GetAttr(secret.clone()))), Data::Inline((*b"x").into()));
+    assert_eq!(
+        *shown(&owner.ask(&fixture, Op::GetAttr(secret.clone()))),
+        Data::Inline((*b"x").into())
+    );
     let token = issue(&fixture, |record| record.uids = Ids::of(vec![(1000, 1999)]).unwrap());
     let (mut client, _) = holder(1, &fixture, &token);
     let mut ask = |op| ask_as(&mut client, &fixture, (1000, 1000), op);
     let is_content = |reply: &Reply| *shown(reply) == Data::Inline((*b"x").into());
-    for op in [Op::GetAttr(public.clone()), Op::Lookup(at("public")), Op::Open(public.clone(), READ)] {
+    for op in
+        [Op::GetAttr(public.clone()), Op::Lookup(at("public")), Op::Open(public.clone(), READ)]
+    {
         let reply = ask(op.clone());
         assert!(is_content(&reply), "{op:?}: {reply:?}");
     }
@@ -715,17 +771,25 @@ fn opens_for_compaction_and_copy_with_token() {
     let who = (1000, 1000);
     let write = OpenFlags { write: true, ..READ };
     opened(&ask_as(&mut client, &fixture, who, Op::Open(to.clone(), write)));
-    let copy = || Op::Clone { from: from.clone(), from_offset: 0, to: to.clone(), to_offset: 0, len: 1 };
+    let copy =
+        || Op::Clone { from: from.clone(), from_offset: 0, to: to.clone(), to_offset: 0, len: 1 };
     let reply = ask_as(&mut client, &fixture, who, copy());
-    assert!(matches!(&reply, Err(Outcome::Failed(why)) if why.reason.contains("does not have")), "{reply:?}");
+    assert!(
+        matches!(&reply, Err(Outcome::Failed(why)) if why.reason.contains("does not have")),
+        "{reply:?}"
+    );
     opened(&ask_as(&mut client, &fixture, who, Op::Open(from.clone(), READ)));
     let reply = ask_as(&mut client, &fixture, who, copy());
     assert!(
         !matches!(&reply, Err(Outcome::Failed(why)) if why.reason.contains("does not have")),
         "{reply:?}"
     );
-    let compact =
-        |inode: &InodeRef| Op::Compact { inode: inode.clone(), chunk: 0, old: Vec::new(), new: Vec::new() };
+    let compact = |inode: &InodeRef| Op::Compact {
+        inode: inode.clone(),
+        chunk: 0,
+        old: Vec::new(),
+        new: Vec::new(),
+    };
     assert_eq!(errno(&client.ask(&fixture, compact(&from))), libc::EBADF);
     assert_ne!(errno(&client.ask(&fixture, compact(&to))), libc::EBADF);
 }

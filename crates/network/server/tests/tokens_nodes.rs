@@ -61,7 +61,8 @@ fn every_node_learns_what_any_node_was_told() {
     let three = issue(&cluster.sites[1], "three");
     // While one may still take it for good, what is revoked is not forgotten: that one would bring
     // it back.
-    let early = cluster.sites[0].running().server.tokens().prune(9).expect_err("node 3 does not know");
+    let early =
+        cluster.sites[0].running().server.tokens().prune(9).expect_err("node 3 does not know");
     assert_eq!(early.errno, libc::EAGAIN);
     assert!(early.reason.contains("nodes [") && early.reason.contains('3'), "{early}");
     assert!(knows(&cluster.sites[0], two.id));
@@ -101,10 +102,12 @@ fn is_outside(reply: &Reply) -> bool {
 fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
     let cluster = Cluster::start();
     let owner = cluster.client();
-    let [tree, inner, _] = ["tree", "tree/in", "out"].map(|dir| made(owner.done(Op::MkDir(at(dir), 0o777))));
+    let [tree, inner, _] =
+        ["tree", "tree/in", "out"].map(|dir| made(owner.done(Op::MkDir(at(dir), 0o777))));
     let token = Token::new(None).unwrap();
     let subtree = Some(Subtree { dir: tree, path: "/tree".into() });
-    let record = TokenRecord { subtree, ..TokenRecord::new(token.id, "tenant", token.verifier(), 0) };
+    let record =
+        TokenRecord { subtree, ..TokenRecord::new(token.id, "tenant", token.verifier(), 0) };
     cluster.sites[0].running().server.tokens().learn(vec![record], 1).unwrap();
     for site in &cluster.sites {
         eventually("all nodes let it in", || grant(site, token.id).is_ok());

@@ -10,7 +10,9 @@ use kestrel_cluster::peer_identity::PeerIdentity;
 /// All reach each other.
 fn met(cluster: &Cluster, what: &str) {
     eventually(what, || {
-        let up = |site: &cluster::Site| site.running().peers.stats().values().filter(|link| link.up).count();
+        let up = |site: &cluster::Site| {
+            site.running().peers.stats().values().filter(|link| link.up).count()
+        };
         cluster.sites.iter().all(|site| up(site) == 2)
     });
 }

@@ -9,7 +9,10 @@
 //!   whether a history has an order in which every reply fits. After an error a model may be
 //!   half-way; search on clones.
 
-#![allow(clippy::unwrap_used, reason = "what the model holds together must hold; it is for tests only")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "what the model holds together must hold; it is for tests only"
+)]
 
 mod model;
 

@@ -191,9 +191,9 @@ impl Model {
     /// The number that a reply gives to a new inode and to the state of its content.
     fn numbers(&mut self, heard: Heard<'_>) -> Run<(u64, u64)> {
         match heard {
-            Some(Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. })) => {
-                Ok((inode.ino, inode.data_change))
-            }
+            Some(Ok(
+                Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. },
+            )) => Ok((inode.ino, inode.data_change)),
             Some(_) => Err(MISFIT),
             None => {
                 self.unseen += 1;
@@ -206,14 +206,21 @@ impl Model {
     fn bind(&mut self, unseen: u64, seen: u64) {
         let Some(node) = self.nodes.remove(&unseen) else { return };
         self.nodes.insert(seen, node);
-        let within: Vec<u64> =
-            self.nodes.iter().filter(|(_, node)| node.kind == Kind::Dir).map(|(dir, _)| *dir).collect();
+        let within: Vec<u64> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.kind == Kind::Dir)
+            .map(|(dir, _)| *dir)
+            .collect();
         for dir in within {
             let node = &self.nodes[&dir];
             if node.parent == unseen || node.children.values().any(|child| *child == unseen) {
                 let node = self.node_mut(dir);
                 node.parent = if node.parent == unseen { seen } else { node.parent };
-                node.children.values_mut().filter(|child| **child == unseen).for_each(|child| *child = seen);
+                node.children
+                    .values_mut()
+                    .filter(|child| **child == unseen)
+                    .for_each(|child| *child = seen);
             }
         }
     }

@@ -12,7 +12,8 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Op, Reply, Subject};
 use kestrel_types::wire::{
-    ClientId, Frames, LockRequest, LockSpan, Reclaim, ReclaimOpen, Reclaimed, ToClient, decode_to_client,
+    ClientId, Frames, LockRequest, LockSpan, Reclaim, ReclaimOpen, Reclaimed, ToClient,
+    decode_to_client,
 };
 
 use crate::host::VOLUME;
@@ -36,7 +37,9 @@ pub enum PendingCall {
 fn owner_of(request: &LockRequest) -> (InodeId, u64) {
     match *request {
         LockRequest::Set { lock, .. } | LockRequest::Get(lock) => (lock.ino, lock.owner),
-        LockRequest::Unlock { ino, owner, .. } | LockRequest::ReleaseOwner { ino, owner, .. } => (ino, owner),
+        LockRequest::Unlock { ino, owner, .. } | LockRequest::ReleaseOwner { ino, owner, .. } => {
+            (ino, owner)
+        }
     }
 }
 
@@ -215,8 +218,13 @@ impl Client {
             return vec![whole];
         }
         let (first, second) = whole.opens.split_at(whole.opens.len() / 2);
-        let part =
-            Reclaim { opens: first.to_vec(), objects: Vec::new(), locks: Vec::new(), last: false, ..whole };
+        let part = Reclaim {
+            opens: first.to_vec(),
+            objects: Vec::new(),
+            locks: Vec::new(),
+            last: false,
+            ..whole
+        };
         vec![part, Reclaim { opens: second.to_vec(), ..whole.clone() }]
     }
 

@@ -26,7 +26,9 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
-use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap};
+use kestrel_types::placement::{
+    Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap,
+};
 use kestrel_types::request::{Reply, Request};
 use kestrel_types::wire::ClientId;
 
@@ -157,7 +159,9 @@ fn placement(nodes: u32, dice: &mut Prng) -> PlacementMap {
             7 => Rule::PathWalk,
             _ => continue,
         };
-        exceptions.set(Name::new(name.as_bytes()).expect("a name"), Some(rule)).expect("a few exceptions");
+        exceptions
+            .set(Name::new(name.as_bytes()).expect("a name"), Some(rule))
+            .expect("a few exceptions");
     }
     PlacementMap::new(map, exceptions)
 }
@@ -284,7 +288,18 @@ impl ClusterRun {
         let (used, leaving) = (objects.used.clone(), Leaving::default());
         let known = || (used.clone(), leaving.needed.clone());
         let host = |id| {
-            (id, Host::new((id, false), placement.clone(), clock.clone(), workers, seed, known(), shared))
+            (
+                id,
+                Host::new(
+                    (id, false),
+                    placement.clone(),
+                    clock.clone(),
+                    workers,
+                    seed,
+                    known(),
+                    shared,
+                ),
+            )
         };
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
@@ -341,7 +356,9 @@ impl ClusterRun {
     pub fn run(mut self) -> Result<RunStats, Failure> {
         let mend = self.dice.between(10, 40) * SECOND;
         self.plan_at(mend, Event::Mend);
-        self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
+        self.run_until(TIME_MAX, |world| {
+            !world.troubled && world.history.records.len() >= world.plan.calls
+        });
         self.finish();
         self.tally.lapses = self.hosts.values().map(|host| host.leases().lapses).sum();
         self.tally.refused = self.hosts.values().map(Host::refused).sum();
@@ -391,7 +408,10 @@ impl ClusterRun {
         let table = self.hosts[&node].placement().map_or(0, |table| table.version);
         for (client, number, reply) in self.host(node).take_replies() {
             self.carry(node, 0, |world, after| {
-                world.plan_in(after, Event::Reply(node, start, table, client, number, reply.clone()));
+                world.plan_in(
+                    after,
+                    Event::Reply(node, start, table, client, number, reply.clone()),
+                );
             });
         }
         self.plan_deletions(node);

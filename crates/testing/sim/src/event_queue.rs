@@ -101,7 +101,11 @@ pub(crate) trait Scene: Sized {
     fn plan_at(&mut self, at: Nanos, event: Self::Event) {
         let agenda = self.agenda_mut();
         agenda.numbers += 1;
-        agenda.events.push(Reverse(Planned { at: at.max(agenda.now), number: agenda.numbers, event }));
+        agenda.events.push(Reverse(Planned {
+            at: at.max(agenda.now),
+            number: agenda.numbers,
+            event,
+        }));
     }
 
     fn plan_in(&mut self, after: Nanos, event: Self::Event) {
@@ -121,7 +125,8 @@ pub(crate) trait Scene: Sized {
     fn judge(&mut self, history: &History, tally: RunStats) -> RunStats {
         let records = &history.records;
         let unheard = records.iter().filter(|record| record.heard.is_none()).count();
-        let mut tally = RunStats { calls: records.len(), unheard, time: self.agenda().now, ..tally };
+        let mut tally =
+            RunStats { calls: records.len(), unheard, time: self.agenda().now, ..tally };
         if self.agenda().failure.is_none() {
             match linear::check(records) {
                 Verdict::Linearizable => tally.undecided = false,

@@ -97,7 +97,8 @@ impl Host {
     /// A machine with an empty volume; nothing runs. Clients have to show tokens, or need none.
     pub fn new(clock: Arc<ManualClock>, workers: usize, tokens: bool) -> Self {
         let engine = MemoryEngine::new(SyncWhen::Told);
-        Node::format(&engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, SECOND).expect("an empty engine");
+        Node::format(&engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, SECOND)
+            .expect("an empty engine");
         Self {
             engine: Some(Arc::new(engine)),
             clock,
@@ -142,7 +143,8 @@ impl Host {
             ..NodeConfig::default()
         };
         self.epoch += 1;
-        let node = Node::open(self.engine().clone(), self.clock.clone(), config).expect("a sound volume");
+        let node =
+            Node::open(self.engine().clone(), self.clock.clone(), config).expect("a sound volume");
         let config = SessionServerConfig {
             volume: VOLUME.into(),
             epoch: self.epoch,
@@ -153,7 +155,8 @@ impl Host {
             ..SessionServerConfig::default()
         };
         let limits = LockLimits::default();
-        let server = Server::new(node.clone(), self.clock.clone(), config, limits, Arc::new(NoAdmin), now);
+        let server =
+            Server::new(node.clone(), self.clock.clone(), config, limits, Arc::new(NoAdmin), now);
         let server = server.expect("a sound volume");
         if let Some(tokens) = &self.tokens {
             server.tokens().learn(tokens.clone(), self.clock.now()).expect("no fault was injected");
@@ -210,7 +213,8 @@ impl Host {
     pub fn accept(&mut self, connection: u64) {
         let security = self.security();
         let Some(process) = &mut self.process else { return };
-        let outbox = SimOutbox { connection, outgoing: self.outgoing.clone(), alive: process.alive.clone() };
+        let outbox =
+            SimOutbox { connection, outgoing: self.outgoing.clone(), alive: process.alive.clone() };
         let accepted = process.server.connect(Arc::new(outbox), security, "sim");
         process.connections.insert(connection, (accepted, Frames::default()));
     }
@@ -270,6 +274,9 @@ impl Host {
     pub fn expired(&self, now: Nanos) -> Vec<ClientId> {
         let Some(server) = self.server() else { return Vec::new() };
         let sessions = server.sessions(now).into_iter();
-        sessions.filter(|session| session.state == "expired").map(|session| session.client).collect()
+        sessions
+            .filter(|session| session.state == "expired")
+            .map(|session| session.client)
+            .collect()
     }
 }

@@ -60,7 +60,9 @@ struct Search<'a> {
 
 /// Searches an order for the records of a history.
 pub fn check(records: &[Record]) -> Verdict {
-    let counts = |record: &Record| !record.refused && (record.heard.is_some() || changes(&record.request.op));
+    let counts = |record: &Record| {
+        !record.refused && (record.heard.is_some() || changes(&record.request.op))
+    };
     let calls: Vec<usize> = (0..records.len()).filter(|call| counts(&records[*call])).collect();
     let left = calls.iter().filter(|call| records[**call].heard.is_some()).count();
     let mut search = Search {
@@ -124,7 +126,11 @@ impl Search<'_> {
             let candidates = self.candidates();
             stack.push(Frame { model, candidates, done: Some(call) });
         }
-        Verdict::Violated(format!("{} answers have no place:\n  {}", self.best_left, self.best.join("\n  ")))
+        Verdict::Violated(format!(
+            "{} answers have no place:\n  {}",
+            self.best_left,
+            self.best.join("\n  ")
+        ))
     }
 
     fn mark(&mut self, call: usize) {
@@ -177,9 +183,13 @@ impl Search<'_> {
         let Some(model) = model else { return Vec::new() };
         let told = |call: usize| {
             let record = &self.records[call];
-            let why = step(&mut model.clone(), record).err().unwrap_or_else(|| "leads nowhere".into());
+            let why =
+                step(&mut model.clone(), record).err().unwrap_or_else(|| "leads nowhere".into());
             let heard = if record.heard.is_some() { "" } else { " (unheard)" };
-            format!("call {call} of client {}{heard}: {:?}: {why}", record.client, record.request.op)
+            format!(
+                "call {call} of client {}{heard}: {:?}: {why}",
+                record.client, record.request.op
+            )
         };
         self.candidates().into_iter().map(told).collect()
     }

@@ -80,8 +80,10 @@ fn run(plan: RunPlan, nodes: Option<u32>) -> Result<RunStats, Failure> {
         Some(nodes) => ClusterRun::new(plan, nodes).run(),
     };
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let why =
-            panic.downcast_ref::<String>().cloned().or(panic.downcast_ref::<&str>().map(|s| (*s).into()));
+        let why = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or(panic.downcast_ref::<&str>().map(|s| (*s).into()));
         Err(Failure(format!("panic: {}", why.unwrap_or_default())))
     })
 }

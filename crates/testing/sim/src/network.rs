@@ -65,7 +65,12 @@ fn index(way: Way) -> usize {
 impl Network {
     /// A network of so many clients.
     pub fn new(clients: usize, delay: Nanos) -> Self {
-        Self { wires: BTreeMap::new(), cables: vec![Cable::default(); clients], last_wire: 0, delay }
+        Self {
+            wires: BTreeMap::new(),
+            cables: vec![Cable::default(); clients],
+            last_wire: 0,
+            delay,
+        }
     }
 
     /// A connection of a client begins; its number.

@@ -6,7 +6,8 @@ use kestrel_types::inode::{CHUNK_BYTES, Data, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Accessed, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
+    Accessed, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime,
+    XattrFlags,
 };
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockRequest, LockSpan};
 
@@ -71,13 +72,20 @@ fn mode(client: &mut Client) -> u16 {
 
 fn flags(client: &mut Client) -> OpenFlags {
     let write = client.dice.chance(70);
-    OpenFlags { read: true, write, truncate: write && client.dice.chance(10), ..OpenFlags::default() }
+    OpenFlags {
+        read: true,
+        write,
+        truncate: write && client.dice.chance(10),
+        ..OpenFlags::default()
+    }
 }
 
 /// A file it has open, for writing if so wanted.
 fn handle(client: &mut Client, write: bool) -> Option<u64> {
-    let handles =
-        client.handles.iter().filter(|(_, handle)| handle.free > 0 && (handle.writes > 0 || !write));
+    let handles = client
+        .handles
+        .iter()
+        .filter(|(_, handle)| handle.free > 0 && (handle.writes > 0 || !write));
     let open: Vec<u64> = handles.map(|(ino, _)| *ino).collect();
     client.dice.pick(&open).copied()
 }
@@ -98,8 +106,10 @@ fn commit_to(client: &mut Client, file: &SeenInode, chunks: u64) -> Op {
     let (data, size) = match (client.dice.below(4), object) {
         (0, Some(object)) => (NewData::Packed(Range { object, offset, len: len as u32 }), len),
         (1, Some(object)) if !inline_only => {
-            let extent =
-                Extent::of_range(client.dice.below(4) as u32, Range { object, offset, len: len as u32 });
+            let extent = Extent::of_range(
+                client.dice.below(4) as u32,
+                Range { object, offset, len: len as u32 },
+            );
             let chunk = client.dice.below(chunks);
             let end = chunk * CHUNK_BYTES + u64::from(extent.end());
             (NewData::Patches(vec![(chunk, extent)]), size.max(end))
@@ -128,7 +138,8 @@ fn content(client: &mut Client) -> Option<Op> {
             let to = known(client, is_file)?;
             let whole = client.dice.chance(50);
             let len = if whole { file.inode.size } else { 1 + client.dice.below(8) };
-            let to_offset = if whole { 0 } else { client.dice.below(6) * CHUNK_BYTES + client.dice.below(8) };
+            let to_offset =
+                if whole { 0 } else { client.dice.below(6) * CHUNK_BYTES + client.dice.below(8) };
             let from_offset = if whole { 0 } else { chunk * CHUNK_BYTES };
             // The model keeps a note of every byte.
             if len > 64 {
@@ -138,7 +149,10 @@ fn content(client: &mut Client) -> Option<Op> {
         }
         15 | 16 => {
             let size = Some(chunk * CHUNK_BYTES + client.dice.below(8));
-            Op::SetAttr(file.reference(), SetAttr { size, through_handle: true, ..SetAttr::default() })
+            Op::SetAttr(
+                file.reference(),
+                SetAttr { size, through_handle: true, ..SetAttr::default() },
+            )
         }
         _ => Op::Chunks { ino: file.inode.ino, first: 0, last: 9 },
     })
@@ -184,12 +198,18 @@ fn set_attr(client: &mut Client) -> Op {
 
 fn xattr(client: &mut Client) -> Op {
     let inode = any(client);
-    let key: Box<[u8]> = if client.dice.chance(50) { b"user.a"[..].into() } else { b"user.b"[..].into() };
+    let key: Box<[u8]> =
+        if client.dice.chance(50) { b"user.a"[..].into() } else { b"user.b"[..].into() };
     match client.dice.below(5) {
         0 | 1 => {
             let (create, replace) = (client.dice.chance(20), client.dice.chance(10));
             let value = client.dice.below(1000).to_string().into_bytes();
-            Op::SetXattr(inode, key, value.into(), XattrFlags { create, replace: replace && !create })
+            Op::SetXattr(
+                inode,
+                key,
+                value.into(),
+                XattrFlags { create, replace: replace && !create },
+            )
         }
         2 => Op::GetXattr(inode, key),
         3 => Op::ListXattr(inode),
@@ -250,7 +270,9 @@ pub fn wish(client: &mut Client) -> ClientAction {
             Some(ino) => Op::Release(ino),
             None => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
         },
-        50..=52 => Op::MkNod { place: place(client), kind: Kind::File, mode: mode(client), rdev: 0 },
+        50..=52 => {
+            Op::MkNod { place: place(client), kind: Kind::File, mode: mode(client), rdev: 0 }
+        }
         53..=58 => Op::MkDir(place(client), mode(client)),
         59 | 60 => Op::Symlink(place(client), b"a"[..].into()),
         61..=66 => Op::Unlink(place(client)),
@@ -329,7 +351,9 @@ pub fn wish_of_several(client: &mut Client, bias: Bias) -> Request {
     loop {
         let ClientAction::Op(Request { creds, op }) = wish(client) else { continue };
         let op = match op {
-            Op::Open(inode, flags) if client.dice.chance(30) => Op::Open(InodeRef::by_id(inode.ino), flags),
+            Op::Open(inode, flags) if client.dice.chance(30) => {
+                Op::Open(InodeRef::by_id(inode.ino), flags)
+            }
             op => op,
         };
         return Request { creds, op };

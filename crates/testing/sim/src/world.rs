@@ -154,7 +154,9 @@ impl Scene for World {
             Event::ToClient(wire, bytes) => self.client_reads(wire, &bytes),
             Event::ClientLoses(wire) => {
                 let place = self.network.wires.get(&wire).map(|wire| wire.client);
-                if let Some(place) = place.filter(|place| self.clients[*place].connection == Some(wire)) {
+                if let Some(place) =
+                    place.filter(|place| self.clients[*place].connection == Some(wire))
+                {
                     self.disconnect(place);
                 }
             }
@@ -234,8 +236,9 @@ impl World {
     fn new_client(&mut self) -> Client {
         self.clients_begun += 1;
         let mut dice = self.dice.split();
-        let (token, expires) =
-            self.new_token(&mut dice).map_or((None, None), |(token, expires)| (Some(token), expires));
+        let (token, expires) = self
+            .new_token(&mut dice)
+            .map_or((None, None), |(token, expires)| (Some(token), expires));
         let mut client = Client::new(self.clients_begun, dice, self.agenda.now, token);
         client.expires = expires;
         client
@@ -250,7 +253,9 @@ impl World {
     pub fn run(mut self) -> Result<RunStats, Failure> {
         let mend = self.dice.between(10, 40) * SECOND;
         self.plan_at(mend, Event::Mend);
-        self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
+        self.run_until(TIME_MAX, |world| {
+            !world.troubled && world.history.records.len() >= world.plan.calls
+        });
         self.finish();
         match self.agenda.failure.take() {
             Some(failure) => Err(failure),
@@ -267,9 +272,11 @@ impl World {
             Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
                 self.clients[*place].stopped_until > self.agenda.now
             }
-            Event::ToHost(..) | Event::HostTick(_) | Event::Accept(_) | Event::HostLoses(_) | Event::Reap => {
-                self.host_stopped_until > self.agenda.now
-            }
+            Event::ToHost(..)
+            | Event::HostTick(_)
+            | Event::Accept(_)
+            | Event::HostLoses(_)
+            | Event::Reap => self.host_stopped_until > self.agenda.now,
             _ => false,
         }
     }

@@ -19,7 +19,11 @@ fn a_server_and_its_clients() {
 fn several_nodes() {
     for nodes in [1, 2, 3, 5] {
         for seed in 1..=10 {
-            assert_eq!(ClusterRun::new(plan(seed), nodes).run().err(), None, "{nodes} nodes, seed {seed}");
+            assert_eq!(
+                ClusterRun::new(plan(seed), nodes).run().err(),
+                None,
+                "{nodes} nodes, seed {seed}"
+            );
         }
     }
 }

@@ -19,7 +19,8 @@ impl Args {
         let mut args = Self::default();
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
-            let name = word.strip_prefix("--").ok_or_else(|| format!("unexpected argument: {word}"))?;
+            let name =
+                word.strip_prefix("--").ok_or_else(|| format!("unexpected argument: {word}"))?;
             if let Some((name, value)) = name.split_once('=')
                 && with_value.contains(&name)
             {
@@ -74,7 +75,11 @@ mod tests {
         assert_eq!(args.number("seed", 1), Ok(7));
         assert!(args.flag("json"));
         assert_eq!(args.need("dir"), Ok("/x"));
-        assert!(parse(&["--sed", "7"]).is_err() && parse(&["seed"]).is_err() && parse(&["--seed"]).is_err());
+        assert!(
+            parse(&["--sed", "7"]).is_err()
+                && parse(&["seed"]).is_err()
+                && parse(&["--seed"]).is_err()
+        );
         assert!(parse(&["--seed", "x"]).unwrap().number("seed", 1).is_err());
     }
 }

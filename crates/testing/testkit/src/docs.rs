@@ -13,13 +13,20 @@ pub fn assert_document(path: &str, expected: &str) {
         std::fs::write(&file, expected).unwrap_or_else(|why| panic!("{path}: {why}"));
     }
     let found = std::fs::read_to_string(&file).unwrap_or_default();
-    if let Some((line, (found, expected))) =
-        found.lines().zip(expected.lines()).enumerate().find(|(_, (found, expected))| found != expected)
+    if let Some((line, (found, expected))) = found
+        .lines()
+        .zip(expected.lines())
+        .enumerate()
+        .find(|(_, (found, expected))| found != expected)
     {
         panic!(
             "{path}:{}: has\n{found}\nbut should have\n{expected}\n(KESTREL_BLESS=1 writes it anew)",
             line + 1
         );
     }
-    assert_eq!(found.lines().count(), expected.lines().count(), "{path}: KESTREL_BLESS=1 writes it anew");
+    assert_eq!(
+        found.lines().count(),
+        expected.lines().count(),
+        "{path}: KESTREL_BLESS=1 writes it anew"
+    );
 }

@@ -217,7 +217,9 @@ pub fn statx(dir: c_int, path: &CStr, flags: c_int) -> Sys<libc::statx> {
     // SAFETY: statx is plain data for which zero is a value; the kernel fills it.
     let mut st: libc::statx = unsafe { std::mem::zeroed() };
     // SAFETY: path and st are live for the call.
-    check(i64::from(unsafe { libc::statx(dir, path.as_ptr(), flags, libc::STATX_BASIC_STATS, &mut st) }))?;
+    check(i64::from(unsafe {
+        libc::statx(dir, path.as_ptr(), flags, libc::STATX_BASIC_STATS, &mut st)
+    }))?;
     Ok(st)
 }
 
@@ -285,7 +287,10 @@ pub fn alarm_ms(ms: u64) {
     extern "C" fn nothing(_: c_int) {}
     let timer = libc::itimerval {
         it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
-        it_value: libc::timeval { tv_sec: (ms / 1000) as i64, tv_usec: ((ms % 1000) * 1000) as i64 },
+        it_value: libc::timeval {
+            tv_sec: (ms / 1000) as i64,
+            tv_usec: ((ms % 1000) * 1000) as i64,
+        },
     };
     // SAFETY: the handler touches nothing; action and timer are live for the calls.
     unsafe {
@@ -319,7 +324,11 @@ impl Mapping {
         // SAFETY: within the mapping, checked above; another process may change the bytes, which a
         // raw copy allows.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.address.cast::<u8>().add(at), out.as_mut_ptr(), out.len())
+            std::ptr::copy_nonoverlapping(
+                self.address.cast::<u8>().add(at),
+                out.as_mut_ptr(),
+                out.len(),
+            )
         }
     }
 
@@ -327,7 +336,13 @@ impl Mapping {
     pub fn store(&self, at: usize, data: &[u8]) {
         assert!(at + data.len() <= self.len);
         // SAFETY: within the mapping, checked above.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.address.cast::<u8>().add(at), data.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                data.as_ptr(),
+                self.address.cast::<u8>().add(at),
+                data.len(),
+            )
+        }
     }
 
     /// msync(2) with MS_SYNC
@@ -362,7 +377,11 @@ pub fn dirents(mut buf: &[u8]) -> Vec<Dirent> {
     let u64_at = |b: &[u8], at: usize| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&b[at..at + 8]);
-        if cfg!(target_endian = "little") { u64::from_le_bytes(bytes) } else { u64::from_be_bytes(bytes) }
+        if cfg!(target_endian = "little") {
+            u64::from_le_bytes(bytes)
+        } else {
+            u64::from_be_bytes(bytes)
+        }
     };
     let mut out = Vec::new();
     while buf.len() >= 19 {

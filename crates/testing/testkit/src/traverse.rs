@@ -102,10 +102,15 @@ pub fn make(root: &Path, shape: Shape, threads: u64) -> Result<Done, String> {
     };
     std::thread::scope(|scope| {
         let crew: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        crew.into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|_| Err("a thread panicked".into())))
+        crew.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err("a thread panicked".into()))
+        })
     })?;
-    Ok(Done { files: shape.leaves() * shape.files, failed: 0, seconds: begun.elapsed().as_secs_f64() })
+    Ok(Done {
+        files: shape.leaves() * shape.files,
+        failed: 0,
+        seconds: begun.elapsed().as_secs_f64(),
+    })
 }
 
 /// Walks to random files with `threads` threads for `time`, each thread by an order of its own from
@@ -132,7 +137,8 @@ pub fn walk(
                 let (mut done, mut wrong) = (0, 0);
                 while !stop.load(Ordering::Relaxed) {
                     let directory = shape.directory(root, rng.below(shape.leaves()), shape.levels);
-                    let path = sys::cstring(format!("{directory}/f{}", rng.below(shape.files)).as_bytes());
+                    let path =
+                        sys::cstring(format!("{directory}/f{}", rng.below(shape.files)).as_bytes());
                     done += 1;
                     wrong += u64::from(!visit(&path, call, shape.size));
                 }
@@ -161,7 +167,9 @@ fn visit(path: &CString, call: Call, size: u64) -> bool {
     if call == Call::Stat {
         return sys::fstatat(libc::AT_FDCWD, path, 0).is_ok_and(|st| st.st_size as u64 == size);
     }
-    let Ok(fd) = sys::openat(libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_CLOEXEC, 0) else { return false };
+    let Ok(fd) = sys::openat(libc::AT_FDCWD, path, libc::O_RDONLY | libc::O_CLOEXEC, 0) else {
+        return false;
+    };
     let mut good = true;
     if call == Call::Read {
         let mut buf = [0; PIECE];

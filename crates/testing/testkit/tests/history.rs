@@ -13,7 +13,8 @@ struct Temp(PathBuf);
 
 impl Temp {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("kestrel-history-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("kestrel-history-{name}-{}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
     }
@@ -71,9 +72,12 @@ fn two_bind_mounts_are_linearizable() {
         a = a.display(),
         b = b.display()
     );
-    let unshare = Command::new("unshare").args(["--mount", "--map-root-user", "sh", "-c", &script]).output();
+    let unshare =
+        Command::new("unshare").args(["--mount", "--map-root-user", "sh", "-c", &script]).output();
     match unshare {
-        Ok(output) if output.status.code() != Some(77) && !output.stdout.is_empty() => passed(&output),
+        Ok(output) if output.status.code() != Some(77) && !output.stdout.is_empty() => {
+            passed(&output)
+        }
         other => eprintln!("skipped: no mount namespace: {other:?}"),
     }
 }
@@ -84,6 +88,9 @@ fn two_trees_are_not_one() {
     let (a, b) = (temp.dir("a"), temp.dir("b"));
     let output = history(&[&a, &b], 5);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("is not the same directory"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("is not the same directory"),
+        "{output:?}"
+    );
     assert_eq!(std::fs::read_dir(&a).unwrap().count(), 0, "it cleans up");
 }

@@ -45,7 +45,8 @@ fn store() -> (SocketAddr, mpsc::Receiver<Request>) {
 }
 
 fn proxy(store: SocketAddr) -> Server {
-    start(Proxy::new(Address::Tcp(store.to_string()), 3, None), "127.0.0.1:0", "127.0.0.1:0").unwrap()
+    start(Proxy::new(Address::Tcp(store.to_string()), 3, None), "127.0.0.1:0", "127.0.0.1:0")
+        .unwrap()
 }
 
 fn rules(server: &Server, rules: &str) {
@@ -67,7 +68,8 @@ fn send(server: &Server, request: &[u8]) -> Option<(Head, Vec<u8>)> {
     Some((head, body))
 }
 
-const GET: &[u8] = b"GET /b/k HTTP/1.1\r\nHost: store.example:9\r\nAuthorization: AWS4 odd  spaces\r\n\r\n";
+const GET: &[u8] =
+    b"GET /b/k HTTP/1.1\r\nHost: store.example:9\r\nAuthorization: AWS4 odd  spaces\r\n\r\n";
 
 #[test]
 fn requests_arrive_byte_by_byte() {
@@ -103,7 +105,10 @@ fn bodies_are_damaged_as_told() {
     let (address, _told) = store();
     let server = proxy(address);
     for (fault, is_it) in [
-        ("truncate", (|said, got| said == BODY.len() && got.len() < said) as fn(usize, &[u8]) -> bool),
+        (
+            "truncate",
+            (|said, got| said == BODY.len() && got.len() < said) as fn(usize, &[u8]) -> bool,
+        ),
         ("short", |said, got| said < BODY.len() && got == &BODY[..said]),
         ("long", |said, got| said > BODY.len() && got.len() == said && got.starts_with(BODY)),
         ("wrong-bytes", |said, got| said == BODY.len() && got.len() == said && got != BODY),
@@ -123,7 +128,10 @@ fn who_hangs_is_let_go_when_the_rules_change() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| send(&server, GET));
         // It is counted before it hangs.
-        while !ask(&server.control.to_string(), "GET", "/counts", "").unwrap().contains("\"hang\":1") {
+        while !ask(&server.control.to_string(), "GET", "/counts", "")
+            .unwrap()
+            .contains("\"hang\":1")
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         rules(&server, "");

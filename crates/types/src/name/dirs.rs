@@ -171,7 +171,10 @@ mod tests {
         assert_eq!(Dirs::decode(&mut reader, 4).unwrap(), pushed);
         assert_eq!(reader.remaining(), 0);
         // One of two names is not the other two, though they are as long.
-        assert_ne!([name("ab")].into_iter().collect::<Dirs>(), [name("a"), name("b")].into_iter().collect());
+        assert_ne!(
+            [name("ab")].into_iter().collect::<Dirs>(),
+            [name("a"), name("b")].into_iter().collect()
+        );
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub struct Exceptions {
 impl Exceptions {
     /// Where a name is, or where it belongs.
     fn position(&self, hash: u64, name: &[u8]) -> Result<usize, usize> {
-        self.sorted.binary_search_by(|one| one.hash.cmp(&hash).then_with(|| one.name.as_bytes().cmp(name)))
+        self.sorted
+            .binary_search_by(|one| one.hash.cmp(&hash).then_with(|| one.name.as_bytes().cmp(name)))
     }
 
     fn find(&self, hash: u64, name: &[u8]) -> Option<Rule> {
@@ -153,7 +154,11 @@ impl Exceptions {
             };
             let hash = hash_name(name.as_bytes());
             let one = Exception { hash, name, rule };
-            if table.sorted.last().is_some_and(|last| (last.hash, &last.name) >= (one.hash, &one.name)) {
+            if table
+                .sorted
+                .last()
+                .is_some_and(|last| (last.hash, &last.name) >= (one.hash, &one.name))
+            {
                 return Err(DecodeError("exceptions out of order"));
             }
             table.sorted.push(one);

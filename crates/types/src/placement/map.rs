@@ -205,7 +205,8 @@ impl PlacementMap {
         if self.is_leaving(heir) {
             return Err(SlotMapError("an heir is not leaving"));
         }
-        let members = self.map.members().iter().filter(|member| member.id != node).cloned().collect();
+        let members =
+            self.map.members().iter().filter(|member| member.id != node).cloned().collect();
         let mut next = self.clone();
         next.map = SlotMap::new(members, |slot| self.map.owner(slot).id)?;
         next.leaving.retain(|other| *other != node);
@@ -226,7 +227,9 @@ impl PlacementMap {
         if former.len() > MEMBERS_MAX {
             return Err(SlotMapError("more than 1,024 nodes have left"));
         }
-        if !leaving.is_sorted_by(|one, next| one < next) || !former.is_sorted_by(|one, next| one.0 < next.0) {
+        if !leaving.is_sorted_by(|one, next| one < next)
+            || !former.is_sorted_by(|one, next| one.0 < next.0)
+        {
             return Err(SlotMapError("leaving or former nodes out of order"));
         }
         if !idle.is_sorted_by(|one, next| one < next) {
@@ -252,7 +255,10 @@ impl PlacementMap {
         if leaving.iter().any(|node| map.member(*node).is_none()) {
             return Err(SlotMapError("a node that is no member is leaving"));
         }
-        if former.iter().any(|(node, heir)| map.member(*node).is_some() || map.member(*heir).is_none()) {
+        if former
+            .iter()
+            .any(|(node, heir)| map.member(*node).is_some() || map.member(*heir).is_none())
+        {
             return Err(SlotMapError("a former node is a member, or its heir is none"));
         }
         Ok(())
@@ -418,7 +424,8 @@ mod tests {
     }
 
     fn name() -> impl Strategy<Value = Name> {
-        prop::collection::vec(any::<u8>(), 1..=255).prop_filter_map("not a name", |b| Name::new(&b).ok())
+        prop::collection::vec(any::<u8>(), 1..=255)
+            .prop_filter_map("not a name", |b| Name::new(&b).ok())
     }
 
     fn rule() -> impl Strategy<Value = Rule> {
@@ -541,7 +548,10 @@ mod tests {
     fn the_encoding_never_changes() {
         let mut table = small();
         table.exceptions.set(Name::new(b"Makefile").unwrap(), Some(Rule::PathWalk)).unwrap();
-        table.exceptions.set(Name::new(b"train.txt").unwrap(), Some(Rule::Override(0x1234))).unwrap();
+        table
+            .exceptions
+            .set(Name::new(b"train.txt").unwrap(), Some(Rule::Override(0x1234)))
+            .unwrap();
         let bytes: String = table.encode().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(bytes, ENCODED);
     }
@@ -600,7 +610,8 @@ mod tests {
         let bytes = PlacementMap { map: taken, ..table }.encode();
         assert!(PlacementMap::decode(&bytes).is_err(), "it owns slots");
         let map = SlotMap::new(drained.map.members().to_vec(), |_| 2).unwrap();
-        let gone = PlacementMap { map, ..drained }.with_coordinator(9).unwrap().without(1, 2).unwrap();
+        let gone =
+            PlacementMap { map, ..drained }.with_coordinator(9).unwrap().without(1, 2).unwrap();
         assert_eq!((gone.coordinator, gone.heir_of(1)), (9, Some(2)));
     }
 
@@ -612,7 +623,10 @@ mod tests {
         let table = table.without(2, 5).unwrap();
         assert_eq!((table.version, table.is_leaving(2), table.heir_of(2)), (9, false, Some(5)));
         let table = table.with_leaving(5).unwrap().without(5, 1).unwrap();
-        assert_eq!((table.heir_of(2), table.heir_of(5), table.heir_of(1)), (Some(1), Some(1), None));
+        assert_eq!(
+            (table.heir_of(2), table.heir_of(5), table.heir_of(1)),
+            (Some(1), Some(1), None)
+        );
         assert_eq!(table.map.members().len(), 1);
     }
 
@@ -641,7 +655,10 @@ mod tests {
             let map = SlotMap::even((0..nodes).map(|i| member(i * 3)).collect()).unwrap();
             let slots = map.slots_of_members();
             let (least, most) = (slots.iter().min().unwrap(), slots.iter().max().unwrap());
-            assert!(most - least <= 1 && slots.iter().sum::<usize>() == SLOTS, "{nodes}: {least} {most}");
+            assert!(
+                most - least <= 1 && slots.iter().sum::<usize>() == SLOTS,
+                "{nodes}: {least} {most}"
+            );
         }
     }
 
@@ -653,7 +670,10 @@ mod tests {
         let moved = table.at(&at(2, "elsewhere:1"));
         assert_eq!(moved.map.member(2).map(|member| member.address.as_str()), Some("elsewhere:1"));
         let (other, back) = (member(1).address, moved.at(&at(2, &member(2).address)));
-        assert_eq!((moved.map.member(1).map(|member| &member.address), back), (Some(&other), table.clone()));
+        assert_eq!(
+            (moved.map.member(1).map(|member| &member.address), back),
+            (Some(&other), table.clone())
+        );
         for none in [at(9, "elsewhere:1"), at(2, ""), at(2, &"x".repeat(256))] {
             assert_eq!(table.at(&none), table);
         }

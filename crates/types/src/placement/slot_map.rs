@@ -51,7 +51,10 @@ impl SlotMap {
     /// # Errors
     /// If there are no members or too many, two have one number, an address is too long or empty,
     /// or a slot's owner is not a member.
-    pub fn new(mut members: Vec<Member>, owner: impl Fn(Slot) -> NodeId) -> Result<Self, SlotMapError> {
+    pub fn new(
+        mut members: Vec<Member>,
+        owner: impl Fn(Slot) -> NodeId,
+    ) -> Result<Self, SlotMapError> {
         members.sort_by_key(|member| member.id);
         check(&members)?;
         let owners = (0..SLOTS as Slot)

@@ -269,13 +269,16 @@ pub(super) fn creds(reader: &mut Reader<'_>) -> Result<Creds, DecodeError> {
         None => None,
         // Needs no memory.
         Some(0) => Some(Arc::default()),
-        Some(count) => Some(elements(reader, count, GROUPS_MAX, 1, |reader| reader.varint32())?.into()),
+        Some(count) => {
+            Some(elements(reader, count, GROUPS_MAX, 1, |reader| reader.varint32())?.into())
+        }
     };
     Ok(Creds { uid, gid, groups })
 }
 
 pub(super) fn error(reader: &mut Reader<'_>) -> Result<FsError, DecodeError> {
-    let errno = i32::try_from(reader.varint()?).ok().filter(|errno| (1..=ERRNO_MAX).contains(errno));
+    let errno =
+        i32::try_from(reader.varint()?).ok().filter(|errno| (1..=ERRNO_MAX).contains(errno));
     let errno = errno.ok_or(DecodeError("not an errno"))?;
     let reason = match text(reader, REASON_BYTES_MAX)? {
         "" => Cow::Borrowed(""),

@@ -110,7 +110,9 @@ impl Frames {
     /// If the header is not one, or the checksum does not fit. Nothing can be taken after that.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, WireError> {
         let waiting = &self.buffer[self.start..self.end];
-        let Some((header, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let Some((header, rest)) = waiting.split_first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
         let [l0, l1, l2, l3, kind, flags, r0, r1, c0, c1, c2, c3, r2, r3, r4, r5] = *header;
         let len = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         let checksum = u32::from_be_bytes([c0, c1, c2, c3]);
@@ -121,7 +123,8 @@ impl Frames {
             return Err(WireError::UnknownFlags);
         }
         let Some(payload) = rest.get(..len) else { return Ok(None) };
-        let expected = if flags & HAS_CHECKSUM == 0 { 0 } else { checksum_of(&header[..8], payload) };
+        let expected =
+            if flags & HAS_CHECKSUM == 0 { 0 } else { checksum_of(&header[..8], payload) };
         if checksum != expected {
             return Err(WireError::Checksum);
         }
@@ -147,7 +150,11 @@ pub(super) fn put(
     put(&mut writer);
     let written = writer.finish().and_then(|()| {
         let len = out.len() - start - HEADER_BYTES;
-        if len <= FRAME_BYTES_MAX { Ok(len as u32) } else { Err(TooLarge("the length of the message")) }
+        if len <= FRAME_BYTES_MAX {
+            Ok(len as u32)
+        } else {
+            Err(TooLarge("the length of the message"))
+        }
     });
     if written.is_err() {
         out.truncate(start);

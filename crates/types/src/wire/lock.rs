@@ -142,7 +142,10 @@ impl LockRequest {
 
 fn check_range(kind: LockKind, start: u64, end: u64) -> FsResult<()> {
     if start > end || end > LOCK_END {
-        return Err(FsError::new(libc::EINVAL, "the range of a lock is empty or beyond the largest offset"));
+        return Err(FsError::new(
+            libc::EINVAL,
+            "the range of a lock is empty or beyond the largest offset",
+        ));
     }
     if kind == LockKind::Flock && (start, end) != (0, LOCK_END) {
         return Err(FsError::new(libc::EINVAL, "flock locks whole files only"));
@@ -226,7 +229,9 @@ pub(super) fn put_request(request: &LockRequest, w: &mut WireWriter<'_>) {
             w.u8(GET);
             put_span(lock, w);
         }
-        LockRequest::ReleaseOwner { ino, owner, kind } => put_owner(RELEASE_OWNER, *ino, *owner, *kind, w),
+        LockRequest::ReleaseOwner { ino, owner, kind } => {
+            put_owner(RELEASE_OWNER, *ino, *owner, *kind, w)
+        }
     }
 }
 
@@ -241,7 +246,9 @@ pub(super) fn request(r: &mut Reader<'_>) -> Result<LockRequest, DecodeError> {
             end: r.varint()?,
         },
         GET => LockRequest::Get(span(r)?),
-        RELEASE_OWNER => LockRequest::ReleaseOwner { ino: r.varint()?, owner: r.u64()?, kind: kind(r)? },
+        RELEASE_OWNER => {
+            LockRequest::ReleaseOwner { ino: r.varint()?, owner: r.u64()?, kind: kind(r)? }
+        }
         _ => return Err(DecodeError("unknown lock request")),
     };
     request.check().map_err(|_| BAD_RANGE)?;

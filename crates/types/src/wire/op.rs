@@ -239,7 +239,9 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             let (inode, flags) = (inode_ref(r)?, InodeFlags::from_bits(r.u8()?));
             Op::SetFlags(inode, flags.ok_or(DecodeError("unknown inode flags"))?)
         }
-        ACCESSED => Op::Accessed(inode_ref(r)?, Accessed { at: r.i64()?, relative: basic::boolean(r)? }),
+        ACCESSED => {
+            Op::Accessed(inode_ref(r)?, Accessed { at: r.i64()?, relative: basic::boolean(r)? })
+        }
         ACCESS => Op::Access(inode_ref(r)?, r.varint32()?),
         READ_LINK => Op::ReadLink(inode_ref(r)?),
         CREATE => Op::Create {
@@ -252,7 +254,12 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         OPEN_AT => Op::OpenAt(place(r)?, open_flags(r)?),
         TMP_FILE => Op::TmpFile { dir: r.varint()?, mode: mode(r)?, exclusive: basic::boolean(r)? },
         RELEASE => Op::Release(r.varint()?),
-        MK_NOD => Op::MkNod { place: place(r)?, kind: basic::kind(r)?, mode: mode(r)?, rdev: r.varint32()? },
+        MK_NOD => Op::MkNod {
+            place: place(r)?,
+            kind: basic::kind(r)?,
+            mode: mode(r)?,
+            rdev: r.varint32()?,
+        },
         MK_DIR => Op::MkDir(place(r)?, mode(r)?),
         SYMLINK => Op::Symlink(place(r)?, basic::bytes(r)?),
         UNLINK => Op::Unlink(place(r)?),
@@ -293,11 +300,19 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         SET_XATTR => {
             let (inode, name, value) = (inode_ref(r)?, basic::bytes(r)?, basic::bytes(r)?);
             let flags = flags(r, 3)?;
-            Op::SetXattr(inode, name, value, XattrFlags { create: flags & 1 != 0, replace: flags & 2 != 0 })
+            Op::SetXattr(
+                inode,
+                name,
+                value,
+                XattrFlags { create: flags & 1 != 0, replace: flags & 2 != 0 },
+            )
         }
         LIST_XATTR => Op::ListXattr(inode_ref(r)?),
         REMOVE_XATTR => Op::RemoveXattr(inode_ref(r)?, basic::bytes(r)?),
-        LOCATE => Op::Locate { files: list(r, usize::MAX, 1, Reader::varint)?, after: basic::name_after(r)? },
+        LOCATE => Op::Locate {
+            files: list(r, usize::MAX, 1, Reader::varint)?,
+            after: basic::name_after(r)?,
+        },
         ALLOC_OBJECTS => Op::AllocObjects(r.varint32()?),
         USAGE => Op::Usage,
         TREE_USAGE => Op::TreeUsage(r.varint()?),

@@ -81,7 +81,11 @@ pub(super) fn reclaim(r: &mut Reader<'_>) -> Result<Reclaim, DecodeError> {
 }
 
 fn open(r: &mut Reader<'_>) -> Result<ReclaimOpen, DecodeError> {
-    let open = ReclaimOpen { file: basic::inode_ref(r)?, count: r.varint32()?, linkable: basic::boolean(r)? };
+    let open = ReclaimOpen {
+        file: basic::inode_ref(r)?,
+        count: r.varint32()?,
+        linkable: basic::boolean(r)?,
+    };
     if open.count == 0 { Err(DecodeError("a file opened zero times")) } else { Ok(open) }
 }
 

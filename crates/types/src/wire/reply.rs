@@ -180,7 +180,10 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
         }
         ENTRIES_PLUS => {
             let flags = flags(r, 1)?;
-            Answer::EntriesPlus { entries: list(r, usize::MAX, 4, entry_plus)?, end: flags & 1 != 0 }
+            Answer::EntriesPlus {
+                entries: list(r, usize::MAX, 4, entry_plus)?,
+                end: flags & 1 != 0,
+            }
         }
         CHUNKS => {
             let end = basic::boolean(r)?;

@@ -5,9 +5,9 @@
 
 use super::basic::{self, WireWriter};
 use super::{
-    Answered, Body, Call, ClientId, Frame, HELLO_BYTES_MAX, Hello, JSON_BYTES_MAX, Refused, ReplyTo,
-    SessionState, ToClient, ToServer, VOLUME_BYTES_MAX, Versions, WHO_BYTES_MAX, Welcome, WireError, lock,
-    op, peer, reclaim, reply,
+    Answered, Body, Call, ClientId, Frame, HELLO_BYTES_MAX, Hello, JSON_BYTES_MAX, Refused,
+    ReplyTo, SessionState, ToClient, ToServer, VOLUME_BYTES_MAX, Versions, WHO_BYTES_MAX, Welcome,
+    WireError, lock, op, peer, reclaim, reply,
 };
 use crate::codec::{DecodeError, Reader};
 use crate::error::FsError;
@@ -156,7 +156,11 @@ fn put_hello(hello: &Hello, w: &mut WireWriter<'_>) {
         w.fixed(token.0);
     }
     // With both at their limits a Hello fits what a node reads of a stranger.
-    const { assert!(4 + 4 + 16 + 8 + 1 + 2 + VOLUME_BYTES_MAX + 2 + WHO_BYTES_MAX + 9 <= HELLO_BYTES_MAX) };
+    const {
+        assert!(
+            4 + 4 + 16 + 8 + 1 + 2 + VOLUME_BYTES_MAX + 2 + WHO_BYTES_MAX + 9 <= HELLO_BYTES_MAX
+        )
+    };
 }
 
 /// What every first message begins with.

@@ -40,7 +40,9 @@ fn files(target: &str) -> BTreeMap<String, Vec<u8>> {
 fn each_message_has_the_bytes_it_always_had() {
     let mut files = files("messages");
     for (name, sample) in samples() {
-        let bytes = files.remove(name).unwrap_or_else(|| panic!("no file {name}: see the head of this file"));
+        let bytes = files
+            .remove(name)
+            .unwrap_or_else(|| panic!("no file {name}: see the head of this file"));
         assert_eq!(bytes, sample.bytes(), "{name}");
         let frame = Frame { kind: bytes[0], payload: &bytes[1..] };
         match sample {
@@ -58,7 +60,8 @@ fn each_message_has_the_bytes_it_always_had() {
 #[test]
 fn mutations_of_the_corpus_do_no_harm() {
     let mut random = Random(0x6b65_7374_7265_6c01);
-    for (target, check) in [("messages", checks::message as fn(&[u8])), ("stream", checks::stream)] {
+    for (target, check) in [("messages", checks::message as fn(&[u8])), ("stream", checks::stream)]
+    {
         let files: Vec<Vec<u8>> = files(target).into_values().collect();
         for file in &files {
             check(file);

@@ -6,8 +6,8 @@ use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Request,
-    SetAttr, SetTime, Usage, XattrFlags,
+    Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags,
+    Request, SetAttr, SetTime, Usage, XattrFlags,
 };
 use kestrel_types::token::TokenId;
 use kestrel_types::wire::*;
@@ -21,8 +21,12 @@ impl Sample {
     pub fn frame(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
-            Sample::ToServer(message) => encode_to_server(message, Checksum::Crc32c, &mut out).unwrap(),
-            Sample::ToClient(message) => encode_to_client(message, Checksum::Crc32c, &mut out).unwrap(),
+            Sample::ToServer(message) => {
+                encode_to_server(message, Checksum::Crc32c, &mut out).unwrap()
+            }
+            Sample::ToClient(message) => {
+                encode_to_client(message, Checksum::Crc32c, &mut out).unwrap()
+            }
         }
         out
     }
@@ -37,9 +41,12 @@ impl Sample {
 pub fn samples() -> Vec<(&'static str, Sample)> {
     let mut all: Vec<(&str, Sample)> = Vec::new();
     all.extend(sessions());
-    all.extend(ops().into_iter().map(|(name, op)| (name, call(Body::Op(Request { creds: creds(), op })))));
+    all.extend(
+        ops().into_iter().map(|(name, op)| (name, call(Body::Op(Request { creds: creds(), op })))),
+    );
     all.extend(other_bodies().into_iter().map(|(name, body)| (name, call(body))));
-    let reply = |answered| Sample::ToClient(ToClient::Reply(ReplyTo { id: 300, table: 5, answered }));
+    let reply =
+        |answered| Sample::ToClient(ToClient::Reply(ReplyTo { id: 300, table: 5, answered }));
     all.extend(answers().into_iter().map(|(name, answered)| (name, reply(answered))));
     all
 }
@@ -74,7 +81,11 @@ fn name(name: &str) -> Name {
 }
 
 fn place() -> PathRef {
-    PathRef { base: 1, dirs: [name("data"), name("train")].into_iter().collect(), name: name("cat.jpg") }
+    PathRef {
+        base: 1,
+        dirs: [name("data"), name("train")].into_iter().collect(),
+        name: name("cat.jpg"),
+    }
 }
 
 fn inode_ref() -> InodeRef {
@@ -173,7 +184,10 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         ("peer", Sample::ToServer(ToServer::Peer(b"an envelope".as_slice().into()))),
         ("welcome", Sample::ToClient(ToClient::Welcome(welcome))),
         ("refused", Sample::ToClient(ToClient::Refused(refused))),
-        ("event", Sample::ToClient(ToClient::Event { id: 300, json: b"{\"done\":12}".as_slice().into() })),
+        (
+            "event",
+            Sample::ToClient(ToClient::Event { id: 300, json: b"{\"done\":12}".as_slice().into() }),
+        ),
         ("peer-challenge", Sample::ToClient(ToClient::PeerChallenge(challenge))),
         ("challenge", Sample::ToClient(ToClient::Challenge(*b"nonce of thirty-two random bytes"))),
         ("proof", Sample::ToServer(ToServer::Proof(*b"what only who has it can make: 3"))),
@@ -182,8 +196,14 @@ fn sessions() -> Vec<(&'static str, Sample)> {
 }
 
 fn ops() -> Vec<(&'static str, Op)> {
-    let flags =
-        OpenFlags { read: true, write: true, exec: false, truncate: true, kill_suid: false, append: false };
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        exec: false,
+        truncate: true,
+        kill_suid: false,
+        append: false,
+    };
     let changes = SetAttr {
         mode: Some(0o4755),
         uid: Some(0),
@@ -226,9 +246,15 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-unlink", Op::Unlink(place())),
         ("op-rmdir", Op::RmDir(place(), Some(4711))),
         ("op-rename", Op::Rename(place(), place(), RenameFlags { no_replace: true, ..rename })),
-        ("op-rename-over", Op::Rename(place(), place(), RenameFlags { replaced: Some(300), ..rename })),
+        (
+            "op-rename-over",
+            Op::Rename(place(), place(), RenameFlags { replaced: Some(300), ..rename }),
+        ),
         ("op-link", Op::Link(inode_ref(), place())),
-        ("op-readdir", Op::ReadDir { dir: 77, after: Some(name("bird.jpg")), limit: 4096, check: true }),
+        (
+            "op-readdir",
+            Op::ReadDir { dir: 77, after: Some(name("bird.jpg")), limit: 4096, check: true },
+        ),
         ("op-readdir-first", Op::ReadDir { dir: 77, after: None, limit: 1, check: false }),
         ("op-readdirplus", Op::ReadDirPlus { dir: 77, after: Some(name("bird.jpg")), limit: 4096 }),
         ("op-commit", commit(NewData::Unchanged)),
@@ -236,7 +262,10 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-commit-packed", commit(NewData::Packed(range()))),
         (
             "op-commit-patches",
-            commit(NewData::Patches(vec![(0, Extent::of_range(4096, range())), (9, Extent::hole(0, 512))])),
+            commit(NewData::Patches(vec![
+                (0, Extent::of_range(4096, range())),
+                (9, Extent::hole(0, 512)),
+            ])),
         ),
         (
             "op-compact",
@@ -275,7 +304,10 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-usage", Op::Usage),
         ("op-tree-usage", Op::TreeUsage(77)),
         ("op-sync", Op::Sync),
-        ("op-locate", Op::Locate { files: vec![4711, 1 << 40], after: Some((77, name("bird.jpg"))) }),
+        (
+            "op-locate",
+            Op::Locate { files: vec![4711, 1 << 40], after: Some((77, name("bird.jpg"))) },
+        ),
         ("op-setflags", Op::SetFlags(inode_ref(), InodeFlags::IMMUTABLE.with(InodeFlags::NO_DUMP))),
         (
             "op-accessed",
@@ -302,7 +334,10 @@ fn other_bodies() -> Vec<(&'static str, Body)> {
         ("lock-set", Body::Lock(LockRequest::Set { lock: span(), wait: true })),
         ("lock-unlock", Body::Lock(LockRequest::Unlock { ino, owner, kind, start, end })),
         ("lock-get", Body::Lock(LockRequest::Get(span()))),
-        ("lock-release", Body::Lock(LockRequest::ReleaseOwner { ino, owner, kind: LockKind::Flock })),
+        (
+            "lock-release",
+            Body::Lock(LockRequest::ReleaseOwner { ino, owner, kind: LockKind::Flock }),
+        ),
         ("reclaim", Body::Reclaim(reclaim)),
         ("admin", Body::Admin(b"{\"ask\":\"status\"}".as_slice().into())),
     ]
@@ -317,7 +352,10 @@ fn answers() -> Vec<(&'static str, Answered)> {
         ("answer-inode-chunked", Answer::Inode(inode(Data::Chunked))),
         ("answer-entry", Answer::Entry { parent: 77, inode: inode(Data::None) }),
         ("answer-opened", Answer::Opened { inode: inode(Data::None), created: true, parent: None }),
-        ("answer-opened-at", Answer::Opened { inode: inode(Data::None), created: true, parent: Some(77) }),
+        (
+            "answer-opened-at",
+            Answer::Opened { inode: inode(Data::None), created: true, parent: Some(77) },
+        ),
         ("answer-removed", Answer::Removed(inode(Data::None))),
         ("answer-renamed", Answer::Renamed { moved: 4711, other: None, from: 77, to: 300 }),
         (

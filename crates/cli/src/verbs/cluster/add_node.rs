@@ -62,20 +62,22 @@ pub fn run(args: &AddNodeArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let descriptor = Descriptor::read(&dir).map_err(failed)?;
     let token = Token::of(&descriptor).map_err(failed)?;
-    let address =
-        address(&args.node).map_err(|why| Failure::usage(format!("cluster: --node {}: {why}", args.node)))?;
+    let address = address(&args.node)
+        .map_err(|why| Failure::usage(format!("cluster: --node {}: {why}", args.node)))?;
     if ["0.0.0.0:", "[::]:", "*:"].iter().any(|anywhere| address.starts_with(anywhere)) {
         let why = "clients and the other nodes connect to it; `kestrel serve --listen` says where to listen";
         return Err(Failure::usage(format!("cluster: --node {}: {why}", args.node)));
     }
     wait_for_all(&dir, args.wait)?;
-    let answer =
-        ask(&dir, &json!({ "verb": "expect", "address": address, "role": args.role.role().word() }))?;
+    let answer = ask(
+        &dir,
+        &json!({ "verb": "expect", "address": address, "role": args.role.role().word() }),
+    )?;
     let bytes = answer["table"].as_str().and_then(from_hex).unwrap_or_default();
     let placement = PlacementMap::decode(&bytes).map_err(fail)?;
     let node = answer["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
-    let node =
-        node.ok_or_else(|| fail("the node's answer has no number; use the same version of kestrel"))?;
+    let node = node
+        .ok_or_else(|| fail("the node's answer has no number; use the same version of kestrel"))?;
     let counters = ["inodes", "objects"].map(|name| answer[name].as_u64());
     let [Some(inodes), Some(objects)] = counters else {
         return Err(fail("the node's answer has no counters; use the same version of kestrel"));
@@ -85,7 +87,9 @@ pub fn run(args: &AddNodeArgs) -> Result<ExitStatus, Failure> {
     let token = token.joining(&placement, member, idle, [inodes, objects]).map_err(failed)?;
     if args.json {
         let role = args.role.role().word();
-        print_json(&json!({ "node": node, "address": address, "role": role, "token": token.to_string() }));
+        print_json(
+            &json!({ "node": node, "address": address, "role": role, "token": token.to_string() }),
+        );
         return Ok(ExitStatus::Good);
     }
     eprintln!(
@@ -123,7 +127,11 @@ fn wait_for_all(dir: &Path, limit: Duration) -> Result<(), Failure> {
         let away = peers.filter(|peer| peer["up"] != true && members.contains(&&peer["node"]));
         let away: Vec<String> = away
             .map(|peer| {
-                format!("node {} ({})", peer["node"], peer["why"].as_str().unwrap_or("no connection"))
+                format!(
+                    "node {} ({})",
+                    peer["node"],
+                    peer["why"].as_str().unwrap_or("no connection")
+                )
             })
             .collect();
         if away.is_empty() {

@@ -69,7 +69,9 @@ pub fn run(args: &BalanceArgs) -> Result<ExitStatus, Failure> {
     let mut present = target.table()?;
     for node in &args.without {
         if present.map.member(*node).is_none() {
-            return Err(Failure::usage(format!("cluster: --without {node}: there is no such node")));
+            return Err(Failure::usage(format!(
+                "cluster: --without {node}: there is no such node"
+            )));
         }
     }
     let mut done = BalanceReport::default();
@@ -100,7 +102,11 @@ pub fn run(args: &BalanceArgs) -> Result<ExitStatus, Failure> {
     } else if done.slots_moved == 0 && done.names.is_empty() {
         println!("nothing to do: table {}", present.version);
     } else if !args.dry_run {
-        println!("table {} is in force, with {} exceptions", present.version, present.exceptions.len());
+        println!(
+            "table {} is in force, with {} exceptions",
+            present.version,
+            present.exceptions.len()
+        );
     }
     Ok(ExitStatus::Good)
 }

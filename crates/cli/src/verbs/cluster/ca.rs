@@ -30,7 +30,8 @@ pub struct CaArgs {
 pub fn run(args: &CaArgs) -> Result<ExitStatus, Failure> {
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     let authority = Descriptor::authority_at(&dir).map_err(failed)?;
-    let (fingerprint, certificate) = (authority.fingerprint().to_string(), authority.certificate_pem());
+    let (fingerprint, certificate) =
+        (authority.fingerprint().to_string(), authority.certificate_pem());
     if args.json {
         print_json(&json!({ "fingerprint": fingerprint, "certificate": certificate }));
     } else {

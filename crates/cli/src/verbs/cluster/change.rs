@@ -31,8 +31,9 @@ impl ClusterTarget {
     pub fn connect(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
         let panel = NodeFanOut::connect(url, &kestrel_daemon::who(verb)).map_err(failed)?;
-        let panel =
-            panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
+        let panel = panel.ok_or_else(|| {
+            fail(format!("{url}: one node serves it; there is no table to change"))
+        })?;
         Ok(Self { panel })
     }
 
@@ -40,16 +41,20 @@ impl ClusterTarget {
     pub fn coordinator_of(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
         let leads = |table: &PlacementMap, node| table.coordinator == node;
-        let panel = NodeFanOut::connect_to(url, &kestrel_daemon::who(verb), leads).map_err(failed)?;
         let panel =
-            panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
+            NodeFanOut::connect_to(url, &kestrel_daemon::who(verb), leads).map_err(failed)?;
+        let panel = panel.ok_or_else(|| {
+            fail(format!("{url}: one node serves it; there is no table to change"))
+        })?;
         Ok(Self { panel })
     }
 
     /// Whether a node was announced, and has not come.
     pub fn expects(&self, node: NodeId) -> Result<bool, Failure> {
-        let status =
-            self.panel.ask(self.coordinator(), &json!({ "verb": "status" }), QUICK).map_err(failed)?;
+        let status = self
+            .panel
+            .ask(self.coordinator(), &json!({ "verb": "status" }), QUICK)
+            .map_err(failed)?;
         let expected = status["expected"].as_array().into_iter().flatten();
         Ok(expected.into_iter().any(|expected| expected["node"] == node))
     }
@@ -57,7 +62,8 @@ impl ClusterTarget {
     /// Has such a node expected no more. The version of the table after that.
     pub fn forget(&self, node: NodeId) -> Result<u64, Failure> {
         let question = json!({ "verb": "forget", "node": node });
-        let answer = self.panel.ask_at_length(self.coordinator(), &question, &mut |_| ()).map_err(failed)?;
+        let answer =
+            self.panel.ask_at_length(self.coordinator(), &question, &mut |_| ()).map_err(failed)?;
         Ok(answer["table"].as_u64().unwrap_or(0))
     }
 
@@ -115,12 +121,14 @@ impl ClusterTarget {
         // The answer may be lost, and the change done.
         match self.panel.table_of(coordinator) {
             Ok(table) if table == *next => Ok(()),
-            Ok(_) => Err(fail(match self.panel.ask(coordinator, &json!({ "verb": "status" }), QUICK) {
-                Ok(status) if status["change"]["leads"] == false => {
-                    format!("the table did not change: {why}")
-                }
-                _ => format!("{why}; the change may go on: `kestrel cluster status` tells"),
-            })),
+            Ok(_) => {
+                Err(fail(match self.panel.ask(coordinator, &json!({ "verb": "status" }), QUICK) {
+                    Ok(status) if status["change"]["leads"] == false => {
+                        format!("the table did not change: {why}")
+                    }
+                    _ => format!("{why}; the change may go on: `kestrel cluster status` tells"),
+                }))
+            }
             Err(_) => Err(fail(format!(
                 "{why}; it is not known whether the table changed: see `kestrel cluster status`"
             ))),
@@ -141,8 +149,9 @@ fn report(answer: &Value) -> Result<LoadReport, Failure> {
             names: answer["names"].as_array()?.iter().map(name).collect::<Option<_>>()?,
         })
     };
-    read()
-        .ok_or_else(|| fail("a node's count of its entries cannot be read; use the same version of kestrel"))
+    read().ok_or_else(|| {
+        fail("a node's count of its entries cannot be read; use the same version of kestrel")
+    })
 }
 
 /// The numbers of the members of a table that own no slots.

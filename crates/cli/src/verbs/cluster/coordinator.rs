@@ -38,7 +38,10 @@ pub fn run(args: &CoordinatorArgs) -> Result<ExitStatus, Failure> {
     let target = ClusterTarget::connect(&args.url, "kestrel cluster coordinator")?;
     let present = target.table()?;
     if present.map.member(args.node).is_none() {
-        return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));
+        return Err(Failure::usage(format!(
+            "cluster: --node {}: there is no such node",
+            args.node
+        )));
     }
     if present.coordinator == args.node {
         say(args, &present, "leads changes already");

@@ -39,7 +39,10 @@ pub fn run(args: &DrainArgs) -> Result<ExitStatus, Failure> {
     let target = ClusterTarget::connect(&args.url, "kestrel cluster drain")?;
     let present = target.table()?;
     if present.map.member(args.node).is_none() {
-        return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));
+        return Err(Failure::usage(format!(
+            "cluster: --node {}: there is no such node",
+            args.node
+        )));
     }
     let (next, moves) = drained(&present, args.node)?;
     if !args.dry_run && moves > 0 {
@@ -55,7 +58,11 @@ pub fn run(args: &DrainArgs) -> Result<ExitStatus, Failure> {
         println!("node {} has no slots", args.node);
     } else {
         let done = if args.dry_run { "would go" } else { "went" };
-        println!("{} slots {done} from node {} to others; table {version}", count(moves as u64), args.node);
+        println!(
+            "{} slots {done} from node {} to others; table {version}",
+            count(moves as u64),
+            args.node
+        );
     }
     Ok(ExitStatus::Good)
 }

@@ -46,16 +46,19 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     let who = kestrel_daemon::who("kestrel cluster hand-over");
     let wanted = |table: &PlacementMap, node| successor(table, args) == Some(node);
     let panel = NodeFanOut::connect_to(&args.url, &who, wanted).map_err(failed)?;
-    let panel =
-        panel.ok_or_else(|| fail(format!("{}: one node serves it; there is no other one", args.url)))?;
+    let panel = panel
+        .ok_or_else(|| fail(format!("{}: one node serves it; there is no other one", args.url)))?;
     let table = &panel.placement;
     if table.map.member(args.node).is_none() {
-        return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));
+        return Err(Failure::usage(format!(
+            "cluster: --node {}: there is no such node",
+            args.node
+        )));
     }
     let to = successor(table, args).ok_or_else(|| match args.to {
-        Some(to) => {
-            Failure::usage(format!("cluster: --to {to}: there is no such node, or it is the same one"))
-        }
+        Some(to) => Failure::usage(format!(
+            "cluster: --to {to}: there is no such node, or it is the same one"
+        )),
         None => fail("no other node serves clients".into()),
     })?;
     let begun = Instant::now();
@@ -63,7 +66,9 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     let answer = panel.ask(to, &question, ANSWER).map_err(failed)?;
     let seconds = begun.elapsed().as_secs_f64();
     if args.json {
-        print_json(&json!({ "node": args.node, "to": to, "process": answer["process"], "seconds": seconds }));
+        print_json(
+            &json!({ "node": args.node, "to": to, "process": answer["process"], "seconds": seconds }),
+        );
     } else {
         println!(
             "node {} is served on the machine of node {to} (process {}, log {}) after {seconds:.1} s",
@@ -77,7 +82,8 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
 
 /// The node whose machine takes it: that one, or the next in cyclic order that serves clients.
 fn successor(table: &PlacementMap, args: &HandOverArgs) -> Option<NodeId> {
-    let members = || table.map.members().iter().map(|member| member.id).filter(|node| *node != args.node);
+    let members =
+        || table.map.members().iter().map(|member| member.id).filter(|node| *node != args.node);
     if let Some(to) = args.to {
         return members().find(|node| *node == to);
     }

@@ -119,9 +119,14 @@ pub fn run(args: &InitArgs) -> Result<ExitStatus, Failure> {
         };
         eprintln!("  node {node}  {address}{place}");
     }
-    eprintln!("make the directory of each other node N with: kestrel cluster join TOKEN DIR --node N");
+    eprintln!(
+        "make the directory of each other node N with: kestrel cluster join TOKEN DIR --node N"
+    );
     eprintln!("then serve each with: kestrel serve DIR");
-    eprintln!("the token, which is secret (`kestrel cluster token {}` prints it again):", dir.display());
+    eprintln!(
+        "the token, which is secret (`kestrel cluster token {}` prints it again):",
+        dir.display()
+    );
     println!("{token}");
     Ok(ExitStatus::Good)
 }

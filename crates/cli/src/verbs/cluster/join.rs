@@ -65,7 +65,10 @@ fn token(text: &str) -> Result<Token, Failure> {
     done.map_err(|why| {
         // Not what was given: it may be most of a token.
         let what = "`kestrel cluster token DIR` prints one";
-        Failure::new("cluster", format!("neither a token nor a file with one was given: {why}; {what}"))
+        Failure::new(
+            "cluster",
+            format!("neither a token nor a file with one was given: {why}; {what}"),
+        )
     })?;
     Token::parse(&read).map_err(failed)
 }
@@ -81,23 +84,34 @@ fn is_answered(address: &str) -> bool {
 }
 
 /// The node that joins: the one named, or the only one that it can be.
-fn choose(args: &JoinArgs, joins_as: Option<NodeId>, members: &[Member]) -> Result<NodeId, Failure> {
+fn choose(
+    args: &JoinArgs,
+    joins_as: Option<NodeId>,
+    members: &[Member],
+) -> Result<NodeId, Failure> {
     let named = |node: NodeId| members.iter().find(|member| member.id == node);
     let wanted = match (joins_as, args.node) {
         (Some(joins), Some(node)) if joins != node => {
-            let why = format!("the token is that of node {joins}, which is to join; leave --node away");
+            let why =
+                format!("the token is that of node {joins}, which is to join; leave --node away");
             return Err(Failure::usage(format!("cluster: --node {node}: {why}")));
         }
         (joins, node) => joins.or(node),
     };
     let member = match wanted {
         Some(node) => named(node).ok_or_else(|| {
-            Failure::usage(format!("cluster: --node {node}: the cluster's nodes are 1 to {}", members.len()))
+            Failure::usage(format!(
+                "cluster: --node {node}: the cluster's nodes are 1 to {}",
+                members.len()
+            ))
         })?,
         None => only_here(members)?,
     };
     if is_answered(&member.address) {
-        let why = format!("node {}: somebody serves at {} already; it has joined", member.id, member.address);
+        let why = format!(
+            "node {}: somebody serves at {} already; it has joined",
+            member.id, member.address
+        );
         return Err(Failure::new("cluster", why));
     }
     Ok(member.id)
@@ -110,7 +124,8 @@ fn only_here(members: &[Member]) -> Result<&Member, Failure> {
     if let [member] = here[..] {
         return Ok(member);
     }
-    let all: Vec<String> = members.iter().map(|member| format!("{} {}", member.id, member.address)).collect();
+    let all: Vec<String> =
+        members.iter().map(|member| format!("{} {}", member.id, member.address)).collect();
     Err(Failure::usage(format!(
         "cluster: which node this is does not follow from the addresses; give --node: {}",
         all.join(", ")
@@ -126,7 +141,9 @@ pub fn run(args: &JoinArgs) -> Result<ExitStatus, Failure> {
     let made = volume::join(&args.directory, &token, node, &options).map_err(failed)?;
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     if args.json {
-        print_json(&json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": node }));
+        print_json(
+            &json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": node }),
+        );
     } else {
         println!("{}: node {node} of volume {:?}", dir.display(), made.settings.name);
         println!("serve it with: kestrel serve {}", dir.display());

@@ -88,7 +88,10 @@ impl PlanReport {
 /// Counts, balances, prints.
 pub fn run(args: &PlanArgs) -> Result<ExitStatus, Failure> {
     if !(1..=MEMBERS_MAX).contains(&args.nodes) {
-        return Err(Failure::usage(format!("cluster plan: --nodes {}: from 1 to {MEMBERS_MAX}", args.nodes)));
+        return Err(Failure::usage(format!(
+            "cluster plan: --nodes {}: from 1 to {MEMBERS_MAX}",
+            args.nodes
+        )));
     }
     let goal = match args.epsilon {
         None => Goal::usual(args.nodes),
@@ -147,7 +150,8 @@ fn balance(census: TreeLoad, nodes: usize, goal: &Goal) -> Result<PlanReport, Fa
         .map_err(|why| Failure::new("cluster plan", why))?;
     let mut balanced = PlacementMap::new(map, Exceptions::default());
     let before = census.loads(&balanced);
-    let rounds = census.settle(&mut balanced, goal).map_err(|why| Failure::new("cluster plan", why))?;
+    let rounds =
+        census.settle(&mut balanced, goal).map_err(|why| Failure::new("cluster plan", why))?;
     let after = census.loads(&balanced);
     let limit = goal.limit(census.entries(), nodes);
     Ok(PlanReport { census, balanced, limit, before, after, rounds })
@@ -166,11 +170,18 @@ fn show(args: &PlanArgs, goal: &Goal, found: &PlanReport) {
         goal.epsilon
     );
     println!("\n{:<24}{:>10}{:>10}{:>14}", "", "fullest", "emptiest", "exceptions");
-    let rows =
-        [("placed by name", &found.before, 0), ("balanced", &found.after, found.balanced.exceptions.len())];
+    let rows = [
+        ("placed by name", &found.before, 0),
+        ("balanced", &found.after, found.balanced.exceptions.len()),
+    ];
     for (label, loads, exceptions) in rows {
         let Spread { most, least } = Spread::of(loads);
-        println!("{label:<24}{:>10}{:>10}{:>14}", part(most), part(least), count(exceptions as u64));
+        println!(
+            "{label:<24}{:>10}{:>10}{:>14}",
+            part(most),
+            part(least),
+            count(exceptions as u64)
+        );
     }
     let excepted = found.census.excepted(&found.balanced);
     if !excepted.is_empty() {
@@ -215,7 +226,9 @@ fn document(args: &PlanArgs, goal: &Goal, found: &PlanReport) -> Value {
         .map(|(name, rule)| {
             let text = String::from_utf8_lossy(name.name.as_bytes()).into_owned();
             match rule {
-                Rule::PathWalk => json!({ "name": text, "entries": name.entries, "rule": "path-walk" }),
+                Rule::PathWalk => {
+                    json!({ "name": text, "entries": name.entries, "rule": "path-walk" })
+                }
                 Rule::Override(slot) => json!({
                     "name": text,
                     "entries": name.entries,

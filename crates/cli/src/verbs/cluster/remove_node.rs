@@ -82,7 +82,9 @@ pub fn run(args: &RemoveNodeArgs) -> Result<ExitStatus, Failure> {
                 say(args, "has left already", present.version, 0);
                 Ok(ExitStatus::Good)
             }
-            None => Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node))),
+            None => {
+                Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)))
+            }
         };
     }
     if is_expected {
@@ -103,7 +105,9 @@ pub fn run(args: &RemoveNodeArgs) -> Result<ExitStatus, Failure> {
 /// The last words.
 fn say(args: &RemoveNodeArgs, what: &str, table: u64, slots_moved: usize) {
     if args.json {
-        print_json(&json!({ "node": args.node, "table": table, "slots_moved": slots_moved, "what": what }));
+        print_json(
+            &json!({ "node": args.node, "table": table, "slots_moved": slots_moved, "what": what }),
+        );
     } else {
         println!("node {} {what}; table {table}", args.node);
     }
@@ -140,7 +144,10 @@ impl Leave<'_> {
             Ok((moves > 0).then_some(next))
         })?;
         if slots_moved > 0 {
-            self.told(&format!("{} slots went from node {node} to others", count(slots_moved as u64)));
+            self.told(&format!(
+                "{} slots went from node {node} to others",
+                count(slots_moved as u64)
+            ));
         }
         let before = self.target.table()?;
         self.change("clients are told", |present| match present.is_leaving(node) {
@@ -210,7 +217,11 @@ impl Leave<'_> {
             let why = match self.clients() {
                 Ok(clients) if clients.is_empty() => return Ok(()),
                 Ok(clients) => {
-                    format!("clients hold something at node {}: {}", self.args.node, named(&clients))
+                    format!(
+                        "clients hold something at node {}: {}",
+                        self.args.node,
+                        named(&clients)
+                    )
                 }
                 Err(why) => why,
             };
@@ -233,9 +244,13 @@ impl Leave<'_> {
         let (node, who) = (self.args.node, kestrel_daemon::who(VERB));
         let panel = NodeFanOut::connect_to(&self.args.url, &who, |_, other| other == node);
         let panel = panel.map_err(|why| why.to_string())?.ok_or("one node serves the volume")?;
-        let status = panel.ask(node, &json!({ "verb": "status" }), QUICK).map_err(|why| why.to_string())?;
-        let sessions = status["served"]["sessions"].as_array().ok_or("the node tells of no sessions")?;
-        let alive = sessions.iter().filter(|session| session["state"] != "expired" && session["who"] != who);
+        let status =
+            panel.ask(node, &json!({ "verb": "status" }), QUICK).map_err(|why| why.to_string())?;
+        let sessions =
+            status["served"]["sessions"].as_array().ok_or("the node tells of no sessions")?;
+        let alive = sessions
+            .iter()
+            .filter(|session| session["state"] != "expired" && session["who"] != who);
         let name = |session: &Value| {
             let client = session["who"].as_str().unwrap_or("?");
             match session["opens"].as_u64().unwrap_or(0) {
@@ -257,6 +272,7 @@ fn named(clients: &[String]) -> String {
 /// least.
 fn heir(present: &PlacementMap) -> Option<NodeId> {
     let inherited = |node: NodeId| present.former.iter().filter(|(_, heir)| *heir == node).count();
-    let staying = present.serving().map(|member| member.id).filter(|node| !present.is_leaving(*node));
+    let staying =
+        present.serving().map(|member| member.id).filter(|node| !present.is_leaving(*node));
     staying.min_by_key(|node| inherited(*node))
 }

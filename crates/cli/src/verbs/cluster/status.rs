@@ -60,7 +60,8 @@ pub fn run(args: &StatusArgs) -> Result<ExitStatus, Failure> {
 
 /// Adds to each node's part of the status what it owns.
 fn count_owned(url: &str, status: &mut Value) -> Result<(), Failure> {
-    let reports = ClusterTarget::connect(url, "kestrel cluster status")?.reports(&mut Progress::new())?;
+    let reports =
+        ClusterTarget::connect(url, "kestrel cluster status")?.reports(&mut Progress::new())?;
     for node in status["nodes"].as_array_mut().into_iter().flatten() {
         if let Some(report) = reports.iter().find(|report| node["node"] == report.node) {
             node["owned"] = report.entries.into();
@@ -80,7 +81,11 @@ fn changes(status: &Value, nodes: &[Value]) {
         println!("kept by the coordinator in {kept}");
     }
     for node in status["expected"].as_array().into_iter().flatten() {
-        println!("node {} is expected at {}", node["node"], node["address"].as_str().unwrap_or("?"));
+        println!(
+            "node {} is expected at {}",
+            node["node"],
+            node["address"].as_str().unwrap_or("?")
+        );
     }
     for node in nodes.iter().filter(|node| node["balance"]["leads"] == true) {
         balancing(&node["balance"]);
@@ -107,7 +112,10 @@ fn changes(status: &Value, nodes: &[Value]) {
         if node["joining"] == true {
             println!("node {} has not joined yet", node["node"]);
         } else if !has_lease(node) {
-            println!("node {} has no lease: it reaches too few nodes and resolves no paths", node["node"]);
+            println!(
+                "node {} has no lease: it reaches too few nodes and resolves no paths",
+                node["node"]
+            );
         }
     }
 }
@@ -116,8 +124,9 @@ fn changes(status: &Value, nodes: &[Value]) {
 fn balancing(told: &Value) {
     let Some(every) = told["every_seconds"].as_u64() else { return println!("balancing: off") };
     let ago = |name: &str| told[name].as_u64().map(|seconds| format!("{} s ago", count(seconds)));
-    let found = ago("looked_seconds_ago")
-        .map_or("not looked yet".into(), |ago| format!("{ago}: {}", told["found"].as_str().unwrap_or("?")));
+    let found = ago("looked_seconds_ago").map_or("not looked yet".into(), |ago| {
+        format!("{ago}: {}", told["found"].as_str().unwrap_or("?"))
+    });
     println!("balancing: every {} s; {found}", count(every));
     if let Some(ago) = ago("did_seconds_ago") {
         println!("balancing: {ago}: {}", told["did"].as_str().unwrap_or("?"));
@@ -168,7 +177,11 @@ fn table(nodes: &[Value], coordinator: &Value) {
             (false, _) => "down",
         };
         let role = role(node, coordinator);
-        print!("{:>5}  {address:<28} {role:<12} {:>6}  {state:<7}", number("node"), number("slots"));
+        print!(
+            "{:>5}  {address:<28} {role:<12} {:>6}  {state:<7}",
+            number("node"),
+            number("slots")
+        );
         if node["up"] != true {
             println!(" {}", node["why"].as_str().unwrap_or(""));
             continue;

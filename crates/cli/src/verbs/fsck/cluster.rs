@@ -47,7 +47,8 @@ pub fn judge(
     live: Option<Live<'_>>,
     feed: &ProgressStream<'_>,
 ) -> Result<Value, String> {
-    let mut options = Options { store: Some(store), is_of_several: true, live, ..Options::default() };
+    let mut options =
+        Options { store: Some(store), is_of_several: true, live, ..Options::default() };
     if data {
         options.data = Some(ReadData { threads: readers(store), go_on: &|| true });
     }

@@ -56,7 +56,11 @@ fn event(lost: &LostPath) -> Value {
 pub(super) fn print(done: &Value) {
     let number = |name: &str| done[name].as_u64().unwrap_or(0);
     let volume = done["volume"].as_str().unwrap_or("?");
-    println!("{} rows recovered into {volume}, {} losses", number("recovered_rows"), number("lost"));
+    println!(
+        "{} rows recovered into {volume}, {} losses",
+        number("recovered_rows"),
+        number("lost")
+    );
     if done["is_node"] == true {
         println!(
             "a node of a cluster: put it in the old directory's place, then `kestrel fsck --repair` with all nodes"

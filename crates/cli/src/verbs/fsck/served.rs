@@ -20,7 +20,9 @@ fn failed(why: impl std::fmt::Display) -> Failure {
 /// Checks the volume that several nodes serve at a URL; `None` if it has only one.
 pub fn check(args: &FsckArgs, feed: &ProgressStream<'_>) -> Result<Option<Value>, Failure> {
     let who = kestrel_daemon::who("kestrel fsck");
-    let Some(panel) = NodeFanOut::connect(&args.volume, &who).map_err(failed)? else { return Ok(None) };
+    let Some(panel) = NodeFanOut::connect(&args.volume, &who).map_err(failed)? else {
+        return Ok(None);
+    };
     let storage = panel.open_storage(&args.store.options()).map_err(failed)?;
     // The moment that "young" counts from lies before the cut.
     let now = SystemClock.now();

@@ -32,7 +32,9 @@ pub(super) fn collect(
                 ));
             }
             let who = kestrel_daemon::who("kestrel gc");
-            let Some(panel) = NodeFanOut::connect(url, &who).map_err(failed)? else { return Ok(None) };
+            let Some(panel) = NodeFanOut::connect(url, &who).map_err(failed)? else {
+                return Ok(None);
+            };
             let (store, scratch) = (args.store.options(), std::env::temp_dir());
             let how = GcMode { store, grace: args.grace, delete: args.delete, scratch };
             served(&how, &panel, feed).map(Some)

@@ -12,8 +12,14 @@ use crate::at_rest::AtRest;
 use crate::progress::Progress;
 
 /// Loads; the dump has been verified.
-pub fn run(args: &LoadArgs, counts: Counts, from: Option<&dyn BlockStore>) -> Result<ExitStatus, Failure> {
-    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
+pub fn run(
+    args: &LoadArgs,
+    counts: Counts,
+    from: Option<&dyn BlockStore>,
+) -> Result<ExitStatus, Failure> {
+    let fail = |why: &dyn std::fmt::Display| {
+        Failure::new("load", format!("{}: {why}", args.file.display()))
+    };
     let mut progress = Progress::new();
     let nodes = AtRest::open("load", &args.volume, &args.others, &args.store)?;
     let first = nodes.first()?;
@@ -24,14 +30,16 @@ pub fn run(args: &LoadArgs, counts: Counts, from: Option<&dyn BlockStore>) -> Re
         .map_err(|why| fail(&why))?;
     let whole = nodes.gather(&mut tick)?;
     if let Some(finding) = whole.findings.first() {
-        let why = format!("what was loaded is not as it should be: {}: {}", finding.path, finding.detail);
+        let why =
+            format!("what was loaded is not as it should be: {}: {}", finding.path, finding.detail);
         return Err(fail(&why));
     }
     if let Some(from) = from {
         copy_objects((whole.engine(), &*first.store), from, &mut progress)?;
     }
     keep_clear_of(&engines, &*first.store).map_err(|why| fail(&why))?;
-    let mut options = Options { store: Some(&*first.store), is_of_several: true, ..Options::default() };
+    let mut options =
+        Options { store: Some(&*first.store), is_of_several: true, ..Options::default() };
     let missing = look(args, whole.engine(), &mut options, &mut progress)?;
     drop(whole);
     for part in nodes.parts.values() {

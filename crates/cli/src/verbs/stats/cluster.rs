@@ -10,8 +10,13 @@ use serde_json::{Map, Value, json};
 use super::{difference, grown};
 
 /// Not added up, since each node tells the same thing: it is the most of what they tell.
-const MOST: [&str; 5] =
-    ["uptime_seconds", "cluster_map_version", "cluster_exceptions", "cluster_nodes", "cluster_map_changing"];
+const MOST: [&str; 5] = [
+    "uptime_seconds",
+    "cluster_map_version",
+    "cluster_exceptions",
+    "cluster_nodes",
+    "cluster_map_changing",
+];
 
 /// The same, the least.
 const LEAST: &str = "cluster_nodes_up";
@@ -37,7 +42,9 @@ fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
                 if let Value::Object(stats) = &stats {
                     add(&mut sums, stats);
                 }
-                nodes.push(json!({ "node": node, "address": address, "up": true, "figures": stats }));
+                nodes.push(
+                    json!({ "node": node, "address": address, "up": true, "figures": stats }),
+                );
             }
             Err(why) => {
                 nodes.push(json!({ "node": node, "address": address, "up": false, "why": why.to_string() }));
@@ -59,7 +66,9 @@ fn add(sums: &mut Map<String, Value>, stats: &Map<String, Value>) {
             None => {
                 sums.insert(name.clone(), figure.clone());
             }
-            Some(sum) if MOST.contains(&name.as_str()) => *sum = sum.as_u64().max(figure.as_u64()).into(),
+            Some(sum) if MOST.contains(&name.as_str()) => {
+                *sum = sum.as_u64().max(figure.as_u64()).into()
+            }
             Some(sum) if name == LEAST => *sum = sum.as_u64().min(figure.as_u64()).into(),
             Some(sum) => add_value(sum, figure),
         }
@@ -96,7 +105,15 @@ pub fn add_nodes(now: &Value, before: &Value, seconds: f64, out: &mut String) {
     let _ = writeln!(
         out,
         "{:<22} {:>10} {:>10} {:>10} {:>10} {:>8} {:>6} {:>11} {:>7}",
-        "node", "per s", "p50 µs", "p99 µs", "files open", "clients", "lease", "leases lost", "fenced"
+        "node",
+        "per s",
+        "p50 µs",
+        "p99 µs",
+        "files open",
+        "clients",
+        "lease",
+        "leases lost",
+        "fenced"
     );
     for node in nodes {
         let name = format!("{} {}", node["node"], node["address"].as_str().unwrap_or("?"));
@@ -106,7 +123,8 @@ pub fn add_nodes(now: &Value, before: &Value, seconds: f64, out: &mut String) {
         }
         let same = |other: &&Value| other["node"] == node["node"];
         let earlier = before["nodes"].as_array().and_then(|nodes| nodes.iter().find(same));
-        let (stats, earlier) = (&node["figures"], earlier.map_or(&Value::Null, |node| &node["figures"]));
+        let (stats, earlier) =
+            (&node["figures"], earlier.map_or(&Value::Null, |node| &node["figures"]));
         let latency = latency(stats, earlier);
         let us = |part: f64| percentile_ns(&latency, part) as f64 / 1000.0;
         let number = |name: &str| stats[name].as_u64().unwrap_or(0);
@@ -130,7 +148,8 @@ fn latency(now: &Value, before: &Value) -> Vec<u64> {
     let mut all: Vec<u64> = Vec::new();
     for kind in now["metadata_requests"].as_array().into_iter().flatten() {
         let same = |other: &&Value| other["kind"] == kind["kind"];
-        let earlier = before["metadata_requests"].as_array().and_then(|kinds| kinds.iter().find(same));
+        let earlier =
+            before["metadata_requests"].as_array().and_then(|kinds| kinds.iter().find(same));
         let earlier = earlier.map_or(&Value::Null, |kind| &kind["latency_log2_ns"]);
         for (at, count) in difference(&kind["latency_log2_ns"], earlier).into_iter().enumerate() {
             if at >= all.len() {
@@ -167,14 +186,21 @@ mod tests {
         };
         let answer = |node: u32, answer| NodeAnswer { node, address: format!("n{node}:1"), answer };
         let away = || Err(VolumeError::Io("it is away".into()));
-        let whole = vec![answer(1, Ok(stats(3, "a"))), answer(2, Ok(stats(5, "a"))), answer(3, away())];
+        let whole =
+            vec![answer(1, Ok(stats(3, "a"))), answer(2, Ok(stats(5, "a"))), answer(3, away())];
         let whole = add_up(whole).unwrap();
-        assert_eq!((&whole["metadata_requests_total"], &whole["uptime_seconds"]), (&json!(8), &json!(5)));
+        assert_eq!(
+            (&whole["metadata_requests_total"], &whole["uptime_seconds"]),
+            (&json!(8), &json!(5))
+        );
         assert_eq!(whole["cluster_nodes_up"], 3);
         assert_eq!(whole["metadata_batches_log2"], json!([8, 2]));
         assert_eq!(whole["metadata_requests"][0]["latency_log2_ns"], json!([0, 8]));
         assert_eq!(whole["nodes"][1]["figures"]["metadata_requests_total"], 5);
-        assert_eq!((&whole["nodes"][2]["up"], whole["nodes"].as_array().unwrap().len()), (&json!(false), 3));
+        assert_eq!(
+            (&whole["nodes"][2]["up"], whole["nodes"].as_array().unwrap().len()),
+            (&json!(false), 3)
+        );
         let two = add_up(vec![answer(1, Ok(stats(1, "a"))), answer(2, Ok(stats(1, "b")))]).unwrap();
         assert_eq!(two["metadata_requests"].as_array().unwrap().len(), 2);
         assert!(add_up(vec![answer(1, away())]).is_err());

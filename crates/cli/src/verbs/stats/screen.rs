@@ -199,9 +199,9 @@ fn way(span: &Span<'_>, out: &mut String) {
 /// Every counter that is not zero: what a `_total` has grown by, and what the others are now.
 fn counters(span: &Span<'_>, out: &mut String) {
     let names = span.now.as_object().into_iter().flat_map(|all| all.keys());
-    let values = names
-        .filter(|name| span.now[name.as_str()].is_u64())
-        .map(|name| (name, if name.ends_with("_total") { span.grown(name) } else { span.now(name) }));
+    let values = names.filter(|name| span.now[name.as_str()].is_u64()).map(|name| {
+        (name, if name.ends_with("_total") { span.grown(name) } else { span.now(name) })
+    });
     let mut values: Vec<_> = values.filter(|(_, value)| *value > 0).collect();
     values.sort_unstable();
     let width = values.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

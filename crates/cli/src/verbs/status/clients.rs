@@ -109,8 +109,10 @@ mod tests {
             session("mount /a", Some("10.0.0.8:44"), 3),
         ];
         let found = clients(&sessions);
-        let names: Vec<_> =
-            found.iter().map(|client| (&*client.name, client.sessions, client.opens, client.locks)).collect();
+        let names: Vec<_> = found
+            .iter()
+            .map(|client| (&*client.name, client.sessions, client.opens, client.locks))
+            .collect();
         assert_eq!(names, [("mount /a", 1, 4, 1), ("mount /a", 3, 6, 3), ("mount /b", 1, 2, 1)]);
         assert_eq!((found[1].host.as_deref(), &*found[1].since), (Some("10.0.0.8"), "2026-01-01"));
         assert!(found.iter().all(|client| client.state().is_none()));
@@ -121,7 +123,9 @@ mod tests {
     fn state_of_a_client() {
         let connected = session("a", Some("[::1]:41"), 1);
         let silent = session("a", None, 2);
-        let [client] = &clients(&[connected.clone(), silent.clone()])[..] else { panic!("one client") };
+        let [client] = &clients(&[connected.clone(), silent.clone()])[..] else {
+            panic!("one client")
+        };
         assert_eq!(client.state().as_deref(), Some("connected to 1 of 2 nodes"));
         let alone = &clients(&[silent])[0];
         assert_eq!(alone.state().as_deref(), Some("not connected, its lease ends in 7 s"));

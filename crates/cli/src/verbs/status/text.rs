@@ -209,7 +209,8 @@ fn connections(told: &Value, verbose: bool, page: &mut LabelledLines) {
         } else if verbose {
             let [waiting, retries, reconnects] =
                 ["in_flight", "retries", "reconnects"].map(|name| count(number(connection, name)));
-            let calls = format!("{waiting} calls in flight, {retries} sent again, {reconnects} reconnects");
+            let calls =
+                format!("{waiting} calls in flight, {retries} sent again, {reconnects} reconnects");
             page.line(label, format!("{address}: {calls}"));
         } else {
             continue;
@@ -375,7 +376,8 @@ clients      1, with 2 files open and 0 locks
             lines.contains("             2 at n2:1: does not answer; the figures lack its part\n"),
             "{lines}"
         );
-        let many: Vec<Value> = (0..9).map(|n| session(&format!("mount {n}"), "10.0.0.8:41")).collect();
+        let many: Vec<Value> =
+            (0..9).map(|n| session(&format!("mount {n}"), "10.0.0.8:41")).collect();
         status["served"]["sessions"] = many.into();
         status["served"]["sessions_total"] = 9.into();
         let lines = plain(&status, false);

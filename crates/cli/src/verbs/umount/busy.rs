@@ -27,7 +27,8 @@ impl Users {
     /// Those of what is mounted at a directory, as far as they can be seen.
     pub fn of(mount_point: &Path) -> Self {
         let Ok(processes) = fs::read_dir("/proc") else { return Self::default() };
-        let numbers = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let numbers =
+            processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         Self(numbers.filter_map(|pid| Some((pid, user(pid, mount_point)?))).collect())
     }
 }
@@ -66,7 +67,9 @@ fn link(place: &Path, name: &str, mount_point: &Path, what: &str) -> Option<Stri
 fn open_file(place: &Path, mount_point: &Path) -> Option<String> {
     let files = fs::read_dir(place.join("fd")).ok()?;
     let mut targets = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
-    targets.find(|target| target.starts_with(mount_point)).map(|target| target.display().to_string())
+    targets
+        .find(|target| target.starts_with(mount_point))
+        .map(|target| target.display().to_string())
 }
 
 fn mapped(place: &Path, mount_point: &Path) -> Option<String> {
@@ -108,10 +111,16 @@ mod tests {
         let reader = Ends(Command::new("sleep").arg("600").stdin(file).spawn().unwrap());
         let users = Users::of(&place);
         let of = |child: &Ends| users.0.get(&child.0.id()).cloned().unwrap();
-        assert_eq!((of(&sleeper).name.as_str(), of(&sleeper).by.as_str()), ("sleep", "working directory"));
+        assert_eq!(
+            (of(&sleeper).name.as_str(), of(&sleeper).by.as_str()),
+            ("sleep", "working directory")
+        );
         assert_eq!(of(&reader).by, place.join("file").display().to_string());
         let text = users.to_string();
-        assert!(text.contains(&format!("sleep (process {}, working directory)", sleeper.0.id())), "{text}");
+        assert!(
+            text.contains(&format!("sleep (process {}, working directory)", sleeper.0.id())),
+            "{text}"
+        );
     }
 
     /// Only a few are named.
@@ -120,7 +129,8 @@ mod tests {
         let user = |pid| (pid, User { name: "cat".into(), by: "/m/f".into() });
         let text = Users((1..=7).map(user).collect()).to_string();
         assert!(
-            text.starts_with("cat (process 1, /m/f), cat (process 2") && text.ends_with(" and 2 more"),
+            text.starts_with("cat (process 1, /m/f), cat (process 2")
+                && text.ends_with(" and 2 more"),
             "{text}"
         );
     }

@@ -52,7 +52,9 @@ struct VolumePath {
 impl WarmupPaths {
     pub fn new(args: &WarmupArgs) -> Result<Self, Failure> {
         let list: Option<Box<dyn BufRead>> = match &args.from_file {
-            Some(name) if name == Path::new("-") => Some(Box::new(BufReader::new(std::io::stdin()))),
+            Some(name) if name == Path::new("-") => {
+                Some(Box::new(BufReader::new(std::io::stdin())))
+            }
             Some(name) => {
                 let file = File::open(name)
                     .map_err(|why| Failure::new("warmup", format!("{}: {why}", name.display())))?;
@@ -102,7 +104,8 @@ impl WarmupPaths {
             let mut line = Vec::new();
             // A line longer than any path is cut into pieces that lead nowhere.
             let read = list.by_ref().take(64 * 1024).read_until(b'\n', &mut line);
-            if read.map_err(|why| Failure::new("warmup", format!("reading the list: {why}")))? == 0 {
+            if read.map_err(|why| Failure::new("warmup", format!("reading the list: {why}")))? == 0
+            {
                 return Ok(None);
             }
             let text = line.strip_suffix(b"\n").unwrap_or(&line);
@@ -144,16 +147,23 @@ impl Requests {
     }
 
     fn place(&mut self, path: &Path) -> Result<(PathBuf, Vec<u8>), Failure> {
-        let fail = |why: &dyn std::fmt::Display| Failure::new("warmup", format!("{}: {why}", path.display()));
+        let fail = |why: &dyn std::fmt::Display| {
+            Failure::new("warmup", format!("{}: {why}", path.display()))
+        };
         // A symbolic link stands for what it leads to; so does a directory given as such.
-        let follow = path.file_name().is_none() || path.symlink_metadata().is_ok_and(|meta| !meta.is_file());
-        let path =
-            if follow { std::fs::canonicalize(path).map_err(|why| fail(&why))? } else { path.to_path_buf() };
+        let follow =
+            path.file_name().is_none() || path.symlink_metadata().is_ok_and(|meta| !meta.is_file());
+        let path = if follow {
+            std::fs::canonicalize(path).map_err(|why| fail(&why))?
+        } else {
+            path.to_path_buf()
+        };
         let name = if follow && path.is_dir() { None } else { path.file_name() };
         let parent = match name {
-            Some(_) => {
-                path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-            }
+            Some(_) => path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty())
+                .unwrap_or(Path::new(".")),
             None => &path,
         };
         let place = match &self.known {
@@ -161,7 +171,8 @@ impl Requests {
             _ => {
                 let dir = std::fs::canonicalize(parent).map_err(|why| fail(&why))?;
                 let entry = mount_above("warmup", &dir)?;
-                let below = dir.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?.to_path_buf();
+                let below =
+                    dir.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?.to_path_buf();
                 let place = VolumePath { volume: control_dir(&entry), below };
                 self.known = Some((parent.to_path_buf(), place.clone()));
                 place
@@ -271,7 +282,9 @@ mod tests {
             std::fs::write(path, "").unwrap();
         }
         let names = |pattern: &str| -> Vec<String> {
-            let strip = |path: PathBuf| path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_string();
+            let strip = |path: PathBuf| {
+                path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_string()
+            };
             expand(&dir.path().join(pattern)).into_iter().map(strip).collect()
         };
         assert_eq!(names("a?/*"), ["a*/y", "a1/x", "a2/x"]);

@@ -42,8 +42,10 @@ impl Work {
         if self.held.len() >= FILES_MAX || self.volume.as_ref().is_some_and(|of| *of != volume) {
             self.ask()?;
         }
-        let file =
-            std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path);
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_NOFOLLOW)
+            .open(path);
         let found = match &file {
             Ok(file) => file.metadata(),
             Err(_) => path.symlink_metadata(),
@@ -70,7 +72,10 @@ impl Work {
             });
         })?;
         let answer = answer.ok_or_else(|| {
-            Failure::new("warmup", format!("nobody serves the volume {}; mount it again", dir.display()))
+            Failure::new(
+                "warmup",
+                format!("nobody serves the volume {}; mount it again", dir.display()),
+            )
         })?;
         for name in SUMS {
             self.done[name] =
@@ -83,12 +88,19 @@ impl Work {
 
 /// Makes, checks or drops whole copies.
 pub fn run(args: &WarmupArgs) -> Result<ExitStatus, Failure> {
-    let mut work =
-        Work { volume: None, held: Vec::new(), done: json!({}), progress: Progress::new(), act: act(args) };
+    let mut work = Work {
+        volume: None,
+        held: Vec::new(),
+        done: json!({}),
+        progress: Progress::new(),
+        act: act(args),
+    };
     SUMS.iter().for_each(|name| work.done[*name] = 0.into());
     let mut wishes = WarmupPaths::new(args)?;
     while let Some(path) = wishes.next_path()? {
-        let fail = |why: &dyn std::fmt::Display| Failure::new("warmup", format!("{}: {why}", path.display()));
+        let fail = |why: &dyn std::fmt::Display| {
+            Failure::new("warmup", format!("{}: {why}", path.display()))
+        };
         let path = std::fs::canonicalize(&path).map_err(|why| fail(&why))?;
         let volume = control_dir(&mount_above("warmup", &path)?);
         let mut left = vec![path];

@@ -117,8 +117,15 @@ fn each_node_counts_its_own_and_loses_its_own() {
     assert_eq!((held_at(&opens, 20), opens.len()), (Some(1), 2));
     assert_eq!((opens.leave(20), opens.leave(20)), (ReleasedOpen::Lost, ReleasedOpen::Lost));
     let given = leave(&opens, 20);
-    assert_eq!((given.node, opens.leave(20), held_at(&opens, 20)), (1, ReleasedOpen::Unknown, None));
-    assert_eq!(opens.all_at(1)[0].1.count, 1, "it is claimed again as long as its release has no answer");
+    assert_eq!(
+        (given.node, opens.leave(20), held_at(&opens, 20)),
+        (1, ReleasedOpen::Unknown, None)
+    );
+    assert_eq!(
+        opens.all_at(1)[0].1.count,
+        1,
+        "it is claimed again as long as its release has no answer"
+    );
     released(&opens, given);
     assert_eq!(opens.len(), 1);
 }
@@ -136,7 +143,10 @@ fn what_was_opened_for_writing_is_given_back_last() {
     given.push(leave(&opens, 20));
     assert_eq!((given[2].node, held_at(&opens, 20)), (2, Some(2)), "a writable one is left");
     given.push(leave(&opens, 20));
-    assert_eq!((given[3].node, held_at(&opens, 20), opens.leave(20)), (2, None, ReleasedOpen::Unknown));
+    assert_eq!(
+        (given[3].node, held_at(&opens, 20), opens.leave(20)),
+        (2, None, ReleasedOpen::Unknown)
+    );
     given.into_iter().for_each(|given| released(&opens, given));
     assert_eq!(opens.len(), 0);
 }
@@ -270,7 +280,11 @@ fn opens_moved_from_a_leaving_node() {
     let used = opens.begin_use(20, &[1]).unwrap();
     assert_eq!(used.node, 1);
     move_all(&opens, 20);
-    assert_eq!(held_at(&opens, 20), Some(2), "both nodes let it be written, and one of them leaves");
+    assert_eq!(
+        held_at(&opens, 20),
+        Some(2),
+        "both nodes let it be written, and one of them leaves"
+    );
     assert!(opens.spare(&[1]).is_empty(), "somebody relies on it");
     move_all(&opens, 20);
     assert!(opens.to_move(1, 10).is_empty());
@@ -279,7 +293,10 @@ fn opens_moved_from_a_leaving_node() {
     assert_eq!(rows.iter().map(|row| row.node).collect::<Vec<_>>(), [1, 1]);
     rows.into_iter().for_each(|row| released(&opens, row));
     assert!(opens.all_at(1).is_empty() && opens.spare(&[1]).is_empty());
-    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, ReleasedOpen::Unknown));
+    assert_eq!(
+        (left(&opens, 20), left(&opens, 20), opens.leave(20)),
+        (2, 2, ReleasedOpen::Unknown)
+    );
 }
 
 /// A handle that is closed while its open moves leaves one open too many, which is released.
@@ -318,7 +335,10 @@ fn loss_of_opens_that_have_moved() {
     opens.answered(2, WRITE, &opened(20));
     opens.moved(&row, true);
     assert!(opens.spare(&[1]).is_empty());
-    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, ReleasedOpen::Unknown));
+    assert_eq!(
+        (left(&opens, 20), left(&opens, 20), opens.leave(20)),
+        (2, 2, ReleasedOpen::Unknown)
+    );
 }
 
 proptest! {

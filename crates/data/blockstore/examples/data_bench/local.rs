@@ -58,7 +58,8 @@ fn raw_write(dir: &Path, time: Duration, bytes: &[u8], sync: bool) -> Figure {
         std::fs::create_dir_all(dir.join(thread.to_string())).expect("bench directory");
     }
     let figure = measure(THREADS, time, |thread, number| {
-        let mut file = std::fs::File::create(dir.join(format!("{thread}/{number}"))).expect("create");
+        let mut file =
+            std::fs::File::create(dir.join(format!("{thread}/{number}"))).expect("create");
         file.write_all(bytes).expect("write");
         if sync {
             file.sync_all().expect("fsync");
@@ -92,7 +93,8 @@ fn packed_write(dir: &Path, time: Duration, bytes: &[u8], sync: bool) -> (Figure
         }
     });
     let stats = volume.packer.stats();
-    let (members, rounds) = (stats.members.load(Ordering::Relaxed), stats.rounds.load(Ordering::Relaxed));
+    let (members, rounds) =
+        (stats.members.load(Ordering::Relaxed), stats.rounds.load(Ordering::Relaxed));
     drop(volume);
     std::fs::remove_dir_all(dir).expect("remove");
     (figure, members as f64 / rounds.max(1) as f64)
@@ -147,8 +149,12 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
     }
     drop(volume);
     std::fs::remove_dir_all(dir).expect("remove");
-    let names =
-        ["read_64k_verified", "read_64k_pread", "read_64k_open_pread_close", "read_4k_sequential_verified"];
+    let names = [
+        "read_64k_verified",
+        "read_64k_pread",
+        "read_64k_open_pread_close",
+        "read_4k_sequential_verified",
+    ];
     let mut all = names.into_iter().zip(stats.map(median));
     std::array::from_fn(|_| all.next().expect("four names, four figures"))
 }
@@ -171,7 +177,9 @@ pub fn run(dir: PathBuf, seconds: f64) {
         members[1] = per_round;
     }
     let [raw, process, raw_sync, disk] = runs.map(median);
-    println!("{{\n  \"threads\": {THREADS}, \"file_bytes\": {FILE_BYTES}, \"seconds_per_run\": {seconds},");
+    println!(
+        "{{\n  \"threads\": {THREADS}, \"file_bytes\": {FILE_BYTES}, \"seconds_per_run\": {seconds},"
+    );
     let print = |name: &str, figure: Figure| {
         println!(
             "  \"{name}\": {{\"per_second\": {:.0}, \"cpu_us\": {:.1}}},",
@@ -182,8 +190,13 @@ pub fn run(dir: PathBuf, seconds: f64) {
     print("pack", process);
     print("write_fsync_close", raw_sync);
     print("pack_sync", disk);
-    reads(&dir.join("reads"), time, &bytes).into_iter().for_each(|(name, figure)| print(name, figure));
-    println!("  \"members_per_round\": {:.1}, \"members_per_round_synced\": {:.1},", members[0], members[1]);
+    reads(&dir.join("reads"), time, &bytes)
+        .into_iter()
+        .for_each(|(name, figure)| print(name, figure));
+    println!(
+        "  \"members_per_round\": {:.1}, \"members_per_round_synced\": {:.1},",
+        members[0], members[1]
+    );
     println!(
         "  \"ratio\": {:.2}, \"ratio_sync\": {:.2}\n}}",
         process.per_second / raw.per_second,

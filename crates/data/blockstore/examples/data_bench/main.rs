@@ -39,8 +39,9 @@ fn store_one(packer: &Packer, bytes: &[u8]) -> Range {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number =
-        |at: usize, otherwise: f64| arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(otherwise);
+    let number = |at: usize, otherwise: f64| {
+        arguments.get(at).and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+    };
     match arguments.first().map(String::as_str) {
         Some("--remote") => remote::run(number(1, 20.0) as u64, number(2, 10_000.0) as usize),
         Some(dir) if !dir.starts_with('-') => local::run(dir.into(), number(1, 2.0)),

@@ -57,7 +57,11 @@ fn write_small(packer: &Packer, files: usize) -> (f64, Vec<Range>) {
 /// One PUT a file over so many connections.
 fn write_one_by_one(latency: Duration, connections: usize) -> f64 {
     let store = slow_store(latency);
-    let config = PackerConfig { own_object_bytes: 1, uploads: connections + 1, ..PackerConfig::new([1; 16]) };
+    let config = PackerConfig {
+        own_object_bytes: 1,
+        uploads: connections + 1,
+        ..PackerConfig::new([1; 16])
+    };
     write_small(&packer(&store, config), connections * FILES_PER_CONNECTION).0
 }
 
@@ -69,7 +73,9 @@ fn write_large(packer: &Packer) -> (f64, Vec<Range>) {
         let threads: Vec<_> = (0..THREADS)
             .map(|_| {
                 scope.spawn(|| {
-                    (0..LARGE_BLOCKS / THREADS).map(|_| store_one(packer, &bytes)).collect::<Vec<_>>()
+                    (0..LARGE_BLOCKS / THREADS)
+                        .map(|_| store_one(packer, &bytes))
+                        .collect::<Vec<_>>()
                 })
             })
             .collect();
@@ -80,8 +86,10 @@ fn write_large(packer: &Packer) -> (f64, Vec<Range>) {
 
 /// Reads the blocks one after the other as an open file does; MB/s.
 fn read_large(store: &Arc<FailingStore>, blocks: &[Range]) -> f64 {
-    let reader =
-        Arc::new(Reader::new(store.clone(), ReaderConfig { cache_bytes: 256 << 20, ..Default::default() }));
+    let reader = Arc::new(Reader::new(
+        store.clone(),
+        ReaderConfig { cache_bytes: 256 << 20, ..Default::default() },
+    ));
     let pool = Pool::new("bench", 64, 4096).expect("pool");
     let mut ahead = ReadAhead::new(ReadAheadConfig::remote(32 << 20));
     let (mut out, len) = (vec![0; READ_BYTES], (blocks.len() * BLOCK_BYTES) as u64);
@@ -119,7 +127,9 @@ pub fn run(milliseconds: u64, files: usize) {
     let puts = small.stats().objects.load(Ordering::Relaxed);
     drop(small);
     println!("{{\n  \"milliseconds\": {milliseconds}, \"threads\": {THREADS}, \"files\": {files},");
-    println!("  \"packed\": {{\"files_per_second\": {packed:.0}, \"puts\": {puts}, \"cpu_us\": {cpu:.1}}},");
+    println!(
+        "  \"packed\": {{\"files_per_second\": {packed:.0}, \"puts\": {puts}, \"cpu_us\": {cpu:.1}}},"
+    );
     for connections in [1, 2, 20, 64] {
         let single = write_one_by_one(latency, connections);
         println!(
@@ -131,5 +141,7 @@ pub fn run(milliseconds: u64, files: usize) {
     let large = packer(&store, PackerConfig { uploads: 32, ..PackerConfig::new([1; 16]) });
     let (written, blocks) = write_large(&large);
     let read = read_large(&store, &blocks);
-    println!("  \"large\": {{\"write_mb_per_second\": {written:.0}, \"read_mb_per_second\": {read:.0}}}\n}}");
+    println!(
+        "  \"large\": {{\"write_mb_per_second\": {written:.0}, \"read_mb_per_second\": {read:.0}}}\n}}"
+    );
 }

@@ -24,7 +24,10 @@ fn stored(bytes: &[u8], cut: usize, offset: u32) -> (MemoryStore, Range) {
 
 fn read(store: &MemoryStore, range: Range, skip: u32, len: usize) -> Result<Vec<u8>> {
     let mut out = vec![0xaa; len];
-    assert_eq!(read_window(store, None, range, skip, &mut out, Wait::Yes)?, WindowRead::Whole { cached: 0 });
+    assert_eq!(
+        read_window(store, None, range, skip, &mut out, Wait::Yes)?,
+        WindowRead::Whole { cached: 0 }
+    );
     Ok(out)
 }
 
@@ -42,7 +45,8 @@ fn lengths_around_a_frame() {
 /// A frame is stored as it is sent, and large data is not copied.
 #[test]
 fn frame_bytes_without_copies() {
-    for (len, cut) in [(10, 10), (9000, 9000), (300_000, 300_000), (300_000, 70_001), (50_000, 900)] {
+    for (len, cut) in [(10, 10), (9000, 9000), (300_000, 300_000), (300_000, 70_001), (50_000, 900)]
+    {
         let buffers: Vec<Vec<u8>> = pattern(len).chunks(cut).map(<[u8]>::to_vec).collect();
         let places: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr_range()).collect();
         let payload: Payload = buffers.into_iter().collect();
@@ -55,7 +59,10 @@ fn frame_bytes_without_copies() {
         let copied = |buffer: &&Bytes| !places.iter().any(|place| place.contains(&buffer.as_ptr()));
         let copied: usize = sent.iter().filter(copied).map(Bytes::len).sum();
         // Less than a piece at each end of each buffer, in each of its frames.
-        assert!(cut < JOINED_BYTES_MAX || copied < 2 * JOINED_BYTES_MAX * len.div_ceil(cut), "{copied}");
+        assert!(
+            cut < JOINED_BYTES_MAX || copied < 2 * JOINED_BYTES_MAX * len.div_ceil(cut),
+            "{copied}"
+        );
         assert!(len != 300_000 || copied < len / 5, "{copied}");
     }
 }
@@ -70,7 +77,8 @@ fn damage_of_any_byte_of_a_frame() {
             store.tamper(5, |stored| stored[at] ^= flip);
             for (skip, len) in [(0, 300), (0, 10), (100, 50), (299, 1)] {
                 let mut out = vec![0xaa; len];
-                let error = read_window(&store, None, range, skip, &mut out, Wait::Yes).unwrap_err();
+                let error =
+                    read_window(&store, None, range, skip, &mut out, Wait::Yes).unwrap_err();
                 assert!(matches!(error, Error::Corrupt { object: 5, offset: 7, .. }), "{error}");
                 assert!(out.iter().all(|byte| *byte == 0));
             }
@@ -103,7 +111,10 @@ fn right_bytes_in_the_wrong_place_are_damage() {
     // The same object under another number.
     let copy = store.bytes(5).unwrap();
     store.put(6, &[IoSlice::new(&copy)]).unwrap();
-    assert_eq!(read(&store, Range { object: 6, ..range }, 0, 10).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(
+        read(&store, Range { object: 6, ..range }, 0, 10).unwrap_err().kind(),
+        ErrorKind::Corrupt
+    );
     // The same frames at another offset.
     store.put(7, &[IoSlice::new(&copy[64..])]).unwrap();
     assert_eq!(
@@ -117,7 +128,10 @@ fn right_bytes_in_the_wrong_place_are_damage() {
     });
     assert_eq!(read(&store, range, 0, 10).unwrap_err().kind(), ErrorKind::Corrupt);
     // A range that ends early makes its last frame another one.
-    assert_eq!(read(&store, Range { len: 10, ..range }, 0, 10).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(
+        read(&store, Range { len: 10, ..range }, 0, 10).unwrap_err().kind(),
+        ErrorKind::Corrupt
+    );
 }
 
 #[test]
@@ -125,7 +139,10 @@ fn missing_short_and_impossible() {
     let (store, range) = stored(&pattern(1000), 1000, 0);
     store.tamper(5, |stored| stored.truncate(500));
     assert_eq!(read(&store, range, 0, 10).unwrap_err().kind(), ErrorKind::Corrupt);
-    assert_eq!(read(&store, Range { object: 9, ..range }, 0, 10).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        read(&store, Range { object: 9, ..range }, 0, 10).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
     for (skip, len) in [(1000, 1), (0, 1001), (u32::MAX, 1)] {
         assert!(matches!(read(&store, range, skip, len), Err(Error::Invalid { .. })));
     }

@@ -136,9 +136,11 @@ impl Gather {
     /// An upload of `members` stores ended after `took`, while `waiting` others wait.
     pub fn end(&mut self, now: Instant, members: usize, took: Duration, waiting: usize) {
         self.under_way -= 1;
-        self.upload_time = if self.upload_time.is_zero() { took } else { (3 * self.upload_time + took) / 4 };
+        self.upload_time =
+            if self.upload_time.is_zero() { took } else { (3 * self.upload_time + took) / 4 };
         self.ended = Some(now);
-        self.expected = (members + waiting).max(self.expected - self.expected.div_ceil(FORGET_PART));
+        self.expected =
+            (members + waiting).max(self.expected - self.expected.div_ceil(FORGET_PART));
         self.left_behind = waiting;
     }
 }

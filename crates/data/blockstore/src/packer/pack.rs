@@ -82,7 +82,13 @@ impl PackWriter {
     }
 
     /// Lays a round out from byte `at` of an object on.
-    fn plan(&self, object: ObjectId, kind: ObjectKind, at: u64, round: &[Submission]) -> Result<Plan> {
+    fn plan(
+        &self,
+        object: ObjectId,
+        kind: ObjectKind,
+        at: u64,
+        round: &[Submission],
+    ) -> Result<Plan> {
         let mut gather = Gather::default();
         let mut ranges = Vec::with_capacity(round.len());
         if at == 0 {
@@ -129,20 +135,31 @@ impl PackWriter {
 
     /// Appends a round to the pack stream's pack, beginning and sealing packs as needed. All
     /// members or none.
-    pub fn write_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<StoredRange>> {
+    pub fn write_round(
+        &self,
+        stream: &mut PackStream,
+        round: &[Submission],
+    ) -> Result<Vec<StoredRange>> {
         // A pack stream gives its pack away while it appends: after a panic it is sealed, as after
         // any failure.
         match unpanicked(|| self.append_round(stream, round)) {
-            Err(Error::Io { .. } | Error::NotFound { .. }) => unpanicked(|| self.append_round(stream, round)),
+            Err(Error::Io { .. } | Error::NotFound { .. }) => {
+                unpanicked(|| self.append_round(stream, round))
+            }
             other => other,
         }
         .inspect(|_| self.count(round))
     }
 
-    fn append_round(&self, stream: &mut PackStream, round: &[Submission]) -> Result<Vec<StoredRange>> {
+    fn append_round(
+        &self,
+        stream: &mut PackStream,
+        round: &[Submission],
+    ) -> Result<Vec<StoredRange>> {
         let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
         let is_over = |pack: &OpenPack| {
-            pack.appender.len() + bytes as u64 > self.pack_bytes || self.ids.is_lost(pack.pin.object())
+            pack.appender.len() + bytes as u64 > self.pack_bytes
+                || self.ids.is_lost(pack.pin.object())
         };
         if stream.open.as_ref().is_some_and(is_over) {
             stream.seal();
@@ -174,7 +191,8 @@ impl PackWriter {
     }
 
     fn begin_pack(&self) -> Result<OpenPack> {
-        let appends = self.store.appends().ok_or(Error::Invalid { what: "the store cannot append" })?;
+        let appends =
+            self.store.appends().ok_or(Error::Invalid { what: "the store cannot append" })?;
         // Pinned before it exists, so that no listing finds it without its pin.
         let create = |object| {
             let pin = self.pins.pin(object);

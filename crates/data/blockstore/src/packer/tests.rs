@@ -55,12 +55,17 @@ fn a_lone_store_runs_on_the_callers_thread() {
     let packer = packer(store.clone());
     let (sender, receiver) = mpsc::channel();
     let here = std::thread::current().id();
-    let done = move |result: Result<StoredRange>| sender.send((std::thread::current().id(), result)).unwrap();
+    let done = move |result: Result<StoredRange>| {
+        sender.send((std::thread::current().id(), result)).unwrap()
+    };
     packer.store(bytes_of(1, 100), 42, Box::new(done));
     let (thread, placed) = receiver.try_recv().unwrap();
     assert_eq!(thread, here);
     let placed = placed.unwrap();
-    assert_eq!(placed.range.offset as usize, crate::object::HEADER_BYTES + crate::object::MEMBER_BYTES);
+    assert_eq!(
+        placed.range.offset as usize,
+        crate::object::HEADER_BYTES + crate::object::MEMBER_BYTES
+    );
     assert_eq!(read_all(&store, placed.range).unwrap(), bytes_of(1, 100));
 }
 
@@ -74,10 +79,15 @@ fn many_threads_and_sizes() {
                 scope.spawn(move || {
                     for i in 0..30 {
                         let seed = thread * 1000 + i;
-                        let len = [1, 100, 5000, 65_536, 70_000, 300_000, 1_200_000][(seed % 7) as usize];
+                        let len =
+                            [1, 100, 5000, 65_536, 70_000, 300_000, 1_200_000][(seed % 7) as usize];
                         let placed = store_wait(packer, bytes_of(seed, len), seed + 1).unwrap();
                         assert!(packer.is_open(placed.range.object));
-                        assert_eq!(read_all(store, placed.range).unwrap(), bytes_of(seed, len), "{name}");
+                        assert_eq!(
+                            read_all(store, placed.range).unwrap(),
+                            bytes_of(seed, len),
+                            "{name}"
+                        );
                     }
                 });
             }
@@ -90,7 +100,9 @@ fn many_threads_and_sizes() {
             assert!(info.size < PACK_BYTES_MAX + 100_000);
             let contents = scan(store.as_ref(), info.object, true).unwrap();
             assert_eq!((contents.header.volume, contents.tail_bytes), (VOLUME, 0));
-            assert!(contents.members.iter().all(|member| member.damage.is_none() && member.inode != 0));
+            assert!(
+                contents.members.iter().all(|member| member.damage.is_none() && member.inode != 0)
+            );
             members += contents.members.len();
         }
         assert_eq!(members, 240, "{name}: every object tells what it holds");
@@ -134,14 +146,19 @@ fn parallel_uploads_of_large_payloads() {
     let (large, small) = (bytes_of(1, 1 << 20), bytes_of(1, 100));
     for number in 0..6 {
         let sender = sender.clone();
-        let done =
-            move |placed: Result<StoredRange>| sender.send((number, placed.unwrap().range.object)).unwrap();
+        let done = move |placed: Result<StoredRange>| {
+            sender.send((number, placed.unwrap().range.object)).unwrap()
+        };
         packer.store(large.clone(), 1, Box::new(done));
     }
-    let done = move |placed: Result<StoredRange>| sender.send((9, placed.unwrap().range.object)).unwrap();
+    let done =
+        move |placed: Result<StoredRange>| sender.send((9, placed.unwrap().range.object)).unwrap();
     packer.store(small, 1, Box::new(done));
     let answers: Vec<(u64, u64)> = receiver.iter().take(7).collect();
-    assert!(answers[..4].iter().any(|(number, _)| *number == 9), "not behind the large ones: {answers:?}");
+    assert!(
+        answers[..4].iter().any(|(number, _)| *number == 9),
+        "not behind the large ones: {answers:?}"
+    );
     let mut objects: Vec<u64> = answers.iter().map(|(_, object)| *object).collect();
     objects.sort_unstable();
     objects.dedup();
@@ -153,14 +170,19 @@ fn bytes_stored_before_a_sync_survive_power_loss() {
     let store = Arc::new(MemoryStore::new());
     let packer = packer(store.clone());
     let safe: Vec<StoredRange> = (0..30)
-        .map(|seed| store_wait(&packer, bytes_of(seed, 20_000 + seed as usize * 50_000), 1).unwrap())
+        .map(|seed| {
+            store_wait(&packer, bytes_of(seed, 20_000 + seed as usize * 50_000), 1).unwrap()
+        })
         .collect();
     store.sync().unwrap();
     let unsafe_one = store_wait(&packer, bytes_of(99, 500), 1).unwrap();
     store.crash();
     let store: Arc<dyn BlockStore> = store;
     for (seed, placed) in safe.iter().enumerate() {
-        assert_eq!(read_all(&store, placed.range).unwrap(), bytes_of(seed as u64, placed.range.len as usize));
+        assert_eq!(
+            read_all(&store, placed.range).unwrap(),
+            bytes_of(seed as u64, placed.range.len as usize)
+        );
     }
     assert!(read_all(&store, unsafe_one.range).is_err());
 }
@@ -276,8 +298,9 @@ fn growth_sealing_and_pins_of_packs() {
         ..PackerConfig::new(VOLUME)
     };
     let packer = Packer::new(store, ids(), config).unwrap();
-    let objects: Vec<ObjectId> =
-        (0..9).map(|seed| store_wait(&packer, bytes_of(seed, 30_000), 1).unwrap().range.object).collect();
+    let objects: Vec<ObjectId> = (0..9)
+        .map(|seed| store_wait(&packer, bytes_of(seed, 30_000), 1).unwrap().range.object)
+        .collect();
     assert_eq!(objects, [1, 1, 1, 2, 2, 2, 3, 3, 3]);
     assert!(!packer.is_open(1) && !packer.is_open(2) && packer.is_open(3));
     let placed = store_wait(&packer, bytes_of(1, 100), 1).unwrap();
@@ -307,7 +330,8 @@ fn oldest_open_object() {
         }
     }
     let config = PackerConfig { pack_bytes: 1, ..PackerConfig::new(VOLUME) };
-    let packer = Packer::new(Arc::new(MemoryStore::new()), Arc::new(Ids(7.into())), config).unwrap();
+    let packer =
+        Packer::new(Arc::new(MemoryStore::new()), Arc::new(Ids(7.into())), config).unwrap();
     assert_eq!(
         packer.oldest_open(|object| object),
         7,

@@ -101,7 +101,11 @@ impl FrameCache {
 
     /// Bytes of data held now.
     pub fn bytes(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock()).map(|shard| shard.fresh_bytes + shard.main_bytes).sum()
+        self.shards
+            .iter()
+            .map(|shard| shard.lock())
+            .map(|shard| shard.fresh_bytes + shard.main_bytes)
+            .sum()
     }
 
     /// Bytes read ahead that nobody has read yet.
@@ -151,7 +155,11 @@ impl FrameStore for FrameCache {
 
     fn blank(&self, len: usize) -> Buffer {
         // A small frame in a piece of the next larger size would take more than it is counted as.
-        if len < FRAME_BYTES as usize / 2 { Buffer::from(vec![0; len]) } else { self.buffers.take(len) }
+        if len < FRAME_BYTES as usize / 2 {
+            Buffer::from(vec![0; len])
+        } else {
+            self.buffers.take(len)
+        }
     }
 
     fn insert(&self, id: FrameId, bytes: Arc<Buffer>, what: Brought) {
@@ -161,11 +169,14 @@ impl FrameStore for FrameCache {
         }
         let is_ahead = what == Brought::Ahead;
         let slot = Slot { bytes, is_main: false, used: false, is_ahead };
-        let Some(evicted) = self.shard(id).lock().insert(id, slot, self.shard_bytes_max) else { return };
+        let Some(evicted) = self.shard(id).lock().insert(id, slot, self.shard_bytes_max) else {
+            return;
+        };
         if is_ahead {
             self.ahead.fetch_add(len as u64, Ordering::Relaxed);
         }
-        let unread: usize = evicted.iter().filter(|slot| slot.is_ahead).map(|slot| slot.bytes.len()).sum();
+        let unread: usize =
+            evicted.iter().filter(|slot| slot.is_ahead).map(|slot| slot.bytes.len()).sum();
         if unread > 0 {
             self.ahead.fetch_sub(unread as u64, Ordering::Relaxed);
             self.wasted.fetch_add(unread as u64, Ordering::Relaxed);

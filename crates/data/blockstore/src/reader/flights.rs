@@ -49,8 +49,14 @@ impl Flights {
         loop {
             let mut all = self.0.lock();
             let there = all.entry(place).or_default();
-            let Some(other) = there.iter().find(|other| other.first <= last && first <= other.last) else {
-                let fetch = Arc::new(Fetch { first, last, ended: Mutex::new(None), landed: Condvar::new() });
+            let Some(other) = there.iter().find(|other| other.first <= last && first <= other.last)
+            else {
+                let fetch = Arc::new(Fetch {
+                    first,
+                    last,
+                    ended: Mutex::new(None),
+                    landed: Condvar::new(),
+                });
                 there.push(fetch.clone());
                 return Ok(Flight { flights: self, place, fetch, outcome: Ok(()) });
             };
@@ -114,7 +120,10 @@ mod tests {
                 scope.spawn(move || {
                     for _ in 0..50 {
                         let flight = flights.take_off(RANGE, (thread % 4, 5)).unwrap();
-                        most.fetch_max(under_way.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        most.fetch_max(
+                            under_way.fetch_add(1, Ordering::SeqCst) + 1,
+                            Ordering::SeqCst,
+                        );
                         under_way.fetch_sub(1, Ordering::SeqCst);
                         flight.land(&Ok(()));
                     }

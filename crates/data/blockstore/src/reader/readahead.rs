@@ -82,7 +82,12 @@ pub struct ReadAhead {
 impl ReadAhead {
     /// A handle nothing was read from yet.
     pub fn new(config: ReadAheadConfig) -> Self {
-        Self { config, streams: Vec::new(), reads: 0, first_window: config.window_min.min(config.window_max) }
+        Self {
+            config,
+            streams: Vec::new(),
+            reads: 0,
+            first_window: config.window_min.min(config.window_max),
+        }
     }
 
     /// Notes a read of `len` bytes at `pos` of a file of `file_len` bytes, and says what to read
@@ -198,8 +203,11 @@ mod tests {
         let mut random = 7u64;
         let mut asked = 0;
         for _ in 0..10_000 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            asked += state.on_read((random >> 20) % FILE, 4 * KIB, FILE).map_or(0, |window| window.len);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            asked +=
+                state.on_read((random >> 20) % FILE, 4 * KIB, FILE).map_or(0, |window| window.len);
         }
         assert!(asked < 4 * MIB, "{asked} bytes asked for by 40 MB of random reads");
     }
@@ -263,7 +271,9 @@ mod tests {
             let base = (burst * 37 % 61) * 16 * MIB;
             let mut bytes = 0;
             for read in 0..3 {
-                bytes += state.on_read(base + read * 16 * KIB, 16 * KIB, FILE).map_or(0, |window| window.len);
+                bytes += state
+                    .on_read(base + read * 16 * KIB, 16 * KIB, FILE)
+                    .map_or(0, |window| window.len);
             }
             asked.push(bytes);
         }
@@ -285,7 +295,8 @@ mod tests {
             }
         }
         assert_eq!(state.on_read(u64::MAX - 5, 100, MIB), None);
-        let mut off = ReadAhead::new(ReadAheadConfig { window_max: 0, ..ReadAheadConfig::default() });
+        let mut off =
+            ReadAhead::new(ReadAheadConfig { window_max: 0, ..ReadAheadConfig::default() });
         assert!((0..100).all(|read| off.on_read(read * 4096, 4096, FILE).is_none()));
     }
 }

@@ -85,7 +85,8 @@ fn read_ahead_with_a_blocking_store() {
     }
     assert!(!reader.try_read(range, 2_500_000, &mut out).unwrap());
     // Too much at once, beyond the end, of a missing object: refused or ignored.
-    let small = Reader::new(store, ReaderConfig { prefetch_bytes: 1000, ..ReaderConfig::default() });
+    let small =
+        Reader::new(store, ReaderConfig { prefetch_bytes: 1000, ..ReaderConfig::default() });
     small.prefetch(range, 0, u32::MAX);
     small.prefetch(range, u32::MAX, 10);
     small.prefetch(Range { object: 99, ..range }, 0, 10);
@@ -140,7 +141,10 @@ impl LocalCache for NearBy {
 /// The reader does not keep a second copy of bytes that a local cache holds as they are.
 #[test]
 fn no_second_copy_of_locally_cached_bytes() {
-    assert_eq!([true, false].map(|is_remote| Keeps::beside(is_remote, None)), [Keeps::Waited, Keeps::Parts]);
+    assert_eq!(
+        [true, false].map(|is_remote| Keeps::beside(is_remote, None)),
+        [Keeps::Waited, Keeps::Parts]
+    );
     for is_plain in [true, false] {
         let keeps = Keeps::beside(true, Some(&NearBy { is_plain }));
         let (store, range, bytes) = remote(300_000);
@@ -165,7 +169,8 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
     let (store, range, bytes) = remote(300_000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     assert!(reader.shares() && reader.find(range, 0, 10).is_none());
-    for (skip, len) in [(0, 300_000), (0, 1), (65_535, 2), (70_000, 200_000), (299_999, 1), (131_072, 65_536)]
+    for (skip, len) in
+        [(0, 300_000), (0, 1), (65_535, 2), (70_000, 200_000), (299_999, 1), (131_072, 65_536)]
     {
         let wanted = &bytes[skip as usize..(skip + len) as usize];
         let fetched = reader.fetch(range, skip, len).unwrap();
@@ -182,7 +187,8 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
     // What somebody holds stays what it is, whatever happens to the cache.
     let held = reader.fetch(range, 0, 65_536).unwrap();
     let (other, more, _) = remote(1 << 20);
-    let small = Reader::new(other, ReaderConfig { cache_bytes: 1 << 21, ..ReaderConfig::default() });
+    let small =
+        Reader::new(other, ReaderConfig { cache_bytes: 1 << 21, ..ReaderConfig::default() });
     let kept = small.fetch(more, 0, 65_536).unwrap();
     let before = kept[0].to_vec();
     for _ in 0..20 {
@@ -197,7 +203,9 @@ fn damage_in_transit_healed_by_refetch() {
     let (store, range, bytes) = stored(MemoryStore::put_only(), 200_000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     store.add(Rule::once(StoreCall::Read, 0, Fault::WrongByte));
-    let whole = |pieces: Vec<FramePiece>| pieces.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>();
+    let whole = |pieces: Vec<FramePiece>| {
+        pieces.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>()
+    };
     assert_eq!(whole(reader.fetch(range, 1000, 150_000).unwrap()), bytes[1000..151_000]);
     let broken = Reader::new(store.clone(), ReaderConfig::default());
     store.add(Rule::always(StoreCall::Read, Fault::WrongByte));
@@ -250,7 +258,10 @@ fn stored_windows_are_whole_frames() {
     let range = Range { object: 1, offset: 80, len: 200_000 };
     assert_eq!(frame::stored_window(&range, 0, 1), (80, 65_540));
     assert_eq!(frame::stored_window(&range, 65_535, 2), (80, 2 * 65_540));
-    assert_eq!(frame::stored_window(&range, 199_999, 1), (80 + 3 * 65_540, 200_000 - 3 * 65_536 + 4));
+    assert_eq!(
+        frame::stored_window(&range, 199_999, 1),
+        (80 + 3 * 65_540, 200_000 - 3 * 65_536 + 4)
+    );
     assert_eq!(frame::stored_window(&range, 0, 200_000), (80, u64::from(range.stored_len())));
 }
 
@@ -264,7 +275,8 @@ fn appended_bytes_behind_a_range_do_not_matter() {
     let mut parts = gather.slices();
     parts.push(IoSlice::new(b"garbage of a later, failed append"));
     inner.put(3, &parts).unwrap();
-    let reader = Reader::new(Arc::new(inner), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
+    let reader =
+        Reader::new(Arc::new(inner), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
     let mut out = vec![0; 5000];
     reader.read(range, 0, &mut out).unwrap();
     assert_eq!(out, bytes);

@@ -36,8 +36,12 @@ fn scan_bytes(bytes: &[u8]) -> Result<Contents> {
 #[test]
 fn a_whole_pack_tells_what_it_holds() {
     let contents = scan_bytes(&pack()).unwrap();
-    assert_eq!((contents.header.volume, contents.header.object, contents.tail_bytes), ([3; 16], 7, 0));
-    let found: Vec<_> = contents.members.iter().map(|member| (member.inode, member.range.len)).collect();
+    assert_eq!(
+        (contents.header.volume, contents.header.object, contents.tail_bytes),
+        ([3; 16], 7, 0)
+    );
+    let found: Vec<_> =
+        contents.members.iter().map(|member| (member.inode, member.range.len)).collect();
     assert_eq!(found, [(100, 10), (101, 1), (102, 700), (103, 65_536), (104, 66_000)]);
     assert!(contents.members.iter().all(|member| member.damage.is_none()));
 }

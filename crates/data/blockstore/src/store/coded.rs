@@ -141,7 +141,11 @@ impl CodedStore {
 
     /// The same with other bounds of its memory.
     pub fn with_memory(self, memory: CodingMemory) -> Self {
-        Self { heads: Heads::new(memory.head_bytes), buffers: Buffers::new(memory.kept_bytes), ..self }
+        Self {
+            heads: Heads::new(memory.head_bytes),
+            buffers: Buffers::new(memory.kept_bytes),
+            ..self
+        }
     }
 
     /// What an object is, from memory or from the store; `until` is the plain byte that the caller
@@ -191,17 +195,22 @@ impl CodedStore {
             None => START_BYTES,
             Some(until) => {
                 // Whole chunks; compressed ones end earlier, encrypted ones have a tag each.
-                let more =
-                    until.saturating_sub(u64::from(FIRST_CHUNK_BYTES)).div_ceil(u64::from(CHUNK_BYTES));
+                let more = until
+                    .saturating_sub(u64::from(FIRST_CHUNK_BYTES))
+                    .div_ceil(u64::from(CHUNK_BYTES));
                 let chunk_bytes = u64::from(CHUNK_BYTES) + keys::TAG_BYTES as u64;
-                START_BYTES + u64::from(FIRST_CHUNK_BYTES) + keys::TAG_BYTES as u64 + more * chunk_bytes
+                START_BYTES
+                    + u64::from(FIRST_CHUNK_BYTES)
+                    + keys::TAG_BYTES as u64
+                    + more * chunk_bytes
             }
         }
     }
 
     /// What an object that begins with `start` is.
     fn judge(&self, object: ObjectId, start: &[u8], how: How) -> Result<ObjectCoding> {
-        let must_be_encrypted = self.coding.cipher.as_ref().is_some_and(|keys| !keys.is_plain_allowed());
+        let must_be_encrypted =
+            self.coding.cipher.as_ref().is_some_and(|keys| !keys.is_plain_allowed());
         let refused = || {
             Error::Coding {
             object,
@@ -212,14 +221,16 @@ impl CodedStore {
         };
         let likeness = start.iter().zip(&MAGIC).filter(|(is, coded)| is == coded).count();
         if likeness < MAGIC.len() {
-            let cut_off = Err(Error::Corrupt { object, offset: 0, what: "it is no object of KestrelFS" });
+            let cut_off =
+                Err(Error::Corrupt { object, offset: 0, what: "it is no object of KestrelFS" });
             return match likeness {
                 MAGIC_LIKENESS.. => cut_off,
                 _ if must_be_encrypted => Err(refused()),
                 _ => Ok(ObjectCoding::Plain),
             };
         }
-        let cut_off = Error::Corrupt { object, offset: 0, what: "a coded object's head is cut off" };
+        let cut_off =
+            Error::Corrupt { object, offset: 0, what: "a coded object's head is cut off" };
         let header = start.first_chunk::<HEADER_BYTES>().ok_or(cut_off)?;
         let header = Header::decode(header, &self.volume, object)?;
         if must_be_encrypted && header.key.is_none() {
@@ -290,7 +301,8 @@ impl BlockStore for CodedStore {
         if !self.coding.changes_objects() {
             return self.inner.put(object, parts);
         }
-        let (volume, compression, keys) = (self.volume, self.coding.compression, self.coding.cipher.as_ref());
+        let (volume, compression, keys) =
+            (self.volume, self.coding.compression, self.coding.cipher.as_ref());
         let coded = Encoder { volume, compression, keys }.encode(object, parts, &self.buffers)?;
         let stored_bytes = coded.len() as u64;
         let coded = Bytes::from(coded);
@@ -354,7 +366,12 @@ impl BlockStore for CodedStore {
             && self.inner.prefetch(object, offset, len)
     }
 
-    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+    fn read_fresh(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<()> {
         self.read_with(object, offset, parts, How::Fresh).map(drop)
     }
 

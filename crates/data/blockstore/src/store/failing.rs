@@ -104,7 +104,8 @@ impl Faults {
         for index in 0..plan.rules.len() {
             let chance = plan.next_random() % 1000;
             let rule = &mut plan.rules[index];
-            let matches = rule.calls.contains(&call) && rule.object.is_none_or(|only| object == Some(only));
+            let matches =
+                rule.calls.contains(&call) && rule.object.is_none_or(|only| object == Some(only));
             if !matches || rule.times == 0 {
                 continue;
             }
@@ -183,7 +184,10 @@ impl FailingStore {
     /// Passes everything on until rules are added.
     pub fn new(inner: Arc<dyn BlockStore>, seed: u64) -> Self {
         let plan = Plan { random: seed, ..Plan::default() };
-        Self { inner, faults: Arc::new(Faults { plan: Mutex::new(plan), injected: AtomicU64::new(0) }) }
+        Self {
+            inner,
+            faults: Arc::new(Faults { plan: Mutex::new(plan), injected: AtomicU64::new(0) }),
+        }
     }
 
     /// Adds a rule. The first one that fires decides.
@@ -260,8 +264,10 @@ impl BlockStore for FailingStore {
     }
 
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
-        self.read_with(object, offset, parts, |parts| self.inner.read(object, offset, parts).map(Some))
-            .map(drop)
+        self.read_with(object, offset, parts, |parts| {
+            self.inner.read(object, offset, parts).map(Some)
+        })
+        .map(drop)
     }
 
     fn try_read_nowait(
@@ -270,16 +276,25 @@ impl BlockStore for FailingStore {
         offset: u64,
         parts: &mut [IoSliceMut<'_>],
     ) -> Result<Option<()>> {
-        self.read_with(object, offset, parts, |parts| self.inner.try_read_nowait(object, offset, parts))
+        self.read_with(object, offset, parts, |parts| {
+            self.inner.try_read_nowait(object, offset, parts)
+        })
     }
 
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
         self.inner.prefetch(object, offset, len)
     }
 
-    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
-        self.read_with(object, offset, parts, |parts| self.inner.read_fresh(object, offset, parts).map(Some))
-            .map(drop)
+    fn read_fresh(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<()> {
+        self.read_with(object, offset, parts, |parts| {
+            self.inner.read_fresh(object, offset, parts).map(Some)
+        })
+        .map(drop)
     }
 
     fn is_remote(&self) -> bool {

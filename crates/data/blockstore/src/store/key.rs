@@ -80,9 +80,14 @@ mod tests {
     fn only_keys_of_ours_parse() {
         let good = key(77);
         assert_eq!(parse(&good), Some(77));
-        for bad in
-            ["", "objects", "objects/", "objects/00/", "objects/56/0000000000000000", "x/56/0000000000000001"]
-        {
+        for bad in [
+            "",
+            "objects",
+            "objects/",
+            "objects/00/",
+            "objects/56/0000000000000000",
+            "x/56/0000000000000001",
+        ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
         assert_eq!(parse("objects/57/0000000000000001"), None);

@@ -64,7 +64,9 @@ impl LocalStore {
     pub fn create(path: &Path, config: LocalConfig) -> Result<Self> {
         let failed = |source| Error::from_io("creating the block store", None, source);
         match std::fs::create_dir(path) {
-            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => return Err(failed(source)),
+            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed(source));
+            }
             _ => {}
         }
         if std::fs::read_dir(path).map_err(failed)?.next().is_some() {
@@ -80,8 +82,8 @@ impl LocalStore {
     /// Opens the store in an existing directory. Bytes that a process wrote before it was killed
     /// may be unsynced: the first [`BlockStore::sync`] makes them durable too.
     pub fn open(path: &Path, config: LocalConfig) -> Result<Self> {
-        let root =
-            sys::open_dir(path).map_err(|source| Error::from_io("opening the block store", None, source))?;
+        let root = sys::open_dir(path)
+            .map_err(|source| Error::from_io("opening the block store", None, source))?;
         let root = Arc::new(root);
         Ok(Self {
             cache: FileCache::new(config.files_open_max),
@@ -105,7 +107,8 @@ impl LocalStore {
         self.dirty.make_room()?;
         let file = match sys::create_at(self.root.as_fd(), &name) {
             Err(source) if source.raw_os_error() == Some(libc::ENOENT) => {
-                sys::mkdir_at(self.root.as_fd(), &files::dir_name(key::prefix(object))).map_err(failed)?;
+                sys::mkdir_at(self.root.as_fd(), &files::dir_name(key::prefix(object)))
+                    .map_err(failed)?;
                 sys::create_at(self.root.as_fd(), &name)
             }
             Err(source) if is_out_of_descriptors(&source) => {
@@ -150,7 +153,9 @@ impl LocalStore {
                 self.cache.insert(&file);
                 Ok(Some(file))
             }
-            Err(source) if source.raw_os_error() == Some(libc::ENOENT) => Err(Error::NotFound { object }),
+            Err(source) if source.raw_os_error() == Some(libc::ENOENT) => {
+                Err(Error::NotFound { object })
+            }
             // EAGAIN: not cached. Anything else: let the blocking path find out.
             Err(_) => Ok(None),
         }
@@ -177,7 +182,13 @@ impl LocalStore {
     }
 
     /// Names in one prefix directory after `after`, sorted, at most `limit` of them.
-    fn list_dir(&self, prefix: u8, after: Option<&str>, limit: usize, page: &mut Page) -> io::Result<bool> {
+    fn list_dir(
+        &self,
+        prefix: u8,
+        after: Option<&str>,
+        limit: usize,
+        page: &mut Page,
+    ) -> io::Result<bool> {
         let dir = self.path.join(files::dir_name(prefix).to_string_lossy().as_ref());
         let entries = match std::fs::read_dir(&dir) {
             Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -242,9 +253,11 @@ impl BlockStore for LocalStore {
         let file = self.file(object)?;
         match sys::read_exact_at(&file.file, parts, offset) {
             Ok(true) => Ok(()),
-            Ok(false) => {
-                Err(Error::Corrupt { object, offset, what: "the object is shorter than what was stored" })
-            }
+            Ok(false) => Err(Error::Corrupt {
+                object,
+                offset,
+                what: "the object is shorter than what was stored",
+            }),
             Err(source) => Err(Error::from_io("reading", Some(object), source)),
         }
     }
@@ -308,8 +321,12 @@ impl BlockStore for LocalStore {
     fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
         let limit = limit.clamp(1, LIST_PAGE_MAX);
         // The cursor is a key or a prefix of one; both compare as text with every key of the store.
-        let first = match after.and_then(|after| after.strip_prefix(key::ROOT)?.strip_prefix('/')?.get(..2)) {
-            Some(digits) => key::parse_prefix(digits).ok_or(Error::Invalid { what: "listing cursor" })?,
+        let first = match after
+            .and_then(|after| after.strip_prefix(key::ROOT)?.strip_prefix('/')?.get(..2))
+        {
+            Some(digits) => {
+                key::parse_prefix(digits).ok_or(Error::Invalid { what: "listing cursor" })?
+            }
             None if after.is_some() => return Err(Error::Invalid { what: "listing cursor" }),
             None => 0,
         };

@@ -78,7 +78,12 @@ impl MemoryStore {
     }
 }
 
-fn append(objects: &Objects, object: ObjectId, parts: &[IoSlice<'_>], durable: bool) -> Result<u64> {
+fn append(
+    objects: &Objects,
+    object: ObjectId,
+    parts: &[IoSlice<'_>],
+    durable: bool,
+) -> Result<u64> {
     let mut objects = objects.write();
     let found = objects.get_mut(&place(object)).ok_or(Error::NotFound { object })?;
     let at = found.bytes.len();
@@ -108,8 +113,10 @@ impl BlockStore for MemoryStore {
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
         let objects = self.objects.read();
         let found = objects.get(&place(object)).ok_or(Error::NotFound { object })?;
-        let short = Error::Corrupt { object, offset, what: "the object is shorter than what was stored" };
-        let Some(mut rest) = usize::try_from(offset).ok().and_then(|at| found.bytes.get(at..)) else {
+        let short =
+            Error::Corrupt { object, offset, what: "the object is shorter than what was stored" };
+        let Some(mut rest) = usize::try_from(offset).ok().and_then(|at| found.bytes.get(at..))
+        else {
             return Err(short);
         };
         for part in parts {
@@ -131,7 +138,10 @@ impl BlockStore for MemoryStore {
 
     fn size(&self, object: ObjectId) -> Result<u64> {
         let objects = self.objects.read();
-        objects.get(&place(object)).map(|found| found.bytes.len() as u64).ok_or(Error::NotFound { object })
+        objects
+            .get(&place(object))
+            .map(|found| found.bytes.len() as u64)
+            .ok_or(Error::NotFound { object })
     }
 
     fn delete(&self, object: ObjectId) -> Result<bool> {
@@ -158,9 +168,9 @@ impl BlockStore for MemoryStore {
     fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
         let from = match after {
             None => Bound::Unbounded,
-            Some(cursor) => {
-                Bound::Excluded(place(key::parse(cursor).ok_or(Error::Invalid { what: "listing cursor" })?))
-            }
+            Some(cursor) => Bound::Excluded(place(
+                key::parse(cursor).ok_or(Error::Invalid { what: "listing cursor" })?,
+            )),
         };
         let limit = limit.clamp(1, LIST_PAGE_MAX);
         let objects = self.objects.read();

@@ -25,7 +25,8 @@ const TRIAL_BYTES: usize = 4096;
 /// Starts the keeper of a disk, and the thread that watches over its promises.
 pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<ObjectIndex>) -> io::Result<()> {
     let of = Arc::clone(disk);
-    disk.promises.start(format!("kestrel-cache-p{}", disk.index), move || of.note_unanswered(Side::Read))?;
+    disk.promises
+        .start(format!("kestrel-cache-p{}", disk.index), move || of.note_unanswered(Side::Read))?;
     let (disk, table) = (Arc::clone(disk), Arc::downgrade(table));
     let name = format!("kestrel-cache-k{}", disk.index);
     // The room others have taken is not known yet.
@@ -41,11 +42,15 @@ fn run(disk: &Disk, table: &Weak<ObjectIndex>) {
             if disk.service(side).breaker.lock().is_trial_due(now) {
                 let result = trial(disk, side);
                 let why = result.as_ref().err().map_or(String::new(), ToString::to_string);
-                disk.record(side, &why, |breaker, _| breaker.tried(result.is_ok(), disk.clock.now()));
+                disk.record(side, &why, |breaker, _| {
+                    breaker.tried(result.is_ok(), disk.clock.now())
+                });
             }
         }
         let is_in = disk.is_in_service(Side::Read) || disk.is_in_service(Side::Write);
-        if is_in && (is_wished || swept.elapsed() > SWEEP_EVERY || disk.is_sweep_due().unwrap_or(false)) {
+        if is_in
+            && (is_wished || swept.elapsed() > SWEEP_EVERY || disk.is_sweep_due().unwrap_or(false))
+        {
             sweep(disk, table);
             swept = Instant::now();
         }
@@ -101,16 +106,17 @@ fn trial(disk: &Disk, side: Side) -> io::Result<()> {
     if side == Side::Write {
         let name = c_string(format!("trial.{}", std::process::id()));
         let mut file = sys::create_at(root.as_fd(), &name)?;
-        let tried = file.write_all(&[0x5a; TRIAL_BYTES]).and_then(|()| file.sync_data()).and_then(|()| {
-            sys::forget_cached(&file);
-            let mut found = [0; TRIAL_BYTES];
-            file.read_exact_at(&mut found, 0)?;
-            if found == [0x5a; TRIAL_BYTES] {
-                Ok(())
-            } else {
-                Err(io::Error::other("it returned other bytes"))
-            }
-        });
+        let tried =
+            file.write_all(&[0x5a; TRIAL_BYTES]).and_then(|()| file.sync_data()).and_then(|()| {
+                sys::forget_cached(&file);
+                let mut found = [0; TRIAL_BYTES];
+                file.read_exact_at(&mut found, 0)?;
+                if found == [0x5a; TRIAL_BYTES] {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("it returned other bytes"))
+                }
+            });
         sys::unlink_at(root.as_fd(), &name)?;
         tried?;
     }

@@ -36,7 +36,8 @@ pub(crate) fn open(path: &Path) -> Result<File, String> {
     let root = sys::open_dir(path).map_err(|error| format!("{error}; name a directory"))?;
     let found = root.metadata().map_err(|error| error.to_string())?;
     if found.mode() & 0o002 != 0 {
-        return Err("everybody may write to it, and so could feed you other bytes; chmod o-w it".to_string());
+        return Err("everybody may write to it, and so could feed you other bytes; chmod o-w it"
+            .to_string());
     }
     match check(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -61,9 +62,9 @@ pub(crate) fn check(path: &Path) -> io::Result<()> {
         Ok(_) => Err(io::Error::other(format!(
             "{MARKER} is of another version of KestrelFS; empty the directory or name another one"
         ))),
-        Err(_) => {
-            Err(io::Error::other(format!("{MARKER} is damaged; empty the directory or name another one")))
-        }
+        Err(_) => Err(io::Error::other(format!(
+            "{MARKER} is damaged; empty the directory or name another one"
+        ))),
     }
 }
 

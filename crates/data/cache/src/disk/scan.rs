@@ -88,7 +88,9 @@ impl Disk {
                 Content::Pages(object) => cut(&self.path.join(name(volume, *object)))?,
                 // Somebody may be reading it: its bytes stay until nobody has it open.
                 Content::Whole(whole) => {
-                    gone_is_fine(std::fs::remove_file(self.path.join(volume).join(DIR).join(whole)))?;
+                    gone_is_fine(std::fs::remove_file(
+                        self.path.join(volume).join(DIR).join(whole),
+                    ))?;
                 }
             }
             let bytes = file.bytes;
@@ -112,8 +114,11 @@ impl Disk {
         let (size, free) = sys::room(&self.root())?;
         let reserve = (size as f64 * self.free_space_ratio) as u64 + wanted;
         let used = used + wanted;
-        let over =
-            if used > self.bytes_max { used - (self.bytes_max - self.bytes_max / SLACK_SHARE) } else { 0 };
+        let over = if used > self.bytes_max {
+            used - (self.bytes_max - self.bytes_max / SLACK_SHARE)
+        } else {
+            0
+        };
         let short = if free < reserve { reserve - free + reserve / SLACK_SHARE } else { 0 };
         Ok(over.max(short))
     }
@@ -223,12 +228,16 @@ fn look_at(
 /// Names in a directory; none if it is gone.
 pub(super) fn names(path: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(path) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
             return Ok(Vec::new());
         }
         other => other?,
     };
-    let name = |entry: io::Result<std::fs::DirEntry>| entry.map(|entry| entry.file_name().into_string().ok());
+    let name = |entry: io::Result<std::fs::DirEntry>| {
+        entry.map(|entry| entry.file_name().into_string().ok())
+    };
     entries.filter_map(|entry| name(entry).transpose()).collect()
 }
 

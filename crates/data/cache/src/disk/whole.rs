@@ -86,7 +86,9 @@ impl Disk {
             other => other?,
         }
         self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| Some(used.saturating_sub(bytes)))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                Some(used.saturating_sub(bytes))
+            })
             .ok();
         Ok(bytes)
     }

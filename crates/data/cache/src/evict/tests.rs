@@ -26,8 +26,12 @@ fn nothing_to_free_removes_nothing() {
 
 #[test]
 fn an_idle_volume_goes_first_oldest_first() {
-    let files =
-        [file(0, 10, 5, false), file(1, 10, 700, true), file(1, 10, 900, true), file(0, 10, 1000, false)];
+    let files = [
+        file(0, 10, 5, false),
+        file(1, 10, 700, true),
+        file(1, 10, 900, true),
+        file(0, 10, 1000, false),
+    ];
     assert_eq!(plan(&files, 1, NOW), [2]);
     assert_eq!(plan(&files, 20, NOW), [2, 1]);
     assert_eq!(plan(&files, 21, NOW), [2, 1, 3]);

@@ -40,7 +40,12 @@ fn budget_for_fetching_ahead() {
 }
 
 /// What a run of reads costs: requests, and bytes fetched.
-fn run(reads: &[(usize, Range<u32>)], objects: usize, pages: u32, config: SpanConfig) -> (u64, u64) {
+fn run(
+    reads: &[(usize, Range<u32>)],
+    objects: usize,
+    pages: u32,
+    config: SpanConfig,
+) -> (u64, u64) {
     let mut policy = SpanPolicy::new(config);
     let mut here = vec![PageSet::default(); objects];
     let mut ahead = vec![PageSet::default(); objects];
@@ -55,12 +60,14 @@ fn run(reads: &[(usize, Range<u32>)], objects: usize, pages: u32, config: SpanCo
         if here[*object].contains_all(wanted.clone()) {
             continue;
         }
-        let plan = policy.plan(wanted, requests[*object], Some(pages), |page| here[*object].contains(page));
+        let plan = policy
+            .plan(wanted, requests[*object], Some(pages), |page| here[*object].contains(page));
         for page in plan.clone().filter(|page| !wanted.contains(page)) {
             ahead[*object].insert(page);
         }
         plan.clone().for_each(|page| here[*object].insert(page));
-        let (wanted, fetched) = (u64::from(wanted.end - wanted.start), u64::from(plan.end - plan.start));
+        let (wanted, fetched) =
+            (u64::from(wanted.end - wanted.start), u64::from(plan.end - plan.start));
         policy.fetched(wanted * PAGE_BYTES, (fetched - wanted) * PAGE_BYTES);
         requests[*object] += 1;
         gets += 1;
@@ -77,8 +84,9 @@ fn random(state: &mut u64) -> u64 {
 #[test]
 fn an_epoch_over_packs_needs_few_requests() {
     // 10,000 files of 4 pages in 64 packs, each once, in random order.
-    let mut order: Vec<(usize, Range<u32>)> =
-        (0..10_000u32).map(|file| ((file / 157) as usize, file % 157 * 3..file % 157 * 3 + 4)).collect();
+    let mut order: Vec<(usize, Range<u32>)> = (0..10_000u32)
+        .map(|file| ((file / 157) as usize, file % 157 * 3..file % 157 * 3 + 4))
+        .collect();
     let mut state = 5;
     for i in (1..order.len()).rev() {
         order.swap(i, random(&mut state) as usize % (i + 1));

@@ -53,7 +53,8 @@ impl WholeId {
 pub(crate) fn parse(name: &str) -> Option<u64> {
     let (ino, change) = name.split_once('-')?;
     let number = |text: &str| {
-        let is_plain = text.len() == 16 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let is_plain =
+            text.len() == 16 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         is_plain.then(|| u64::from_str_radix(text, 16).ok()).flatten()
     };
     number(change).and(number(ino))
@@ -76,9 +77,13 @@ mod tests {
         assert_eq!(label[12..], crc32c::crc32c(&all).to_be_bytes());
         assert_eq!(id.name(), "0000000000000015-0000000000001234");
         assert_eq!(parse(&id.name()), Some(0x15));
-        for bad in
-            ["", "-", "15-1234", "0000000000000015-000000000000123G", "0000000000000015-+000000000001234"]
-        {
+        for bad in [
+            "",
+            "-",
+            "15-1234",
+            "0000000000000015-000000000000123G",
+            "0000000000000015-+000000000001234",
+        ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
     }

@@ -86,7 +86,10 @@ impl fmt::Display for OpenError {
         match self {
             Self::Url(why) | Self::Credentials(why) | Self::Other(why) => f.write_str(why),
             Self::NoBucket { bucket, place } => {
-                write!(f, "{place}: there is no bucket {bucket}; create it, or check endpoint and region")
+                write!(
+                    f,
+                    "{place}: there is no bucket {bucket}; create it, or check endpoint and region"
+                )
             }
             Self::Denied { place, credentials, why } => write!(
                 f,
@@ -95,10 +98,17 @@ impl fmt::Display for OpenError {
             Self::ClockSkew { place, ahead_seconds } => {
                 match ahead_seconds {
                     Some(ahead) if *ahead >= 0 => {
-                        write!(f, "{place}: this machine's clock is {ahead} s ahead of the store's")?;
+                        write!(
+                            f,
+                            "{place}: this machine's clock is {ahead} s ahead of the store's"
+                        )?;
                     }
                     Some(behind) => {
-                        write!(f, "{place}: this machine's clock is {} s behind the store's", -behind)?;
+                        write!(
+                            f,
+                            "{place}: this machine's clock is {} s behind the store's",
+                            -behind
+                        )?;
                     }
                     None => write!(f, "{place}: this machine's clock and the store's differ")?,
                 }
@@ -122,7 +132,10 @@ impl fmt::Display for OpenError {
                 "{place}: there are objects below objects/ of an unknown volume; choose an empty prefix"
             ),
             Self::Newer { place, version } => {
-                write!(f, "{place}: made by a newer version (layout {version}); update this program")
+                write!(
+                    f,
+                    "{place}: made by a newer version (layout {version}); update this program"
+                )
             }
             Self::Damaged { place, why } => write!(
                 f,
@@ -144,7 +157,9 @@ pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
     let seen = &failure.fault.seen;
     match failure.fault.cause {
         Cause::NoBucket => OpenError::NoBucket { bucket: options.bucket.clone(), place },
-        Cause::Denied => OpenError::Denied { place, credentials: client.credentials_source.clone(), why },
+        Cause::Denied => {
+            OpenError::Denied { place, credentials: client.credentials_source.clone(), why }
+        }
         Cause::ClockSkew => {
             let ahead_seconds = seen.date.map(|date| (SystemClock.now() - date) / SECOND);
             OpenError::ClockSkew { place, ahead_seconds }

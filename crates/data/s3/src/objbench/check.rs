@@ -87,7 +87,11 @@ fn read(store: &dyn BlockStore, object: u64, offset: u64, len: u64) -> Result<Ve
 }
 
 /// Also after the object was asked for and was not there: some stores and proxies remember that.
-fn read_after_write(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
+fn read_after_write(
+    store: &dyn BlockStore,
+    plan: &BenchPlan,
+    stop: &Stop,
+) -> Result<CheckOutcome, Ended> {
     const OBJECTS: u64 = 64;
     workers::run(plan.threads.min(8), OBJECTS, Duration::MAX, stop, |number| {
         let object = number + 1;
@@ -146,7 +150,10 @@ fn large(store: &dyn BlockStore, plan: &BenchPlan, _stop: &Stop) -> Result<Check
     let parts: Vec<IoSlice<'_>> = bytes.chunks(1 << 20).map(IoSlice::new).collect();
     store.put(1, &parts)?;
     if read(store, 1, 0, plan.large_bytes)? != bytes {
-        return wrong(format!("an object of {} bytes has other bytes than were written", plan.large_bytes));
+        return wrong(format!(
+            "an object of {} bytes has other bytes than were written",
+            plan.large_bytes
+        ));
     }
     Ok(CheckOutcome::Good)
 }
@@ -163,7 +170,10 @@ fn listings(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<Che
         pages += 1;
         for info in page.objects {
             if info.size != info.object {
-                return wrong(format!("the listing tells object {} with a wrong size", info.object));
+                return wrong(format!(
+                    "the listing tells object {} with a wrong size",
+                    info.object
+                ));
             }
             if !found.insert(info.object) {
                 return wrong(format!("the listing tells object {} twice", info.object));
@@ -203,7 +213,11 @@ fn deletions(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<Ch
     }
 }
 
-fn conditional_put(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Result<CheckOutcome, Ended> {
+fn conditional_put(
+    store: &dyn BlockStore,
+    plan: &BenchPlan,
+    stop: &Stop,
+) -> Result<CheckOutcome, Ended> {
     const ROUNDS: u64 = 20;
     const WRITERS: u64 = 8;
     let winners = AtomicU64::new(0);
@@ -212,7 +226,9 @@ fn conditional_put(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Res
         winners.store(0, Ordering::Relaxed);
         let last = AtomicU64::new(0);
         workers::run(WRITERS as usize, WRITERS, Duration::MAX, stop, |writer| {
-            match store.put(object, &[IoSlice::new(&content(plan.seed, object * 100 + writer, 5000))]) {
+            match store
+                .put(object, &[IoSlice::new(&content(plan.seed, object * 100 + writer, 5000))])
+            {
                 Ok(()) => {
                     winners.fetch_add(1, Ordering::Relaxed);
                     last.store(writer, Ordering::Relaxed);
@@ -222,8 +238,8 @@ fn conditional_put(store: &dyn BlockStore, plan: &BenchPlan, stop: &Stop) -> Res
                 Err(error) => Err(error.into()),
             }
         })?;
-        let kept =
-            read(store, object, 0, 5000)? == content(plan.seed, object * 100 + last.into_inner(), 5000);
+        let kept = read(store, object, 0, 5000)?
+            == content(plan.seed, object * 100 + last.into_inner(), 5000);
         if winners.load(Ordering::Relaxed) != 1 || !kept {
             lost += 1;
         }

@@ -114,7 +114,12 @@ fn contents(plan: &BenchPlan, size: u64) -> Vec<Vec<u8>> {
     (0..CONTENTS).map(|number| content(plan.seed, number, size)).collect()
 }
 
-fn put(store: &dyn BlockStore, plan: &BenchPlan, size: u64, stop: &Stop) -> Result<Measurement, Ended> {
+fn put(
+    store: &dyn BlockStore,
+    plan: &BenchPlan,
+    size: u64,
+    stop: &Stop,
+) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
     let jobs = (plan.bytes_max / size.max(1)).max(1);
     let mut done = workers::run(plan.threads, jobs, plan.time, stop, |number| {
@@ -141,7 +146,10 @@ fn get(
         let mut out = vec![0; size as usize];
         store.read(object + 1, 0, &mut [IoSliceMut::new(&mut out)])?;
         if out != contents[(object % CONTENTS) as usize] {
-            return Err(Ended::Wrong(format!("object {}: read other bytes than were written", object + 1)));
+            return Err(Ended::Wrong(format!(
+                "object {}: read other bytes than were written",
+                object + 1
+            )));
         }
         Ok(())
     })?;
@@ -156,7 +164,8 @@ fn range(
     stop: &Stop,
 ) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
-    let (order, places) = (Order::new(plan.seed, objects), Order::new(!plan.seed, size - RANGE_BYTES));
+    let (order, places) =
+        (Order::new(plan.seed, objects), Order::new(!plan.seed, size - RANGE_BYTES));
     let done = workers::run(plan.threads, u64::MAX, plan.time, stop, |number| {
         let (object, offset) = (order.at(number), places.at(number));
         let mut out = vec![0; RANGE_BYTES as usize];
@@ -173,7 +182,12 @@ fn range(
     Ok(Measurement::new(Operation::Range, size, RANGE_BYTES, &done))
 }
 
-fn list(store: &dyn BlockStore, size: u64, objects: u64, stop: &Stop) -> Result<Measurement, Ended> {
+fn list(
+    store: &dyn BlockStore,
+    size: u64,
+    objects: u64,
+    stop: &Stop,
+) -> Result<Measurement, Ended> {
     let (mut found, mut latencies) = (0, Vec::new());
     let begin = Instant::now();
     let mut began = begin;

@@ -70,7 +70,12 @@ impl BlockStore for Broken {
         self.inner.put(object, parts)
     }
 
-    fn read(&self, object: u64, offset: u64, parts: &mut [IoSliceMut<'_>]) -> kestrel_blockstore::Result<()> {
+    fn read(
+        &self,
+        object: u64,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> kestrel_blockstore::Result<()> {
         let shift = u64::from(self.fault == Fault::ShiftsRanges && offset == 65_536);
         self.inner.read(object, offset + shift, parts)
     }
@@ -110,9 +115,12 @@ impl BlockStore for Broken {
 
 #[test]
 fn each_fault_is_found_by_its_check() {
-    for (fault, check) in
-        [(Fault::ShiftsRanges, 1), (Fault::ForgetsAPage, 3), (Fault::Undead, 4), (Fault::Overwrites, 5)]
-    {
+    for (fault, check) in [
+        (Fault::ShiftsRanges, 1),
+        (Fault::ForgetsAPage, 3),
+        (Fault::Undead, 4),
+        (Fault::Overwrites, 5),
+    ] {
         let store = Broken { inner: MemoryStore::put_only(), fault };
         let made = verdicts(&store, &plan());
         assert!(matches!(made[check].verdict, CheckOutcome::Bad(_)), "{:?}", made[check]);

@@ -23,7 +23,8 @@ fn a_bucket_alone_is_amazons() {
     let region = |name: &str| (name == "AWS_DEFAULT_REGION").then(|| "eu-west-3".to_string());
     assert_eq!(options.region_or(&region), "eu-west-3");
     assert_eq!(options.region_or(&|_| None), "us-east-1");
-    let hosted = S3Options::parse("s3://photos?endpoint=https://minio.example&path-style=false").unwrap();
+    let hosted =
+        S3Options::parse("s3://photos?endpoint=https://minio.example&path-style=false").unwrap();
     assert_eq!(hosted.bucket_url("x"), "https://photos.minio.example");
 }
 
@@ -78,8 +79,12 @@ fn what_is_not_understood_is_refused() {
 
 #[test]
 fn limits_have_bounds() {
-    let limits =
-        S3Limits { max_uploads: 0, max_downloads: usize::MAX, multipart_bytes: 0, ..S3Limits::default() };
+    let limits = S3Limits {
+        max_uploads: 0,
+        max_downloads: usize::MAX,
+        multipart_bytes: 0,
+        ..S3Limits::default()
+    };
     let options = S3Options::parse("s3://photos").unwrap().limits(limits);
     assert_eq!(options.limits.max_uploads, 1);
     assert!(options.limits.max_downloads <= tokio::sync::Semaphore::MAX_PERMITS);

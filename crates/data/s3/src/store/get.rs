@@ -29,17 +29,20 @@ impl S3Store {
         let wanted = parts.iter().map(|part| part.len() as u64).sum::<u64>();
         let range = offset..offset.saturating_add(wanted);
         let once = async || -> Attempt<u64> {
-            let options =
-                GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+            let options = GetOptions {
+                range: Some(GetRange::Bounded(range.clone())),
+                ..GetOptions::default()
+            };
             let answer = self.client.s3.get_opts(&path, options).await?;
             let told = answer.range.end - answer.range.start;
             let mut scatter = Scatter::new(parts);
             let mut body = answer.into_stream();
             while let Some(piece) = body.next().await {
                 if !scatter.take(&piece?) {
-                    return Err(
-                        Fault::unbelievable("the answer's body is longer than what was asked for").into()
-                    );
+                    return Err(Fault::unbelievable(
+                        "the answer's body is longer than what was asked for",
+                    )
+                    .into());
                 }
             }
             match scatter.filled() {

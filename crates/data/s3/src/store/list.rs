@@ -100,7 +100,10 @@ impl S3Store {
                     continue;
                 }
                 if before.or(after).is_some_and(|before| name <= before) {
-                    return Err(Fault::inconsistent(format!("the listing goes backwards at {full}")).into());
+                    return Err(Fault::inconsistent(format!(
+                        "the listing goes backwards at {full}"
+                    ))
+                    .into());
                 }
                 let modified = meta.last_modified.timestamp_nanos_opt().unwrap_or(0);
                 keys.push((name.to_string(), meta.size, modified));

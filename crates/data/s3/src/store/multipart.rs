@@ -20,10 +20,15 @@ use crate::rate_limiter::Direction;
 
 impl S3Store {
     /// Puts an object in parts. Each request has its own deadline.
-    pub(super) async fn put_in_parts(&self, object: ObjectId, parts: &[Bytes]) -> Result<(), Failure> {
+    pub(super) async fn put_in_parts(
+        &self,
+        object: ObjectId,
+        parts: &[Bytes],
+    ) -> Result<(), Failure> {
         let path = self.client.path(&key::key(object));
         self.refuse_present(object).await?;
-        let begin = async || -> Attempt<String> { Ok(self.client.s3.create_multipart(&path).await?) };
+        let begin =
+            async || -> Attempt<String> { Ok(self.client.s3.create_multipart(&path).await?) };
         let upload = self.client.request(Direction::Up, 0, begin).await?;
         let done = async {
             let sent = self.send_parts(&path, &upload, parts).await?;
@@ -31,11 +36,16 @@ impl S3Store {
         }
         .await;
         if done.is_err() {
-            let abort = async || -> Attempt<()> { Ok(self.client.s3.abort_multipart(&path, &upload).await?) };
+            let abort = async || -> Attempt<()> {
+                Ok(self.client.s3.abort_multipart(&path, &upload).await?)
+            };
             if let Err(failure) = self.client.request(Direction::Up, 0, abort).await
                 && failure.fault.cause != Cause::Missing
             {
-                log::warn!("object {object:016x}: parts may be left behind in the store: {}", failure.text());
+                log::warn!(
+                    "object {object:016x}: parts may be left behind in the store: {}",
+                    failure.text()
+                );
             }
         }
         done
@@ -77,7 +87,8 @@ impl S3Store {
             // The upload is gone or the object there: did an earlier attempt complete it, and its
             // answer get lost?
             Err(failure)
-                if matches!(failure.fault.cause, Cause::Missing | Cause::Present) && failure.maybe_done() =>
+                if matches!(failure.fault.cause, Cause::Missing | Cause::Present)
+                    && failure.maybe_done() =>
             {
                 self.accept_if_ours(path, parts, failure).await
             }

@@ -74,7 +74,8 @@ impl S3Store {
         }
         let path = self.client.path(&key::key(object));
         let once = async || -> Attempt<()> {
-            let options = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+            let options =
+                GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
             Ok(self.client.s3.get_opts(&path, options).await.map(drop)?)
         };
         match self.client.request(Direction::Down, 0, once).await {

@@ -37,7 +37,8 @@ pub(super) fn fault(kind: Kind, status: StatusCode, body: &[u8], trace: &Trace) 
 fn listing_contradiction(text: &str) -> Option<String> {
     let there = text.matches("<Contents>").count();
     // Not every store counts its keys.
-    if let Some(told) = element(text, "KeyCount").and_then(|count| count.trim().parse::<usize>().ok())
+    if let Some(told) =
+        element(text, "KeyCount").and_then(|count| count.trim().parse::<usize>().ok())
         && told != there
     {
         return Some(format!("the page of the listing says {told} keys and has {there}"));
@@ -80,7 +81,12 @@ mod tests {
             page("<KeyCount>2</KeyCount>", 2, false, ""),
             page("", 2, false, ""),
             page("<KeyCount>0</KeyCount>", 0, false, ""),
-            page("<KeyCount>1</KeyCount>", 1, true, "<NextContinuationToken>t</NextContinuationToken>"),
+            page(
+                "<KeyCount>1</KeyCount>",
+                1,
+                true,
+                "<NextContinuationToken>t</NextContinuationToken>",
+            ),
         ] {
             assert_eq!(listed(&good), (None, false), "{good}");
         }
@@ -110,7 +116,8 @@ mod tests {
 
     #[test]
     fn errors_are_found_under_any_status() {
-        let body = b"<?xml?>\n<Error><Code>SlowDown</Code><Message>less &amp; later</Message></Error>";
+        let body =
+            b"<?xml?>\n<Error><Code>SlowDown</Code><Message>less &amp; later</Message></Error>";
         let trace = Trace::default();
         assert!(fault(Kind::Put, StatusCode::OK, body, &trace).is_some());
         assert!(fault(Kind::Put, StatusCode::SERVICE_UNAVAILABLE, body, &trace).is_none());

@@ -96,8 +96,9 @@ impl Trace {
         seen.bare = bare;
         seen.date = text(header::DATE.as_str()).and_then(date::parse);
         seen.region = text("x-amz-bucket-region").map(ToString::to_string);
-        seen.retry_after =
-            text(header::RETRY_AFTER.as_str()).and_then(|value| value.parse().ok()).map(Duration::from_secs);
+        seen.retry_after = text(header::RETRY_AFTER.as_str())
+            .and_then(|value| value.parse().ok())
+            .map(Duration::from_secs);
     }
 
     /// The answer's body explains an error.
@@ -119,7 +120,9 @@ impl Trace {
         let mut cause = error;
         loop {
             let wrapped = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-            match wrapped.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| cause.source())
+            match wrapped
+                .map(|inner| inner as &(dyn std::error::Error + 'static))
+                .or_else(|| cause.source())
             {
                 Some(deeper) => cause = deeper,
                 None => break,

@@ -27,7 +27,12 @@ impl Gateway {
     pub fn start_tls() -> Option<Self> {
         let tls = Self::tls_files();
         let file = |name: &str| tls.join(name).to_string_lossy().into_owned();
-        Self::start_with(&["--cert".to_string(), file("server.pem"), "--key".to_string(), file("server.key")])
+        Self::start_with(&[
+            "--cert".to_string(),
+            file("server.pem"),
+            "--key".to_string(),
+            file("server.key"),
+        ])
     }
 
     /// Where the certificates of tests are: `ca.pem` signed `server.pem`, which is for 127.0.0.1.
@@ -97,7 +102,8 @@ impl Gateway {
     /// A file with these credentials.
     pub fn other_credentials(&self, access: &str, secret: &str) -> PathBuf {
         let path = self.dir.path().join(format!("credentials-{access}-{}", secret.len()));
-        let text = format!("[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n");
+        let text =
+            format!("[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n");
         std::fs::write(&path, text).unwrap();
         path
     }
@@ -176,7 +182,8 @@ fn answers(child: &mut Child, port: u16) -> bool {
         }
         if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
             let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
-            let asked = stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").is_ok();
+            let asked =
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").is_ok();
             // One that speaks TLS answers with an alert or goes away: it is there too.
             if asked && stream.read(&mut [0; 64]).is_ok() {
                 return child.try_wait().unwrap().is_none();

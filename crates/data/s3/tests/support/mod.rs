@@ -1,6 +1,10 @@
 //! What the tests of the S3 store stand on: a real server ([`Gateway`]) and, in front of it, a
 //! proxy that does what it is told ([`Proxy`]). Not every test file uses everything.
-#![allow(dead_code, unused_imports, reason = "each test file is a crate of its own and uses a part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test file is a crate of its own and uses a part"
+)]
 
 mod gateway;
 mod proxy;

@@ -99,7 +99,10 @@ impl Proxy {
 
     /// How many requests of a method were for objects.
     pub fn count(&self, method: &str) -> usize {
-        self.requests().iter().filter(|request| request.method == method && request.is_object()).count()
+        self.requests()
+            .iter()
+            .filter(|request| request.method == method && request.is_object())
+            .count()
     }
 }
 
@@ -159,8 +162,10 @@ fn read_request(
         return Ok(None);
     }
     let mut words = first.split_whitespace();
-    let (method, target) =
-        (words.next().unwrap_or_default().to_string(), words.next().unwrap_or_default().to_string());
+    let (method, target) = (
+        words.next().unwrap_or_default().to_string(),
+        words.next().unwrap_or_default().to_string(),
+    );
     let mut headers = Vec::new();
     loop {
         let mut line = String::new();
@@ -172,7 +177,8 @@ fn read_request(
     let mut body = vec![0; content_length(&headers)];
     reader.read_exact(&mut body)?;
     let mut seen = seen.lock().unwrap();
-    let repeats = seen.iter().filter(|before| before.method == method && before.target == target).count();
+    let repeats =
+        seen.iter().filter(|before| before.method == method && before.target == target).count();
     let request = Request { method, target, headers, repeats };
     seen.push(request.clone());
     Ok(Some((request, body)))
@@ -182,7 +188,9 @@ fn read_request(
 fn forward(port: u16, request: &Request, body: &[u8]) -> std::io::Result<(Vec<String>, Vec<u8>)> {
     let mut server = TcpStream::connect(("127.0.0.1", port))?;
     let mut head = format!("{} {} HTTP/1.1\r\n", request.method, request.target);
-    for line in request.headers.iter().filter(|line| !line.to_ascii_lowercase().starts_with("connection:")) {
+    for line in
+        request.headers.iter().filter(|line| !line.to_ascii_lowercase().starts_with("connection:"))
+    {
         head.push_str(line);
         head.push_str("\r\n");
     }
@@ -202,7 +210,8 @@ fn forward(port: u16, request: &Request, body: &[u8]) -> std::io::Result<(Vec<St
     let mut reply = Vec::new();
     if request.method != "HEAD" {
         reader.read_to_end(&mut reply)?;
-        let chunked = head.iter().any(|line| line.eq_ignore_ascii_case("transfer-encoding: chunked"));
+        let chunked =
+            head.iter().any(|line| line.eq_ignore_ascii_case("transfer-encoding: chunked"));
         if chunked {
             head.retain(|line| !line.eq_ignore_ascii_case("transfer-encoding: chunked"));
             reply = unchunked(&reply);
@@ -215,8 +224,9 @@ fn forward(port: u16, request: &Request, body: &[u8]) -> std::io::Result<(Vec<St
 fn unchunked(mut chunks: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     while let Some(at) = chunks.windows(2).position(|pair| pair == b"\r\n") {
-        let len =
-            std::str::from_utf8(&chunks[..at]).ok().and_then(|text| usize::from_str_radix(text, 16).ok());
+        let len = std::str::from_utf8(&chunks[..at])
+            .ok()
+            .and_then(|text| usize::from_str_radix(text, 16).ok());
         let Some(len) = len.filter(|len| *len > 0) else { break };
         out.extend_from_slice(&chunks[at + 2..at + 2 + len]);
         chunks = &chunks[at + 4 + len..];
@@ -232,8 +242,14 @@ fn content_length(headers: &[String]) -> usize {
     found.unwrap_or(0)
 }
 
-fn answer(client: &mut TcpStream, status: &str, headers: &[String], body: &[u8]) -> std::io::Result<()> {
-    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
+fn answer(
+    client: &mut TcpStream,
+    status: &str,
+    headers: &[String],
+    body: &[u8],
+) -> std::io::Result<()> {
+    let mut head =
+        format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
     for line in headers {
         head.push_str(line);
         head.push_str("\r\n");

@@ -44,16 +44,22 @@ impl ClusterNode {
         }
         let takes_over = next.coordinator == self.me && self.coordinator() != self.me;
         if takes_over != charge.is_some() {
-            return log::error!("placement map {version} came with contradictions about its coordinator");
+            return log::error!(
+                "placement map {version} came with contradictions about its coordinator"
+            );
         }
         let frozen = self.changing.part.as_ref().filter(|part| part.recorded);
         if frozen.is_some_and(|part| part.next != next) && !left {
-            return log::error!("this node is frozen for another table {version} than is to follow");
+            return log::error!(
+                "this node is frozen for another table {version} than is to follow"
+            );
         }
         match self.adopt_now(next, charge) {
             // The members concerned hear when all have it.
             Ok(position) if takes_over => self.when_durable(position, Deferred::Decided),
-            Ok(position) => self.when_durable(position, Deferred::Send(self.coordinator(), adopted)),
+            Ok(position) => {
+                self.when_durable(position, Deferred::Send(self.coordinator(), adopted))
+            }
             // It is said again.
             Err(why) => log::error!("table {version} of placement: {why}; tried again"),
         }
@@ -83,7 +89,13 @@ impl ClusterNode {
         }
         let position = self.commit_beside(BatchKind::Freeing, rows)?;
         let placement = PlacementMap::clone(&next);
-        self.put_table(MapView { me: self.me, placement, leaving: None, strangers: left, only_here });
+        self.put_table(MapView {
+            me: self.me,
+            placement,
+            leaving: None,
+            strangers: left,
+            only_here,
+        });
         node.take_moved(moved);
         drop(quiet);
 
@@ -100,7 +112,10 @@ impl ClusterNode {
             self.coordinator.take_over(next.clone(), charge, self.epoch);
         }
         if hands_over {
-            log::info!("metadata: node {} leads changes of the table from now on", next.coordinator);
+            log::info!(
+                "metadata: node {} leads changes of the table from now on",
+                next.coordinator
+            );
             let done = self.coordinator.give_up();
             self.when_durable(position, Deferred::Changed(done));
         }
@@ -141,10 +156,11 @@ impl ClusterNode {
             ControlFlow::Continue(())
         });
         sweeps.map_err(engine_error)?;
-        if shares_move(&self.table.placement, next, |before, after| (before == me) != (after == me)) {
+        if shares_move(&self.table.placement, next, |before, after| (before == me) != (after == me))
+        {
             let shares = engine.scan_table(Table::DirStat, None, &mut |key, row| {
-                let sign =
-                    row_comes(key.table, key.id, key.suffix).map_or(0, |comes| if comes { 1 } else { -1 });
+                let sign = row_comes(key.table, key.id, key.suffix)
+                    .map_or(0, |comes| if comes { 1 } else { -1 });
                 let stats = figures_of(key.table, Some(row));
                 moved.usage = std::array::from_fn(|i| moved.usage[i].wrapping_add(stats[i] * sign));
                 ControlFlow::Continue(())
@@ -184,6 +200,8 @@ fn records_of(next: &PlacementMap, charge: &Charge) -> Vec<Mutation> {
         records::era_row(charge.era),
         records::last_node_row(charge.last_node),
     ];
-    rows.extend(charge.expected.iter().map(|(node, announced)| records::expect_row(*node, Some(announced))));
+    rows.extend(
+        charge.expected.iter().map(|(node, announced)| records::expect_row(*node, Some(announced))),
+    );
     rows
 }

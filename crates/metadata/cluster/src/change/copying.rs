@@ -193,7 +193,9 @@ impl Copying {
                 count += rows.len() as u64;
                 destination.under_way = Some(rows);
             }
-            if let Some(rows) = destination.under_way.as_ref().filter(|_| destination.sent + RESEND <= now) {
+            if let Some(rows) =
+                destination.under_way.as_ref().filter(|_| destination.sent + RESEND <= now)
+            {
                 destination.sent = now;
                 let (stream, number, rows) = (self.stream, destination.number, rows.clone());
                 messages.push((*to, ChangeMessage::Rows { attempt, stream, number, rows }));
@@ -233,7 +235,9 @@ impl ClusterNode {
     }
 
     pub(super) fn got_rows(&mut self, from: NodeId, attempt: Attempt, stream: u64, number: u64) {
-        let Some(part) = self.changing.part.as_mut().filter(|part| part.attempt == attempt) else { return };
+        let Some(part) = self.changing.part.as_mut().filter(|part| part.attempt == attempt) else {
+            return;
+        };
         let (Step::Copying(copying) | Step::Freezing(copying)) = &mut part.step else { return };
         if copying.stream != stream {
             return;
@@ -264,7 +268,8 @@ impl ClusterNode {
         } else if copying.scan.is_some() && copying.changed.lock().len() <= CHANGED_MAX {
             copying.scan_some(&node, &table)
         } else if copying.scan.is_some()
-            || copying.is_delivered() && (freezing || copying.changed.lock().len() > left_max(&node))
+            || copying.is_delivered()
+                && (freezing || copying.changed.lock().len() > left_max(&node))
         {
             copying.read_some(&node, table.me)
         } else {
@@ -272,7 +277,8 @@ impl ClusterNode {
         };
         let (messages, count) = copying.messages(attempt, now);
         let few = copying.changed.lock().len() <= left_max(&node) || copying.passes >= PASSES_MAX;
-        let ready = !copying.said && copying.scan.is_none() && copying.is_delivered() && few && !deletes;
+        let ready =
+            !copying.said && copying.scan.is_none() && copying.is_delivered() && few && !deletes;
         copying.said |= ready;
         self.changing.rows_sent += count;
         for (to, message) in messages {

@@ -41,7 +41,9 @@ impl ClusterNode {
     pub(super) fn why_it_is_not_done(&self) -> Option<FsError> {
         match self.node.has_deleted_rows() {
             Ok(false) => None,
-            Ok(true) => Some(self.stays("other nodes have not forgotten objects that it has deleted")),
+            Ok(true) => {
+                Some(self.stays("other nodes have not forgotten objects that it has deleted"))
+            }
             Err(why) => Some(why),
         }
     }

@@ -12,7 +12,8 @@ use crate::{ClusterNode, Deferred, Message};
 impl ClusterNode {
     /// The coordinator says that all are ready.
     pub(super) fn freeze(&mut self, attempt: Attempt) {
-        let (coordinator, table, last) = (self.coordinator(), self.table.clone(), self.node.last_commit());
+        let (coordinator, table, last) =
+            (self.coordinator(), self.table.clone(), self.node.last_commit());
         let Some(part) = self.part_in(attempt) else { return };
         match std::mem::replace(&mut part.step, Step::Frozen(0)) {
             Step::Copying(copying) => part.step = Step::Freezing(copying),
@@ -27,7 +28,9 @@ impl ClusterNode {
             }
         }
         let next = part.next.clone();
-        if !loses(table.me, &table.placement, &next) && !hands_over(table.me, &table.placement, &next) {
+        if !loses(table.me, &table.placement, &next)
+            && !hands_over(table.me, &table.placement, &next)
+        {
             // It may have been frozen in an earlier attempt, at another table: that it is not any
             // more must not be lost after this.
             part.step = Step::Frozen(last);

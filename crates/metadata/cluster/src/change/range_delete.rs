@@ -66,18 +66,19 @@ impl Cursor {
         let mut left = most;
         while let Some(table) = TABLES.get(self.table) {
             let (before, mut last, mut broke) = (self.last.take(), None, false);
-            let visited = engine.scan_table(*table, before.as_ref().map(Key::borrow), &mut |key, row| {
-                if before.as_ref().is_some_and(|before| before.borrow() == key) {
-                    return ControlFlow::Continue(());
-                }
-                left -= 1;
-                broke = !visit(key, row) || left == 0;
-                if broke {
-                    last = Some(key.to_owned());
-                    return ControlFlow::Break(());
-                }
-                ControlFlow::Continue(())
-            });
+            let visited =
+                engine.scan_table(*table, before.as_ref().map(Key::borrow), &mut |key, row| {
+                    if before.as_ref().is_some_and(|before| before.borrow() == key) {
+                        return ControlFlow::Continue(());
+                    }
+                    left -= 1;
+                    broke = !visit(key, row) || left == 0;
+                    if broke {
+                        last = Some(key.to_owned());
+                        return ControlFlow::Break(());
+                    }
+                    ControlFlow::Continue(())
+                });
             if let Err(why) = visited {
                 self.last = before;
                 return Err(engine_error(why));
@@ -109,7 +110,8 @@ impl ClusterNode {
             Ok(false) => self.changing.purge = Some(purge),
             Err(why) => {
                 log::error!("rows that are other nodes' could not be deleted: {why}; tried again");
-                self.changing.purge = Some(RangeDelete { due: now + PAUSE, ..RangeDelete::default() });
+                self.changing.purge =
+                    Some(RangeDelete { due: now + PAUSE, ..RangeDelete::default() });
             }
         }
     }

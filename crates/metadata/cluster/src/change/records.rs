@@ -200,8 +200,9 @@ pub fn decode_announced(bytes: &[u8]) -> Result<Announced, DecodeError> {
         [0, address @ ..] => (true, address),
         address => (false, address),
     };
-    let address =
-        std::str::from_utf8(address).ok().filter(|address| (1..=ADDRESS_MAX).contains(&address.len()));
+    let address = std::str::from_utf8(address)
+        .ok()
+        .filter(|address| (1..=ADDRESS_MAX).contains(&address.len()));
     let address = address.ok_or(DecodeError("no address"))?.to_owned();
     Ok(Announced { address, idle })
 }
@@ -216,7 +217,8 @@ impl ChangeRecords {
         let visited = engine.scan(Table::System, 0, None, &mut |name, row, _| {
             if let Err(why) = records.take(name, row) {
                 let name = String::from_utf8_lossy(name);
-                damage = Some(format!("metadata: damaged record {name:?}: {why}; run kestrel fsck"));
+                damage =
+                    Some(format!("metadata: damaged record {name:?}: {why}; run kestrel fsck"));
                 return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
@@ -247,7 +249,8 @@ impl ChangeRecords {
         } else if name == STRANGERS.as_bytes() {
             self.strangers = decode_strangers(row)?;
         } else if name == FROZEN.as_bytes() {
-            self.frozen = decode_frozen(row).map(|(attempt, next)| Some((attempt, Arc::new(next))))?;
+            self.frozen =
+                decode_frozen(row).map(|(attempt, next)| Some((attempt, Arc::new(next))))?;
         } else if name == CHANGE.as_bytes() {
             self.change = Some(Arc::new(decode_table(row)?));
         } else if name == ONLY_HERE.as_bytes() {

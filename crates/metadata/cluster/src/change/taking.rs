@@ -44,7 +44,8 @@ impl ClusterNode {
                 && owner(&part.next, me, kind, id, suffix) == me
         };
         if !rows.iter().all(ours) {
-            let text = format!("metadata: node {from} sent rows to node {me} that are not to go there");
+            let text =
+                format!("metadata: node {from} sent rows to node {me} that are not to go there");
             return self.decline(attempt, FsError::because(libc::EIO, text));
         }
         let count = rows.len() as u64;
@@ -56,7 +57,8 @@ impl ClusterNode {
             batch.push(records::strangers_row(ForeignRows::Coming(attempt)));
         }
         // They may bear timestamps above all on record here, as in `prepare`.
-        let kept = self.node.raise_ceiling().and_then(|()| self.commit_beside(BatchKind::Growing, batch));
+        let kept =
+            self.node.raise_ceiling().and_then(|()| self.commit_beside(BatchKind::Growing, batch));
         match kept {
             Ok(position) => {
                 self.changing.strangers = ForeignRows::Coming(attempt);

@@ -6,7 +6,9 @@ use kestrel_meta::owners::MapView;
 use kestrel_types::placement::{NodeId, PlacementMap};
 
 use super::NodeHost;
-use crate::change::{Announced, ChangeStats, Changed, DepartureGuard, Expected, LockGuard, MapListener};
+use crate::change::{
+    Announced, ChangeStats, Changed, DepartureGuard, Expected, LockGuard, MapListener,
+};
 use crate::lease::LeaseStats;
 use crate::{LoadListener, LoadSource};
 

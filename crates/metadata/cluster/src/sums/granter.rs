@@ -64,7 +64,8 @@ impl ClusterNode {
             || self.table.leaving.is_some()
             || self.sums.is_revoking(dir)
             || self.cluster().locks.bars_range((Table::DirStat, dir))
-            || matches!(also, Also::Names(_)) && self.cluster().locks.bars_range((Table::Entry, dir))
+            || matches!(also, Also::Names(_))
+                && self.cluster().locks.bars_range((Table::Entry, dir))
             || !self.agrees(from, table);
         if barred {
             let revoking = if self.sums.is_revoking(dir) { COOL_MIN } else { 0 };
@@ -158,7 +159,8 @@ impl ClusterNode {
         let (now, epoch) = (self.now, self.epoch);
         let Some(revoking) = self.sums.revoking.get_mut(&number) else { return };
         revoking.sent = now;
-        let told = |holder: u64| SumMessage::Revoke { number, epoch, holder, dirs: revoking.dirs.clone() };
+        let told =
+            |holder: u64| SumMessage::Revoke { number, epoch, holder, dirs: revoking.dirs.clone() };
         let messages: Vec<(NodeId, SumMessage)> =
             revoking.waiting.iter().map(|(node, holder)| (*node, told(*holder))).collect();
         for (node, message) in messages {
@@ -188,7 +190,9 @@ impl ClusterNode {
         for dir in dirs {
             let before = self.sums.cooling.get(&dir);
             let soon = before.is_some_and(|cooling| now < cooling.until + 2 * cooling.span);
-            let span = before.filter(|_| soon).map_or(COOL_MIN, |cooling| (2 * cooling.span).min(COOL_MAX));
+            let span = before
+                .filter(|_| soon)
+                .map_or(COOL_MIN, |cooling| (2 * cooling.span).min(COOL_MAX));
             self.sums.cooling.insert(dir, Cooling { until: now + span, span });
         }
         self.unlocked = true;
@@ -221,8 +225,7 @@ impl ClusterNode {
 
     /// A transaction has ended.
     pub(crate) fn forget_borrows(&mut self, txn: TxnId) {
-        let of_it =
-            |message: &Message| matches!(message, Message::Borrow { txn: other, .. } if *other == txn);
+        let of_it = |message: &Message| matches!(message, Message::Borrow { txn: other, .. } if *other == txn);
         self.sums.borrows.retain(|(_, borrow)| !of_it(borrow));
     }
 }

@@ -18,7 +18,8 @@ use crate::{ClusterNode, RESEND};
 impl ClusterNode {
     /// The leases on sums end when the first of them does.
     pub(crate) fn hold_sums(&self) {
-        let held = self.sums.others.iter().map(|node| self.sums.held.get(node).copied().unwrap_or(NEVER));
+        let held =
+            self.sums.others.iter().map(|node| self.sums.held.get(node).copied().unwrap_or(NEVER));
         self.cluster().sums.set_until(held.min().unwrap_or(NEVER));
     }
 
@@ -137,8 +138,9 @@ impl ClusterNode {
 
     /// Those of the requests that still wait.
     pub(crate) fn waiting_for_sums(&self, tickets: Vec<u64>) -> Vec<u64> {
-        let waits =
-            |ticket: &u64| self.works.get(ticket).is_some_and(|work| matches!(work.stage, Stage::Gathering));
+        let waits = |ticket: &u64| {
+            self.works.get(ticket).is_some_and(|work| matches!(work.stage, Stage::Gathering))
+        };
         tickets.into_iter().filter(waits).collect()
     }
 
@@ -204,7 +206,8 @@ impl ClusterNode {
 
     pub(crate) fn tick_gathering(&mut self) {
         let now = self.now;
-        let due = self.sums.gathering.iter().filter(|(_, gathering)| gathering.sent + RESEND <= now);
+        let due =
+            self.sums.gathering.iter().filter(|(_, gathering)| gathering.sent + RESEND <= now);
         for subject in due.map(|(subject, _)| subject.clone()).collect::<Vec<_>>() {
             let Some(mut gathering) = self.sums.gathering.remove(&subject) else { continue };
             gathering.tickets = self.waiting_for_sums(gathering.tickets);

@@ -74,7 +74,9 @@ impl ClusterNode {
     /// Serves a page of a directory's names.
     pub(crate) fn list(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };
-        let Op::ReadDir { dir, after, limit, .. } = &work.request.op else { return self.lead(ticket) };
+        let Op::ReadDir { dir, after, limit, .. } = &work.request.op else {
+            return self.lead(ticket);
+        };
         let (dir, after, limit) = (*dir, after.clone(), (*limit).clamp(1, READDIR_ENTRIES_MAX));
         let barred = self.table.leaving.is_some()
             || self.table.departs()
@@ -83,8 +85,9 @@ impl ClusterNode {
             return self.lead(ticket);
         }
         let asked = after.as_ref().map(Name::as_bytes);
-        let covered =
-            |list: &List, node: &NodeId| list.parts.get(node).is_some_and(|part| part.covers(asked));
+        let covered = |list: &List, node: &NodeId| {
+            list.parts.get(node).is_some_and(|part| part.covers(asked))
+        };
         let list = self.sums.lists.get(&dir);
         let others = self.sums.others.iter().copied();
         let missing: Vec<NodeId> =
@@ -104,7 +107,8 @@ impl ClusterNode {
         let quiet = node.quiesce();
         let own = self.read(&Missing { keys: Vec::new(), spans: vec![span] });
         drop(quiet);
-        let Ok(mut own) = own.inspect_err(|why| log::error!("names of directory {dir}: {why}")) else {
+        let Ok(mut own) = own.inspect_err(|why| log::error!("names of directory {dir}: {why}"))
+        else {
             return self.lead(ticket);
         };
         let own_rows = own.spans.pop().map(|(_, rows)| rows).unwrap_or_default();
@@ -124,7 +128,10 @@ impl ClusterNode {
         if limit == 0 {
             return self.lead(ticket);
         }
-        let lent = TxnRows { spans: [(readdir::span(dir, after, limit), rows)].into(), ..TxnRows::default() };
+        let lent = TxnRows {
+            spans: [(readdir::span(dir, after, limit), rows)].into(),
+            ..TxnRows::default()
+        };
         self.end_page(ticket, limit, &lent, own.wait);
     }
 
@@ -154,7 +161,13 @@ impl ClusterNode {
     }
 
     /// A member has told names.
-    pub(super) fn keep_names(&mut self, dir: InodeId, node: NodeId, after: Option<Box<[u8]>>, names: Names) {
+    pub(super) fn keep_names(
+        &mut self,
+        dir: InodeId,
+        node: NodeId,
+        after: Option<Box<[u8]>>,
+        names: Names,
+    ) {
         let lists = &mut self.sums.lists;
         if lists.len() >= LISTS_MAX && !lists.contains_key(&dir) {
             let oldest = lists.iter().min_by_key(|(_, list)| list.used).map(|(dir, _)| *dir);

@@ -61,7 +61,8 @@ impl ClusterNode {
         // A member that is idle resolves no paths.
         let nodes: Vec<NodeId> = self.table.serving().collect();
         let fences = nodes.iter().map(|node| (*node, self.fence_from(*node))).collect();
-        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
+        else {
             return;
         };
         let (txn, dirs) = (lead.txn, ended.dirs.clone());
@@ -116,7 +117,9 @@ impl ClusterNode {
         if !nodes.is_empty() {
             return;
         }
-        if let TxnPhase::Invalidating(_, ended) = std::mem::replace(&mut lead.phase, TxnPhase::Borrowing) {
+        if let TxnPhase::Invalidating(_, ended) =
+            std::mem::replace(&mut lead.phase, TxnPhase::Borrowing)
+        {
             self.settle(ticket, ended);
         }
     }
@@ -131,15 +134,19 @@ impl ClusterNode {
             changes.entry(owner).or_default().push(mutation);
         }
         ended.mutations = changes.remove(&me).unwrap_or_default();
-        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
+        else {
             return;
         };
         let txn = lead.txn;
         let participants = lead.participants.iter().filter(|(node, _)| **node != me);
-        let participants: Vec<_> =
-            participants.filter_map(|(node, participant)| Some((*node, participant.locked?))).collect();
+        let participants: Vec<_> = participants
+            .filter_map(|(node, participant)| Some((*node, participant.locked?)))
+            .collect();
         debug_assert!(
-            changes.keys().all(|node| participants.iter().any(|(participant, _)| participant == node))
+            changes
+                .keys()
+                .all(|node| participants.iter().any(|(participant, _)| participant == node))
         );
         let nodes: BTreeSet<NodeId> = participants.iter().map(|(node, _)| *node).collect();
         lead.sent = now;
@@ -205,14 +212,20 @@ impl ClusterNode {
         let wait = ended.wait;
         let (txn, own) =
             (lead.txn, lead.participants.get(&self.me).and_then(|participant| participant.locked));
-        debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
+        debug_assert!(
+            own.is_none_or(|own| self.still_lends(txn, own)),
+            "its own loans it does not give up"
+        );
         let participants: Vec<NodeId> = changes.into_keys().collect();
         let mut batch = std::mem::take(&mut ended.mutations);
         let changes = !batch.is_empty() || !participants.is_empty();
         let recorded = origin.filter(|_| changes);
         batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
         if !participants.is_empty() {
-            batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&participants)) });
+            batch.push(Mutation {
+                key: decision_key(txn),
+                value: Some(encode_decision(&participants)),
+            });
         }
         let condemned = &self.node.core().condemned;
         if ended.referred.iter().any(|object| condemned.refer(*object)) {
@@ -222,14 +235,16 @@ impl ClusterNode {
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
-        let position = if batch.is_empty() { Ok(0) } else { self.commit_changes(BatchKind::Growing, batch) };
+        let position =
+            if batch.is_empty() { Ok(0) } else { self.commit_changes(BatchKind::Growing, batch) };
         if position.is_ok() {
             for change in std::mem::take(&mut ended.opens) {
                 change.make(&self.node.core().opens);
             }
         }
         drop(quiet);
-        let position = position.map_or_else(|why| self.not_decided(why), |position| Ok(Ok(position)));
+        let position =
+            position.map_or_else(|why| self.not_decided(why), |position| Ok(Ok(position)));
         let position = match position {
             Ok(Ok(position)) => position,
             Ok(Err(why)) => {
@@ -249,7 +264,8 @@ impl ClusterNode {
     /// The decision is durable.
     pub(crate) fn finish(&mut self, txn: TxnId) {
         let Some((ticket, lead)) = self.led(txn) else { return };
-        let TxnPhase::Decided(participants, ended) = std::mem::replace(&mut lead.phase, TxnPhase::Borrowing)
+        let TxnPhase::Decided(participants, ended) =
+            std::mem::replace(&mut lead.phase, TxnPhase::Borrowing)
         else {
             return;
         };
@@ -294,7 +310,9 @@ impl ClusterNode {
         for (txn, decision) in &mut self.decisions {
             if decision.sent + RESEND <= now {
                 decision.sent = now;
-                again.extend(decision.participants.iter().map(|node| (*node, Message::Decide(*txn, true))));
+                again.extend(
+                    decision.participants.iter().map(|node| (*node, Message::Decide(*txn, true))),
+                );
             }
         }
         for (node, message) in again {

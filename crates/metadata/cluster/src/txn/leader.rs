@@ -99,7 +99,8 @@ impl ClusterNode {
             }
         }
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let mode = if may_change(&work.request.op) { RowLockMode::Exclusive } else { RowLockMode::Shared };
+        let mode =
+            if may_change(&work.request.op) { RowLockMode::Exclusive } else { RowLockMode::Shared };
         work.stage = Stage::Leading(LeaderTxn {
             txn,
             mode,
@@ -177,7 +178,8 @@ impl ClusterNode {
             }
         }
         let now = self.now;
-        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
+        else {
             return;
         };
         lead.round += 1;
@@ -252,7 +254,8 @@ impl ClusterNode {
     /// Asks the members that have not answered once more.
     pub(crate) fn send_again(&mut self, ticket: u64) {
         let (now, table) = (self.now, self.table.placement.version);
-        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage)
+        else {
             return;
         };
         lead.sent = now;
@@ -271,10 +274,12 @@ impl ClusterNode {
             }
             TxnPhase::Preparing(nodes, changes, _) => {
                 for node in nodes {
-                    let locked = lead.participants.get(node).and_then(|participant| participant.locked);
+                    let locked =
+                        lead.participants.get(node).and_then(|participant| participant.locked);
                     let mutations = changes.get(node).cloned().unwrap_or_default();
-                    messages
-                        .extend(locked.map(|locked| (*node, Message::Prepare { txn, locked, mutations })));
+                    messages.extend(
+                        locked.map(|locked| (*node, Message::Prepare { txn, locked, mutations })),
+                    );
                 }
             }
             TxnPhase::Decided(..) => {}
@@ -291,7 +296,10 @@ impl ClusterNode {
 
 /// Whether an operation may make an inode.
 fn makes(op: &Op) -> bool {
-    matches!(op, Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. })
+    matches!(
+        op,
+        Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. }
+    )
 }
 
 /// Whether an operation may change rows. To open a file that exists changes none.

@@ -73,7 +73,8 @@ impl ClusterNode {
             // A copy of a question that was answered long ago.
             return;
         }
-        let ranges: Vec<(Table, u64)> = wanted.spans.iter().map(|span| (span.table, span.id)).collect();
+        let ranges: Vec<(Table, u64)> =
+            wanted.spans.iter().map(|span| (span.table, span.id)).collect();
         // Readers that take turns must not keep out for ever a transaction that waits here to
         // write.
         let waited_for = mode == RowLockMode::Shared
@@ -96,8 +97,12 @@ impl ClusterNode {
         }
         let (now, number) = (self.now, self.number());
         let id = LockedRowsId { epoch: self.epoch, number };
-        let locked =
-            self.locked_rows.entry(txn).or_insert(LockedRows { id, heard: now, asked: now, prepared: None });
+        let locked = self.locked_rows.entry(txn).or_insert(LockedRows {
+            id,
+            heard: now,
+            asked: now,
+            prepared: None,
+        });
         locked.heard = now;
         let locked = locked.id;
         match self.read(wanted) {
@@ -180,7 +185,13 @@ impl ClusterNode {
         self.locked_rows.get(&txn).is_some_and(|locked| locked.id == id)
     }
 
-    pub(crate) fn prepare(&mut self, from: NodeId, txn: TxnId, id: LockedRowsId, mutations: Vec<Mutation>) {
+    pub(crate) fn prepare(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        id: LockedRowsId,
+        mutations: Vec<Mutation>,
+    ) {
         let vote = Message::Voted(txn, Vote::Yes);
         let Some(locked) = self.locked_rows.get_mut(&txn).filter(|locked| locked.id == id) else {
             return self.send(from, Message::Voted(txn, Vote::No));

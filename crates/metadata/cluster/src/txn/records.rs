@@ -89,7 +89,9 @@ pub fn encode_decision(participants: &[NodeId]) -> Box<[u8]> {
 
 /// Reads what [`encode_decision`] wrote.
 pub fn decode_decision(bytes: &[u8]) -> Result<Vec<NodeId>, DecodeError> {
-    let (VERSION, nodes) = bytes.split_first().map_or((0, bytes), |(version, rest)| (*version, rest)) else {
+    let (VERSION, nodes) =
+        bytes.split_first().map_or((0, bytes), |(version, rest)| (*version, rest))
+    else {
         return Err(DecodeError("a decision of an unknown format version"));
     };
     let (nodes, rest) = nodes.as_chunks::<4>();

@@ -21,7 +21,8 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<Vec<NodeAddress>, DecodeError> 
     let one = |r: &mut Reader<'_>| {
         let (node, epoch) = (r.varint32()?, r.varint()?);
         let address = std::str::from_utf8(r.string(ADDRESS_MAX)?).ok();
-        let address = address.filter(|address| !address.is_empty()).ok_or(DecodeError("no address"))?;
+        let address =
+            address.filter(|address| !address.is_empty()).ok_or(DecodeError("no address"))?;
         Ok(NodeAddress { node, epoch, address: address.to_owned() })
     };
     let nodes = list(r, ADDRESS_MIN, one)?;

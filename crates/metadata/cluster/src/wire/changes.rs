@@ -89,14 +89,21 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<ChangeMessage, DecodeError> {
         COPY => ChangeMessage::Copy(attempt(r)?),
         ROWS => {
             let (attempt, stream, number) = (attempt(r)?, r.varint()?, r.varint()?);
-            let rows = list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
+            let rows =
+                list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
             ChangeMessage::Rows { attempt, stream, number, rows }
         }
-        GOT_ROWS => ChangeMessage::GotRows { attempt: attempt(r)?, stream: r.varint()?, number: r.varint()? },
+        GOT_ROWS => ChangeMessage::GotRows {
+            attempt: attempt(r)?,
+            stream: r.varint()?,
+            number: r.varint()?,
+        },
         READY => ChangeMessage::Ready(attempt(r)?),
         FREEZE => ChangeMessage::Freeze(attempt(r)?),
         FROZEN => ChangeMessage::Frozen(attempt(r)?),
-        DECLINED => ChangeMessage::Declined { attempt: attempt(r)?, why: failure(decode_reply(r)?)? },
+        DECLINED => {
+            ChangeMessage::Declined { attempt: attempt(r)?, why: failure(decode_reply(r)?)? }
+        }
         ABORT => ChangeMessage::Abort(attempt(r)?),
         ADOPT => ChangeMessage::Adopt(table(r)?),
         ADOPTED => ChangeMessage::Adopted(r.varint()?),
@@ -111,7 +118,8 @@ fn charge(r: &mut Reader<'_>) -> Result<Charge, DecodeError> {
     // A number, the length of an address and its one byte, whether it is idle.
     let expected: Vec<(NodeId, Announced)> = list(r, 4, |r| {
         let node = r.varint32()?;
-        let address = std::str::from_utf8(r.string(ADDRESS_MAX)?).ok().filter(|address| !address.is_empty());
+        let address =
+            std::str::from_utf8(r.string(ADDRESS_MAX)?).ok().filter(|address| !address.is_empty());
         let address = address.ok_or(DecodeError("no address"))?.to_owned();
         let idle = match r.u8()? {
             0 => false,

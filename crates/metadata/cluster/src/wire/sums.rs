@@ -71,7 +71,9 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<SumMessage, DecodeError> {
             };
             SumMessage::Sum { number, epoch, dir, sum, names }
         }
-        REFUSED => SumMessage::Refused { number: r.varint()?, dir: r.varint()?, pause: r.varint()? },
+        REFUSED => {
+            SumMessage::Refused { number: r.varint()?, dir: r.varint()?, pause: r.varint()? }
+        }
         REVOKE => {
             let (number, epoch, holder) = (r.varint()?, r.varint()?, r.varint()?);
             SumMessage::Revoke { number, epoch, holder, dirs: list(r, 1, Reader::varint)? }

@@ -55,7 +55,9 @@ fn any_span() -> BoxedStrategy<Span> {
 }
 
 fn any_txn() -> BoxedStrategy<TxnId> {
-    (any::<u32>(), number(), number()).prop_map(|(node, epoch, number)| TxnId { node, epoch, number }).boxed()
+    (any::<u32>(), number(), number())
+        .prop_map(|(node, epoch, number)| TxnId { node, epoch, number })
+        .boxed()
 }
 
 fn any_locked() -> BoxedStrategy<LockedRowsId> {
@@ -91,16 +93,17 @@ fn ids() -> BoxedStrategy<Vec<InodeId>> {
 
 fn about_rows() -> BoxedStrategy<Message> {
     let mode = prop_oneof![Just(RowLockMode::Shared), Just(RowLockMode::Exclusive)];
-    let missing =
-        (vec(any_key(), 0..4), vec(any_span(), 0..3)).prop_map(|(keys, spans)| Missing { keys, spans });
+    let missing = (vec(any_key(), 0..4), vec(any_span(), 0..3))
+        .prop_map(|(keys, spans)| Missing { keys, spans });
     let spans = vec((any_span(), vec((bytes(SUFFIX_MAX), bytes(60)), 0..4)), 0..3);
     let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });
     prop_oneof![
-        (any_txn(), any::<u32>(), number(), mode, missing).prop_map(|(txn, round, table, mode, rows)| {
-            Message::Borrow { txn, round, table, mode, rows }
-        }),
-        (any_txn(), any::<u32>(), any_locked(), vec(any_row(), 0..4), spans)
-            .prop_map(|(txn, round, locked, rows, spans)| Message::Lent { txn, round, locked, rows, spans }),
+        (any_txn(), any::<u32>(), number(), mode, missing).prop_map(
+            |(txn, round, table, mode, rows)| { Message::Borrow { txn, round, table, mode, rows } }
+        ),
+        (any_txn(), any::<u32>(), any_locked(), vec(any_row(), 0..4), spans).prop_map(
+            |(txn, round, locked, rows, spans)| Message::Lent { txn, round, locked, rows, spans }
+        ),
         (any_txn(), any_locked(), vec(mutation, 0..4))
             .prop_map(|(txn, locked, mutations)| Message::Prepare { txn, locked, mutations }),
     ]
@@ -135,9 +138,11 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         (-1i64 << 51..1 << 51).prop_map(|bytes| Weight::Part(ReferencePart::Bytes(bytes))),
     ];
     let places = vec((any::<u32>(), number()), 0..5);
-    let entry = (any_name(), number()).prop_map(|(name, ino)| DirEntry { name, ino, kind: Kind::Fifo });
+    let entry =
+        (any_name(), number()).prop_map(|(name, ino)| DirEntry { name, ino, kind: Kind::Fifo });
     let located = (vec((number(), entry), 0..5), option::of((number(), any_name())));
-    let names = vec((any_name(), number()).prop_map(|(name, entries)| NameCount { name, entries }), 0..5);
+    let names =
+        vec((any_name(), number()).prop_map(|(name, entries)| NameCount { name, entries }), 0..5);
     prop_oneof![
         any::<[i64; 3]>().prop_map(PollAnswer::Usage),
         ids().prop_map(PollAnswer::Held),
@@ -147,11 +152,9 @@ fn any_answer() -> BoxedStrategy<PollAnswer> {
         ids().prop_map(PollAnswer::Confirmed),
         located.prop_map(|(found, next)| PollAnswer::Located(found, next)),
         Just(PollAnswer::Done),
-        (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(LoadReport {
-            node,
-            entries,
-            names
-        })),
+        (any::<u32>(), number(), names).prop_map(|(node, entries, names)| PollAnswer::Entries(
+            LoadReport { node, entries, names }
+        )),
     ]
     .boxed()
 }
@@ -197,22 +200,24 @@ fn any_address() -> BoxedStrategy<NodeAddress> {
 
 fn any_tokens() -> BoxedStrategy<TokensMessage> {
     let id = || any::<[u8; 8]>().prop_map(TokenId);
-    let record = (id(), "[a-z ]{1,20}", any::<(i64, Option<i64>, Option<i64>)>(), any::<(bool, u32, u32)>());
-    let record = record.prop_map(|(id, name, (issued, expires, revoked), (flag, one, two))| TokenRecord {
-        id,
-        name,
-        issued,
-        expires,
-        revoked,
-        verifier: [one as u8; 32],
-        read_only: flag,
-        admin: !flag,
-        subtree: flag.then(|| Subtree { dir: u64::from(two) + 1, path: "/a".into() }),
-        uids: if flag { Ids::All } else { Ids::Ranges([(one.min(two), one.max(two))].into()) },
-        gids: Ids::All,
-        squash: flag.then_some((one, two)),
-        map: [(one, two)].into(),
-    });
+    let record =
+        (id(), "[a-z ]{1,20}", any::<(i64, Option<i64>, Option<i64>)>(), any::<(bool, u32, u32)>());
+    let record =
+        record.prop_map(|(id, name, (issued, expires, revoked), (flag, one, two))| TokenRecord {
+            id,
+            name,
+            issued,
+            expires,
+            revoked,
+            verifier: [one as u8; 32],
+            read_only: flag,
+            admin: !flag,
+            subtree: flag.then(|| Subtree { dir: u64::from(two) + 1, path: "/a".into() }),
+            uids: if flag { Ids::All } else { Ids::Ranges([(one.min(two), one.max(two))].into()) },
+            gids: Ids::All,
+            squash: flag.then_some((one, two)),
+            map: [(one, two)].into(),
+        });
     prop_oneof![
         any::<[u8; 32]>().prop_map(TokensMessage::Digest),
         vec(record, 0..3).prop_map(TokensMessage::Records),
@@ -224,18 +229,12 @@ fn any_tokens() -> BoxedStrategy<TokensMessage> {
 fn any_lease() -> BoxedStrategy<LeaseMessage> {
     let hold = (number(), number()).prop_map(|(epoch, number)| HoldId { epoch, number });
     prop_oneof![
-        (number(), number(), any::<bool>()).prop_map(|(number, epoch, exclusive)| LeaseMessage::Ask {
-            number,
-            epoch,
-            exclusive
-        }),
+        (number(), number(), any::<bool>())
+            .prop_map(|(number, epoch, exclusive)| LeaseMessage::Ask { number, epoch, exclusive }),
         number().prop_map(|epoch| LeaseMessage::Release { epoch }),
         (number(), any::<bool>()).prop_map(|(number, sums)| LeaseMessage::Granted { number, sums }),
-        (any_txn(), any::<u32>(), any::<u32>()).prop_map(|(txn, round, node)| LeaseMessage::Fence {
-            txn,
-            round,
-            node
-        }),
+        (any_txn(), any::<u32>(), any::<u32>())
+            .prop_map(|(txn, round, node)| LeaseMessage::Fence { txn, round, node }),
         (any_txn(), any::<u32>(), any::<u32>(), hold)
             .prop_map(|(txn, round, node, hold)| LeaseMessage::Fenced { txn, round, node, hold }),
     ]
@@ -244,33 +243,45 @@ fn any_lease() -> BoxedStrategy<LeaseMessage> {
 
 fn any_sum() -> BoxedStrategy<SumMessage> {
     let text = || vec(any::<u8>(), 0..20).prop_map(Box::<[u8]>::from);
-    let also = option::of(option::of(text())).prop_map(|after| after.map_or(Also::Nothing, Also::Names));
-    let names = (vec((text(), text()), 0..4), any::<bool>()).prop_map(|(rows, end)| Names { rows, end });
+    let also =
+        option::of(option::of(text())).prop_map(|after| after.map_or(Also::Nothing, Also::Names));
+    let names =
+        (vec((text(), text()), 0..4), any::<bool>()).prop_map(|(rows, end)| Names { rows, end });
     let count = || -(1i64 << 52) + 1..1 << 52;
     let stat = (count(), count(), any::<i64>(), any::<i64>(), number()).prop_map(
-        |(children, subdirs, bytes, mtime, change)| DirStat { children, subdirs, bytes, mtime, change },
+        |(children, subdirs, bytes, mtime, change)| DirStat {
+            children,
+            subdirs,
+            bytes,
+            mtime,
+            change,
+        },
     );
     prop_oneof![
-        (number(), number(), number(), number(), also).prop_map(|(number, table, epoch, dir, also)| {
-            SumMessage::Ask { number, table, epoch, dir, also }
-        }),
-        (number(), number(), number(), stat, option::of(names))
-            .prop_map(|(number, epoch, dir, sum, names)| SumMessage::Sum { number, epoch, dir, sum, names }),
+        (number(), number(), number(), number(), also).prop_map(
+            |(number, table, epoch, dir, also)| {
+                SumMessage::Ask { number, table, epoch, dir, also }
+            }
+        ),
+        (number(), number(), number(), stat, option::of(names)).prop_map(
+            |(number, epoch, dir, sum, names)| SumMessage::Sum { number, epoch, dir, sum, names }
+        ),
         (number(), number(), number()).prop_map(|(number, dir, pause)| SumMessage::Refused {
             number,
             dir,
             pause
         }),
-        (number(), number(), number(), vec(number(), 0..4))
-            .prop_map(|(number, epoch, holder, dirs)| SumMessage::Revoke { number, epoch, holder, dirs }),
+        (number(), number(), number(), vec(number(), 0..4)).prop_map(
+            |(number, epoch, holder, dirs)| SumMessage::Revoke { number, epoch, holder, dirs }
+        ),
         number().prop_map(|number| SumMessage::Revoked { number }),
     ]
     .boxed()
 }
 
 fn any_charge() -> BoxedStrategy<Charge> {
-    let announced =
-        ("[a-z.]{1,20}:[0-9]{1,5}", any::<bool>()).prop_map(|(address, idle)| Announced { address, idle });
+    let announced = ("[a-z.]{1,20}:[0-9]{1,5}", any::<bool>())
+        .prop_map(|(address, idle)| Announced { address, idle });
     (number(), any::<u32>(), prop::collection::btree_map(any::<u32>(), announced, 0..4))
         .prop_map(|(era, last_node, expected)| Charge { era, last_node, expected })
         .boxed()
@@ -280,7 +291,8 @@ fn any_change() -> BoxedStrategy<ChangeMessage> {
     let attempt = || (number(), number()).prop_map(|(epoch, number)| Attempt { epoch, number });
     let placement = || {
         (1u64.., 1u32..4).prop_map(|(version, nodes)| {
-            let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
+            let members =
+                (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
             let (map, exceptions) = (SlotMap::even(members).unwrap(), Exceptions::default());
             Arc::new(PlacementMap { version, ..PlacementMap::new(map, exceptions) })
         })
@@ -291,23 +303,25 @@ fn any_change() -> BoxedStrategy<ChangeMessage> {
         (attempt(), placement()).prop_map(|(attempt, next)| ChangeMessage::Begin { attempt, next }),
         attempt().prop_map(ChangeMessage::Clean),
         attempt().prop_map(ChangeMessage::Copy),
-        (attempt(), number(), number(), vec(mutation, 0..4)).prop_map(|(attempt, stream, number, rows)| {
-            ChangeMessage::Rows { attempt, stream, number, rows }
-        }),
-        (attempt(), number(), number()).prop_map(|(attempt, stream, number)| ChangeMessage::GotRows {
-            attempt,
-            stream,
-            number
+        (attempt(), number(), number(), vec(mutation, 0..4)).prop_map(
+            |(attempt, stream, number, rows)| {
+                ChangeMessage::Rows { attempt, stream, number, rows }
+            }
+        ),
+        (attempt(), number(), number()).prop_map(|(attempt, stream, number)| {
+            ChangeMessage::GotRows { attempt, stream, number }
         }),
         attempt().prop_map(ChangeMessage::Ready),
         attempt().prop_map(ChangeMessage::Freeze),
         attempt().prop_map(ChangeMessage::Frozen),
-        (attempt(), any_error()).prop_map(|(attempt, why)| ChangeMessage::Declined { attempt, why }),
+        (attempt(), any_error())
+            .prop_map(|(attempt, why)| ChangeMessage::Declined { attempt, why }),
         attempt().prop_map(ChangeMessage::Abort),
         placement().prop_map(ChangeMessage::Adopt),
         number().prop_map(ChangeMessage::Adopted),
         attempt().prop_map(ChangeMessage::Ask),
-        (placement(), any_charge()).prop_map(|(next, charge)| ChangeMessage::Entrust { next, charge }),
+        (placement(), any_charge())
+            .prop_map(|(next, charge)| ChangeMessage::Entrust { next, charge }),
     ]
     .boxed()
 }
@@ -378,7 +392,10 @@ fn bytes_are_pinned() {
 #[test]
 fn oversized_envelopes_and_counts() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
-    let row = Mutation { key: Key::new(Table::Chunk, 7, b"12345678"), value: Some(vec![0; 1 << 20].into()) };
+    let row = Mutation {
+        key: Key::new(Table::Chunk, 7, b"12345678"),
+        value: Some(vec![0; 1 << 20].into()),
+    };
     let locked = LockedRowsId { epoch: 1, number: 1 };
     let message = Message::Prepare { txn, locked, mutations: vec![row; 4] };
     let mut out = vec![1, 2, 3];

@@ -11,7 +11,9 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
-use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap};
+use kestrel_types::placement::{
+    Exceptions, Member as MapMember, NodeId, PlacementMap, Rule, SlotMap,
+};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use parking_lot::Mutex;
 
@@ -123,7 +125,8 @@ impl Cluster {
         self.tick(0);
         loop {
             self.collect();
-            let is_lease = |(_, envelope): &(NodeId, Envelope)| matches!(envelope.message, Message::Lease(_));
+            let is_lease =
+                |(_, envelope): &(NodeId, Envelope)| matches!(envelope.message, Message::Lease(_));
             let Some(next) = self.under_way.iter().position(is_lease) else { return };
             let Some((to, envelope)) = self.under_way.remove(next) else { return };
             if let Some(member) = self.members.get_mut(&to) {
@@ -156,7 +159,8 @@ impl Cluster {
             exclusive,
         };
         let member =
-            ClusterNode::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
+            ClusterNode::open(self.engines[&id].clone(), self.clock.clone(), config, self.now)
+                .unwrap();
         self.members.insert(id, member);
     }
 
@@ -249,9 +253,13 @@ impl Cluster {
         let (mut names, mut after) = (Vec::new(), None);
         loop {
             let list = Op::ReadDir { dir, after, limit, check: true };
-            let Ok(Answer::Entries { entries, end, .. }) = self.ask(at, list) else { panic!("no listing") };
+            let Ok(Answer::Entries { entries, end, .. }) = self.ask(at, list) else {
+                panic!("no listing")
+            };
             names.extend(
-                entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()),
+                entries
+                    .iter()
+                    .map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()),
             );
             after = entries.last().map(|entry| entry.name.clone());
             if end {

@@ -50,7 +50,9 @@ fn bytes(message: Message) -> Vec<u8> {
 fn each_message_has_the_bytes_it_always_had() {
     let mut files = files();
     for (name, message) in samples::samples() {
-        let file = files.remove(name).unwrap_or_else(|| panic!("no file {name}: see the head of this file"));
+        let file = files
+            .remove(name)
+            .unwrap_or_else(|| panic!("no file {name}: see the head of this file"));
         assert_eq!(file, bytes(message.clone()), "{name}");
         assert_eq!(Envelope::decode(&file), Ok(envelope(message)), "{name}");
     }

@@ -8,7 +8,8 @@ use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_cluster::lease::{HoldId, LeaseMessage};
 use kestrel_cluster::sums::{Also, Names};
 use kestrel_cluster::{
-    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, SumMessage, TokensMessage, Vote, Weight,
+    Fetched, LockedRowsId, Message, PollAnswer, PollQuestion, SumMessage, TokensMessage, Vote,
+    Weight,
 };
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
@@ -70,7 +71,10 @@ fn leases() -> Vec<(&'static str, Message)> {
         ("lease-release", Message::Lease(LeaseMessage::Release { epoch: 3 })),
         ("lease-granted", Message::Lease(LeaseMessage::Granted { number: 300, sums: true })),
         ("lease-fence", Message::Lease(LeaseMessage::Fence { txn: TXN, round: 4, node: 3 })),
-        ("lease-fenced", Message::Lease(LeaseMessage::Fenced { txn: TXN, round: 4, node: 3, hold })),
+        (
+            "lease-fenced",
+            Message::Lease(LeaseMessage::Fenced { txn: TXN, round: 4, node: 3, hold }),
+        ),
     ]
 }
 
@@ -84,11 +88,26 @@ fn sums() -> Vec<(&'static str, Message)> {
     vec![
         (
             "sum-ask",
-            Message::Sum(SumMessage::Ask { number: 300, table: 4, epoch: 3, dir, also: Also::Nothing }),
+            Message::Sum(SumMessage::Ask {
+                number: 300,
+                table: 4,
+                epoch: 3,
+                dir,
+                also: Also::Nothing,
+            }),
         ),
-        ("sum-ask-names", Message::Sum(SumMessage::Ask { number: 302, table: 4, epoch: 3, dir, also })),
-        ("sum-told", Message::Sum(SumMessage::Sum { number: 300, epoch: 3, dir, sum, names: None })),
-        ("sum-told-names", Message::Sum(SumMessage::Sum { number: 302, epoch: 3, dir, sum, names })),
+        (
+            "sum-ask-names",
+            Message::Sum(SumMessage::Ask { number: 302, table: 4, epoch: 3, dir, also }),
+        ),
+        (
+            "sum-told",
+            Message::Sum(SumMessage::Sum { number: 300, epoch: 3, dir, sum, names: None }),
+        ),
+        (
+            "sum-told-names",
+            Message::Sum(SumMessage::Sum { number: 302, epoch: 3, dir, sum, names }),
+        ),
         ("sum-refused", Message::Sum(SumMessage::Refused { number: 300, dir, pause: 50_000_000 })),
         ("sum-revoke", Message::Sum(SumMessage::Revoke { number: 301, epoch: 3, holder: 2, dirs })),
         ("sum-revoked", Message::Sum(SumMessage::Revoked { number: 301 })),
@@ -108,17 +127,31 @@ fn span(after: Option<&[u8]>) -> Span {
 }
 
 fn rows() -> Vec<(&'static str, Message)> {
-    let missing =
-        Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
+    let missing = Missing {
+        keys: vec![key(b"name"), key(b"")],
+        spans: vec![span(None), span(Some(b"after"))],
+    };
     let nothing = Missing { keys: vec![], spans: vec![] };
     vec![
         (
             "borrow",
-            Message::Borrow { txn: TXN, round: 4, table: 5, mode: RowLockMode::Exclusive, rows: missing },
+            Message::Borrow {
+                txn: TXN,
+                round: 4,
+                table: 5,
+                mode: RowLockMode::Exclusive,
+                rows: missing,
+            },
         ),
         (
             "borrow-nothing",
-            Message::Borrow { txn: TXN, round: 4, table: 5, mode: RowLockMode::Shared, rows: nothing },
+            Message::Borrow {
+                txn: TXN,
+                round: 4,
+                table: 5,
+                mode: RowLockMode::Shared,
+                rows: nothing,
+            },
         ),
         (
             "lent",
@@ -194,7 +227,11 @@ fn polls() -> Vec<(&'static str, Message)> {
     let names = vec![NameCount { name: Name::new(b"Makefile").unwrap(), entries: 300 }];
     let found = DirEntry { name: Name::new(b"c").unwrap(), ino: 300, kind: Kind::Fifo };
     let report = LoadReport { node: 2, entries: 1 << 40, names };
-    let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
+    let tree = TreePart {
+        sum: [1000, -3, 1 << 40],
+        children: vec![(0, 5 << 24), (1, 6 << 24)],
+        more: true,
+    };
     vec![
         ("poll-usage", poll(PollQuestion::Usage)),
         ("poll-held", poll(PollQuestion::Held(vec![1, 2 << 24]))),
@@ -204,11 +241,17 @@ fn polls() -> Vec<(&'static str, Message)> {
         ("poll-confirm", poll(PollQuestion::Confirm(4, vec![300]))),
         ("poll-forget", poll(PollQuestion::Forget(4, vec![]))),
         ("poll-entries", poll(PollQuestion::Entries)),
-        ("poll-locate", poll(PollQuestion::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap()))))),
+        (
+            "poll-locate",
+            poll(PollQuestion::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap())))),
+        ),
         ("polled-usage", polled(PollAnswer::Usage([3, -1, 1 << 50]))),
         ("polled-held", polled(PollAnswer::Held(vec![2 << 24]))),
         ("polled-tree", polled(PollAnswer::Tree(tree))),
-        ("polled-weighed", polled(PollAnswer::Weighed([vec![Weight::Used], parts.to_vec()].concat()))),
+        (
+            "polled-weighed",
+            polled(PollAnswer::Weighed([vec![Weight::Used], parts.to_vec()].concat())),
+        ),
         ("polled-confirmed", polled(PollAnswer::Confirmed(vec![300]))),
         ("polled-done", polled(PollAnswer::Done)),
         ("polled-entries", polled(PollAnswer::Entries(report))),
@@ -220,14 +263,16 @@ fn changes() -> Vec<(&'static str, Message)> {
     let attempt = Attempt { epoch: 7, number: 300 };
     let members = (1..=2).map(|id| Member { id, address: format!("node{id}:9440") }).collect();
     let map = SlotMap::even(members).unwrap();
-    let table = Arc::new(PlacementMap { version: 6, ..PlacementMap::new(map, Exceptions::default()) });
+    let table =
+        Arc::new(PlacementMap { version: 6, ..PlacementMap::new(map, Exceptions::default()) });
     let rows = vec![
         Mutation { key: key(b"moved"), value: value(b"row") },
         Mutation { key: key(b"gone"), value: None },
     ];
     let why = FsError::because(16, "node 2 keeps locks");
     let announced = [(4, "node4:9440", false), (5, "node5:9440", true)];
-    let expected = announced.map(|(node, address, idle)| (node, Announced { address: address.into(), idle }));
+    let expected =
+        announced.map(|(node, address, idle)| (node, Announced { address: address.into(), idle }));
     let charge = Charge { era: 300, last_node: 3, expected: expected.into() };
     [
         ("change-join", ChangeMessage::Join),

@@ -41,7 +41,9 @@ pub(crate) fn free_bytes(dir: &Path) -> io::Result<u64> {
 
 impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
-        fs::read_dir(&self.0)?.map(|file| Ok(file?.file_name().to_string_lossy().into_owned())).collect()
+        fs::read_dir(&self.0)?
+            .map(|file| Ok(file?.file_name().to_string_lossy().into_owned()))
+            .collect()
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
@@ -50,9 +52,11 @@ impl Disk for RealDisk {
 
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
         let fill = || -> io::Result<()> {
-            let signed = i64::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+            let signed =
+                i64::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
             // Fails early, and for all of it, where the file system can tell.
             // SAFETY: takes no pointers; the descriptor is open.
             match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, signed) } {

@@ -269,8 +269,11 @@ impl DiskFile for SimFile {
                 let at = sector * SECTOR;
                 let end = (at + SECTOR).min(file.now.len());
                 let content = &file.now[at..end];
-                let last =
-                    file.pending.iter().rfind(|(other, _)| *other == at).map(|(_, content)| &content[..]);
+                let last = file
+                    .pending
+                    .iter()
+                    .rfind(|(other, _)| *other == at)
+                    .map(|(_, content)| &content[..]);
                 // What changes nothing adds no outcome, only combinations to try.
                 if last.unwrap_or(&file.durable[at..end]) != content {
                     let content = content.to_vec();

@@ -14,7 +14,8 @@ use crate::log::format::Uuid;
 
 /// Name of the file.
 const NAME: &str = "checkpoint";
-const KIND: RecordKind = RecordKind { name: "checkpoint", magic: *b"KSTRCKP\n", version: 1, advice: ADVICE };
+const KIND: RecordKind =
+    RecordKind { name: "checkpoint", magic: *b"KSTRCKP\n", version: 1, advice: ADVICE };
 
 /// What the file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,9 @@ pub(crate) fn write(disk: &dyn Disk, uuid: &Uuid, checkpoint: Checkpoint) -> io:
 
 /// Reads the checkpoint; `None` if there is none.
 pub(crate) fn read(disk: &dyn Disk, uuid: &Uuid) -> Result<Option<Checkpoint>, EngineError> {
-    let Some([position, generation, durable, _]) = KIND.read(disk, NAME, uuid)? else { return Ok(None) };
+    let Some([position, generation, durable, _]) = KIND.read(disk, NAME, uuid)? else {
+        return Ok(None);
+    };
     if durable < position {
         return Err(EngineError::Corrupt(format!(
             "checkpoint {}: its positions contradict each other; {ADVICE}",

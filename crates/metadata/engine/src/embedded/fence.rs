@@ -22,7 +22,8 @@ use crate::{EngineError, Epoch};
 const NAME: &str = "epoch";
 /// Its next version, which every opening makes and renames.
 pub(crate) const TEMPORARY: &str = "epoch.tmp";
-const KIND: RecordKind = RecordKind { name: "epoch", magic: *b"KSTREPO\n", version: 1, advice: ADVICE };
+const KIND: RecordKind =
+    RecordKind { name: "epoch", magic: *b"KSTREPO\n", version: 1, advice: ADVICE };
 
 /// The newest epoch that this process has begun.
 pub(crate) struct Fenced {

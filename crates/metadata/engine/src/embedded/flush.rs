@@ -287,16 +287,21 @@ impl Shared {
                         break;
                     }
                     Err(why) => {
-                        log::warn!("the sorted runs were not merged: {why}; tried again in {pause:.0?}");
+                        log::warn!(
+                            "the sorted runs were not merged: {why}; tried again in {pause:.0?}"
+                        );
                         // Nothing is lost; reads get slower. Trying costs as much as merging, so
                         // ever more seldom.
                         let until = Instant::now() + pause;
                         pause = (pause * 2).min(MERGE_RETRY_MAX);
                         let mut compact = self.flusher.compact.lock();
                         while !compact.stop
-                            && !self.flusher.compact_changed.wait_until(&mut compact, until).timed_out()
-                        {
-                        }
+                            && !self
+                                .flusher
+                                .compact_changed
+                                .wait_until(&mut compact, until)
+                                .timed_out()
+                        {}
                         compact.wanted = true;
                         break;
                     }

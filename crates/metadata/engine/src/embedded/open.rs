@@ -25,7 +25,9 @@ use super::fence::Fenced;
 use super::flush::Flusher;
 use super::small_record::ADVICE;
 use super::sync::Syncer;
-use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared, no_space};
+use super::{
+    BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared, no_space,
+};
 
 /// What a thread does.
 type ThreadBody = fn(&Shared);
@@ -86,10 +88,16 @@ pub(super) fn open(
         }
         fs::remove_dir_all(&runs_dir).map_err(fail)?;
     }
-    let runs = LsmRuns::open(&runs_dir, options.cache_bytes(), options.compression, options.merge_reserve())?;
+    let runs = LsmRuns::open(
+        &runs_dir,
+        options.cache_bytes(),
+        options.compression,
+        options.merge_reserve(),
+    )?;
     // The new directories' names.
-    for made in
-        [Some(dir), dir.parent().filter(|parent| !parent.as_os_str().is_empty())].into_iter().flatten()
+    for made in [Some(dir), dir.parent().filter(|parent| !parent.as_os_str().is_empty())]
+        .into_iter()
+        .flatten()
     {
         File::open(made).and_then(|made| made.sync_all()).map_err(fail)?;
     }
@@ -97,7 +105,9 @@ pub(super) fn open(
 }
 
 fn no_checkpoint(path: &str) -> EngineError {
-    EngineError::Corrupt(format!("checkpoint {path} is missing, although there is metadata; {ADVICE}"))
+    EngineError::Corrupt(format!(
+        "checkpoint {path} is missing, although there is metadata; {ADVICE}"
+    ))
 }
 
 /// Makes the files of a new log go away that a first open left that did not get as far as its

@@ -16,8 +16,8 @@ use super::super::disk::real::RealDisk;
 use super::super::disk::{Disk, DiskFile};
 use super::super::log::flipped::unflip;
 use super::super::log::format::{
-    ALIGN, Kind, RECORD_HEADER, Record, SEGMENT_HEADER, Uuid, decode_header, decode_mutations, decode_record,
-    decode_segment_header, to_owned,
+    ALIGN, Kind, RECORD_HEADER, Record, SEGMENT_HEADER, Uuid, decode_header, decode_mutations,
+    decode_record, decode_segment_header, to_owned,
 };
 use super::super::log::segments::generation_of;
 use super::super::runs::salvage::{LostBlock, read_intact};
@@ -77,9 +77,15 @@ pub fn salvage(
         count += 1;
         if batch.len() == ROWS_BATCH { recovered(std::mem::take(&mut batch)) } else { Ok(()) }
     };
-    read_intact(&dir.join("runs"), scratch, &mut row, &mut |block| blocks.push(block), &mut |note| {
-        notes.push(note);
-    })?;
+    read_intact(
+        &dir.join("runs"),
+        scratch,
+        &mut row,
+        &mut |block| blocks.push(block),
+        &mut |note| {
+            notes.push(note);
+        },
+    )?;
     recovered(batch)?;
     blocks.into_iter().for_each(|block| lost(of_block(block)));
     notes.into_iter().for_each(|place| lost(Lost { place, rows: LostRows::Unknown }));
@@ -88,7 +94,9 @@ pub fn salvage(
 }
 
 fn of_block(block: LostBlock) -> Lost {
-    let key = |bytes: Option<Vec<u8>>| bytes.and_then(|bytes| KeyRef::decode(&bytes).map(KeyRef::to_owned));
+    let key = |bytes: Option<Vec<u8>>| {
+        bytes.and_then(|bytes| KeyRef::decode(&bytes).map(KeyRef::to_owned))
+    };
     Lost {
         place: format!("{}: the block at byte {}", block.file.display(), block.offset),
         rows: LostRows::Between(key(block.after), key(block.before)),
@@ -153,14 +161,19 @@ impl Log<'_, '_> {
     }
 
     /// The segments from the checkpoint on, oldest first.
-    fn segments(&mut self, checkpoint: Option<Checkpoint>) -> Result<VecDeque<Segment>, EngineError> {
+    fn segments(
+        &mut self,
+        checkpoint: Option<Checkpoint>,
+    ) -> Result<VecDeque<Segment>, EngineError> {
         let fail = |why: std::io::Error| io_error("reading the log", &why);
         let mut segments = Vec::new();
         for name in self.disk.list().map_err(fail)? {
             let Some(generation) = generation_of(&name) else { continue };
             let path = self.disk.describe(&name);
             let file = self.disk.open(&name).map_err(fail)?;
-            let len = usize::try_from(file.len().map_err(fail)?).unwrap_or(usize::MAX).min(SEGMENT_HEADER);
+            let len = usize::try_from(file.len().map_err(fail)?)
+                .unwrap_or(usize::MAX)
+                .min(SEGMENT_HEADER);
             let mut block = vec![0; len];
             file.read_at(&mut block, 0).map_err(fail)?;
             let (epoch, base) = match decode_segment_header(&block, &self.uuid, &path) {
@@ -174,10 +187,12 @@ impl Log<'_, '_> {
         }
         let begun: Vec<_> = segments.iter().map(|segment| (segment.epoch, segment.base)).collect();
         for segment in &mut segments {
-            let later = begun.iter().filter(|(epoch, _)| *epoch > segment.epoch).map(|(_, base)| *base);
+            let later =
+                begun.iter().filter(|(epoch, _)| *epoch > segment.epoch).map(|(_, base)| *base);
             segment.limit = later.min().unwrap_or(Position::MAX);
         }
-        segments.retain(|segment| checkpoint.is_none_or(|from| segment.generation >= from.generation));
+        segments
+            .retain(|segment| checkpoint.is_none_or(|from| segment.generation >= from.generation));
         segments.sort_by_key(|segment| segment.generation);
         Ok(segments.into())
     }
@@ -196,7 +211,8 @@ impl Log<'_, '_> {
                         .is_some_and(|(record, _)| self.may_follow(record))
                 }),
             };
-            let found = decode_record(mended.as_deref().unwrap_or(&bytes[at..]), segment.generation);
+            let found =
+                decode_record(mended.as_deref().unwrap_or(&bytes[at..]), segment.generation);
             let Some((record, payload)) = found else {
                 let next = self.next_record(&bytes, at, segment);
                 self.keep(&bytes[at..next.unwrap_or(bytes.len())], at, segment);
@@ -205,7 +221,10 @@ impl Log<'_, '_> {
                 continue;
             };
             if mended.is_some() {
-                log::warn!("{}: one flipped bit of the record at byte {at} was set right", segment.path);
+                log::warn!(
+                    "{}: one flipped bit of the record at byte {at} was set right",
+                    segment.path
+                );
             }
             if record.position > segment.limit {
                 break;

@@ -30,8 +30,7 @@ pub(crate) struct RecordKind {
 }
 
 /// What users are told about metadata that cannot be read.
-pub(crate) const ADVICE: &str =
-    "`kestrel fsck VOLUME --salvage NEW` recovers what is intact; or restore a dump with `kestrel load`";
+pub(crate) const ADVICE: &str = "`kestrel fsck VOLUME --salvage NEW` recovers what is intact; or restore a dump with `kestrel load`";
 
 /// The name of the second copy.
 pub(crate) fn copy_of(name: &str) -> String {
@@ -58,10 +57,18 @@ impl RecordKind {
     ///
     /// # Errors
     /// `Refused` for one of a newer format or of another volume, `Corrupt` for a damaged one.
-    pub fn decode(&self, bytes: &[u8], uuid: &Uuid, file: &str) -> Result<[u64; NUMBERS], EngineError> {
+    pub fn decode(
+        &self,
+        bytes: &[u8],
+        uuid: &Uuid,
+        file: &str,
+    ) -> Result<[u64; NUMBERS], EngineError> {
         let name = self.name;
         let corrupt = |why: &str| {
-            EngineError::Corrupt(format!("{name} {file}: damaged: {why}; {advice}", advice = self.advice))
+            EngineError::Corrupt(format!(
+                "{name} {file}: damaged: {why}; {advice}",
+                advice = self.advice
+            ))
         };
         let bytes: &[u8; BYTES] = bytes.try_into().map_err(|_| corrupt("wrong length"))?;
         if bytes[..8] != self.magic {
@@ -100,7 +107,9 @@ impl RecordKind {
         match self.decode(copies[0], uuid, file) {
             Ok(numbers) => Ok((numbers, true)),
             // What says so with a checksum that is right was not changed by accident.
-            Err(EngineError::Refused(why)) if is_intact(copies[0]) => Err(EngineError::Refused(why)),
+            Err(EngineError::Refused(why)) if is_intact(copies[0]) => {
+                Err(EngineError::Refused(why))
+            }
             Err(why) => match self.decode(copies[1], uuid, file) {
                 Ok(numbers) => Ok((numbers, false)),
                 Err(_) => Err(why),
@@ -148,12 +157,19 @@ impl RecordKind {
             },
             Ok(None) => None,
             Err(why) => {
-                return Err(EngineError::Io(format!("{} {path}: reading failed: {why}", self.name)));
+                return Err(EngineError::Io(format!(
+                    "{} {path}: reading failed: {why}",
+                    self.name
+                )));
             }
         };
         let copy_name = copy_of(file_name);
         let copy = content(disk, &copy_name).map_err(|why| {
-            EngineError::Io(format!("{} {}: reading failed: {why}", self.name, disk.describe(&copy_name)))
+            EngineError::Io(format!(
+                "{} {}: reading failed: {why}",
+                self.name,
+                disk.describe(&copy_name)
+            ))
         })?;
         match (first, copy) {
             (None, None) => Ok(None),
@@ -211,12 +227,19 @@ mod tests {
                 Ok(([1, 2, 3, 4], false)),
                 "bit {bit}"
             );
-            assert_eq!(KIND.decode_either([&bytes, &bad], &UUID, "f"), Ok(([1, 2, 3, 4], true)), "bit {bit}");
+            assert_eq!(
+                KIND.decode_either([&bytes, &bad], &UUID, "f"),
+                Ok(([1, 2, 3, 4], true)),
+                "bit {bit}"
+            );
             assert!(KIND.decode_either([&bad, &bad], &UUID, "f").is_err(), "bit {bit}");
         }
         for len in 0..BYTES {
             assert!(KIND.decode(&bytes[..len], &UUID, "f").is_err());
-            assert_eq!(KIND.decode_either([&bytes[..len], &bytes], &UUID, "f"), Ok(([1, 2, 3, 4], false)));
+            assert_eq!(
+                KIND.decode_either([&bytes[..len], &bytes], &UUID, "f"),
+                Ok(([1, 2, 3, 4], false))
+            );
         }
     }
 
@@ -225,8 +248,14 @@ mod tests {
     fn refused_records() {
         let older = KIND.encode(&UUID, [0; 4]);
         let newer = RecordKind { version: 3, ..KIND }.encode(&UUID, [0; 4]);
-        assert!(matches!(KIND.decode_either([&newer, &older], &UUID, "f"), Err(EngineError::Refused(_))));
+        assert!(matches!(
+            KIND.decode_either([&newer, &older], &UUID, "f"),
+            Err(EngineError::Refused(_))
+        ));
         let other = KIND.encode(&[4; 16], [0; 4]);
-        assert!(matches!(KIND.decode_either([&other, &older], &UUID, "f"), Err(EngineError::Refused(_))));
+        assert!(matches!(
+            KIND.decode_either([&other, &older], &UUID, "f"),
+            Err(EngineError::Refused(_))
+        ));
     }
 }

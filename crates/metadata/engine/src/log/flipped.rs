@@ -62,7 +62,11 @@ mod tests {
     #[test]
     fn single_flipped_bits() {
         let mut record = vec![0; RECORD_HEADER];
-        put_mutation(&mut record, KeyRef::new(Table::Entry, 7, b"name"), Some(b"a value of some length"));
+        put_mutation(
+            &mut record,
+            KeyRef::new(Table::Entry, 7, b"name"),
+            Some(b"a value of some length"),
+        );
         let len = record.len() - RECORD_HEADER;
         let crc = crc32c::crc32c(&record[RECORD_HEADER..]);
         record.resize(record.len().next_multiple_of(8), 0);

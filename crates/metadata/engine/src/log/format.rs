@@ -237,7 +237,10 @@ mod tests {
         let header = Header { generation: 42, epoch: Epoch(3), base: 17 };
         let block = encode_segment_header(&uuid, header);
         assert_eq!(decode_segment_header(&block, &uuid, "f"), Ok((header, true)));
-        assert!(matches!(decode_segment_header(&block, &[8; 16], "f"), Err(EngineError::Refused(_))));
+        assert!(matches!(
+            decode_segment_header(&block, &[8; 16], "f"),
+            Err(EngineError::Refused(_))
+        ));
         for at in 0..small_record::BYTES {
             let mut bad = block;
             bad[at] ^= 1;

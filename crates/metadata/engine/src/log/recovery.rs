@@ -11,8 +11,8 @@ use std::sync::Arc;
 use kestrel_types::ids::Position;
 
 use super::format::{
-    ALIGN, Change, Kind, RECORD_HEADER, SEGMENT_HEADER, Uuid, decode_header, decode_mutations, decode_record,
-    decode_segment_header, encode_segment_header, to_owned,
+    ALIGN, Change, Kind, RECORD_HEADER, SEGMENT_HEADER, Uuid, decode_header, decode_mutations,
+    decode_record, decode_segment_header, encode_segment_header, to_owned,
 };
 use super::segments::{Segments, Sizes, freed_generation_of, generation_of, name_of};
 use super::{Older, Start};
@@ -76,18 +76,29 @@ pub(crate) fn recover(
         let path = disk.describe(name);
         let file = disk.open(name).map_err(|why| io("opening", &path, &why))?;
         let bytes = file.len().map_err(|why| io("reading", &path, &why))?;
-        let mut block = vec![0; SEGMENT_HEADER.min(usize::try_from(bytes).unwrap_or(SEGMENT_HEADER))];
+        let mut block =
+            vec![0; SEGMENT_HEADER.min(usize::try_from(bytes).unwrap_or(SEGMENT_HEADER))];
         file.read_at(&mut block, 0).map_err(|why| io("reading", &path, &why))?;
         let (header, is_whole) = decode_segment_header(&block, &uuid, &path)?;
         if !is_whole {
             damaged.push((path.clone(), file.clone(), header));
         }
         if header.generation != generation {
-            return Err(EngineError::Corrupt(format!("log segment {path}: is a copy of another one")));
+            return Err(EngineError::Corrupt(format!(
+                "log segment {path}: is a copy of another one"
+            )));
         }
         begun.push((header.epoch, header.base));
         let (name, epoch) = (name.clone(), header.epoch);
-        found.push(Found { generation, name, file, bytes, epoch, limit: Position::MAX, last: None });
+        found.push(Found {
+            generation,
+            name,
+            file,
+            bytes,
+            epoch,
+            limit: Position::MAX,
+            last: None,
+        });
     }
     found.sort_by_key(|found| found.generation);
     for segment in &mut found {
@@ -113,7 +124,9 @@ pub(crate) fn recover(
     // sure that what was cut off never comes back.
     for (path, file, header) in damaged {
         let block = encode_segment_header(&uuid, header);
-        file.write_at(&block, 0).and_then(|()| file.sync()).map_err(|why| io("mending", &path, &why))?;
+        file.write_at(&block, 0)
+            .and_then(|()| file.sync())
+            .map_err(|why| io("mending", &path, &why))?;
         log::warn!("log segment {path}: its header was damaged and has been mended from its copy");
     }
     let highest = names
@@ -148,7 +161,11 @@ pub(crate) fn recover(
     for (index, segment) in live.into_iter().enumerate() {
         match segment.last {
             Some(last) if index <= end.segment && last > checkpoint.position => {
-                older.push_back(Older { generation: segment.generation, bytes: segment.bytes, last });
+                older.push_back(Older {
+                    generation: segment.generation,
+                    bytes: segment.bytes,
+                    last,
+                });
                 unsynced.push(segment.file);
             }
             _ => surplus.push((segment.generation, segment.bytes)),
@@ -160,14 +177,22 @@ pub(crate) fn recover(
 }
 
 fn read(segment: &Found, disk: &dyn Disk) -> Result<Vec<u8>, EngineError> {
-    let len = usize::try_from(segment.bytes).map_err(|_| EngineError::Io("log segment too large".into()))?;
+    let len = usize::try_from(segment.bytes)
+        .map_err(|_| EngineError::Io("log segment too large".into()))?;
     let mut bytes = vec![0; len];
-    segment.file.read_at(&mut bytes, 0).map_err(|why| io("reading", &disk.describe(&segment.name), &why))?;
+    segment
+        .file
+        .read_at(&mut bytes, 0)
+        .map_err(|why| io("reading", &disk.describe(&segment.name), &why))?;
     Ok(bytes)
 }
 
 /// Follows the sequence of records above `checkpoint` through the segments.
-fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Result<End, EngineError> {
+fn find_end(
+    live: &mut [Found],
+    checkpoint: Checkpoint,
+    disk: &dyn Disk,
+) -> Result<End, EngineError> {
     let Checkpoint { position: checkpoint, durable, .. } = checkpoint;
     let mut end = End { segment: 0, offset: SEGMENT_HEADER, next: checkpoint + 1, durable };
     // The first segment may begin with batches that the checkpoint covers.
@@ -221,7 +246,12 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
 
 /// Fails if a record somewhere in `bytes` proves that the batch at `missing`, which should be at
 /// `place`, was durable.
-fn deny_durable(segment: &Found, bytes: &[u8], missing: Position, place: &str) -> Result<(), EngineError> {
+fn deny_durable(
+    segment: &Found,
+    bytes: &[u8],
+    missing: Position,
+    place: &str,
+) -> Result<(), EngineError> {
     let proves = |at| {
         decode_header(&bytes[at..], segment.generation)
             .is_some_and(|record| record.durable >= missing && record.position <= segment.limit)
@@ -282,7 +312,10 @@ fn replay(
 
 /// Makes the record at `offset` invalid for good, if there could be one.
 fn clear_record(segment: &Found, offset: usize) -> std::io::Result<()> {
-    let room = usize::try_from(segment.bytes).unwrap_or(usize::MAX).saturating_sub(offset).min(RECORD_HEADER);
+    let room = usize::try_from(segment.bytes)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(offset)
+        .min(RECORD_HEADER);
     let mut header = vec![0; room];
     segment.file.read_at(&mut header, offset as u64)?;
     if header.iter().any(|byte| *byte != 0) {

@@ -54,7 +54,8 @@ impl Sizes {
 
     /// A segment is full, and one of at least `needed` bytes was wanted: the next one is larger.
     pub fn grow(&mut self, needed: u64) {
-        self.next = (self.next * STEP).max(needed.next_multiple_of(SEGMENT_HEADER as u64)).min(self.max);
+        self.next =
+            (self.next * STEP).max(needed.next_multiple_of(SEGMENT_HEADER as u64)).min(self.max);
     }
 
     /// The next one is as large as there may be.
@@ -231,7 +232,11 @@ mod tests {
         assert_eq!(found, [8192, 2048, 512, 256]);
         sizes.grow(3000 * KIB + 1);
         assert_eq!(sizes.next(), 3004 * KIB);
-        assert!(sizes.is_excess(32 * KIB * KIB) && !sizes.is_excess(3004 * KIB) && !sizes.is_excess(KIB));
+        assert!(
+            sizes.is_excess(32 * KIB * KIB)
+                && !sizes.is_excess(3004 * KIB)
+                && !sizes.is_excess(KIB)
+        );
         assert_eq!(Sizes::new(256 * KIB, 64 * KIB).next(), 64 * KIB, "a small disk");
     }
 
@@ -253,8 +258,9 @@ mod tests {
             next_generation: 1,
             free: Vec::new(),
         };
-        let made: Vec<Segment> =
-            [0, 60 * KIB, 256 * KIB, 400 * KIB].map(|bytes| segments.prepare(bytes).unwrap()).into();
+        let made: Vec<Segment> = [0, 60 * KIB, 256 * KIB, 400 * KIB]
+            .map(|bytes| segments.prepare(bytes).unwrap())
+            .into();
         assert_eq!(
             [16, 60, 256, 400].map(|kib| kib * KIB).to_vec(),
             made.iter().map(|made| made.bytes).collect::<Vec<_>>()
@@ -263,15 +269,20 @@ mod tests {
         for segment in &made {
             segments.retire(segment.generation, segment.bytes).unwrap();
         }
-        let free =
-            |segments: &Segments| segments.free.iter().map(|(_, bytes)| bytes / KIB).collect::<Vec<_>>();
+        let free = |segments: &Segments| {
+            segments.free.iter().map(|(_, bytes)| bytes / KIB).collect::<Vec<_>>()
+        };
         assert_eq!(free(&segments), [256], "below 64 and above 256 KiB none is kept");
         assert_eq!(segments.prepare(0).unwrap().bytes, 256 * KIB);
         assert_eq!(free(&segments), []);
         let last = segments.prepare(256 * KIB).unwrap();
         segments.retire(last.generation, last.bytes).unwrap();
         assert!(segments.sizes.shrink());
-        assert_eq!(segments.prepare(0).unwrap().bytes, 16 * KIB, "not a file of sixteen times the size");
+        assert_eq!(
+            segments.prepare(0).unwrap().bytes,
+            16 * KIB,
+            "not a file of sixteen times the size"
+        );
         segments.trim(1).unwrap();
         assert_eq!(free(&segments), []);
     }
@@ -284,8 +295,16 @@ mod tests {
         let fence = Arc::new(Fenced::open(&*disk, &uuid, Epoch(0)).unwrap());
         let sizes = Sizes::new(8 * KIB, 64 * KIB);
         let free = Vec::new();
-        let mut segments =
-            Segments { disk, uuid, epoch: fence.held(), base: 0, fence, sizes, next_generation: 1, free };
+        let mut segments = Segments {
+            disk,
+            uuid,
+            epoch: fence.held(),
+            base: 0,
+            fence,
+            sizes,
+            next_generation: 1,
+            free,
+        };
         let large = segments.prepare(64 * KIB).unwrap();
         while segments.prepare(0).is_ok() {}
         segments.retire(large.generation, large.bytes).unwrap();

@@ -59,8 +59,10 @@ pub(super) fn ahead(rows: &[RowPtr]) -> impl Iterator<Item = RowPtr> + '_ {
 pub(super) fn sort(rows: &mut [RowPtr]) {
     let Some(first) = rows.first() else { return };
     let first = first.suffix();
-    let skip = ahead(rows).fold(first.len(), |skip, row| skip.min(common(&first[..skip], row.suffix())));
-    let mut heads: Vec<(u64, RowPtr)> = rows.iter().map(|row| (head(row.suffix(), skip), *row)).collect();
+    let skip =
+        ahead(rows).fold(first.len(), |skip, row| skip.min(common(&first[..skip], row.suffix())));
+    let mut heads: Vec<(u64, RowPtr)> =
+        rows.iter().map(|row| (head(row.suffix(), skip), *row)).collect();
     heads.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.suffix().cmp(b.1.suffix())));
     for (row, (_, sorted)) in rows.iter_mut().zip(heads) {
         *row = sorted;

@@ -176,8 +176,11 @@ impl Index {
         let old = std::mem::replace(&mut self.segments[full], Segment::new(depth + 1));
         let mut new = Segment::new(depth + 1);
         for slot in old.slots.into_iter().filter(|slot| *slot != 0) {
-            let side =
-                if hasher.key(row(slot).key()) & bit == 0 { &mut self.segments[full] } else { &mut new };
+            let side = if hasher.key(row(slot).key()) & bit == 0 {
+                &mut self.segments[full]
+            } else {
+                &mut new
+            };
             side.insert(slot);
         }
         // The directory entries of the old segment are one run; its upper half now leads to the new
@@ -228,6 +231,8 @@ mod tests {
                 unsafe { row.free() };
             }
         }
-        assert!(index.segments.iter().all(|segment| segment.rows == 0 && segment.slots == [0; SLOTS]));
+        assert!(
+            index.segments.iter().all(|segment| segment.rows == 0 && segment.slots == [0; SLOTS])
+        );
     }
 }

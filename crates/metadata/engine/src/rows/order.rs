@@ -154,8 +154,11 @@ impl Order {
             let len = self.chunks[chunk].rows().len();
             if len > CHUNK_MAX {
                 // Appending at the end leaves full chunks behind, not half empty ones.
-                let upper =
-                    self.chunks[chunk].split_off(if at + 1 == len { CHUNK_MAX } else { CHUNK_MAX / 2 });
+                let upper = self.chunks[chunk].split_off(if at + 1 == len {
+                    CHUNK_MAX
+                } else {
+                    CHUNK_MAX / 2
+                });
                 self.chunks.insert(chunk + 1, upper);
             }
         }
@@ -188,8 +191,9 @@ impl Order {
     /// The last chunk at or after `from` whose first row is at or below `suffix`; `from` if there
     /// is none.
     fn chunk_of(&self, from: usize, suffix: &[u8]) -> usize {
-        let reaches =
-            |chunk: usize| self.chunks.get(chunk).is_some_and(|chunk| chunk.starts_at_or_below(suffix));
+        let reaches = |chunk: usize| {
+            self.chunks.get(chunk).is_some_and(|chunk| chunk.starts_at_or_below(suffix))
+        };
         // Gallop, because callers come in ascending order.
         let mut step = 1;
         while reaches(from + step) {
@@ -288,7 +292,8 @@ mod tests {
         for round in 0..20_000u32 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let len = (state >> 59) as usize;
-            let mut name = vec![if state >> 20 & 3 == 0 { b'x' } else { b'a' }; (state >> 40) as usize % 30];
+            let mut name =
+                vec![if state >> 20 & 3 == 0 { b'x' } else { b'a' }; (state >> 40) as usize % 30];
             name.extend((0..len).map(|index| (state >> index) as u8 & 1));
             if expected.insert(name.clone()) {
                 order.push(RowPtr::new(KeyRef::new(Table::Entry, 1, &name), Some(b"v"), 1, false));

@@ -64,7 +64,10 @@ impl RowPtr {
     /// Allocates a row.
     pub fn new(key: KeyRef<'_>, value: Option<&[u8]>, position: Position, is_new: bool) -> Self {
         let len = value.map_or(0, <[u8]>::len);
-        assert!(len < TOMBSTONE as usize && key.suffix.len() <= usize::from(u16::MAX), "row above its limit");
+        assert!(
+            len < TOMBSTONE as usize && key.suffix.len() <= usize::from(u16::MAX),
+            "row above its limit"
+        );
         let layout = layout(key.suffix.len(), len);
         // SAFETY: the layout is never of size zero.
         let memory = unsafe { alloc(layout) };
@@ -83,7 +86,8 @@ impl RowPtr {
             let body = head.add(1).cast::<u8>();
             body.copy_from_nonoverlapping(NonNull::from(key.suffix).cast(), key.suffix.len());
             if let Some(value) = value {
-                body.add(key.suffix.len()).copy_from_nonoverlapping(NonNull::from(value).cast(), len);
+                body.add(key.suffix.len())
+                    .copy_from_nonoverlapping(NonNull::from(value).cast(), len);
             }
         }
         Self(head)
@@ -149,7 +153,8 @@ impl RowPtr {
     pub fn replace(self, value: Option<&[u8]>, position: Position) -> bool {
         let suffix_len = usize::from(self.head().suffix_len);
         let len = value.map_or(0, <[u8]>::len);
-        if len >= TOMBSTONE as usize || room(suffix_len, len) != room(suffix_len, self.value_room()) {
+        if len >= TOMBSTONE as usize || room(suffix_len, len) != room(suffix_len, self.value_room())
+        {
             return false;
         }
         // SAFETY: exclusive by the write lock; the room was just checked; `value` is not part of
@@ -229,7 +234,9 @@ impl RowPtr {
     /// The address must come from [`RowPtr::address`] of a row that still lives.
     pub unsafe fn at(address: u64) -> Self {
         // SAFETY: by the caller's promise the address is that of a row, so it is not null.
-        Self(unsafe { NonNull::new_unchecked(std::ptr::with_exposed_provenance_mut(address as usize)) })
+        Self(unsafe {
+            NonNull::new_unchecked(std::ptr::with_exposed_provenance_mut(address as usize))
+        })
     }
 }
 

@@ -355,7 +355,9 @@ impl Shard {
 
     /// Ids of the groups of a table, at or above `from`.
     pub fn ids(&self, table: Table, from: u64, out: &mut Vec<u64>) {
-        out.extend(self.groups.keys().filter(|key| key.0 == table && key.1 >= from).map(|key| key.1));
+        out.extend(
+            self.groups.keys().filter(|key| key.0 == table && key.1 >= from).map(|key| key.1),
+        );
     }
 }
 

@@ -18,7 +18,8 @@ use lsm_tree::config::{
     PinningPolicy,
 };
 use lsm_tree::{
-    AbstractTree, AnyTree, Cache, CompressionType, Config, Guard, IterGuardImpl, SeqNo, SequenceNumberCounter,
+    AbstractTree, AnyTree, Cache, CompressionType, Config, Guard, IterGuardImpl, SeqNo,
+    SequenceNumberCounter,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -108,7 +109,9 @@ fn error(what: &str, dir: &Path, why: &lsm_tree::Error) -> EngineError {
         }
         // EINVAL: what was read points to a place that no file has.
         lsm_tree::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidInput => {
-            EngineError::Corrupt(format!("{what} {place}: a file points outside of itself: {why}; {ADVICE}"))
+            EngineError::Corrupt(format!(
+                "{what} {place}: a file points outside of itself: {why}; {ADVICE}"
+            ))
         }
         lsm_tree::Error::Io(why) => EngineError::Io(format!("{what} {place}: {why}")),
         lsm_tree::Error::InvalidVersion(version) => EngineError::Refused(format!(
@@ -119,7 +122,11 @@ fn error(what: &str, dir: &Path, why: &lsm_tree::Error) -> EngineError {
 }
 
 /// Runs `work`, turning a panic of the tree (it asserts things about its files) into an error.
-fn guarded<R>(what: &str, dir: &Path, work: impl FnOnce() -> lsm_tree::Result<R>) -> Result<R, EngineError> {
+fn guarded<R>(
+    what: &str,
+    dir: &Path,
+    work: impl FnOnce() -> lsm_tree::Result<R>,
+) -> Result<R, EngineError> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|why| error(what, dir, &why)),
         Err(_) => Err(EngineError::Corrupt(format!(
@@ -178,7 +185,8 @@ impl LsmRuns {
     fn remove_orphans(&self, first: u64) {
         let Some(_alone) = self.writing.try_write() else { return };
         let version = self.tree.current_version();
-        let known: std::collections::HashSet<u64> = version.iter_tables().map(lsm_tree::Table::id).collect();
+        let known: std::collections::HashSet<u64> =
+            version.iter_tables().map(lsm_tree::Table::id).collect();
         let Ok(files) = std::fs::read_dir(self.dir.join("tables")) else { return };
         for file in files.flatten() {
             let id = file.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
@@ -194,11 +202,14 @@ impl LsmRuns {
         let EngineError::Corrupt(text) = why else { return why };
         let from: lsm_tree::UserKey = key.into();
         let damaged = |table: &&lsm_tree::Table| {
-            let read = || table.range(from.clone()..=from.clone()).try_for_each(|row| row.map(|_| ()));
+            let read =
+                || table.range(from.clone()..=from.clone()).try_for_each(|row| row.map(|_| ()));
             !matches!(catch_unwind(AssertUnwindSafe(read)), Ok(Ok(())))
         };
         match self.tree.current_version().iter_tables().find(damaged) {
-            Some(table) => EngineError::Corrupt(format!("{} (table {})", text, table.path.display())),
+            Some(table) => {
+                EngineError::Corrupt(format!("{} (table {})", text, table.path.display()))
+            }
             None => EngineError::Corrupt(text),
         }
     }

@@ -49,7 +49,9 @@ impl Manifest {
     fn read(dir: &Path) -> io::Result<Option<Self>> {
         let Some(current) = content(&dir.join(CURRENT))? else { return Ok(None) };
         let Ok(current) = <[u8; CURRENT_BYTES]>::try_from(&*current) else { return Ok(None) };
-        let Some(version) = content(&version_path(dir, number_of(&current)))? else { return Ok(None) };
+        let Some(version) = content(&version_path(dir, number_of(&current)))? else {
+            return Ok(None);
+        };
         let manifest = Self { current, version };
         Ok(manifest.is_intact().then_some(manifest))
     }
@@ -131,7 +133,9 @@ fn failed(what: &str, dir: &Path, why: &io::Error) -> EngineError {
 /// is not.
 pub(super) fn mend(dir: &Path) -> Result<(), EngineError> {
     let fail = |why: io::Error| failed("reading", dir, &why);
-    if !dir.join(CURRENT).try_exists().map_err(fail)? && !dir.join(COPY).try_exists().map_err(fail)? {
+    if !dir.join(CURRENT).try_exists().map_err(fail)?
+        && !dir.join(COPY).try_exists().map_err(fail)?
+    {
         // New runs, or those of a first open that did not get far.
         return Ok(());
     }
@@ -149,7 +153,10 @@ pub(super) fn mend(dir: &Path) -> Result<(), EngineError> {
         replace(&dir.join(CURRENT), &copy.current)
     };
     restore().map_err(|why| failed("mending", dir, &why))?;
-    log::warn!("sorted runs {}: the manifest was damaged and has been mended from its copy", dir.display());
+    log::warn!(
+        "sorted runs {}: the manifest was damaged and has been mended from its copy",
+        dir.display()
+    );
     Ok(())
 }
 

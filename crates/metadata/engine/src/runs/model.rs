@@ -45,7 +45,10 @@ impl Sorted for ModelRuns {
         let model = self.0.lock();
         let rows: Vec<_> = model
             .rows
-            .range::<[u8], (Bound<&[u8]>, Bound<&[u8]>)>((Bound::Included(from), Bound::Excluded(to)))
+            .range::<[u8], (Bound<&[u8]>, Bound<&[u8]>)>((
+                Bound::Included(from),
+                Bound::Excluded(to),
+            ))
             .map(|(key, value)| (Bytes::from(key.as_slice()), Bytes::from(value.as_slice())))
             .collect();
         Box::new(Copy(rows.into_iter()))

@@ -62,13 +62,17 @@ pub(crate) fn read_intact(
     lost: &mut dyn FnMut(LostBlock),
     note: &mut dyn FnMut(String),
 ) -> Result<(), EngineError> {
-    let fail = |why: io::Error| io_error(&format!("reading the sorted runs in {}", dir.display()), &why);
+    let fail =
+        |why: io::Error| io_error(&format!("reading the sorted runs in {}", dir.display()), &why);
     let mut tables = tables_in(&dir.join("tables")).map_err(fail)?;
     match manifest::intact_version(dir).and_then(|version| numbers_of(&version)) {
         Some(known) => {
             tables.retain(|(id, _)| known.contains_key(id));
             for id in known.keys().filter(|id| tables.iter().all(|(found, _)| found != *id)) {
-                note(format!("sorted runs {}: table {id} is missing with all its rows", dir.display()));
+                note(format!(
+                    "sorted runs {}: table {id} is missing with all its rows",
+                    dir.display()
+                ));
             }
             let streams = open_all(tables, &|id| known.get(&id).copied(), scratch, lost, note)?;
             merge(streams, row)
@@ -150,8 +154,8 @@ fn block_at(bytes: &[u8]) -> Option<Block> {
     }
     let len = BLOCK_HEADER.checked_add(number(21))?;
     let content = bytes.get(BLOCK_HEADER..len);
-    let is_intact =
-        content.is_some_and(|content| xxhash_rust::xxh3::xxh3_128(content).to_le_bytes() == header[5..21]);
+    let is_intact = content
+        .is_some_and(|content| xxhash_rust::xxh3::xxh3_128(content).to_le_bytes() == header[5..21]);
     Some(Block { kind: header[4], len, is_packed: number(21) != number(25), is_intact })
 }
 
@@ -210,7 +214,8 @@ impl Stream {
 impl Ord for Stream {
     fn cmp(&self, other: &Self) -> Ordering {
         let keys = other.head.key.user_key.cmp(&self.head.key.user_key);
-        keys.then(self.rank().cmp(&other.rank())).then(self.head.key.seqno.cmp(&other.head.key.seqno))
+        keys.then(self.rank().cmp(&other.rank()))
+            .then(self.head.key.seqno.cmp(&other.head.key.seqno))
     }
 }
 
@@ -240,7 +245,10 @@ fn open_all(
     for (id, path) in tables {
         let fail = |why: io::Error| io_error(&format!("reading table {}", path.display()), &why);
         if fs::metadata(&path).map_err(fail)?.len() > TABLE_BYTES_MAX {
-            note(format!("table {} is larger than any that this program writes; left out", path.display()));
+            note(format!(
+                "table {} is larger than any that this program writes; left out",
+                path.display()
+            ));
             continue;
         }
         let bytes = fs::read(&path).map_err(fail)?;
@@ -251,7 +259,8 @@ fn open_all(
         for (index, stretch) in stretches.into_iter().enumerate() {
             if let Some((offset, after)) = damage.take() {
                 let before = stretch.blocks.first().and_then(|block| {
-                    let file = copy_of(&bytes, std::slice::from_ref(block), scratch, "probe").ok()?;
+                    let file =
+                        copy_of(&bytes, std::slice::from_ref(block), scratch, "probe").ok()?;
                     keys_of(&file, 1, compression).map(|(first, _)| first)
                 });
                 if stretch.blocks.is_empty() && stretch.damage.is_some() {
@@ -295,7 +304,12 @@ fn guarded<R>(work: impl FnOnce() -> Option<R>) -> Option<R> {
 }
 
 /// A file of nothing but `blocks`.
-fn copy_of(bytes: &[u8], blocks: &[Range<usize>], scratch: &Path, name: &str) -> io::Result<PathBuf> {
+fn copy_of(
+    bytes: &[u8],
+    blocks: &[Range<usize>],
+    scratch: &Path,
+    name: &str,
+) -> io::Result<PathBuf> {
     let path = scratch.join(format!("table.{name}.tmp"));
     let mut file = File::create(&path)?;
     for block in blocks {

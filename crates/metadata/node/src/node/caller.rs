@@ -62,7 +62,11 @@ impl Node {
             Some(table),
             Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::TreeUsage(_),
         ) = (&table, &request.op)
-            && !self.core.cluster.as_ref().is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
+            && !self
+                .core
+                .cluster
+                .as_ref()
+                .is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
         {
             // What was read may be another node's by now, and changed there, or gone from here.
             return hand_back(request, sink, NotAloneReason::Locked);
@@ -75,7 +79,11 @@ impl Node {
             return hand_back(request, sink, NotAloneReason::Later);
         }
         let sync = matches!(request.op, Op::Sync);
-        let tray = self.reply_thread.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
+        let tray = self.reply_thread.tray(
+            self.counters.clone(),
+            self.core.workers + 2,
+            self.is_claimable(),
+        );
         let pending = PendingReply { sink, reply, kind, since };
         let must_wait = sync || self.durability == Durability::Commit;
         if must_wait && wait > self.engine.durable() {
@@ -107,13 +115,15 @@ impl Node {
             Op::ReadDir { dir, after, limit, check } => {
                 let check = if *check { READ } else { 0 };
                 let parent = self.opened_dir(&request.creds, *dir, check, wait)?;
-                let (answer, seen) = readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
+                let (answer, seen) =
+                    readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
                 *wait = seen.max(*wait);
                 Ok(answer)
             }
             Op::ReadDirPlus { dir, after, limit } => {
                 self.opened_dir(&request.creds, *dir, READ | EXEC, wait)?;
-                let (answer, seen) = readdir::run_plus(&*self.engine, *dir, after.as_ref(), *limit)?;
+                let (answer, seen) =
+                    readdir::run_plus(&*self.engine, *dir, after.as_ref(), *limit)?;
                 *wait = seen.max(*wait);
                 Ok(answer)
             }
@@ -131,11 +141,13 @@ impl Node {
                 Err(FsError::new(libc::EINVAL, "ask for 1 to 1048576 object numbers").into())
             }
             Op::Usage => {
-                let [files, dirs, bytes] = self.usage_now().map(|value| value.max(0).cast_unsigned());
+                let [files, dirs, bytes] =
+                    self.usage_now().map(|value| value.max(0).cast_unsigned());
                 Ok(Answer::Usage(Usage { files, dirs, bytes }))
             }
             Op::Locate { .. } if request.creds.uid != 0 => {
-                Err(FsError::new(libc::EPERM, "only the superuser looks for files by number").into())
+                Err(FsError::new(libc::EPERM, "only the superuser looks for files by number")
+                    .into())
             }
             // A hint, so nothing to wait for: the client asks for what is there.
             Op::Locate { files, after } => {
@@ -162,7 +174,10 @@ impl Node {
     fn take_objects(&self, count: u32) -> FsResult<(ObjectId, Position)> {
         let count = u64::from(count);
         let Some(cluster) = &self.core.cluster else {
-            return self.objects.take_in_block(&*self.engine, count, u64::MAX).map_err(engine_error);
+            return self
+                .objects
+                .take_in_block(&*self.engine, count, u64::MAX)
+                .map_err(engine_error);
         };
         let taken = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK);
         let (first, wait) = taken.map_err(engine_error)?;
@@ -191,8 +206,10 @@ impl Node {
                 // It was moved between the two reads: nobody moves it now.
                 None => {
                     let _all = self.hold_all();
-                    let damaged =
-                        FsError::because(libc::EIO, format!("metadata: damaged dirid row of {dir}"));
+                    let damaged = FsError::because(
+                        libc::EIO,
+                        format!("metadata: damaged dirid row of {dir}"),
+                    );
                     self.dentry_of(dir, wait)?.ok_or(damaged)?
                 }
             },
@@ -206,14 +223,19 @@ impl Node {
     /// A directory's dentry as the rows have it; `None` if it is not where it is said to be. `wait`
     /// becomes at least the position of what was read.
     fn dentry_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<Option<Dentry>> {
-        let damaged =
-            |why| FsError::because(libc::EIO, format!("metadata: damaged entry of directory {dir}: {why}"));
+        let damaged = |why| {
+            FsError::because(
+                libc::EIO,
+                format!("metadata: damaged entry of directory {dir}: {why}"),
+            )
+        };
         let (parent, name) = self.place_of(dir, wait)?;
         let mut found = Ok(None);
-        let read = self.engine.get_many(&[KeyRef::new(Table::Entry, parent, &name)], &mut |_, row| {
-            *wait = row.changed_at.max(*wait);
-            found = row.value.map(Entry::decode).transpose();
-        });
+        let read =
+            self.engine.get_many(&[KeyRef::new(Table::Entry, parent, &name)], &mut |_, row| {
+                *wait = row.changed_at.max(*wait);
+                found = row.value.map(Entry::decode).transpose();
+            });
         read.map_err(engine_error)?;
         let parent = if dir == ROOT { ROOT } else { parent };
         Ok(match found.map_err(damaged)? {
@@ -234,9 +256,14 @@ impl Node {
         let read = self.engine.get_many(&[KeyRef::new(Table::DirId, dir, b"")], &mut |_, row| {
             *wait = row.changed_at.max(*wait);
             if let Some(bytes) = row.value {
-                place = decode_dir_id(bytes).map(|(parent, name)| (parent, name.into())).map_err(|why| {
-                    FsError::because(libc::EIO, format!("metadata: damaged dirid row of {dir}: {why}"))
-                });
+                place = decode_dir_id(bytes).map(|(parent, name)| (parent, name.into())).map_err(
+                    |why| {
+                        FsError::because(
+                            libc::EIO,
+                            format!("metadata: damaged dirid row of {dir}: {why}"),
+                        )
+                    },
+                );
             }
         });
         read.map_err(engine_error)?;

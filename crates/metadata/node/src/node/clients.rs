@@ -19,7 +19,9 @@ use crate::ids::{counter_row, decode_counter, system_key};
 use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
-use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
+use crate::txn::{
+    Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key,
+};
 use crate::worker::{QueuedRequest, ReplySink, ReplyTarget};
 
 /// Row of the longest lease that a client may believe in, in nanoseconds.
@@ -59,7 +61,11 @@ impl Node {
     /// Writes a client's session, new or changed. The reply comes when it is durable, in either
     /// mode: a request of the client that is executed before may be executed again after a crash.
     pub fn record_session(&self, session: &SessionRecord, done: Done) {
-        let tray = self.reply_thread.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
+        let tray = self.reply_thread.tray(
+            self.counters.clone(),
+            self.core.workers + 2,
+            self.is_claimable(),
+        );
         match self.engine.commit(BatchKind::Growing, vec![session_row(session)]) {
             Err(why) => done(Err(engine_error(why).into())),
             Ok(position) => {
@@ -155,11 +161,16 @@ impl Node {
                 ));
             }
             None => {
-                return Err(FsError::new(libc::ENOENT, "metadata: no session of this client is on record"));
+                return Err(FsError::new(
+                    libc::ENOENT,
+                    "metadata: no session of this client is on record",
+                ));
             }
         };
-        let position =
-            self.engine.commit(BatchKind::Freeing, vec![session_row(&session)]).map_err(engine_error)?;
+        let position = self
+            .engine
+            .commit(BatchKind::Freeing, vec![session_row(&session)])
+            .map_err(engine_error)?;
         self.committed_at(position);
         Ok(())
     }
@@ -198,7 +209,10 @@ impl Node {
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
         let job = QueuedRequest::new(request, ReplyTarget::Callback(done));
-        self.submit_on(self.core.workers, QueuedRequest { claim: Some(Claim { count, linkable }), ..job });
+        self.submit_on(
+            self.core.workers,
+            QueuedRequest { claim: Some(Claim { count, linkable }), ..job },
+        );
     }
 
     /// Whether clients may still claim what they had open before the node started
@@ -253,7 +267,9 @@ impl Node {
     fn settle_moved(&self) -> FsResult<()> {
         let closed = self.core.moved.closed_rows(&self.core.opens);
         for part in closed.chunks(DELETED_MAX) {
-            self.delete(part.iter().map(|ino| KeyRef::new(Table::Moved, *ino, b"").to_owned()).collect())?;
+            self.delete(
+                part.iter().map(|ino| KeyRef::new(Table::Moved, *ino, b"").to_owned()).collect(),
+            )?;
             part.iter().for_each(|ino| self.core.moved.drop_row(*ino));
         }
         Ok(())

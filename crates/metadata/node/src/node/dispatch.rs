@@ -20,7 +20,9 @@ use super::{Durability, Node};
 use crate::lease::LeaseView;
 use crate::ops::RunsOn;
 use crate::pipeline::{self, BatchContext, BatchScratch, StepOutcome};
-use crate::worker::{HandedBack, NotAloneReason, QueuedRequest, ReplySlot, ReplyTarget, Woken, WorkerState};
+use crate::worker::{
+    HandedBack, NotAloneReason, QueuedRequest, ReplySlot, ReplyTarget, Woken, WorkerState,
+};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
@@ -286,7 +288,8 @@ impl Node {
                 StepOutcome::Elsewhere(why) => match job.sink {
                     ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
                     sink => {
-                        let handed_back = HandedBack { request: job.request, origin: job.origin, why };
+                        let handed_back =
+                            HandedBack { request: job.request, origin: job.origin, why };
                         after.handed_back.push((sink, handed_back));
                     }
                 },
@@ -304,9 +307,10 @@ impl Node {
                     ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(several()))),
                     sink => {
                         let why = NotAloneReason::Later;
-                        after
-                            .handed_back
-                            .push((sink, HandedBack { request: job.request, origin: job.origin, why }));
+                        after.handed_back.push((
+                            sink,
+                            HandedBack { request: job.request, origin: job.origin, why },
+                        ));
                     }
                 },
                 StepOutcome::Sweep(ino, first) => {
@@ -317,10 +321,14 @@ impl Node {
                     if stalled == STALLED_MAX {
                         let kind = op_kind::kind(&job.request.op);
                         counters.reply(kind, true, end.saturating_duration_since(job.since));
-                        let error =
-                            FsError::new(libc::EIO, "metadata: what was cut off the file cannot be deleted");
+                        let error = FsError::new(
+                            libc::EIO,
+                            "metadata: what was cut off the file cannot be deleted",
+                        );
                         match job.sink {
-                            ReplyTarget::Caller => after.own = Some(OwnRequest::Reply(Err(error.into()))),
+                            ReplyTarget::Caller => {
+                                after.own = Some(OwnRequest::Reply(Err(error.into())))
+                            }
                             sink => after.replies.push((sink, Err(error.into()))),
                         }
                         continue;
@@ -364,7 +372,11 @@ impl Node {
         }
         let (waiting, tray) = (
             after.waiting,
-            self.reply_thread.tray(self.counters.clone(), self.core.workers + 1, self.is_claimable()),
+            self.reply_thread.tray(
+                self.counters.clone(),
+                self.core.workers + 1,
+                self.is_claimable(),
+            ),
         );
         self.engine.on_durable(after.position, Box::new(move |result| tray.give(waiting, &result)));
     }
@@ -391,7 +403,9 @@ impl Node {
     /// not for ever. False if nothing was due: else it has to be called again.
     pub fn drive_due(&self) -> bool {
         let due = self.due.swap(false, Ordering::AcqRel);
-        if due && self.drive_some((1 << self.workers.len()) - 1, self.workers.len() + ROUNDS_MAX) != 0 {
+        if due
+            && self.drive_some((1 << self.workers.len()) - 1, self.workers.len() + ROUNDS_MAX) != 0
+        {
             self.due.store(true, Ordering::Release);
         }
         due

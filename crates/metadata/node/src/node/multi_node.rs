@@ -100,7 +100,12 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::format`].
-    pub fn format_one_of(engine: &dyn Engine, root: RootAttr, now: Nanos, cluster: &Owners) -> FsResult<()> {
+    pub fn format_one_of(
+        engine: &dyn Engine,
+        root: RootAttr,
+        now: Nanos,
+        cluster: &Owners,
+    ) -> FsResult<()> {
         let table = cluster.table();
         Self::format_rows(engine, root, now, &|key| table.owns(key.table, key.id, &key.suffix))
     }
@@ -227,11 +232,17 @@ impl Node {
         limit: usize,
     ) -> FsResult<TreePart> {
         let table = self.strangers_table();
-        let strange = |kind, suffix: &[u8]| table.as_ref().is_some_and(|table| !table.owns(kind, 0, suffix));
+        let strange =
+            |kind, suffix: &[u8]| table.as_ref().is_some_and(|table| !table.owns(kind, 0, suffix));
         let mut sum = DirStat::default();
         if after.is_none() {
             for dir in dirs {
-                usage::add_shares(&*self.engine, *dir, &|share| !strange(Table::DirStat, share), &mut sum)?;
+                usage::add_shares(
+                    &*self.engine,
+                    *dir,
+                    &|share| !strange(Table::DirStat, share),
+                    &mut sum,
+                )?;
             }
         }
         let (mut children, mut more) = (Vec::new(), false);
@@ -271,7 +282,8 @@ impl Node {
             let change = counted[index];
             let before = figures_of(change.key.table, row.value);
             let after = figures_of(change.key.table, change.value.as_deref());
-            usage = std::array::from_fn(|i| usage[i].wrapping_add(after[i]).wrapping_sub(before[i]));
+            usage =
+                std::array::from_fn(|i| usage[i].wrapping_add(after[i]).wrapping_sub(before[i]));
         });
         read.map_err(engine_error)?;
         let mut sweeps = Vec::new();
@@ -279,7 +291,9 @@ impl Node {
         // One row goes and another comes: the one that comes counts.
         for comes in [false, true] {
             let some = swept.clone().filter(|change| change.value.is_some() == comes);
-            sweeps.extend(some.map(|change| (change.key.id, comes.then(|| number_of(&change.key.suffix)))));
+            sweeps.extend(
+                some.map(|change| (change.key.id, comes.then(|| number_of(&change.key.suffix)))),
+            );
         }
         Ok(MemoryEffect { usage, sweeps })
     }
@@ -443,7 +457,9 @@ pub fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
             let stat = DirStat::decode(row).unwrap_or_default();
             [stat.children - stat.subdirs, stat.subdirs, stat.bytes]
         }
-        _ => [0, 0, Inode::decode(&mut Reader::new(row)).map_or(0, |inode| inode.size.cast_signed())],
+        _ => {
+            [0, 0, Inode::decode(&mut Reader::new(row)).map_or(0, |inode| inode.size.cast_signed())]
+        }
     }
 }
 
@@ -453,7 +469,12 @@ enum Listing {
 }
 
 /// Runs the operation; a listing, which has no worker of its own, too.
-fn run(view: &mut View<'_>, request: &Request, claim: Option<Claim>, lent: &TxnRows) -> Run<Listing> {
+fn run(
+    view: &mut View<'_>,
+    request: &Request,
+    claim: Option<Claim>,
+    lent: &TxnRows,
+) -> Run<Listing> {
     if let Some(claim) = claim {
         return ops::open::claim(view, &request.op, claim).map(Listing::Answer);
     }

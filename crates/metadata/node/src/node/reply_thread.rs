@@ -62,8 +62,9 @@ impl ReplyThread {
             return Ok(Self { rounds: None, thread: None });
         }
         let (rounds, incoming) = channel();
-        let thread =
-            std::thread::Builder::new().name("kestrel-replies".into()).spawn(move || deliver(&incoming))?;
+        let thread = std::thread::Builder::new()
+            .name("kestrel-replies".into())
+            .spawn(move || deliver(&incoming))?;
         Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
@@ -126,7 +127,9 @@ impl ReplyQueue {
             let took = end.saturating_duration_since(pending.since);
             self.counters[self.worker].reply_shared(pending.kind, reply.is_err(), took);
             match pending.sink {
-                sink @ (ReplyTarget::Callback(_) | ReplyTarget::Sink(..)) => round.push((sink, reply)),
+                sink @ (ReplyTarget::Callback(_) | ReplyTarget::Sink(..)) => {
+                    round.push((sink, reply))
+                }
                 sink => sink.give(reply),
             }
         }

@@ -57,16 +57,22 @@ fn decode_usage(bytes: &[u8]) -> Result<[i64; 3], DecodeError> {
 
 fn read(engine: &dyn Engine, key: KeyRef<'_>) -> FsResult<Option<Vec<u8>>> {
     let mut value = None;
-    engine.get_many(&[key], &mut |_, row| value = row.value.map(<[u8]>::to_vec)).map_err(engine_error)?;
+    engine
+        .get_many(&[key], &mut |_, row| value = row.value.map(<[u8]>::to_vec))
+        .map_err(engine_error)?;
     Ok(value)
 }
 
 fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
     let bytes = read(engine, system_key(name))?.ok_or_else(|| {
-        FsError::because(libc::EINVAL, format!("metadata: no record {name:?}: not a formatted volume"))
+        FsError::because(
+            libc::EINVAL,
+            format!("metadata: no record {name:?}: not a formatted volume"),
+        )
     })?;
-    decode_counter(&bytes)
-        .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}")))
+    decode_counter(&bytes).map_err(|why| {
+        FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}"))
+    })
 }
 
 /// Files whose rows were being deleted when the volume was last open.
@@ -139,7 +145,10 @@ impl Node {
             counter_row("inodes", FIRST_INODE),
             counter_row("objects", FIRST_OBJECT),
             counter_row("shares", 1),
-            Mutation { key: Key::new(Table::Entry, 0, b""), value: Some(Entry::Inode(inode).encode()) },
+            Mutation {
+                key: Key::new(Table::Entry, 0, b""),
+                value: Some(Entry::Inode(inode).encode()),
+            },
             Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
         ];
         rows.retain(|row| row.key.table == Table::System || own(&row.key));
@@ -153,7 +162,11 @@ impl Node {
     ///
     /// # Errors
     /// `EINVAL` for bad settings or an engine without a volume; the engine's.
-    pub fn open(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, config: NodeConfig) -> FsResult<Arc<Self>> {
+    pub fn open(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: NodeConfig,
+    ) -> FsResult<Arc<Self>> {
         // The process that had the rows before gets no commit through any more.
         let engine = engine.claim().map_err(engine_error)?;
         Self::open_as(engine, clock, config, None)
@@ -175,13 +188,17 @@ impl Node {
             ));
         }
         if cluster.is_none() && read(&*engine, system_key("epoch"))?.is_some() {
-            return Err(refused("metadata: this is one node's part of a volume that several nodes share"));
+            return Err(refused(
+                "metadata: this is one node's part of a volume that several nodes share",
+            ));
         }
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
         let [stamps, inodes, objects] = ceilings;
         let recorded = counter(&*engine, "shares")?;
-        let recorded = usize::try_from(recorded).ok().filter(|shares| (1..=WORKERS_MAX).contains(shares));
-        let recorded = recorded.ok_or(FsError::new(libc::EIO, "metadata: damaged record \"shares\""))?;
+        let recorded =
+            usize::try_from(recorded).ok().filter(|shares| (1..=WORKERS_MAX).contains(shares));
+        let recorded =
+            recorded.ok_or(FsError::new(libc::EIO, "metadata: damaged record \"shares\""))?;
         let shares = match &cluster {
             None => recorded.max(config.workers),
             Some(_) if config.workers.max(recorded) <= MEMBER_SHARES => MEMBER_SHARES,
@@ -219,7 +236,9 @@ impl Node {
                 _ if cluster.is_some() => {}
                 // Read as rows too, when clients claim what they had open.
                 Some((0, _)) if config.serves => {}
-                Some(place) if config.serves => moved.set(ino, Moved::To { place, row: true }, &opens),
+                Some(place) if config.serves => {
+                    moved.set(ino, Moved::To { place, row: true }, &opens)
+                }
                 _ => changes.push(Mutation { key: Key::new(Table::Moved, ino, b""), value: None }),
             }
         }
@@ -244,7 +263,10 @@ impl Node {
             cluster: cluster.map(Box::new),
         };
         let reply_thread = ReplyThread::start(config.replies).map_err(|why| {
-            FsError::because(libc::EAGAIN, format!("metadata: the thread for replies did not start: {why}"))
+            FsError::because(
+                libc::EAGAIN,
+                format!("metadata: the thread for replies did not start: {why}"),
+            )
         })?;
         let mut node = Self {
             engine,
@@ -288,7 +310,10 @@ impl Node {
                 self.core.opens.set(ino, OpenState::default());
                 return Err(match why {
                     kestrel_types::request::Outcome::Failed(error) => error,
-                    _ => FsError::new(libc::EIO, "metadata: a file without a name could not be deleted"),
+                    _ => FsError::new(
+                        libc::EIO,
+                        "metadata: a file without a name could not be deleted",
+                    ),
                 });
             }
         }

@@ -25,7 +25,12 @@ use kestrel_engine::Engine;
 pub const EXTENTS_TOLD_MAX: usize = 4096;
 
 /// Reads them; and the position to wait for before they may be shown in mode `commit`.
-pub fn run(engine: &dyn Engine, ino: InodeId, first: u64, last: u64) -> FsResult<(Answer, Position)> {
+pub fn run(
+    engine: &dyn Engine,
+    ino: InodeId,
+    first: u64,
+    last: u64,
+) -> FsResult<(Answer, Position)> {
     if last < first {
         return Err(FsError::new(libc::EINVAL, "the last chunk asked for lies before the first"));
     }
@@ -33,30 +38,35 @@ pub fn run(engine: &dyn Engine, ino: InodeId, first: u64, last: u64) -> FsResult
     let (mut told, mut end) = (0, true);
     let after = first.checked_sub(1).map(u64::to_be_bytes);
     let deleted_at = engine
-        .scan(Table::Chunk, ino, after.as_ref().map(|after| &after[..]), &mut |suffix, row, changed_at| {
-            let number = number_of(suffix);
-            if number > last {
-                return ControlFlow::Break(());
-            }
-            if told >= EXTENTS_TOLD_MAX {
-                end = false;
-                return ControlFlow::Break(());
-            }
-            let mut reader = Reader::new(row);
-            match ExtentList::decode(&mut reader).and_then(|list| reader.end().map(|()| list)) {
-                Ok(list) => {
-                    // A row without extents counts as well: rows bound the time.
-                    told += list.len().max(1);
-                    chunks.push((number, list.extents().to_vec()));
-                }
-                Err(why) => {
-                    damage = Some(why);
+        .scan(
+            Table::Chunk,
+            ino,
+            after.as_ref().map(|after| &after[..]),
+            &mut |suffix, row, changed_at| {
+                let number = number_of(suffix);
+                if number > last {
                     return ControlFlow::Break(());
                 }
-            }
-            wait = wait.max(changed_at);
-            ControlFlow::Continue(())
-        })
+                if told >= EXTENTS_TOLD_MAX {
+                    end = false;
+                    return ControlFlow::Break(());
+                }
+                let mut reader = Reader::new(row);
+                match ExtentList::decode(&mut reader).and_then(|list| reader.end().map(|()| list)) {
+                    Ok(list) => {
+                        // A row without extents counts as well: rows bound the time.
+                        told += list.len().max(1);
+                        chunks.push((number, list.extents().to_vec()));
+                    }
+                    Err(why) => {
+                        damage = Some(why);
+                        return ControlFlow::Break(());
+                    }
+                }
+                wait = wait.max(changed_at);
+                ControlFlow::Continue(())
+            },
+        )
         .map_err(engine_error)?;
     match damage {
         Some(why) => Err(FsError::because(

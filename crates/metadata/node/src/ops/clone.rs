@@ -50,7 +50,12 @@ pub fn run(
     let home = target.at.home();
     let size = target.inode.size.max(window.to + window.len);
     let mut content = new_content(view, &source.inode, &target.inode, window)?;
-    content::check_swept(view, target.inode.ino, size, content.data.as_ref().unwrap_or(&target.inode.data))?;
+    content::check_swept(
+        view,
+        target.inode.ino,
+        size,
+        content.data.as_ref().unwrap_or(&target.inode.data),
+    )?;
     content.shared = true;
     content.want(view, home)?;
     let share = if size != target.inode.size { view.bytes_share(&target.at) } else { None };
@@ -93,7 +98,12 @@ fn check(source: &Inode, target: &Inode, window: Window) -> Run<()> {
     Ok(())
 }
 
-fn new_content(view: &mut View<'_>, source: &Inode, target: &Inode, window: Window) -> Run<Content> {
+fn new_content(
+    view: &mut View<'_>,
+    source: &Inode,
+    target: &Inode,
+    window: Window,
+) -> Run<Content> {
     let whole = window.from == 0 && window.to == 0 && window.len == source.size;
     if whole && target.size <= window.len && !matches!(source.data, Data::Chunked) {
         // A whole small file stays packed: no chunk row.

@@ -45,7 +45,12 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     let capabilities = xattr::capabilities(view, &found.inode)?;
     let home = found.at.home();
     let mut content = new_content(view, &found, &commit.data, size)?;
-    content::check_swept(view, found.inode.ino, size, content.data.as_ref().unwrap_or(&found.inode.data))?;
+    content::check_swept(
+        view,
+        found.inode.ino,
+        size,
+        content.data.as_ref().unwrap_or(&found.inode.data),
+    )?;
     content.want(view, home)?;
     let share = if size != found.inode.size { view.bytes_share(&found.at) } else { None };
     view.begin()?;
@@ -67,7 +72,12 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     Ok(Answer::Inode(Box::new(inode)))
 }
 
-fn new_content(view: &mut View<'_>, found: &LocatedInode, data: &NewData, size: u64) -> Run<Content> {
+fn new_content(
+    view: &mut View<'_>,
+    found: &LocatedInode,
+    data: &NewData,
+    size: u64,
+) -> Run<Content> {
     let inode = &found.inode;
     match data {
         NewData::Unchanged => content::truncate(view, inode, size),

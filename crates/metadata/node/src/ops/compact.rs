@@ -15,7 +15,13 @@ use crate::content;
 use crate::view::{InodeUse, Run, Stop, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, inode: &InodeRef, chunk: u64, old: &[Extent], new: &[Extent]) -> Run<Answer> {
+pub fn run(
+    view: &mut View<'_>,
+    inode: &InodeRef,
+    chunk: u64,
+    old: &[Extent],
+    new: &[Extent],
+) -> Run<Answer> {
     let found = view.find(inode, InodeUse::Write)?;
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));

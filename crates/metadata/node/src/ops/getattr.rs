@@ -18,7 +18,8 @@ pub fn run(view: &mut View<'_>, inode: &InodeRef) -> Run<Answer> {
 
 /// Runs Parent.
 pub fn parent(view: &mut View<'_>, dir: InodeId) -> Run<Answer> {
-    let dir = view.find_dir(dir)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))?;
+    let dir =
+        view.find_dir(dir)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))?;
     let above = view.dir_record(dir.parent)?;
     Ok(Answer::Inode(Box::new(view.shown(above)?)))
 }

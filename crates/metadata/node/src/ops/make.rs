@@ -39,7 +39,13 @@ pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
 
 /// A new inode with this name that belongs to the caller, and to the directory's group if that is
 /// set-group-id.
-pub fn inode(view: &mut View<'_>, creds: &Creds, dir: &Dentry, name: &[u8], new: New) -> Run<Inode> {
+pub fn inode(
+    view: &mut View<'_>,
+    creds: &Creds,
+    dir: &Dentry,
+    name: &[u8],
+    new: New,
+) -> Run<Inode> {
     let (gid, mode) = perm::inherit(creds, dir.guard, new.mode, new.kind == Kind::Dir)?;
     let size = match &new.data {
         Data::Inline(target) => target.len() as u64,

@@ -62,7 +62,10 @@ pub fn existing(
     parent: Option<InodeId>,
 ) -> Run<Answer> {
     // To cut it off as well is to open it: found to be changed, it may be another node's.
-    if !found.is_dir() && found.inode.nlink == 0 && !view.shows_orphans(found.inode.ino, InodeUse::Open) {
+    if !found.is_dir()
+        && found.inode.nlink == 0
+        && !view.shows_orphans(found.inode.ino, InodeUse::Open)
+    {
         return Err(fail(libc::ESTALE, "the file does not exist any more"));
     }
     check(creds, &found, flags)?;
@@ -106,7 +109,12 @@ fn check(creds: &Creds, found: &LocatedInode, flags: &OpenFlags) -> Run<()> {
     Ok(())
 }
 
-fn truncated(view: &mut View<'_>, creds: &Creds, found: LocatedInode, flags: &OpenFlags) -> Run<Inode> {
+fn truncated(
+    view: &mut View<'_>,
+    creds: &Creds,
+    found: LocatedInode,
+    flags: &OpenFlags,
+) -> Run<Inode> {
     let mode = match flags.kill_suid {
         true => perm::without_set_ids(creds, found.inode.mode, found.inode.gid)?,
         false => found.inode.mode,
@@ -114,7 +122,8 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: LocatedInode, flags: &Op
     let capabilities = xattr::capabilities(view, &found.inode)?;
     let home = found.at.home();
     let changes = found.inode.size != 0;
-    let mut content = if changes { content::truncate(view, &found.inode, 0)? } else { Content::default() };
+    let mut content =
+        if changes { content::truncate(view, &found.inode, 0)? } else { Content::default() };
     content.want(view, home)?;
     let share = if changes { view.bytes_share(&found.at) } else { None };
     view.begin()?;
@@ -255,7 +264,11 @@ pub fn again(view: &mut View<'_>, op: &Op, told: &RecordedReply) -> Run<Answer> 
     };
     view.set_open(
         ino,
-        OpenState { count: state.count.saturating_add(1), orphan: orphans, linkable: orphans && linkable },
+        OpenState {
+            count: state.count.saturating_add(1),
+            orphan: orphans,
+            linkable: orphans && linkable,
+        },
     );
     Ok(answer)
 }

@@ -105,7 +105,8 @@ pub fn span(dir: InodeId, after: Option<&Name>, limit: usize) -> Span {
 /// The page, from what all nodes said.
 pub fn merged(dir: Dentry, rows: &SpanRows, limit: usize) -> Run<Answer> {
     let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
-    let entries: Result<Vec<_>, _> = rows.iter().take(limit).map(|(name, row)| entry(name, row)).collect();
+    let entries: Result<Vec<_>, _> =
+        rows.iter().take(limit).map(|(name, row)| entry(name, row)).collect();
     let entries = entries.map_err(|why| Stop::Fail(damaged(dir.ino, &why)))?;
     Ok(Answer::Entries { entries, parent: dir.parent, end: rows.len() <= limit })
 }
@@ -113,7 +114,8 @@ pub fn merged(dir: Dentry, rows: &SpanRows, limit: usize) -> Run<Answer> {
 /// The page of attributes, from what all nodes said.
 pub fn merged_plus(dir: InodeId, rows: &SpanRows, limit: usize) -> Run<Answer> {
     let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
-    let entries = rows.iter().take(limit).filter_map(|(name, row)| entry_plus(name, row).transpose());
+    let entries =
+        rows.iter().take(limit).filter_map(|(name, row)| entry_plus(name, row).transpose());
     let entries: Result<Vec<_>, _> = entries.collect();
     let entries = entries.map_err(|why| Stop::Fail(damaged(dir, &why)))?;
     Ok(Answer::EntriesPlus { entries, end: rows.len() <= limit })

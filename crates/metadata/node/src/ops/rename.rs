@@ -134,8 +134,12 @@ fn check_permissions(
             check_removal(creds, b, target)?;
             match (source_is_dir, target.is_dir()) {
                 _ if flags.exchange => {}
-                (true, false) => return Err(fail(libc::ENOTDIR, "a directory replaces directories only")),
-                (false, true) => return Err(fail(libc::EISDIR, "a file does not replace a directory")),
+                (true, false) => {
+                    return Err(fail(libc::ENOTDIR, "a directory replaces directories only"));
+                }
+                (false, true) => {
+                    return Err(fail(libc::EISDIR, "a file does not replace a directory"));
+                }
                 _ => {}
             }
         }

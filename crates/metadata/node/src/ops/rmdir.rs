@@ -18,7 +18,12 @@ use crate::rows::{CellId, Value};
 use crate::view::{InodeUse, Run, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, expected: Option<InodeId>) -> Run<Answer> {
+pub fn run(
+    view: &mut View<'_>,
+    creds: &Creds,
+    place: &PathRef,
+    expected: Option<InodeId>,
+) -> Run<Answer> {
     view.need_exclusive()?;
     let spot = view.spot(creds, place, true)?;
     let found = view.at_spot(&spot, InodeUse::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;

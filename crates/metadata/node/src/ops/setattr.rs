@@ -78,7 +78,12 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
 
 /// As SetAttr, on something that has been removed and that only the client knows. It has no size to
 /// set any more: `ESTALE`.
-pub fn of_removed(creds: &Creds, inode: &mut Inode, set: &SetAttr, now: Nanos) -> Result<(), Outcome> {
+pub fn of_removed(
+    creds: &Creds,
+    inode: &mut Inode,
+    set: &SetAttr,
+    now: Nanos,
+) -> Result<(), Outcome> {
     if set.size.is_some() {
         return Err(fail(libc::ESTALE, "the file's content does not exist any more").without_rows());
     }

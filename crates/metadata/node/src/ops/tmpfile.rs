@@ -15,7 +15,13 @@ use crate::session::OpenState;
 use crate::view::{Run, View};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, dir: InodeId, mode: u16, exclusive: bool) -> Run<Answer> {
+pub fn run(
+    view: &mut View<'_>,
+    creds: &Creds,
+    dir: InodeId,
+    mode: u16,
+    exclusive: bool,
+) -> Run<Answer> {
     let dir = view.dir(dir)?;
     perm::check(creds, dir.guard, WRITE | EXEC)?;
     view.begin()?;

@@ -44,17 +44,18 @@ pub fn add_shares(
     sum: &mut DirStat,
 ) -> FsResult<()> {
     let mut damage = None;
-    let visited = engine.scan(Table::DirStat, dir, None, &mut |share, row, _| match DirStat::decode(row) {
-        _ if !own(share) => ControlFlow::Continue(()),
-        Ok(stat) => {
-            sum.merge(&stat);
-            ControlFlow::Continue(())
-        }
-        Err(why) => {
-            damage = Some(why);
-            ControlFlow::Break(())
-        }
-    });
+    let visited =
+        engine.scan(Table::DirStat, dir, None, &mut |share, row, _| match DirStat::decode(row) {
+            _ if !own(share) => ControlFlow::Continue(()),
+            Ok(stat) => {
+                sum.merge(&stat);
+                ControlFlow::Continue(())
+            }
+            Err(why) => {
+                damage = Some(why);
+                ControlFlow::Break(())
+            }
+        });
     visited.map_err(engine_error)?;
     damage.map_or(Ok(()), |why| Err(damaged(&why)))
 }
@@ -66,11 +67,15 @@ fn usage(sum: &DirStat, dirs: u64) -> Usage {
 
 /// Figures of the whole volume, by reading all shares and all files in table `link`, as far as the
 /// rows are `own`: files, directories, bytes.
-pub fn volume(engine: &dyn Engine, own: &dyn Fn(KeyRef<'_>) -> bool) -> Result<[i64; 3], EngineError> {
+pub fn volume(
+    engine: &dyn Engine,
+    own: &dyn Fn(KeyRef<'_>) -> bool,
+) -> Result<[i64; 3], EngineError> {
     let mut sum = DirStat::default();
     let mut bytes = 0i64;
-    let corrupt =
-        |table: &str, why: DecodeError| EngineError::Corrupt(format!("metadata: damaged {table} row: {why}"));
+    let corrupt = |table: &str, why: DecodeError| {
+        EngineError::Corrupt(format!("metadata: damaged {table} row: {why}"))
+    };
     let mut damage = None;
     engine.scan_table(Table::DirStat, None, &mut |key, row| match DirStat::decode(row) {
         _ if !own(key) => ControlFlow::Continue(()),

@@ -65,7 +65,10 @@ fn space_of(name: &[u8]) -> Run<Space> {
     for (prefix, space) in spaces {
         match name.strip_prefix(prefix) {
             Some([]) => {
-                return Err(fail(libc::EINVAL, "an extended attribute needs a name after its prefix"));
+                return Err(fail(
+                    libc::EINVAL,
+                    "an extended attribute needs a name after its prefix",
+                ));
             }
             Some(_) => return Ok(space),
             None => {}
@@ -88,10 +91,16 @@ fn check(creds: &Creds, found: &LocatedInode, space: Space, write: bool) -> Run<
         Space::Security if write && creds.uid != 0 => Err(refused),
         Space::Trusted | Space::Security => Ok(()),
         Space::User => match found.inode.kind {
-            Kind::Dir if write && found.inode.mode & STICKY != 0 && !perm::owns(creds, found.inode.uid) => {
+            Kind::Dir
+                if write
+                    && found.inode.mode & STICKY != 0
+                    && !perm::owns(creds, found.inode.uid) =>
+            {
                 Err(refused)
             }
-            Kind::File | Kind::Dir => perm::check(creds, found.guard(), if write { WRITE } else { READ }),
+            Kind::File | Kind::Dir => {
+                perm::check(creds, found.guard(), if write { WRITE } else { READ })
+            }
             _ => Err(refused),
         },
     }
@@ -111,7 +120,8 @@ pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) ->
     }
     let cell = view.rows.cell(Table::Xattr, found.inode.ino, name);
     let Some(row) = view.bytes(cell)? else { return Err(missing()) };
-    let value = decode(row).ok_or(fail(libc::EIO, "extended attribute of an unknown format version"))?;
+    let value =
+        decode(row).ok_or(fail(libc::EIO, "extended attribute of an unknown format version"))?;
     Ok(Answer::Bytes(value.into()))
 }
 
@@ -184,7 +194,10 @@ pub fn set(
         return Err(missing());
     }
     if names > XATTR_NAMES_MAX {
-        return Err(fail(libc::ENOSPC, "an inode has at most 256 KiB of names of extended attributes"));
+        return Err(fail(
+            libc::ENOSPC,
+            "an inode has at most 256 KiB of names of extended attributes",
+        ));
     }
     view.begin()?;
     let cell = view.rows.cell(Table::Xattr, found.inode.ino, name);

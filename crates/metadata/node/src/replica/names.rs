@@ -61,7 +61,8 @@ impl Names {
     /// Takes a place in; one that `is_same` leads there from now on instead.
     pub fn insert(&mut self, hash: u64, at: DentryIndex, is_same: impl Fn(DentryIndex) -> bool) {
         let tag = tag(hash);
-        if let Some(place) = self.places.find_mut(table_hash(tag), |place| place.0 == tag && is_same(place.1))
+        if let Some(place) =
+            self.places.find_mut(table_hash(tag), |place| place.0 == tag && is_same(place.1))
         {
             place.1 = at;
         } else {

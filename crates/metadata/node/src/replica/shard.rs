@@ -95,7 +95,11 @@ fn table_hash(ino: InodeId) -> u64 {
 }
 
 fn cost(name: &[u8]) -> usize {
-    if name.len() > NAME_INLINE { DENTRY_BYTES + LONG_NAME_BYTES + name.len() } else { DENTRY_BYTES }
+    if name.len() > NAME_INLINE {
+        DENTRY_BYTES + LONG_NAME_BYTES + name.len()
+    } else {
+        DENTRY_BYTES
+    }
 }
 
 impl Shard {
@@ -188,8 +192,16 @@ impl Shard {
         }
         // Names have up to 255 bytes.
         let name_len = u8::try_from(name.len()).unwrap_or(u8::MAX);
-        self.slots[slot as usize] =
-            Cached { ino: dir.ino, parent: dir.parent, changed_at, uid, gid, mode, name_len, name: inline };
+        self.slots[slot as usize] = Cached {
+            ino: dir.ino,
+            parent: dir.parent,
+            changed_at,
+            uid,
+            gid,
+            mode,
+            name_len,
+            name: inline,
+        };
         self.bytes += cost(name);
         slot
     }
@@ -267,23 +279,34 @@ mod tests {
     fn names_of_any_length_come_and_go() {
         let mut shard = Shard::default();
         let name = |len: usize| vec![b'n'; len];
-        let dir = |ino| Dentry { ino, parent: 1, guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true } };
+        let dir = |ino| Dentry {
+            ino,
+            parent: 1,
+            guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true },
+        };
         for round in 0..3 {
             for len in 1..=255 {
                 // Each has another name in each round, some of them one that is as long as the
                 // other was not.
                 let len = (len + round * 100) % 255 + 1;
-                let slot =
-                    shard.insert(dir(len as u64 % 200 + 1), &name(len), 0, usize::MAX, &mut |_, _, _| ());
+                let slot = shard.insert(
+                    dir(len as u64 % 200 + 1),
+                    &name(len),
+                    0,
+                    usize::MAX,
+                    &mut |_, _, _| (),
+                );
                 assert_eq!(shard.place_at(slot), (1, &*name(len)));
             }
         }
-        let kept: Vec<_> = shard.slots.iter().map(|cached| cached.ino).filter(|ino| *ino != 0).collect();
+        let kept: Vec<_> =
+            shard.slots.iter().map(|cached| cached.ino).filter(|ino| *ino != 0).collect();
         assert_eq!((kept.len(), shard.len()), (200, 200));
         kept.into_iter().for_each(|ino| shard.remove(ino, &mut |_, _, _| ()));
         assert_eq!((shard.bytes, shard.long_names.free.len()), (0, shard.long_names.names.len()));
         assert!(
-            shard.long_names.names.len() <= 200 && shard.long_names.names.iter().all(|name| name.is_empty())
+            shard.long_names.names.len() <= 200
+                && shard.long_names.names.iter().all(|name| name.is_empty())
         );
     }
 }

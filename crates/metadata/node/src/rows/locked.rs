@@ -82,7 +82,8 @@ impl Scope<'_> {
         if !self.table.owns(key.table, key.id, key.suffix) {
             return Some(RowBlocked::Away);
         }
-        let locked = self.table.is_leaving(key.table, key.id, key.suffix) || self.locks.bars(key, mode);
+        let locked =
+            self.table.is_leaving(key.table, key.id, key.suffix) || self.locks.bars(key, mode);
         locked.then_some(RowBlocked::Locked)
     }
 }
@@ -106,7 +107,8 @@ impl BatchRows {
             let bar = if scope.table.home_of(*id) != scope.table.me {
                 Some(RowBlocked::Away)
             } else {
-                let locked = scope.table.is_leaving_home(*id) || scope.locks.bars_range((*table, *id));
+                let locked =
+                    scope.table.is_leaving_home(*id) || scope.locks.bars_range((*table, *id));
                 locked.then_some(RowBlocked::Locked)
             };
             if let Some(bar) = bar {

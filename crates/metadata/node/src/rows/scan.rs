@@ -34,8 +34,11 @@ impl BatchRows {
         let after = first.checked_sub(1).map(u64::to_be_bytes);
         let (mut too_much, mut left_out, mut bytes) = (false, None, 0);
         let values = &mut self.values;
-        let deleted_at =
-            engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
+        let deleted_at = engine.scan(
+            table,
+            id,
+            after.as_ref().map(|a| &a[..]),
+            &mut |suffix, value, changed_at| {
                 bytes += value.len();
                 if table == Table::Chunk && is_full(most, found.len(), bytes) {
                     left_out = Some(number_of(suffix));
@@ -49,7 +52,8 @@ impl BatchRows {
                 values.extend_from_slice(value);
                 found.push((suffix.to_vec(), start, value.len() as u32, changed_at));
                 ControlFlow::Continue(())
-            })?;
+            },
+        )?;
         if too_much {
             return Err(too_large());
         }
@@ -78,7 +82,8 @@ impl BatchRows {
         }
         if let Some(next) = left_out {
             self.partial.insert((table, id), (first, next));
-            self.wanted.retain(|number| matches!(self.cells[*number as usize].value, Value::Wanted));
+            self.wanted
+                .retain(|number| matches!(self.cells[*number as usize].value, Value::Wanted));
             return;
         }
         // Cells that were wanted one by one and did not turn up do not exist.

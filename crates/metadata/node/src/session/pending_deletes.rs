@@ -34,7 +34,8 @@ impl PendingDeletes {
     /// An operation is about to refer to an object. Whether it must not, because the object is
     /// being deleted. Otherwise no round that watches it will delete it.
     pub fn refer(&self, object: ObjectId) -> bool {
-        let concerned = |round: &Round| round.watched.contains(&object) || round.condemned.contains(&object);
+        let concerned =
+            |round: &Round| round.watched.contains(&object) || round.condemned.contains(&object);
         if !self.0.read().values().any(concerned) {
             return false;
         }
@@ -73,9 +74,15 @@ impl PendingDeletes {
 
     /// Those of the objects that nobody has referred to since the round began; they are condemned
     /// until it ends. None if this node does not know the round.
-    pub fn confirm(&self, reaper: NodeId, number: u64, mut objects: Vec<ObjectId>) -> Vec<ObjectId> {
+    pub fn confirm(
+        &self,
+        reaper: NodeId,
+        number: u64,
+        mut objects: Vec<ObjectId>,
+    ) -> Vec<ObjectId> {
         let mut rounds = self.0.write();
-        let Some(round) = rounds.get_mut(&reaper).filter(|round| round.number == number && !round.ended)
+        let Some(round) =
+            rounds.get_mut(&reaper).filter(|round| round.number == number && !round.ended)
         else {
             return Vec::new();
         };

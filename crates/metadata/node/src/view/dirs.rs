@@ -13,8 +13,8 @@ use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
 
 use super::{
-    DIR_SIZE, LocatedInode, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail,
-    guard_of,
+    DIR_SIZE, LocatedInode, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id,
+    fail, guard_of,
 };
 use crate::owners::DIR_RENAMES;
 use crate::perm::{self, Dentry, EXEC};
@@ -199,9 +199,15 @@ impl View<'_> {
                 let ino = inode.ino;
                 self.dir(ino)
             }
-            Some(Entry::Inode(Inode { kind: Kind::Symlink, data: Data::Inline(target), .. })) => {
+            Some(Entry::Inode(Inode {
+                kind: Kind::Symlink, data: Data::Inline(target), ..
+            })) => {
                 let target = target.clone();
-                Err(Stop::Out(Box::new(Outcome::Symlink { resolved: walked, dir: dir.ino, target })))
+                Err(Stop::Out(Box::new(Outcome::Symlink {
+                    resolved: walked,
+                    dir: dir.ino,
+                    target,
+                })))
             }
             Some(Entry::Link { ino, kind: Kind::Symlink }) => {
                 let ino = *ino;
@@ -209,7 +215,11 @@ impl View<'_> {
                 match self.link(cell)? {
                     Some(Inode { data: Data::Inline(target), .. }) => {
                         let target = target.clone();
-                        Err(Stop::Out(Box::new(Outcome::Symlink { resolved: walked, dir: dir.ino, target })))
+                        Err(Stop::Out(Box::new(Outcome::Symlink {
+                            resolved: walked,
+                            dir: dir.ino,
+                            target,
+                        })))
                     }
                     _ => Err(damaged("link", &DecodeError("a symbolic link without target"))),
                 }

@@ -143,7 +143,9 @@ impl View<'_> {
                 let ino = *ino;
                 match self.at_number(ino, using)? {
                     Some(found) => Ok(Some(found)),
-                    None => Err(damaged("link", &DecodeError("missing for a name that refers to it"))),
+                    None => {
+                        Err(damaged("link", &DecodeError("missing for a name that refers to it")))
+                    }
                 }
             }
         }
@@ -251,7 +253,8 @@ impl View<'_> {
 
     /// A directory's record by number.
     pub fn dir_record(&mut self, ino: InodeId) -> Run<LocatedInode> {
-        self.find_dir_record(ino)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
+        self.find_dir_record(ino)?
+            .ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
     }
 
     /// The share that counts a file's bytes, if one does. Ask before [`View::begin`].
@@ -264,7 +267,13 @@ impl View<'_> {
 
     /// Writes an inode back. If its size changed from `old_size`, `share` is what
     /// [`View::bytes_share`] gave.
-    pub fn put_inode(&mut self, at: &At, inode: Inode, old_size: u64, share: Option<CellId>) -> Run<()> {
+    pub fn put_inode(
+        &mut self,
+        at: &At,
+        inode: Inode,
+        old_size: u64,
+        share: Option<CellId>,
+    ) -> Run<()> {
         let growth = inode.size.cast_signed() - old_size.cast_signed();
         match at {
             At::Name { cell, .. } | At::Dir(cell) => {
@@ -290,8 +299,11 @@ impl View<'_> {
         match self.table {
             None => Ok(counter),
             Some(table) if counter < COUNTERS_MAX => {
-                let slot =
-                    if name.is_empty() { slot_of_id(parent) } else { table.placement.slot_of(parent, name) };
+                let slot = if name.is_empty() {
+                    slot_of_id(parent)
+                } else {
+                    table.placement.slot_of(parent, name)
+                };
                 Ok(id_in(counter, table.me, slot))
             }
             Some(_) => Err(fail(libc::ENOSPC, "metadata: no inode numbers are left")),

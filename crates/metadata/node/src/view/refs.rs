@@ -74,7 +74,9 @@ impl View<'_> {
         let at_home = match found.at {
             At::Name { cell, .. } => {
                 let owner = table.placement.owner_of_name(self.rows.suffix(cell));
-                table.home_of(ino) == table.me && matches!(owner, Owner::Node(_)) && table.made_here(ino)
+                table.home_of(ino) == table.me
+                    && matches!(owner, Owner::Node(_))
+                    && table.made_here(ino)
             }
             At::Dir(_) | At::Link { .. } => false,
         };
@@ -232,7 +234,10 @@ impl View<'_> {
         for (object, bytes) in tally.items() {
             if *bytes > 0 {
                 if self.core.condemned.refer(*object) && !shared {
-                    return Err(fail(libc::EIO, "the object is being deleted: write the data again"));
+                    return Err(fail(
+                        libc::EIO,
+                        "the object is being deleted: write the data again",
+                    ));
                 }
                 if self.core.cluster.is_some() {
                     self.effects.referred.push(*object);
@@ -314,7 +319,8 @@ impl View<'_> {
     /// The chunk from which on a file's rows were cut off and are still being deleted, if some are.
     /// Before [`View::begin`].
     pub fn sweep_of(&mut self, ino: InodeId) -> Run<Option<u64>> {
-        if let Some((_, first)) = self.effects.sweeps.iter().rev().find(|(swept, _)| *swept == ino) {
+        if let Some((_, first)) = self.effects.sweeps.iter().rev().find(|(swept, _)| *swept == ino)
+        {
             self.depends = true;
             return Ok(*first);
         }

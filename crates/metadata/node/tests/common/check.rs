@@ -100,10 +100,15 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
         })
         .collect();
     assert_eq!(places, dirs, "dirid rows");
-    let subdirs: BTreeSet<(u64, u64)> =
-        table(engine, Table::Subdir).into_keys().map(|(parent, child)| (parent, number(&child))).collect();
-    let expected: BTreeSet<(u64, u64)> =
-        dirs.iter().filter(|(ino, _)| **ino != ROOT).map(|(ino, (parent, _))| (*parent, *ino)).collect();
+    let subdirs: BTreeSet<(u64, u64)> = table(engine, Table::Subdir)
+        .into_keys()
+        .map(|(parent, child)| (parent, number(&child)))
+        .collect();
+    let expected: BTreeSet<(u64, u64)> = dirs
+        .iter()
+        .filter(|(ino, _)| **ino != ROOT)
+        .map(|(ino, (parent, _))| (*parent, *ino))
+        .collect();
     assert_eq!(subdirs, expected, "subdir rows");
     // Shares.
     let mut sums: BTreeMap<u64, DirStat> = BTreeMap::new();
@@ -112,8 +117,10 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
         sums.entry(dir).or_default().merge(&DirStat::decode(&row).unwrap());
     }
     for dir in dirs.keys() {
-        let (sum, real) =
-            (sums.get(dir).copied().unwrap_or_default(), stats.get(dir).copied().unwrap_or_default());
+        let (sum, real) = (
+            sums.get(dir).copied().unwrap_or_default(),
+            stats.get(dir).copied().unwrap_or_default(),
+        );
         assert_eq!(
             (sum.children, sum.subdirs, sum.bytes),
             (real.children, real.subdirs, real.bytes),
@@ -147,7 +154,11 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
         assert!(suffix.is_empty());
         let (parent, name) = decode_dir_id(&row).unwrap();
         if parent == 0 {
-            assert_eq!(inodes.get(&ino).map(|inode| inode.nlink), Some(0), "{ino} may not be given a name");
+            assert_eq!(
+                inodes.get(&ino).map(|inode| inode.nlink),
+                Some(0),
+                "{ino} may not be given a name"
+            );
             continue;
         }
         let entry = entries.get(&(parent, name.to_vec())).map(|row| Entry::decode(row).unwrap());
@@ -160,7 +171,9 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
     for ((id, suffix), row) in table(engine, Table::Txn) {
         match TxnKey::decode(id, &suffix).expect("a key of table txn") {
             TxnKey::Prepared(txn) | TxnKey::Decided(txn) => panic!("{txn:?} has not ended"),
-            TxnKey::Session(client) => assert_eq!(decode_session(client, &row).unwrap().client, client),
+            TxnKey::Session(client) => {
+                assert_eq!(decode_session(client, &row).unwrap().client, client)
+            }
             TxnKey::Answer(client, slot) => {
                 let (seq, reply) = decode_answer(&row).unwrap();
                 assert!(
@@ -172,7 +185,10 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
     }
     for inode in inodes.values() {
         assert!(inode.ino < ceiling("inodes"), "{inode:?}");
-        assert!(inode.change < ceiling("clock") && inode.data_change < ceiling("clock"), "{inode:?}");
+        assert!(
+            inode.change < ceiling("clock") && inode.data_change < ceiling("clock"),
+            "{inode:?}"
+        );
     }
     found
 }
@@ -199,11 +215,15 @@ fn check_content(engine: &dyn Engine, inodes: &BTreeMap<u64, Inode>, found: &mut
             }
             continue;
         }
-        let inode = inodes.get(&ino).unwrap_or_else(|| panic!("chunk of {ino}, which does not exist"));
+        let inode =
+            inodes.get(&ino).unwrap_or_else(|| panic!("chunk of {ino}, which does not exist"));
         assert_eq!(inode.data, Data::Chunked, "chunk of {inode:?}");
         let list = ExtentList::decode(&mut Reader::new(&row)).unwrap();
         assert!(!list.is_empty(), "empty chunk row of {ino}");
-        assert!(number(&chunk) * CHUNK_BYTES + u64::from(list.end()) <= inode.size, "{inode:?} {list:?}");
+        assert!(
+            number(&chunk) * CHUNK_BYTES + u64::from(list.end()) <= inode.size,
+            "{inode:?} {list:?}"
+        );
         for item in list.references() {
             *objects.entry(item.range.object).or_default() += i64::from(item.bytes);
         }
@@ -218,7 +238,11 @@ fn check_content(engine: &dyn Engine, inodes: &BTreeMap<u64, Inode>, found: &mut
     let reap: BTreeSet<u64> =
         table(engine, Table::Reap).into_keys().map(|(_, object)| number(&object)).collect();
     for (object, sum) in &sums {
-        assert_eq!(*sum, objects.get(object).copied().unwrap_or(0), "references of object {object}");
+        assert_eq!(
+            *sum,
+            objects.get(object).copied().unwrap_or(0),
+            "references of object {object}"
+        );
         assert!(
             *sum != 0 || reap.contains(object),
             "object {object} has no references and will never be reaped"

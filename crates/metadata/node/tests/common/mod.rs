@@ -28,7 +28,12 @@ pub struct Fixture {
 }
 
 pub fn config(workers: usize) -> NodeConfig {
-    NodeConfig { workers, durability: Durability::Fsync, grace: 10 * SECOND, ..NodeConfig::default() }
+    NodeConfig {
+        workers,
+        durability: Durability::Fsync,
+        grace: 10 * SECOND,
+        ..NodeConfig::default()
+    }
 }
 
 impl Fixture {
@@ -74,7 +79,9 @@ impl Fixture {
 
     pub fn inode_as(&self, creds: &Creds, op: Op) -> Inode {
         match self.call_as(creds, op.clone()) {
-            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }) => *inode,
+            Ok(
+                Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. },
+            ) => *inode,
             other => panic!("{op:?}: {other:?}"),
         }
     }

@@ -7,8 +7,14 @@ use kestrel_types::request::{Commit, NewData, Op, OpenFlags};
 use super::{Fixture, at, config, name};
 
 /// Opened for reading and writing.
-pub const WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+pub const WRITE: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 /// A node with two workers.
 pub fn fixture() -> Fixture {
@@ -37,7 +43,14 @@ pub fn seen(ino: u64, path: &str) -> InodeRef {
 
 /// Commits content of a file in the root, made on the content of `base`.
 pub fn commit(ino: u64, path: &str, base: u64, data: NewData, size: u64) -> Op {
-    Op::Commit(Commit { inode: seen(ino, path), base, data, size: Some(size), mtime: 5, kill_suid: false })
+    Op::Commit(Commit {
+        inode: seen(ino, path),
+        base,
+        data,
+        size: Some(size),
+        mtime: 5,
+        kill_suid: false,
+    })
 }
 
 /// Bytes at the start of an object.

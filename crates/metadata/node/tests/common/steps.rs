@@ -15,8 +15,8 @@ use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime,
-    Subject, XattrFlags,
+    Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr,
+    SetTime, Subject, XattrFlags,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -82,7 +82,8 @@ impl World {
     }
 
     fn dir(&self, dice: u8) -> u64 {
-        let dirs: Vec<u64> = self.known.iter().filter(|k| k.kind == Kind::Dir).map(|k| k.ino).collect();
+        let dirs: Vec<u64> =
+            self.known.iter().filter(|k| k.kind == Kind::Dir).map(|k| k.ino).collect();
         dirs[usize::from(dice) % dirs.len()]
     }
 
@@ -152,7 +153,8 @@ impl World {
     fn range(&mut self, len: u32) -> Range {
         self.next_object += 1;
         // A few objects are shared, as packs are.
-        let object = if self.next_object % 3 == 0 { self.next_object } else { 500 + self.next_object % 2 };
+        let object =
+            if self.next_object % 3 == 0 { self.next_object } else { 500 + self.next_object % 2 };
         Range { object, offset: 64 * (self.next_object as u32 % 1000), len }
     }
 
@@ -187,8 +189,10 @@ impl World {
                     let range = self.range(80);
                     patches.insert(0, (0, Extent::of_range(0, range)));
                 }
-                let end =
-                    patches.iter().map(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end())).max();
+                let end = patches
+                    .iter()
+                    .map(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end()))
+                    .max();
                 let size = match raw.who % 4 {
                     0 => end.unwrap_or(0),
                     1 => u64::from(raw.d),
@@ -204,7 +208,9 @@ impl World {
     fn setattr(&self, raw: Raw) -> Op {
         let (b, d) = (raw.b, raw.d);
         let on = |bit: u8| b >> bit & 1 == 1;
-        let time = |dice: u8| if dice % 2 == 0 { SetTime::Now } else { SetTime::At(i64::from(dice) << 40) };
+        let time = |dice: u8| {
+            if dice % 2 == 0 { SetTime::Now } else { SetTime::At(i64::from(dice) << 40) }
+        };
         let set = SetAttr {
             mode: (on(0) && on(1)).then_some(u16::from(d) * 37 % 0o10000),
             uid: (on(2) && on(3)).then_some([0, 1000, 1001][usize::from(d % 3)]),
@@ -254,7 +260,12 @@ impl World {
         let mode = modes[usize::from(raw.c) % modes.len()];
         match raw.op {
             0..=19 => Op::Lookup(self.taken(raw.a, raw.b)),
-            20..=49 => Op::Create { place: self.place(raw.a, raw.b), mode, flags, exclusive: raw.d % 3 == 0 },
+            20..=49 => Op::Create {
+                place: self.place(raw.a, raw.b),
+                mode,
+                flags,
+                exclusive: raw.d % 3 == 0,
+            },
             50..=69 => Op::MkDir(self.place(raw.a, raw.b), mode),
             70..=84 => Op::Unlink(self.taken(raw.a, raw.b)),
             85..=99 => Op::RmDir(self.taken(raw.a, raw.b), self.expected(raw.c)),
@@ -264,17 +275,27 @@ impl World {
                     exchange: raw.who / 8 % 5 == 1,
                     replaced: self.expected(raw.b),
                 };
-                let to = if raw.op % 3 == 0 { self.taken(raw.c, raw.d) } else { self.place(raw.c, raw.d) };
+                let to = if raw.op % 3 == 0 {
+                    self.taken(raw.c, raw.d)
+                } else {
+                    self.place(raw.c, raw.d)
+                };
                 Op::Rename(self.taken(raw.a, raw.b), to, flags)
             }
-            130..=144 => {
-                Op::Link(self.such(raw.a, raw.c, |node| node.kind != Kind::Dir), self.place(raw.b, raw.d))
-            }
+            130..=144 => Op::Link(
+                self.such(raw.a, raw.c, |node| node.kind != Kind::Dir),
+                self.place(raw.b, raw.d),
+            ),
             145..=150 => Op::Open(self.inode(raw.a, raw.c), flags),
             151..=154 => Op::OpenAt(self.taken(raw.a, raw.b), flags),
             155..=169 => {
-                let open: Vec<u64> =
-                    self.model.nodes.iter().filter(|(_, n)| n.opens > 0).map(|(ino, _)| *ino).collect();
+                let open: Vec<u64> = self
+                    .model
+                    .nodes
+                    .iter()
+                    .filter(|(_, n)| n.opens > 0)
+                    .map(|(ino, _)| *ino)
+                    .collect();
                 Op::Release(open.get(usize::from(raw.a) % open.len().max(1)).copied().unwrap_or(99))
             }
             170..=184 => self.setattr(raw),
@@ -284,7 +305,9 @@ impl World {
                 let kind = kinds[usize::from(raw.d % 4)];
                 Op::MkNod { place: self.place(raw.a, raw.b), kind, mode, rdev: 5 }
             }
-            215..=219 => Op::Symlink(self.place(raw.a, raw.b), vec![b'x'; 1 + usize::from(raw.c)].into()),
+            215..=219 => {
+                Op::Symlink(self.place(raw.a, raw.b), vec![b'x'; 1 + usize::from(raw.c)].into())
+            }
             220..=223 => Op::TmpFile { dir: self.dir(raw.a), mode, exclusive: raw.d % 3 == 0 },
             224..=229 => {
                 let stored = |n: &kestrel_model::ModelInode| {
@@ -300,8 +323,9 @@ impl World {
                     1 => (size / 3, size / 3),
                     _ => (u64::from(raw.c % 50), u64::from(raw.d)),
                 };
-                let to =
-                    self.such(raw.b, raw.d, |node| node.kind == Kind::File && node.layout != Layout::Inline);
+                let to = self.such(raw.b, raw.d, |node| {
+                    node.kind == Kind::File && node.layout != Layout::Inline
+                });
                 Op::Clone { from, from_offset, to, to_offset: u64::from(raw.d % 3) * 25, len }
             }
             230..=243 => self.xattr(raw),
@@ -313,9 +337,10 @@ impl World {
                 let flags = if raw.d < 96 { InodeFlags::from_bits(raw.d % 16) } else { None };
                 Op::SetFlags(self.inode(raw.a, raw.c), flags.unwrap_or_default())
             }
-            249 if raw.d % 2 == 0 => {
-                Op::Locate { files: vec![self.inode(raw.a, raw.c).ino, u64::from(raw.b)], after: None }
-            }
+            249 if raw.d % 2 == 0 => Op::Locate {
+                files: vec![self.inode(raw.a, raw.c).ino, u64::from(raw.b)],
+                after: None,
+            },
             251 => {
                 let at = self.model.now - i64::from(raw.b) + 20;
                 Op::Accessed(self.inode(raw.a, raw.d), Accessed { at, relative: raw.who % 2 == 0 })
@@ -455,11 +480,13 @@ impl World {
             if self.faults {
                 self.inject(part[0]);
             }
-            let mut requests: Vec<_> = part.iter().map(|raw| (Self::creds(raw.who), self.op(*raw))).collect();
+            let mut requests: Vec<_> =
+                part.iter().map(|raw| (Self::creds(raw.who), self.op(*raw))).collect();
             if part.len() > 1 {
                 // Listings are no part of batches, so the order of replies does not tell when they
                 // were made.
-                requests.retain(|(_, op)| !matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }));
+                requests
+                    .retain(|(_, op)| !matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }));
             }
             if let [(creds, op)] = &requests[..] {
                 self.single(&creds.clone(), op.clone())?;

@@ -4,12 +4,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kestrel_meta::node::Node;
 use kestrel_types::name::{InodeRef, PathRef};
-use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr};
+use kestrel_types::request::{
+    Answer, Creds, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
+};
 
 use super::{at, check};
 
-pub const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+pub const FLAGS: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 /// xorshift64*: enough to mix operations, and the seed says it all.
 pub struct Dice(pub u64);
@@ -43,12 +51,15 @@ impl Client {
 
     fn op(&mut self) -> Op {
         match self.dice.roll(20) {
-            0..=4 => Op::Create { place: self.place(), mode: 0o666, flags: FLAGS, exclusive: false },
+            0..=4 => {
+                Op::Create { place: self.place(), mode: 0o666, flags: FLAGS, exclusive: false }
+            }
             5..=6 => Op::MkDir(self.place(), 0o777),
             7..=9 => Op::Unlink(self.place()),
             10 => Op::RmDir(self.place(), None),
             11..=13 => {
-                let flags = RenameFlags { exchange: self.dice.roll(4) == 0, ..RenameFlags::default() };
+                let flags =
+                    RenameFlags { exchange: self.dice.roll(4) == 0, ..RenameFlags::default() };
                 Op::Rename(self.place(), self.place(), flags)
             }
             14 => match self.open.last() {
@@ -60,9 +71,10 @@ impl Client {
                 None => Op::Lookup(self.place()),
             },
             17 => match self.open.last() {
-                Some((inode, size)) => {
-                    Op::SetAttr(inode.clone(), SetAttr { size: Some(size + 1), ..SetAttr::default() })
-                }
+                Some((inode, size)) => Op::SetAttr(
+                    inode.clone(),
+                    SetAttr { size: Some(size + 1), ..SetAttr::default() },
+                ),
                 None => Op::Usage,
             },
             18 => Op::ReadDir { dir: 1, after: None, limit: 100, check: true },

@@ -33,7 +33,8 @@ impl State {
 
 fn forward(state: &Arc<State>, mut client: TcpStream, port: u16) {
     let Ok(mut server) = TcpStream::connect(("127.0.0.1", port)) else { return };
-    let (mut to_server, mut from_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    let (mut to_server, mut from_client) =
+        (server.try_clone().unwrap(), client.try_clone().unwrap());
     let shared = state.clone();
     let up = thread::spawn(move || {
         let mut bytes = [0; 1 << 16];

@@ -53,8 +53,10 @@ fn kill_all(server: u32) {
 }
 
 fn run(command: &mut Command) {
-    let done =
-        command.current_dir("/tmp").output().expect("PostgreSQL is installed: scripts/install-deps.sh");
+    let done = command
+        .current_dir("/tmp")
+        .output()
+        .expect("PostgreSQL is installed: scripts/install-deps.sh");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
@@ -168,7 +170,8 @@ impl Server {
             .concat(),
         );
         openssl(
-            &[&["req", "-subj", "/CN=database", "-keyout", key, "-out", request], &elliptic[..]].concat(),
+            &[&["req", "-subj", "/CN=database", "-keyout", key, "-out", request], &elliptic[..]]
+                .concat(),
         );
         fs::write(&names, "subjectAltName=DNS:localhost\n").unwrap();
         fs::set_permissions(&names, fs::Permissions::from_mode(0o644)).unwrap();
@@ -198,7 +201,17 @@ impl Server {
     /// What psql says to a statement.
     pub fn ask(&self, text: &str) -> String {
         let mut psql = Command::new("psql");
-        psql.args(["-qAtX", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-U", "kestrel", "postgres", "-p"]);
+        psql.args([
+            "-qAtX",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-h",
+            "127.0.0.1",
+            "-U",
+            "kestrel",
+            "postgres",
+            "-p",
+        ]);
         let done = psql.args([&self.port.to_string(), "-c", text]).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8(done.stdout).unwrap().trim().to_string()

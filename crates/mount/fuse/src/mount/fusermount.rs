@@ -27,7 +27,12 @@ pub(super) fn mount(dir: &Path, options: &MountOptions) -> Result<(OwnedFd, Opti
     let options_text = options.helper_options();
     let mut child = spawn(|program| {
         let mut command = Command::new(program);
-        command.arg("-o").arg(&options_text).arg("--").arg(dir).env("_FUSE_COMMFD", COMM_FD.to_string());
+        command
+            .arg("-o")
+            .arg(&options_text)
+            .arg("--")
+            .arg(dir)
+            .env("_FUSE_COMMFD", COMM_FD.to_string());
         let theirs = theirs.as_raw_fd();
         // SAFETY: only system calls that are safe between fork and exec. dup2 also clears
         // close-on-exec, unless the two numbers are the same.
@@ -90,7 +95,12 @@ pub(super) fn unmount(dir: &Path, how: How) -> Result<()> {
 /// Starts the first helper that exists.
 fn spawn(command: impl Fn(&str) -> Command) -> io::Result<Child> {
     for program in HELPERS {
-        match command(program).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn() {
+        match command(program)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+        {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
@@ -131,7 +141,8 @@ fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
     message.msg_controllen = size_of::<Control>() as _;
     let got = loop {
         // SAFETY: every pointer in `message` is to a live local of the stated size.
-        let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+        let got =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
         if got >= 0 {
             break got;
         }
@@ -141,7 +152,10 @@ fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
         }
     };
     if got == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "fusermount3 ended without an answer"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "fusermount3 ended without an answer",
+        ));
     }
     // SAFETY: the kernel filled in `message`; CMSG_FIRSTHDR checks the length, and CMSG_DATA of an
     // SCM_RIGHTS message of sufficient length holds a descriptor that is ours from here on.
@@ -152,7 +166,10 @@ fn receive_fd(socket: &UnixStream) -> io::Result<OwnedFd> {
             || (*header).cmsg_type != libc::SCM_RIGHTS
             || ((*header).cmsg_len as usize) < libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize
         {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "fusermount3 sent no descriptor"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "fusermount3 sent no descriptor",
+            ));
         }
         Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
     }

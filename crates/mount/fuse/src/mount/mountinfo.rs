@@ -89,7 +89,17 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let fs_type = lossy(fields.next()?);
     let source = unescape(fields.next()?);
     let super_options = fields.next().map(lossy).unwrap_or_default();
-    Some(MountEntry { id, parent, device, root, mount_point, options, fs_type, source, super_options })
+    Some(MountEntry {
+        id,
+        parent,
+        device,
+        root,
+        mount_point,
+        options,
+        fs_type,
+        source,
+        super_options,
+    })
 }
 
 fn number<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
@@ -140,7 +150,10 @@ garbage
         assert_eq!(all[1].source, "/data/vol\tx");
         assert_eq!(all[1].device, (0, 35));
         assert!(all[1].is_kestrel() && all[2].is_fuse() && !all[0].is_fuse());
-        assert_eq!((all[3].mount_point.to_str(), all[3].super_options.as_str()), (Some(r"/mnt/\1"), ""));
+        assert_eq!(
+            (all[3].mount_point.to_str(), all[3].super_options.as_str()),
+            (Some(r"/mnt/\1"), "")
+        );
     }
 
     #[test]

@@ -94,7 +94,8 @@ impl MountOptions {
     /// wrong. What only concerns `/etc/fstab`, or asks for what is so in any case, is accepted and
     /// ignored.
     pub fn set(&mut self, option: &str) -> bool {
-        let (key, value) = option.split_once('=').map_or((option, None), |(key, value)| (key, Some(value)));
+        let (key, value) =
+            option.split_once('=').map_or((option, None), |(key, value)| (key, Some(value)));
         match (key, value) {
             ("ro", None) => self.read_only = true,
             ("rw", None) => self.read_only = false,
@@ -130,7 +131,10 @@ impl MountOptions {
                 Ok(bytes) if bytes >= 4096 => self.max_read = Some(bytes),
                 _ => return false,
             },
-            ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "noowner", None) => {}
+            (
+                "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "noowner",
+                None,
+            ) => {}
             ("group" | "nogroup" | "nofail" | "_netdev" | "silent" | "loud", None) => {}
             ("lazytime" | "nolazytime" | "iversion" | "noiversion" | "nomand", None) => {}
             ("noacl" | "user_xattr" | "noquota", None) => {}
@@ -218,13 +222,23 @@ mod tests {
     #[test]
     fn options_by_name() {
         let mut options = MountOptions::default();
-        for option in
-            ["ro", "suid", "noexec", "allow_other", "max_read=131072", "nofail", "x-systemd.automount"]
-        {
+        for option in [
+            "ro",
+            "suid",
+            "noexec",
+            "allow_other",
+            "max_read=131072",
+            "nofail",
+            "x-systemd.automount",
+        ] {
             assert!(options.set(option), "{option}");
         }
         assert!(
-            options.read_only && !options.nosuid && options.nodev && options.noexec && options.allow_other
+            options.read_only
+                && !options.nosuid
+                && options.nodev
+                && options.noexec
+                && options.allow_other
         );
         assert_eq!(options.flags(), libc::MS_RDONLY | libc::MS_NODEV | libc::MS_NOEXEC);
         assert_eq!(
@@ -283,7 +297,8 @@ mod tests {
 
     #[test]
     fn helper_escapes_commas() {
-        let options = MountOptions { source: r"a,b\c".into(), read_only: true, ..MountOptions::default() };
+        let options =
+            MountOptions { source: r"a,b\c".into(), read_only: true, ..MountOptions::default() };
         assert_eq!(options.helper_options(), r"fsname=a\,b\\c,subtype=kestrel,ro");
     }
 }

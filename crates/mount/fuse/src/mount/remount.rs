@@ -44,17 +44,20 @@ pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Re
     let mut wanted = now.clone();
     for option in options {
         // Of those the kernel tells itself, mount(8) hands on what is so already.
-        let kernel = ["user_id=", "group_id=", "rootmode=", "fd="].iter().any(|key| option.starts_with(key));
+        let kernel =
+            ["user_id=", "group_id=", "rootmode=", "fd="].iter().any(|key| option.starts_with(key));
         if !kernel && !wanted.set(option) {
-            return Err(refused(format!("-o {option}: unknown option; see `kestrel mount --help`")));
+            return Err(refused(format!(
+                "-o {option}: unknown option; see `kestrel mount --help`"
+            )));
         }
     }
     if fixed(&wanted) != fixed(&now) {
-        let why =
-            "allow_other, default_permissions and max_read stay as they are; unmount, and mount with them";
+        let why = "allow_other, default_permissions and max_read stay as they are; unmount, and mount with them";
         return Err(refused(why.into()));
     }
-    let target = c_string(entry.mount_point.as_os_str().as_bytes()).map_err(|e| Error::new(what(), e))?;
+    let target =
+        c_string(entry.mount_point.as_os_str().as_bytes()).map_err(|e| Error::new(what(), e))?;
     // SAFETY: a live C string; remounting reads neither source nor type, and FUSE no data.
     let rc = unsafe {
         libc::mount(

@@ -46,7 +46,9 @@ impl NullInode {
         match (directory, self.is_directory()) {
             (false, true) => Err(libc::EISDIR),
             (true, false) => Err(libc::ENOTDIR),
-            (true, true) if self.children.lock().as_ref().is_some_and(|children| !children.is_empty()) => {
+            (true, true)
+                if self.children.lock().as_ref().is_some_and(|children| !children.is_empty()) =>
+            {
                 Err(libc::ENOTEMPTY)
             }
             _ => Ok(()),
@@ -103,7 +105,9 @@ impl NullInodes {
     /// One name less. The caller holds the lock of the directory it was in.
     pub(super) fn unlink(&self, id: u64) {
         let Ok(node) = self.get(id) else { return };
-        if node.links.fetch_sub(1, Ordering::AcqRel) == 1 && node.lookups.load(Ordering::Acquire) == 0 {
+        if node.links.fetch_sub(1, Ordering::AcqRel) == 1
+            && node.lookups.load(Ordering::Acquire) == 0
+        {
             self.recycle(id, node);
         }
     }
@@ -147,12 +151,16 @@ pub(super) struct NameHasher(u64);
 
 impl Hasher for NameHasher {
     fn write(&mut self, bytes: &[u8]) {
-        let mut add = |word: u64| self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut add =
+            |word: u64| self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut chunks = bytes.chunks_exact(8);
         for chunk in &mut chunks {
             add(chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte)));
         }
-        add(chunks.remainder().iter().fold(bytes.len() as u64, |word, byte| word << 8 | u64::from(*byte)));
+        add(chunks
+            .remainder()
+            .iter()
+            .fold(bytes.len() as u64, |word, byte| word << 8 | u64::from(*byte)));
     }
 
     fn write_usize(&mut self, _: usize) {}

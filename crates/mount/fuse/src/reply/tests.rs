@@ -98,7 +98,10 @@ fn node_id_and_inode_number_are_apart() {
 
 #[test]
 fn negative_entries() {
-    assert_eq!(sent(Opcode::Lookup, |reply| reply.negative(Duration::ZERO)), (libc::ENOENT, vec![]));
+    assert_eq!(
+        sent(Opcode::Lookup, |reply| reply.negative(Duration::ZERO)),
+        (libc::ENOENT, vec![])
+    );
     let (errno, body) = sent(Opcode::Lookup, |reply| reply.negative(Duration::from_secs(2)));
     let wire = abi::EntryOut::read(&body).unwrap();
     assert_eq!((errno, wire.nodeid, wire.entry_valid), (0, 0, 2));
@@ -129,7 +132,10 @@ fn directory_records() {
     let mut dirents = Dirents::plain(80);
     assert!(dirents.push(OsStr::new("a"), 7, FileKind::Regular, 1));
     assert!(dirents.push(OsStr::new("12345678"), 8, FileKind::Directory, 2));
-    assert!(!dirents.push(OsStr::new("x"), 9, FileKind::Regular, 3), "32 + 32 + 32 is more than 80");
+    assert!(
+        !dirents.push(OsStr::new("x"), 9, FileKind::Regular, 3),
+        "32 + 32 + 32 is more than 80"
+    );
     assert_eq!(dirents.len(), 2);
     let (_, body) = sent(Opcode::Readdir, |reply| reply.dirents(dirents));
     assert_eq!(body.len(), 64);

@@ -147,7 +147,12 @@ pub(super) fn operation<'a>(
         }
         Opcode::Rename => {
             let arg: abi::RenameIn = args.fixed()?;
-            Op::Rename { name: args.name()?, new_parent: arg.newdir, new_name: args.name()?, flags: 0 }
+            Op::Rename {
+                name: args.name()?,
+                new_parent: arg.newdir,
+                new_name: args.name()?,
+                flags: 0,
+            }
         }
         Opcode::Rename2 => {
             let arg: abi::Rename2In = args.fixed()?;
@@ -164,7 +169,10 @@ pub(super) fn operation<'a>(
         }
         Opcode::Open => {
             let arg: abi::OpenIn = args.fixed()?;
-            Op::Open { flags: arg.flags, kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0 }
+            Op::Open {
+                flags: arg.flags,
+                kill_suidgid: arg.open_flags & abi::OPEN_KILL_SUIDGID != 0,
+            }
         }
         Opcode::Read => {
             let arg: abi::ReadIn = args.fixed()?;
@@ -326,8 +334,11 @@ fn setattr(arg: &abi::SetattrIn) -> Setattr {
     use abi::fattr;
     let valid = arg.valid;
     let time = |set: u32, now: u32, sec: u64, nsec: u32| {
-        let at =
-            if valid & now != 0 { SetTime::Now } else { SetTime::At(Timestamp { sec: sec as i64, nsec }) };
+        let at = if valid & now != 0 {
+            SetTime::Now
+        } else {
+            SetTime::At(Timestamp { sec: sec as i64, nsec })
+        };
         when(valid, set, at)
     };
     Setattr {

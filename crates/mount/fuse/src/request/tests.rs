@@ -47,32 +47,50 @@ fn samples() -> Vec<(Opcode, Vec<u8>)> {
     let args = |opcode: Opcode| -> Vec<u8> {
         let fixed = |bytes: usize| zeros[..bytes].to_vec();
         match opcode {
-            Opcode::Lookup | Opcode::Unlink | Opcode::Rmdir | Opcode::Removexattr => b"name\0".to_vec(),
-            Opcode::Forget | Opcode::Access | Opcode::Interrupt | Opcode::Listxattr | Opcode::Syncfs => {
-                fixed(8)
+            Opcode::Lookup | Opcode::Unlink | Opcode::Rmdir | Opcode::Removexattr => {
+                b"name\0".to_vec()
             }
+            Opcode::Forget
+            | Opcode::Access
+            | Opcode::Interrupt
+            | Opcode::Listxattr
+            | Opcode::Syncfs => fixed(8),
             Opcode::BatchForget => {
                 let forgets = abi::ForgetOne { nodeid: 3, nlookup: 4 };
-                [abi::BatchForgetIn { count: 2, dummy: 0 }.bytes(), forgets.bytes(), forgets.bytes()].concat()
+                [
+                    abi::BatchForgetIn { count: 2, dummy: 0 }.bytes(),
+                    forgets.bytes(),
+                    forgets.bytes(),
+                ]
+                .concat()
             }
             Opcode::Getattr | Opcode::Fsync | Opcode::Fsyncdir => fixed(16),
             Opcode::Setattr => fixed(88),
             Opcode::Symlink => b"name\0the/target\0".to_vec(),
-            Opcode::Mknod | Opcode::Create | Opcode::Tmpfile => [&fixed(16)[..], b"name\0"].concat(),
+            Opcode::Mknod | Opcode::Create | Opcode::Tmpfile => {
+                [&fixed(16)[..], b"name\0"].concat()
+            }
             Opcode::Mkdir | Opcode::Link | Opcode::Getxattr => [&fixed(8)[..], b"name\0"].concat(),
             Opcode::Rename => [&fixed(8)[..], b"old\0new\0"].concat(),
             Opcode::Rename2 => [&fixed(16)[..], b"old\0new\0"].concat(),
             Opcode::Open | Opcode::Opendir => fixed(8),
             Opcode::Read | Opcode::Readdir | Opcode::Readdirplus => fixed(40),
             Opcode::Write => {
-                [abi::WriteIn { size: 4, offset: 9, ..Default::default() }.bytes(), b"data"].concat()
+                [abi::WriteIn { size: 4, offset: 9, ..Default::default() }.bytes(), b"data"]
+                    .concat()
             }
-            Opcode::Release | Opcode::Releasedir | Opcode::Flush | Opcode::Lseek | Opcode::Statx => fixed(24),
+            Opcode::Release
+            | Opcode::Releasedir
+            | Opcode::Flush
+            | Opcode::Lseek
+            | Opcode::Statx => fixed(24),
             Opcode::Setxattr => {
                 [abi::SetxattrIn { size: 3, ..Default::default() }.bytes(), b"user.x\0val"].concat()
             }
             Opcode::Getlk | Opcode::Setlk | Opcode::Setlkw => fixed(48),
-            Opcode::Ioctl => [abi::IoctlIn { in_size: 2, ..Default::default() }.bytes(), b"io"].concat(),
+            Opcode::Ioctl => {
+                [abi::IoctlIn { in_size: 2, ..Default::default() }.bytes(), b"io"].concat()
+            }
             Opcode::Poll => fixed(24),
             Opcode::Fallocate => fixed(32),
             Opcode::CopyFileRange | Opcode::CopyFileRange64 => fixed(56),
@@ -101,20 +119,25 @@ fn arguments_arrive() {
     let sample = |opcode: Opcode| &samples.iter().find(|(sample, _)| *sample == opcode).unwrap().1;
     let Ok(Operation::Write(write)) = parse(sample(Opcode::Write)).map(|r| r.op) else { panic!() };
     assert_eq!((write.data, write.offset), (&b"data"[..], 9));
-    let Ok(Operation::Symlink { name, target }) = parse(sample(Opcode::Symlink)).map(|r| r.op) else {
+    let Ok(Operation::Symlink { name, target }) = parse(sample(Opcode::Symlink)).map(|r| r.op)
+    else {
         panic!()
     };
     assert_eq!((name.to_str(), target.to_str()), (Some("name"), Some("the/target")));
-    let Ok(Operation::Rename { name, new_name, flags, .. }) = parse(sample(Opcode::Rename2)).map(|r| r.op)
+    let Ok(Operation::Rename { name, new_name, flags, .. }) =
+        parse(sample(Opcode::Rename2)).map(|r| r.op)
     else {
         panic!()
     };
     assert_eq!((name.to_str(), new_name.to_str(), flags), (Some("old"), Some("new"), 0));
-    let Ok(Operation::Setxattr { name, value, .. }) = parse(sample(Opcode::Setxattr)).map(|r| r.op) else {
+    let Ok(Operation::Setxattr { name, value, .. }) = parse(sample(Opcode::Setxattr)).map(|r| r.op)
+    else {
         panic!()
     };
     assert_eq!((name.to_str(), value), (Some("user.x"), &b"val"[..]));
-    for (opcode, expected) in [(Opcode::BatchForget, vec![(3, 4), (3, 4)]), (Opcode::Forget, vec![(5, 0)])] {
+    for (opcode, expected) in
+        [(Opcode::BatchForget, vec![(3, 4), (3, 4)]), (Opcode::Forget, vec![(5, 0)])]
+    {
         let Ok(Operation::Forget(forgets)) = parse(sample(opcode)).map(|r| r.op) else { panic!() };
         assert_eq!(forgets.collect::<Vec<_>>(), expected);
     }
@@ -171,7 +194,12 @@ fn truncation_is_an_error_not_a_panic() {
         for len in 0..message.len() {
             let mut cut = message[..len].to_vec();
             // Once with the length that the header claims, once with a header that knows.
-            assert_eq!(parse(&cut).err(), Some(Malformed::Header), "{} cut to {len}", opcode.name());
+            assert_eq!(
+                parse(&cut).err(),
+                Some(Malformed::Header),
+                "{} cut to {len}",
+                opcode.name()
+            );
             if len >= size_of::<InHeader>() {
                 cut[..4].copy_from_slice(&(len as u32).to_le_bytes());
                 let meaningless_tail = matches!(opcode, Opcode::Tmpfile | Opcode::Syncfs)
@@ -190,10 +218,17 @@ fn truncation_is_an_error_not_a_panic() {
 fn hostile_lengths_and_names() {
     let bad = |opcode: Opcode, args: &[&[u8]]| {
         let message = message(opcode, args);
-        assert_eq!(parse(&message).err(), Some(Malformed::Arguments { unique: 77, opcode }), "{args:?}");
+        assert_eq!(
+            parse(&message).err(),
+            Some(Malformed::Arguments { unique: 77, opcode }),
+            "{args:?}"
+        );
     };
     bad(Opcode::Write, &[abi::WriteIn { size: u32::MAX, ..Default::default() }.bytes(), b"data"]);
-    bad(Opcode::Setxattr, &[abi::SetxattrIn { size: u32::MAX, ..Default::default() }.bytes(), b"a\0v"]);
+    bad(
+        Opcode::Setxattr,
+        &[abi::SetxattrIn { size: u32::MAX, ..Default::default() }.bytes(), b"a\0v"],
+    );
     bad(Opcode::Ioctl, &[abi::IoctlIn { in_size: 1 << 31, ..Default::default() }.bytes(), b"x"]);
     bad(Opcode::BatchForget, &[abi::BatchForgetIn { count: u32::MAX, dummy: 0 }.bytes(), &[0; 64]]);
     bad(Opcode::BatchForget, &[abi::BatchForgetIn { count: 1 << 28, dummy: 0 }.bytes()]);
@@ -229,7 +264,10 @@ fn supplementary_groups() {
         let words: Vec<u8> = words.iter().flat_map(|word| word.bytes().to_vec()).collect();
         [abi::ExtHeader { size, kind }.bytes(), &words].concat()
     };
-    assert_eq!(parse(&with(&groups(16, abi::EXT_GROUPS, &[1, 2000]))).unwrap().supp_group, Some(2000));
+    assert_eq!(
+        parse(&with(&groups(16, abi::EXT_GROUPS, &[1, 2000]))).unwrap().supp_group,
+        Some(2000)
+    );
     assert_eq!(parse(&with(&groups(16, abi::EXT_GROUPS, &[0, 0]))).unwrap().supp_group, None);
     assert_eq!(parse(&with(&groups(16, 7, &[1, 2000]))).unwrap().supp_group, None);
     for (size, words) in [(0, [1, 2]), (7, [1, 2]), (17, [1, 2]), (u32::MAX, [1, 2]), (8, [1, 2])] {
@@ -255,7 +293,11 @@ fn split_messages_say_the_same() {
             let right = matches!(split, Ok(request) if format!("{request:?}") == whole);
             let names_only = matches!(
                 opcode,
-                Opcode::Lookup | Opcode::Unlink | Opcode::Rmdir | Opcode::Removexattr | Opcode::Symlink
+                Opcode::Lookup
+                    | Opcode::Unlink
+                    | Opcode::Rmdir
+                    | Opcode::Removexattr
+                    | Opcode::Symlink
             );
             if names_only && cut == 0 {
                 assert!(right, "{}", opcode.name());
@@ -265,8 +307,11 @@ fn split_messages_say_the_same() {
     let message = message(Opcode::Mkdir, &[&[1, 0, 0, 0, 2, 0, 0, 0], b"name\0"]);
     let head = InHeader::read(&message).unwrap();
     // An io_uring entry has more room for the structure than it takes.
-    let split = Request::parse_split(&head, &[1, 0, 0, 0, 2, 0, 0, 0, 9, 9, 9], Some(b"name\0"), &DIALECT);
-    assert!(matches!(split.unwrap().op, Operation::Mkdir { name, mode: 1, umask: 2 } if name == "name"));
+    let split =
+        Request::parse_split(&head, &[1, 0, 0, 0, 2, 0, 0, 0, 9, 9, 9], Some(b"name\0"), &DIALECT);
+    assert!(
+        matches!(split.unwrap().op, Operation::Mkdir { name, mode: 1, umask: 2 } if name == "name")
+    );
 }
 
 #[test]

@@ -24,7 +24,8 @@ pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> 
     // From here on `mount` unmounts when it is dropped, until the session takes that over.
     let channel = Channel::new(mount.take_device()?);
     let counters = Arc::new(Counters::default());
-    let rings = |offer: &Offer| rings(&channel, offer, config, mount.is_watched(), &counters.refused);
+    let rings =
+        |offer: &Offer| rings(&channel, offer, config, mount.is_watched(), &counters.refused);
     let (mut negotiated, rings) = negotiate(&channel, config, rings)?;
     if let (TransportChoice::Uring, Err(why)) = (config.transport, &rings) {
         return Err(no_uring(why));
@@ -79,7 +80,9 @@ impl Session {
         let why = match rings {
             Ok(prepared) => {
                 let uring = Arc::new(
-                    prepared.with(channel.fd(), spare, self.negotiated.max_write).map_err(cannot_open)?,
+                    prepared
+                        .with(channel.fd(), spare, self.negotiated.max_write)
+                        .map_err(cannot_open)?,
                 );
                 self.spawn(uring.clone(), core)?;
                 match uring.wait_for_start() {
@@ -105,9 +108,14 @@ impl Session {
             return Err(no_uring(&why));
         }
         let refused = core.counters.refused.clone();
-        let device =
-            Device::new(channel.fd(), (workers, spare), config.clone_fd, self.negotiated.max_write, refused)
-                .map_err(cannot_open)?;
+        let device = Device::new(
+            channel.fd(),
+            (workers, spare),
+            config.clone_fd,
+            self.negotiated.max_write,
+            refused,
+        )
+        .map_err(cannot_open)?;
         self.transport = device.name();
         self.transport_why = match config.transport {
             TransportChoice::Device => "chosen".into(),
@@ -117,9 +125,14 @@ impl Session {
     }
 
     /// Starts the serving threads.
-    fn spawn<F: FileSystem>(&mut self, transport: Arc<dyn Transport>, core: &Arc<Core<F>>) -> Result<()> {
+    fn spawn<F: FileSystem>(
+        &mut self,
+        transport: Arc<dyn Transport>,
+        core: &Arc<Core<F>>,
+    ) -> Result<()> {
         for number in 0..transport.threads() {
-            let (serving, sink, unmounter) = (transport.clone(), core.clone(), self.unmounter.clone());
+            let (serving, sink, unmounter) =
+                (transport.clone(), core.clone(), self.unmounter.clone());
             let body = move || {
                 let end = serving.serve(number, &*sink);
                 if end.is_err() {
@@ -211,8 +224,12 @@ fn negotiate(
             // It will come again with a version that we can speak.
             answer(
                 0,
-                abi::InitOut { major: abi::KERNEL_MAJOR, minor: abi::KERNEL_MINOR_MAX, ..Default::default() }
-                    .bytes(),
+                abi::InitOut {
+                    major: abi::KERNEL_MAJOR,
+                    minor: abi::KERNEL_MINOR_MAX,
+                    ..Default::default()
+                }
+                .bytes(),
             )?;
             continue;
         }

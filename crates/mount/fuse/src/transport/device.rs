@@ -62,7 +62,8 @@ impl Device {
                 first.clone()
             });
         }
-        let buffer_bytes = (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
+        let buffer_bytes =
+            (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
         Ok(Device { channels, seats: WorkerSlots::new(workers), buffer_bytes })
     }
 }
@@ -245,7 +246,8 @@ impl Buffer {
     pub(crate) fn new(len: usize) -> Buffer {
         // Zeroed memory of this size comes from the kernel as it is, untouched.
         let memory = vec![0; len + 2 * PAYLOAD_ALIGN];
-        let payload = (memory.as_ptr() as usize + abi::WRITE_HEAD_BYTES).next_multiple_of(PAYLOAD_ALIGN);
+        let payload =
+            (memory.as_ptr() as usize + abi::WRITE_HEAD_BYTES).next_multiple_of(PAYLOAD_ALIGN);
         let start = payload - abi::WRITE_HEAD_BYTES - memory.as_ptr() as usize;
         Buffer { memory, start, len }
     }

@@ -90,7 +90,11 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Makes the rings, each with a descriptor of its own: one file's count of users would be
     /// contended. `failed` counts replies that the kernel refuses.
-    pub(crate) fn new(device: &OwnedFd, config: &Config, failed: Arc<AtomicU64>) -> io::Result<Prepared> {
+    pub(crate) fn new(
+        device: &OwnedFd,
+        config: &Config,
+        failed: Arc<AtomicU64>,
+    ) -> io::Result<Prepared> {
         let queues = cpus::possible()?;
         let (rings, payload_bytes) = (config.threads().0.clamp(1, queues), config.payload_bytes());
         let depth = config.ring_entries.clamp(1, RING_ENTRIES_MAX);

@@ -169,7 +169,8 @@ mod tests {
     fn leaving_is_told_once_for_each_seat() {
         let left = std::rc::Rc::new(Cell::new(0));
         let count = left.clone();
-        let place = WorkerSlot::with_leaving(WorkerSlots::new(1), move || count.set(count.get() + 1));
+        let place =
+            WorkerSlot::with_leaving(WorkerSlots::new(1), move || count.set(count.get() + 1));
         block_in_place(|| ());
         for round in 1..3 {
             place.sit().unwrap();

@@ -50,7 +50,8 @@ impl Helper {
     /// The next line of its output; empty at the end.
     pub fn line(&mut self) -> String {
         // The test harness begins its own line without an end.
-        let line = self.lines.next().map(Result::unwrap).unwrap_or("failed: the helper ended".into());
+        let line =
+            self.lines.next().map(Result::unwrap).unwrap_or("failed: the helper ended".into());
         line.rsplit_once("... ").map_or(line.clone(), |(_, text)| text.to_owned())
     }
 
@@ -75,7 +76,9 @@ fn serve() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let mut options = MountOptions::default();
     let mut config = crate::kit::config();
-    for option in std::env::var(OPTIONS).unwrap_or_default().split(',').filter(|option| !option.is_empty()) {
+    for option in
+        std::env::var(OPTIONS).unwrap_or_default().split(',').filter(|option| !option.is_empty())
+    {
         match option {
             "use_helper" => options.use_helper = true,
             "one_worker" => config.workers = 1,

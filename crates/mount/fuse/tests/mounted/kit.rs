@@ -44,7 +44,8 @@ impl TempDir {
     pub fn new() -> TempDir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kestrel-fuse-test.{}.{number}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("kestrel-fuse-test.{}.{number}", std::process::id()));
         fs::create_dir(&path).unwrap();
         TempDir(path)
     }
@@ -84,7 +85,8 @@ impl Mounted {
         let mount = Mount::new(dir.path(), options).unwrap();
         let unmounter = mount.unmounter();
         let session = Session::start(mount, fs, config).unwrap();
-        let expected = if config.transport == TransportChoice::Uring { "io_uring" } else { "device" };
+        let expected =
+            if config.transport == TransportChoice::Uring { "io_uring" } else { "device" };
         assert_eq!(session.transport(), expected, "{}", session.transport_why());
         let (watchdog, over) = mpsc::channel();
         std::thread::spawn(move || {

@@ -36,12 +36,20 @@ impl FileSystem for Keeper {
             Operation::Lookup { name } => match name.to_str().unwrap().parse::<u64>() {
                 Ok(number) => {
                     let nodeid = number + 2;
-                    reply.entry(&Entry { nodeid, attr: attr(nodeid, FILE, 1 << 30), ..Entry::default() });
+                    reply.entry(&Entry {
+                        nodeid,
+                        attr: attr(nodeid, FILE, 1 << 30),
+                        ..Entry::default()
+                    });
                 }
                 Err(_) => reply.error(libc::ENOENT),
             },
-            Operation::Getattr { .. } if request.nodeid == 1 => reply.attr(&attr(1, DIR, 0), Duration::ZERO),
-            Operation::Getattr { .. } => reply.attr(&attr(request.nodeid, FILE, 1 << 30), Duration::ZERO),
+            Operation::Getattr { .. } if request.nodeid == 1 => {
+                reply.attr(&attr(1, DIR, 0), Duration::ZERO)
+            }
+            Operation::Getattr { .. } => {
+                reply.attr(&attr(request.nodeid, FILE, 1 << 30), Duration::ZERO)
+            }
             Operation::Open { .. } => {
                 let flags = OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
                 reply.opened(Opened { flags, ..Opened::default() });
@@ -49,7 +57,9 @@ impl FileSystem for Keeper {
             Operation::Read { offset, size, .. } => {
                 self.reads.lock().unwrap().push((request.nodeid, offset, size as usize, reply));
             }
-            Operation::Write(write) => self.writes.lock().unwrap().push((write.data.to_vec(), reply)),
+            Operation::Write(write) => {
+                self.writes.lock().unwrap().push((write.data.to_vec(), reply))
+            }
             Operation::Release { .. } | Operation::Flush { .. } => reply.empty(),
             Operation::Forget(_) | Operation::Interrupt { .. } => {}
             _ => reply.error(libc::ENOSYS),
@@ -104,11 +114,15 @@ fn out_of_order_from_several_threads() {
                 scope.spawn(move || {
                     for round in 0..100u64 {
                         // From one byte to the largest request.
-                        let size = [1, 100, 4096, 5000, 131_072, 1 << 20][(round + reader) as usize % 6];
+                        let size =
+                            [1, 100, 4096, 5000, 131_072, 1 << 20][(round + reader) as usize % 6];
                         let offset = round * 4096;
                         let mut buffer = vec![0; size];
                         file.read_exact_at(&mut buffer, offset).unwrap();
-                        assert!(buffer == content(reader + 2, offset, size), "{reader} {round} {size}");
+                        assert!(
+                            buffer == content(reader + 2, offset, size),
+                            "{reader} {round} {size}"
+                        );
                     }
                 })
             })
@@ -186,10 +200,12 @@ fn writes_arrive_whole_and_may_be_kept() {
     let fs = Arc::new(Keeper::default());
     let mounted = Mounted::new(fs.clone());
     let max_write = mounted.session().negotiated().max_write as usize;
-    let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(mounted.path("1")).unwrap();
+    let file =
+        File::options().write(true).custom_flags(libc::O_DIRECT).open(mounted.path("1")).unwrap();
     let mut sent = Vec::new();
     std::thread::scope(|scope| {
-        for (number, size) in [1, 511, 4096, 8192, 8193, 100_000, max_write].into_iter().enumerate() {
+        for (number, size) in [1, 511, 4096, 8192, 8193, 100_000, max_write].into_iter().enumerate()
+        {
             let data = content(number as u64, 0, size);
             sent.push(data.clone());
             let file = &file;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use kestrel_fuse::mount::{self, How};
 use kestrel_fuse::null::{self, NullFs, NullOptions};
 use kestrel_fuse::{
-    Config, End, Entry, FileSystem, Mount, MountOptions, Negotiated, Notifier, Operation, Reply, Request,
-    Session, TransportChoice,
+    Config, End, Entry, FileSystem, Mount, MountOptions, Negotiated, Notifier, Operation, Reply,
+    Request, Session, TransportChoice,
 };
 
 use crate::helper::Helper;
@@ -59,7 +59,8 @@ impl FileSystem for Stubborn {
             }
             Operation::Lookup { .. } => reply.error(libc::ENOENT),
             Operation::Getattr { .. } => {
-                let mode = if request.nodeid == 1 { libc::S_IFDIR | 0o755 } else { libc::S_IFREG | 0o644 };
+                let mode =
+                    if request.nodeid == 1 { libc::S_IFDIR | 0o755 } else { libc::S_IFREG | 0o644 };
                 reply.attr(&attr(request.nodeid, mode, 0), Duration::ZERO);
             }
             Operation::Open { .. } | Operation::Opendir { .. } => reply.opened(Default::default()),
@@ -133,7 +134,8 @@ fn force_gets_out_of_a_hung_handler() {
     let mut mounted = Mounted::with(fs.clone(), &MountOptions::default(), &config);
     let mut child = hang(&fs, mounted.dir());
     // A second caller, with no thread left to serve it.
-    let mut second = Command::new("stat").arg(mounted.path("file")).stderr(Stdio::null()).spawn().unwrap();
+    let mut second =
+        Command::new("stat").arg(mounted.path("file")).stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(50));
 
     let start = Instant::now();
@@ -203,7 +205,8 @@ fn options_reach_the_kernel() {
     if !can_mount() {
         return;
     }
-    let mut options = MountOptions { source: "/data/my vol\\ume".into(), ..MountOptions::default() };
+    let mut options =
+        MountOptions { source: "/data/my vol\\ume".into(), ..MountOptions::default() };
     for option in ["ro", "noexec", "allow_other", "max_read=65536"] {
         assert!(options.set(option));
     }
@@ -213,7 +216,10 @@ fn options_reach_the_kernel() {
     for option in ["ro", "nosuid", "nodev", "noexec"] {
         assert!(entry.options.split(',').any(|o| o == option), "{option} in {}", entry.options);
     }
-    assert!(entry.super_options.contains("allow_other") && entry.super_options.contains("max_read=65536"));
+    assert!(
+        entry.super_options.contains("allow_other")
+            && entry.super_options.contains("max_read=65536")
+    );
     assert_eq!(errno(File::create(mounted.path("x"))), libc::EROFS);
 }
 
@@ -227,7 +233,8 @@ fn unusual_names_and_paths() {
     fs::create_dir(&odd).unwrap();
     let link = outer.path().join("link");
     std::os::unix::fs::symlink(&odd, &link).unwrap();
-    let session = null::start(&link, NullOptions::default(), &MountOptions::default(), &config()).unwrap();
+    let session =
+        null::start(&link, NullOptions::default(), &MountOptions::default(), &config()).unwrap();
     assert!(mount::find(&odd).unwrap().is_some());
     assert!(mount::find(&link).unwrap().is_some(), "through the symbolic link");
     mount::unmount(&link.join("../link"), How::Detach).unwrap();
@@ -245,7 +252,8 @@ fn a_mount_that_was_moved_is_found() {
     let (old, new) = (outer.path().join("old"), outer.path().join("new"));
     fs::create_dir_all(old.join("mnt")).unwrap();
     let session =
-        null::start(&old.join("mnt"), NullOptions::default(), &MountOptions::default(), &config()).unwrap();
+        null::start(&old.join("mnt"), NullOptions::default(), &MountOptions::default(), &config())
+            .unwrap();
     fs::rename(&old, &new).unwrap();
     assert!(session.unmounter().is_mounted());
     session.unmounter().unmount().unwrap();
@@ -260,8 +268,10 @@ fn one_mount_on_another() {
     }
     let below = Mounted::null();
     File::create(below.path("below")).unwrap();
-    let start =
-        || null::start(below.dir(), NullOptions::default(), &MountOptions::default(), &config()).unwrap();
+    let start = || {
+        null::start(below.dir(), NullOptions::default(), &MountOptions::default(), &config())
+            .unwrap()
+    };
     let above = start();
     assert!(!below.path("below").exists());
     assert!(!below.session().unmounter().is_mounted(), "covered");
@@ -285,7 +295,8 @@ fn a_dead_server_is_replaced() {
     wait_for("the end of the connection", || errno(fs::metadata(dir.path())) == libc::ENOTCONN);
     assert!(mount::find(dir.path()).unwrap().is_some());
     let session =
-        null::start(dir.path(), NullOptions::default(), &MountOptions::default(), &config()).unwrap();
+        null::start(dir.path(), NullOptions::default(), &MountOptions::default(), &config())
+            .unwrap();
     assert!(!dir.path().join("file").exists(), "a new file system");
     session.unmounter().unmount().unwrap();
     session.join().unwrap();
@@ -302,7 +313,9 @@ fn abort_by_fusectl() {
     let control = TempDir::new();
     let at = crate::kit::c_path(control.path());
     // SAFETY: live C strings.
-    let rc = unsafe { libc::mount(c"none".as_ptr(), at.as_ptr(), c"fusectl".as_ptr(), 0, std::ptr::null()) };
+    let rc = unsafe {
+        libc::mount(c"none".as_ptr(), at.as_ptr(), c"fusectl".as_ptr(), 0, std::ptr::null())
+    };
     if check(rc).is_err() {
         eprintln!("skipped: no fusectl");
         return;
@@ -329,7 +342,8 @@ fn through_fusermount() {
         return;
     }
     // As root, because it was asked for.
-    let options = MountOptions { use_helper: true, source: "a,b\\c".into(), ..MountOptions::default() };
+    let options =
+        MountOptions { use_helper: true, source: "a,b\\c".into(), ..MountOptions::default() };
     let mounted = Mounted::with(NullFs::new(NullOptions::default()), &options, &config());
     File::create(mounted.path("file")).unwrap();
     let entry = mount::find(mounted.dir()).unwrap().unwrap();
@@ -354,7 +368,8 @@ fn through_fusermount() {
 fn without_privileges() {
     const NOBODY: u32 = 65534;
     let dir = TempDir::new();
-    if !can_mount() || Command::new("fusermount3").arg("-V").stdout(Stdio::null()).status().is_err() {
+    if !can_mount() || Command::new("fusermount3").arg("-V").stdout(Stdio::null()).status().is_err()
+    {
         eprintln!("skipped: needs fusermount3");
         return;
     }
@@ -368,11 +383,19 @@ fn without_privileges() {
         Err(error) => panic!("{error}"),
     };
     let entry = mount::find(dir.path()).unwrap().unwrap();
-    assert!(entry.super_options.contains("user_id=65534") && entry.options.contains("nosuid"), "{entry:?}");
-    assert_eq!(errno(fs::metadata(dir.path().join("x"))), libc::EACCES, "not even root without allow_other");
+    assert!(
+        entry.super_options.contains("user_id=65534") && entry.options.contains("nosuid"),
+        "{entry:?}"
+    );
+    assert_eq!(
+        errno(fs::metadata(dir.path().join("x"))),
+        libc::EACCES,
+        "not even root without allow_other"
+    );
     // Its owner may take it away.
     use std::os::unix::process::CommandExt;
-    let status = Command::new("fusermount3").arg("-u").arg(dir.path()).uid(NOBODY).status().unwrap();
+    let status =
+        Command::new("fusermount3").arg("-u").arg(dir.path()).uid(NOBODY).status().unwrap();
     assert!(status.success());
     assert_eq!(server.line(), "");
     assert_eq!(server.line(), "ended Ok(Unmounted)");

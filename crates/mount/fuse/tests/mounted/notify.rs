@@ -25,7 +25,13 @@ impl FileSystem for Cached {
             Operation::Lookup { name } if name == "file" => {
                 self.lookups.fetch_add(1, Ordering::Relaxed);
                 let attr = attr(2, libc::S_IFREG | 0o644, 0);
-                reply.entry(&Entry { nodeid: 2, attr, attr_ttl: LONG, entry_ttl: LONG, ..Entry::default() });
+                reply.entry(&Entry {
+                    nodeid: 2,
+                    attr,
+                    attr_ttl: LONG,
+                    entry_ttl: LONG,
+                    ..Entry::default()
+                });
             }
             Operation::Lookup { .. } => {
                 self.lookups.fetch_add(1, Ordering::Relaxed);
@@ -33,7 +39,8 @@ impl FileSystem for Cached {
             }
             Operation::Getattr { .. } => {
                 self.getattrs.fetch_add(1, Ordering::Relaxed);
-                let mode = if request.nodeid == 1 { libc::S_IFDIR | 0o755 } else { libc::S_IFREG | 0o644 };
+                let mode =
+                    if request.nodeid == 1 { libc::S_IFDIR | 0o755 } else { libc::S_IFREG | 0o644 };
                 reply.attr(&attr(request.nodeid, mode, 0), LONG);
             }
             Operation::Forget(_) => {}
@@ -53,7 +60,10 @@ fn invalidation() {
     let counts = |touch: &dyn Fn()| {
         let before = (fs.lookups.load(Ordering::Relaxed), fs.getattrs.load(Ordering::Relaxed));
         touch();
-        (fs.lookups.load(Ordering::Relaxed) - before.0, fs.getattrs.load(Ordering::Relaxed) - before.1)
+        (
+            fs.lookups.load(Ordering::Relaxed) - before.0,
+            fs.getattrs.load(Ordering::Relaxed) - before.1,
+        )
     };
     let stat = || {
         fs::metadata(mounted.path("file")).unwrap();

@@ -25,11 +25,21 @@ fn files() {
     assert_eq!(fs::metadata(&path).unwrap().len(), 10_000);
     file.seek(SeekFrom::Start(0)).unwrap();
     drop(file);
-    assert_eq!(fs::read(&path).unwrap(), vec![0; 10_000], "what was written is gone, the size is not");
-    assert_eq!(File::options().write(true).truncate(true).open(&path).unwrap().metadata().unwrap().len(), 0);
+    assert_eq!(
+        fs::read(&path).unwrap(),
+        vec![0; 10_000],
+        "what was written is gone, the size is not"
+    );
+    assert_eq!(
+        File::options().write(true).truncate(true).open(&path).unwrap().metadata().unwrap().len(),
+        0
+    );
     fs::hard_link(&path, mounted.path("second")).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().nlink(), 2);
-    assert_eq!(fs::metadata(&path).unwrap().ino(), fs::metadata(mounted.path("second")).unwrap().ino());
+    assert_eq!(
+        fs::metadata(&path).unwrap().ino(),
+        fs::metadata(mounted.path("second")).unwrap().ino()
+    );
     fs::remove_file(&path).unwrap();
     assert_eq!(errno(fs::metadata(&path)), libc::ENOENT);
     assert_eq!(fs::metadata(mounted.path("second")).unwrap().nlink(), 1);
@@ -45,7 +55,8 @@ fn directories() {
     fs::create_dir_all(mounted.path("a/b")).unwrap();
     assert_eq!(errno(fs::remove_dir(mounted.path("a"))), libc::ENOTEMPTY);
     assert_eq!(errno(fs::remove_file(mounted.path("a/b"))), libc::EISDIR);
-    let expected: BTreeSet<String> = (0..3000).map(|n| format!("file with a longer name {n}")).collect();
+    let expected: BTreeSet<String> =
+        (0..3000).map(|n| format!("file with a longer name {n}")).collect();
     for name in &expected {
         File::create(mounted.path("a/b").join(name)).unwrap();
     }
@@ -68,7 +79,9 @@ fn renames() {
     let rename = |from: &str, to: &str, flags: u32| {
         let (from, to) = (c_path(&mounted.path(from)), c_path(&mounted.path(to)));
         // SAFETY: live C strings.
-        check(unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags) })
+        check(unsafe {
+            libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags)
+        })
     };
     fs::create_dir(mounted.path("d")).unwrap();
     fs::create_dir(mounted.path("e")).unwrap();
@@ -93,8 +106,13 @@ fn prepared_sizes_and_content() {
     if !can_mount() {
         return;
     }
-    let options =
-        NullOptions { file_bytes: 5 << 20, fill: b'k', direct_io: true, flush: true, keep_pages: false };
+    let options = NullOptions {
+        file_bytes: 5 << 20,
+        fill: b'k',
+        direct_io: true,
+        flush: true,
+        keep_pages: false,
+    };
     let mounted = Mounted::new(NullFs::new(options));
     let path = mounted.path("big");
     File::create_new(&path).unwrap();
@@ -136,7 +154,8 @@ fn many_threads() {
             });
         }
     });
-    let left: Vec<_> = fs::read_dir(mounted.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> =
+        fs::read_dir(mounted.dir()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(left.iter().all(|name| name == "one"), "{left:?}");
     let stats = mounted.session().stats();
     assert_eq!(stats, Default::default());

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kestrel_fuse::{
-    Config, Dirents, Entry, Features, FileKind, FileSystem, Lock, MountOptions, OpenFlags, Opened, Operation,
-    ReaddirPlus, Reply, Request, Statfs, Statx, Timestamp,
+    Config, Dirents, Entry, Features, FileKind, FileSystem, Lock, MountOptions, OpenFlags, Opened,
+    Operation, ReaddirPlus, Reply, Request, Statfs, Statx, Timestamp,
 };
 
 use crate::kit::{Mounted, c_path, can_mount, check, config, errno};
@@ -73,7 +73,9 @@ impl FileSystem for Recorder {
             Operation::Lookup { name } if name.to_str().unwrap().starts_with('-') => {
                 reply.error(libc::ENOENT)
             }
-            Operation::Lookup { name } => reply.entry(&Self::entry(Self::nodeid(name.to_str().unwrap()))),
+            Operation::Lookup { name } => {
+                reply.entry(&Self::entry(Self::nodeid(name.to_str().unwrap())))
+            }
             Operation::Symlink { .. } => reply.entry(&Self::entry(3)),
             Operation::Mkdir { .. } => reply.entry(&Self::entry(2)),
             Operation::Mknod { .. } => reply.entry(&Self::entry(b'm'.into())),
@@ -85,8 +87,10 @@ impl FileSystem for Recorder {
             Operation::Open { .. } | Operation::Opendir { .. } => {
                 reply.opened(Opened { fh: 88, flags: self.open_flags, backing_id: 0 })
             }
-            Operation::Create { .. } | Operation::Tmpfile { .. } => reply
-                .created(&Self::entry(b'c'.into()), Opened { fh: 99, flags: self.open_flags, backing_id: 0 }),
+            Operation::Create { .. } | Operation::Tmpfile { .. } => reply.created(
+                &Self::entry(b'c'.into()),
+                Opened { fh: 99, flags: self.open_flags, backing_id: 0 },
+            ),
             Operation::Read { offset, size, .. } => {
                 reply.data(&vec![(offset >> 12) as u8; size as usize]);
             }
@@ -133,7 +137,9 @@ impl FileSystem for Recorder {
             }),
             Operation::Ioctl(ioctl) => reply.ioctl(3, &vec![b'o'; ioctl.out_size as usize]),
             Operation::Poll { .. } => reply.poll(libc::POLLIN as u32),
-            Operation::Getlk(lock) => reply.lock(&Lock { kind: libc::F_WRLCK as u32, pid: 1, ..lock }),
+            Operation::Getlk(lock) => {
+                reply.lock(&Lock { kind: libc::F_WRLCK as u32, pid: 1, ..lock })
+            }
             Operation::Forget(_) | Operation::Interrupt { .. } => {}
             _ => reply.empty(),
         }
@@ -162,7 +168,9 @@ fn names() {
     assert_eq!(fs::read_link(path("link")).unwrap().to_str(), Some("where/ever"));
     recorder.expect("readlink n3");
     fs::create_dir(path("-d")).unwrap();
-    recorder.expect(r#"mkdir n1 Mkdir { name: "-d", mode: 511, umask: 18 }"#.replace("511", "493").as_str());
+    recorder.expect(
+        r#"mkdir n1 Mkdir { name: "-d", mode: 511, umask: 18 }"#.replace("511", "493").as_str(),
+    );
     let fifo = c_path(&path("-fifo"));
     // SAFETY: a live C string.
     check(unsafe { libc::mknod(fifo.as_ptr(), libc::S_IFREG | 0o600, 0) }).unwrap();
@@ -181,7 +189,8 @@ fn names() {
     fs::remove_dir(path("dir")).unwrap();
     recorder.expect(r#"rmdir n1 Rmdir { name: "dir" }"#);
     // SAFETY: a live C string.
-    check(unsafe { libc::access(c_path(&path("file")).as_ptr(), libc::R_OK | libc::W_OK) }).unwrap();
+    check(unsafe { libc::access(c_path(&path("file")).as_ptr(), libc::R_OK | libc::W_OK) })
+        .unwrap();
     recorder.expect("access n102 Access { mask: 6 }");
     let forgets = || recorder.log.lock().unwrap().iter().any(|line| line.contains("Forget"));
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
@@ -196,7 +205,8 @@ fn attributes() {
     assert_eq!(fs::metadata(&file).unwrap().ino(), 202);
     recorder.take();
     // SAFETY: plain data, filled by the call on a live C string.
-    check(unsafe { libc::stat(c_path(&file).as_ptr(), &raw mut *Box::new(std::mem::zeroed())) }).unwrap();
+    check(unsafe { libc::stat(c_path(&file).as_ptr(), &raw mut *Box::new(std::mem::zeroed())) })
+        .unwrap();
     recorder.expect("getattr n102 Getattr { fh: None }");
     fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o4750)).unwrap();
     recorder.expect("mode: Some(35304)");
@@ -222,7 +232,10 @@ fn attributes() {
     let mut totals: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: a live C string and a live structure.
     check(unsafe { libc::statfs(name.as_ptr(), &raw mut totals) }).unwrap();
-    assert_eq!((totals.f_blocks, totals.f_bavail, totals.f_frsize, totals.f_namelen), (1000, 400, 1024, 255));
+    assert_eq!(
+        (totals.f_blocks, totals.f_bavail, totals.f_frsize, totals.f_namelen),
+        (1000, 400, 1024, 255)
+    );
     assert_eq!(mounted.session().stats(), Default::default());
 }
 
@@ -257,7 +270,9 @@ fn extended_attributes() {
             ))
         };
         set(b"xy", libc::XATTR_CREATE).unwrap();
-        recorder.expect(r#"Setxattr { name: "user.b", value: [120, 121], flags: 1, kill_sgid: false }"#);
+        recorder.expect(
+            r#"Setxattr { name: "user.b", value: [120, 121], flags: 1, kill_sgid: false }"#,
+        );
         set(&[b'z'; 65536], 0).unwrap();
         recorder.expect("setxattr n102");
         check(libc::removexattr(file.as_ptr(), c"user.b".as_ptr())).unwrap();
@@ -270,9 +285,16 @@ fn extended_attributes() {
 fn open_files() {
     let direct = OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES;
     let Some((recorder, mounted)) = mounted_opening(Features::default(), direct) else { return };
-    let file = OpenOptions::new().read(true).write(true).truncate(true).open(mounted.path("file")).unwrap();
-    recorder
-        .expect(&format!("Open {{ flags: {}", libc::O_RDWR | libc::O_TRUNC | libc::O_LARGEFILE | 0o100000));
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .truncate(true)
+        .open(mounted.path("file"))
+        .unwrap();
+    recorder.expect(&format!(
+        "Open {{ flags: {}",
+        libc::O_RDWR | libc::O_TRUNC | libc::O_LARGEFILE | 0o100000
+    ));
 
     // A megabyte travels in one piece, with its payload on a page boundary.
     // (A caller's buffer that straddles one page more would make two.)
@@ -306,8 +328,9 @@ fn open_files() {
             libc::copy_file_range(fd, &mut from, other.as_raw_fd(), &mut to, length, 0),
             length as isize
         );
-        recorder
-            .expect("fh_in: 88, offset_in: 1, nodeid_out: 111, fh_out: 88, offset_out: 2, length: 3145728");
+        recorder.expect(
+            "fh_in: 88, offset_in: 1, nodeid_out: 111, fh_out: 88, offset_out: 2, length: 3145728",
+        );
         // _IOWR('k', 1, [u8; 8])
         let mut argument = *b"abcdefgh";
         assert_eq!(libc::ioctl(fd, 0xc008_6b01, &raw mut argument), 3);
@@ -318,16 +341,27 @@ fn open_files() {
         recorder.expect("poll n102");
     }
     drop(file);
-    crate::kit::wait_for("release", || recorder.log.lock().unwrap().iter().any(|l| l.contains("Release {")));
+    crate::kit::wait_for("release", || {
+        recorder.log.lock().unwrap().iter().any(|l| l.contains("Release {"))
+    });
     recorder.expect("Flush { fh: 88");
 
-    let created =
-        OpenOptions::new().write(true).create_new(true).mode(0o640).open(mounted.path("-c")).unwrap();
+    let created = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o640)
+        .open(mounted.path("-c"))
+        .unwrap();
     recorder.expect(r#"Create { name: "-c", mode: 33184, umask: 18"#);
     created.set_len(1).unwrap();
     recorder.expect("fh: Some(99)");
     let flags = libc::O_TMPFILE;
-    OpenOptions::new().write(true).custom_flags(flags).mode(0o600).open(mounted.path("dir")).unwrap();
+    OpenOptions::new()
+        .write(true)
+        .custom_flags(flags)
+        .mode(0o600)
+        .open(mounted.path("dir"))
+        .unwrap();
     recorder.expect("tmpfile n2 Tmpfile { mode: 33152");
     assert_eq!(mounted.session().stats(), Default::default());
 }
@@ -335,13 +369,15 @@ fn open_files() {
 #[test]
 fn directories() {
     for readdirplus in [ReaddirPlus::Never, ReaddirPlus::Auto, ReaddirPlus::Always] {
-        let Some((recorder, mounted)) = mounted(Features { readdirplus, ..Features::default() }) else {
+        let Some((recorder, mounted)) = mounted(Features { readdirplus, ..Features::default() })
+        else {
             return;
         };
         let names: Vec<_> =
             fs::read_dir(mounted.path("dir")).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["file", "dir"]);
-        let plus = recorder.log.lock().unwrap().iter().any(|line| line.starts_with("readdirplus n2"));
+        let plus =
+            recorder.log.lock().unwrap().iter().any(|line| line.starts_with("readdirplus n2"));
         assert_eq!(plus, readdirplus != ReaddirPlus::Never);
         let dir = File::open(mounted.path("dir")).unwrap();
         dir.sync_all().unwrap();

@@ -27,7 +27,13 @@ struct Passing {
 
 impl Passing {
     fn attr() -> Attr {
-        Attr { ino: 2, mode: libc::S_IFREG | 0o666, nlink: 1, size: CONTENT.len() as u64, ..Attr::default() }
+        Attr {
+            ino: 2,
+            mode: libc::S_IFREG | 0o666,
+            nlink: 1,
+            size: CONTENT.len() as u64,
+            ..Attr::default()
+        }
     }
 }
 
@@ -35,7 +41,8 @@ impl FileSystem for Passing {
     fn init(&self, negotiated: &Negotiated, notifier: &Notifier) -> std::result::Result<(), i32> {
         self.offered.set(negotiated.features.passthrough).unwrap();
         if negotiated.features.passthrough {
-            let path = std::env::temp_dir().join(format!("kestrel-fuse-backing.{}", std::process::id()));
+            let path =
+                std::env::temp_dir().join(format!("kestrel-fuse-backing.{}", std::process::id()));
             fs::write(&path, CONTENT).unwrap();
             let file = File::open(&path).unwrap();
             fs::remove_file(&path).unwrap();
@@ -50,9 +57,12 @@ impl FileSystem for Passing {
             Operation::Lookup { .. } => {
                 reply.entry(&Entry { nodeid: 2, attr: Self::attr(), ..Entry::default() })
             }
-            Operation::Getattr { .. } if request.nodeid == 2 => reply.attr(&Self::attr(), Duration::ZERO),
+            Operation::Getattr { .. } if request.nodeid == 2 => {
+                reply.attr(&Self::attr(), Duration::ZERO)
+            }
             Operation::Getattr { .. } => {
-                let attr = Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink: 2, ..Attr::default() };
+                let attr =
+                    Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink: 2, ..Attr::default() };
                 reply.attr(&attr, Duration::ZERO);
             }
             Operation::Open { flags, .. } => {

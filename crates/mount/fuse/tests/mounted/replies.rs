@@ -67,7 +67,9 @@ impl FileSystem for Odd {
                 // All files are one inode under many node ids.
                 reply.entry(&Entry { nodeid, attr: attr(4711, FILE, 4096), ..Entry::default() });
             }
-            Operation::Getattr { .. } if request.nodeid == 1 => reply.attr(&attr(1, DIR, 0), Duration::ZERO),
+            Operation::Getattr { .. } if request.nodeid == 1 => {
+                reply.attr(&attr(1, DIR, 0), Duration::ZERO)
+            }
             Operation::Getattr { .. } => reply.attr(&attr(4711, FILE, 4096), Duration::ZERO),
             Operation::Open { .. } => reply.opened(Opened::default()),
             Operation::Read { .. } => {
@@ -85,7 +87,8 @@ fn every_kind_of_answer() {
     if !can_mount() {
         return;
     }
-    let mounted = Mounted::with(Odd::new(), &MountOptions::default(), &Config { workers: 3, ..config() });
+    let mounted =
+        Mounted::with(Odd::new(), &MountOptions::default(), &Config { workers: 3, ..config() });
     let read = |name: &str| {
         let mut content = Vec::new();
         File::open(mounted.path(name))?.read_to_end(&mut content)?;
@@ -132,7 +135,9 @@ impl FileSystem for Deferred {
                 let nodeid = name.to_str().unwrap().parse::<u64>().unwrap() + 2;
                 reply.entry(&Entry { nodeid, attr: attr(nodeid, FILE, 8), ..Entry::default() });
             }
-            Operation::Getattr { .. } if request.nodeid == 1 => reply.attr(&attr(1, DIR, 0), Duration::ZERO),
+            Operation::Getattr { .. } if request.nodeid == 1 => {
+                reply.attr(&attr(1, DIR, 0), Duration::ZERO)
+            }
             Operation::Getattr { .. } => reply.attr(&attr(request.nodeid, FILE, 8), Duration::ZERO),
             Operation::Open { .. } => {
                 reply.opened(Opened { flags: OpenFlags::DIRECT_IO, ..Opened::default() })
@@ -169,7 +174,9 @@ fn one_worker_many_requests_in_progress() {
             });
         }
         // All of them wait at once, though there is one thread to serve them.
-        crate::kit::wait_for("all readers waiting", || waiting.lock().unwrap().len() == READERS as usize);
+        crate::kit::wait_for("all readers waiting", || {
+            waiting.lock().unwrap().len() == READERS as usize
+        });
         for (node, reply) in waiting.lock().unwrap().drain(..).rev() {
             reply.data(&node.to_le_bytes());
         }
@@ -206,8 +213,11 @@ fn spare_workers_take_over() {
     let asleep = Arc::new(Mutex::new(0));
     // One seat and eight spare threads: nine can sleep.
     let config = Config { workers: 1, spare_workers: WANTED as usize - 1, ..config() };
-    let mounted =
-        Mounted::with(Sleepy { asleep: asleep.clone(), wanted: WANTED }, &MountOptions::default(), &config);
+    let mounted = Mounted::with(
+        Sleepy { asleep: asleep.clone(), wanted: WANTED },
+        &MountOptions::default(),
+        &config,
+    );
     for round in 1..=3 {
         std::thread::scope(|scope| {
             for reader in 0..WANTED {
@@ -231,7 +241,8 @@ fn callers_may_leave() {
     }
     let waiting = Arc::new(Mutex::new(Vec::new()));
     let mounted = Mounted::new(Deferred(waiting.clone()));
-    let mut reader = Command::new("cat").arg(mounted.path("5")).stderr(Stdio::null()).spawn().unwrap();
+    let mut reader =
+        Command::new("cat").arg(mounted.path("5")).stderr(Stdio::null()).spawn().unwrap();
     crate::kit::wait_for("the read", || !waiting.lock().unwrap().is_empty());
     reader.kill().unwrap();
     // Without the answer to the interrupted read the process could not die.

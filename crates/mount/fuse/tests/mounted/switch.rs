@@ -28,8 +28,8 @@ pub fn uring_on() -> bool {
 }
 
 fn hold() -> Result<File, String> {
-    let before =
-        fs::read_to_string(SWITCH).map_err(|error| format!("no FUSE over io_uring: {SWITCH}: {error}"))?;
+    let before = fs::read_to_string(SWITCH)
+        .map_err(|error| format!("no FUSE over io_uring: {SWITCH}: {error}"))?;
     let lock = lock(libc::LOCK_SH).map_err(|error| format!("cannot lock {LOCK}: {error}"))?;
     let saved = fs::metadata(SAVED).is_ok_and(|saved| saved.len() > 0);
     if !saved {

@@ -73,7 +73,9 @@ impl PassthroughState {
     pub(crate) fn start(&self, fs: &Arc<Fs>, negotiated: &Negotiated, notifier: &Notifier) {
         let started = match self.0.config.get().cloned().unwrap_or_default() {
             PassthroughConfig::Off(why) => Err(why),
-            PassthroughConfig::Auto(copies) => Passthrough::start(fs, &copies, negotiated, notifier),
+            PassthroughConfig::Auto(copies) => {
+                Passthrough::start(fs, &copies, negotiated, notifier)
+            }
         };
         // The kernel settles once.
         let _ = self.0.started.set(started);
@@ -127,7 +129,12 @@ impl LiveFile {
     ///
     /// # Errors
     /// As for [`Passthrough::write`].
-    pub fn write(self, offset: u64, bytes: &[u8], store: impl FnOnce() -> FsResult<u64>) -> FsResult<u64> {
+    pub fn write(
+        self,
+        offset: u64,
+        bytes: &[u8],
+        store: impl FnOnce() -> FsResult<u64>,
+    ) -> FsResult<u64> {
         self.passthrough.write((self.node, self.live), offset, bytes, store)
     }
 }
@@ -154,7 +161,11 @@ impl Core {
         (direct, may_begin): (bool, bool),
         answer: impl FnOnce(FsResult<fuse::Opened>) + Send + 'static,
     ) {
-        if !self.fs.keeps_access_times() || direct || !opened.handle.readable() || opened.inode.size == 0 {
+        if !self.fs.keeps_access_times()
+            || direct
+            || !opened.handle.readable()
+            || opened.inode.size == 0
+        {
             return self.settle_mode(opened, (direct, may_begin), answer);
         }
         let (core, handle) = (self.clone(), opened.handle.clone());
@@ -176,7 +187,8 @@ impl Core {
         let Some(passthrough) = self.passthrough.get().cloned() else {
             return answer(Ok(self.give_number(opened)));
         };
-        let (inode, truncated, handle) = (opened.inode.clone(), opened.truncated, opened.handle.clone());
+        let (inode, truncated, handle) =
+            (opened.inode.clone(), opened.truncated, opened.handle.clone());
         let (ino, reads, writes) = (inode.ino, handle.readable(), handle.writable());
         let mut opened = self.give_number(opened);
         let fh = opened.fh;

@@ -25,13 +25,18 @@ impl Passthrough {
     ///
     /// # Errors
     /// Those of reading and writing; what was not brought is found again the next time.
-    pub(super) fn collect(self: &Arc<Self>, node: &Arc<OpenInode>, live: &Arc<Live>) -> FsResult<()> {
+    pub(super) fn collect(
+        self: &Arc<Self>,
+        node: &Arc<OpenInode>,
+        live: &Arc<Live>,
+    ) -> FsResult<()> {
         let Some(writer) = live.writer.get() else { return Ok(()) };
         let _turn = node.turn.lock();
         let len = live.len().map_err(|error| failed("looking at", &error))?;
         for chunk in 0..len.div_ceil(CHUNK_BYTES) {
             let at = chunk * CHUNK_BYTES;
-            let bytes = live.read(at, CHUNK_BYTES as usize).map_err(|error| failed("reading", &error))?;
+            let bytes =
+                live.read(at, CHUNK_BYTES as usize).map_err(|error| failed("reading", &error))?;
             let sum = chunk_sum(&bytes);
             if live.sum(chunk) == Some(sum) {
                 continue;

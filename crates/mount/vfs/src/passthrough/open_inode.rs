@@ -188,7 +188,9 @@ impl Live {
             let ino = writer.ino();
             let fs_done = move |result: FsResult<()>| {
                 if let Err(error) = result {
-                    log::error!("inode {ino}: what was stored through maps could not be stored: {error}");
+                    log::error!(
+                        "inode {ino}: what was stored through maps could not be stored: {error}"
+                    );
                 }
             };
             fs.release(writer.clone(), Box::new(fs_done));

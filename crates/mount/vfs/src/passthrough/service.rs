@@ -221,7 +221,9 @@ impl Passthrough {
         let node = &one.node;
         let (live, opens) = {
             let state = node.state.lock();
-            let Some(live) = state.live.clone().filter(|_| state.passed.is_empty()) else { return false };
+            let Some(live) = state.live.clone().filter(|_| state.passed.is_empty()) else {
+                return false;
+            };
             (live, state.opens)
         };
         let is_in_use = live.is_in_use();
@@ -231,7 +233,10 @@ impl Passthrough {
             }
             one.collected = Instant::now();
             if let Err(error) = self.collect(node, &live) {
-                log::error!("inode {}: what was stored through maps is not stored yet: {error}", node.ino);
+                log::error!(
+                    "inode {}: what was stored through maps is not stored yet: {error}",
+                    node.ino
+                );
                 return true;
             }
         }

@@ -61,11 +61,14 @@ impl ExpiryThread {
     /// Starts it. `prunes`: the kernel can drop nodes that nothing uses.
     pub fn start(&self, paths: &Arc<Paths>, notifier: Notifier, prunes: bool) {
         let (shared, paths) = (self.0.clone(), Arc::downgrade(paths));
-        let inodes_max = paths.upgrade().and_then(|paths| paths.nodes_max.inodes).filter(|_| prunes);
+        let inodes_max =
+            paths.upgrade().and_then(|paths| paths.nodes_max.inodes).filter(|_| prunes);
         let run = move || Run { shared, paths, notifier, prunes, inodes_max, turn: 0 }.run();
         match std::thread::Builder::new().name("kestrel-paths".into()).spawn(run) {
             Ok(_) => self.0.state.lock().started = true,
-            Err(error) => log::warn!("cannot start the thread that has the kernel drop names: {error}"),
+            Err(error) => {
+                log::warn!("cannot start the thread that has the kernel drop names: {error}")
+            }
         }
     }
 

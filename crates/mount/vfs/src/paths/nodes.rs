@@ -225,7 +225,9 @@ impl PathNodes {
         match node.identity {
             Some(ino) => NodeTarget::Inode(ino),
             None if !node.attached => NodeTarget::Gone,
-            None => self.place(node.parent, node.name.clone()).map_or(NodeTarget::Gone, NodeTarget::At),
+            None => {
+                self.place(node.parent, node.name.clone()).map_or(NodeTarget::Gone, NodeTarget::At)
+            }
         }
     }
 
@@ -306,7 +308,9 @@ impl PathNodes {
     /// operation has gone through the node: with the kernel's entry of a node go mounts on what
     /// lies below it.
     fn is_replaceable(&self, id: u64, ino: InodeId) -> bool {
-        let unused = |node: &PathNode| node.told().is_none() && node.verified_ms.load(Ordering::Relaxed) == 0;
+        let unused = |node: &PathNode| {
+            node.told().is_none() && node.verified_ms.load(Ordering::Relaxed) == 0
+        };
         id & MADE != 0
             && self.unbound(id).is_some_and(unused)
             && node_of(ino).is_some_and(|contains| !self.nodes.contains_key(&contains))
@@ -328,7 +332,8 @@ impl PathNodes {
         directories: &dyn Directories,
     ) -> Option<u64> {
         let there = wanted.or_else(|| {
-            let attached = self.nodes.iter().find(|(_, node)| node.attached && node.told() == Some(ino));
+            let attached =
+                self.nodes.iter().find(|(_, node)| node.attached && node.told() == Some(ino));
             attached.map(|(id, _)| *id).or_else(|| node_of(ino))
         })?;
         if let Some(node) = self.nodes.get(&there) {
@@ -384,7 +389,13 @@ impl PathNodes {
     /// A name went away, or means something else now: its node, if there is one, has no path any
     /// more. It is bound to what the kernel was told, else to `was`, the directory that the name
     /// meant.
-    pub fn detach(&mut self, parent: u64, name: &Name, was: Option<InodeId>, directories: &dyn Directories) {
+    pub fn detach(
+        &mut self,
+        parent: u64,
+        name: &Name,
+        was: Option<InodeId>,
+        directories: &dyn Directories,
+    ) {
         if let Some(id) = self.by_name.remove(&(parent, name.clone())) {
             self.lose_path(id, was, directories);
         }
@@ -471,7 +482,13 @@ impl PathNodes {
 
     /// Binds a node to the directory that was found at its place, because it is open now or, with
     /// `works`, may be worked in. False if it is another one, or gone: the caller walks again.
-    pub fn hold(&mut self, id: u64, ino: InodeId, works: bool, directories: &dyn Directories) -> bool {
+    pub fn hold(
+        &mut self,
+        id: u64,
+        ino: InodeId,
+        works: bool,
+        directories: &dyn Directories,
+    ) -> bool {
         let Some(node) = self.nodes.get_mut(&id).filter(|node| node.is(ino)) else { return false };
         node.worked_in |= works;
         node.opens += u32::from(!works);
@@ -543,7 +560,9 @@ impl PathNodes {
     fn on_the_way(&self, id: u64, mut ask: impl FnMut(&mut Seen) -> Option<bool>) -> NameTrust {
         let mut at = id;
         while at != ROOT {
-            let Some(node) = self.nodes.get(&at).filter(|node| node.attached) else { return NameTrust::No };
+            let Some(node) = self.nodes.get(&at).filter(|node| node.attached) else {
+                return NameTrust::No;
+            };
             at = node.parent;
             match self.seen_of(at).map(|seen| ask(&mut seen.lock())) {
                 Some(Some(true)) => {}
@@ -575,13 +594,18 @@ impl PathNodes {
     /// own name, and is not bound: the kernel may have let somebody take hold of it. None of it if
     /// the node is not known.
     pub fn recall(&self, id: u64) -> Vec<u64> {
-        let Some(lent) = self.seen_of(id).map(|seen| seen.lock().recall()) else { return Vec::new() };
-        let own = |node: &PathNode| node.lent_until_ms.load(Ordering::Relaxed) > 0 && node.identity.is_none();
+        let Some(lent) = self.seen_of(id).map(|seen| seen.lock().recall()) else {
+            return Vec::new();
+        };
+        let own = |node: &PathNode| {
+            node.lent_until_ms.load(Ordering::Relaxed) > 0 && node.identity.is_none()
+        };
         if !lent {
             return self.nodes.get(&id).filter(|node| own(node)).map(|_| id).into_iter().collect();
         }
         let below = |at: u64| {
-            let up = |at: &u64| self.nodes.get(at).filter(|node| node.attached).map(|node| node.parent);
+            let up =
+                |at: &u64| self.nodes.get(at).filter(|node| node.attached).map(|node| node.parent);
             std::iter::successors(Some(at), up).any(|at| at == id)
         };
         self.nodes.iter().filter(|(at, node)| own(node) && below(**at)).map(|(at, _)| *at).collect()
@@ -617,7 +641,8 @@ impl PathNodes {
     pub fn lent_in_private(&self, parent: u64, name: &Name, now_ms: u64) -> Option<u64> {
         let id = self.by_name.get(&(parent, name.clone()))?;
         let node = self.nodes.get(id)?;
-        let until = node.lent_until_ms.load(Ordering::Relaxed).max(node.seen.lock().lent_until_ms());
+        let until =
+            node.lent_until_ms.load(Ordering::Relaxed).max(node.seen.lock().lent_until_ms());
         (until > now_ms && !self.is_public(parent)).then_some(until)
     }
 }

@@ -153,9 +153,12 @@ impl Paths {
         match forecast.filter(opens) {
             // A directory or link is not opened for O_CREAT, but would be named by another error.
             Some(flags)
-                if lookup.tid != 0 && !self.links.has(dir, name) && (there || !hint.intent.create) =>
+                if lookup.tid != 0
+                    && !self.links.has(dir, name)
+                    && (there || !hint.intent.create) =>
             {
-                let (flags, directory) = (convert::open_flags(flags as u32, false), hint.intent.directory);
+                let (flags, directory) =
+                    (convert::open_flags(flags as u32, false), hint.intent.directory);
                 let place = self.place(dir, name.clone());
                 place.map_or(LookupPlan::Gone, |place| LookupPlan::Open {
                     place,

@@ -107,7 +107,9 @@ mod tests {
 
     #[test]
     fn names_are_believed_where_everybody_may_search() {
-        for (mode, lends) in [(0o755, true), (0o711, true), (0o750, false), (0o701, false), (0o644, false)] {
+        for (mode, lends) in
+            [(0o755, true), (0o711, true), (0o750, false), (0o701, false), (0o644, false)]
+        {
             let mut seen = Seen::default();
             assert_eq!(seen.lend(10), None);
             seen.note(&dir(mode, 1));
@@ -124,7 +126,11 @@ mod tests {
         assert_eq!(seen.changed(&dir(0o711, 2), 50), None, "everybody may still search it");
         assert_eq!(seen.changed(&dir(0o700, 3), 50), Some(100));
         assert_eq!(seen.lend(200), Some(false));
-        assert_eq!(seen.changed(&dir(0o600, 4), 99), Some(100), "nor has the next one an answer before");
+        assert_eq!(
+            seen.changed(&dir(0o600, 4), 99),
+            Some(100),
+            "nor has the next one an answer before"
+        );
         assert_eq!(seen.changed(&dir(0o600, 4), 100), None);
     }
 

@@ -78,7 +78,8 @@ impl Waits {
             .filter(|(_, (since, _))| now.saturating_duration_since(*since) >= WAIT)
             .map(|(pid, _)| *pid)
             .collect();
-        let taken = late.iter().filter_map(|pid| waits.remove(pid)).map(|(_, waiting)| waiting).collect();
+        let taken =
+            late.iter().filter_map(|pid| waits.remove(pid)).map(|(_, waiting)| waiting).collect();
         self.count.store(waits.len(), Ordering::Relaxed);
         taken
     }

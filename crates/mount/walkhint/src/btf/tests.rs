@@ -105,7 +105,11 @@ fn sample() -> Writer {
     );
     // Of one name, at odds about a member and in harmony about another.
     w.structure("saved", 16, &[("link", u32_type, 0), ("seq", u32_type, 4)]);
-    w.structure("saved", 16, &[("link", u32_type, 8), ("seq", u32_type, 4), ("more", u32_type, 12)]);
+    w.structure(
+        "saved",
+        16,
+        &[("link", u32_type, 8), ("seq", u32_type, 4), ("more", u32_type, 12)],
+    );
     w.structure("saved", 16, &[]);
     w
 }
@@ -115,7 +119,17 @@ fn bit_fields() -> Vec<u8> {
     let mut w = Writer::kernel();
     let u32_type = w.int(4);
     let (bit, after, name) = (w.name("bit"), w.name("after"), w.name("fields"));
-    w.words(&[name, 1 << 31 | kind::STRUCT << 24 | 2, 8, bit, u32_type, 1 << 24 | 3, after, u32_type, 32]);
+    w.words(&[
+        name,
+        1 << 31 | kind::STRUCT << 24 | 2,
+        8,
+        bit,
+        u32_type,
+        1 << 24 | 3,
+        after,
+        u32_type,
+        32,
+    ]);
     w.count += 1;
     w.finish()
 }
@@ -156,7 +170,10 @@ fn what_is_not_there_has_a_name() {
 fn contradictions_are_not_resolved() {
     let data = sample().finish();
     let btf = Btf::parse(&data, None).unwrap();
-    assert_eq!(btf.field("saved", "link").unwrap_err(), Error::Ambiguous("struct saved.link".into()));
+    assert_eq!(
+        btf.field("saved", "link").unwrap_err(),
+        Error::Ambiguous("struct saved.link".into())
+    );
     assert_eq!(btf.offset("saved", "seq", 4), Ok(4));
     assert_eq!(btf.offset("saved", "more", 4), Ok(12));
     assert_eq!(btf.function("twice").unwrap_err(), Error::Ambiguous("function twice".into()));
@@ -193,7 +210,10 @@ fn headers_are_checked() {
     let good = sample().finish();
     let parse = |data: &[u8]| Btf::parse(data, None).map(|_| ()).unwrap_err();
     assert_eq!(parse(b""), Error::Malformed("wrong magic number"));
-    assert_eq!(parse(&[0xeb, 0x9f, 1, 0]), Error::Malformed("big-endian, which this program does not read"));
+    assert_eq!(
+        parse(&[0xeb, 0x9f, 1, 0]),
+        Error::Malformed("big-endian, which this program does not read")
+    );
     assert_eq!(parse(&good[..23]), Error::Malformed("truncated"));
     for (at, value, what) in [
         (4, 8, "short header"),
@@ -299,7 +319,10 @@ fn absurd_numbers() {
     assert_eq!(error(&|_| 77), Error::Malformed("reference to a type that is not there"));
     assert_eq!(error(&|_| u32::MAX), Error::Malformed("reference to a type that is not there"));
     assert_eq!(error(&|_| 0), Error::Malformed("void where a type is needed"));
-    assert_eq!(error(&|w| w.ty("f", kind::FWD, 0, 0, &[])), Error::Malformed("a member that has no size"));
+    assert_eq!(
+        error(&|w| w.ty("f", kind::FWD, 0, 0, &[])),
+        Error::Malformed("a member that has no size")
+    );
     let mut w = Writer::kernel();
     let int = w.int(4);
     w.structure("s", 8, &[("a", int, OFFSET_MAX + 8)]);

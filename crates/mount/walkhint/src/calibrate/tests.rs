@@ -18,9 +18,11 @@ fn call_of(number: usize) -> SystemCall {
 fn play(change: impl Fn(usize, &mut Walk<'_>)) -> Probes {
     let probes = Probes::new(0x1234);
     for number in 0..WALKS {
-        let digit = if number == WalkKind::Again as usize { WalkKind::Stale as usize } else { number };
+        let digit =
+            if number == WalkKind::Again as usize { WalkKind::Stale as usize } else { number };
         let name = format!(".kestrel-probe-0000000000001234-{digit}");
-        let text = if number == WalkKind::Within as usize { format!("{name}/x") } else { name.clone() };
+        let text =
+            if number == WalkKind::Within as usize { format!("{name}/x") } else { name.clone() };
         let mut walk = Walk {
             flags: flags_of(number),
             depth: 0,
@@ -31,7 +33,10 @@ fn play(change: impl Fn(usize, &mut Walk<'_>)) -> Probes {
         };
         change(number, &mut walk);
         let errno = probes.answer(name.as_bytes(), Some(walk)).unwrap();
-        assert_eq!(errno, if number == WalkKind::Stale as usize { libc::ESTALE } else { libc::ENOENT });
+        assert_eq!(
+            errno,
+            if number == WalkKind::Stale as usize { libc::ESTALE } else { libc::ENOENT }
+        );
     }
     probes
 }
@@ -56,7 +61,10 @@ fn bits_are_differences() {
 #[test]
 fn contradictions_mean_no_hints() {
     let error = |change: &dyn Fn(usize, &mut Walk<'_>)| play(change).flags().unwrap_err();
-    assert!(error(&|n, walk| walk.flags |= u32::from(n == 1) << 4).contains("LOOKUP_PARENT is not one bit"));
+    assert!(
+        error(&|n, walk| walk.flags |= u32::from(n == 1) << 4)
+            .contains("LOOKUP_PARENT is not one bit")
+    );
     assert!(
         error(&|n, walk| if n == 2 {
             walk.flags = 0

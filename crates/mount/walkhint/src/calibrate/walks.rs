@@ -82,7 +82,8 @@ impl Paths {
             name.extend_from_slice(more.as_bytes());
             CString::new(name).map_err(io::Error::from)
         };
-        let open = |&(kind, flags): &(WalkKind, u32)| Ok((path(kind, "")?, (flags & !ADDED) as i32));
+        let open =
+            |&(kind, flags): &(WalkKind, u32)| Ok((path(kind, "")?, (flags & !ADDED) as i32));
         Ok(Paths {
             plain: path(WalkKind::Plain, "")?,
             within: path(WalkKind::Within, "/x")?,
@@ -95,8 +96,12 @@ impl Paths {
     /// All of these fail; what matters is what the program records of them.
     fn walk(&self, root: RawFd) {
         const NOFOLLOW: i32 = libc::AT_SYMLINK_NOFOLLOW;
-        let stats =
-            [(&self.plain, NOFOLLOW), (&self.within, NOFOLLOW), (&self.stale, NOFOLLOW), (&self.follow, 0)];
+        let stats = [
+            (&self.plain, NOFOLLOW),
+            (&self.within, NOFOLLOW),
+            (&self.stale, NOFOLLOW),
+            (&self.follow, 0),
+        ];
         for (path, flags) in stats {
             let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
             // SAFETY: the path ends in NUL, and `stat` takes what is written.

@@ -16,7 +16,14 @@ const FLAGS: Flags = Flags {
 
 fn walk(text: &[u8], flags: u32) -> Walk<'_> {
     let component = text.iter().position(|&byte| byte == b'/').unwrap_or(text.len());
-    Walk { flags, depth: 0, component_bytes: component as u32, caller: 7, call: SystemCall::default(), text }
+    Walk {
+        flags,
+        depth: 0,
+        component_bytes: component as u32,
+        caller: 7,
+        call: SystemCall::default(),
+        text,
+    }
 }
 
 #[test]
@@ -43,7 +50,13 @@ fn at_its_end() {
     let hint = walk(b"c", FLAGS.open | FLAGS.create | FLAGS.exclusive | FLAGS.revalidate)
         .hint(b"c", &FLAGS)
         .unwrap();
-    assert!(!hint.follows && hint.rest.is_empty() && hint.complete && hint.revalidate && !hint.may_fake());
+    assert!(
+        !hint.follows
+            && hint.rest.is_empty()
+            && hint.complete
+            && hint.revalidate
+            && !hint.may_fake()
+    );
     assert_eq!(
         hint.intent,
         Intent { open: true, create: true, exclusive: true, directory: false, follow: false }
@@ -70,7 +83,8 @@ fn calls_that_keep_and_calls_that_make() {
     assert!(!call(libc::SYS_newfstatat, at(libc::O_PATH)).keeps());
     assert!(call(libc::SYS_mount, [0; 3]).keeps() && !call(libc::SYS_execve, [0; 3]).keeps());
     assert!(
-        call(libc::SYS_mkdirat, [0; 3]).makes_a_name() && !call(libc::SYS_unlinkat, [0; 3]).makes_a_name()
+        call(libc::SYS_mkdirat, [0; 3]).makes_a_name()
+            && !call(libc::SYS_unlinkat, [0; 3]).makes_a_name()
     );
     assert!(!call(SystemCall::NONE, [0; 3]).makes_a_name());
     let kept = Walk { call: call(libc::SYS_openat, at(libc::O_PATH)), ..walk(b"a", 0) };
@@ -92,8 +106,9 @@ fn only_whole_components_are_dotdot() {
 
 #[test]
 fn a_walk_elsewhere_says_nothing() {
-    let none =
-        |text: &[u8], flags, name: &[u8]| assert_eq!(walk(text, flags).hint(name, &FLAGS), None, "{text:?}");
+    let none = |text: &[u8], flags, name: &[u8]| {
+        assert_eq!(walk(text, flags).hint(name, &FLAGS), None, "{text:?}")
+    };
     none(b"b/c", FLAGS.parent, b"a");
     none(b"ab/c", FLAGS.parent, b"a");
     none(b"a", FLAGS.parent, b"ab");
@@ -116,7 +131,8 @@ fn open_flags() {
     assert_eq!(with(libc::SYS_openat, [0, libc::O_CLOEXEC as u64 | 1, 0]), Some(1 | LARGE));
     assert_eq!(with(libc::SYS_openat2, [0, 99, 1]), Some(1 | LARGE));
     assert_eq!(with(libc::SYS_execve, [77, 77, 77]), Some(0x20 | LARGE));
-    for number in [SystemCall::NONE, libc::SYS_read, libc::SYS_io_uring_enter, libc::SYS_newfstatat] {
+    for number in [SystemCall::NONE, libc::SYS_read, libc::SYS_io_uring_enter, libc::SYS_newfstatat]
+    {
         assert_eq!(with(number, [0, 2, 0]), None);
     }
     let call = SystemCall { number: libc::SYS_openat, args: [0, 2, 0] };

@@ -114,7 +114,8 @@ struct BtfInfo {
 /// does with them.
 unsafe fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
     // SAFETY: as the caller promises; the size is that of the block.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
@@ -171,7 +172,9 @@ pub fn load_program(code: &[u64], target: &AttachTarget<'_>) -> Result<OwnedFd, 
     match try_load(code, target, &mut []) {
         Ok(program) => Ok(program),
         // Not permitted to load anything: there is no verdict to read.
-        Err(cause) if cause.raw_os_error() == Some(libc::EPERM) => Err(Refused { cause, log: String::new() }),
+        Err(cause) if cause.raw_os_error() == Some(libc::EPERM) => {
+            Err(Refused { cause, log: String::new() })
+        }
         Err(cause) => {
             let mut log = vec![0; LOG_BYTES];
             match try_load(code, target, &mut log) {
@@ -238,8 +241,11 @@ pub fn module_btf(module: &CStr) -> io::Result<OwnedFd> {
             continue; // Its module was unloaded meanwhile.
         };
         let mut name = [0u8; 64];
-        let mut info =
-            BtfInfo { name: name.as_mut_ptr() as u64, name_bytes: name.len() as u32, ..BtfInfo::default() };
+        let mut info = BtfInfo {
+            name: name.as_mut_ptr() as u64,
+            name_bytes: name.len() as u32,
+            ..BtfInfo::default()
+        };
         let mut attr = ObjectInfo {
             fd: number(&btf),
             bytes: size_of::<BtfInfo>() as u32,
@@ -270,8 +276,14 @@ impl Mapping {
     pub fn new(map: RawFd, bytes: usize, writable: bool) -> io::Result<Mapping> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map, 0) };
-        if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Mapping { base, bytes }) }
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map, 0)
+        };
+        if base == libc::MAP_FAILED {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(Mapping { base, bytes })
+        }
     }
 
     pub fn base(&self) -> *mut u8 {

@@ -14,8 +14,8 @@ fn the_verifier_accepts_every_variant() {
         Ok(layout) => layout,
         Err(e) => return println!("skipped: {e}"),
     };
-    let maps =
-        sys::create_array(RECORD_BYTES, SLOTS).and_then(|slots| Ok((slots, sys::create_array(16, 1)?)));
+    let maps = sys::create_array(RECORD_BYTES, SLOTS)
+        .and_then(|slots| Ok((slots, sys::create_array(16, 1)?)));
     let (slots, control) = match maps {
         Ok(maps) => maps,
         Err(e) => return println!("skipped: BPF is not permitted: {e}"),

@@ -17,8 +17,9 @@ pub struct Span {
 impl Span {
     /// The part with members at these offsets, of 8 bytes at most.
     fn over(members: &[i32]) -> Result<Span> {
-        let (start, end) =
-            members.iter().fold((i32::MAX, 0), |(start, end), &at| (start.min(at), end.max(at + 8)));
+        let (start, end) = members
+            .iter()
+            .fold((i32::MAX, 0), |(start, end), &at| (start.min(at), end.max(at + 8)));
         let start = start & !7;
         let bytes = end - start;
         if bytes > SPAN_BYTES_MAX {
@@ -110,7 +111,8 @@ impl KernelLayout {
         let regs = Registers::find(btf)?;
         // Members that are loaded directly must be within reach of an instruction.
         let task = |member: &str| {
-            i16::try_from(at("task_struct", member, 8)?).map_err(|_| Error::Malformed("a huge task"))
+            i16::try_from(at("task_struct", member, 8)?)
+                .map_err(|_| Error::Malformed("a huge task"))
         };
         let (mount_conn, mount_sb) = (at("fuse_mount", "fc", 8)?, at("fuse_mount", "sb", 8)?);
         let walk_dentry = at("nameidata", "path.dentry", 8)?;
@@ -128,7 +130,8 @@ impl KernelLayout {
             mount_sb,
             conn_dev: at("fuse_conn", "dev", 4)?,
             conn_pid_ns: at("fuse_conn", "pid_ns", 8)?,
-            inode_nodeid: at("fuse_inode", "nodeid", 8)? - btf.field("fuse_inode", "inode")?.offset as i32,
+            inode_nodeid: at("fuse_inode", "nodeid", 8)?
+                - btf.field("fuse_inode", "inode")?.offset as i32,
             task_nameidata: task("nameidata")?,
             task_pid: task("thread_pid")?,
             task_worker: task("worker_private").or_else(|_| task("pf_io_worker"))?,
@@ -170,7 +173,11 @@ impl Registers {
             let x0 = i16::try_from(btf.field("pt_regs", "regs")?.offset).map_err(wild)?;
             Ok(Registers { call: at("syscallno", 4)?, args: [x0 + 8, x0 + 16], call_bytes: 4 })
         } else {
-            Ok(Registers { call: at("orig_ax", 8)?, args: [at("si", 8)?, at("dx", 8)?], call_bytes: 8 })
+            Ok(Registers {
+                call: at("orig_ax", 8)?,
+                args: [at("si", 8)?, at("dx", 8)?],
+                call_bytes: 8,
+            })
         }
     }
 }

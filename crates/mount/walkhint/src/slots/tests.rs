@@ -35,8 +35,10 @@ impl Memory {
     }
 
     fn fill(&self, index: usize, lookup: &Lookup, text: &[u8]) {
-        self.word(index, std::mem::offset_of!(Record, unique)).store(lookup.unique, Ordering::Relaxed);
-        self.word(index, std::mem::offset_of!(Record, nodeid)).store(lookup.nodeid, Ordering::Relaxed);
+        self.word(index, std::mem::offset_of!(Record, unique))
+            .store(lookup.unique, Ordering::Relaxed);
+        self.word(index, std::mem::offset_of!(Record, nodeid))
+            .store(lookup.nodeid, Ordering::Relaxed);
         self.pair(index, std::mem::offset_of!(Record, tid), lookup.tid, OPCODE_LOOKUP);
         self.pair(index, std::mem::offset_of!(Record, state), STATE_WALK, 0x400);
         self.pair(index, std::mem::offset_of!(Record, depth), 0, 1);
@@ -46,7 +48,8 @@ impl Memory {
         {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
-            self.word(index, HEAD_BYTES + number * 8).store(u64::from_le_bytes(word), Ordering::Relaxed);
+            self.word(index, HEAD_BYTES + number * 8)
+                .store(u64::from_le_bytes(word), Ordering::Relaxed);
         }
     }
 

@@ -23,7 +23,8 @@ fn threads() {
                 let rig = &rig;
                 scope.spawn(move || {
                     for walk in 0..WALKS {
-                        let _ = fs::symlink_metadata(rig.path(format!("d{number}/t{number}.{walk}")));
+                        let _ =
+                            fs::symlink_metadata(rig.path(format!("d{number}/t{number}.{walk}")));
                     }
                 });
             }
@@ -43,7 +44,11 @@ fn threads() {
                 None => assert!(!hint.follows && hint.rest.is_empty()),
             }
         }
-        println!("{way:?}: {without} of {} lookups without a hint, {:?}", lookups.len(), rig.hints().stats());
+        println!(
+            "{way:?}: {without} of {} lookups without a hint, {:?}",
+            lookups.len(),
+            rig.hints().stats()
+        );
         // Allowed, but it should be rare.
         assert!(without <= lookups.len() / 10);
     }
@@ -88,10 +93,16 @@ fn a_container_below() {
     for way in ways() {
         let rig = Rig::new(way);
         rig.dirs("a/b");
-        let status =
-            Command::new("unshare").args(["-p", "-f", "stat", "-t"]).arg(rig.path("a/b")).output().unwrap();
+        let status = Command::new("unshare")
+            .args(["-p", "-f", "stat", "-t"])
+            .arg(rig.path("a/b"))
+            .output()
+            .unwrap();
         assert!(status.status.success());
-        assert_eq!(rig.hinted().iter().filter(|(name, hint)| name == "a" && *hint.rest == *b"b").count(), 1);
+        assert_eq!(
+            rig.hinted().iter().filter(|(name, hint)| name == "a" && *hint.rest == *b"b").count(),
+            1
+        );
     }
 }
 
@@ -118,7 +129,9 @@ fn callers_outside_our_namespace() {
         assert!(server.wait().unwrap().success());
         let expected = match way {
             Way::Numbers => ["LOOKUP a tid 0 rest Some(\"b\")", "LOOKUP b tid 0 rest Some(\"\")"],
-            Way::Threads | Way::Function => ["LOOKUP a tid 0 rest None", "LOOKUP b tid 0 rest None"],
+            Way::Threads | Way::Function => {
+                ["LOOKUP a tid 0 rest None", "LOOKUP b tid 0 rest None"]
+            }
         };
         assert_eq!(report, expected, "{way:?}");
     }

@@ -46,7 +46,10 @@ fn an_overlay_is_not_us() {
         rig.seen();
         fs::metadata(merged.join("a/b")).unwrap();
         let lookups = rig.lookups();
-        assert!(!lookups.is_empty() && lookups.iter().all(|(_, hint)| hint.is_none()), "{lookups:?}");
+        assert!(
+            !lookups.is_empty() && lookups.iter().all(|(_, hint)| hint.is_none()),
+            "{lookups:?}"
+        );
         // Ours are hinted as before.
         fs::metadata(rig.path("lower/a/b")).unwrap();
         assert_eq!(rig.hinted()[0].1.rest[..], *b"a/b");

@@ -33,7 +33,11 @@ fn comes_true(rig: &Rig, what: &str) -> Hint {
     let hint = hint.unwrap_or_else(|| panic!("{what}: no hint"));
     let told = hint.open_flags.unwrap_or_else(|| panic!("{what}: no flags"));
     let sent = sent.unwrap_or_else(|| panic!("{what}: no OPEN"));
-    assert_eq!(told & !NOT_SENT as u32, sent & !NOT_SENT as u32, "{what}: {told:#o} told, {sent:#o} sent");
+    assert_eq!(
+        told & !NOT_SENT as u32,
+        sent & !NOT_SENT as u32,
+        "{what}: {told:#o} told, {sent:#o} sent"
+    );
     assert!(hint.intent.open && !hint.follows, "{what}");
     hint
 }
@@ -43,9 +47,11 @@ fn descriptors_that_only_keep_are_told() {
     for way in ways() {
         let rig = Rig::new(way);
         rig.dirs("a/b");
-        for (flags, keeps) in
-            [(libc::O_PATH, true), (libc::O_PATH | libc::O_DIRECTORY, true), (libc::O_DIRECTORY, false)]
-        {
+        for (flags, keeps) in [
+            (libc::O_PATH, true),
+            (libc::O_PATH | libc::O_DIRECTORY, true),
+            (libc::O_DIRECTORY, false),
+        ] {
             OpenOptions::new().read(true).custom_flags(flags).open(rig.path("a/b")).unwrap();
             assert_eq!(last(&rig).0.unwrap().keeps, keeps, "{flags:#o}");
         }
@@ -67,7 +73,11 @@ fn flags_are_forecast() {
         assert_eq!(comes_true(&rig, "O_RDONLY").intent, only_open);
         OpenOptions::new().read(true).write(true).open(&path).unwrap();
         assert_eq!(comes_true(&rig, "O_RDWR").intent, only_open);
-        OpenOptions::new().append(true).custom_flags(libc::O_NONBLOCK | libc::O_SYNC).open(&path).unwrap();
+        OpenOptions::new()
+            .append(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_SYNC)
+            .open(&path)
+            .unwrap();
         comes_true(&rig, "O_APPEND");
         let hint = {
             OpenOptions::new().write(true).truncate(true).open(&path).unwrap();
@@ -75,15 +85,26 @@ fn flags_are_forecast() {
         };
         assert_ne!(hint.open_flags.unwrap() & libc::O_TRUNC as u32, 0);
 
-        OpenOptions::new().write(true).create(true).truncate(false).open(rig.path("a/b/new")).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(rig.path("a/b/new"))
+            .unwrap();
         let hint = comes_true(&rig, "O_CREAT");
         assert_eq!(hint.intent, Intent { create: true, ..only_open });
         OpenOptions::new().write(true).create_new(true).open(rig.path("a/b/newer")).unwrap();
         let hint = comes_true(&rig, "O_EXCL");
-        assert_eq!(hint.intent, Intent { create: true, exclusive: true, follow: false, ..only_open });
+        assert_eq!(
+            hint.intent,
+            Intent { create: true, exclusive: true, follow: false, ..only_open }
+        );
 
-        let directory =
-            OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(rig.path("a/b")).unwrap();
+        let directory = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY)
+            .open(rig.path("a/b"))
+            .unwrap();
         let (hint, _) = last(&rig);
         assert_eq!(hint.unwrap().intent, Intent { directory: true, ..only_open });
         // Relative to a directory.
@@ -101,7 +122,9 @@ fn flags_are_forecast() {
 fn open_at(directory: &File, name: &str, flags: i32) {
     let name = CString::new(name).unwrap();
     // SAFETY: the name ends in NUL; the descriptor is closed.
-    unsafe { assert_eq!(libc::close(libc::openat(directory.as_raw_fd(), name.as_ptr(), flags)), 0) };
+    unsafe {
+        assert_eq!(libc::close(libc::openat(directory.as_raw_fd(), name.as_ptr(), flags)), 0)
+    };
 }
 
 /// The other system calls that open.
@@ -149,12 +172,9 @@ fn directories_on_the_way_have_no_intent() {
         for path in [rig.path("a/b/f"), through] {
             fs::read(&path).unwrap();
             let hints = rig.hinted();
-            assert!(
-                hints
-                    .iter()
-                    .filter(|(_, hint)| hint.follows)
-                    .all(|(_, hint)| { hint.intent == Intent::default() && hint.open_flags.is_none() })
-            );
+            assert!(hints.iter().filter(|(_, hint)| hint.follows).all(|(_, hint)| {
+                hint.intent == Intent::default() && hint.open_flags.is_none()
+            }));
             assert!(hints.last().unwrap().1.intent.open);
         }
         assert!(Path::new("/proc/self").exists());

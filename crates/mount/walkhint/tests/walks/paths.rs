@@ -44,9 +44,12 @@ fn each_component_knows_the_rest() {
 /// The transport over io_uring numbers its requests at the same place.
 #[test]
 fn over_io_uring() {
-    let enabled = fs::read_to_string("/sys/module/fuse/parameters/enable_uring").unwrap_or_default();
+    let enabled =
+        fs::read_to_string("/sys/module/fuse/parameters/enable_uring").unwrap_or_default();
     if enabled.trim() != "Y" {
-        println!("skipped: FUSE over io_uring is not enabled (/sys/module/fuse/parameters/enable_uring)");
+        println!(
+            "skipped: FUSE over io_uring is not enabled (/sys/module/fuse/parameters/enable_uring)"
+        );
         return;
     }
     for way in ways() {
@@ -66,8 +69,12 @@ fn slashes_and_dots() {
         rig.dirs("a/b/c");
         lstat(&rig.path("a///b/../b/./c//"));
         let hints = rig.hinted();
-        let expected =
-            [("a", true, "b/../b/./c//"), ("b", true, "../b/./c//"), ("b", true, "./c//"), ("c", false, "")];
+        let expected = [
+            ("a", true, "b/../b/./c//"),
+            ("b", true, "../b/./c//"),
+            ("b", true, "./c//"),
+            ("c", false, ""),
+        ];
         assert_eq!(hints.iter().map(brief).collect::<Vec<_>>(), expected);
         assert!(hints[0].1.dotdot && hints[1].1.dotdot && !hints[2].1.dotdot);
         assert!(!hints[0].1.may_fake() && hints[2].1.may_fake());
@@ -116,10 +123,17 @@ fn a_second_walk_says_so() {
         let rig = Rig::new(way);
         rig.dirs("a");
         lstat(&rig.path("a/stale.x/y"));
-        let again: Vec<_> =
-            rig.hinted().into_iter().map(|(name, hint)| (name, hint.revalidate, hint.may_fake())).collect();
-        let expected =
-            [("a", false, true), ("stale.x", false, true), ("a", true, false), ("stale.x", true, false)];
+        let again: Vec<_> = rig
+            .hinted()
+            .into_iter()
+            .map(|(name, hint)| (name, hint.revalidate, hint.may_fake()))
+            .collect();
+        let expected = [
+            ("a", false, true),
+            ("stale.x", false, true),
+            ("a", true, false),
+            ("stale.x", true, false),
+        ];
         let expected = expected.map(|(name, reval, fake)| (name.to_owned(), reval, fake));
         assert_eq!(again, expected);
     }
@@ -166,10 +180,16 @@ fn last_components_without_a_walk() {
         rig.dirs("a/b");
         let last_is_unknown = |what: &str, last: &[&str]| {
             let lookups = rig.lookups();
-            let unknown: Vec<_> =
-                lookups.iter().filter(|(_, hint)| hint.is_none()).map(|(name, _)| &name[..]).collect();
+            let unknown: Vec<_> = lookups
+                .iter()
+                .filter(|(_, hint)| hint.is_none())
+                .map(|(name, _)| &name[..])
+                .collect();
             assert_eq!(unknown, last, "{what}");
-            assert!(lookups.iter().filter_map(|(_, hint)| hint.as_ref()).all(|hint| hint.follows), "{what}");
+            assert!(
+                lookups.iter().filter_map(|(_, hint)| hint.as_ref()).all(|hint| hint.follows),
+                "{what}"
+            );
         };
         fs::create_dir(rig.path("a/b/new")).unwrap();
         last_is_unknown("mkdir", &["new"]);
@@ -182,7 +202,9 @@ fn last_components_without_a_walk() {
         // The old name is walked to its end, the new one is not.
         let lookups = rig.lookups();
         assert!(
-            lookups.iter().any(|(name, hint)| name == "f" && hint.as_ref().is_some_and(|hint| !hint.follows))
+            lookups
+                .iter()
+                .any(|(name, hint)| name == "f" && hint.as_ref().is_some_and(|hint| !hint.follows))
         );
         assert!(lookups.iter().any(|(name, hint)| name == "g" && hint.is_none()));
         fs::remove_file(rig.path("a/b/g")).unwrap();

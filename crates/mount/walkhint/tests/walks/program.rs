@@ -9,7 +9,8 @@ use crate::rig::{Rig, Way, ways};
 #[test]
 fn the_running_kernel_accepts_it() {
     for way in ways() {
-        let hints = way.load().unwrap_or_else(|e| panic!("{e}\n{}", e.verifier_log().unwrap_or("")));
+        let hints =
+            way.load().unwrap_or_else(|e| panic!("{e}\n{}", e.verifier_log().unwrap_or("")));
         let expected = if way == Way::Function { Attach::Fentry } else { Attach::Tracepoint };
         assert_eq!(hints.attach(), expected);
     }

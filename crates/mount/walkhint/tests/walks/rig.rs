@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use kestrel_fuse::null::{NullFs, NullOptions};
 use kestrel_fuse::transport::TransportChoice;
-use kestrel_fuse::{Attr, Config, Entry, FileSystem, Mount, MountOptions, Opened, Operation, Reply, Request};
+use kestrel_fuse::{
+    Attr, Config, Entry, FileSystem, Mount, MountOptions, Opened, Operation, Reply, Request,
+};
 use kestrel_fuse::{Session, mount};
 use kestrel_walkhint::{Attach, Hint, Lookup, Unavailable, WalkHints};
 
@@ -48,7 +50,8 @@ impl Recorder {
     }
 
     fn attr(&self, node: u64, name: &str) -> Attr {
-        let mode = if name.starts_with("lnk.") { libc::S_IFLNK | 0o777 } else { libc::S_IFREG | 0o755 };
+        let mode =
+            if name.starts_with("lnk.") { libc::S_IFLNK | 0o777 } else { libc::S_IFREG | 0o755 };
         Attr { ino: node, mode, nlink: 1, size: 4, ..Attr::default() }
     }
 
@@ -134,7 +137,8 @@ fn obstacle() -> Option<String> {
     }
     let error = WalkHints::load().err()?;
     // Permission is the machine's business; anything else is ours.
-    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)).then(|| error.to_string())
+    matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
+        .then(|| error.to_string())
 }
 
 /// A way to get hints.
@@ -172,7 +176,9 @@ fn find_ways() -> Vec<Way> {
     let mut ways = vec![Way::Numbers, Way::Threads];
     match Way::Function.load() {
         Ok(_) => ways.push(Way::Function),
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => eprintln!("skipped: {}: {e}", Attach::Fentry),
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            eprintln!("skipped: {}: {e}", Attach::Fentry)
+        }
         Err(e) => panic!("{e}"),
     }
     ways

@@ -59,7 +59,14 @@ pub fn open(path: &Path, flags: i32) -> io::Result<i32> {
         // SAFETY: a new mapping; the kernel refuses what is not there.
         let base = unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
-            libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_SHARED, ring.as_raw_fd(), offset)
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                protection,
+                libc::MAP_SHARED,
+                ring.as_raw_fd(),
+                offset,
+            )
         };
         assert_ne!(base, libc::MAP_FAILED);
         base.cast::<u8>()
@@ -82,7 +89,15 @@ pub fn open(path: &Path, flags: i32) -> io::Result<i32> {
     word(params.submission.0[1]).store(1, Ordering::Release);
     // SAFETY: no memory but the rings' is involved.
     let done = unsafe {
-        libc::syscall(libc::SYS_io_uring_enter, ring.as_raw_fd(), 1, 1, GETEVENTS, std::ptr::null::<u8>(), 0)
+        libc::syscall(
+            libc::SYS_io_uring_enter,
+            ring.as_raw_fd(),
+            1,
+            1,
+            GETEVENTS,
+            std::ptr::null::<u8>(),
+            0,
+        )
     };
     assert_eq!(done, 1, "{}", io::Error::last_os_error());
     assert_eq!(word(params.completion.0[1]).load(Ordering::Acquire), 1);

@@ -49,7 +49,10 @@ impl Conversations {
         let Some(asker) = self.0.lock().remove(&id) else { return };
         let answer = result.and_then(|answered| match answered {
             Answered::Admin(answer) => answer,
-            _ => Err(FsError::new(libc::EIO, "the metadata server answered something that was not asked")),
+            _ => Err(FsError::new(
+                libc::EIO,
+                "the metadata server answered something that was not asked",
+            )),
         });
         let _ = asker.send(Word::Answer(answer));
     }
@@ -70,7 +73,8 @@ impl Remote {
     ) -> Result<Value, AdminError> {
         let shared = &self.shared;
         debug_assert!(!ReentrancyGuard::of(shared).is_on(), "a completion must not wait");
-        let limit = limit.and_then(|limit| Nanos::try_from(limit.as_nanos()).ok()).unwrap_or(Nanos::MAX);
+        let limit =
+            limit.and_then(|limit| Nanos::try_from(limit.as_nanos()).ok()).unwrap_or(Nanos::MAX);
         let deadline = CallDeadline::Connection(shared.now().saturating_add(limit));
         let question = question.to_string().into_bytes().into_boxed_slice();
         let (asker, words) = channel();
@@ -84,7 +88,10 @@ impl Remote {
                 Ok(Word::Event(json)) => on_event(parse(&json)?),
                 Ok(Word::Answer(answer)) => return parse(&answer.map_err(AdminError)?),
                 Err(_) => {
-                    return Err(AdminError(FsError::new(libc::ESHUTDOWN, "the connection has been closed")));
+                    return Err(AdminError(FsError::new(
+                        libc::ESHUTDOWN,
+                        "the connection has been closed",
+                    )));
                 }
             }
         }
@@ -93,6 +100,9 @@ impl Remote {
 
 fn parse(json: &[u8]) -> Result<Value, AdminError> {
     serde_json::from_slice(json).map_err(|error| {
-        AdminError(FsError::because(libc::EIO, format!("the metadata server's answer is no JSON: {error}")))
+        AdminError(FsError::because(
+            libc::EIO,
+            format!("the metadata server's answer is no JSON: {error}"),
+        ))
     })
 }

@@ -49,7 +49,8 @@ fn connect(shared: &Shared) {
     let mut backoff = Backoff::new(u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
     // Calls may wait for the first connection as for any other.
     let since = matches!(*shared.start.lock(), Start::NotAwaited).then(Instant::now);
-    let mut reader = Reader { shared, outage: Outage { since, told: false }, served: false, shut_out: false };
+    let mut reader =
+        Reader { shared, outage: Outage { since, told: false }, served: false, shut_out: false };
     while !shared.is_closing() {
         (reader.served, reader.shut_out) = (false, false);
         let begun = Instant::now();
@@ -286,7 +287,9 @@ impl Reader<'_> {
                     shared.link.lock().reclaim(held);
                     shared.writer.offer();
                 }
-                Some(LinkEvent::Reclaimed { lost, replies }) => shared.holder.reclaimed(replies, lost),
+                Some(LinkEvent::Reclaimed { lost, replies }) => {
+                    shared.holder.reclaimed(replies, lost)
+                }
                 Some(LinkEvent::Told { id, json }) => shared.admin.told(id, json),
                 Some(LinkEvent::Refused(refused)) => {
                     // Some refusals pass: too many connections, a node that starts or stops.

@@ -39,8 +39,8 @@ impl From<io::Error> for Unsafe {
 /// Encrypts a connection.
 pub(crate) fn encrypt(stream: TcpStream, chosen: Chosen) -> Result<Socket, Unsafe> {
     let Chosen { config, name, is_volume } = chosen;
-    let mut session =
-        ClientConnection::new(config, name).map_err(|why| Unsafe::Refused(format!("TLS: {why}")))?;
+    let mut session = ClientConnection::new(config, name)
+        .map_err(|why| Unsafe::Refused(format!("TLS: {why}")))?;
     session.set_buffer_limit(None);
     let deadline = Instant::now() + HANDSHAKE_MAX;
     let mut heard = false;
@@ -65,7 +65,9 @@ pub(crate) fn encrypt(stream: TcpStream, chosen: Chosen) -> Result<Socket, Unsaf
         let mut rest = &bytes[..read];
         while !rest.is_empty() {
             if session.read_tls(&mut rest)? == 0 {
-                return Err(Unsafe::Broken("the other side has said farewell in the TLS handshake".into()));
+                return Err(Unsafe::Broken(
+                    "the other side has said farewell in the TLS handshake".into(),
+                ));
             }
             if let Err(why) = session.process_new_packets() {
                 // It is told why, if that goes.

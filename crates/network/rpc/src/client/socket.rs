@@ -168,7 +168,12 @@ impl Tls {
 
 impl Sealed {
     /// Decrypts what has come; none if that takes more.
-    fn open(&mut self, tls: &mut Tls, stream: &TcpStream, space: &mut [u8]) -> io::Result<Option<usize>> {
+    fn open(
+        &mut self,
+        tls: &mut Tls,
+        stream: &TcpStream,
+        space: &mut [u8],
+    ) -> io::Result<Option<usize>> {
         loop {
             match tls.session.reader().read(space) {
                 Ok(read) => {

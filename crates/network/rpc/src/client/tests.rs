@@ -38,7 +38,11 @@ struct Notes {
 
 impl ReclaimSource for Notes {
     fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
-        if self.stranger.load(Ordering::SeqCst) { Err("it is another volume".into()) } else { Ok(()) }
+        if self.stranger.load(Ordering::SeqCst) {
+            Err("it is another volume".into())
+        } else {
+            Ok(())
+        }
     }
 
     fn reclaim(&self, _lost: SessionState) -> Vec<Reclaim> {
@@ -175,13 +179,20 @@ fn calls_of_threads_over_node_restarts() {
     let node = Node::default();
     // The port stays ours while no server listens.
     let listener = listen();
-    let start =
-        || serve(listener.try_clone().unwrap(), Arc::new(node.clone()), ListenerConfig::default()).unwrap();
+    let start = || {
+        serve(listener.try_clone().unwrap(), Arc::new(node.clone()), ListenerConfig::default())
+            .unwrap()
+    };
     let mut serving = start();
     let serving_now = std::cell::Cell::new(None);
     let (remote, notes) = connect(&serving);
     let done = AtomicUsize::new(0);
-    let lost = [SessionState::Restarted, SessionState::Expired, SessionState::Known, SessionState::Restarted];
+    let lost = [
+        SessionState::Restarted,
+        SessionState::Expired,
+        SessionState::Known,
+        SessionState::Restarted,
+    ];
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (remote, done) = (&remote, &done);
@@ -212,7 +223,10 @@ fn calls_of_threads_over_node_restarts() {
     assert!(model.made.values().all(|times| *times == 1));
     drop(model);
     let reclaimed = notes.reclaimed.lock().clone();
-    assert_eq!(reclaimed, [SessionState::Restarted, SessionState::Expired, SessionState::Restarted]);
+    assert_eq!(
+        reclaimed,
+        [SessionState::Restarted, SessionState::Expired, SessionState::Restarted]
+    );
     let stats = remote.stats();
     assert!(
         stats.reconnects >= 4 && stats.sent == (THREADS * CALLS) as u64 && stats.failed == 0,
@@ -332,8 +346,12 @@ fn call_deadline() {
 fn outage_events() {
     let listener = listen();
     let start = |listener: &TcpListener| {
-        serve(listener.try_clone().unwrap(), Arc::new(Script::new(obliging)), ListenerConfig::default())
-            .unwrap()
+        serve(
+            listener.try_clone().unwrap(),
+            Arc::new(Script::new(obliging)),
+            ListenerConfig::default(),
+        )
+        .unwrap()
     };
     let node = start(&listener);
     let (remote, notes) = connect(&node);
@@ -360,7 +378,8 @@ fn what_cannot_be_connected_to_says_why() {
     let notes = || Arc::new(Notes::default());
     // Nobody listens on a port that was ours a moment ago.
     let address = listen().local_addr().unwrap();
-    let error = Remote::connect(config(&[address], Duration::from_millis(300)), notes()).err().unwrap();
+    let error =
+        Remote::connect(config(&[address], Duration::from_millis(300)), notes()).err().unwrap();
     assert!(error.to_string().contains("kestrel serve"), "{error}");
     // Nodes that refuse for now, each in its words.
     let refusing = |reason: &'static str| {
@@ -377,13 +396,18 @@ fn what_cannot_be_connected_to_says_why() {
     };
     let (one, two) = (refusing("node 1 has no lease"), refusing("node 2 has none either"));
     let both = [one.address(), two.address()];
-    let error = Remote::connect(config(&both, Duration::from_secs(2)), notes()).err().unwrap().to_string();
+    let error =
+        Remote::connect(config(&both, Duration::from_secs(2)), notes()).err().unwrap().to_string();
     let said = [(both[0], "node 1 has no lease"), (both[1], "node 2 has none either")];
-    assert!(said.iter().all(|(at, why)| error.contains(&format!("{at}: refused: {why}"))), "{error}");
+    assert!(
+        said.iter().all(|(at, why)| error.contains(&format!("{at}: refused: {why}"))),
+        "{error}"
+    );
     // A node that refuses is not asked until the deadline.
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if let ToServer::Hello(_) = message {
-            let refused = Refused { errno: libc::ENOENT, reason: "there is no volume v here".into() };
+            let refused =
+                Refused { errno: libc::ENOENT, reason: "there is no volume v here".into() };
             outbox.send(&encoded(&ToClient::Refused(refused)));
             outbox.close("refused");
         }
@@ -411,7 +435,8 @@ fn what_cannot_be_connected_to_says_why() {
             }
         }
     });
-    let error = Remote::connect(config(&[address], Duration::from_millis(300)), notes()).err().unwrap();
+    let error =
+        Remote::connect(config(&[address], Duration::from_millis(300)), notes()).err().unwrap();
     assert!(error.to_string().contains("the metadata server sent"), "{error}");
     drop(std::net::TcpStream::connect(address));
     chatter.join().unwrap();
@@ -441,8 +466,11 @@ fn calls_made_by_completions() {
             }),
         );
     }
-    let run =
-        Arc::new(Run { remote: remote.clone(), left: AtomicUsize::new(10_000), ended: AtomicUsize::new(0) });
+    let run = Arc::new(Run {
+        remote: remote.clone(),
+        left: AtomicUsize::new(10_000),
+        ended: AtomicUsize::new(0),
+    });
     (0..256).for_each(|_| next(&run));
     eventually("all have ended", || run.ended.load(Ordering::SeqCst) == 10_000);
     let stats = remote.stats();
@@ -462,8 +490,10 @@ fn large_calls_beside_large_answers() {
         }
         other => obliging(other, outbox),
     };
-    let node =
-        serving(Script::new(act), ListenerConfig { unsent_bytes_max: 1 << 20, ..ListenerConfig::default() });
+    let node = serving(
+        Script::new(act),
+        ListenerConfig { unsent_bytes_max: 1 << 20, ..ListenerConfig::default() },
+    );
     let (remote, _) = connect(&node);
     let ended = Arc::new(AtomicUsize::new(0));
     let ask = |count: usize| {
@@ -516,7 +546,9 @@ fn large_calls_beside_large_answers() {
 fn control_questions() {
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| match message {
         ToServer::Call(call) => {
-            let Body::Admin(question) = &call.body else { return obliging(ToServer::Call(call), outbox) };
+            let Body::Admin(question) = &call.body else {
+                return obliging(ToServer::Call(call), outbox);
+            };
             if question.starts_with(b"\"go\"") {
                 return outbox.close("gone");
             }
@@ -535,8 +567,12 @@ fn control_questions() {
     let node = serving(Script::new(act), ListenerConfig::default());
     let (remote, _) = connect(&node);
     let mut events = Vec::new();
-    let answer = remote.admin(&json!({"ask": "status"}), Some(LONG), &mut |event| events.push(event));
-    assert_eq!((answer, events), (Ok(json!({"ask": "status"})), vec![json!(0), json!(1), json!(2)]));
+    let answer =
+        remote.admin(&json!({"ask": "status"}), Some(LONG), &mut |event| events.push(event));
+    assert_eq!(
+        (answer, events),
+        (Ok(json!({"ask": "status"})), vec![json!(0), json!(1), json!(2)])
+    );
     assert_eq!(remote.admin(&json!("fail"), None, &mut |_| {}).unwrap_err().to_string(), "not you");
     let error = remote.admin(&json!("go"), None, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("connection to the metadata server was lost"), "{error}");
@@ -562,8 +598,15 @@ fn cancelled_lock_and_bye() {
     };
     let node = serving(Script::new(act), ListenerConfig::default());
     let (remote, _) = connect(&node);
-    let lock =
-        LockSpan { ino: 5, owner: 1, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: 9 };
+    let lock = LockSpan {
+        ino: 5,
+        owner: 1,
+        pid: 1,
+        kind: LockKind::Posix,
+        mode: LockMode::Write,
+        start: 0,
+        end: 9,
+    };
     let (send, receive) = std::sync::mpsc::channel();
     let id = remote.lock(
         LockRequest::Set { lock, wait: true },

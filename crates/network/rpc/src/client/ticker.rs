@@ -46,8 +46,8 @@ pub(super) fn run(shared: &Shared) {
         // does not come back.
         let longest = if shared.writer.is_stuck() { PAUSE.0 } else { longest };
         let next = look.map_or(next, |look| look.min(next));
-        let pause =
-            Duration::from_nanos((next - shared.now()).max(0).cast_unsigned()).clamp(PAUSE.0, longest);
+        let pause = Duration::from_nanos((next - shared.now()).max(0).cast_unsigned())
+            .clamp(PAUSE.0, longest);
         let mut life = shared.life.lock();
         if *life == Life::Open && !shared.writer.wants_relief() {
             shared.changed.wait_for(&mut life, pause);

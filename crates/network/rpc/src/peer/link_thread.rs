@@ -5,7 +5,9 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_types::wire::{self, Checksum, Frames, HELLO_BYTES_MAX, PeerHello, Prover, ToClient, ToServer};
+use kestrel_types::wire::{
+    self, Checksum, Frames, HELLO_BYTES_MAX, PeerHello, Prover, ToClient, ToServer,
+};
 
 use super::proof;
 use super::{PAUSE_MAX, PeerConfig, Shared};
@@ -69,11 +71,14 @@ pub(super) fn run(shared: &Arc<Shared>, seed: u64) {
 /// Logs what is wrong, each thing once.
 fn tell(shared: &Shared, outage: &mut Outage, why: String) {
     *shared.why_down.lock() = Some(why.clone());
-    if shared.notice.lock().closed || outage.told.len() >= REASONS_MAX || outage.told.contains(&why) {
+    if shared.notice.lock().closed || outage.told.len() >= REASONS_MAX || outage.told.contains(&why)
+    {
         return;
     }
     let (node, address) = (shared.config.hello.to, &shared.config.address);
-    log::warn!("net: no connection to node {node} at {address}: {why}; trying again until there is one");
+    log::warn!(
+        "net: no connection to node {node} at {address}: {why}; trying again until there is one"
+    );
     outage.told.push(why);
 }
 
@@ -91,8 +96,12 @@ fn serve(shared: &Arc<Shared>, socket: Socket, outage: &mut Option<Outage>) -> S
         }
     };
     shared.install(socket.clone(), checksum, proof);
-    if let Some(Err(why)) =
-        shared.config.greeting.as_ref().and_then(|greeting| greeting.0()).map(|said| shared.send(&said))
+    if let Some(Err(why)) = shared
+        .config
+        .greeting
+        .as_ref()
+        .and_then(|greeting| greeting.0())
+        .map(|said| shared.send(&said))
     {
         log::error!("net: what node {} is to hear first: {why}", shared.config.hello.to);
     }
@@ -118,7 +127,11 @@ fn serve(shared: &Arc<Shared>, socket: Socket, outage: &mut Option<Outage>) -> S
 
 /// Names this node, and has the other node prove that it knows the secret: answers this side's
 /// proof, to be sent first, and what was read besides.
-fn introduce(shared: &Shared, socket: &Socket, checksum: Checksum) -> Result<(Frames, Vec<u8>), String> {
+fn introduce(
+    shared: &Shared,
+    socket: &Socket,
+    checksum: Checksum,
+) -> Result<(Frames, Vec<u8>), String> {
     let PeerConfig { hello, secret, .. } = &shared.config;
     let nonce = proof::nonce().ok_or("the system has no randomness")?;
     let hello = PeerHello { nonce, ..hello.clone() };
@@ -164,7 +177,10 @@ fn watch(shared: &Shared, socket: &Socket, outage: &mut Option<Outage>) -> Strin
             *shared.why_down.lock() = None;
             if !told.is_empty() {
                 let (node, after) = (shared.config.hello.to, since.elapsed());
-                log::info!("net: node {node} is connected again after {:.1} s", after.as_secs_f64());
+                log::info!(
+                    "net: node {node} is connected again after {:.1} s",
+                    after.as_secs_f64()
+                );
             }
         }
         if pinged.elapsed() >= PING {
@@ -175,7 +191,9 @@ fn watch(shared: &Shared, socket: &Socket, outage: &mut Option<Outage>) -> Strin
             let mut notice = shared.notice.lock();
             if !notice.closed && notice.broken.is_none() && !notice.left {
                 let pause = if begun.elapsed() < PING { PING / 4 } else { PING };
-                shared.changed.wait_for(&mut notice, pause.saturating_sub(pinged.elapsed()).max(ROOM));
+                shared
+                    .changed
+                    .wait_for(&mut notice, pause.saturating_sub(pinged.elapsed()).max(ROOM));
             }
             if notice.closed {
                 return "closed".into();
@@ -209,7 +227,9 @@ impl Shared {
             let mut queue = self.queue.lock();
             let Some(checksum) = queue.checksum else { return };
             let ping = ToServer::Ping { oldest_open_object: 0 };
-            if queue.bytes.is_empty() && wire::encode_to_server(&ping, checksum, &mut queue.bytes).is_err() {
+            if queue.bytes.is_empty()
+                && wire::encode_to_server(&ping, checksum, &mut queue.bytes).is_err()
+            {
                 return;
             }
             self.offered.store(true, std::sync::atomic::Ordering::SeqCst);

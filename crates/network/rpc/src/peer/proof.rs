@@ -17,7 +17,12 @@ pub fn nonce() -> Option<[u8; 16]> {
 }
 
 /// That this side knows the secret. `nonce` is that of the node that was reached.
-pub fn prove(secret: &PeerSecret, prover: Prover, hello: &PeerHello, nonce: &[u8; 16]) -> [u8; PROOF_BYTES] {
+pub fn prove(
+    secret: &PeerSecret,
+    prover: Prover,
+    hello: &PeerHello,
+    nonce: &[u8; 16],
+) -> [u8; PROOF_BYTES] {
     let tag = sign(&key(secret), &hello.transcript(prover, nonce));
     let mut proof = [0; PROOF_BYTES];
     proof.copy_from_slice(tag.as_ref());
@@ -68,7 +73,12 @@ mod tests {
         assert!(!holds([6; 16], Prover::Dialed, &hello, [8; 16]), "another secret");
         assert!(!holds([7; 16], Prover::Reached, &hello, [8; 16]), "the other side's");
         assert!(!holds([7; 16], Prover::Dialed, &hello, [9; 16]), "a replay to the node");
-        assert!(!holds([7; 16], Prover::Dialed, &PeerHello { nonce: [4; 16], ..hello.clone() }, [8; 16]));
+        assert!(!holds(
+            [7; 16],
+            Prover::Dialed,
+            &PeerHello { nonce: [4; 16], ..hello.clone() },
+            [8; 16]
+        ));
         assert!(
             !holds([7; 16], Prover::Dialed, &PeerHello { epoch: 6, ..hello.clone() }, [8; 16]),
             "changed on the way"

@@ -3,7 +3,9 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
-use kestrel_types::wire::{Frames, PeerChallenge, PeerSecret, Prover, Refused, ToClient, ToServer, Versions};
+use kestrel_types::wire::{
+    Frames, PeerChallenge, PeerSecret, Prover, Refused, ToClient, ToServer, Versions,
+};
 
 use super::*;
 use crate::handler::Outbox;
@@ -44,8 +46,12 @@ fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
         }
         said.lock().push(message);
     };
-    serve(listener, Arc::new(Script::new(act)), ListenerConfig { threads: 2, ..ListenerConfig::default() })
-        .unwrap()
+    serve(
+        listener,
+        Arc::new(Script::new(act)),
+        ListenerConfig { threads: 2, ..ListenerConfig::default() },
+    )
+    .unwrap()
 }
 
 fn envelopes(said: &Mutex<Vec<ToServer>>) -> Vec<u64> {
@@ -106,7 +112,9 @@ fn each_connection_begins_with_what_there_is_to_say() {
     for connects in 2..=3 {
         link.shared.broken("by this test".into());
         link.hurry();
-        eventually("it is connected again", || link.stats().connects == connects && link.stats().up);
+        eventually("it is connected again", || {
+            link.stats().connects == connects && link.stats().up
+        });
         // Of no use while it is up.
         link.hurry();
     }

@@ -39,7 +39,9 @@ pub(super) async fn run(shared: Arc<Shared>, listener: TcpListener) {
             Err(error) => {
                 // Once, not every time: it may last, for want of descriptors.
                 if !std::mem::replace(&mut failing, true) {
-                    log::warn!("net: accepting a connection failed: {error}; trying again until it works");
+                    log::warn!(
+                        "net: accepting a connection failed: {error}; trying again until it works"
+                    );
                 }
                 tokio::time::sleep(PAUSE).await;
             }
@@ -101,8 +103,9 @@ fn turn_away(shared: &Shared, stream: &TcpStream) {
     count(&shared.counters.turned_away, 1);
     let why = Refused {
         errno: libc::EUSERS,
-        reason: "the metadata server has all the connections it is configured to have: try again later"
-            .into(),
+        reason:
+            "the metadata server has all the connections it is configured to have: try again later"
+                .into(),
     };
     let mut frame = Vec::new();
     if wire::encode_to_client(&ToClient::Refused(why), Checksum::Crc32c, &mut frame).is_ok() {

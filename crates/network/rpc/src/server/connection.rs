@@ -120,7 +120,9 @@ impl Task {
             match progress {
                 Poll::Ready(true) => {}
                 Poll::Ready(false) => return Poll::Ready(Ok(())),
-                Poll::Pending if self.channel.sleep(cx.waker(), order, flushed) => return Poll::Pending,
+                Poll::Pending if self.channel.sleep(cx.waker(), order, flushed) => {
+                    return Poll::Pending;
+                }
                 Poll::Pending => {}
             }
         }
@@ -145,7 +147,8 @@ impl Task {
                 self.channel.unsent.store(true, Ordering::Relaxed);
             }
             while self.written < self.out.len() {
-                let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.out[self.written..]))?;
+                let written =
+                    ready!(Pin::new(&mut self.stream).poll_write(cx, &self.out[self.written..]))?;
                 if written == 0 {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
@@ -224,7 +227,9 @@ impl Task {
                 (ToServer::Hello(_) | ToServer::PeerHello(_), _)
                     if greeted || self.proving || self.is_node() =>
                 {
-                    return Err(WireError::Malformed(DecodeError("a second Hello on one connection")));
+                    return Err(WireError::Malformed(DecodeError(
+                        "a second Hello on one connection",
+                    )));
                 }
                 // A stranger until it has proved that it is one.
                 (ToServer::PeerHello(_), false) => self.channel.node.store(true, Ordering::Relaxed),
@@ -253,7 +258,8 @@ impl Task {
     }
 
     fn deliver(&mut self) {
-        let calls = self.batch.iter().filter(|message| matches!(message, ToServer::Call(_))).count();
+        let calls =
+            self.batch.iter().filter(|message| matches!(message, ToServer::Call(_))).count();
         self.channel.calls.fetch_add(calls, Ordering::Relaxed);
         self.channel.heard.store(self.shared.rounds.load(Ordering::Relaxed), Ordering::Relaxed);
         count(&self.shared.counters.messages, self.batch.len());

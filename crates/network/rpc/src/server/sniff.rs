@@ -90,7 +90,9 @@ async fn judge(shared: &Shared, stream: TcpStream, peer: SocketAddr) -> io::Resu
             count(&shared.counters.encrypted, 1);
             Ok(SniffOutcome::Serve(Stream::Encrypted(Box::new(stream)), security))
         }
-        (Some(tls), false) if tls.wants(peer.ip()) => Ok(SniffOutcome::Refuse(stream, NOT_IN_CLEAR)),
+        (Some(tls), false) if tls.wants(peer.ip()) => {
+            Ok(SniffOutcome::Refuse(stream, NOT_IN_CLEAR))
+        }
         (None, true) => Ok(SniffOutcome::Refuse(stream, NOT_ENCRYPTED)),
         (_, false) => Ok(SniffOutcome::Serve(Stream::Clear(stream), Security::without_tls(peer))),
     }
@@ -168,7 +170,11 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match self.parts() {
             Parts::Clear(stream) => stream.poll_write(cx, bytes),
             Parts::Encrypted(stream) => stream.poll_write(cx, bytes),

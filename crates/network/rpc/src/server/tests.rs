@@ -9,7 +9,8 @@ use kestrel_types::ids::ROOT;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::wire::{
-    Body, Call, FRAME_BYTES_MAX, Frames, HEADER_BYTES, Refused, ToClient, ToServer, decode_to_client,
+    Body, Call, FRAME_BYTES_MAX, Frames, HEADER_BYTES, Refused, ToClient, ToServer,
+    decode_to_client,
 };
 use parking_lot::Mutex;
 
@@ -28,7 +29,13 @@ type Held = Arc<Mutex<Vec<(u64, Arc<dyn Outbox>)>>>;
 /// Short limits, for tests that wait for them.
 fn impatient() -> ListenerConfig {
     let limit = Duration::from_secs(1);
-    ListenerConfig { threads: 2, greeting: limit, silent: limit, stalled: limit, ..ListenerConfig::default() }
+    ListenerConfig {
+        threads: 2,
+        greeting: limit,
+        silent: limit,
+        stalled: limit,
+        ..ListenerConfig::default()
+    }
 }
 
 fn patient() -> ListenerConfig {
@@ -142,8 +149,12 @@ fn nonsense_is_refused_with_a_reason() {
     let mut unknown = sent(&call(1));
     unknown[4] = 77;
     let mut damaged = Vec::new();
-    kestrel_types::wire::encode_to_server(&call(1), kestrel_types::wire::Checksum::Crc32c, &mut damaged)
-        .unwrap();
+    kestrel_types::wire::encode_to_server(
+        &call(1),
+        kestrel_types::wire::Checksum::Crc32c,
+        &mut damaged,
+    )
+    .unwrap();
     damaged[HEADER_BYTES] ^= 1;
     for (bytes, reason) in [
         (oversized, "above the limit"),

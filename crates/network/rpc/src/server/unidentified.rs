@@ -72,8 +72,9 @@ impl UnidentifiedConns {
     fn make_room(&mut self, address: IpAddr, number: u64, now: Instant) -> Option<Arc<Channel>> {
         let strangers = self.by_address.get_mut(&address)?;
         let others = strangers.iter().filter(|stranger| stranger.number != number).count();
-        let had_time =
-            |stranger: &UnidentifiedConn| now.saturating_duration_since(stranger.since) >= HANDSHAKE;
+        let had_time = |stranger: &UnidentifiedConn| {
+            now.saturating_duration_since(stranger.since) >= HANDSHAKE
+        };
         let at = if strangers.front().is_some_and(had_time) {
             0
         } else {
@@ -121,7 +122,8 @@ mod tests {
         assert!(strangers.enter((1, address(1, 1)), &honest, (4, 8), now).is_none());
         let mut cut = 0;
         for number in 2..600 {
-            let gone = strangers.enter((number, address(2, number as u16)), &channel(), (4, 8), now);
+            let gone =
+                strangers.enter((number, address(2, number as u16)), &channel(), (4, 8), now);
             cut += usize::from(gone.is_some_and(|gone| !Arc::ptr_eq(&gone, &honest)));
         }
         assert_eq!((cut, strangers.count, strangers.by_address.len()), (594, 5, 2));
@@ -142,7 +144,8 @@ mod tests {
             let number = u64::from(host) * 10;
             assert!(strangers.enter((number, address(host, 1)), &channel(), (4, 8), now).is_none());
         }
-        let gone = strangers.enter((99, address(9, 1)), &channel(), (4, 8), now).expect("one is cut off");
+        let gone =
+            strangers.enter((99, address(9, 1)), &channel(), (4, 8), now).expect("one is cut off");
         assert!(crowd.iter().any(|one| Arc::ptr_eq(one, &gone)));
         assert_eq!(strangers.count, 8);
     }
@@ -156,7 +159,8 @@ mod tests {
             strangers.enter((number, address(1, 1)), one, (3, 8), begun);
         }
         for (number, one) in (3..).zip(&old) {
-            let gone = strangers.enter((number, address(1, 1)), &channel(), (3, 8), begun + HANDSHAKE);
+            let gone =
+                strangers.enter((number, address(1, 1)), &channel(), (3, 8), begun + HANDSHAKE);
             assert!(gone.is_some_and(|gone| Arc::ptr_eq(&gone, one)));
         }
         for number in 10..200 {

@@ -55,7 +55,9 @@ impl<D> Pending<D> {
     /// When it ends at the latest, with the node not heard of since `silent_since`.
     pub fn limit(&self, silent_since: Option<Nanos>) -> Nanos {
         match (&self.owner, self.deadline) {
-            (CallOwner::Asker(_), CallDeadline::Until(time) | CallDeadline::Connection(time)) => time,
+            (CallOwner::Asker(_), CallDeadline::Until(time) | CallDeadline::Connection(time)) => {
+                time
+            }
             (CallOwner::Asker(_), CallDeadline::Outage(longest)) => {
                 silent_since.map_or(Nanos::MAX, |since| since.saturating_add(longest))
             }
@@ -73,7 +75,10 @@ impl<D> Pending<D> {
     pub fn is_pursued(&self) -> bool {
         match &self.call.body {
             Body::Op(request) => {
-                matches!(request.op, Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. })
+                matches!(
+                    request.op,
+                    Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. }
+                )
             }
             Body::Lock(request) => !matches!(request, LockRequest::Get(_)),
             Body::Reclaim(_) | Body::Admin(_) => false,

@@ -6,8 +6,8 @@ use kestrel_types::inode::Kind;
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Hello, LockAnswer, LockRequest, Reclaim, Refused, ReplyTo, SessionState, ToClient,
-    ToServer, Versions, Welcome,
+    Answered, Body, Hello, LockAnswer, LockRequest, Reclaim, Refused, ReplyTo, SessionState,
+    ToClient, ToServer, Versions, Welcome,
 };
 
 use super::calls::{CallOwner, Pending, Sent};
@@ -57,7 +57,9 @@ impl<D> Link<D> {
             self.earliest = now;
         }
         self.fail_all(
-            |pending| pending.sent == Sent::Now && matches!(pending.deadline, CallDeadline::Connection(_)),
+            |pending| {
+                pending.sent == Sent::Now && matches!(pending.deadline, CallDeadline::Connection(_))
+            },
             libc::EIO,
             "the connection to the metadata server was lost before the answer came: ask again",
         );
@@ -89,8 +91,12 @@ impl<D> Link<D> {
     fn receive(&mut self, message: ToClient) -> Result<(), Broken> {
         match (&self.stage, message) {
             (Stage::Ended, _) => Ok(()),
-            (Stage::Greeting { since, .. }, ToClient::Welcome(welcome)) => self.welcomed(welcome, *since),
-            (Stage::Greeting { hello: Some(_), .. }, ToClient::Challenge(nonce)) => self.challenged(&nonce),
+            (Stage::Greeting { since, .. }, ToClient::Welcome(welcome)) => {
+                self.welcomed(welcome, *since)
+            }
+            (Stage::Greeting { hello: Some(_), .. }, ToClient::Challenge(nonce)) => {
+                self.challenged(&nonce)
+            }
             (_, ToClient::Refused(refused)) => Err(self.refused(refused)),
             (Stage::Reclaiming { .. } | Stage::Up, ToClient::Reply(reply)) => self.answered(reply),
             // The answer to a call of an earlier connection came with the Welcome; it will be given
@@ -105,7 +111,9 @@ impl<D> Link<D> {
                 self.proven = self.pings.pop_front().unwrap_or(self.proven);
                 Ok(())
             }
-            _ => Err(Broken("the metadata server sent a message at a time when it makes no sense".into())),
+            _ => Err(Broken(
+                "the metadata server sent a message at a time when it makes no sense".into(),
+            )),
         }
     }
 
@@ -113,10 +121,12 @@ impl<D> Link<D> {
     fn challenged(&mut self, nonce: &[u8; 32]) -> Result<(), Broken> {
         if !self.security.is_private() {
             let reason =
-                "a token is not shown over a connection that others can read: connect with TLS".into();
+                "a token is not shown over a connection that others can read: connect with TLS"
+                    .into();
             return Err(self.refused(Refused { errno: libc::EACCES, reason }));
         }
-        let (Stage::Greeting { hello, .. }, Some(token)) = (&mut self.stage, &self.config.token) else {
+        let (Stage::Greeting { hello, .. }, Some(token)) = (&mut self.stage, &self.config.token)
+        else {
             return Ok(());
         };
         if let Some(hello) = hello.take() {
@@ -314,7 +324,9 @@ fn fits(body: &Body, answered: &Answered) -> bool {
 fn undoing<D>(pending: &Pending<D>, answered: &Answered) -> Option<Body> {
     match (&pending.call.body, answered) {
         // Opens of directories are not counted.
-        (Body::Op(_), Answered::Op(Ok(Answer::Opened { inode, .. }))) if inode.kind != Kind::Dir => {
+        (Body::Op(_), Answered::Op(Ok(Answer::Opened { inode, .. })))
+            if inode.kind != Kind::Dir =>
+        {
             Some(undo(Op::Release(inode.ino)))
         }
         (Body::Lock(LockRequest::Set { lock, .. }), Answered::Lock(Ok(LockAnswer::Done))) => {

@@ -77,7 +77,9 @@ impl<D> Link<D> {
         match wire::encode_call(&pending.call, self.security.checksum(), &mut self.output) {
             Ok(()) if cancelled => self.say_cancel(id),
             Ok(()) => {}
-            Err(too_large) => self.end(id, Err(FsError::because(libc::EMSGSIZE, too_large.to_string()))),
+            Err(too_large) => {
+                self.end(id, Err(FsError::because(libc::EMSGSIZE, too_large.to_string())))
+            }
         }
     }
 

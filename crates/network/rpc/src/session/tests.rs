@@ -9,8 +9,8 @@ use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, ClientId, LockAnswer, LockKind, LockMode, LockRequest, LockSpan, Refused, SessionState,
-    ToClient, ToServer, VERSION, Welcome,
+    Answered, Body, ClientId, LockAnswer, LockKind, LockMode, LockRequest, LockSpan, Refused,
+    SessionState, ToClient, ToServer, VERSION, Welcome,
 };
 use proptest::prelude::*;
 
@@ -42,8 +42,15 @@ fn make(number: u64) -> Body {
 }
 
 fn lock(wait: bool) -> Body {
-    let lock =
-        LockSpan { ino: 5, owner: 1, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: 9 };
+    let lock = LockSpan {
+        ino: 5,
+        owner: 1,
+        pid: 1,
+        kind: LockKind::Posix,
+        mode: LockMode::Write,
+        start: 0,
+        end: 9,
+    };
     Body::Lock(LockRequest::Set { lock, wait })
 }
 
@@ -67,8 +74,11 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let lost =
-        prop_oneof![Just(SessionState::Restarted), Just(SessionState::Expired), Just(SessionState::New)];
+    let lost = prop_oneof![
+        Just(SessionState::Restarted),
+        Just(SessionState::Expired),
+        Just(SessionState::New)
+    ];
     prop_oneof![
         4 => Just(Step::Make),
         2 => Just(Step::Create),
@@ -204,8 +214,10 @@ fn too_many_calls_are_refused_and_none_is_lost() {
     for _ in 0..CALLS_MAX + 5 {
         world.ask(op(Op::GetAttr(InodeRef::by_id(3))), Asked::Other, CallDeadline::Always);
     }
-    let refused =
-        world.outcomes.values().filter(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::EAGAIN));
+    let refused = world
+        .outcomes
+        .values()
+        .filter(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::EAGAIN));
     assert_eq!(refused.count(), 6);
     world.settle();
     world.check();
@@ -239,7 +251,8 @@ fn a_silent_node_is_given_up_and_pinged_before() {
         assert!(next > world.now && next <= world.now + SECOND, "a third of the lease of 3 s");
         world.now = next;
         world.tick();
-        pings += world.up.drain(..).filter(|message| matches!(message, ToServer::Ping { .. })).count();
+        pings +=
+            world.up.drain(..).filter(|message| matches!(message, ToServer::Ping { .. })).count();
         if !world.connected {
             break;
         }
@@ -311,7 +324,11 @@ fn waiting_lock_and_an_outage() {
     world.connect();
     world.deliver_up(usize::MAX);
     world.deliver_down(usize::MAX);
-    assert!(world.up.iter().any(|message| matches!(message, ToServer::Cancel { .. })), "{:?}", world.up);
+    assert!(
+        world.up.iter().any(|message| matches!(message, ToServer::Cancel { .. })),
+        "{:?}",
+        world.up
+    );
 }
 
 #[test]
@@ -321,7 +338,9 @@ fn a_cancelled_wait_ends_with_the_answer_of_the_node() {
     world.deliver_up(usize::MAX);
     world.link.cancel(world.ids[0]);
     world.settle();
-    assert!(matches!(&world.outcomes[&0], Ok(Answered::Lock(Err(error))) if error.errno == libc::EINTR));
+    assert!(
+        matches!(&world.outcomes[&0], Ok(Answered::Lock(Err(error))) if error.errno == libc::EINTR)
+    );
     // One that was granted before stays granted.
     world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
@@ -365,11 +384,14 @@ fn no_calls_before_the_node_is_accepted() {
 
 #[test]
 fn a_node_that_breaks_the_protocol_is_left() {
-    let reply = |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id: 0, table: 1, answered });
+    let reply =
+        |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id: 0, table: 1, answered });
     let mut world = up();
     world.ask(make(1), Asked::Make(1), CallDeadline::Until(DEADLINE));
     let ToServer::Call(call) = world.up.pop_front().unwrap() else { panic!("a call") };
-    let ToClient::Reply(mut wrong) = reply(Answered::Lock(Ok(LockAnswer::Done))) else { panic!("a reply") };
+    let ToClient::Reply(mut wrong) = reply(Answered::Lock(Ok(LockAnswer::Done))) else {
+        panic!("a reply")
+    };
     wrong.id = call.id;
     assert!(world.link.received(0, &mut vec![ToClient::Reply(wrong)]).is_err());
     // An answer to what was never asked, or was given up, is no news.
@@ -392,7 +414,10 @@ fn a_closed_session_fails_what_is_left() {
     world.collect();
     world.ask(make(2), Asked::Make(2), CallDeadline::Always);
     assert!(
-        world.outcomes.values().all(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::ESHUTDOWN))
+        world
+            .outcomes
+            .values()
+            .all(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::ESHUTDOWN))
     );
     assert_eq!(world.outcomes.len(), 2);
     assert!(matches!(world.up.back(), Some(ToServer::Bye)));

@@ -37,7 +37,8 @@ impl<D> Link<D> {
             Stage::Down | Stage::Ended => Nanos::MAX,
         };
         // What is overdue has been noticed.
-        let overdue = Some(self.overdue_from()).filter(|from| self.established && *from > self.looked);
+        let overdue =
+            Some(self.overdue_from()).filter(|from| self.established && *from > self.looked);
         connection.min(self.earliest).min(overdue.unwrap_or(Nanos::MAX))
     }
 
@@ -143,7 +144,12 @@ impl<D> Link<D> {
         }
         if let CallOwner::Asker(done) = asker {
             self.stats.failed += 1;
-            self.completions.push(super::FinishedCall { id, done, result: Err(error), misdirected: None });
+            self.completions.push(super::FinishedCall {
+                id,
+                done,
+                result: Err(error),
+                misdirected: None,
+            });
         }
     }
 }

@@ -10,8 +10,8 @@ use std::str::FromStr;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::security::PeerName;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ED25519, SerialNumber,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519, SerialNumber,
 };
 use ring::hkdf::{HKDF_SHA256, Salt};
 use rustls::crypto::ring::sign::any_supported_type;
@@ -27,7 +27,8 @@ use super::{TlsError, failed, names};
 const LABEL: &[&[u8]] = &[b"kestrelfs certificate authority 1"];
 
 /// What precedes the seed of an Ed25519 key in PKCS #8 (RFC 8410, version 1).
-const PKCS8_HEAD: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+const PKCS8_HEAD: [u8; 16] =
+    [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
 
 /// When the authority begins and ends, seconds since 1970: 2020, and the last second that
 /// certificates know.
@@ -49,7 +50,8 @@ impl Fingerprint {
     /// That of the key in a certificate; none if it is none.
     pub fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let certificate = EndEntityCert::try_from(certificate).ok()?;
-        let hash = ring::digest::digest(&ring::digest::SHA256, &certificate.subject_public_key_info());
+        let hash =
+            ring::digest::digest(&ring::digest::SHA256, &certificate.subject_public_key_info());
         Some(Self(hash.as_ref().try_into().ok()?))
     }
 }
@@ -107,9 +109,14 @@ impl Authority {
         let mut key = Zeroizing::new([0; PKCS8_HEAD.len() + 32]);
         key[..PKCS8_HEAD.len()].copy_from_slice(&PKCS8_HEAD);
         let made = Salt::new(HKDF_SHA256, b"kestrelfs").extract(secret);
-        let seed = made.expand(LABEL, HKDF_SHA256).and_then(|made| made.fill(&mut key[PKCS8_HEAD.len()..]));
+        let seed = made
+            .expand(LABEL, HKDF_SHA256)
+            .and_then(|made| made.fill(&mut key[PKCS8_HEAD.len()..]));
         seed.map_err(|why| bad(&why))?;
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(&key[..]), &PKCS_ED25519);
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(
+            &PrivatePkcs8KeyDer::from(&key[..]),
+            &PKCS_ED25519,
+        );
         let key = key.map_err(|why| bad(&why))?;
         let mut params = params(VALID.0, VALID.1).map_err(|why| bad(&why))?;
         params.distinguished_name.push(DnType::CommonName, AUTHORITY);
@@ -117,8 +124,10 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let certificate = params.self_signed(&key).map_err(|why| bad(&why))?;
-        let anchor = anchor_from_trusted_cert(certificate.der()).map_err(|why| bad(&why))?.to_owned();
-        let fingerprint = Fingerprint::of(certificate.der()).ok_or_else(|| bad(&"it has no key"))?;
+        let anchor =
+            anchor_from_trusted_cert(certificate.der()).map_err(|why| bad(&why))?.to_owned();
+        let fingerprint =
+            Fingerprint::of(certificate.der()).ok_or_else(|| bad(&"it has no key"))?;
         Ok(Self { issuer: Issuer::new(params, key), certificate, anchor, fingerprint })
     }
 
@@ -148,7 +157,12 @@ impl Authority {
     ///
     /// # Errors
     /// If the name is none, or the system has no randomness.
-    pub fn issue(&self, client: &str, now: Nanos, until: Nanos) -> Result<Zeroizing<String>, TlsError> {
+    pub fn issue(
+        &self,
+        client: &str,
+        now: Nanos,
+        until: Nanos,
+    ) -> Result<Zeroizing<String>, TlsError> {
         let (certificate, key) = self.sign(&PeerName::Client(client.to_string()), now, until)?;
         let key_pem = Zeroizing::new(key.serialize_pem());
         Ok(Zeroizing::new(format!("{}{}", certificate.pem(), *key_pem)))
@@ -174,8 +188,10 @@ impl Authority {
         until: Nanos,
     ) -> Result<(rcgen::Certificate, KeyPair), TlsError> {
         let bad = |why: &dyn fmt::Display| failed("a certificate of the volume's authority", why);
-        let dns = names::of(name).ok_or_else(|| bad(&format!("{name:?} cannot be named in one")))?;
-        let mut params = params((now - BACKDATED) / SECOND, until / SECOND).map_err(|why| bad(&why))?;
+        let dns =
+            names::of(name).ok_or_else(|| bad(&format!("{name:?} cannot be named in one")))?;
+        let mut params =
+            params((now - BACKDATED) / SECOND, until / SECOND).map_err(|why| bad(&why))?;
         params.distinguished_name.push(DnType::CommonName, &dns);
         let dns = dns.try_into().map_err(|why| bad(&why))?;
         params.subject_alt_names = vec![rcgen::SanType::DnsName(dns)];
@@ -194,7 +210,11 @@ impl Authority {
     }
 
     /// The client that a certificate names, if it is one of this authority's.
-    pub(super) fn name_of_client(&self, certificate: &CertificateDer<'_>, now: UnixTime) -> Option<PeerName> {
+    pub(super) fn name_of_client(
+        &self,
+        certificate: &CertificateDer<'_>,
+        now: UnixTime,
+    ) -> Option<PeerName> {
         let certificate = EndEntityCert::try_from(certificate).ok()?;
         let algorithms = super::provider().signature_verification_algorithms;
         certificate

@@ -86,7 +86,11 @@ impl ClientTls {
     ///
     /// # Errors
     /// If what it trusts makes no sense.
-    pub fn new(mode: TlsMode, trust: Option<&Trust>, own: Option<OwnFiles>) -> Result<Self, TlsError> {
+    pub fn new(
+        mode: TlsMode,
+        trust: Option<&Trust>,
+        own: Option<OwnFiles>,
+    ) -> Result<Self, TlsError> {
         let Some(trust) = trust else { return Ok(Self { mode, ..Self::default() }) };
         let (named, verifier): (_, Arc<dyn ServerCertVerifier>) = match trust {
             Trust::Authority(fingerprint) => (Named::AnyNode, ByFingerprint::new(*fingerprint)),
@@ -95,7 +99,8 @@ impl ClientTls {
                 for certificate in certificates {
                     roots.add(certificate.clone()).map_err(|why| failed("an authority", why))?;
                 }
-                let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
+                let verifier =
+                    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
                 (Named::AsDialed, verifier.build().map_err(|why| failed("authorities", why))?)
             }
         };
@@ -111,7 +116,11 @@ impl ClientTls {
     ///
     /// # Errors
     /// If the system has no randomness.
-    pub fn of_node(authority: &Arc<Authority>, me: NodeId, mode: TlsMode) -> Result<Self, TlsError> {
+    pub fn of_node(
+        authority: &Arc<Authority>,
+        me: NodeId,
+        mode: TlsMode,
+    ) -> Result<Self, TlsError> {
         let own = Own::new(authority.clone(), PeerName::Node(me))?;
         let config = builder(ByFingerprint::new(authority.fingerprint()))?;
         let config = config.with_client_cert_resolver(Arc::new(own));

@@ -53,7 +53,9 @@ mod tests {
 
     #[test]
     fn names_come_back_and_others_are_nobody() {
-        for name in [PeerName::Node(0), PeerName::Node(4_294_967_295), PeerName::Client("t-01ab".into())] {
+        for name in
+            [PeerName::Node(0), PeerName::Node(4_294_967_295), PeerName::Client("t-01ab".into())]
+        {
             assert_eq!(read(&of(&name).unwrap()), Some(name));
         }
         for id in ["", "A", "a.b", "-a", "a-", "ä", &"x".repeat(64)] {

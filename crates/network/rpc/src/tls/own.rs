@@ -104,8 +104,11 @@ impl OwnFiles {
     /// owner, and the group that root gave it to, can read.
     pub fn open(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let stamps = [certificate, key].map(stamp);
-        let present =
-            Present { stamps, looked: Instant::now(), certified: Arc::new(read(certificate, key)?) };
+        let present = Present {
+            stamps,
+            looked: Instant::now(),
+            certified: Arc::new(read(certificate, key)?),
+        };
         Ok(Self { certificate: certificate.into(), key: key.into(), present: Mutex::new(present) })
     }
 
@@ -118,7 +121,10 @@ impl OwnFiles {
                 match read(&self.certificate, &self.key) {
                     Ok(certified) => {
                         present.certified = Arc::new(certified);
-                        log::info!("net: the certificate {} was read again", self.certificate.display());
+                        log::info!(
+                            "net: the certificate {} was read again",
+                            self.certificate.display()
+                        );
                     }
                     // One file may be there before the other: what was good is kept, and this said
                     // once for each change.
@@ -159,10 +165,13 @@ fn stamp(path: &Path) -> Stamp {
 fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
     let chain = certificates(certificate)?;
     let private = private_key(key).map_err(|why| failed(&key.display().to_string(), why))?;
-    let private = any_supported_type(&private).map_err(|why| failed(&key.display().to_string(), why))?;
+    let private =
+        any_supported_type(&private).map_err(|why| failed(&key.display().to_string(), why))?;
     let certified = CertifiedKey::new(chain, private);
     match certified.keys_match() {
-        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => Ok(certified),
+        Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {
+            Ok(certified)
+        }
         Err(_) => Err(TlsError(format!(
             "{}: it is the certificate of another key than {}",
             certificate.display(),
@@ -193,7 +202,9 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
 /// # Errors
 /// If it cannot be read, or has none.
 pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let bad = |why: &dyn fmt::Display| failed(&path.display().to_string(), format!("no certificate: {why}"));
+    let bad = |why: &dyn fmt::Display| {
+        failed(&path.display().to_string(), format!("no certificate: {why}"))
+    };
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let read = read.map_err(|why| bad(&why))?;
     if read.is_empty() { Err(bad(&"there is none in the file")) } else { Ok(read) }

@@ -42,18 +42,22 @@ impl ServerTls {
         clients_of: Option<&Path>,
     ) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
-        roots.add(authority.certificate().clone()).map_err(|why| failed("the volume's authority", why))?;
+        roots
+            .add(authority.certificate().clone())
+            .map_err(|why| failed("the volume's authority", why))?;
         for certificate in clients_of.map_or(Ok(Vec::new()), certificates)? {
             roots.add(certificate).map_err(|why| failed("an authority of clients", why))?;
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
-        let verifier = if clients_of.is_some() { verifier } else { verifier.allow_unauthenticated() };
+        let verifier =
+            if clients_of.is_some() { verifier } else { verifier.allow_unauthenticated() };
         let verifier = verifier.build().map_err(|why| failed("authorities of clients", why))?;
         let shown = Shown { own: Own::new(authority.clone(), PeerName::Node(me))?, files };
         let builder = rustls::ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(|why| failed("TLS", why))?;
-        let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(Arc::new(shown));
+        let mut config =
+            builder.with_client_cert_verifier(verifier).with_cert_resolver(Arc::new(shown));
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         // Connections last: every one is verified anew.
         config.session_storage = Arc::new(NoServerSessionStorage {});
@@ -67,7 +71,10 @@ impl ServerTls {
     }
 
     /// The handshake; how long it may take is for the caller to decide.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Security)> {
+    pub(crate) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<(TlsStream<TcpStream>, Security)> {
         let stream = self.acceptor.accept(stream).await?;
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let peer = shown.and_then(|shown| self.authority.name_of_client(shown, UnixTime::now()));

@@ -46,7 +46,12 @@ struct Noting {
 }
 
 impl Handler for Noting {
-    fn connect(&self, peer: SocketAddr, security: Security, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+    fn connect(
+        &self,
+        peer: SocketAddr,
+        security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn Connection> {
         self.seen.lock().push(security.clone());
         self.script.connect(peer, security, outbox)
     }
@@ -219,7 +224,10 @@ fn certificates_that_are_no_server_s() {
         let tls = trusting(SECRET);
         let tls = wanted.map_or(tls.clone(), |node| tls.to_node(node));
         let why = handshake(config, &tls).err().unwrap_or_default();
-        assert!(if says.is_empty() { why.is_empty() } else { why.contains(says) }, "{name:?}: {why}");
+        assert!(
+            if says.is_empty() { why.is_empty() } else { why.contains(says) },
+            "{name:?}: {why}"
+        );
     }
 }
 
@@ -252,18 +260,21 @@ fn nodes_and_clients_are_known_by_their_certificates() {
     let now = SystemClock.now();
     let pem = authority(SECRET).issue("t-17", now, now + DAY).unwrap();
     let trust = Trust::Authority(authority(SECRET).fingerprint());
-    let client = ClientTls::new(TlsMode::On, Some(&trust), Some(files(&dir, "good", &pem))).unwrap();
+    let client =
+        ClientTls::new(TlsMode::On, Some(&trust), Some(files(&dir, "good", &pem))).unwrap();
     connect(serving.address(), client).unwrap().close();
     assert_eq!(
         *seen.lock(),
-        [Some(PeerName::Node(5)), Some(PeerName::Client("t-17".into()))].map(|peer| Security::Tls { peer })
+        [Some(PeerName::Node(5)), Some(PeerName::Client("t-17".into()))]
+            .map(|peer| Security::Tls { peer })
     );
     // One that has expired, and one of another volume.
     for pem in [
         authority(SECRET).issue("t-17", now - 10 * DAY, now - DAY).unwrap(),
         authority([8; 16]).issue("t-17", now, now + DAY).unwrap(),
     ] {
-        let client = ClientTls::new(TlsMode::On, Some(&trust), Some(files(&dir, "bad", &pem))).unwrap();
+        let client =
+            ClientTls::new(TlsMode::On, Some(&trust), Some(files(&dir, "bad", &pem))).unwrap();
         let config = RemoteConfig {
             addresses: vec![serving.address().to_string()],
             volume: "v".into(),
@@ -283,7 +294,8 @@ fn nodes_and_clients_are_known_by_their_certificates() {
 #[test]
 fn certificates_of_operator_and_clients() {
     let dir = TempDir::new().unwrap();
-    let made = rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+    let made =
+        rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
     let pem = |made: &rcgen::CertifiedKey<rcgen::KeyPair>| {
         format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem())
     };
@@ -293,7 +305,9 @@ fn certificates_of_operator_and_clients() {
     let tls = ServerTls::new(authority(SECRET), 3, TlsMode::On, Some(server), None).unwrap();
     let (serving, _) = serving(Some(tls));
     let trust = Trust::read(&ca).unwrap();
-    connect(serving.address(), ClientTls::new(TlsMode::On, Some(&trust), None).unwrap()).unwrap().close();
+    connect(serving.address(), ClientTls::new(TlsMode::On, Some(&trust), None).unwrap())
+        .unwrap()
+        .close();
     // A client that goes by the volume's own authority is shown that.
     connect(serving.address(), trusting(SECRET)).unwrap().close();
     // The files change: so does what is shown.
@@ -308,7 +322,9 @@ fn certificates_of_operator_and_clients() {
     // Half of a pair is not used.
     let cert = dir.path().join("cert");
     std::fs::write(&cert, made.cert.pem()).unwrap();
-    assert!(OwnFiles::open(&cert, &dir.path().join("server")).unwrap_err().0.contains("another key"));
+    assert!(
+        OwnFiles::open(&cert, &dir.path().join("server")).unwrap_err().0.contains("another key")
+    );
     set_mode(&cert, 0o600);
     assert!(OwnFiles::open(&cert, &cert).unwrap_err().0.contains("no private key"));
     // Nor a key that others can read.
@@ -335,7 +351,8 @@ fn clients_may_be_asked_for_certificates() {
     };
     let why = Remote::connect(config(None), Arc::new(Bare)).err().unwrap().to_string();
     assert!(why.contains("?cert=FILE"), "{why}");
-    let own = files(&dir, "own", &format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem()));
+    let own =
+        files(&dir, "own", &format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem()));
     Remote::connect(config(Some(own)), Arc::new(Bare)).unwrap().0.close();
     // It is let in, and is nobody of this volume's.
     assert_eq!(*seen.lock(), [Security::Tls { peer: None }]);
@@ -353,7 +370,10 @@ fn mismatch_of_tls_and_clear_text() {
     assert!(why.contains("takes nothing in clear") && why.contains("?ca=sha256:"), "{why}");
     let (open, _) = serving(None);
     let why = refusal(open.address(), trusting(SECRET));
-    assert!(why.contains("answers in clear") && why.contains("TLS is switched off on this server"), "{why}");
+    assert!(
+        why.contains("answers in clear") && why.contains("TLS is switched off on this server"),
+        "{why}"
+    );
     assert_eq!((encrypting.stats().unwanted, open.stats().unwanted), (1, 1));
     assert!(seen.lock().is_empty());
     // Within a machine both will do.
@@ -484,6 +504,7 @@ fn nothing_secret_is_shown() {
     let pem = authority(SECRET).issue("t-1", now, now + DAY).unwrap();
     let dir = TempDir::new().unwrap();
     let own = files(&dir, "own", &pem);
-    let shown = format!("{tls:?} {:?} {own:?} {:?}", trusting(SECRET), authority(SECRET).fingerprint());
+    let shown =
+        format!("{tls:?} {:?} {own:?} {:?}", trusting(SECRET), authority(SECRET).fingerprint());
     assert!(!shown.contains("PRIVATE") && !shown.contains("07070707"), "{shown}");
 }

@@ -9,7 +9,9 @@ use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
+};
 use webpki::EndEntityCert;
 
 use super::{Fingerprint, TlsError, names};
@@ -24,7 +26,10 @@ pub(super) struct ByFingerprint {
 
 impl ByFingerprint {
     pub fn new(fingerprint: Fingerprint) -> Arc<Self> {
-        Arc::new(Self { fingerprint, algorithms: super::provider().signature_verification_algorithms })
+        Arc::new(Self {
+            fingerprint,
+            algorithms: super::provider().signature_verification_algorithms,
+        })
     }
 
     /// The node that a certificate names, verified.
@@ -34,7 +39,8 @@ impl ByFingerprint {
         others: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<PeerName, Error> {
-        let authority = others.iter().find(|other| Fingerprint::of(other) == Some(self.fingerprint));
+        let authority =
+            others.iter().find(|other| Fingerprint::of(other) == Some(self.fingerprint));
         let authority = authority.ok_or_else(|| {
             let shown = others.last().and_then(Fingerprint::of);
             let shown = shown.map_or("none".to_string(), |shown| shown.to_string());

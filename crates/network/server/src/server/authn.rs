@@ -49,7 +49,10 @@ impl Server {
         }
         if let Security::Tls { peer: Some(PeerName::Client(name)) } = security {
             let id = TokenId::parse(name).ok_or(NOT_PROVED)?;
-            return self.tokens.grant(id, self.clock.now()).map(|grant| AuthnOutcome::Enter(Some(grant)));
+            return self
+                .tokens
+                .grant(id, self.clock.now())
+                .map(|grant| AuthnOutcome::Enter(Some(grant)));
         }
         match self.shared.config.access {
             Access::Open => Ok(AuthnOutcome::Enter(None)),

@@ -34,10 +34,16 @@ impl Server {
         let session = self.session_of(&hello, now)?;
         let mut state = session.state.lock();
         if state.phase == Phase::Ended {
-            return Err(FsError::new(libc::EAGAIN, "the client's session is just ending: connect again"));
+            return Err(FsError::new(
+                libc::EAGAIN,
+                "the client's session is just ending: connect again",
+            ));
         }
         if hello.incarnation <= state.incarnation {
-            return Err(FsError::new(libc::ESTALE, "a newer connection of this client was there before"));
+            return Err(FsError::new(
+                libc::ESTALE,
+                "a newer connection of this client was there before",
+            ));
         }
         if state.phase == Phase::Expired && state.window.running() > 0 {
             // Their effect on what is open has to be settled before the client says what it has
@@ -49,7 +55,10 @@ impl Server {
         }
         let token = |grant: &Option<Arc<Grant>>| grant.as_ref().map(|grant| grant.record.id);
         if state.bound && token(&state.grant) != token(&grant) {
-            return Err(FsError::new(libc::EACCES, "the session belongs to a client with another token"));
+            return Err(FsError::new(
+                libc::EACCES,
+                "the session belongs to a client with another token",
+            ));
         }
         let root = grant.as_ref().and_then(|grant| grant.root()).unwrap_or(ROOT);
         (state.grant, state.bound) = (grant, true);
@@ -75,7 +84,8 @@ impl Server {
             None => self.shared.say_welcome(&session, incarnation, &welcome),
             Some(record) => {
                 let (shared, waiting) = (self.shared.clone(), session.clone());
-                let done = Box::new(move |reply| shared.recorded(&waiting, incarnation, &welcome, reply));
+                let done =
+                    Box::new(move |reply| shared.recorded(&waiting, incarnation, &welcome, reply));
                 self.backend.node().record_session(&record, done);
             }
         }
@@ -95,7 +105,8 @@ impl Server {
             )
         })?;
         if hello.volume != config.volume {
-            let why = format!("no volume {:?} here: this node serves {:?}", hello.volume, config.volume);
+            let why =
+                format!("no volume {:?} here: this node serves {:?}", hello.volume, config.volume);
             return Err(FsError::because(libc::ENOENT, why));
         }
         if self.backend.has_left() && !self.shared.directory.lock().contains_key(&hello.client) {
@@ -107,7 +118,10 @@ impl Server {
             return Err(self.why_mute());
         }
         if hello.client == ClientId([0; 16]) || hello.incarnation == 0 {
-            return Err(FsError::new(libc::EPROTO, "a client without a number or a connection without one"));
+            return Err(FsError::new(
+                libc::EPROTO,
+                "a client without a number or a connection without one",
+            ));
         }
         Ok(version)
     }

@@ -94,7 +94,8 @@ impl Server {
             Some(grace) => grace.awaited.iter().copied().collect(),
             None => return,
         };
-        let settled: Vec<_> = awaited.iter().filter(|client| self.shared.is_settled(**client)).collect();
+        let settled: Vec<_> =
+            awaited.iter().filter(|client| self.shared.is_settled(**client)).collect();
         let (late, patient) = {
             let mut slot = self.shared.grace.lock();
             let Some(grace) = slot.as_mut() else { return };

@@ -19,8 +19,8 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::SLOTS;
 use kestrel_types::wire::{
-    Answered, Checksum, LOCK_MISDIRECTED, LockAnswer, LockReply, LockRequest, LockSpan, ReplyTo, ToClient,
-    encode_to_client,
+    Answered, Checksum, LOCK_MISDIRECTED, LockAnswer, LockReply, LockRequest, LockSpan, ReplyTo,
+    ToClient, encode_to_client,
 };
 
 use crate::backend::CurrentMap;
@@ -28,10 +28,13 @@ use crate::locks::{LockLimits, LockOwner, Locks, Set, Ticket};
 
 const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
 /// Nothing has been done, and the client asks again, perhaps somebody else.
-const MISDIRECTED: FsError =
-    FsError::new(LOCK_MISDIRECTED, "another node keeps the locks of this file, or will in a moment");
+const MISDIRECTED: FsError = FsError::new(
+    LOCK_MISDIRECTED,
+    "another node keeps the locks of this file, or will in a moment",
+);
 
-const TOO_MANY: FsError = FsError::new(libc::ENOLCK, "too many calls wait for the grace period to end");
+const TOO_MANY: FsError =
+    FsError::new(libc::ENOLCK, "too many calls wait for the grace period to end");
 
 /// Most calls that wait for the grace period to end.
 const PARKED_MAX: usize = 1 << 16;
@@ -58,7 +61,13 @@ pub(crate) struct LockService {
 
 impl LockService {
     pub fn new(limits: LockLimits, tables: CurrentMap) -> Self {
-        Self { tables, locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
+        Self {
+            tables,
+            locks: Locks::new(limits),
+            grace: false,
+            parked: Vec::new(),
+            lines: BTreeMap::new(),
+        }
     }
 
     /// The grace period begins.
@@ -120,7 +129,12 @@ impl LockService {
                 Some(Ok(self.locks.test(holder, &lock).map_or(LockAnswer::Free, LockAnswer::Held)))
             }
             LockRequest::ReleaseOwner { ino, owner, kind } => {
-                self.locks.release_owner(LockOwner { session: holder, id: owner }, ino, kind, &mut woken);
+                self.locks.release_owner(
+                    LockOwner { session: holder, id: owner },
+                    ino,
+                    kind,
+                    &mut woken,
+                );
                 Some(Ok(LockAnswer::Done))
             }
         };
@@ -195,8 +209,11 @@ impl LockService {
     /// Answers a call that waited. (If its client is not connected, it asks again.)
     fn answer(&self, ticket: Ticket, reply: LockReply) {
         let Some((outbox, checksum)) = self.lines.get(&ticket.session) else { return };
-        let reply =
-            ReplyTo { id: ticket.call, table: self.tables.version(), answered: Answered::Lock(reply) };
+        let reply = ReplyTo {
+            id: ticket.call,
+            table: self.tables.version(),
+            answered: Answered::Lock(reply),
+        };
         let mut frame = Vec::new();
         // An answer about a lock is short.
         if encode_to_client(&ToClient::Reply(reply), *checksum, &mut frame).is_ok() {

@@ -132,7 +132,8 @@ impl PeerHandshake {
                 Some(PeerName::Client(_)) => "is a client's".into(),
                 None => "is none of this volume's".into(),
             };
-            let why = format!("the certificate of a peer that says to be node {} {shown}", hello.from);
+            let why =
+                format!("the certificate of a peer that says to be node {} {shown}", hello.from);
             return Err(FsError::because(libc::EACCES, why));
         }
         Ok(())
@@ -154,7 +155,10 @@ impl PeerHandshake {
             return refused(libc::EEXIST, why);
         }
         if hello.to != me {
-            let why = format!("this is node {me}, not node {}: check the addresses of the cluster", hello.to);
+            let why = format!(
+                "this is node {me}, not node {}: check the addresses of the cluster",
+                hello.to
+            );
             return refused(libc::EINVAL, why);
         }
         if self.has_left(hello.from) {
@@ -195,7 +199,8 @@ impl PeerHandshake {
             // Where it calls from has a port that says nothing, and another one each time.
             let address = address.rsplit_once(':').map_or(address, |(host, _)| host);
             if let Err(why) = judge(seen, &came, hello.from, self.host.me(), address) {
-                let is_shared = self.host.node().cluster().is_some_and(|cluster| cluster.is_shared());
+                let is_shared =
+                    self.host.node().cluster().is_some_and(|cluster| cluster.is_shared());
                 if !(is_shared && why.errno == REFUSED_OLD) {
                     log::error!("cluster: {}", why.reason);
                     return Err(why);
@@ -222,7 +227,13 @@ impl PeerHandshake {
 }
 
 /// Whether the peer that has come may be the node of which `seen` is on record at node `me`.
-fn judge(seen: &PeerIdentity, came: &PeerIdentity, from: NodeId, me: NodeId, address: &str) -> FsResult<()> {
+fn judge(
+    seen: &PeerIdentity,
+    came: &PeerIdentity,
+    from: NodeId,
+    me: NodeId,
+    address: &str,
+) -> FsResult<()> {
     let refused = |errno, why: String| Err(FsError::because(errno, why));
     if came.node_uuid != seen.node_uuid {
         let why = format!(
@@ -284,11 +295,13 @@ impl Server {
             let mut conns = gate.conns.lock();
             conns.last += 1;
             let number = conns.last;
-            let replaced = conns.taken.insert(hello.from, PeerConn { number, outbox: outbox.clone() });
+            let replaced =
+                conns.taken.insert(hello.from, PeerConn { number, outbox: outbox.clone() });
             (AcceptedPeer { from: hello.from, number }, replaced)
         };
         self.shared.counts.peers_welcomed.add(1);
-        let at = NodeAddress { node: hello.from, epoch: hello.epoch, address: hello.address.clone() };
+        let at =
+            NodeAddress { node: hello.from, epoch: hello.epoch, address: hello.address.clone() };
         gate.host.address_book().met(&at);
         if let Some(PeerConn { outbox, .. }) = replaced {
             outbox.close("a newer connection of the same node has taken over");
@@ -306,8 +319,12 @@ impl Server {
         messages: impl Iterator<Item = ToServer>,
     ) -> FsResult<()> {
         let Some(gate) = &self.gate else { return Ok(()) };
-        let current =
-            gate.conns.lock().taken.get(&guest.from).is_some_and(|conn| conn.number == guest.number);
+        let current = gate
+            .conns
+            .lock()
+            .taken
+            .get(&guest.from)
+            .is_some_and(|conn| conn.number == guest.number);
         if !current {
             return Ok(());
         }
@@ -315,7 +332,9 @@ impl Server {
         for message in messages {
             match message {
                 ToServer::Peer(bytes) => match Envelope::decode(&bytes) {
-                    Ok(Envelope { from, message: Message::Tokens(message), .. }) if from == guest.from => {
+                    Ok(Envelope { from, message: Message::Tokens(message), .. })
+                        if from == guest.from =>
+                    {
                         self.tokens.heard(from, message, self.clock.now());
                     }
                     Ok(Envelope { from, message: Message::Addresses(mut nodes), .. })
@@ -332,7 +351,10 @@ impl Server {
                         break;
                     }
                     Err(why) => {
-                        wrong = Err(FsError::because(libc::EPROTO, format!("a message of a node: {why}")));
+                        wrong = Err(FsError::because(
+                            libc::EPROTO,
+                            format!("a message of a node: {why}"),
+                        ));
                         break;
                     }
                 },

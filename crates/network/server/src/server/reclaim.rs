@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Answer, Reply};
-use kestrel_types::wire::{Answered, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, Reclaimed, ReplyTo, ToClient};
+use kestrel_types::wire::{
+    Answered, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, Reclaimed, ReplyTo, ToClient,
+};
 use rustc_hash::FxHashSet;
 
 use super::{Outside, Server, ServerShared};
@@ -57,14 +59,21 @@ impl Server {
             for Missing { open, holder } in missing {
                 let (shared, waiting) = (self.shared.clone(), session.clone());
                 let (ino, count) = (open.file.ino, open.count);
-                let done = Box::new(move |reply| shared.claimed(&waiting, holder, (ino, count), reply));
+                let done =
+                    Box::new(move |reply| shared.claimed(&waiting, holder, (ino, count), reply));
                 self.backend.reclaim_open(open, done);
             }
         }
     }
 
     /// Goes on when it is known what of the next message is within the session's subtree.
-    fn vet(self: &Arc<Self>, session: &Arc<Session>, root: InodeId, doubts: Vec<UnverifiedInode>, look: u64) {
+    fn vet(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        root: InodeId,
+        doubts: Vec<UnverifiedInode>,
+        look: u64,
+    ) {
         let (server, waiting) = (self.clone(), session.clone());
         let settled = move |outside: Outside| {
             let mut state = waiting.state.lock();
@@ -108,7 +117,10 @@ impl Server {
             if total > room {
                 lost.lost_opens.push(ino);
             } else {
-                missing.push(Missing { open: ReclaimOpen { count: more, ..open }, holder: state.holder });
+                missing.push(Missing {
+                    open: ReclaimOpen { count: more, ..open },
+                    holder: state.holder,
+                });
             }
         }
         {
@@ -139,8 +151,13 @@ impl Server {
             }
             objects.raise(state.holder, reclaim.oldest_open_object);
         }
-        state.claims.part =
-            Some(ClaimMessage { call, pending: missing.len(), lost, last: reclaim.last, superseded: false });
+        state.claims.part = Some(ClaimMessage {
+            call,
+            pending: missing.len(),
+            lost,
+            last: reclaim.last,
+            superseded: false,
+        });
         missing
     }
 }
@@ -172,7 +189,12 @@ impl ServerShared {
                     }
                     None => {
                         self.releases.lock().push((ino, count));
-                        self.lost_open(session, &mut state, ino, "no user of its token may open it");
+                        self.lost_open(
+                            session,
+                            &mut state,
+                            ino,
+                            "no user of its token may open it",
+                        );
                     }
                 }
             }

@@ -67,7 +67,8 @@ pub(crate) struct Submitted {
     pub refused: bool,
 }
 
-const NOT_ALLOWED: FsError = FsError::new(libc::EACCES, "the client's token does not allow this any more");
+const NOT_ALLOWED: FsError =
+    FsError::new(libc::EACCES, "the client's token does not allow this any more");
 
 impl Batch {
     pub fn new(
@@ -79,7 +80,17 @@ impl Batch {
     ) -> Arc<Self> {
         let (shared, table) = (server.shared.clone(), server.backend.table());
         let (gathered, calls) = (Mutex::default(), OnceLock::new());
-        Arc::new(Self { shared, session, incarnation, grant, outbox, checksum, table, gathered, calls })
+        Arc::new(Self {
+            shared,
+            session,
+            incarnation,
+            grant,
+            outbox,
+            checksum,
+            table,
+            gathered,
+            calls,
+        })
     }
 
     /// Says which calls the replies to the requests that are now submitted belong to. Once.
@@ -153,8 +164,11 @@ impl Batch {
         // On a newer connection the call has not been asked yet: when it is, the answer is there.
         let asked = waiting.filter(|waiter| state.is_current(waiter.incarnation));
         let Some(waiter) = asked else { return state.window.finish(call.seq, reply, keep) };
-        let message =
-            ToClient::Reply(ReplyTo { id: waiter.id, table: self.table, answered: Answered::Op(reply) });
+        let message = ToClient::Reply(ReplyTo {
+            id: waiter.id,
+            table: self.table,
+            answered: Answered::Op(reply),
+        });
         let mut elsewhere = None;
         if waiter.incarnation == self.incarnation {
             self.send(&message);
@@ -176,11 +190,19 @@ impl Batch {
 
     /// What an answer means for the session. False if the answer no longer is true: its session was
     /// given up.
-    fn take_effect(&self, state: &mut State, effect: SessionEffect, reply: &Reply, awaited: bool) -> bool {
+    fn take_effect(
+        &self,
+        state: &mut State,
+        effect: SessionEffect,
+        reply: &Reply,
+        awaited: bool,
+    ) -> bool {
         let alive = state.is_alive();
         match (effect, reply) {
             // Opens of directories are not counted.
-            (SessionEffect::Opens { write }, Ok(Answer::Opened { inode, .. })) if inode.kind != Kind::Dir => {
+            (SessionEffect::Opens { write }, Ok(Answer::Opened { inode, .. }))
+                if inode.kind != Kind::Dir =>
+            {
                 if alive && awaited {
                     state.opens.add(inode.ino, 1, write);
                 } else {
@@ -221,18 +243,19 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
     }
     match (&*reply, call.listed) {
         (Ok(_), Some(Listable::Dir(dir))) => given.listed.add(dir, ()),
-        (Ok(Answer::Entry { inode, .. } | Answer::Opened { inode, .. }), Some(Listable::Answered))
-            if inode.kind == Kind::Dir =>
-        {
+        (
+            Ok(Answer::Entry { inode, .. } | Answer::Opened { inode, .. }),
+            Some(Listable::Answered),
+        ) if inode.kind == Kind::Dir => {
             given.listed.add(inode.ino, ());
         }
         _ => {}
     }
     let Some(root) = grant.root() else { return };
     match reply {
-        Ok(Answer::Entry { inode, parent } | Answer::Opened { inode, parent: Some(parent), .. })
-            if inode.kind != Kind::Dir =>
-        {
+        Ok(
+            Answer::Entry { inode, parent } | Answer::Opened { inode, parent: Some(parent), .. },
+        ) if inode.kind != Kind::Dir => {
             given.add_file(inode.ino, *parent);
         }
         Ok(Answer::Entries { entries, parent, .. }) => {

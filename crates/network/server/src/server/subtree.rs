@@ -177,7 +177,10 @@ impl Check {
                     if state.given.has_dir(dir, self.root, tree) {
                         state.given.add_dirs(std::mem::take(&mut walk.passed), walk.since, tree);
                         drop(state);
-                        walk.step = walk.then.take().map_or(Step::Next, |(dir, name)| Step::Look(dir, name));
+                        walk.step = walk
+                            .then
+                            .take()
+                            .map_or(Step::Next, |(dir, name)| Step::Look(dir, name));
                     } else if dir == ROOT || walk.passed.len() >= DEPTH_MAX {
                         walk.fail(OUTSIDE);
                     } else {

@@ -77,7 +77,9 @@ impl GrantedInodes {
         since: Option<u64>,
         tree: &dyn Tree,
     ) -> bool {
-        let Some(changes) = since.filter(|since| tree.changes() == Some(*since)) else { return false };
+        let Some(changes) = since.filter(|since| tree.changes() == Some(*since)) else {
+            return false;
+        };
         if self.changes != changes {
             (self.changes, self.dirs) = (changes, TwoGenerations::default());
         }
@@ -193,14 +195,20 @@ mod tests {
         let mut given = GrantedInodes::default();
         given.add_file(99, 31);
         assert!(
-            given.has_dir(20, 20, &dirs) && given.has_dir(31, 20, &dirs) && given.has_file(99, 20, &dirs)
+            given.has_dir(20, 20, &dirs)
+                && given.has_dir(31, 20, &dirs)
+                && given.has_file(99, 20, &dirs)
         );
         assert!(
-            !given.has_dir(40, 20, &dirs) && !given.has_dir(ROOT, 20, &dirs) && !given.has_dir(50, 20, &dirs)
+            !given.has_dir(40, 20, &dirs)
+                && !given.has_dir(ROOT, 20, &dirs)
+                && !given.has_dir(50, 20, &dirs)
         );
         dirs.move_to(30, 40);
         assert!(
-            !given.has_dir(30, 20, &dirs) && !given.has_dir(31, 20, &dirs) && !given.has_file(99, 20, &dirs)
+            !given.has_dir(30, 20, &dirs)
+                && !given.has_dir(31, 20, &dirs)
+                && !given.has_file(99, 20, &dirs)
         );
         dirs.move_to(30, 20);
         assert!(given.has_dir(31, 20, &dirs) && given.has_file(99, 20, &dirs));

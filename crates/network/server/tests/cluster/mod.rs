@@ -30,8 +30,8 @@ use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::placement::{Exceptions, Member as MapMember, NodeId, PlacementMap, SlotMap};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::wire::{
-    Checksum, Frames, PeerHello, PeerSecret, Prover, Reclaim, ReclaimReply, Refused, SessionState, ToClient,
-    ToServer, Welcome, decode_to_client, encode_to_server,
+    Checksum, Frames, PeerHello, PeerSecret, Prover, Reclaim, ReclaimReply, Refused, SessionState,
+    ToClient, ToServer, Welcome, decode_to_client, encode_to_server,
 };
 use tempfile::TempDir;
 
@@ -134,14 +134,20 @@ impl Site {
     fn engine(&self) -> Arc<dyn Engine> {
         let options = EmbeddedOptions::default();
         let synced = Arc::new(|| Ok(()));
-        Arc::new(EmbeddedEngine::open(self.dir.path(), [7; 16], options, synced, &mut |_| true).unwrap())
+        Arc::new(
+            EmbeddedEngine::open(self.dir.path(), [7; 16], options, synced, &mut |_| true).unwrap(),
+        )
     }
 
     fn serve(&mut self, listener: TcpListener) -> (Running, Serving) {
         self.starts += 1;
         let identity = self.identity();
-        let node =
-            NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
+        let node = NodeConfig {
+            workers: 2,
+            durability: Durability::Commit,
+            serves: true,
+            ..NodeConfig::default()
+        };
         let peers = Arc::new(Peers::default());
         let config = ClusterNodeConfig {
             me: self.id,
@@ -151,7 +157,8 @@ impl Site {
             joining: false,
             exclusive: true,
         };
-        let host = NodeHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
+        let host =
+            NodeHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
         peers.introduce(&identity, &host, ClientTls::default());
         peers.meet(&self.placement).unwrap();
         let config = SessionServerConfig {
@@ -164,7 +171,8 @@ impl Site {
         };
         let limits = LockLimits::default();
         let clock = Arc::new(SystemClock);
-        let server = Server::new(host.clone(), clock, config, limits, Arc::new(NoAdmin), 0).unwrap();
+        let server =
+            Server::new(host.clone(), clock, config, limits, Arc::new(NoAdmin), 0).unwrap();
         let nodes = self.placement.map.members().iter().map(|member| member.id).collect::<Vec<_>>();
         server.tokens().are_shared(self.id, peers.clone(), Box::new(move || nodes.clone()));
         let opened = Instant::now();
@@ -239,14 +247,18 @@ pub struct Cluster {
 impl Cluster {
     pub fn start() -> Self {
         let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        let member = |(id, address): (NodeId, &SocketAddr)| MapMember { id, address: address.to_string() };
+        let addresses: Vec<_> =
+            listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        let member =
+            |(id, address): (NodeId, &SocketAddr)| MapMember { id, address: address.to_string() };
         let map = SlotMap::even((1..).zip(&addresses).map(member).collect()).unwrap();
-        let placement = PlacementMap { version: 5, ..PlacementMap::new(map, Exceptions::default()) };
+        let placement =
+            PlacementMap { version: 5, ..PlacementMap::new(map, Exceptions::default()) };
         let mut sites = Vec::new();
         for ((id, address), listener) in (1..).zip(addresses).zip(listeners) {
             let dir = TempDir::new().unwrap();
-            let mut site = Site { id, address, dir, placement: placement.clone(), running: None, starts: 0 };
+            let mut site =
+                Site { id, address, dir, placement: placement.clone(), running: None, starts: 0 };
             let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
             ClusterNode::format(&*site.engine(), root, SECOND, id, placement.clone()).unwrap();
             let (running, serving) = site.serve(listener);
@@ -273,7 +285,10 @@ impl Cluster {
             };
             (site.id, Remote::connect(config, Arc::new(Bare)).unwrap().0)
         };
-        Client { remotes: self.sites.iter().map(remote).collect(), placement: self.placement.clone() }
+        Client {
+            remotes: self.sites.iter().map(remote).collect(),
+            placement: self.placement.clone(),
+        }
     }
 }
 
@@ -329,11 +344,15 @@ impl Client {
 
     /// Names in a directory.
     pub fn names(&self, dir: &str) -> Vec<String> {
-        let Answer::Entry { inode, .. } = self.done(Op::Lookup(at(dir))) else { panic!("no entry") };
+        let Answer::Entry { inode, .. } = self.done(Op::Lookup(at(dir))) else {
+            panic!("no entry")
+        };
         let (mut names, mut after) = (Vec::new(), None);
         loop {
             let list = Op::ReadDir { dir: inode.ino, after, limit: 1000, check: true };
-            let Answer::Entries { entries, end, .. } = self.done(list) else { panic!("no listing") };
+            let Answer::Entries { entries, end, .. } = self.done(list) else {
+                panic!("no listing")
+            };
             let name = |entry: &kestrel_types::request::DirEntry| {
                 String::from_utf8_lossy(entry.name.as_bytes()).into_owned()
             };

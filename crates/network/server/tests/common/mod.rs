@@ -21,8 +21,8 @@ use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Reply, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Call, ClientId, Frames, Hello, Reclaim, Reclaimed, SessionState, ToClient, ToServer,
-    Versions, decode_to_client,
+    Answered, Body, Call, ClientId, Frames, Hello, Reclaim, Reclaimed, SessionState, ToClient,
+    ToServer, Versions, decode_to_client,
 };
 use parking_lot::Mutex;
 
@@ -93,7 +93,13 @@ impl Fixture {
         Self::open(engine, Arc::new(ManualClock::new(1000 * SECOND)), 0, access, LEASE)
     }
 
-    fn open(engine: MemoryEngine, clock: Arc<ManualClock>, now: Nanos, access: Access, lease: Nanos) -> Self {
+    fn open(
+        engine: MemoryEngine,
+        clock: Arc<ManualClock>,
+        now: Nanos,
+        access: Access,
+        lease: Nanos,
+    ) -> Self {
         let engine = Arc::new(engine);
         let config = NodeConfig {
             workers: 2,
@@ -112,7 +118,8 @@ impl Fixture {
             ..SessionServerConfig::default()
         };
         let limits = LockLimits::default();
-        let server = Server::new(node.clone(), clock.clone(), config, limits, Arc::new(Echo), now).unwrap();
+        let server =
+            Server::new(node.clone(), clock.clone(), config, limits, Arc::new(Echo), now).unwrap();
         Self { engine, clock, node, server, now }
     }
 

@@ -28,7 +28,13 @@ impl Model {
         if bits & want == want { Ok(()) } else { Err(libc::EACCES) }
     }
 
-    pub(super) fn open(&mut self, creds: &Creds, ino: u64, flags: &OpenFlags, heard: Heard<'_>) -> Run<u64> {
+    pub(super) fn open(
+        &mut self,
+        creds: &Creds,
+        ino: u64,
+        flags: &OpenFlags,
+        heard: Heard<'_>,
+    ) -> Run<u64> {
         let node = self.node(ino)?;
         match node.kind {
             Kind::Symlink => return Err(libc::ELOOP),
@@ -108,11 +114,18 @@ impl Model {
         }
     }
 
-    pub(super) fn setattr(&mut self, creds: &Creds, ino: u64, set: &SetAttr, heard: Heard<'_>) -> Run<()> {
+    pub(super) fn setattr(
+        &mut self,
+        creds: &Creds,
+        ino: u64,
+        set: &SetAttr,
+        heard: Heard<'_>,
+    ) -> Run<()> {
         let node = self.node(ino)?.clone();
         let past = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
         let ids = set.uid.is_some() || set.gid.is_some();
-        let changes = set.mode.is_some() || ids || set.size.is_some() || past(set.atime) || past(set.mtime);
+        let changes =
+            set.mode.is_some() || ids || set.size.is_some() || past(set.atime) || past(set.mtime);
         if node.flags.has(InodeFlags::IMMUTABLE) || changes && node.flags.has(InodeFlags::APPEND) {
             return Err(libc::EPERM);
         }

@@ -76,8 +76,12 @@ impl Model {
                     return Err(libc::EINVAL);
                 }
                 self.cut(ino, 0);
-                self.lay(ino, (0..).zip(bytes.iter().map(|byte| Some(Byte::Inline(*byte)))).collect());
-                self.node_mut(ino).layout = if bytes.is_empty() { Layout::None } else { Layout::Inline };
+                self.lay(
+                    ino,
+                    (0..).zip(bytes.iter().map(|byte| Some(Byte::Inline(*byte)))).collect(),
+                );
+                self.node_mut(ino).layout =
+                    if bytes.is_empty() { Layout::None } else { Layout::Inline };
             }
             NewData::Packed(range) => {
                 if u64::from(range.len) > size {
@@ -92,14 +96,17 @@ impl Model {
                     let inline = node.bytes.keys().last().map_or(0, |last| last + 1).min(size);
                     let covers = |at: u64| {
                         patches.iter().any(|(chunk, extent)| {
-                            *chunk == 0 && (u64::from(extent.pos)..u64::from(extent.end())).contains(&at)
+                            *chunk == 0
+                                && (u64::from(extent.pos)..u64::from(extent.end())).contains(&at)
                         })
                     };
                     if !(0..inline).all(covers) {
                         return Err(libc::EINVAL);
                     }
                 }
-                if patches.iter().any(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end()) > size)
+                if patches
+                    .iter()
+                    .any(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end()) > size)
                 {
                     return Err(libc::EINVAL);
                 }
@@ -145,11 +152,13 @@ impl Model {
         if from.ino == to.ino && *from_offset < to_offset + len && *to_offset < from_offset + len {
             return Err(libc::EINVAL);
         }
-        let bytes: Vec<_> =
-            (0..*len).map(|i| (to_offset + i, source.bytes.get(&(from_offset + i)).copied())).collect();
+        let bytes: Vec<_> = (0..*len)
+            .map(|i| (to_offset + i, source.bytes.get(&(from_offset + i)).copied()))
+            .collect();
         self.lay(to.ino, bytes);
         let now = self.now;
-        let whole = *from_offset == 0 && *to_offset == 0 && *len == source.size && target.size <= *len;
+        let whole =
+            *from_offset == 0 && *to_offset == 0 && *len == source.size && target.size <= *len;
         let data_change = self.numbers(heard)?.1;
         let node = self.node_mut(to.ino);
         node.drop_capabilities();
@@ -175,7 +184,9 @@ impl Model {
             return if creds.uid == 0 || !write { Ok(()) } else { Err(refused) };
         }
         match node.kind {
-            Kind::Dir if write && node.mode & 0o1000 != 0 && ![0, node.uid].contains(&creds.uid) => {
+            Kind::Dir
+                if write && node.mode & 0o1000 != 0 && ![0, node.uid].contains(&creds.uid) =>
+            {
                 Err(refused)
             }
             Kind::File | Kind::Dir => self.allowed(creds, ino, if write { WRITE } else { READ }),
@@ -218,11 +229,9 @@ impl Model {
             Op::ListXattr(inode) => {
                 let node = self.node(inode.ino)?;
                 let mut names = Vec::new();
-                for name in node
-                    .xattrs
-                    .keys()
-                    .filter(|name| **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted.")))
-                {
+                for name in node.xattrs.keys().filter(|name| {
+                    **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted."))
+                }) {
                     names.extend_from_slice(name);
                     names.push(0);
                 }

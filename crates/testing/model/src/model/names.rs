@@ -75,7 +75,12 @@ impl Model {
         Ok(ino)
     }
 
-    pub(super) fn rmdir(&mut self, creds: &Creds, place: &PathRef, expected: Option<u64>) -> Run<u64> {
+    pub(super) fn rmdir(
+        &mut self,
+        creds: &Creds,
+        place: &PathRef,
+        expected: Option<u64>,
+    ) -> Run<u64> {
         let (dir, there) = self.walk(creds, place)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
@@ -207,7 +212,9 @@ impl Model {
         let node = self.node(ino)?;
         if ![0, node.uid].contains(&creds.uid) {
             let set_ids = node.mode & 0o4000 != 0 || node.mode & 0o2010 == 0o2010;
-            let safe = node.kind == Kind::File && !set_ids && self.allowed(creds, ino, READ | WRITE).is_ok();
+            let safe = node.kind == Kind::File
+                && !set_ids
+                && self.allowed(creds, ino, READ | WRITE).is_ok();
             if !safe {
                 return Err(libc::EPERM);
             }

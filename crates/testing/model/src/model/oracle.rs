@@ -8,7 +8,9 @@ use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
 
-use super::{Byte, EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
+use super::{
+    Byte, EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code,
+};
 
 impl Model {
     /// Does what the request asks, and says what it thinks of the reply.
@@ -38,7 +40,8 @@ impl Model {
         match (shown, answer) {
             (
                 Shown::Entry(dir, ino),
-                Answer::Entry { parent, inode } | Answer::Opened { parent: Some(parent), inode, .. },
+                Answer::Entry { parent, inode }
+                | Answer::Opened { parent: Some(parent), inode, .. },
             ) => {
                 if self.show(dir, *parent) != *parent {
                     return Err(format!("expected it in directory {dir}, got {parent}"));
@@ -55,18 +58,28 @@ impl Model {
                 }
                 Err(format!("expected directories {a} and {b}, got {answer:?}"))
             }
-            (Shown::Inode(ino), Answer::Inode(inode) | Answer::Opened { inode, parent: None, .. }) => {
+            (
+                Shown::Inode(ino),
+                Answer::Inode(inode) | Answer::Opened { inode, parent: None, .. },
+            ) => {
                 let ino = self.show(ino, inode.ino);
                 self.same(ino, inode)
             }
             (Shown::Bytes(bytes), Answer::Bytes(real)) if **real == bytes => Ok(()),
-            (Shown::Removed(ino), Answer::Removed(real)) if self.show(ino, real.ino) == real.ino => Ok(()),
+            (Shown::Removed(ino), Answer::Removed(real))
+                if self.show(ino, real.ino) == real.ino =>
+            {
+                Ok(())
+            }
             (Shown::Chunks(ino, first, last), Answer::Chunks { chunks, end }) => {
-                let told = if *end { last } else { chunks.last().ok_or("no chunk, and not the end")?.0 };
+                let told =
+                    if *end { last } else { chunks.last().ok_or("no chunk, and not the end")?.0 };
                 self.same_chunks(ino, first..=told, chunks)
             }
             (Shown::Nothing, _) => Ok(()),
-            (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => self.listed(&names, entries),
+            (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => {
+                self.listed(&names, entries)
+            }
             (Shown::Plus(names), Answer::EntriesPlus { entries, end: true }) => {
                 self.listed_plus(&names, entries)
             }
@@ -83,7 +96,11 @@ impl Model {
         seen
     }
 
-    fn listed(&mut self, names: &[(Vec<u8>, u64, Kind)], entries: &[DirEntry]) -> Result<(), String> {
+    fn listed(
+        &mut self,
+        names: &[(Vec<u8>, u64, Kind)],
+        entries: &[DirEntry],
+    ) -> Result<(), String> {
         let fits = names.len() == entries.len()
             && names.iter().zip(entries).all(|((name, ino, kind), entry)| {
                 (&**name, *kind) == (entry.name.as_bytes(), entry.kind)
@@ -159,8 +176,10 @@ impl Model {
 
     fn same_attributes(&self, ino: u64, real: &Inode) -> Result<(), String> {
         let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
-        let ours = (ino, node.kind, node.mode, node.uid, node.gid, node.nlink, node.rdev, node.size);
-        let theirs = (real.ino, real.kind, real.mode, real.uid, real.gid, real.nlink, real.rdev, real.size);
+        let ours =
+            (ino, node.kind, node.mode, node.uid, node.gid, node.nlink, node.rdev, node.size);
+        let theirs =
+            (real.ino, real.kind, real.mode, real.uid, real.gid, real.nlink, real.rdev, real.size);
         if node.flags != real.flags {
             return Err(format!("expected flags {:?}, got {:?}", node.flags, real.flags));
         }
@@ -187,11 +206,16 @@ impl Model {
             ours.extend(node.bytes.range(from..to).map(|(at, byte)| (*at, *byte)));
         }
         let size = if node.layout == Layout::Chunked { node.size } else { 0 };
-        let extents = real.iter().flat_map(|(chunk, list)| list.iter().map(move |extent| (*chunk, extent)));
+        let extents =
+            real.iter().flat_map(|(chunk, list)| list.iter().map(move |extent| (*chunk, extent)));
         let bytes = extents.flat_map(|(chunk, extent)| Self::expand(chunk * CHUNK_BYTES, extent));
         let theirs: BTreeMap<u64, Byte> =
             bytes.filter(|(at, _)| *at < size).filter_map(|(at, byte)| Some((at, byte?))).collect();
-        if ours == theirs { Ok(()) } else { Err(format!("expected bytes {ours:?}, got {theirs:?}")) }
+        if ours == theirs {
+            Ok(())
+        } else {
+            Err(format!("expected bytes {ours:?}, got {theirs:?}"))
+        }
     }
 
     /// What is told of an entry that was just made.
@@ -273,7 +297,8 @@ impl Model {
             }
             Op::MkNod { place, kind, mode, rdev } => {
                 let ino = self.add(creds, place, *kind, *mode, heard)?;
-                self.node_mut(ino).rdev = if matches!(kind, Kind::Char | Kind::Block) { *rdev } else { 0 };
+                self.node_mut(ino).rdev =
+                    if matches!(kind, Kind::Char | Kind::Block) { *rdev } else { 0 };
                 self.entry(creds, place, ino)?
             }
             Op::MkDir(place, mode) => {
@@ -303,11 +328,15 @@ impl Model {
                     self.allowed(creds, *dir, READ)?;
                 }
                 let children = &self.node(*dir)?.children;
-                Shown::Names(children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect())
+                Shown::Names(
+                    children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect(),
+                )
             }
             Op::Locate { .. } if creds.uid != 0 => return Err(libc::EPERM),
             Op::Locate { files, after: None } => match heard {
-                Some(Ok(Answer::Located { found, next: None })) if !self.is_located(files, found) => {
+                Some(Ok(Answer::Located { found, next: None }))
+                    if !self.is_located(files, found) =>
+                {
                     return Err(MISFIT);
                 }
                 _ => Shown::Nothing,
@@ -316,7 +345,9 @@ impl Model {
                 self.node(*dir).map_err(|_| libc::ENOENT)?;
                 self.allowed(creds, *dir, READ | EXEC)?;
                 let children = &self.node(*dir)?.children;
-                Shown::Plus(children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect())
+                Shown::Plus(
+                    children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect(),
+                )
             }
             Op::Commit(commit) => {
                 self.commit(creds, commit, heard)?;

@@ -56,7 +56,8 @@ impl ClusterRun {
         }
         let begun = self.agenda.now;
         let renamed = self.observe(Op::Rename(at(&from), at(&to), RenameFlags::default()));
-        if !matches!(renamed, Some(Ok(Answer::Renamed { .. }))) || self.agenda.now - begun > RENAMES {
+        if !matches!(renamed, Some(Ok(Answer::Renamed { .. }))) || self.agenda.now - begun > RENAMES
+        {
             let took = (self.agenda.now - begun) / MS;
             return self.fail(format!(
                 "a rename without node {away}, which is not needed: {renamed:?} after {took} ms"
@@ -76,7 +77,8 @@ impl ClusterRun {
     /// Processes start again at once, and have forgotten what they promised.
     fn restart_all_but(&mut self, away: NodeId) {
         let (now, table) = (self.agenda.now, self.newest());
-        for node in table.map.members().iter().map(|member| member.id).filter(|node| *node != away) {
+        for node in table.map.members().iter().map(|member| member.id).filter(|node| *node != away)
+        {
             self.say(|| format!("node {node}: starts again"));
             self.host(node).kill(None, now);
             self.plan_in(MS, Event::Start(node));

@@ -118,7 +118,8 @@ impl ClusterRun {
         caller.asks_home = next.is_some();
         let request = next.or_else(|| self.move_out(place));
         let bias = self.bias;
-        let wish = |world: &mut Self| workload::wish_of_several(&mut world.clients[place].client, bias);
+        let wish =
+            |world: &mut Self| workload::wish_of_several(&mut world.clients[place].client, bias);
         let request = request.unwrap_or_else(|| wish(self));
         self.call(place, request);
     }
@@ -133,7 +134,8 @@ impl ClusterRun {
     /// It asks a member, under a new number.
     fn ask_at(&mut self, place: usize, record: usize, request: Request, at: NodeId) {
         self.calls_sent += 1;
-        let (number, first_sent, asked_at) = (self.calls_sent, self.start_for(place, at), self.agenda.now);
+        let (number, first_sent, asked_at) =
+            (self.calls_sent, self.start_for(place, at), self.agenda.now);
         self.clients[place].waiting =
             Some(Waiting { record, number, request, at, first_sent, asked_at, misdirected: false });
         self.send_call(place, false);
@@ -141,14 +143,18 @@ impl ClusterRun {
 
     fn send_call(&mut self, place: usize, retry: bool) {
         let caller = &self.clients[place];
-        let Some(Waiting { record, number, request, at: node, .. }) = caller.waiting.clone() else { return };
+        let Some(Waiting { record, number, request, at: node, .. }) = caller.waiting.clone() else {
+            return;
+        };
         let (client, deadline) = (caller.client.id, caller.deadline);
         self.plan_in(deadline, Event::Impatient(place, number));
         let numbered = request.op.is_numbered();
         let zombie = self.start_for(place, node);
         if zombie != self.hosts[&node].started() {
             if !self.hosts[&node].zombie.as_ref().is_some_and(|zombie| zombie.cuts.contains(&0)) {
-                self.say(|| format!("client {place} → {node} (zombie): call {record}: {:?}", request.op));
+                self.say(|| {
+                    format!("client {place} → {node} (zombie): call {record}: {:?}", request.op)
+                });
                 let origin = numbered.then_some(Origin { client, seq: number, retry });
                 let after = self.delay();
                 self.plan_in(
@@ -181,7 +187,9 @@ impl ClusterRun {
     /// by now.
     pub(super) fn ask_again(&mut self, place: usize, number: u64) {
         let waiting = self.clients[place].waiting.clone();
-        let Some(Waiting { record, request, .. }) = waiting.filter(|waiting| waiting.number == number) else {
+        let Some(Waiting { record, request, .. }) =
+            waiting.filter(|waiting| waiting.number == number)
+        else {
             return;
         };
         let at = self.member_for(place, &request.op);
@@ -198,7 +206,8 @@ impl ClusterRun {
         self.hear_of_version(place, node, table);
         let caller = &mut self.clients[place];
         let over = caller.connected.get(&node).is_some_and(|connected| *connected > start);
-        let waits = |waiting: &mut Waiting| waiting.number == number && !waiting.misdirected && !over;
+        let waits =
+            |waiting: &mut Waiting| waiting.number == number && !waiting.misdirected && !over;
         let Some(waiting) = caller.waiting.take_if(waits) else { return };
         let (record, request) = (waiting.record, &waiting.request);
         self.say(|| format!("client {place}: call {record}: {reply:?}"));

@@ -43,7 +43,8 @@ impl ClusterRun {
     /// Now and then a change of the table loses one of the members that say something about it.
     pub(super) fn fault_in_change(&mut self, from: NodeId, to: NodeId) {
         if self.troubled && self.dice.chance(1) {
-            let (node, after) = (*self.dice.pick(&[from, to]).expect("two"), self.dice.between(0, 20 * MS));
+            let (node, after) =
+                (*self.dice.pick(&[from, to]).expect("two"), self.dice.between(0, 20 * MS));
             self.plan_in(after, Event::Crash(node));
         }
     }
@@ -69,7 +70,9 @@ impl ClusterRun {
             return;
         }
         let (now, keep) = (self.agenda.now, self.dice.below(101));
-        self.say(|| format!("node {node}: ends, {keep} % of what it had no answer to is in its store"));
+        self.say(|| {
+            format!("node {node}: ends, {keep} % of what it had no answer to is in its store")
+        });
         self.host(node).kill(Some(keep), now);
         self.host(node).elsewhere = self.shared && self.dice.chance(50);
         let after = self.dice.downtime();
@@ -111,7 +114,8 @@ impl ClusterRun {
     fn cut(&mut self, node: NodeId) {
         let until = self.agenda.now + self.dice.span();
         let ways = self.dice.below(3);
-        let mut others: Vec<NodeId> = self.hosts.keys().copied().filter(|other| *other != node).collect();
+        let mut others: Vec<NodeId> =
+            self.hosts.keys().copied().filter(|other| *other != node).collect();
         others.push(0);
         if self.dice.chance(50) {
             let one = *self.dice.pick(&others).expect("there are others");

@@ -54,7 +54,9 @@ impl ClusterRun {
             && self.leaving.is_idle()
             && self.hosts.values().filter(|host| !host.lost).all(|host| {
                 host.engine().appended() == host.engine().durable()
-                    && host.member().is_some_and(|member| member.is_idle() && !member.node().in_grace())
+                    && host
+                        .member()
+                        .is_some_and(|member| member.is_idle() && !member.node().in_grace())
             })
     }
 
@@ -69,7 +71,9 @@ impl ClusterRun {
             let busy: Vec<_> = self
                 .hosts
                 .iter()
-                .filter(|(_, host)| !host.lost && host.member().is_none_or(|member| !member.is_idle()))
+                .filter(|(_, host)| {
+                    !host.lost && host.member().is_none_or(|member| !member.is_idle())
+                })
                 .map(|(node, _)| *node)
                 .collect();
             let why = format!(
@@ -93,7 +97,10 @@ impl ClusterRun {
             };
             for entry in entries {
                 self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
-                self.observe(Op::ListXattr(InodeRef { ino: entry.ino, seen: Some((dir, entry.name)) }));
+                self.observe(Op::ListXattr(InodeRef {
+                    ino: entry.ino,
+                    seen: Some((dir, entry.name)),
+                }));
                 if entry.kind == Kind::Dir {
                     self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));
                     dirs.push(entry.ino);
@@ -129,7 +136,9 @@ impl ClusterRun {
         let mut rows = vec![counter_row("clock", u64::MAX), counter_row("inodes", u64::MAX)];
         let mut wrong = Vec::new();
         for (node, host) in &self.hosts {
-            let Some(cluster) = host.member().and_then(|member| member.node().cluster()) else { continue };
+            let Some(cluster) = host.member().and_then(|member| member.node().cluster()) else {
+                continue;
+            };
             if cluster.locks.any() {
                 wrong.push(format!("node {node} has locks that nobody holds"));
             }
@@ -144,7 +153,10 @@ impl ClusterRun {
             for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
                 let visited = host.engine().scan_table(table, None, &mut |key, value| {
                     if table == Table::Sweep {
-                        wrong.push(format!("node {node} has not deleted what was cut off file {}", key.id));
+                        wrong.push(format!(
+                            "node {node} has not deleted what was cut off file {}",
+                            key.id
+                        ));
                     }
                     wrong.extend(misplaced(*node, cluster, key.table, key.id, key.suffix));
                     if table != Table::Txn {
@@ -190,7 +202,9 @@ impl ClusterRun {
             for (ino, dir) in &dirs {
                 let known = member.node().known_dir(*ino);
                 if known.is_some() && known != *dir {
-                    let why = format!("node {node} believes {known:?} of directory {ino}, which is {dir:?}");
+                    let why = format!(
+                        "node {node} believes {known:?} of directory {ino}, which is {dir:?}"
+                    );
                     self.agenda.failure.get_or_insert(Failure(why));
                 }
             }
@@ -205,7 +219,11 @@ type Known = (Dentry, Box<[u8]>);
 fn left_of_changes(engine: &dyn Engine) -> Vec<&'static str> {
     let mut left = Vec::new();
     let visited = engine.scan_table(Table::System, None, &mut |key, _| {
-        left.extend(["change", "frozen", "strangers"].into_iter().find(|name| name.as_bytes() == key.suffix));
+        left.extend(
+            ["change", "frozen", "strangers"]
+                .into_iter()
+                .find(|name| name.as_bytes() == key.suffix),
+        );
         ControlFlow::Continue(())
     });
     visited.expect("no fault was injected");
@@ -234,5 +252,6 @@ fn misplaced(node: u32, cluster: &Owners, table: Table, id: u64, suffix: &[u8]) 
         };
     }
     let owner = cluster.table().owner(table, id, suffix);
-    (owner != node).then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
+    (owner != node)
+        .then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
 }

@@ -96,8 +96,11 @@ impl Host {
         (used, needed): (Used, Needed),
         shared: bool,
     ) -> Self {
-        let engine =
-            if shared { MemoryEngine::shared(SyncWhen::Told) } else { MemoryEngine::new(SyncWhen::Told) };
+        let engine = if shared {
+            MemoryEngine::shared(SyncWhen::Told)
+        } else {
+            MemoryEngine::new(SyncWhen::Told)
+        };
         let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
         ClusterNode::format(&engine, root, SECOND, me, placement.clone()).expect("an empty engine");
         let node = NodeConfig {
@@ -158,7 +161,9 @@ impl Host {
         let (me, used) = (self.config.me, self.used.clone());
         // Each node knows of the numbers that it gave.
         let gave = move |object| giver_of(object) == me;
-        member.set_object_users(Box::new(move |object| gave(object) && used.lock().contains(&object)));
+        member.set_object_users(Box::new(move |object| {
+            gave(object) && used.lock().contains(&object)
+        }));
         let needed = self.needed.clone();
         let guard = move || needed.lock().contains(&me).then(|| "clients need it".into());
         member.set_departure_guard(Box::new(guard));
@@ -440,7 +445,13 @@ impl Host {
     }
 
     /// A client's numbered call arrives.
-    pub fn submit_in_session(&mut self, place: usize, request: Request, origin: Origin, now: Nanos) {
+    pub fn submit_in_session(
+        &mut self,
+        place: usize,
+        request: Request,
+        origin: Origin,
+        now: Nanos,
+    ) {
         self.ask_ghost(&request, Some(origin), now);
         let Some(member) = &mut self.member else { return };
         submit_in_session(member, (&self.replies, &self.sessions), (place, request, origin), now);
@@ -467,7 +478,12 @@ impl Host {
         for ino in abandoned {
             let (sessions, op) = (self.sessions.clone(), Op::Release(ino));
             let done = move |reply: Reply| sessions.lock().given_back(ino, &reply);
-            member.submit(Request { creds: Creds::root(), op }, Requester::Own, Box::new(done), now);
+            member.submit(
+                Request { creds: Creds::root(), op },
+                Requester::Own,
+                Box::new(done),
+                now,
+            );
         }
     }
 
@@ -493,8 +509,9 @@ impl Host {
 
     /// The start in which something waits to be synced and nobody has planned it.
     pub fn wants_sync(&mut self) -> Option<u64> {
-        let dirty =
-            self.member.is_some() && !self.failed && self.engine().appended() > self.engine().durable();
+        let dirty = self.member.is_some()
+            && !self.failed
+            && self.engine().appended() > self.engine().durable();
         let wants = dirty && !self.sync_planned;
         self.sync_planned |= wants;
         wants.then_some(self.start)

@@ -23,8 +23,14 @@ use crate::event_queue::Scene;
 use crate::network::MS;
 
 /// How a moved file is opened.
-const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
+const FLAGS: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    exec: false,
+    truncate: false,
+    kill_suid: false,
+    append: false,
+};
 
 /// Time between two questions about a node that is to be forgotten.
 const ASK_AGAIN: Nanos = SECOND;
@@ -94,8 +100,9 @@ impl ClusterRun {
         }
         let members = table.map.members().iter().map(|member| member.id);
         // One stays to own what there is.
-        let may =
-            |node: &NodeId| *node != table.coordinator && !table.is_leaving(*node) && stay[..] != [*node];
+        let may = |node: &NodeId| {
+            *node != table.coordinator && !table.is_leaving(*node) && stay[..] != [*node]
+        };
         let may: Vec<NodeId> = members.filter(may).collect();
         let node = *self.dice.pick(&may)?;
         let mut next = self.next_table();
@@ -106,7 +113,10 @@ impl ClusterRun {
             if owner == node { to } else { owner }
         });
         next.map = map.expect("the same members");
-        Some(PlacementMap { version: table.version + 1, ..next.with_leaving(node).expect("it is drained") })
+        Some(PlacementMap {
+            version: table.version + 1,
+            ..next.with_leaving(node).expect("it is drained")
+        })
     }
 
     /// What a client has to do first, because of members that leave.
@@ -118,9 +128,12 @@ impl ClusterRun {
         caller.client.objects = stay;
         let caller = &self.clients[place];
         let table = &caller.placement;
-        let (_, ino) = *caller.opens.keys().find(|(node, _)| table.is_leaving(*node)).unwrap_or(&(0, 0));
-        let file = caller.opens.iter().find(|((_, open), _)| *open == ino).map(|(_, held)| held.file());
-        let elsewhere = caller.opens.keys().any(|(node, open)| *open == ino && is_staying(table, *node));
+        let (_, ino) =
+            *caller.opens.keys().find(|(node, _)| table.is_leaving(*node)).unwrap_or(&(0, 0));
+        let file =
+            caller.opens.iter().find(|((_, open), _)| *open == ino).map(|(_, held)| held.file());
+        let elsewhere =
+            caller.opens.keys().any(|(node, open)| *open == ino && is_staying(table, *node));
         self.objects_done(&gone);
         self.choose_giver(place);
         if self.dice.chance(30) {
@@ -161,7 +174,8 @@ impl ClusterRun {
         if !self.leaving.forgetting.contains(&node) {
             return;
         }
-        let (coordinator, now, heard) = (self.coordinator(), self.agenda.now, self.leaving.forgotten.clone());
+        let (coordinator, now, heard) =
+            (self.coordinator(), self.agenda.now, self.leaving.forgotten.clone());
         let done = Box::new(move |result| heard.lock().push((node, result)));
         self.say(|| format!("node {coordinator} is asked to forget node {node}"));
         self.host(coordinator).forget(node, done, now);
@@ -177,7 +191,9 @@ impl ClusterRun {
             match result {
                 Ok(()) => drop(self.leaving.forgetting.remove(&node)),
                 // An earlier question was heard, and its answer lost.
-                Err(why) if why.errno == libc::ENOENT => drop(self.leaving.forgetting.remove(&node)),
+                Err(why) if why.errno == libc::ENOENT => {
+                    drop(self.leaving.forgetting.remove(&node))
+                }
                 Err(why) if why.errno == libc::EINVAL => {
                     self.fail(format!("node {node}, which never joined, is not forgotten: {why}"));
                 }
@@ -193,8 +209,10 @@ impl ClusterRun {
             let table = self.newest();
             let Some(node) = table.leaving.first().copied() else { return };
             if self.agenda.now >= until {
-                return self
-                    .fail(format!("node {node} cannot leave within {} s of peace", REST_MAX / SECOND));
+                return self.fail(format!(
+                    "node {node} cannot leave within {} s of peace",
+                    REST_MAX / SECOND
+                ));
             }
             self.note_needed();
             let heir = *self.dice.pick(&staying(&table)).expect("somebody serves");

@@ -9,7 +9,9 @@ use kestrel_cluster::change::Announced;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::name::Name;
-use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap, Rule, Slot, SlotMap, slot_of_id};
+use kestrel_types::placement::{
+    Member as MapMember, NodeId, PlacementMap, Rule, Slot, SlotMap, slot_of_id,
+};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
@@ -102,7 +104,8 @@ impl ClusterRun {
             self.hosts.values().filter(|host| host.joins()).map(Host::formed).collect();
         let members = table.map.members().iter().map(|member| member.id);
         let known = |node: NodeId| waiting.iter().all(|formed| formed.map.member(node).is_some());
-        let may = |node: &NodeId| *node != table.coordinator && !table.is_leaving(*node) && known(*node);
+        let may =
+            |node: &NodeId| *node != table.coordinator && !table.is_leaving(*node) && known(*node);
         let others: Vec<NodeId> = members.filter(may).collect();
         let node = *self.dice.pick(&others)?;
         Some(table.with_coordinator(node).expect("it stays"))
@@ -128,7 +131,9 @@ impl ClusterRun {
         let (node, now) = (self.coordinator(), self.agenda.now);
         let heard = self.tables.expected.clone();
         let idle = self.dice.chance(25);
-        let done = Box::new(move |result: FsResult<NodeId>| heard.lock().push(result.map(|id| (id, idle))));
+        let done = Box::new(move |result: FsResult<NodeId>| {
+            heard.lock().push(result.map(|id| (id, idle)))
+        });
         self.say(|| format!("node {node} is asked to expect another node"));
         self.tables.asked += 1;
         let address = format!("node-new-{}", self.tables.asked);
@@ -158,7 +163,8 @@ impl ClusterRun {
         for result in std::mem::take(&mut *self.tables.changed.lock()) {
             self.tally.changes += usize::from(result.is_ok());
             let coordinator = self.coordinator();
-            let before = self.tables.coordinator.replace(coordinator).unwrap_or(self.placement.coordinator);
+            let before =
+                self.tables.coordinator.replace(coordinator).unwrap_or(self.placement.coordinator);
             self.tally.handed += usize::from(coordinator != before);
             self.tally.left = self.newest().former.len();
             self.say(|| format!("the change ended: {result:?}"));
@@ -178,8 +184,10 @@ impl ClusterRun {
         let (clock, used) = (self.agenda.clock.clone(), self.objects.used.clone());
         self.say(|| format!("node {id} is set up"));
         let needed = self.leaving.needed.clone();
-        self.hosts
-            .insert(id, Host::new((id, true), placement, clock, workers, seed, (used, needed), self.shared));
+        self.hosts.insert(
+            id,
+            Host::new((id, true), placement, clock, workers, seed, (used, needed), self.shared),
+        );
         self.start(id);
         self.plan_in(SECOND, Event::Reap(id));
     }
@@ -203,7 +211,8 @@ impl ClusterRun {
         let PlacementMap { version, map, mut exceptions, .. } = newest.clone();
         let mut owners: Vec<NodeId> = (0..1 << 14).map(|slot| map.owner(slot).id).collect();
         let used = self.used_slots();
-        let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
+        let back =
+            self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
         if let Some(old) = back {
             // It may have members that the running members do not know yet.
             let known = |node: NodeId| if members.contains(&node) { node } else { members[0] };
@@ -221,9 +230,12 @@ impl ClusterRun {
                 1 => Some(Rule::PathWalk),
                 _ => Some(Rule::Override(self.dice.below(1 << 14) as Slot)),
             };
-            exceptions.set(Name::new(name.as_bytes()).expect("a name"), rule).expect("a few exceptions");
+            exceptions
+                .set(Name::new(name.as_bytes()).expect("a name"), rule)
+                .expect("a few exceptions");
         }
-        let (from, to) = (*self.dice.pick(&members).expect("one"), *self.dice.pick(&members).expect("one"));
+        let (from, to) =
+            (*self.dice.pick(&members).expect("one"), *self.dice.pick(&members).expect("one"));
         let percent = match self.dice.below(10) {
             // Drained.
             0 => 100,
@@ -236,7 +248,12 @@ impl ClusterRun {
             }
         }
         let map = SlotMap::new(map.members().to_vec(), |slot| owners[usize::from(slot)]);
-        PlacementMap { version: version + 1, map: map.expect("the same members"), exceptions, ..newest }
+        PlacementMap {
+            version: version + 1,
+            map: map.expect("the same members"),
+            exceptions,
+            ..newest
+        }
     }
 
     /// A client has heard that a member has a newer table.
@@ -253,7 +270,9 @@ impl ClusterRun {
     pub(super) fn learn_table(&mut self, place: usize, client: ClientId, node: NodeId) {
         let caller = &self.clients[place];
         let table = self.hosts.get(&node).and_then(Host::placement);
-        let Some(table) = table.filter(|table| table.version > caller.placement.version) else { return };
+        let Some(table) = table.filter(|table| table.version > caller.placement.version) else {
+            return;
+        };
         if caller.client.id == client {
             self.say(|| format!("client {place} has table {} now", table.version));
             self.clients[place].placement = table;
@@ -271,7 +290,8 @@ impl ClusterRun {
     pub(super) fn tables_rest(&self) -> bool {
         let mut versions = BTreeSet::new();
         for host in self.hosts.values().filter(|host| !host.is_out()) {
-            let Some(table) = host.placement().filter(|_| !host.joins() && host.has_no_change()) else {
+            let Some(table) = host.placement().filter(|_| !host.joins() && host.has_no_change())
+            else {
                 return false;
             };
             versions.insert(table.version);
@@ -288,7 +308,10 @@ impl ClusterRun {
         let (before, until) = (self.newest().version, self.agenda.now + REST_MAX);
         while self.agenda.failure.is_none() && self.newest().version == before {
             if self.agenda.now >= until {
-                return self.fail(format!("no change of the table within {} s of peace", REST_MAX / SECOND));
+                return self.fail(format!(
+                    "no change of the table within {} s of peace",
+                    REST_MAX / SECOND
+                ));
             }
             self.ask_for_change();
             let pause: Nanos = self.agenda.now + 5 * SECOND;

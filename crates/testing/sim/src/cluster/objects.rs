@@ -98,14 +98,19 @@ impl ClusterRun {
         let (referred, sums) = self.references();
         for (object, bytes) in &referred {
             if self.objects.deleted.contains(object) {
-                return self
-                    .fail(format!("object {object:#x} is deleted, and files refer to {bytes} bytes of it"));
+                return self.fail(format!(
+                    "object {object:#x} is deleted, and files refer to {bytes} bytes of it"
+                ));
             }
         }
         if let Some((object, _)) = sums.iter().find(|(_, sum)| **sum == 0) {
             self.fail(format!("nothing refers to object {object:#x}, and it is not deleted"));
-        } else if let Some((object, sum)) = sums.iter().find(|(object, _)| !referred.contains_key(object)) {
-            self.fail(format!("object {object:#x} has {sum} bytes on record, and nothing refers to it"));
+        } else if let Some((object, sum)) =
+            sums.iter().find(|(object, _)| !referred.contains_key(object))
+        {
+            self.fail(format!(
+                "object {object:#x} has {sum} bytes on record, and nothing refers to it"
+            ));
         }
     }
 
@@ -144,7 +149,8 @@ impl ClusterRun {
                 }
             });
             each(&**host.engine(), Table::ObjStat, &mut |object, row| {
-                *sums.entry(object).or_default() += ObjStat::decode(row).map_or(0, |stat| stat.referenced);
+                *sums.entry(object).or_default() +=
+                    ObjStat::decode(row).map_or(0, |stat| stat.referenced);
             });
         }
         (referred, sums)

@@ -49,7 +49,8 @@ impl ClusterRun {
                 return self.clients[place].gives;
             }
             _ => {
-                let members: Vec<NodeId> = caller.placement.serving().map(|member| member.id).collect();
+                let members: Vec<NodeId> =
+                    caller.placement.serving().map(|member| member.id).collect();
                 return *self.dice.pick(&members).expect("there are members");
             }
         };
@@ -84,9 +85,10 @@ impl ClusterRun {
             (_, Ok(Answer::Opened { inode, parent, .. })) if inode.kind != Kind::Dir => {
                 let file = match op {
                     Op::Open(file, _) => file.clone(),
-                    Op::Create { place, .. } | Op::OpenAt(place, _) => {
-                        InodeRef { ino: inode.ino, seen: parent.map(|parent| (parent, place.name.clone())) }
-                    }
+                    Op::Create { place, .. } | Op::OpenAt(place, _) => InodeRef {
+                        ino: inode.ino,
+                        seen: parent.map(|parent| (parent, place.name.clone())),
+                    },
                     _ => InodeRef::by_id(inode.ino),
                 };
                 let linkable = matches!(op, Op::TmpFile { exclusive: false, .. });
@@ -240,7 +242,8 @@ impl ClusterRun {
                 let repeats = |waiting: &Waiting| {
                     waiting.at == node && waiting.first_sent != start && !waiting.misdirected
                 };
-                caller.sessions.get(&node) != Some(&start) || caller.waiting.as_ref().is_some_and(repeats)
+                caller.sessions.get(&node) != Some(&start)
+                    || caller.waiting.as_ref().is_some_and(repeats)
             })
         };
         if !self.awaited.get(&node).is_some_and(|awaited| awaited.iter().any(is_awaited)) {

@@ -145,7 +145,9 @@ impl Sessions {
             Err(_) if claimed.releasing => {
                 session.lost.insert(ino);
             }
-            Err(why) => self.wrong = Some(format!("file {ino}, which {client} has open, is lost: {why:?}")),
+            Err(why) => {
+                self.wrong = Some(format!("file {ino}, which {client} has open, is lost: {why:?}"))
+            }
         }
     }
 
@@ -154,7 +156,8 @@ impl Sessions {
         let session = self.clients.entry(client).or_default();
         let has = |open: &Claimed| {
             let ino = &open.file.ino;
-            session.lost.contains(ino) || session.opens.get(ino).is_some_and(|have| *have >= open.count)
+            session.lost.contains(ino)
+                || session.opens.get(ino).is_some_and(|have| *have >= open.count)
         };
         session.settled |= opens.iter().all(has);
         session.settled.then(|| session.lost.clone())
@@ -163,7 +166,9 @@ impl Sessions {
     /// A client is not heard of any more. What the member has not answered yet is given back when
     /// it has.
     pub fn expire(&mut self, client: ClientId) {
-        let Some(session) = self.clients.get_mut(&client).filter(|session| !session.gone) else { return };
+        let Some(session) = self.clients.get_mut(&client).filter(|session| !session.gone) else {
+            return;
+        };
         session.gone = true;
         for (ino, count) in std::mem::take(&mut session.opens) {
             self.abandoned.extend((0..count).map(|_| ino));
@@ -185,7 +190,9 @@ impl Sessions {
             Err(_) if self.is_last_word(reply) => {}
             // The store of another node has failed, which had a part in it: nothing has changed.
             Err(_) if is_no_answer(reply) => self.abandoned.push(ino),
-            Err(why) => self.wrong = Some(format!("an open of file {ino} is not given back: {why:?}")),
+            Err(why) => {
+                self.wrong = Some(format!("an open of file {ino} is not given back: {why:?}"))
+            }
         }
     }
 

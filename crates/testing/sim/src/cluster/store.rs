@@ -9,7 +9,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_engine::{BatchKind, Engine, EngineError, Epoch, Layer, Mutation, OnDurable, Row, VisitRow};
+use kestrel_engine::{
+    BatchKind, Engine, EngineError, Epoch, Layer, Mutation, OnDurable, Row, VisitRow,
+};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;
@@ -97,7 +99,9 @@ impl Layer for Handle {
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<(), EngineError> {
         let Some((_, old)) = self.way.old() else { return self.claimed.get_many(keys, visit) };
-        old.get_many(keys, &mut |index, row| visit(index, Row { changed_at: above(row.changed_at), ..row }))
+        old.get_many(keys, &mut |index, row| {
+            visit(index, Row { changed_at: above(row.changed_at), ..row })
+        })
     }
 
     fn scan(

@@ -45,10 +45,14 @@ impl HeardStarts {
     pub fn lets_in(&mut self, member: &ClusterNode, from: NodeId, epoch: u64) -> bool {
         let engine = &**member.node().engine();
         let known = self.0.get(&from).copied().unwrap_or_else(|| {
-            PeerIdentity::read(engine, from).expect("no fault was injected").map_or(0, |known| known.epoch)
+            PeerIdentity::read(engine, from)
+                .expect("no fault was injected")
+                .map_or(0, |known| known.epoch)
         });
         if epoch > known
-            && (PeerIdentity { node_uuid: 0, epoch, start: 0, address: None }).write(engine, from).is_err()
+            && (PeerIdentity { node_uuid: 0, epoch, start: 0, address: None })
+                .write(engine, from)
+                .is_err()
         {
             return false;
         }
@@ -129,18 +133,26 @@ impl ClusterRun {
     pub(super) fn haunt(&mut self, node: NodeId) {
         self.tally.zombies += 1;
         let now = self.agenda.now;
-        let mut others: Vec<NodeId> = self.hosts.keys().copied().filter(|other| *other != node).collect();
+        let mut others: Vec<NodeId> =
+            self.hosts.keys().copied().filter(|other| *other != node).collect();
         others.push(0);
         let cuts = match self.dice.below(3) {
             0 => BTreeSet::new(),
             1 => others.into_iter().collect(),
             _ => others.into_iter().filter(|_| self.dice.chance(50)).collect(),
         };
-        let fate =
-            Fate { refused: self.dice.chance(50), deaf: self.dice.chance(50), scans: self.dice.chance(50) };
+        let fate = Fate {
+            refused: self.dice.chance(50),
+            deaf: self.dice.chance(50),
+            scans: self.dice.chance(50),
+        };
         let stopped_until = if self.dice.chance(30) { now + self.dice.span() } else { 0 };
-        self.say(|| format!("node {node}: goes on, presumed dead; cut off from {cuts:?}, {fate:?}"));
-        let Some(start) = self.host(node).haunt_alive(cuts, fate, stopped_until, now) else { return };
+        self.say(|| {
+            format!("node {node}: goes on, presumed dead; cut off from {cuts:?}, {fate:?}")
+        });
+        let Some(start) = self.host(node).haunt_alive(cuts, fate, stopped_until, now) else {
+            return;
+        };
         self.plan_in(MS, Event::Zombie(node, start, ZombieEvent::Tick));
     }
 
@@ -149,7 +161,9 @@ impl ClusterRun {
         let now = self.agenda.now;
         let Some(host) = self.hosts.get_mut(&node) else { return };
         let engine = host.engine().clone();
-        let Some(zombie) = host.zombie.as_mut().filter(|zombie| zombie.start == start) else { return };
+        let Some(zombie) = host.zombie.as_mut().filter(|zombie| zombie.start == start) else {
+            return;
+        };
         if zombie.stopped_until > now {
             let until = zombie.stopped_until;
             return self.plan_at(until, Event::Zombie(node, start, moan));
@@ -159,14 +173,17 @@ impl ClusterRun {
                 let after = self.dice.between(20 * MS, 60 * MS);
                 self.plan_in(after, Event::Zombie(node, start, ZombieEvent::Tick));
             }
-            ZombieEvent::Synced if !zombie.way.has_parted() => engine.sync().expect("no fault was injected"),
+            ZombieEvent::Synced if !zombie.way.has_parted() => {
+                engine.sync().expect("no fault was injected")
+            }
             _ => {}
         }
         let Some(zombie) = self.host(node).zombie.as_mut() else { return };
         zombie.sync_planned &= !matches!(moan, ZombieEvent::Synced);
         zombie.hear(moan, now);
-        let wants_sync =
-            !zombie.sync_planned && !zombie.way.has_parted() && engine.appended() > engine.durable();
+        let wants_sync = !zombie.sync_planned
+            && !zombie.way.has_parted()
+            && engine.appended() > engine.durable();
         zombie.sync_planned |= wants_sync;
         let (epoch, table) = (zombie.member.epoch(), zombie.member.placement().version);
         let (cuts, outbox) = (zombie.cuts.clone(), zombie.member.take_outbox());
@@ -204,7 +221,12 @@ impl ClusterRun {
     }
 
     /// A zombie's process deletes objects.
-    pub(super) fn zombie_deletes(&mut self, node: NodeId, start: u64, objects: &[ObjectId]) -> bool {
+    pub(super) fn zombie_deletes(
+        &mut self,
+        node: NodeId,
+        start: u64,
+        objects: &[ObjectId],
+    ) -> bool {
         let now = self.agenda.now;
         let zombie = self.host(node).zombie.as_mut().filter(|zombie| zombie.start == start);
         let Some(zombie) = zombie else { return false };

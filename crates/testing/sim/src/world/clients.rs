@@ -112,7 +112,9 @@ impl World {
                 }
                 Some(LinkEvent::Reclaimed { replies, lost }) => {
                     let lost_items: Vec<_> = replies.into_iter().filter_map(Result::ok).collect();
-                    self.say(|| format!("client {place}: reclaimed after {lost:?}, lost {lost_items:?}"));
+                    self.say(|| {
+                        format!("client {place}: reclaimed after {lost:?}, lost {lost_items:?}")
+                    });
                     self.judge_lost(place, &lost_items);
                     self.clients[place].reclaimed(&lost_items);
                 }
@@ -140,8 +142,10 @@ impl World {
     /// What a client was told to have lost has to have been lost.
     pub(super) fn judge_lost(&mut self, place: usize, lost: &[Reclaimed]) {
         for ino in lost.iter().flat_map(|part| &part.lost_opens) {
-            let held =
-                self.clients[place].handles.get(ino).is_some_and(|handle| handle.free > 0 && !handle.lost);
+            let held = self.clients[place]
+                .handles
+                .get(ino)
+                .is_some_and(|handle| handle.free > 0 && !handle.lost);
             if held {
                 self.fail(format!("client {place}: the node lost inode {ino}, which it has open"));
             }
@@ -161,7 +165,9 @@ impl World {
         }
         match (asked, answer) {
             (PendingCall::Op(call), Some(Answered::Op(reply))) => self.heard(place, call, reply),
-            (PendingCall::Release(ino), Some(Answered::Op(reply))) => self.released(place, ino, &reply),
+            (PendingCall::Release(ino), Some(Answered::Op(reply))) => {
+                self.released(place, ino, &reply)
+            }
             (PendingCall::Lock(request), answer) => {
                 let reply = match answer {
                     Some(Answered::Lock(reply)) => Some(reply),
@@ -174,7 +180,9 @@ impl World {
             }
             // A client that is not let in any more gives everything up.
             (PendingCall::Release(_), None) if self.clients[place].expires.is_some() => {}
-            (asked, answer) => self.fail(format!("client {place}: {asked:?} was answered {answer:?}")),
+            (asked, answer) => {
+                self.fail(format!("client {place}: {asked:?} was answered {answer:?}"))
+            }
         }
     }
 
@@ -190,7 +198,10 @@ impl World {
         }
         let op = self.history.records[call].request.op.clone();
         if let Some(ino) = self.history.records[call].held
-            && self.clients[place].handles.get(&ino).is_none_or(|handle| handle.lost || handle.free == 0)
+            && self.clients[place]
+                .handles
+                .get(&ino)
+                .is_none_or(|handle| handle.lost || handle.free == 0)
         {
             self.history.records[call].held = None;
         }
@@ -213,7 +224,9 @@ impl World {
         if let Err(why) = reply
             && !lost
         {
-            self.fail(format!("client {place}: release of inode {ino}, which it has open: {why:?}"));
+            self.fail(format!(
+                "client {place}: release of inode {ino}, which it has open: {why:?}"
+            ));
         }
     }
 
@@ -244,9 +257,13 @@ impl World {
                 }
                 let held = self.clients[place].expects(&request.op);
                 let call = self.history.ask(place, request.clone(), held);
-                self.history.records[call].late = self.is_outlived(place).then_some(self.clock_set_back);
+                self.history.records[call].late =
+                    self.is_outlived(place).then_some(self.clock_set_back);
                 self.say(|| {
-                    format!("client {place}: call {call}: {:?} as {}", request.op, request.creds.uid)
+                    format!(
+                        "client {place}: call {call}: {:?} as {}",
+                        request.op, request.creds.uid
+                    )
                 });
                 let deadline = CallDeadline::Until(self.agenda.now + self.deadline);
                 let client = &mut self.clients[place];
@@ -260,7 +277,9 @@ impl World {
 
     pub(super) fn release(&mut self, place: usize, ino: u64) {
         let client = &mut self.clients[place];
-        let Some(handle) = client.handles.get_mut(&ino).filter(|handle| handle.free > 0) else { return };
+        let Some(handle) = client.handles.get_mut(&ino).filter(|handle| handle.free > 0) else {
+            return;
+        };
         handle.free -= 1;
         handle.writes = handle.writes.min(handle.free);
         client.calls += 1;
@@ -293,7 +312,10 @@ fn brief(reply: &Reply) -> String {
             format!("inode {} nlink {} in {parent}", inode.ino, inode.nlink)
         }
         Ok(Answer::Opened { inode, created, parent }) => {
-            format!("open inode {} nlink {} created {created} in {parent:?}", inode.ino, inode.nlink)
+            format!(
+                "open inode {} nlink {} created {created} in {parent:?}",
+                inode.ino, inode.nlink
+            )
         }
         other => format!("{other:?}"),
     }

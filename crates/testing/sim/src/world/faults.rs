@@ -45,14 +45,21 @@ impl World {
         self.tally.crashes += 1;
         self.say(|| match keep {
             None => "node: crashes".into(),
-            Some(keep) => format!("node: crashes, the power is gone, {keep} % of what was not synced stays"),
+            Some(keep) => {
+                format!("node: crashes, the power is gone, {keep} % of what was not synced stays")
+            }
         });
         self.host.kill(keep);
         self.start += 1;
         self.sync_planned = false;
         self.host_stopped_until = 0;
-        let wires: Vec<u64> =
-            self.network.wires.iter().filter(|(_, wire)| wire.host_open).map(|(number, _)| *number).collect();
+        let wires: Vec<u64> = self
+            .network
+            .wires
+            .iter()
+            .filter(|(_, wire)| wire.host_open)
+            .map(|(number, _)| *number)
+            .collect();
         for wire in wires {
             if let Some(state) = self.network.wires.get_mut(&wire) {
                 state.host_open = false;

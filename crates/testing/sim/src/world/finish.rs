@@ -21,7 +21,9 @@ impl World {
     /// A session was given up: nothing may be expected of what its client held.
     pub(super) fn notice_expired(&mut self) {
         for id in self.host.expired(self.agenda.now) {
-            if let Some(place) = self.clients.iter().position(|client| client.id == id && !client.broken) {
+            if let Some(place) =
+                self.clients.iter().position(|client| client.id == id && !client.broken)
+            {
                 self.say(|| format!("client {place}: its session is given up"));
                 self.tally.expired += 1;
                 self.clients[place].lose_session();
@@ -90,7 +92,10 @@ impl World {
             };
             for entry in entries {
                 self.observe(Op::Lookup(PathRef::new(dir, entry.name.clone())));
-                self.observe(Op::ListXattr(InodeRef { ino: entry.ino, seen: Some((dir, entry.name)) }));
+                self.observe(Op::ListXattr(InodeRef {
+                    ino: entry.ino,
+                    seen: Some((dir, entry.name)),
+                }));
                 if entry.kind == Kind::Dir {
                     dirs.push(entry.ino);
                 }
@@ -142,9 +147,12 @@ impl World {
         };
         let stats = server.stats(self.agenda.now);
         let open = node.stats().open_files;
-        if (stats.sessions, stats.opens, stats.lock_ranges, stats.lock_waits, open) != (0, 0, 0, 0, 0) {
-            return self
-                .fail(format!("left when all sessions ended: {stats:?}, {open} files open at the node"));
+        if (stats.sessions, stats.opens, stats.lock_ranges, stats.lock_waits, open)
+            != (0, 0, 0, 0, 0)
+        {
+            return self.fail(format!(
+                "left when all sessions ended: {stats:?}, {open} files open at the node"
+            ));
         }
         self.check_rows();
     }

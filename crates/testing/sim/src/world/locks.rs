@@ -12,7 +12,8 @@ fn is_of(lock: &LockSpan, request: &LockRequest) -> bool {
         LockRequest::Set { lock: other, .. } | LockRequest::Get(other) => {
             (lock.ino, lock.owner, lock.kind) == (other.ino, other.owner, other.kind)
         }
-        LockRequest::Unlock { ino, owner, kind, .. } | LockRequest::ReleaseOwner { ino, owner, kind } => {
+        LockRequest::Unlock { ino, owner, kind, .. }
+        | LockRequest::ReleaseOwner { ino, owner, kind } => {
             (lock.ino, lock.owner, lock.kind) == (ino, owner, kind)
         }
     }
@@ -29,10 +30,16 @@ impl World {
     }
 
     /// A client has heard about a lock, or never will.
-    pub(super) fn lock_ended(&mut self, place: usize, request: &LockRequest, reply: Option<LockReply>) {
+    pub(super) fn lock_ended(
+        &mut self,
+        place: usize,
+        request: &LockRequest,
+        reply: Option<LockReply>,
+    ) {
         self.say(|| format!("client {place}: {request:?}: {reply:?}"));
         let alone = self.clients[place].answered_of(request);
-        let (LockRequest::Set { lock, .. }, Some(Ok(LockAnswer::Done)), true) = (request, reply, alone)
+        let (LockRequest::Set { lock, .. }, Some(Ok(LockAnswer::Done)), true) =
+            (request, reply, alone)
         else {
             return;
         };

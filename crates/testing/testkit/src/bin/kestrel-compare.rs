@@ -43,8 +43,18 @@ examples:
   kestrel-compare --a /mnt/one --elsewhere /mnt/two --b /dev/shm --seed 7
 ";
 
-const VALUES: &[&str] =
-    &["a", "b", "seed", "ops", "workers", "allow", "walk-every", "only", "shrink-seconds", "elsewhere"];
+const VALUES: &[&str] = &[
+    "a",
+    "b",
+    "seed",
+    "ops",
+    "workers",
+    "allow",
+    "walk-every",
+    "only",
+    "shrink-seconds",
+    "elsewhere",
+];
 const FLAGS: &[&str] = &["json", "list", "help"];
 
 fn main() -> ExitCode {
@@ -89,7 +99,8 @@ fn run(args: &Args) -> Result<u8, String> {
     let (has, lacking) = match has {
         Ok(found) => found,
         Err(missing) => {
-            let lines: Vec<_> = missing.iter().map(|c| format!("A does not support {c}, B does")).collect();
+            let lines: Vec<_> =
+                missing.iter().map(|c| format!("A does not support {c}, B does")).collect();
             report_missing(args, seed, &lines);
             return Ok(1);
         }
@@ -102,7 +113,8 @@ fn run(args: &Args) -> Result<u8, String> {
         steps.into_iter().enumerate().collect()
     };
     if let Some(only) = args.value("only") {
-        let wanted: Result<BTreeSet<usize>, _> = only.split(',').map(|n| n.trim().parse()).collect();
+        let wanted: Result<BTreeSet<usize>, _> =
+            only.split(',').map(|n| n.trim().parse()).collect();
         let wanted = wanted.map_err(|_| format!("--only: not a list of numbers: {only}"))?;
         steps.retain(|(i, _)| wanted.contains(i));
     }
@@ -184,11 +196,14 @@ fn shorten(
 
 fn report_missing(args: &Args, seed: u64, lines: &[String]) {
     if args.flag("json") {
-        println!("{{\"result\":\"unsupported\",\"seed\":{seed},\"differences\":{}}}", json::texts(lines));
+        println!(
+            "{{\"result\":\"unsupported\",\"seed\":{seed},\"differences\":{}}}",
+            json::texts(lines)
+        );
     } else {
-        lines
-            .iter()
-            .for_each(|line| println!("FAIL {line} (put it on the list of allowances, with a reason)"));
+        lines.iter().for_each(|line| {
+            println!("FAIL {line} (put it on the list of allowances, with a reason)")
+        });
     }
 }
 
@@ -205,7 +220,11 @@ fn report_same(args: &Args, seed: u64, tally: &RunStats, seconds: f64, lacking: 
             "ok seed {seed}: {} calls ({} succeeded), trees equal, {seconds:.1} s{}",
             tally.steps,
             tally.steps - tally.failed.len(),
-            if lacking.is_empty() { String::new() } else { format!(" (left out: {})", lacking.join(", ")) }
+            if lacking.is_empty() {
+                String::new()
+            } else {
+                format!(" (left out: {})", lacking.join(", "))
+            }
         );
     }
 }

@@ -104,16 +104,22 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
         Verdict::Violation { event, pending, before } => {
             let mut lines = vec![format!("nothing explains {}", line(&recorded.tree[event]))];
             lines.extend(
-                pending.iter().map(|at| format!("  at the same time: {}", line(&recorded.tree[*at]))),
+                pending
+                    .iter()
+                    .map(|at| format!("  at the same time: {}", line(&recorded.tree[*at]))),
             );
             let end = recorded.tree[event].end;
             let earlier = recorded.tree[..event].iter().rev().filter(|other| other.end < end);
             lines.extend(earlier.take(12).map(|other| format!("  before: {}", line(other))));
-            lines.extend(before.iter().map(|state| format!("  state that there may have been: {state:?}")));
+            lines.extend(
+                before.iter().map(|state| format!("  state that there may have been: {state:?}")),
+            );
             wrong.push(lines.join("\n"));
             0
         }
-        Verdict::Unknown => return Err(format!("too many calls without an answer to judge ({unknown})")),
+        Verdict::Unknown => {
+            return Err(format!("too many calls without an answer to judge ({unknown})"));
+        }
     };
     for (at, events) in recorded.registers.iter().enumerate() {
         for (event, why) in registers::violations(events) {
@@ -128,7 +134,8 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
     }
     wrong.extend(wrong_shared(&recorded, load.dirs.len(), args.flag("strict"))?);
     let shared = recorded.log.len() + recorded.counters.iter().map(Vec::len).sum::<usize>();
-    let (calls, overwritten) = (recorded.tree.len(), recorded.registers.iter().map(Vec::len).sum::<usize>());
+    let (calls, overwritten) =
+        (recorded.tree.len(), recorded.registers.iter().map(Vec::len).sum::<usize>());
     wrong.iter().for_each(|what| eprintln!("FAIL seed {}: {what}", load.seed));
     if args.flag("json") {
         println!(
@@ -150,13 +157,18 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
 /// What is wrong with the log and the counters.
 fn wrong_shared(recorded: &Recorded, mounts: usize, strict: bool) -> Result<Vec<String>, String> {
     let log = appends::violations(&recorded.log, mounts, strict);
-    let mut wrong: Vec<_> =
-        log.iter().map(|(event, why)| format!("log: {why}: {}", line(&recorded.log[*event]))).collect();
+    let mut wrong: Vec<_> = log
+        .iter()
+        .map(|(event, why)| format!("log: {why}: {}", line(&recorded.log[*event])))
+        .collect();
     for (at, events) in recorded.counters.iter().enumerate() {
         match check(Counter::default(), events) {
             Verdict::Linearizable { .. } => {}
             Verdict::Violation { event, before, .. } => {
-                wrong.push(format!("c{at}: nothing explains {}, after {before:?}", line(&events[event])));
+                wrong.push(format!(
+                    "c{at}: nothing explains {}, after {before:?}",
+                    line(&events[event])
+                ));
             }
             Verdict::Unknown => return Err("too many additions without an answer to judge".into()),
         }

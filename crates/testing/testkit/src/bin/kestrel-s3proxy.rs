@@ -73,13 +73,16 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: &Args) -> Result<(), String> {
-    let log =
-        args.value("log").map(|path| File::create(path).map_err(|e| format!("{path}: {e}"))).transpose()?;
+    let log = args
+        .value("log")
+        .map(|path| File::create(path).map_err(|e| format!("{path}: {e}")))
+        .transpose()?;
     let proxy = Proxy::new(Address::parse(args.need("store")?), args.number("seed", 1)?, log);
     proxy.plan.set(Rule::parse_all(args.value("rules").unwrap_or_default())?);
     let listen = args.value("listen").unwrap_or("127.0.0.1:0");
     let control = args.value("control").unwrap_or("127.0.0.1:0");
-    let server = start(proxy, listen, control).map_err(|e| format!("listen at {listen}, {control}: {e}"))?;
+    let server =
+        start(proxy, listen, control).map_err(|e| format!("listen at {listen}, {control}: {e}"))?;
     println!("listening {} control {}", server.address, server.control);
     loop {
         std::thread::park();

@@ -61,7 +61,11 @@ impl Job {
         let read = File::open(&path).and_then(|from| read_whole(from, buffer));
         read.map_err(|error| format!("{}: {error}", path.display()))?;
         if buffer != self.content(file) {
-            return Err(format!("{}: not the bytes that were written ({})", path.display(), buffer.len()));
+            return Err(format!(
+                "{}: not the bytes that were written ({})",
+                path.display(),
+                buffer.len()
+            ));
         }
         Ok(())
     }
@@ -113,7 +117,8 @@ fn run(args: &Args, write: bool) -> Result<(), String> {
                     if let Err(why) = result {
                         // The others stop at their next file.
                         next.store(order.len(), Relaxed);
-                        *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(why);
+                        *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                            Some(why);
                         return;
                     }
                     done.fetch_add(1, Relaxed);

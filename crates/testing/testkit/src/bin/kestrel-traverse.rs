@@ -26,7 +26,8 @@ usage: kestrel-traverse make|walk --dir DIR [--levels N] [--fanout N] [--files N
 Prints JSON: files, failed, seconds.
 ";
 
-const VALUES: &[&str] = &["dir", "levels", "fanout", "files", "size", "threads", "seconds", "call", "seed"];
+const VALUES: &[&str] =
+    &["dir", "levels", "fanout", "files", "size", "threads", "seconds", "call", "seed"];
 
 fn main() -> ExitCode {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
@@ -62,7 +63,14 @@ fn run(verb: &str, args: &Args) -> Result<(), String> {
                 other => return Err(format!("--call: not one of open, read, stat: {other}")),
             };
             let time = Duration::from_secs(args.number("seconds", 5)?);
-            traverse::walk(root, shape, args.number("threads", 64)?, time, call, args.number("seed", 1)?)?
+            traverse::walk(
+                root,
+                shape,
+                args.number("threads", 64)?,
+                time,
+                call,
+                args.number("seed", 1)?,
+            )?
         }
         other => return Err(format!("unknown command: {other} (see --help)")),
     };

@@ -73,8 +73,14 @@ pub struct Helper {
 
 impl Helper {
     /// Starts the process. `tree` becomes its root directory.
-    pub fn start(tree: &Path, actor: &Actor, steps: &[Step], run_start: i64) -> Result<Self, String> {
-        let failed = |what: &'static str| move |e: i32| format!("{what}: {}", crate::errno::name(e));
+    pub fn start(
+        tree: &Path,
+        actor: &Actor,
+        steps: &[Step],
+        run_start: i64,
+    ) -> Result<Self, String> {
+        let failed =
+            |what: &'static str| move |e: i32| format!("{what}: {}", crate::errno::name(e));
         let (ask_read, ask_write) = sys::pipe().map_err(failed("pipe"))?;
         let (answer_read, answer_write) = sys::pipe().map_err(failed("pipe"))?;
         let pid = sys::fork().map_err(failed("fork"))?;
@@ -174,7 +180,8 @@ fn become_actor(tree: &Path, actor: &Actor, keep: i32, keep_too: i32) -> Result<
     };
     step("follow the parent", sys::die_with_parent())?;
     let (low, high) = (keep.min(keep_too) as u32, keep.max(keep_too) as u32);
-    for (first, last) in [(3, low.saturating_sub(1)), (low + 1, high.saturating_sub(1)), (high + 1, u32::MAX)]
+    for (first, last) in
+        [(3, low.saturating_sub(1)), (low + 1, high.saturating_sub(1)), (high + 1, u32::MAX)]
     {
         if first <= last {
             step("close descriptors", sys::close_range(first, last))?;

@@ -118,7 +118,10 @@ pub fn needs(op: &Op) -> Option<&'static str> {
         Op::Rename { flags: libc::RENAME_EXCHANGE, .. } => "rename.exchange",
         Op::Open { flags, .. } if flags & libc::O_TMPFILE == libc::O_TMPFILE => "tmpfile",
         Op::Open { flags, .. } if flags & libc::O_DIRECT != 0 => "direct-io",
-        Op::SetXattr { .. } | Op::GetXattr { .. } | Op::ListXattr { .. } | Op::RemoveXattr { .. } => "xattr",
+        Op::SetXattr { .. }
+        | Op::GetXattr { .. }
+        | Op::ListXattr { .. }
+        | Op::RemoveXattr { .. } => "xattr",
         Op::CopyRange { .. } => "copy-file-range",
         Op::SeekMap { .. } => "seek-data",
         Op::Lseek { whence: libc::SEEK_DATA | libc::SEEK_HOLE, .. } => "seek-data",
@@ -152,21 +155,28 @@ pub fn probe(dir: &Path) -> Result<BTreeSet<&'static str>, String> {
     note("fallocate.keep-size", sys::fallocate(fd, keep, 0, 65536));
     note("fallocate.punch-hole", sys::fallocate(fd, keep | libc::FALLOC_FL_PUNCH_HOLE, 4096, 4096));
     note("fallocate.zero-range", sys::fallocate(fd, libc::FALLOC_FL_ZERO_RANGE, 8192, 4096));
-    note("fallocate.collapse-range", sys::fallocate(fd, libc::FALLOC_FL_COLLAPSE_RANGE, 4096, 4096));
+    note(
+        "fallocate.collapse-range",
+        sys::fallocate(fd, libc::FALLOC_FL_COLLAPSE_RANGE, 4096, 4096),
+    );
     note("fallocate.insert-range", sys::fallocate(fd, libc::FALLOC_FL_INSERT_RANGE, 4096, 4096));
     note("seek-data", sys::lseek(fd, 0, libc::SEEK_DATA));
     note("xattr", sys::fsetxattr(fd, c"user.probe", b"1", 0));
     note("mmap-shared", sys::Mapping::new(fd, 0, 4096, true, true).map(|_| 0));
     note("flock", sys::flock(fd, libc::LOCK_EX | libc::LOCK_NB));
     let range = crate::compare::op::Range { start: 0, len: 0 };
-    let lock = crate::compare::locks::lock(fd, crate::compare::op::LockKind::Posix, libc::F_WRLCK, range);
+    let lock =
+        crate::compare::locks::lock(fd, crate::compare::op::LockKind::Posix, libc::F_WRLCK, range);
     note("posix-lock", if lock.ret == 0 { Ok(0) } else { Err(0) });
     let (mut from, mut to) = (0, 32768);
     note("copy-file-range", sys::copy_file_range(fd, &mut from, fd, &mut to, 4096));
     note("hard-link", sys::linkat(cwd, &a, cwd, &b, 0));
     note("symlink", sys::symlinkat(c"a", cwd, &path("s")));
     note("fifo", sys::mknodat(cwd, &path("f"), libc::S_IFIFO | 0o600, 0));
-    note("rename.noreplace", sys::renameat2(cwd, &path("f"), cwd, &path("g"), libc::RENAME_NOREPLACE));
+    note(
+        "rename.noreplace",
+        sys::renameat2(cwd, &path("f"), cwd, &path("g"), libc::RENAME_NOREPLACE),
+    );
     sys::mkdirat(cwd, &c, 0o700).map_err(text)?;
     note("rename.exchange", sys::renameat2(cwd, &a, cwd, &c, libc::RENAME_EXCHANGE));
     for (name, target, flags) in [
@@ -194,7 +204,9 @@ mod tests {
         assert!(list.may_lack("fallocate.collapse-range") && !list.may_lack("xattr"));
         let (a, b) = (Outcome::of(Err(libc::ENOTEMPTY)), Outcome::of(Err(libc::EEXIST)));
         assert!(
-            list.allows("rename", &a, &b) && !list.allows("rename", &b, &a) && !list.allows("link", &a, &b)
+            list.allows("rename", &a, &b)
+                && !list.allows("rename", &b, &a)
+                && !list.allows("link", &a, &b)
         );
         assert!(Allowances::parse("unsupported xattr").is_err(), "no reason");
         assert!(Allowances::parse("unsupported wings can not fly").is_err());

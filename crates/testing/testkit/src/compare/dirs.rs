@@ -126,7 +126,11 @@ pub fn deep((dir, path): (i32, CString), name_len: u32, depth: u32) -> Outcome {
                 long.extend_from_slice(name.as_bytes());
                 long.push(b'/');
             }
-            let rel = sys::fstatat(chain[levels - below], &sys::cstring(&[&long[..], b"file"].concat()), 0);
+            let rel = sys::fstatat(
+                chain[levels - below],
+                &sys::cstring(&[&long[..], b"file"].concat()),
+                0,
+            );
             out.field("stat by a long path", Outcome::of(rel.map(|st| st.st_size)).show_ret());
         }
         out.field("unlink", Outcome::of(sys::unlinkat(bottom, c"file", 0)).show_ret());

@@ -143,7 +143,10 @@ impl World {
                 vec![("the parent", parent(to), None), ("the file", itself(from, !follow), None)]
             }
             Op::LinkSlot { slot, to } => {
-                vec![("the parent", parent(to), None), ("the file", Watched::Fd(self.fd(*slot)), None)]
+                vec![
+                    ("the parent", parent(to), None),
+                    ("the file", Watched::Fd(self.fd(*slot)), None),
+                ]
             }
             Op::Rename { from, to, .. } => vec![
                 ("the source parent", parent(from), None),
@@ -173,7 +176,8 @@ impl World {
             Ok(st) => st.st_nlink == 0,
             Err(e) => e == libc::ESTALE || e == libc::ENOENT,
         };
-        op.dirs().into_iter().any(|dir| removed(self.dir(dir))) || (op.uses_cwd() && removed(libc::AT_FDCWD))
+        op.dirs().into_iter().any(|dir| removed(self.dir(dir)))
+            || (op.uses_cwd() && removed(libc::AT_FDCWD))
     }
 
     fn run_op(&mut self, op: &Op) -> Outcome {
@@ -197,10 +201,14 @@ impl World {
             Op::Read { slot, len } => io::read(self.file(*slot), *len, None),
             Op::Write { slot, len, fill } => io::write(self.file(*slot), *len, None, *fill),
             Op::Pread { slot, off, len } => io::read(self.file(*slot), *len, Some(*off)),
-            Op::Pwrite { slot, off, len, fill } => io::write(self.file(*slot), *len, Some(*off), *fill),
+            Op::Pwrite { slot, off, len, fill } => {
+                io::write(self.file(*slot), *len, Some(*off), *fill)
+            }
             Op::Truncate { loc, len } => self.truncate(loc, *len),
             Op::Ftruncate { slot, len } => Outcome::of(sys::ftruncate(self.fd(*slot), *len)),
-            Op::Fallocate { slot, mode, off, len } => io::allocate(self.fd(*slot), *mode, *off, *len),
+            Op::Fallocate { slot, mode, off, len } => {
+                io::allocate(self.fd(*slot), *mode, *off, *len)
+            }
             Op::Lseek { slot, off, whence } => io::seek(self.fd(*slot), *off, *whence),
             Op::SeekMap { slot } => io::seek_map(self.fd(*slot)),
             Op::MmapWrite { slot, off, len, fill, shared, sync } => {
@@ -215,7 +223,9 @@ impl World {
             Op::FsyncDir { dir } => Outcome::of(sys::fsync(self.dir(*dir))),
             Op::Flock { slot, operation } => Outcome::of(sys::flock(self.fd(*slot), *operation)),
             Op::Lock { slot, kind, typ, range } => locks::lock(self.fd(*slot), *kind, *typ, *range),
-            Op::GetLock { slot, kind, typ, range } => locks::get(self.fd(*slot), *kind, *typ, *range),
+            Op::GetLock { slot, kind, typ, range } => {
+                locks::get(self.fd(*slot), *kind, *typ, *range)
+            }
             Op::LockWait { slot, range, .. } => locks::wait(self.fd(*slot), *range),
             Op::Chdir { loc } => Outcome::of(sys::chdir(&self.plain(loc))),
             Op::Fchdir { dir } => Outcome::of(sys::fchdir(self.dir(*dir))),
@@ -237,7 +247,9 @@ impl World {
         // Whether a call that changes no size updates the times is left open, and local file
         // systems differ.
         match sys::fstatat(libc::AT_FDCWD, &path, 0) {
-            Ok(st) if st.st_size == len && st.st_mode & libc::S_IFMT == libc::S_IFREG => Outcome::default(),
+            Ok(st) if st.st_size == len && st.st_mode & libc::S_IFMT == libc::S_IFREG => {
+                Outcome::default()
+            }
             _ => Outcome::of(sys::truncate(&path, len)),
         }
     }
@@ -248,7 +260,8 @@ impl World {
         }
         let (dir, path) = self.at(loc);
         // The kernel opens FIFOs itself, and asks no file system that checks permissions itself.
-        let is_fifo = sys::fstatat(dir, &path, 0).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO);
+        let is_fifo =
+            sys::fstatat(dir, &path, 0).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_fifo && sys::geteuid() != Ok(0) {
             return Outcome::of(Err(libc::ENXIO));
         }
@@ -287,7 +300,9 @@ impl World {
         let OpenFile { fd, flags } = self.file(from);
         match sys::dup(fd) {
             Ok(new) => {
-                if let Some(old) = self.files[to as usize].replace(OpenFile { fd: new as i32, flags }) {
+                if let Some(old) =
+                    self.files[to as usize].replace(OpenFile { fd: new as i32, flags })
+                {
                     let _ = sys::close(old.fd);
                 }
                 Outcome::default()
@@ -328,9 +343,12 @@ impl World {
     /// The second half of `LockWait`, in the other actor.
     pub fn unlock_for(&self, op: &Op) -> Outcome {
         match op {
-            Op::LockWait { range, other_slot, .. } => {
-                locks::lock(self.fd(*other_slot), crate::compare::op::LockKind::Posix, libc::F_UNLCK, *range)
-            }
+            Op::LockWait { range, other_slot, .. } => locks::lock(
+                self.fd(*other_slot),
+                crate::compare::op::LockKind::Posix,
+                libc::F_UNLCK,
+                *range,
+            ),
             _ => Outcome::of(Err(libc::EINVAL)),
         }
     }

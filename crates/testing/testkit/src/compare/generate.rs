@@ -87,7 +87,8 @@ pub fn generate(
         .collect()
 }
 
-const PLAIN_NAMES: &[&[u8]] = &[b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"file.txt", b"Makefile"];
+const PLAIN_NAMES: &[&[u8]] =
+    &[b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"file.txt", b"Makefile"];
 const ODD_NAMES: &[&[u8]] = &[
     b" ",
     b"...",
@@ -191,7 +192,8 @@ impl Generator {
     }
 
     fn known(&mut self, kinds: &[Kind]) -> Option<Names> {
-        let fitting: Vec<_> = self.nodes.iter().filter(|(_, k)| kinds.contains(k)).map(|(p, _)| p).collect();
+        let fitting: Vec<_> =
+            self.nodes.iter().filter(|(_, k)| kinds.contains(k)).map(|(p, _)| p).collect();
         if fitting.is_empty() { None } else { Some((*self.rng.pick(&fitting)).clone()) }
     }
 
@@ -217,7 +219,9 @@ impl Generator {
     fn some(&mut self, kinds: &[Kind]) -> Names {
         match self.rng.below(100) {
             0..80 => self.known(kinds).unwrap_or_else(|| self.name_list()),
-            80..92 => self.known(&[Kind::Dir, Kind::File, Kind::Link, Kind::Fifo]).unwrap_or_default(),
+            80..92 => {
+                self.known(&[Kind::Dir, Kind::File, Kind::Link, Kind::Fifo]).unwrap_or_default()
+            }
             _ => self.random_names(),
         }
     }
@@ -228,7 +232,11 @@ impl Generator {
 
     /// A path that should be free, or (rarely) is not.
     fn fresh(&mut self) -> Names {
-        if self.rng.percent(85) { self.new_names() } else { self.some(&[Kind::Dir, Kind::File, Kind::Link]) }
+        if self.rng.percent(85) {
+            self.new_names()
+        } else {
+            self.some(&[Kind::Dir, Kind::File, Kind::Link])
+        }
     }
 
     /// Turns names into a path from some base, sometimes in an odd spelling.
@@ -473,7 +481,8 @@ mod tests {
     /// Each supported operation is generated, and no unsupported one.
     #[test]
     fn operations_that_are_generated() {
-        let kinds: BTreeSet<_> = (0..10).flat_map(|seed| dry(seed, 2000)).map(|s| s.op.kind()).collect();
+        let kinds: BTreeSet<_> =
+            (0..10).flat_map(|seed| dry(seed, 2000)).map(|s| s.op.kind()).collect();
         assert_eq!(kinds.len(), 52, "{kinds:?}");
         let none = generate(1, 5000, &BTreeSet::new(), false, |_| 0);
         assert!(none.iter().all(|s| caps::needs(&s.op).is_none()));
@@ -488,7 +497,9 @@ mod tests {
         let theirs: BTreeSet<_> =
             steps.iter().filter(|s| s.actor == elsewhere::ACTOR).map(|s| s.op.kind()).collect();
         assert!(
-            ["mkdir", "rmdir", "rename", "chmod", "unlink"].iter().all(|kind| theirs.contains(kind)),
+            ["mkdir", "rmdir", "rename", "chmod", "unlink"]
+                .iter()
+                .all(|kind| theirs.contains(kind)),
             "{theirs:?}"
         );
     }

@@ -95,7 +95,8 @@ pub fn seek(fd: i32, off: i64, whence: i32) -> Outcome {
         // In range: an offset from `off` on, or (data only) "no more data".
         Ok(at) if off >= 0 && off < size => {
             if at < off || at > size || (whence == libc::SEEK_DATA && at == size) {
-                out.violations.push(format!("lseek from {off} answers {at}, the size being {size}"));
+                out.violations
+                    .push(format!("lseek from {off} answers {at}, the size being {size}"));
             }
         }
         Err(libc::ENXIO) if whence == libc::SEEK_DATA && off >= 0 && off < size => {}
@@ -162,8 +163,9 @@ pub fn seek_map(fd: i32) -> Outcome {
             let mut at = 0;
             for (data, hole) in extents.into_iter().chain([(size, size)]) {
                 if let Some(bad) = first_nonzero(fd, at, data.min(CHECKED_BYTES)) {
-                    out.violations
-                        .push(format!("byte {bad} is data but lies in a reported hole {at}..{data}"));
+                    out.violations.push(format!(
+                        "byte {bad} is data but lies in a reported hole {at}..{data}"
+                    ));
                 }
                 at = hole;
             }
@@ -201,7 +203,14 @@ fn inside(fd: i32, off: u32, len: u32) -> Result<(u64, usize, u64), i32> {
 }
 
 /// Writes through a mapping, and reads the bytes back through the descriptor.
-pub fn mmap_write(file: OpenFile, off: u32, len: u32, seed: u64, shared: bool, sync: bool) -> Outcome {
+pub fn mmap_write(
+    file: OpenFile,
+    off: u32,
+    len: u32,
+    seed: u64,
+    shared: bool,
+    sync: bool,
+) -> Outcome {
     let fd = file.fd;
     let (off, len, page) = match inside(fd, off, len) {
         Ok(part) => part,
@@ -255,7 +264,13 @@ pub fn copy_range(from: OpenFile, from_off: i64, to: OpenFile, to_off: i64, len:
     let (from, to) = (from.fd, to.fd);
     let (mut from_off, mut to_off, mut done) = (from_off, to_off, 0);
     while done < i64::from(len) {
-        match sys::copy_file_range(from, &mut from_off, to, &mut to_off, len as usize - done as usize) {
+        match sys::copy_file_range(
+            from,
+            &mut from_off,
+            to,
+            &mut to_off,
+            len as usize - done as usize,
+        ) {
             Ok(0) => break,
             Ok(n) => done += n,
             Err(e) if done == 0 => return Outcome::of(Err(e)),

@@ -89,7 +89,8 @@ impl Outcome {
     /// Reads what [`Outcome::encode`] wrote.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let r = &mut &bytes[..];
-        let mut out = Self { ret: get_i64(r)?, pid: get_i64(r)?, data: get_bytes(r)?, ..Self::default() };
+        let mut out =
+            Self { ret: get_i64(r)?, pid: get_i64(r)?, data: get_bytes(r)?, ..Self::default() };
         for _ in 0..get_i64(r)? {
             out.fields.push((get_text(r)?, get_text(r)?));
         }
@@ -176,7 +177,10 @@ pub fn difference(kind: &str, a: &Outcome, b: &Outcome) -> Option<Difference> {
     }
     for (pa, pb) in a.times.iter().zip(&b.times) {
         if let Some((what, text)) = time_difference(pa, pb) {
-            return found(&format!("{what} of {}", pa.label), format!("{what} of {}: {text}", pa.label));
+            return found(
+                &format!("{what} of {}", pa.label),
+                format!("{what} of {}: {text}", pa.label),
+            );
         }
     }
     None
@@ -270,7 +274,10 @@ mod tests {
     fn differences_are_found() {
         let a = Outcome::of(Ok(3));
         assert_eq!(difference("x", &a, &a), None);
-        assert_eq!(difference("x", &a, &Outcome::of(Err(2))).map(|d| d.key), Some("x result".into()));
+        assert_eq!(
+            difference("x", &a, &Outcome::of(Err(2))).map(|d| d.key),
+            Some("x result".into())
+        );
         let (mut b, mut c) = (a.clone(), a.clone());
         b.field("nlink", 1);
         c.field("nlink", 2);

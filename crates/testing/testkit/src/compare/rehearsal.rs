@@ -41,7 +41,9 @@ pub fn with_rehearsal<T>(
         let mut rehearse = |step: &Step| {
             let (ask, answered) = &lines[step.actor as usize];
             match ask.send(step.clone()) {
-                Ok(()) => answered.recv().ok().and_then(Result::ok).unwrap_or(-i64::from(libc::EIO)),
+                Ok(()) => {
+                    answered.recv().ok().and_then(Result::ok).unwrap_or(-i64::from(libc::EIO))
+                }
                 Err(_) => -i64::from(libc::EIO),
             }
         };

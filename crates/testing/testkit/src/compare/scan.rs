@@ -40,7 +40,8 @@ pub fn scan((dir, path): (i32, CString), seed: u64, threaded: bool) -> Outcome {
     if let Err(e) = sys::mkdirat(dir, &name, 0o755) {
         return Outcome::of(Err(e));
     }
-    let fd = match sys::openat(dir, &name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0) {
+    let fd = match sys::openat(dir, &name, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)
+    {
         Ok(fd) => fd as i32,
         Err(e) => return Outcome::of(Err(e)),
     };
@@ -91,7 +92,8 @@ pub fn scan((dir, path): (i32, CString), seed: u64, threaded: bool) -> Outcome {
     for i in 0..still {
         let times = seen.get(format!("still-{i}").as_bytes()).copied().unwrap_or(0);
         if times != 1 {
-            out.violations.push(format!("still-{i} of {still} was listed {times} times (buffer {buf_len})"));
+            out.violations
+                .push(format!("still-{i} of {still} was listed {times} times (buffer {buf_len})"));
         }
     }
     for i in 0..still {

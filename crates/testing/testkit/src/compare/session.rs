@@ -107,7 +107,8 @@ impl Sides {
         let trees = [Scratch::new(&setup.a)?, Scratch::new(&setup.b)?];
         let mut helpers = [Vec::new(), Vec::new()];
         // On the second mount the tree of A has the same name.
-        let apart = setup.elsewhere.as_ref().and_then(|dir| Some(dir.join(trees[0].path.file_name()?)));
+        let apart =
+            setup.elsewhere.as_ref().and_then(|dir| Some(dir.join(trees[0].path.file_name()?)));
         for (side, (tree, helpers)) in trees.iter().zip(&mut helpers).enumerate() {
             for (number, actor) in ACTORS.iter().enumerate() {
                 let path = match &apart {
@@ -136,7 +137,8 @@ impl Sides {
             Ok(mut out) => {
                 if out.pid != 0 {
                     let holder = helpers.iter().position(|h| i64::from(h.pid) == out.pid);
-                    let name = holder.map_or_else(|| out.pid.to_string(), |h| ACTORS[h].name.to_string());
+                    let name =
+                        holder.map_or_else(|| out.pid.to_string(), |h| ACTORS[h].name.to_string());
                     out.field("holder", name);
                     out.pid = 0;
                 }

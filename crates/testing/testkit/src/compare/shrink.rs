@@ -6,7 +6,11 @@
 /// stay.
 ///
 /// `doubtful` are the indices that most likely do not matter: one try is made without all of them.
-pub fn shrink(len: usize, doubtful: &[usize], mut fails: impl FnMut(&[usize]) -> bool) -> Vec<usize> {
+pub fn shrink(
+    len: usize,
+    doubtful: &[usize],
+    mut fails: impl FnMut(&[usize]) -> bool,
+) -> Vec<usize> {
     let mut kept: Vec<usize> = (0..len).collect();
     let likely: Vec<usize> = kept.iter().copied().filter(|i| !doubtful.contains(i)).collect();
     if likely.len() < kept.len() && !likely.is_empty() && fails(&likely) {

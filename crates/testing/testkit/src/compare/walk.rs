@@ -22,9 +22,11 @@ struct Walker {
 
 /// Walks the calling process's root directory.
 pub fn walk(run_start: i64) -> Outcome {
-    let mut walker = Walker { run_start, lines: Vec::new(), violations: Vec::new(), inodes: BTreeMap::new() };
+    let mut walker =
+        Walker { run_start, lines: Vec::new(), violations: Vec::new(), inodes: BTreeMap::new() };
     let mut out = Outcome::default();
-    match sys::openat(libc::AT_FDCWD, c"/", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0) {
+    match sys::openat(libc::AT_FDCWD, c"/", libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)
+    {
         Ok(root) => {
             walker.dir(root as i32, "");
             let _ = sys::close(root as i32);
@@ -68,10 +70,15 @@ impl Walker {
         };
         let kind = st.st_mode & libc::S_IFMT;
         if u32::from(entry.kind) != kind >> 12 {
-            self.violations.push(format!("{path}: getdents says type {}, stat {}", entry.kind, kind >> 12));
+            self.violations.push(format!(
+                "{path}: getdents says type {}, stat {}",
+                entry.kind,
+                kind >> 12
+            ));
         }
         if entry.ino != st.st_ino {
-            self.violations.push(format!("{path}: getdents says inode {}, stat {}", entry.ino, st.st_ino));
+            self.violations
+                .push(format!("{path}: getdents says inode {}, stat {}", entry.ino, st.st_ino));
         }
         let mut line = format!(
             "{path} mode {:o} owner {}:{} nlink {} mtime {}",
@@ -81,10 +88,14 @@ impl Walker {
             st.st_nlink,
             show_time(st.st_mtime, st.st_mtime_nsec, self.run_start)
         );
-        let first = self.inodes.entry(st.st_ino).or_insert_with(|| (u64::from(st.st_mode), path.to_string()));
+        let first = self
+            .inodes
+            .entry(st.st_ino)
+            .or_insert_with(|| (u64::from(st.st_mode), path.to_string()));
         if first.1 != path {
             if st.st_nlink < 2 || first.0 != u64::from(st.st_mode) || kind == libc::S_IFDIR {
-                self.violations.push(format!("{path} and {} share inode number {}", first.1, st.st_ino));
+                self.violations
+                    .push(format!("{path} and {} share inode number {}", first.1, st.st_ino));
             }
             line.push_str(&format!(" same as {}", first.1));
         }
@@ -132,7 +143,8 @@ impl Walker {
         if size <= READ_WHOLE && size > 0 {
             let whole = digest_of(fd, &[(0, size)]);
             if whole != by_extents {
-                self.violations.push(format!("{path}: a reported hole holds data (extents {extents:?})"));
+                self.violations
+                    .push(format!("{path}: a reported hole holds data (extents {extents:?})"));
             }
             return whole;
         }

@@ -36,7 +36,8 @@ impl Log {
         for (at, line) in text[..complete].lines().enumerate() {
             let bad = || format!("line {}: cannot be read: {line}", at + 1);
             let words: Vec<&str> = line.split(' ').collect();
-            let number = |i: usize| words.get(i).and_then(|w| w.parse::<u64>().ok()).ok_or_else(bad);
+            let number =
+                |i: usize| words.get(i).and_then(|w| w.parse::<u64>().ok()).ok_or_else(bad);
             if words[0] == "H" {
                 continue;
             }
@@ -66,7 +67,9 @@ pub fn show_op(op: &Op) -> String {
     let tail = |sync: &bool| if *sync { "sync" } else { "nosync" };
     match op {
         Op::Create { path, ino } => format!("create {path} {ino}"),
-        Op::Write { path, ino, key, len, sync } => format!("write {path} {ino} {key} {len} {}", tail(sync)),
+        Op::Write { path, ino, key, len, sync } => {
+            format!("write {path} {ino} {key} {len} {}", tail(sync))
+        }
         Op::Append { path, key, len, sync } => format!("append {path} {key} {len} {}", tail(sync)),
         Op::Overwrite { path, off, key, len } => format!("overwrite {path} {off} {key} {len}"),
         Op::Truncate { path, len } => format!("truncate {path} {len}"),

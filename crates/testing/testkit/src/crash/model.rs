@@ -173,7 +173,10 @@ impl Op {
     pub fn is_sync(&self) -> bool {
         matches!(
             self,
-            Op::Write { sync: true, .. } | Op::Append { sync: true, .. } | Op::HoldSync | Op::SyncDir { .. }
+            Op::Write { sync: true, .. }
+                | Op::Append { sync: true, .. }
+                | Op::HoldSync
+                | Op::SyncDir { .. }
         )
     }
 }
@@ -207,7 +210,8 @@ impl State {
     /// A name and everything below it.
     pub fn subtree(&self, path: &str) -> Vec<String> {
         let below = format!("{path}/");
-        let mut out: Vec<_> = self.nodes.contains_key(path).then(|| path.to_string()).into_iter().collect();
+        let mut out: Vec<_> =
+            self.nodes.contains_key(path).then(|| path.to_string()).into_iter().collect();
         out.extend(
             self.nodes
                 .range(below.clone()..)
@@ -224,7 +228,10 @@ impl State {
             _ => vec![path.clone()],
         };
         match op {
-            Op::Create { path, .. } | Op::Symlink { path, .. } | Op::Mkdir { path } | Op::Rmdir { path } => {
+            Op::Create { path, .. }
+            | Op::Symlink { path, .. }
+            | Op::Mkdir { path }
+            | Op::Rmdir { path } => {
                 vec![path.clone()]
             }
             Op::Write { path, .. }
@@ -273,9 +280,12 @@ impl State {
             Op::Overwrite { path, off, key, len } => self.change(path, |content| {
                 let tail = cut(content, off + len, u64::MAX);
                 *content =
-                    [resize(content, *off), vec![Piece { key: *key, skip: 0, len: *len }], tail].concat();
+                    [resize(content, *off), vec![Piece { key: *key, skip: 0, len: *len }], tail]
+                        .concat();
             }),
-            Op::Truncate { path, len } => self.change(path, |content| *content = resize(content, *len)),
+            Op::Truncate { path, len } => {
+                self.change(path, |content| *content = resize(content, *len))
+            }
             Op::Rename { from, to } => {
                 let tree = self.take(from);
                 self.forget(to);

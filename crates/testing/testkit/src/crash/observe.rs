@@ -38,8 +38,9 @@ pub type Tree = BTreeMap<String, Found>;
 pub fn observe(dir: &Path) -> Result<Tree, String> {
     use std::os::unix::ffi::OsStrExt;
     let path = sys::cstring(dir.as_os_str().as_bytes());
-    let fd = sys::openat(libc::AT_FDCWD, &path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)
-        .map_err(|e| format!("{}: {}", dir.display(), errno::name(e)))? as i32;
+    let fd =
+        sys::openat(libc::AT_FDCWD, &path, libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC, 0)
+            .map_err(|e| format!("{}: {}", dir.display(), errno::name(e)))? as i32;
     let mut tree = Tree::new();
     read_dir(fd, "", &mut tree).map_err(|e| format!("{}: {}", dir.display(), errno::name(e)))?;
     let _ = sys::close(fd);
@@ -64,8 +65,9 @@ fn read_dir(fd: i32, prefix: &str, tree: &mut Tree) -> Result<(), i32> {
 fn look(dir: i32, name: &[u8], path: &str, tree: &mut Tree) -> Result<Found, i32> {
     let name = sys::cstring(name);
     let st = sys::fstatat(dir, &name, libc::AT_SYMLINK_NOFOLLOW)?;
-    let open =
-        |flags| sys::openat(dir, &name, flags | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0).map(|fd| fd as i32);
+    let open = |flags| {
+        sys::openat(dir, &name, flags | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0).map(|fd| fd as i32)
+    };
     match st.st_mode & libc::S_IFMT {
         libc::S_IFDIR => {
             let fd = open(libc::O_RDONLY | libc::O_DIRECTORY)?;

@@ -81,7 +81,10 @@ impl Planner {
     /// Whether the held file lies at or below a path: then the path stays where it is.
     fn holds(state: &State, path: &str) -> bool {
         state.held.is_some_and(|ino| {
-            state.names_of(ino).iter().any(|name| name == path || name.starts_with(&format!("{path}/")))
+            state
+                .names_of(ino)
+                .iter()
+                .any(|name| name == path || name.starts_with(&format!("{path}/")))
         })
     }
 
@@ -137,7 +140,9 @@ impl Planner {
             42..56 => return self.rename(state),
             56..60 => Op::Link { from: self.file(state)?, to: self.new_path(state) },
             60..72 => return self.unlink(state),
-            72..75 => Op::Symlink { target: format!("x{}", self.fresh()), path: self.new_path(state) },
+            72..75 => {
+                Op::Symlink { target: format!("x{}", self.fresh()), path: self.new_path(state) }
+            }
             75..82 => {
                 let path = self.new_path(state);
                 // Directories only in the own tree: the shared directory stays flat.
@@ -149,9 +154,9 @@ impl Planner {
             }
             85..89 => self.xattr(state)?,
             89..97 => self.hold(state)?,
-            97 | 98 => {
-                Op::SyncDir { path: self.one(state, |n| *n == Node::Dir).unwrap_or_else(|| self.home()) }
-            }
+            97 | 98 => Op::SyncDir {
+                path: self.one(state, |n| *n == Node::Dir).unwrap_or_else(|| self.home()),
+            },
             _ => Op::Sync,
         })
     }
@@ -159,7 +164,13 @@ impl Planner {
     fn write(&mut self, state: &State) -> Op {
         let path = if self.rng.percent(30) { self.file(state) } else { None };
         let path = path.unwrap_or_else(|| self.new_path(state));
-        Op::Write { path, ino: self.fresh(), key: self.key(), len: self.len(), sync: self.rng.percent(30) }
+        Op::Write {
+            path,
+            ino: self.fresh(),
+            key: self.key(),
+            len: self.len(),
+            sync: self.rng.percent(30),
+        }
     }
 
     fn rename(&mut self, state: &State) -> Option<Op> {

@@ -69,7 +69,8 @@ struct Shared {
 impl Shared {
     fn line(&self, text: &str) -> Result<(), String> {
         // One write to a descriptor in append mode: lines of several threads never mix.
-        let n = sys::write(self.log, text.as_bytes()).map_err(|e| format!("the log: {}", errno::name(e)))?;
+        let n = sys::write(self.log, text.as_bytes())
+            .map_err(|e| format!("the log: {}", errno::name(e)))?;
         if n as usize == text.len() { Ok(()) } else { Err("the log: short write".into()) }
     }
 
@@ -97,7 +98,9 @@ pub fn run(load: &Load) -> Result<Report, String> {
     shared.line(&format!("H seed {}\nH threads {}\n", load.seed, load.threads))?;
     match sys::mkdirat(root, c"shared", 0o777) {
         Ok(_) | Err(libc::EEXIST) => {}
-        Err(e) if is_death(e) || is_full(e) => return Ok(Report { ended_by: Some(e), ..Report::default() }),
+        Err(e) if is_death(e) || is_full(e) => {
+            return Ok(Report { ended_by: Some(e), ..Report::default() });
+        }
         Err(e) => return Err(format!("mkdir shared: {}", errno::name(e))),
     }
     let shared = &shared;
@@ -105,7 +108,10 @@ pub fn run(load: &Load) -> Result<Report, String> {
         let handles: Vec<_> = (0..load.threads)
             .map(|thread| scope.spawn(move || Worker::new(load, shared, root, thread).run()))
             .collect();
-        handles.into_iter().map(|h| h.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
+        handles
+            .into_iter()
+            .map(|h| h.join().unwrap_or_else(|_| Err("a thread panicked".into())))
+            .collect()
     });
     let mut report = Report { acked: shared.acked.load(Ordering::Relaxed), ..Report::default() };
     for end in ends {
@@ -145,7 +151,11 @@ impl<'a> Worker<'a> {
             }
             let op = self.planner.next(&self.state);
             let thread = self.thread;
-            self.shared.line(&format!("I {thread} {seq} {} {}\n", self.shared.ms(), show_op(&op)))?;
+            self.shared.line(&format!(
+                "I {thread} {seq} {} {}\n",
+                self.shared.ms(),
+                show_op(&op)
+            ))?;
             match self.perform(&op).and_then(|()| self.has_power()) {
                 Ok(()) => {
                     self.shared.line(&format!("A {thread} {seq} {}\n", self.shared.ms()))?;
@@ -161,7 +171,11 @@ impl<'a> Worker<'a> {
                     if is_death(e) || is_full(e) {
                         return Ok(Some(e));
                     }
-                    return Err(format!("thread {thread}, op {seq}: {}: {}", show_op(&op), errno::name(e)));
+                    return Err(format!(
+                        "thread {thread}, op {seq}: {}: {}",
+                        show_op(&op),
+                        errno::name(e)
+                    ));
                 }
             }
             if self.rng.percent(10)
@@ -203,37 +217,47 @@ impl<'a> Worker<'a> {
         let append = libc::O_WRONLY | libc::O_APPEND;
         match op {
             Op::Create { path, .. } => self.with_file(path, create | libc::O_EXCL, |_| Ok(())),
-            Op::Write { path, key, len, sync, .. } => self.with_file(path, create | libc::O_TRUNC, |fd| {
+            Op::Write { path, key, len, sync, .. } => {
+                self.with_file(path, create | libc::O_TRUNC, |fd| {
+                    write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync))
+                })
+            }
+            Op::Append { path, key, len, sync } => self.with_file(path, append, |fd| {
                 write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync))
             }),
-            Op::Append { path, key, len, sync } => self
-                .with_file(path, append, |fd| write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync))),
             Op::Overwrite { path, off, key, len } => {
                 self.with_file(path, libc::O_WRONLY, |fd| write_all(fd, *key, *len, Some(*off)))
             }
-            Op::Truncate { path, len } => {
-                self.with_file(path, libc::O_WRONLY, |fd| sys::ftruncate(fd, *len as i64).map(drop_value))
-            }
+            Op::Truncate { path, len } => self.with_file(path, libc::O_WRONLY, |fd| {
+                sys::ftruncate(fd, *len as i64).map(drop_value)
+            }),
             Op::Rename { from, to } => {
                 sys::renameat2(self.root, &c(from), self.root, &c(to), 0).map(drop_value)
             }
             Op::Exchange { from, to } => {
-                sys::renameat2(self.root, &c(from), self.root, &c(to), libc::RENAME_EXCHANGE).map(drop_value)
+                sys::renameat2(self.root, &c(from), self.root, &c(to), libc::RENAME_EXCHANGE)
+                    .map(drop_value)
             }
-            Op::Link { from, to } => sys::linkat(self.root, &c(from), self.root, &c(to), 0).map(drop_value),
+            Op::Link { from, to } => {
+                sys::linkat(self.root, &c(from), self.root, &c(to), 0).map(drop_value)
+            }
             Op::Unlink { path } => sys::unlinkat(self.root, &c(path), 0).map(drop_value),
-            Op::Symlink { target, path } => sys::symlinkat(&c(target), self.root, &c(path)).map(drop_value),
+            Op::Symlink { target, path } => {
+                sys::symlinkat(&c(target), self.root, &c(path)).map(drop_value)
+            }
             Op::Mkdir { path } => sys::mkdirat(self.root, &c(path), 0o777).map(drop_value),
-            Op::Rmdir { path } => sys::unlinkat(self.root, &c(path), libc::AT_REMOVEDIR).map(drop_value),
+            Op::Rmdir { path } => {
+                sys::unlinkat(self.root, &c(path), libc::AT_REMOVEDIR).map(drop_value)
+            }
             Op::SetXattr { path, name, key, len } => {
                 let value = bytes_of(&[Piece { key: *key, skip: 0, len: *len }]);
                 self.with_file(path, libc::O_RDONLY, |fd| {
                     sys::fsetxattr(fd, &c(name), &value, 0).map(drop_value)
                 })
             }
-            Op::RemoveXattr { path, name } => {
-                self.with_file(path, libc::O_RDONLY, |fd| sys::fremovexattr(fd, &c(name)).map(drop_value))
-            }
+            Op::RemoveXattr { path, name } => self.with_file(path, libc::O_RDONLY, |fd| {
+                sys::fremovexattr(fd, &c(name)).map(drop_value)
+            }),
             Op::Hold { path } => {
                 self.held = Some(self.open(path, append)?);
                 Ok(())
@@ -242,7 +266,9 @@ impl<'a> Worker<'a> {
             Op::HoldSync => sys::fsync(self.held.unwrap_or(-1)).map(drop_value),
             Op::HoldClose => sys::close(self.held.take().unwrap_or(-1)).map(drop_value),
             Op::SyncDir { path } => {
-                self.with_file(path, libc::O_RDONLY | libc::O_DIRECTORY, |fd| sys::fsync(fd).map(drop_value))
+                self.with_file(path, libc::O_RDONLY | libc::O_DIRECTORY, |fd| {
+                    sys::fsync(fd).map(drop_value)
+                })
             }
             Op::Sync => sys::syncfs(self.root).map(drop_value),
         }

@@ -136,7 +136,13 @@ fn judge_thread(ops: &[Logged], tree: &Tree, first: usize) -> Result<Survived, V
     })
 }
 
-fn complaints(ops: &[Logged], k: usize, state: &State, tree: &Tree, wrong: &BTreeSet<String>) -> Vec<String> {
+fn complaints(
+    ops: &[Logged],
+    k: usize,
+    state: &State,
+    tree: &Tree,
+    wrong: &BTreeSet<String>,
+) -> Vec<String> {
     const SHOWN: usize = 8;
     let mut lines = vec![format!(
         "what is there fits no allowed state; nearest is after {k} of {} operations:",
@@ -144,8 +150,9 @@ fn complaints(ops: &[Logged], k: usize, state: &State, tree: &Tree, wrong: &BTre
     )];
     for path in wrong.iter().take(SHOWN) {
         lines.push(format!("{path}: {}", difference(state, tree, path)));
-        let about =
-            |l: &&Logged| state.touched(&l.op).contains(path) || show_op(&l.op).split(' ').any(|w| w == path);
+        let about = |l: &&Logged| {
+            state.touched(&l.op).contains(path) || show_op(&l.op).split(' ').any(|w| w == path)
+        };
         if let Some(last) = ops[..k.min(ops.len())].iter().rev().take(3000).find(about) {
             lines.push(format!("  last touched by: {}", show_op(&last.op)));
         }
@@ -167,8 +174,7 @@ fn fits(state: &State, tree: &Tree, path: &str) -> bool {
         (Some(Node::Symlink(target)), Some(Found::Symlink(found))) => target.as_bytes() == found,
         (Some(Node::File(ino)), Some(Found::File(file))) => {
             let names = state.names_of(*ino);
-            let same =
-                |name: &String| matches!(tree.get(name), Some(Found::File(other)) if other.ino == file.ino);
+            let same = |name: &String| matches!(tree.get(name), Some(Found::File(other)) if other.ino == file.ino);
             state.inodes.get(ino).is_some_and(|inode| file_fits(inode, file))
                 && file.nlink == names.len() as u64
                 && names.iter().all(same)
@@ -195,7 +201,9 @@ fn half_done(before: &State, op: &Op, tree: &Tree, wrong: &BTreeSet<String>) -> 
     after.apply(op);
     let (path, from, emptied) = match op {
         Op::Write { path, .. } => (path, 0, true),
-        Op::Append { path, .. } => (path, before.inode(path).map_or(0, |(_, i)| len_of(&i.content)), false),
+        Op::Append { path, .. } => {
+            (path, before.inode(path).map_or(0, |(_, i)| len_of(&i.content)), false)
+        }
         Op::Overwrite { path, off, .. } => (path, *off, false),
         _ => return false,
     };
@@ -214,7 +222,8 @@ fn half_done(before: &State, op: &Op, tree: &Tree, wrong: &BTreeSet<String>) -> 
         let Some(Found::File(file)) = tree.get(name) else { return false };
         let rest = Inode { content: Vec::new(), pending: Vec::new(), xattrs: inode.xattrs.clone() };
         let bare = FoundFile { bytes: Vec::new(), ..file.clone() };
-        let linked = names.iter().all(|n| matches!(tree.get(n), Some(Found::File(o)) if o.ino == file.ino));
+        let linked =
+            names.iter().all(|n| matches!(tree.get(n), Some(Found::File(o)) if o.ino == file.ino));
         file_fits(&rest, &bare)
             && linked
             && file.nlink == names.len() as u64
@@ -267,7 +276,10 @@ fn file_difference(state: &State, ino: u64, inode: &Inode, file: &FoundFile) -> 
     if let Some(at) = file.bytes.iter().zip(&expected).position(|(a, b)| a != b) {
         let wrong = file.bytes.iter().zip(&expected).filter(|(a, b)| a != b);
         let zeros = wrong.clone().filter(|(a, _)| **a == 0).count();
-        out.push_str(&format!("; {} bytes wrong from {at} on, {zeros} of them zero", wrong.count()));
+        out.push_str(&format!(
+            "; {} bytes wrong from {at} on, {zeros} of them zero",
+            wrong.count()
+        ));
     }
     let names = state.names_of(ino).len();
     if file.nlink != names as u64 {
@@ -277,7 +289,9 @@ fn file_difference(state: &State, ino: u64, inode: &Inode, file: &FoundFile) -> 
     for (name, spec) in &inode.xattrs {
         match file.xattrs.get(name) {
             None => out.push_str(&format!("; {name} is missing")),
-            Some(found) if *found != value(spec) => out.push_str(&format!("; {name} has another value")),
+            Some(found) if *found != value(spec) => {
+                out.push_str(&format!("; {name} has another value"))
+            }
             Some(_) => {}
         }
     }
@@ -297,7 +311,9 @@ fn order_broken(log: &Log, survived: &BTreeMap<u64, Survived>) -> Vec<String> {
         let Some((acked_at, _)) = gone.acked else { continue };
         for (&thread, kept) in survived.iter().filter(|(t, _)| **t != lost_thread) {
             // The last operation that is certainly there.
-            let Some(there) = kept.smallest.checked_sub(1).and_then(|i| log.threads[&thread].get(i)) else {
+            let Some(there) =
+                kept.smallest.checked_sub(1).and_then(|i| log.threads[&thread].get(i))
+            else {
                 continue;
             };
             if there.intent_at > acked_at {

@@ -39,8 +39,10 @@ pub fn violations(
 ) -> Vec<(usize, String)> {
     let reads = || events.iter().enumerate().filter(|(_, event)| event.call == Call::Read);
     let last = reads().filter_map(|(_, read)| Some((read.begin, read.answer.as_ref()?))).max();
-    let place: HashMap<u64, usize> =
-        last.iter().flat_map(|(_, log)| log.iter().enumerate().map(|(at, record)| (*record, at))).collect();
+    let place: HashMap<u64, usize> = last
+        .iter()
+        .flat_map(|(_, log)| log.iter().enumerate().map(|(at, record)| (*record, at)))
+        .collect();
     let appends: HashMap<u64, &RecordedCall<Call, Answer>> = events
         .iter()
         .filter_map(|event| match event.call {
@@ -50,11 +52,16 @@ pub fn violations(
         .collect();
     let meets = |read: &RecordedCall<Call, Answer>, append: &RecordedCall<Call, Answer>| {
         let over = if append.answer.is_some() { append.end } else { u64::MAX };
-        append.thread % mounts == read.thread % mounts && append.begin <= read.end && over >= read.begin
+        append.thread % mounts == read.thread % mounts
+            && append.begin <= read.end
+            && over >= read.begin
     };
-    let is_alone = |read: &RecordedCall<Call, Answer>| !appends.values().any(|append| meets(read, append));
-    let is_last = |read: &RecordedCall<Call, Answer>| last.is_some_and(|(begin, _)| begin == read.begin);
-    let judged = reads().filter(|(_, read)| mounts < 2 || is_last(read) || (strict && is_alone(read)));
+    let is_alone =
+        |read: &RecordedCall<Call, Answer>| !appends.values().any(|append| meets(read, append));
+    let is_last =
+        |read: &RecordedCall<Call, Answer>| last.is_some_and(|(begin, _)| begin == read.begin);
+    let judged =
+        reads().filter(|(_, read)| mounts < 2 || is_last(read) || (strict && is_alone(read)));
     judged.filter_map(|(at, read)| Some((at, complaint(read, &appends, &place)?))).collect()
 }
 
@@ -79,17 +86,22 @@ fn complaint(
             }
         }
     }
-    let is_over = |append: &RecordedCall<Call, Answer>| append.answer.is_some() && append.end < read.begin;
+    let is_over =
+        |append: &RecordedCall<Call, Answer>| append.answer.is_some() && append.end < read.begin;
     let over = || appends.iter().filter(|(_, append)| is_over(append));
     if let Some((lost, _)) = over().find(|(record, _)| !seen.contains_key(record)) {
         return Some(format!("record {lost:#x} is missing although its append was over"));
     }
-    let mut stay: Vec<_> = over().map(|(record, append)| (seen[record], *record, *append)).collect();
+    let mut stay: Vec<_> =
+        over().map(|(record, append)| (seen[record], *record, *append)).collect();
     stay.sort_unstable_by_key(|(at, ..)| *at);
     let mut latest: Option<(u64, u64)> = None;
     for pair in stay.windows(2) {
         if place.get(&pair[0].1) >= place.get(&pair[1].1) {
-            return Some(format!("record {:#x} before {:#x}, but not in the end", pair[0].1, pair[1].1));
+            return Some(format!(
+                "record {:#x} before {:#x}, but not in the end",
+                pair[0].1, pair[1].1
+            ));
         }
     }
     for (_, record, append) in &stay {
@@ -139,8 +151,9 @@ mod tests {
     #[test]
     fn records_under_way_may_be_anywhere() {
         let events = [append(10, 20, 1), append(15, 40, 2), append(15, 60, 3)];
-        let judged =
-            |log: &[u64]| is_right(&[&events[..], &[read(30, 35, log), read(70, 80, &[2, 1, 3])]].concat());
+        let judged = |log: &[u64]| {
+            is_right(&[&events[..], &[read(30, 35, log), read(70, 80, &[2, 1, 3])]].concat())
+        };
         assert!(judged(&[1]) && judged(&[1, 3, 2]) && judged(&[2, 1]));
         assert!(!judged(&[2]) && !judged(&[1, 1, 2]));
     }

@@ -28,13 +28,22 @@ mod tests {
 
     #[test]
     fn no_addition_is_lost() {
-        let add = |begin, end, found| RecordedCall { thread: 0, call: Add, answer: Some(found), begin, end };
-        let is_right =
-            |events: &[_]| matches!(check(Counter::default(), events), Verdict::Linearizable { .. });
+        let add = |begin, end, found| RecordedCall {
+            thread: 0,
+            call: Add,
+            answer: Some(found),
+            begin,
+            end,
+        };
+        let is_right = |events: &[_]| {
+            matches!(check(Counter::default(), events), Verdict::Linearizable { .. })
+        };
         assert!(is_right(&[add(0, 10, 1), add(5, 20, 0), add(30, 40, 2)]));
         assert!(!is_right(&[add(0, 10, 0), add(5, 20, 0)]));
         assert!(!is_right(&[add(0, 10, 1), add(15, 20, 0)]));
         let unknown = RecordedCall { answer: None, ..add(0, 10, 0) };
-        assert!(is_right(&[unknown.clone(), add(20, 30, 1)]) && is_right(&[unknown, add(20, 30, 0)]));
+        assert!(
+            is_right(&[unknown.clone(), add(20, 30, 1)]) && is_right(&[unknown, add(20, 30, 0)])
+        );
     }
 }

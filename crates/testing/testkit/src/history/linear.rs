@@ -88,11 +88,15 @@ pub fn check<M: Model>(initial: M, events: &[RecordedCall<M::Call, M::Answer>]) 
     let mut most = 1;
     for (_, returns, index) in points {
         if !returns {
-            let Some(slot) = slots.iter_mut().find(|slot| slot.is_none()) else { return Verdict::Unknown };
+            let Some(slot) = slots.iter_mut().find(|slot| slot.is_none()) else {
+                return Verdict::Unknown;
+            };
             *slot = Some(index);
             continue;
         }
-        let Some(slot) = slots.iter().position(|slot| *slot == Some(index)) else { return Verdict::Unknown };
+        let Some(slot) = slots.iter().position(|slot| *slot == Some(index)) else {
+            return Verdict::Unknown;
+        };
         let Some(survivors) = with_effect(&configurations, slot, &slots, events) else {
             return Verdict::Unknown;
         };
@@ -122,7 +126,9 @@ fn with_effect<M: Model>(
             survivors.insert(Configuration { state, done: done & !(1 << slot) });
             continue;
         }
-        for (other, index) in slots.iter().enumerate().filter_map(|(at, index)| Some((at, (*index)?))) {
+        for (other, index) in
+            slots.iter().enumerate().filter_map(|(at, index)| Some((at, (*index)?)))
+        {
             if done & 1 << other != 0 {
                 continue;
             }
@@ -148,12 +154,17 @@ fn violation<M: Model>(
     events: &[RecordedCall<M::Call, M::Answer>],
     configurations: HashSet<Configuration<M>>,
 ) -> Verdict<M> {
-    let mut pending: Vec<usize> = slots.iter().flatten().copied().filter(|index| *index != event).collect();
+    let mut pending: Vec<usize> =
+        slots.iter().flatten().copied().filter(|index| *index != event).collect();
     pending.sort_unstable_by_key(|index| events[*index].begin);
     let mut before: Vec<_> = configurations.into_iter().collect();
     before.sort_by_cached_key(|held| (held.done.count_ones(), format!("{:?}", held.state)));
     before.truncate(3);
-    Verdict::Violation { event, pending, before: before.into_iter().map(|held| held.state).collect() }
+    Verdict::Violation {
+        event,
+        pending,
+        before: before.into_iter().map(|held| held.state).collect(),
+    }
 }
 
 #[cfg(test)]

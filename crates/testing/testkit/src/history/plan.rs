@@ -53,7 +53,11 @@ pub enum PlannedCall {
 pub fn next(rng: &mut Rng, overwriting: u64, sharing: u64) -> PlannedCall {
     if rng.percent(overwriting) {
         let at = rng.below(REGISTERS as u64) as usize;
-        return if rng.percent(40) { PlannedCall::Overwrite(at) } else { PlannedCall::ReadRegister(at) };
+        return if rng.percent(40) {
+            PlannedCall::Overwrite(at)
+        } else {
+            PlannedCall::ReadRegister(at)
+        };
     }
     if rng.percent(sharing) {
         return match rng.below(10) {

@@ -29,7 +29,10 @@ pub fn violations(events: &[RecordedCall<Call, Answer>]) -> Vec<(usize, String)>
     reads.filter_map(|(at, read)| Some((at, complaint(read, events)?))).collect()
 }
 
-fn complaint(read: &RecordedCall<Call, Answer>, events: &[RecordedCall<Call, Answer>]) -> Option<String> {
+fn complaint(
+    read: &RecordedCall<Call, Answer>,
+    events: &[RecordedCall<Call, Answer>],
+) -> Option<String> {
     let seen = read.answer?;
     let writes = || events.iter().filter(|event| matches!(event.call, Call::Write(_)));
     // When the write that the read saw was over; one without an answer may not be over yet.
@@ -45,10 +48,12 @@ fn complaint(read: &RecordedCall<Call, Answer>, events: &[RecordedCall<Call, Ans
             Some(write) => write.end,
         }
     };
-    let later =
-        writes().find(|write| write.answer.is_some() && write.begin > over && write.end < read.begin)?;
+    let later = writes()
+        .find(|write| write.answer.is_some() && write.begin > over && write.end < read.begin)?;
     let Call::Write(token) = later.call else { return None };
-    Some(format!("read {seen:#x}, but {token:#x} was written after that and closed before the read began"))
+    Some(format!(
+        "read {seen:#x}, but {token:#x} was written after that and closed before the read began"
+    ))
 }
 
 #[cfg(test)]

@@ -83,10 +83,15 @@ pub fn run(load: &Load) -> Result<Recorded, String> {
     for home in &homes {
         if !home.join("tmp").is_dir() {
             let _ = std::fs::remove_dir_all(first.join(&name));
-            return Err(format!("{} is not the same directory as {}", home.display(), first.display()));
+            return Err(format!(
+                "{} is not the same directory as {}",
+                home.display(),
+                first.display()
+            ));
         }
     }
-    let shared = Shared { origin: Instant::now(), unknown: AtomicUsize::new(0), token: AtomicU64::new(1) };
+    let shared =
+        Shared { origin: Instant::now(), unknown: AtomicUsize::new(0), token: AtomicU64::new(1) };
     let recorded = thread::scope(|scope| {
         let threads: Vec<_> = (0..load.threads)
             .map(|thread| {
@@ -104,7 +109,8 @@ pub fn run(load: &Load) -> Result<Recorded, String> {
         }
         Ok::<_, String>(all)
     })?;
-    std::fs::remove_dir_all(&home).map_err(|error| format!("cannot remove {}: {error}", home.display()))?;
+    std::fs::remove_dir_all(&home)
+        .map_err(|error| format!("cannot remove {}: {error}", home.display()))?;
     Ok(recorded)
 }
 
@@ -113,9 +119,11 @@ fn prepare(home: &Path) -> Result<(), String> {
         std::fs::create_dir(home)?;
         std::fs::create_dir(home.join("tmp"))?;
         std::fs::write(home.join("log"), [])?;
-        (0..COUNTERS).try_for_each(|at| std::fs::write(home.join(format!("c{at}")), 0u64.to_be_bytes()))?;
-        (0..REGISTERS)
-            .try_for_each(|at| std::fs::write(home.join(format!("r{at}")), registers::INITIAL.to_be_bytes()))
+        (0..COUNTERS)
+            .try_for_each(|at| std::fs::write(home.join(format!("c{at}")), 0u64.to_be_bytes()))?;
+        (0..REGISTERS).try_for_each(|at| {
+            std::fs::write(home.join(format!("r{at}")), registers::INITIAL.to_be_bytes())
+        })
     };
     make().map_err(|error: std::io::Error| format!("cannot prepare {}: {error}", home.display()))
 }
@@ -153,8 +161,9 @@ impl<'a> Actor<'a> {
     fn new(thread: usize, home: &Path, shared: &'a Shared) -> Result<Self, String> {
         let open = |path: &Path| {
             let name = sys::cstring(path.as_os_str().as_bytes());
-            open(libc::AT_FDCWD, &name, libc::O_DIRECTORY, 0)
-                .map_err(|errno| format!("cannot open {}: {}", path.display(), crate::errno::name(errno)))
+            open(libc::AT_FDCWD, &name, libc::O_DIRECTORY, 0).map_err(|errno| {
+                format!("cannot open {}: {}", path.display(), crate::errno::name(errno))
+            })
         };
         let (root, tmp) = (open(home)?, open(&home.join("tmp"))?);
         Ok(Self {
@@ -228,7 +237,10 @@ impl<'a> Actor<'a> {
                 let dir = actor.dir(target);
                 actor.record(Call::Stat(target.at), || {
                     let stat = sys::fstatat(dir, &target.name, libc::AT_SYMLINK_NOFOLLOW)?;
-                    Ok(Answer::Found { dir: stat.st_mode & libc::S_IFMT == libc::S_IFDIR, ino: stat.st_ino })
+                    Ok(Answer::Found {
+                        dir: stat.st_mode & libc::S_IFMT == libc::S_IFDIR,
+                        ino: stat.st_ino,
+                    })
                 });
             }),
             PlannedCall::Read(spot) => self.at(spot, |actor, target| {
@@ -301,7 +313,8 @@ impl<'a> Actor<'a> {
     fn create(&mut self, target: &Target) {
         let dir = self.dir(target);
         self.record(Call::Create(target.at), || {
-            let file = open(dir, &target.name, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL, 0o644)?;
+            let file =
+                open(dir, &target.name, libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL, 0o644)?;
             // It may be without a name by now; then its number is nobody's business.
             Ok(Answer::Ino(sys::fstat(file.0).ok().map(|stat| stat.st_ino)))
         });
@@ -380,8 +393,13 @@ impl<'a> Actor<'a> {
             Err(errno) if tells_nothing(errno) || errno == libc::ESTALE => None,
             Err(errno) => return Err(format!("cannot read r{at}: {}", crate::errno::name(errno))),
         };
-        let event =
-            RecordedCall { thread: self.thread, call: registers::Call::Read, answer, begin, end: self.now() };
+        let event = RecordedCall {
+            thread: self.thread,
+            call: registers::Call::Read,
+            answer,
+            begin,
+            end: self.now(),
+        };
         self.recorded.registers[at].push(event);
         Ok(())
     }
@@ -418,10 +436,15 @@ impl<'a> Actor<'a> {
         let answer = match read() {
             Ok(bytes) => Some(bytes),
             Err(errno) if tells_nothing(errno) => None,
-            Err(errno) => return Err(format!("cannot read the log: {}", crate::errno::name(errno))),
+            Err(errno) => {
+                return Err(format!("cannot read the log: {}", crate::errno::name(errno)));
+            }
         };
         let records = |bytes: Vec<u8>| {
-            bytes.chunks(8).map(|word| word.try_into().map_or(u64::MAX, u64::from_be_bytes)).collect()
+            bytes
+                .chunks(8)
+                .map(|word| word.try_into().map_or(u64::MAX, u64::from_be_bytes))
+                .collect()
         };
         let (answer, end) = (answer.map(records), self.now());
         self.recorded.log.push(RecordedCall {
@@ -543,5 +566,7 @@ fn names(dir: &Fd, known: &[&str]) -> Sys<Answer> {
     let len = sys::getdents64(dir.0, &mut buffer)? as usize;
     let listed = sys::dirents(&buffer[..len]);
     let has = |name: &&str| listed.iter().any(|entry| entry.name == name.as_bytes());
-    Ok(Answer::Names(known.iter().enumerate().fold(0, |bits, (at, name)| bits | u8::from(has(name)) << at)))
+    Ok(Answer::Names(
+        known.iter().enumerate().fold(0, |bits, (at, name)| bits | u8::from(has(name)) << at),
+    ))
 }

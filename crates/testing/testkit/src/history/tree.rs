@@ -227,7 +227,13 @@ impl Tree {
     }
 
     /// Puts a node where something else may be; `from` is emptied if that succeeds.
-    fn rename(&mut self, from: Option<At>, node: Node, to: At, no_replace: bool) -> Result<(), i32> {
+    fn rename(
+        &mut self,
+        from: Option<At>,
+        node: Node,
+        to: At,
+        no_replace: bool,
+    ) -> Result<(), i32> {
         let target = self.get(to).map_err(|Gone| libc::ENOENT)?;
         if let Some(target) = target {
             if no_replace {
@@ -275,7 +281,9 @@ impl Model for Tree {
 
     fn step(&self, call: &Call, answer: Option<&Answer>) -> Option<Self> {
         let mut next = self.clone();
-        if let (Call::Rename { .. } | Call::Publish { .. }, Some(Answer::Failed(errno))) = (call, answer) {
+        if let (Call::Rename { .. } | Call::Publish { .. }, Some(Answer::Failed(errno))) =
+            (call, answer)
+        {
             let (from, to, no_replace) = match *call {
                 Call::Rename { from, to, no_replace, .. } => (Some(from), to, no_replace),
                 Call::Publish { to, .. } => (None, to, false),
@@ -306,7 +314,8 @@ impl Model for Tree {
             }
             Call::Rmdir(name) => next.rmdir(name).map(|()| Answer::Done),
             Call::Rename { from, to, no_replace, .. } => {
-                let renamed = self.look(from).and_then(|node| next.rename(Some(from), node, to, no_replace));
+                let renamed =
+                    self.look(from).and_then(|node| next.rename(Some(from), node, to, no_replace));
                 renamed.map(|()| Answer::Done)
             }
             Call::Stat(at) => match (self.look(at), answer) {
@@ -372,7 +381,8 @@ pub fn mark_repeated(events: &mut [RecordedCall<Call, Answer>]) {
         .collect();
     for (index, from, to) in &renames {
         let (begin, end) = (events[*index].begin, events[*index].end);
-        let overlaps = |other: &RecordedCall<Call, Answer>| other.begin <= end && begin <= other.end;
+        let overlaps =
+            |other: &RecordedCall<Call, Answer>| other.begin <= end && begin <= other.end;
         let same = renames.iter().any(|(other, other_from, other_to)| {
             other != index && (other_from, other_to) == (from, to) && overlaps(&events[*other])
         });

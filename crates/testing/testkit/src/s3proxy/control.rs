@@ -59,10 +59,13 @@ pub fn ask(control: &str, method: &str, path: &str, body: &str) -> Result<String
         "Connection: close",
         &format!("Content-Length: {}", body.len()),
     ]);
-    let sent =
-        client.get_mut().write_all(head.raw()).and_then(|()| client.get_mut().write_all(body.as_bytes()));
+    let sent = client
+        .get_mut()
+        .write_all(head.raw())
+        .and_then(|()| client.get_mut().write_all(body.as_bytes()));
     sent.map_err(failed)?;
-    let answer = Head::read(&mut client).map_err(failed)?.ok_or_else(|| format!("{control}: no answer"))?;
+    let answer =
+        Head::read(&mut client).map_err(failed)?.ok_or_else(|| format!("{control}: no answer"))?;
     let mut text = Collector { bytes: Vec::new(), limit: 16 << 20 };
     pass_body(answer.answer_framing(method), &mut client, &mut text).map_err(failed)?;
     let text = String::from_utf8_lossy(&text.bytes).trim_end().to_string();

@@ -84,7 +84,8 @@ impl Counts {
                 Kind::ALL.iter().map(|kind| format!("\"{}\":{}", kind.name(), of(kind))).collect();
             format!("{{{}}}", pairs.join(","))
         };
-        let faults: Vec<_> = inner.faults.iter().map(|(name, count)| format!("\"{name}\":{count}")).collect();
+        let faults: Vec<_> =
+            inner.faults.iter().map(|(name, count)| format!("\"{name}\":{count}")).collect();
         let text = format!(
             "{{\"requests\":{},\"forwarded\":{},\"store_errors\":{},\"in_flight_max\":{},\"faults\":{{{}}},\"bytes_up\":{},\"bytes_down\":{}}}",
             column(|of| of.requests),

@@ -83,9 +83,9 @@ impl Head {
     /// The value of a header, the first of that name.
     pub fn header(&self, name: &str) -> Option<&str> {
         let lines = self.raw.split(|&byte| byte == b'\n').skip(1);
-        lines
-            .filter_map(|line| std::str::from_utf8(line).ok()?.split_once(':'))
-            .find_map(|(found, value)| found.trim().eq_ignore_ascii_case(name).then(|| value.trim()))
+        lines.filter_map(|line| std::str::from_utf8(line).ok()?.split_once(':')).find_map(
+            |(found, value)| found.trim().eq_ignore_ascii_case(name).then(|| value.trim()),
+        )
     }
 
     /// Takes every header of this name away; with a value, adds one that has it.
@@ -173,7 +173,10 @@ impl BodySink for Collector {
             return Ok(());
         }
         if self.bytes.len() + bytes.len() > self.limit {
-            return Err(io::Error::new(ErrorKind::InvalidData, "a body larger than a proxy will hold"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "a body larger than a proxy will hold",
+            ));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(())
@@ -184,7 +187,11 @@ impl BodySink for Collector {
 ///
 /// # Errors
 /// Those of either side; `UnexpectedEof` if the source ends before the body does.
-pub fn pass_body(framing: Framing, from: &mut impl BufRead, to: &mut dyn BodySink) -> io::Result<()> {
+pub fn pass_body(
+    framing: Framing,
+    from: &mut impl BufRead,
+    to: &mut dyn BodySink,
+) -> io::Result<()> {
     match framing {
         Framing::Empty => Ok(()),
         Framing::Length(bytes) => pass(from, bytes, to, true),
@@ -199,7 +206,12 @@ pub fn pass_body(framing: Framing, from: &mut impl BufRead, to: &mut dyn BodySin
     }
 }
 
-fn pass(from: &mut impl BufRead, mut bytes: u64, to: &mut dyn BodySink, payload: bool) -> io::Result<()> {
+fn pass(
+    from: &mut impl BufRead,
+    mut bytes: u64,
+    to: &mut dyn BodySink,
+    payload: bool,
+) -> io::Result<()> {
     while bytes > 0 {
         let piece = from.fill_buf()?;
         if piece.is_empty() {
@@ -217,7 +229,8 @@ fn pass_chunks(from: &mut impl BufRead, to: &mut dyn BodySink) -> io::Result<()>
     loop {
         let line = chunk_line(from)?;
         to.take(&line, false)?;
-        let size = std::str::from_utf8(&line).ok().and_then(|line| line.split([';', '\r', '\n']).next());
+        let size =
+            std::str::from_utf8(&line).ok().and_then(|line| line.split([';', '\r', '\n']).next());
         let size = size
             .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
             .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a chunk without a length"))?;
@@ -250,9 +263,16 @@ fn chunk_line(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// Those of the connection.
-pub fn answer(to: &mut impl Write, status: &str, kind: &str, body: &[u8], with_body: bool) -> io::Result<()> {
+pub fn answer(
+    to: &mut impl Write,
+    status: &str,
+    kind: &str,
+    body: &[u8],
+    with_body: bool,
+) -> io::Result<()> {
     let length = format!("Content-Length: {}", body.len());
-    let head = Head::new(&[&format!("HTTP/1.1 {status}"), &format!("Content-Type: {kind}"), &length]);
+    let head =
+        Head::new(&[&format!("HTTP/1.1 {status}"), &format!("Content-Type: {kind}"), &length]);
     to.write_all(head.raw())?;
     if with_body {
         to.write_all(body)?;
@@ -279,7 +299,9 @@ mod tests {
             (Some("a:1"), Some("v"), None)
         );
         assert_eq!(Head::read(&mut "".as_bytes()).unwrap(), None);
-        for bad in ["GET / HTTP/1.1\r\nHost", &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(HEAD_MAX))] {
+        for bad in
+            ["GET / HTTP/1.1\r\nHost", &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(HEAD_MAX))]
+        {
             assert!(Head::read(&mut bad.as_bytes()).is_err());
         }
     }
@@ -295,7 +317,10 @@ mod tests {
 
     #[test]
     fn framing_follows_the_headers() {
-        assert_eq!(head("PUT / HTTP/1.1\r\nContent-Length: 9\r\n\r\n").request_framing(), Framing::Length(9));
+        assert_eq!(
+            head("PUT / HTTP/1.1\r\nContent-Length: 9\r\n\r\n").request_framing(),
+            Framing::Length(9)
+        );
         assert_eq!(head("GET / HTTP/1.1\r\n\r\n").request_framing(), Framing::Empty);
         let answer = head("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
         assert_eq!(answer.answer_framing("GET"), Framing::Chunked);

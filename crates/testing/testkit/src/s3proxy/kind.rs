@@ -66,7 +66,8 @@ impl Kind {
     pub fn of(method: &str, target: &str, copies: bool) -> Self {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
-        let key = path.trim_start_matches('/').split_once('/').is_some_and(|(_, key)| !key.is_empty());
+        let key =
+            path.trim_start_matches('/').split_once('/').is_some_and(|(_, key)| !key.is_empty());
         let in_upload = has("uploadId");
         match (method, key) {
             ("PUT", true) if copies => Self::Copy,

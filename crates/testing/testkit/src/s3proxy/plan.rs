@@ -44,7 +44,12 @@ pub struct FaultPlan {
 impl FaultPlan {
     /// A plan without rules.
     pub fn new(seed: u64) -> Self {
-        Self { seed, rules: RwLock::default(), generation: AtomicU64::new(0), asked: Mutex::default() }
+        Self {
+            seed,
+            rules: RwLock::default(),
+            generation: AtomicU64::new(0),
+            asked: Mutex::default(),
+        }
     }
 
     /// Puts other rules in force. Requests that hang are let go. Their repetitions are counted
@@ -73,7 +78,8 @@ impl FaultPlan {
 
     /// Whether a rule wants pages of listings to be held.
     pub fn holds_listings(&self) -> bool {
-        let lists = |fault: &Fault| matches!(fault, Fault::ListCut | Fault::ListGap | Fault::ListRepeat);
+        let lists =
+            |fault: &Fault| matches!(fault, Fault::ListCut | Fault::ListGap | Fault::ListRepeat);
         self.armed().iter().any(|armed| lists(&armed.rule.fault))
     }
 
@@ -106,7 +112,9 @@ impl FaultPlan {
             }
             match &rule.fault {
                 Fault::Bandwidth { .. } => continue,
-                Fault::Latency { ms, jitter_ms } => verdict.delay_ms += ms + random.below(jitter_ms + 1),
+                Fault::Latency { ms, jitter_ms } => {
+                    verdict.delay_ms += ms + random.below(jitter_ms + 1)
+                }
                 fault => {
                     verdict.fault = Some(fault.clone());
                     verdict.draw = random.next_u64();
@@ -152,8 +160,9 @@ mod tests {
 
     /// Which of `targets` are hit, asked for in this order.
     fn hits(plan: &FaultPlan, targets: impl Iterator<Item = u64>) -> Vec<(u64, bool)> {
-        let mut hit: Vec<_> =
-            targets.map(|n| (n, plan.judge(Kind::Get, &format!("/b/{n}")).fault.is_some())).collect();
+        let mut hit: Vec<_> = targets
+            .map(|n| (n, plan.judge(Kind::Get, &format!("/b/{n}")).fault.is_some()))
+            .collect();
         hit.sort_unstable();
         hit
     }
@@ -170,7 +179,8 @@ mod tests {
     #[test]
     fn a_repetition_draws_anew() {
         let plan = plan(1, "reset:rate=0.5");
-        let tries: Vec<_> = (0..32).map(|_| plan.judge(Kind::Put, "/b/k").fault.is_some()).collect();
+        let tries: Vec<_> =
+            (0..32).map(|_| plan.judge(Kind::Put, "/b/k").fault.is_some()).collect();
         assert!(tries.contains(&true) && tries.contains(&false));
     }
 
@@ -178,7 +188,8 @@ mod tests {
     fn skip_count_kind_and_match() {
         let plan = plan(1, "status:code=500,kind=list,skip=1,count=2 latency:ms=5 reset:match=/k2");
         let status = |verdict: Disturbance| verdict.fault.map(|fault| fault.name());
-        let lists: Vec<_> = (0..4).map(|_| status(plan.judge(Kind::List, "/b?list-type=2"))).collect();
+        let lists: Vec<_> =
+            (0..4).map(|_| status(plan.judge(Kind::List, "/b?list-type=2"))).collect();
         assert_eq!(lists, [None, Some("status"), Some("status"), None]);
         assert_eq!(status(plan.judge(Kind::Get, "/b/k1")), None);
         let hit = plan.judge(Kind::Get, "/b/k2");

@@ -38,7 +38,8 @@ struct Relay<'a> {
 /// Serves a connection until it ends.
 pub fn serve(proxy: &Proxy, client: TcpStream) {
     let _ = client.set_nodelay(true);
-    let mut relay = Relay { proxy, client: BufReader::with_capacity(BUFFER_BYTES, client), store: None };
+    let mut relay =
+        Relay { proxy, client: BufReader::with_capacity(BUFFER_BYTES, client), store: None };
     loop {
         match relay.request() {
             Ok(Next::Keep) => {}
@@ -63,7 +64,9 @@ impl Relay<'_> {
         match &verdict.fault {
             Some(Fault::Reset) => Ok(Next::Reset),
             Some(Fault::Hang) => {
-                while self.proxy.plan.generation() == verdict.generation && !is_gone(self.client.get_ref()) {
+                while self.proxy.plan.generation() == verdict.generation
+                    && !is_gone(self.client.get_ref())
+                {
                     std::thread::sleep(LOOK);
                 }
                 Ok(Next::Reset)
@@ -93,7 +96,13 @@ impl Relay<'_> {
              <Message>injected by kestrel-s3proxy</Message><RequestId>0</RequestId></Error>"
         );
         let status = format!("{code} {error}");
-        answer(self.client.get_mut(), &status, "application/xml", body.as_bytes(), method != "HEAD")?;
+        answer(
+            self.client.get_mut(),
+            &status,
+            "application/xml",
+            body.as_bytes(),
+            method != "HEAD",
+        )?;
         Ok(if head.closes() { Next::Close } else { Next::Keep })
     }
 
@@ -105,7 +114,13 @@ impl Relay<'_> {
         Ok(())
     }
 
-    fn forward(&mut self, kind: Kind, head: &Head, method: &str, verdict: &Disturbance) -> io::Result<Next> {
+    fn forward(
+        &mut self,
+        kind: Kind,
+        head: &Head,
+        method: &str,
+        verdict: &Disturbance,
+    ) -> io::Result<Next> {
         // A connection that the store has closed meanwhile would look like a fault that no rule
         // asked for.
         if self.store.as_ref().is_some_and(|store| is_gone(store.get_ref())) {
@@ -145,11 +160,17 @@ impl Relay<'_> {
             }
             _ => {
                 self.client.get_mut().write_all(answer.raw())?;
-                pass_body(framing, &mut store, &mut ToClient::plain(self.proxy, self.client.get_mut()))?;
+                pass_body(
+                    framing,
+                    &mut store,
+                    &mut ToClient::plain(self.proxy, self.client.get_mut()),
+                )?;
                 Next::Keep
             }
         };
-        if next == Next::Keep && (head.closes() || answer.closes() || framing == Framing::UntilClose) {
+        if next == Next::Keep
+            && (head.closes() || answer.closes() || framing == Framing::UntilClose)
+        {
             next = Next::Close;
         }
         if !answer.closes() && framing != Framing::UntilClose && failed.is_none() {
@@ -173,7 +194,9 @@ impl Relay<'_> {
         let mut answer = answer.clone();
         match fault {
             Fault::Short => answer.set("Content-Length", Some(&at.to_string())),
-            Fault::Long => answer.set("Content-Length", Some(&(length + extra.len() as u64).to_string())),
+            Fault::Long => {
+                answer.set("Content-Length", Some(&(length + extra.len() as u64).to_string()))
+            }
             _ => {}
         }
         self.client.get_mut().write_all(answer.raw())?;

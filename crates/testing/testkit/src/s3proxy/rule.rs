@@ -141,15 +141,19 @@ impl Rule {
             "list-repeat" => Fault::ListRepeat,
             _ => return Err(bad("no such fault")),
         };
-        let (mut kinds, mut rate_ppm, mut contains) = (fault.usual_kinds(), 1_000_000, String::new());
+        let (mut kinds, mut rate_ppm, mut contains) =
+            (fault.usual_kinds(), 1_000_000, String::new());
         let (mut skip, mut count) = (0, u64::MAX);
         for pair in options.split(',').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').ok_or_else(|| bad(&format!("{pair} has no value")))?;
-            let number = || value.parse::<u64>().map_err(|_| bad(&format!("{value} is not a number")));
+            let (key, value) =
+                pair.split_once('=').ok_or_else(|| bad(&format!("{pair} has no value")))?;
+            let number =
+                || value.parse::<u64>().map_err(|_| bad(&format!("{value} is not a number")));
             match (key, &mut fault) {
                 ("kind", _) => {
                     let named = value.split('+').map(Kind::parse).collect::<Option<Vec<_>>>();
-                    kinds = named.ok_or_else(|| bad(&format!("{value} is not a kind of requests")))?;
+                    kinds =
+                        named.ok_or_else(|| bad(&format!("{value} is not a kind of requests")))?;
                 }
                 ("rate", _) => {
                     let rate = value.parse::<f64>().ok().filter(|rate| (0.0..=1.0).contains(rate));
@@ -203,7 +207,10 @@ mod tests {
             (rules[1].kinds.as_slice(), rules[1].contains.as_str()),
             (&[Kind::Put, Kind::Get][..], "/00/")
         );
-        assert_eq!((&rules[2].fault, rules[2].kinds.as_slice()), (&Fault::WrongBytes, &[Kind::Get][..]));
+        assert_eq!(
+            (&rules[2].fault, rules[2].kinds.as_slice()),
+            (&Fault::WrongBytes, &[Kind::Get][..])
+        );
         assert!(Rule::parse_all("").unwrap().is_empty());
     }
 

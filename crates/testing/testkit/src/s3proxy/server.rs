@@ -97,7 +97,9 @@ pub fn start(proxy: Proxy, listen: &str, control: &str) -> io::Result<Server> {
     let (address, control) = (clients.local_addr()?, controls.local_addr()?);
     let proxy = Arc::new(proxy);
     let shared = proxy.clone();
-    std::thread::Builder::new().name("s3proxy-accept".into()).spawn(move || accept(&shared, &clients))?;
+    std::thread::Builder::new()
+        .name("s3proxy-accept".into())
+        .spawn(move || accept(&shared, &clients))?;
     let shared = proxy.clone();
     std::thread::Builder::new().name("s3proxy-control".into()).spawn(move || {
         for client in controls.incoming().flatten() {
@@ -117,8 +119,10 @@ fn accept(proxy: &Arc<Proxy>, clients: &TcpListener) {
             continue;
         }
         let (proxy, in_thread) = (proxy.clone(), open.clone());
-        let spawned =
-            std::thread::Builder::new().name("s3proxy".into()).stack_size(256 << 10).spawn(move || {
+        let spawned = std::thread::Builder::new()
+            .name("s3proxy".into())
+            .stack_size(256 << 10)
+            .spawn(move || {
                 relay::serve(&proxy, client);
                 in_thread.fetch_sub(1, Relaxed);
             });

@@ -14,8 +14,8 @@ use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
 use crate::range::{RANGE_BYTES_MAX, Range};
 use crate::request::{
-    Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request,
-    SetAttr, SetTime, Usage, XattrFlags,
+    Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply,
+    Request, SetAttr, SetTime, Usage, XattrFlags,
 };
 use crate::token::TokenId;
 
@@ -32,20 +32,28 @@ pub fn call() -> BoxedStrategy<Call> {
 }
 
 pub fn to_server() -> BoxedStrategy<ToServer> {
-    let client = any::<[u8; 16]>().prop_filter("never zero", |id| *id != [0; 16]).prop_map(ClientId);
+    let client =
+        any::<[u8; 16]>().prop_filter("never zero", |id| *id != [0; 16]).prop_map(ClientId);
     // With the version of this build between them; others are refused.
     let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
-    let hello =
-        (versions, ".{1,60}", client, any::<u64>(), ".{0,60}", any::<bool>(), any::<Option<[u8; 8]>>())
-            .prop_map(|(versions, volume, client, incarnation, who, established, token)| Hello {
-                versions,
-                volume,
-                client,
-                incarnation,
-                who,
-                established,
-                token: token.map(TokenId),
-            });
+    let hello = (
+        versions,
+        ".{1,60}",
+        client,
+        any::<u64>(),
+        ".{0,60}",
+        any::<bool>(),
+        any::<Option<[u8; 8]>>(),
+    )
+        .prop_map(|(versions, volume, client, incarnation, who, established, token)| Hello {
+            versions,
+            volume,
+            client,
+            incarnation,
+            who,
+            established,
+            token: token.map(TokenId),
+        });
     prop_oneof![
         1 => hello.prop_map(ToServer::Hello),
         8 => call().prop_map(ToServer::Call),
@@ -62,10 +70,28 @@ pub fn to_server() -> BoxedStrategy<ToServer> {
 
 fn peer_hello() -> BoxedStrategy<PeerHello> {
     let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
-    (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>(), any::<(u64, u64, u64)>(), "[a-z0-9.:]{1,40}")
-        .prop_map(|(versions, (volume, from, to, table, nonce), (node_uuid, epoch, start), address)| {
-            PeerHello { versions, volume, from, to, table, nonce, node_uuid, epoch, start, address }
-        })
+    (
+        versions,
+        any::<([u8; 16], u32, u32, u64, [u8; 16])>(),
+        any::<(u64, u64, u64)>(),
+        "[a-z0-9.:]{1,40}",
+    )
+        .prop_map(
+            |(versions, (volume, from, to, table, nonce), (node_uuid, epoch, start), address)| {
+                PeerHello {
+                    versions,
+                    volume,
+                    from,
+                    to,
+                    table,
+                    nonce,
+                    node_uuid,
+                    epoch,
+                    start,
+                    address,
+                }
+            },
+        )
         .boxed()
 }
 
@@ -116,8 +142,10 @@ fn blob(len_max: usize) -> BoxedStrategy<Box<[u8]>> {
 fn name() -> BoxedStrategy<Name> {
     // Any bytes, with those that no name has replaced.
     let strange = vec(any::<u8>(), 1..=255).prop_map(|bytes| {
-        let bytes: Vec<u8> =
-            bytes.iter().map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte }).collect();
+        let bytes: Vec<u8> = bytes
+            .iter()
+            .map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte })
+            .collect();
         bytes
     });
     let plain = "[a-z0-9.]{1,10}x".prop_map(String::into_bytes);
@@ -131,7 +159,9 @@ fn place() -> BoxedStrategy<PathRef> {
 }
 
 fn inode_ref() -> BoxedStrategy<InodeRef> {
-    (number(), option::of((number(), name()))).prop_map(|(ino, seen)| InodeRef { ino, seen }).boxed()
+    (number(), option::of((number(), name())))
+        .prop_map(|(ino, seen)| InodeRef { ino, seen })
+        .boxed()
 }
 
 fn boxed_inode() -> BoxedStrategy<Box<Inode>> {
@@ -216,44 +246,49 @@ prop_compose! {
 
 fn op() -> BoxedStrategy<Op> {
     let id = number;
-    let changes = prop_oneof![
-        (place(), mode(), open_flags(), any::<bool>())
-            .prop_map(|(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }),
-        (inode_ref(), open_flags()).prop_map(|(inode, flags)| Op::Open(inode, flags)),
-        (place(), open_flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
-        (id(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile { dir, mode, exclusive }),
-        id().prop_map(Op::Release),
-        (place(), kind(), mode(), any::<u32>()).prop_map(|(place, kind, mode, rdev)| Op::MkNod {
-            place,
-            kind,
-            mode,
-            rdev
-        }),
-        (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
-        (place(), blob(100)).prop_map(|(place, target)| Op::Symlink(place, target)),
-        place().prop_map(Op::Unlink),
-        (place(), option::of(1..=u64::MAX)).prop_map(|(place, expected)| Op::RmDir(place, expected)),
-        (place(), place(), any::<(bool, bool)>(), option::of(1..=u64::MAX)).prop_map(
-            |(from, to, flags, replaced)| {
-                let (no_replace, exchange) = flags;
-                Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
-            }
-        ),
-        (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
-        (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
-        (inode_ref(), 0u8..16).prop_map(|(inode, flags)| {
-            Op::SetFlags(inode, InodeFlags::from_bits(flags).unwrap_or_default())
-        }),
-        (inode_ref(), any::<(i64, bool)>())
-            .prop_map(|(inode, (at, relative))| Op::Accessed(inode, Accessed { at, relative })),
-    ];
+    let changes =
+        prop_oneof![
+            (place(), mode(), open_flags(), any::<bool>()).prop_map(
+                |(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }
+            ),
+            (inode_ref(), open_flags()).prop_map(|(inode, flags)| Op::Open(inode, flags)),
+            (place(), open_flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
+            (id(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile {
+                dir,
+                mode,
+                exclusive
+            }),
+            id().prop_map(Op::Release),
+            (place(), kind(), mode(), any::<u32>())
+                .prop_map(|(place, kind, mode, rdev)| Op::MkNod { place, kind, mode, rdev }),
+            (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
+            (place(), blob(100)).prop_map(|(place, target)| Op::Symlink(place, target)),
+            place().prop_map(Op::Unlink),
+            (place(), option::of(1..=u64::MAX))
+                .prop_map(|(place, expected)| Op::RmDir(place, expected)),
+            (place(), place(), any::<(bool, bool)>(), option::of(1..=u64::MAX)).prop_map(
+                |(from, to, flags, replaced)| {
+                    let (no_replace, exchange) = flags;
+                    Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
+                }
+            ),
+            (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
+            (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
+            (inode_ref(), 0u8..16).prop_map(|(inode, flags)| {
+                Op::SetFlags(inode, InodeFlags::from_bits(flags).unwrap_or_default())
+            }),
+            (inode_ref(), any::<(i64, bool)>())
+                .prop_map(|(inode, (at, relative))| Op::Accessed(inode, Accessed { at, relative })),
+        ];
     let content = prop_oneof![
         commit().prop_map(Op::Commit),
         (inode_ref(), id(), vec(extent(), 0..10), vec(extent(), 0..10))
             .prop_map(|(inode, chunk, old, new)| Op::Compact { inode, chunk, old, new }),
-        (inode_ref(), id(), inode_ref(), id(), id()).prop_map(|(from, from_offset, to, to_offset, len)| {
-            Op::Clone { from, from_offset, to, to_offset, len }
-        }),
+        (inode_ref(), id(), inode_ref(), id(), id()).prop_map(
+            |(from, from_offset, to, to_offset, len)| {
+                Op::Clone { from, from_offset, to, to_offset, len }
+            }
+        ),
         (id(), id(), id()).prop_map(|(ino, first, last)| Op::Chunks { ino, first, last }),
         id().prop_map(Op::Sweep),
         any::<u32>().prop_map(Op::AllocObjects),
@@ -267,11 +302,13 @@ fn op() -> BoxedStrategy<Op> {
         (id(), option::of(name()), id(), any::<bool>()).prop_map(|(dir, after, limit, check)| {
             Op::ReadDir { dir, after, limit: limit as usize, check }
         }),
-        (id(), option::of(name()), id())
-            .prop_map(|(dir, after, limit)| { Op::ReadDirPlus { dir, after, limit: limit as usize } }),
+        (id(), option::of(name()), id()).prop_map(|(dir, after, limit)| {
+            Op::ReadDirPlus { dir, after, limit: limit as usize }
+        }),
         Just(Op::Usage),
         id().prop_map(Op::TreeUsage),
-        (vec(id(), 0..5), option::of((id(), name()))).prop_map(|(files, after)| Op::Locate { files, after }),
+        (vec(id(), 0..5), option::of((id(), name())))
+            .prop_map(|(files, after)| Op::Locate { files, after }),
         Just(Op::Sync),
     ];
     let xattrs = prop_oneof![
@@ -292,10 +329,13 @@ pub fn request() -> BoxedStrategy<Request> {
 }
 
 pub fn reply() -> BoxedStrategy<Reply> {
-    let entry = (name(), number(), kind()).prop_map(|(name, ino, kind)| DirEntry { name, ino, kind }).boxed();
+    let entry = (name(), number(), kind())
+        .prop_map(|(name, ino, kind)| DirEntry { name, ino, kind })
+        .boxed();
     let found = vec((number(), entry.clone()), 0..5);
     let answer = prop_oneof![
-        (found, option::of((number(), name()))).prop_map(|(found, next)| Answer::Located { found, next }),
+        (found, option::of((number(), name())))
+            .prop_map(|(found, next)| Answer::Located { found, next }),
         Just(Answer::Done),
         boxed_inode().prop_map(Answer::Inode),
         (number(), boxed_inode()).prop_map(|(parent, inode)| Answer::Entry { parent, inode }),
@@ -305,11 +345,8 @@ pub fn reply() -> BoxedStrategy<Reply> {
         (number(), option::of(boxed_inode()), number(), number())
             .prop_map(|(moved, other, from, to)| Answer::Renamed { moved, other, from, to }),
         blob(300).prop_map(Answer::Bytes),
-        (vec(entry, 0..10), number(), any::<bool>()).prop_map(|(entries, parent, end)| Answer::Entries {
-            entries,
-            parent,
-            end
-        }),
+        (vec(entry, 0..10), number(), any::<bool>())
+            .prop_map(|(entries, parent, end)| Answer::Entries { entries, parent, end }),
         (vec((name(), boxed_inode()), 0..10), any::<bool>())
             .prop_map(|(entries, end)| Answer::EntriesPlus { entries, end }),
         (vec((number(), vec(extent(), 0..5)), 0..5), any::<bool>())
@@ -374,7 +411,11 @@ fn lock_request() -> BoxedStrategy<LockRequest> {
             start,
             end
         }),
-        span().prop_map(|LockSpan { ino, owner, kind, .. }| LockRequest::ReleaseOwner { ino, owner, kind }),
+        span().prop_map(|LockSpan { ino, owner, kind, .. }| LockRequest::ReleaseOwner {
+            ino,
+            owner,
+            kind
+        }),
     ];
     of_span.boxed()
 }
@@ -390,12 +431,15 @@ fn lock_reply() -> BoxedStrategy<LockReply> {
 }
 
 fn reclaim() -> BoxedStrategy<Reclaim> {
-    let open = (inode_ref(), 1u32.., any::<bool>()).prop_map(|(file, count, linkable)| ReclaimOpen {
-        file,
-        count,
-        linkable,
-    });
-    (vec(open, 0..5), vec(span(), 0..5), vec((number(), any::<u32>()), 0..5), number(), any::<bool>())
+    let open = (inode_ref(), 1u32.., any::<bool>())
+        .prop_map(|(file, count, linkable)| ReclaimOpen { file, count, linkable });
+    (
+        vec(open, 0..5),
+        vec(span(), 0..5),
+        vec((number(), any::<u32>()), 0..5),
+        number(),
+        any::<bool>(),
+    )
         .prop_map(|(opens, locks, objects, oldest_open_object, last)| Reclaim {
             opens,
             locks,

@@ -76,23 +76,40 @@ fn bytes_are_pinned() {
     };
     let transcript = peer.transcript(Prover::Reached, &[5; 16]);
     assert_eq!(transcript[..23], *b"kestrelfs peer proof 1\x02");
-    assert_eq!((&transcript[23..39], &transcript[39..43]), ([5; 16].as_slice(), b"KSTL".as_slice()));
-    let tail = [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
-    let head = [b"KSTL\0\x09\0\x09".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
+    assert_eq!(
+        (&transcript[23..39], &transcript[39..43]),
+        ([5; 16].as_slice(), b"KSTL".as_slice())
+    );
+    let tail =
+        [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
+    let head = [
+        b"KSTL\0\x09\0\x09".as_slice(),
+        &[8; 16],
+        &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5],
+    ];
     expected = framed(6, &[&head.concat()[..], &[9; 16], &tail, b"\x04b:94"].concat());
     assert_eq!(server_bytes(&ToServer::PeerHello(peer), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::PeerProof([3; 32]), Checksum::Off), framed(8, &[3; 32]));
     let challenge = PeerChallenge { nonce: [4; 16], proof: [5; 32] };
     expected = framed(0x86, &[[4; 16].as_slice(), &[5; 32]].concat());
     assert_eq!(client_bytes(&ToClient::PeerChallenge(challenge), Checksum::Off), expected);
-    assert_eq!(server_bytes(&ToServer::Peer(b"envelope"[..].into()), Checksum::Off), framed(7, b"envelope"));
+    assert_eq!(
+        server_bytes(&ToServer::Peer(b"envelope"[..].into()), Checksum::Off),
+        framed(7, b"envelope")
+    );
 
-    let reply =
-        ReplyTo { id: 300, table: 0, answered: Answered::Op(Err(Outcome::Failed(FsError::new(2, "no")))) };
+    let reply = ReplyTo {
+        id: 300,
+        table: 0,
+        answered: Answered::Op(Err(Outcome::Failed(FsError::new(2, "no")))),
+    };
     expected = framed(0x83, &[1, 0xac, 2, 0, 0x80, 2, 2, b'n', b'o']);
     assert_eq!(client_bytes(&ToClient::Reply(reply), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::Bye, Checksum::Off), header(0, 5, 0));
-    assert_eq!(client_bytes(&ToClient::Pong { table: 300 }, Checksum::Off), framed(0x85, &[0xac, 2]));
+    assert_eq!(
+        client_bytes(&ToClient::Pong { table: 300 }, Checksum::Off),
+        framed(0x85, &[0xac, 2])
+    );
 }
 
 #[test]
@@ -103,7 +120,10 @@ fn a_frame_above_the_limit_is_refused_by_its_header() {
     assert_eq!(one_frame(&header(FRAME_BYTES_MAX as u32, 2, 0)).next_frame(), Ok(None));
     let mut stranger = Frames::new(HELLO_BYTES_MAX);
     stranger.push(&header(HELLO_BYTES_MAX as u32 + 1, 1, 0));
-    assert!(matches!(stranger.next_frame(), Err(WireError::Oversized { max: HELLO_BYTES_MAX, .. })));
+    assert!(matches!(
+        stranger.next_frame(),
+        Err(WireError::Oversized { max: HELLO_BYTES_MAX, .. })
+    ));
 }
 
 /// An announced payload takes no memory before it comes.
@@ -150,9 +170,12 @@ fn wrong_and_needless_checksums_are_refused() {
 
 #[test]
 fn bytes_left_over_are_refused() {
-    for message in
-        [ToServer::Bye, ToServer::Hello(hello()), ToServer::Call(lookup()), ToServer::Cancel { id: 1 }]
-    {
+    for message in [
+        ToServer::Bye,
+        ToServer::Hello(hello()),
+        ToServer::Call(lookup()),
+        ToServer::Cancel { id: 1 },
+    ] {
         let mut bytes = server_bytes(&message, Checksum::Off);
         bytes.push(0);
         bytes[3] += 1;
@@ -175,9 +198,10 @@ fn other_protocols_and_versions_are_told_apart() {
     assert_eq!(Versions { min: 10, max: 11 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
-    for stranger in
-        [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03aaaaaaa"]
-    {
+    for stranger in [
+        b"GET / HTTP/1.1\r\n\r\n".as_slice(),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03aaaaaaa",
+    ] {
         assert!(matches!(read_server(stranger), Err(WireError::Oversized { .. })));
     }
 }
@@ -186,7 +210,8 @@ fn other_protocols_and_versions_are_told_apart() {
 fn counts_above_what_the_frame_holds_take_no_memory() {
     // Creds with 2^62 groups; a place with 2^40 directories; a listing of 2^50 entries.
     let groups =
-        [&[1, 0, 1, 0, 0, 0, 0][..], &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x40, 31]].concat();
+        [&[1, 0, 1, 0, 0, 0, 0][..], &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x40, 31]]
+            .concat();
     assert!(matches!(read_server(&framed(2, &groups)), Err(WireError::Malformed(_))));
     let dirs = [1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1, b'x'];
     assert!(matches!(read_server(&framed(2, &dirs)), Err(WireError::Malformed(_))));
@@ -196,10 +221,14 @@ fn counts_above_what_the_frame_holds_take_no_memory() {
 
 #[test]
 fn bad_names_are_refused() {
-    let lookup = |name: &[u8]| [&[1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, name.len() as u8], name].concat();
+    let lookup =
+        |name: &[u8]| [&[1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0, name.len() as u8], name].concat();
     assert!(read_server(&framed(2, &lookup(b"good"))).is_ok());
     for name in [b"".as_slice(), b".", b"..", b"a/b", b"a\0"] {
-        assert!(matches!(read_server(&framed(2, &lookup(name))), Err(WireError::Malformed(_))), "{name:?}");
+        assert!(
+            matches!(read_server(&framed(2, &lookup(name))), Err(WireError::Malformed(_))),
+            "{name:?}"
+        );
     }
 }
 
@@ -214,7 +243,10 @@ fn ranges_of_locks_are_checked() {
     for (kind, start, end) in
         [(LockKind::Posix, 6, 5), (LockKind::Posix, 0, u64::MAX), (LockKind::Flock, 0, 5)]
     {
-        assert!(matches!(unlock(kind, start, end), Err(WireError::Malformed(_))), "{kind:?} {start} {end}");
+        assert!(
+            matches!(unlock(kind, start, end), Err(WireError::Malformed(_))),
+            "{kind:?} {start} {end}"
+        );
     }
 }
 
@@ -227,8 +259,13 @@ fn what_exceeds_a_limit_is_not_sent() {
     };
     refused(ToServer::Hello(Hello { volume: "v".repeat(VOLUME_BYTES_MAX + 1), ..hello() }));
     refused(ToServer::Hello(Hello { who: "w".repeat(WHO_BYTES_MAX + 1), ..hello() }));
-    refused(ToServer::Call(Call { body: Body::Admin(vec![b' '; JSON_BYTES_MAX + 1].into()), ..lookup() }));
-    let op = |op| ToServer::Call(Call { body: Body::Op(Request { creds: Creds::root(), op }), ..lookup() });
+    refused(ToServer::Call(Call {
+        body: Body::Admin(vec![b' '; JSON_BYTES_MAX + 1].into()),
+        ..lookup()
+    }));
+    let op = |op| {
+        ToServer::Call(Call { body: Body::Op(Request { creds: Creds::root(), op }), ..lookup() })
+    };
     let name = Name::new(b"n").unwrap();
     refused(op(Op::Lookup(PathRef {
         base: 1,
@@ -255,14 +292,19 @@ fn a_reply_that_is_too_large_becomes_an_error() {
     else {
         panic!("not the reply")
     };
-    assert!(matches!(answered, Answered::Op(Err(Outcome::Failed(FsError { errno: libc::EMSGSIZE, .. })))));
+    assert!(matches!(
+        answered,
+        Answered::Op(Err(Outcome::Failed(FsError { errno: libc::EMSGSIZE, .. })))
+    ));
 }
 
 #[test]
 fn strange_errors_are_made_proper_ones() {
     let reason = "ä".repeat(REASON_BYTES_MAX);
     let refused = |errno| ToClient::Refused(Refused { errno, reason: reason.clone().into() });
-    for (errno, read) in [(-1, libc::EIO), (0, libc::EIO), (4096, libc::EIO), (libc::EPERM, libc::EPERM)] {
+    for (errno, read) in
+        [(-1, libc::EIO), (0, libc::EIO), (4096, libc::EIO), (libc::EPERM, libc::EPERM)]
+    {
         let Some(ToClient::Refused(told)) =
             read_client(&client_bytes(&refused(errno), Checksum::Off)).unwrap()
         else {

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::str::FromStr;
 
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use lz4_flex::block::{
+    CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
+};
 use zstd::bulk::{Compressor as ZstdCompressor, Decompressor as ZstdDecompressor};
 
 /// A compressed chunk is kept only if it is at least one in this many bytes smaller: less is not
@@ -158,8 +160,9 @@ mod tests {
             assert_eq!(Compression::from_str(text).unwrap().to_string(), text);
         }
         assert_eq!(Compression::from_str("zstd"), Ok(Compression::Zstd(3)));
-        for text in ["", "LZ4", "gzip", "lz4:1", "none:0", "zstd:", "zstd:0", "zstd:20", "zstd:-1", "zstd:x"]
-        {
+        for text in [
+            "", "LZ4", "gzip", "lz4:1", "none:0", "zstd:", "zstd:0", "zstd:20", "zstd:-1", "zstd:x",
+        ] {
             let why = Compression::from_str(text).unwrap_err();
             assert!(why.contains("zstd"), "{why}");
         }
@@ -182,10 +185,16 @@ mod tests {
             let mut back = vec![0; text.len()];
             assert!(decompress(compression.method(), &out[1..], &mut back));
             assert_eq!(back, text);
-            assert!(!decompress(compression.method(), &out[1..], &mut back[1..]), "too little room");
+            assert!(
+                !decompress(compression.method(), &out[1..], &mut back[1..]),
+                "too little room"
+            );
             let mut more = vec![0; text.len() + 1];
             assert!(!decompress(compression.method(), &out[1..], &mut more), "too much room");
-            assert!(!decompress(compression.method(), &out[1..out.len() - 1], &mut back), "cut off");
+            assert!(
+                !decompress(compression.method(), &out[1..out.len() - 1], &mut back),
+                "cut off"
+            );
             let mut out = Vec::new();
             for incompressible in [&noise[..], &text[..0], &text[..1], &text[..7]] {
                 assert!(!compress(compression, incompressible, &mut out));

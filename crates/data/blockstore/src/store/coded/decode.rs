@@ -82,7 +82,8 @@ pub(super) fn decode(
     let mut rest = &mut stored[..];
     for chunk in chunks {
         let place = head.stored_of(chunk);
-        let corrupt = |what| Err(Error::Corrupt { object: head.header.object, offset: place.start, what });
+        let corrupt =
+            |what| Err(Error::Corrupt { object: head.header.object, offset: place.start, what });
         // Chunks have at most 2 MiB.
         let len = (place.end - place.start) as usize;
         let Some((bytes, later)) = std::mem::take(&mut rest).split_at_mut_checked(len) else {

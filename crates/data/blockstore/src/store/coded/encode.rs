@@ -49,7 +49,12 @@ impl Encoder<'_> {
     /// # Errors
     /// `Invalid` if it is larger than the format allows (1 GiB); `Io` if the system has no
     /// randomness.
-    pub fn encode(&self, object: ObjectId, parts: &[IoSlice<'_>], buffers: &Buffers) -> Result<Vec<u8>> {
+    pub fn encode(
+        &self,
+        object: ObjectId,
+        parts: &[IoSlice<'_>],
+        buffers: &Buffers,
+    ) -> Result<Vec<u8>> {
         let mut salt = [0; SALT_BYTES];
         if self.write_key().is_some() {
             SystemRandom::new().fill(&mut salt).map_err(|_| {
@@ -103,7 +108,8 @@ impl Encoder<'_> {
             let begin = out.len();
             let is_compressed = self.append(&mut plain, len, &mut gathered, &mut out);
             if let Some(key) = &key {
-                let tag = key.seal(NoncePart::Chunk(chunk), head.header_bytes(), &mut out[begin..])?;
+                let tag =
+                    key.seal(NoncePart::Chunk(chunk), head.header_bytes(), &mut out[begin..])?;
                 out.extend_from_slice(&tag);
             }
             head.push(&out[begin..], is_compressed);
@@ -113,7 +119,13 @@ impl Encoder<'_> {
     }
 
     /// Appends the next chunk, compressed (true) or as it is.
-    fn append(&self, plain: &mut Plain<'_>, len: usize, gathered: &mut Vec<u8>, out: &mut Vec<u8>) -> bool {
+    fn append(
+        &self,
+        plain: &mut Plain<'_>,
+        len: usize,
+        gathered: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) -> bool {
         if self.compression == Compression::None {
             let mut left = len;
             while left > 0 {

@@ -56,7 +56,12 @@ impl Flights {
             let Some(flight) = flying.get(&object).cloned() else {
                 let flight = Arc::new(Flight::default());
                 flying.insert(object, flight.clone());
-                return FlightRole::Pilot(FlightLeader { flights: self, object, flight, result: None });
+                return FlightRole::Pilot(FlightLeader {
+                    flights: self,
+                    object,
+                    flight,
+                    result: None,
+                });
             };
             drop(flying);
             let mut state = flight.state.lock();

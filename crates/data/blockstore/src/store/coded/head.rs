@@ -77,7 +77,10 @@ impl Header {
     pub fn plain_of(&self, chunk: u32) -> Range<u64> {
         let begin = |chunk: u32| match chunk {
             0 => 0,
-            _ => u64::from(self.first_chunk_bytes) + u64::from(chunk - 1) * u64::from(self.chunk_bytes),
+            _ => {
+                u64::from(self.first_chunk_bytes)
+                    + u64::from(chunk - 1) * u64::from(self.chunk_bytes)
+            }
         };
         begin(chunk)..begin(chunk + 1).min(self.plain_len)
     }
@@ -86,7 +89,9 @@ impl Header {
     pub fn chunk_of(&self, plain: u64) -> u32 {
         match plain.checked_sub(u64::from(self.first_chunk_bytes)) {
             None => 0,
-            Some(behind) => u32::try_from(behind / u64::from(self.chunk_bytes) + 1).unwrap_or(u32::MAX),
+            Some(behind) => {
+                u32::try_from(behind / u64::from(self.chunk_bytes) + 1).unwrap_or(u32::MAX)
+            }
         }
     }
 
@@ -134,7 +139,9 @@ impl Header {
         let key = match bytes[11] {
             0 if number == 0 => None,
             1 if number != 0 => Some(number),
-            0 | 1 => return corrupt("a coded object's header tells a data key where there is none"),
+            0 | 1 => {
+                return corrupt("a coded object's header tells a data key where there is none");
+            }
             cipher => return Err(newer(object, &format!("encrypted by cipher {cipher}"))),
         };
         let header = Self {
@@ -222,7 +229,8 @@ impl Head {
         match &key {
             Some(key) => {
                 let mut tag: Vec<u8> = tag.to_vec();
-                if key.open(NoncePart::Head, &bytes[..HEADER_BYTES + table_len], &mut tag).is_none() {
+                if key.open(NoncePart::Head, &bytes[..HEADER_BYTES + table_len], &mut tag).is_none()
+                {
                     let why = format!(
                         "its head does not open with data key {} of this volume: it was written with another key or \
                          forged; if the descriptor was restored, restore the newest copy of it",

@@ -134,7 +134,10 @@ mod tests {
         }
         for shard in &heads.shards {
             let shard = shard.lock();
-            assert!(shard.bytes <= heads.shard_bytes_max && shard.bytes == shard.slots.len() * SLOT_BYTES);
+            assert!(
+                shard.bytes <= heads.shard_bytes_max
+                    && shard.bytes == shard.slots.len() * SLOT_BYTES
+            );
             assert!(shard.clock.len() <= 2 * shard.slots.len() + 64);
         }
         heads.forget(7);

@@ -71,7 +71,11 @@ impl Keys {
     /// # Errors
     /// `Invalid` if `write` names no key, if numbers repeat or are zero, or if objects that are not
     /// encrypted are refused but would be written.
-    pub fn new(keys: Vec<(u32, DataKey)>, write: Option<u32>, is_plain_allowed: bool) -> Result<Self> {
+    pub fn new(
+        keys: Vec<(u32, DataKey)>,
+        write: Option<u32>,
+        is_plain_allowed: bool,
+    ) -> Result<Self> {
         let mut numbers: Vec<u32> = keys.iter().map(|(number, _)| *number).collect();
         numbers.sort_unstable();
         if numbers.windows(2).any(|pair| pair[0] == pair[1]) || numbers.contains(&0) {
@@ -154,8 +158,9 @@ impl ObjectKey {
     /// `Invalid` if they are too long for the cipher, which is 64 GiB.
     pub fn seal(&self, piece: NoncePart, aad: &[u8], bytes: &mut [u8]) -> Result<[u8; TAG_BYTES]> {
         let sealed = self.key().seal_in_place_separate_tag(piece.nonce(), Aad::from(aad), bytes);
-        let tag = sealed
-            .map_err(|_| Error::Invalid { what: "too much data for one piece of an encrypted object" })?;
+        let tag = sealed.map_err(|_| Error::Invalid {
+            what: "too much data for one piece of an encrypted object",
+        })?;
         let mut out = [0; TAG_BYTES];
         out.copy_from_slice(tag.as_ref());
         Ok(out)
@@ -163,7 +168,12 @@ impl ObjectKey {
 
     /// Decrypts `bytes`, which end in the tag, in place; what they were before they were sealed.
     /// None if they are not what was sealed.
-    pub fn open<'a>(&self, piece: NoncePart, aad: &[u8], bytes: &'a mut [u8]) -> Option<&'a mut [u8]> {
+    pub fn open<'a>(
+        &self,
+        piece: NoncePart,
+        aad: &[u8],
+        bytes: &'a mut [u8],
+    ) -> Option<&'a mut [u8]> {
         self.key().open_in_place(piece.nonce(), Aad::from(aad), bytes).ok()
     }
 }
@@ -182,7 +192,8 @@ mod tests {
     use super::*;
 
     fn keys(keys: &[(u32, u8)]) -> Keys {
-        let keys = keys.iter().map(|(number, byte)| (*number, DataKey::new(Zeroizing::new([*byte; 32]))));
+        let keys =
+            keys.iter().map(|(number, byte)| (*number, DataKey::new(Zeroizing::new([*byte; 32]))));
         Keys::new(keys.collect(), None, true).unwrap()
     }
 
@@ -200,10 +211,13 @@ mod tests {
         };
         let right = key(&one, 2, 3, 4);
         let bytes = sealed(&right, NoncePart::Chunk(5), b"x");
-        let opens = |key: &ObjectKey, piece, aad: &[u8]| key.open(piece, aad, &mut bytes.clone()).is_some();
+        let opens =
+            |key: &ObjectKey, piece, aad: &[u8]| key.open(piece, aad, &mut bytes.clone()).is_some();
         assert!(opens(&right, NoncePart::Chunk(5), b"x"));
         assert!(opens(&key(&one, 2, 3, 4), NoncePart::Chunk(5), b"x"));
-        for wrong in [key(&other, 2, 3, 4), key(&one, 9, 3, 4), key(&one, 2, 9, 4), key(&one, 2, 3, 9)] {
+        for wrong in
+            [key(&other, 2, 3, 4), key(&one, 9, 3, 4), key(&one, 2, 9, 4), key(&one, 2, 3, 9)]
+        {
             assert!(!opens(&wrong, NoncePart::Chunk(5), b"x"));
         }
         assert!(!opens(&right, NoncePart::Chunk(6), b"x"));

@@ -48,7 +48,9 @@ impl LocalCache for CodedStore {
         let header = HEADER_BYTES as u64;
         let known = self.heads.get(object).or_else(|| {
             let is_near = near.holds(object, 0, header) == header;
-            is_near.then(|| self.known(object, None, How::Wait).ok().map(|found| found.known)).flatten()
+            is_near
+                .then(|| self.known(object, None, How::Wait).ok().map(|found| found.known))
+                .flatten()
         });
         match known {
             None => 0,
@@ -56,7 +58,8 @@ impl LocalCache for CodedStore {
             Some(ObjectCoding::Coded(head)) => {
                 let Some((wanted, chunks)) = chunks_of(&head, offset, len) else { return 0 };
                 let held = |place: &Range<u64>| {
-                    near.holds(object, place.start, place.end - place.start) == place.end - place.start
+                    near.holds(object, place.start, place.end - place.start)
+                        == place.end - place.start
                 };
                 if held(&stored(&head, &chunks)) {
                     return wanted.end - wanted.start;

@@ -35,7 +35,8 @@ impl CodedStore {
         if wanted.is_empty() {
             return Ok(true);
         }
-        let (first, last) = (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
+        let (first, last) =
+            (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
         self.stats.chunks_read.fetch_add(u64::from(last - first + 1), Ordering::Relaxed);
         let mut sink = OutputBuffers::new(parts);
         Scratch::with(|scratch| {
@@ -64,7 +65,8 @@ impl CodedStore {
         scratch: &mut Scratch,
         sink: &mut OutputBuffers<'_, '_>,
     ) -> Result<bool> {
-        let stored = read.head.stored_of(*chunks.start()).start..read.head.stored_of(*chunks.end()).end;
+        let stored =
+            read.head.stored_of(*chunks.start()).start..read.head.stored_of(*chunks.end()).end;
         let stored_bytes = (stored.end - stored.start) as usize;
         if stored_bytes <= SCRATCH_BYTES_KEPT {
             return self.read_chunks(read, chunks, scratch, sink);

@@ -60,7 +60,12 @@ fn read(store: &dyn BlockStore, object: ObjectId, offset: usize, len: usize) -> 
 }
 
 /// The whole of an object that no store has seen yet.
-fn read_anew(inner: &Arc<MemoryStore>, coding: &Coding, object: ObjectId, len: usize) -> Result<Vec<u8>> {
+fn read_anew(
+    inner: &Arc<MemoryStore>,
+    coding: &Coding,
+    object: ObjectId,
+    len: usize,
+) -> Result<Vec<u8>> {
     read(&coded(inner, coding.clone()), object, 0, len)
 }
 

@@ -190,7 +190,8 @@ impl Dirty {
     fn flush_objects(&self, objects: &[ObjectId]) -> Result<()> {
         self.inherited.reach(|| self.flush_inherited())?;
         let dirty = self.files.lock();
-        let files: Vec<_> = objects.iter().filter_map(|object| dirty.get(object).map(Arc::clone)).collect();
+        let files: Vec<_> =
+            objects.iter().filter_map(|object| dirty.get(object).map(Arc::clone)).collect();
         drop(dirty);
         self.flush_files(&files)
     }
@@ -291,13 +292,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dirty = Dirty::new(Arc::new(File::open(dir.path()).unwrap()));
         let file = Arc::new(ObjectFile::new(5, tempfile::tempfile().unwrap()));
-        std::fs::create_dir(dir.path().join(files::dir_name(key::prefix(5)).to_str().unwrap())).unwrap();
+        std::fs::create_dir(dir.path().join(files::dir_name(key::prefix(5)).to_str().unwrap()))
+            .unwrap();
         dirty.created(&file);
         assert!(!dirty.dir_names.is_clean());
         dirty.wrote(&file);
         dirty.sync_all().unwrap();
         dirty.created(&file);
-        assert!(dirty.dir_names.is_clean() && !dirty.dirs[usize::from(key::prefix(5))].names.is_clean());
+        assert!(
+            dirty.dir_names.is_clean() && !dirty.dirs[usize::from(key::prefix(5))].names.is_clean()
+        );
     }
 
     /// fdatasync of a pipe fails with EINVAL, which stands for a disk's failure here.

@@ -88,12 +88,16 @@ impl FileCache {
         while shard.slots.len() >= self.per_shard_max {
             let Some(object) = shard.ring.pop_front() else { break };
             match shard.slots.get(&object) {
-                Some(slot) if slot.used.swap(false, Ordering::Relaxed) => shard.ring.push_back(object),
+                Some(slot) if slot.used.swap(false, Ordering::Relaxed) => {
+                    shard.ring.push_back(object)
+                }
                 _ => evicted.extend(shard.slots.remove(&object)),
             }
         }
         shard.ring.push_back(file.object);
-        shard.slots.insert(file.object, Slot { file: Arc::clone(file), used: AtomicBool::new(false) });
+        shard
+            .slots
+            .insert(file.object, Slot { file: Arc::clone(file), used: AtomicBool::new(false) });
         // Files are closed outside the lock.
         drop(shard);
         drop(evicted);

@@ -36,9 +36,9 @@ pub fn open_dir(path: &Path) -> io::Result<File> {
 fn open_with(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result<File> {
     let mode: libc::c_uint = 0o644;
     // SAFETY: `name` is a C string that outlives the call.
-    let fd =
-        retried(|| unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode) }
-            as isize)?;
+    let fd = retried(|| unsafe {
+        libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode)
+    } as isize)?;
     // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
@@ -62,7 +62,8 @@ pub fn open_at_cached(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     let size = size_of::<libc::open_how>();
     // SAFETY: `name` and `how` outlive the call, and `size` is that of `how`.
     let fd = retried(|| unsafe {
-        libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size) as isize
+        libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size)
+            as isize
     })?;
     // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
@@ -87,10 +88,16 @@ pub fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> io::Resu
     let mut at = offset;
     for batch in parts.chunks(BUFFERS_MAX) {
         let wanted = total_len(batch);
-        let position = libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        let position =
+            libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         // SAFETY: `IoSlice` has the layout of `iovec`, and the borrowed buffers outlive the call.
         let written = retried(|| unsafe {
-            libc::pwritev(file.as_raw_fd(), batch.as_ptr().cast(), batch.len() as libc::c_int, position)
+            libc::pwritev(
+                file.as_raw_fd(),
+                batch.as_ptr().cast(),
+                batch.len() as libc::c_int,
+                position,
+            )
         })?;
         if written < wanted {
             write_rest(file, batch, at, written)?;
@@ -118,11 +125,14 @@ fn read_once(
     offset: u64,
     flags: libc::c_int,
 ) -> io::Result<usize> {
-    let position = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let position =
+        libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     let count = parts.len() as libc::c_int;
     // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing
     // during the call.
-    retried(|| unsafe { libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags) })
+    retried(|| unsafe {
+        libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags)
+    })
 }
 
 /// Fills `parts` from `offset`; false if the file ends first.
@@ -139,7 +149,12 @@ pub fn read_exact_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64) -> 
     Ok(true)
 }
 
-fn read_rest(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, read: usize) -> io::Result<bool> {
+fn read_rest(
+    file: &File,
+    parts: &mut [IoSliceMut<'_>],
+    offset: u64,
+    read: usize,
+) -> io::Result<bool> {
     let mut before = 0;
     for part in parts {
         let len = part.len();
@@ -155,7 +170,11 @@ fn read_rest(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, read: usize
 
 /// Fills `parts` from the page cache; false if some of it is not there (or the file ends: the
 /// blocking read tells).
-pub fn try_read_exact_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<bool> {
+pub fn try_read_exact_at(
+    file: &File,
+    parts: &mut [IoSliceMut<'_>],
+    offset: u64,
+) -> io::Result<bool> {
     if parts.len() > BUFFERS_MAX {
         return Ok(false);
     }
@@ -163,7 +182,10 @@ pub fn try_read_exact_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64)
         Ok(read) => Ok(read == total_len(parts)),
         // EOPNOTSUPP: a file system without nowait reads.
         Err(error)
-            if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS)) =>
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS)
+            ) =>
         {
             Ok(false)
         }
@@ -174,7 +196,9 @@ pub fn try_read_exact_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64)
 /// Asks the kernel to read a part of the file into its cache.
 pub fn will_need(file: &File, offset: u64, len: u64) {
     // SAFETY: takes no pointers. A hint: failure costs speed only.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset as i64, len as i64, libc::POSIX_FADV_WILLNEED) };
+    unsafe {
+        libc::posix_fadvise(file.as_raw_fd(), offset as i64, len as i64, libc::POSIX_FADV_WILLNEED)
+    };
 }
 
 /// Starts writing a file's dirty pages without waiting for them.

@@ -104,8 +104,10 @@ fn listing_in_pages_with_unknown_files() {
             }
         }
         assert_eq!(unknown, ["objects/lost+found", "objects/56/0000000000000001.tmp"]);
-        let expected: Vec<ObjectId> =
-            list_all(&memory).flat_map(|page| page.unwrap().objects).map(|info| info.object).collect();
+        let expected: Vec<ObjectId> = list_all(&memory)
+            .flat_map(|page| page.unwrap().objects)
+            .map(|info| info.object)
+            .collect();
         assert_eq!(found, expected, "limit {limit}");
     }
     assert!(store.list(Some("nonsense"), 5).is_err());
@@ -114,7 +116,8 @@ fn listing_in_pages_with_unknown_files() {
 #[test]
 fn descriptors_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
-    let store = LocalStore::open(dir.path(), LocalConfig { files_open_max: 32, reserve_bytes: 0 }).unwrap();
+    let store =
+        LocalStore::open(dir.path(), LocalConfig { files_open_max: 32, reserve_bytes: 0 }).unwrap();
     for object in 1..=600 {
         store.put(object, &slices(&[b"x"])).unwrap();
     }

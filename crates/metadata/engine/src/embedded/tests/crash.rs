@@ -68,7 +68,8 @@ impl History {
     /// Which prefix of the history `found` is; at least `durable`.
     fn check(&self, found: &ExpectedRows, durable: u64, seed: &str) -> usize {
         let matching = self.0.iter().rposition(|state| state == found);
-        let matching = matching.unwrap_or_else(|| panic!("{seed}: recovered a state that never was"));
+        let matching =
+            matching.unwrap_or_else(|| panic!("{seed}: recovered a state that never was"));
         assert!(matching as u64 >= durable, "{seed}: {matching} recovered, {durable} was durable");
         matching
     }

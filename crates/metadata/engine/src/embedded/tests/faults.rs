@@ -177,7 +177,10 @@ fn damage_in_durable_bytes() {
                 // for.
                 Ok(engine) => {
                     let found = content(&engine);
-                    assert!(found.len() + 1 >= expected.len(), "{name} at {at}: lost more than the end");
+                    assert!(
+                        found.len() + 1 >= expected.len(),
+                        "{name} at {at}: lost more than the end"
+                    );
                     assert!(
                         found.iter().all(|(key, value)| expected.get(key) == Some(value)),
                         "{name} at {at}"
@@ -261,8 +264,9 @@ fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
 #[test]
 fn damaged_runs_give_errors_and_never_wrong_rows() {
     let dir = tempfile::tempdir().unwrap();
-    let open =
-        |dir: &std::path::Path| EmbeddedEngine::open(dir, UUID, small_options(), no_hook(), &mut |_| true);
+    let open = |dir: &std::path::Path| {
+        EmbeddedEngine::open(dir, UUID, small_options(), no_hook(), &mut |_| true)
+    };
     let engine = open(dir.path()).unwrap();
     let mut expected = ExpectedRows::new();
     for round in 0..6u32 {
@@ -316,13 +320,16 @@ fn damaged_runs_give_errors_and_never_wrong_rows() {
             });
             match outcome {
                 Ok(found) => assert_eq!(found, expected, "{}", path.display()),
-                Err(EngineError::Corrupt(_) | EngineError::Refused(_)) if !is_manifest => noticed += 1,
+                Err(EngineError::Corrupt(_) | EngineError::Refused(_)) if !is_manifest => {
+                    noticed += 1
+                }
                 Err(why) => panic!("{}: {why}", path.display()),
             }
         }
     }
-    let of_tables =
-        tried * files.iter().filter(|path| path.parent().unwrap().ends_with("tables")).count() / files.len();
+    let of_tables = tried
+        * files.iter().filter(|path| path.parent().unwrap().ends_with("tables")).count()
+        / files.len();
     assert!(noticed * 5 > of_tables * 2, "{noticed} of {of_tables}");
     assert_eq!(content(&open(dir.path()).unwrap()), expected);
 }
@@ -356,6 +363,9 @@ fn flipped_bits_of_small_records() {
     for name in names.iter().filter(|name| is_pair(name)) {
         let image = disk.after_kill();
         super::super::super::disk::Disk::remove(&image, name).unwrap();
-        assert_eq!(content(&open_sim(&image, &runs.snapshot(), small_options()).unwrap()), expected);
+        assert_eq!(
+            content(&open_sim(&image, &runs.snapshot(), small_options()).unwrap()),
+            expected
+        );
     }
 }

@@ -27,7 +27,10 @@ fn commits_of_the_newest_claim() {
     }
     commit(&*second, vec![put(1, b"b", b"2")]);
     second.sync().unwrap();
-    assert_eq!((get(&*first, 1, b"a"), get(&*first, 1, b"b")), (Some(b"1".to_vec()), Some(b"2".to_vec())));
+    assert_eq!(
+        (get(&*first, 1, b"a"), get(&*first, 1, b"b")),
+        (Some(b"1".to_vec()), Some(b"2".to_vec()))
+    );
     let newest = second.epoch();
     drop((first, second, opened));
     // A crash does not bring an old epoch back.

@@ -20,7 +20,8 @@ fn volume(dir: &Path) -> ExpectedRows {
     let mut expected = ExpectedRows::new();
     for round in 0..4u32 {
         for number in 0..120u32 {
-            let mut batch = vec![put(1, &(number * 3 + round).to_be_bytes(), &[round as u8 + 1; 200])];
+            let mut batch =
+                vec![put(1, &(number * 3 + round).to_be_bytes(), &[round as u8 + 1; 200])];
             if number % 10 == round {
                 batch.push(remove(1, &(number * 3).to_be_bytes()));
             }
@@ -130,8 +131,9 @@ fn salvage_of_cut_tables() {
         assert!(!found.is_empty() && (!lost.is_empty() || found == expected), "{}", path.display());
         std::fs::write(&path, &good).unwrap();
     }
-    for path in
-        files_in(&dir.path().join("runs")).iter().filter(|path| !path.parent().unwrap().ends_with("tables"))
+    for path in files_in(&dir.path().join("runs"))
+        .iter()
+        .filter(|path| !path.parent().unwrap().ends_with("tables"))
     {
         std::fs::remove_file(path).unwrap();
     }
@@ -159,7 +161,8 @@ fn salvage_around_a_damaged_batch() {
             let (found, lost) = salvaged(dir.path());
             assert!(lost.len() <= 1, "{lost:?}");
             gaps += lost.len();
-            let wrong = expected.iter().filter(|(key, value)| found.get(*key) != Some(*value)).count();
+            let wrong =
+                expected.iter().filter(|(key, value)| found.get(*key) != Some(*value)).count();
             assert!(
                 wrong <= 2 && (wrong == 0 || lost.len() == 1),
                 "{}: byte {at}: {wrong}, {lost:?}",

@@ -24,7 +24,8 @@ fn fill(engine: &EmbeddedEngine, expected: &mut ExpectedRows, from: u32, count: 
 #[test]
 fn segments_that_grow() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
-    let options = EmbeddedOptions { log_bytes_max: 8 << 20, memory_bytes: 64 << 20, ..small_options() };
+    let options =
+        EmbeddedOptions { log_bytes_max: 8 << 20, memory_bytes: 64 << 20, ..small_options() };
     let engine = open_sim(&disk, &runs, options.clone()).unwrap();
     wait_for_segment(&engine);
     assert_eq!(sizes(&disk), [16 << 10; 2]);
@@ -68,7 +69,8 @@ fn the_size_of_a_new_volume() {
     let dir = tempfile::tempdir().unwrap();
     let open = || {
         let options = EmbeddedOptions { memory_bytes: 16 << 20, ..EmbeddedOptions::default() };
-        EmbeddedEngine::open(&dir.path().join("meta"), UUID, options, no_hook(), &mut |_| true).unwrap()
+        EmbeddedEngine::open(&dir.path().join("meta"), UUID, options, no_hook(), &mut |_| true)
+            .unwrap()
     };
     for round in 0..4_u8 {
         let engine = open();

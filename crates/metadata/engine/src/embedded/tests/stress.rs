@@ -20,7 +20,8 @@ fn key(number: u64) -> (u64, [u8; 8]) {
 #[test]
 fn readers_see_no_stale_row_and_miss_none() {
     let dir = tempfile::tempdir().unwrap();
-    let options = EmbeddedOptions { memory_bytes: 192 << 10, log_bytes_max: 512 << 10, ..small_options() };
+    let options =
+        EmbeddedOptions { memory_bytes: 192 << 10, log_bytes_max: 512 << 10, ..small_options() };
     let engine = EmbeddedEngine::open(dir.path(), UUID, options, no_hook(), &mut |_| true).unwrap();
     let begun: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
     let acknowledged: Vec<AtomicU64> = (0..KEYS).map(|_| AtomicU64::new(0)).collect();
@@ -33,10 +34,16 @@ fn readers_see_no_stale_row_and_miss_none() {
     let version_of = |number: u64, found: Option<&[u8]>, low: u64, high: u64| match found {
         Some(bytes) => {
             let version = u64::from_be_bytes(bytes[..8].try_into().unwrap());
-            assert!((low..=high).contains(&version), "key {number}: {version}, expected {low}..={high}");
+            assert!(
+                (low..=high).contains(&version),
+                "key {number}: {version}, expected {low}..={high}"
+            );
             assert_ne!(version % 5, 0);
         }
-        None => assert!((low..=high).any(|version| version % 5 == 0), "key {number} missing, {low}..={high}"),
+        None => assert!(
+            (low..=high).any(|version| version % 5 == 0),
+            "key {number} missing, {low}..={high}"
+        ),
     };
     std::thread::scope(|scope| {
         let stopper = StopOnDrop::new(&stop);
@@ -45,12 +52,14 @@ fn readers_see_no_stale_row_and_miss_none() {
             scope.spawn(move || {
                 let mut random = super::crash::Random(writer + 11);
                 while !stop.load(Ordering::Relaxed) {
-                    let numbers: std::collections::BTreeSet<u64> =
-                        (0..1 + random.below(6)).map(|_| random.below(KEYS / 2) * 2 + writer).collect();
+                    let numbers: std::collections::BTreeSet<u64> = (0..1 + random.below(6))
+                        .map(|_| random.below(KEYS / 2) * 2 + writer)
+                        .collect();
                     let batch = numbers
                         .iter()
                         .map(|number| {
-                            let version = begun[*number as usize].fetch_add(1, Ordering::SeqCst) + 1;
+                            let version =
+                                begun[*number as usize].fetch_add(1, Ordering::SeqCst) + 1;
                             let (id, name) = key(*number);
                             if version.is_multiple_of(5) {
                                 remove(id, &name)
@@ -72,14 +81,18 @@ fn readers_see_no_stale_row_and_miss_none() {
             scope.spawn(move || {
                 let mut random = super::crash::Random(reader + 101);
                 while !stop.load(Ordering::Relaxed) {
-                    let numbers: Vec<u64> = (0..1 + random.below(40)).map(|_| random.below(KEYS)).collect();
+                    let numbers: Vec<u64> =
+                        (0..1 + random.below(40)).map(|_| random.below(KEYS)).collect();
                     let names: Vec<_> = numbers.iter().map(|number| key(*number)).collect();
-                    let keys: Vec<_> =
-                        names.iter().map(|(id, name)| KeyRef::new(Table::Entry, *id, name)).collect();
+                    let keys: Vec<_> = names
+                        .iter()
+                        .map(|(id, name)| KeyRef::new(Table::Entry, *id, name))
+                        .collect();
                     let load = |counters: &[AtomicU64], number: u64| {
                         counters[number as usize].load(Ordering::SeqCst)
                     };
-                    let low: Vec<u64> = numbers.iter().map(|number| load(acknowledged, *number)).collect();
+                    let low: Vec<u64> =
+                        numbers.iter().map(|number| load(acknowledged, *number)).collect();
                     engine
                         .get_many(&keys, &mut |index, row| {
                             let number = numbers[index];
@@ -87,7 +100,8 @@ fn readers_see_no_stale_row_and_miss_none() {
                         })
                         .unwrap();
                     let group = random.below(7);
-                    let low: Vec<u64> = (0..KEYS).map(|number| load(acknowledged, number)).collect();
+                    let low: Vec<u64> =
+                        (0..KEYS).map(|number| load(acknowledged, number)).collect();
                     let mut shown = BTreeMap::new();
                     let mut show = |suffix: &[u8], value: &[u8]| {
                         let number = u64::from_be_bytes(suffix.try_into().unwrap());
@@ -98,12 +112,18 @@ fn readers_see_no_stale_row_and_miss_none() {
                         let from = KeyRef::new(Table::Entry, group, b"");
                         engine
                             .scan_table(Table::Entry, Some(from), &mut |key, value| {
-                                if key.id == group { show(key.suffix, value) } else { ControlFlow::Break(()) }
+                                if key.id == group {
+                                    show(key.suffix, value)
+                                } else {
+                                    ControlFlow::Break(())
+                                }
                             })
                             .unwrap();
                     } else {
                         engine
-                            .scan(Table::Entry, group, None, &mut |suffix, value, _| show(suffix, value))
+                            .scan(Table::Entry, group, None, &mut |suffix, value, _| {
+                                show(suffix, value)
+                            })
                             .unwrap();
                     }
                     for number in (0..KEYS).filter(|number| number % 7 == group) {
@@ -133,7 +153,8 @@ fn readers_see_no_stale_row_and_miss_none() {
     assert!(stats.flushes > 3 && stats.run_reads > 100, "{stats:?}");
     let expected = content(&engine);
     engine.close().unwrap();
-    let again = EmbeddedEngine::open(dir.path(), UUID, small_options(), no_hook(), &mut |_| true).unwrap();
+    let again =
+        EmbeddedEngine::open(dir.path(), UUID, small_options(), no_hook(), &mut |_| true).unwrap();
     assert_eq!(content(&again), expected);
 }
 

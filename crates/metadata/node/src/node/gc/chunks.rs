@@ -22,7 +22,10 @@ impl Node {
         match self.call(Request { creds: Creds::root(), op: Op::Sweep(ino) }) {
             Ok(_) => Ok(true),
             Err(Outcome::Failed(error)) => Err(error),
-            Err(_) => Err(FsError::new(libc::EIO, "metadata: rows that were cut off could not be deleted")),
+            Err(_) => Err(FsError::new(
+                libc::EIO,
+                "metadata: rows that were cut off could not be deleted",
+            )),
         }
     }
 }

@@ -109,7 +109,9 @@ impl Node {
     pub fn forget_object(&self, object: ObjectId) -> FsResult<()> {
         let _all = self.hold_all();
         if self.references(object)? == ReferencePart::Bytes(0) {
-            self.engine.commit(BatchKind::Freeing, self.share_rows(object)?).map_err(engine_error)?;
+            self.engine
+                .commit(BatchKind::Freeing, self.share_rows(object)?)
+                .map_err(engine_error)?;
         }
         self.core.condemned.remove(object);
         Ok(())
@@ -169,19 +171,30 @@ impl Node {
     ) -> FsResult<(Vec<ReferencePart>, Position)> {
         let _all = self.quiesce();
         self.core.condemned.watch(reaper, round, objects);
-        let parts = objects.iter().map(|object| self.references(*object)).collect::<FsResult<_>>()?;
+        let parts =
+            objects.iter().map(|object| self.references(*object)).collect::<FsResult<_>>()?;
         Ok((parts, self.last_commit()))
     }
 
     /// Of objects that it watches those that nothing has come to refer to; they are condemned.
-    pub fn confirm_objects(&self, reaper: u32, round: u64, objects: Vec<ObjectId>) -> Vec<ObjectId> {
+    pub fn confirm_objects(
+        &self,
+        reaper: u32,
+        round: u64,
+        objects: Vec<ObjectId>,
+    ) -> Vec<ObjectId> {
         let _all = self.quiesce();
         self.core.condemned.confirm(reaper, round, objects)
     }
 
     /// A round has ended; these objects have been deleted from the block store. The position to
     /// wait for.
-    pub fn forget_objects(&self, reaper: u32, round: u64, objects: &[ObjectId]) -> FsResult<Position> {
+    pub fn forget_objects(
+        &self,
+        reaper: u32,
+        round: u64,
+        objects: &[ObjectId],
+    ) -> FsResult<Position> {
         let _all = self.quiesce();
         let mut rows = Vec::new();
         for object in objects {
@@ -202,8 +215,9 @@ impl Node {
         mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> FsResult<()> {
         let table = self.strangers_table();
-        let strange =
-            |share: &[u8]| table.as_ref().is_some_and(|table| !table.owns(Table::ObjStat, object, share));
+        let strange = |share: &[u8]| {
+            table.as_ref().is_some_and(|table| !table.owns(Table::ObjStat, object, share))
+        };
         let visited = self.engine.scan(Table::ObjStat, object, None, &mut |share, row, _| {
             if strange(share) { ControlFlow::Continue(()) } else { visit(share, row) }
         });

@@ -17,8 +17,13 @@ impl World {
     pub(super) fn finish(&mut self) -> Result<(), String> {
         self.fixture().engine.set_full(false);
         let root = Creds::root();
-        let dirs: Vec<u64> =
-            self.model.nodes.iter().filter(|(_, node)| node.kind == Kind::Dir).map(|(ino, _)| *ino).collect();
+        let dirs: Vec<u64> = self
+            .model
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.kind == Kind::Dir)
+            .map(|(ino, _)| *ino)
+            .collect();
         for dir in dirs {
             self.faults = false;
             self.single(&root, Op::GetAttr(InodeRef::by_id(dir)))?;
@@ -29,7 +34,8 @@ impl World {
             }
         }
         let model = &self.model;
-        let open = |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
+        let open =
+            |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
         let found = check::check(&*self.fixture().engine, &open);
         let orphans = model.nodes.values().filter(|node| node.nlink == 0).count();
         if found.orphans != orphans {
@@ -40,7 +46,9 @@ impl World {
         {
             return Err(format!("table moved has a row of {ino}, which is not open"));
         }
-        let Ok(Answer::Usage(usage)) = self.fixture().call(Op::Usage) else { return Err("no usage".into()) };
+        let Ok(Answer::Usage(usage)) = self.fixture().call(Op::Usage) else {
+            return Err("no usage".into());
+        };
         let ours = (found.files as u64, found.dirs as u64, found.bytes as u64);
         if (usage.files, usage.dirs, usage.bytes) != ours {
             return Err(format!("usage {usage:?}, rows say {ours:?}"));
@@ -73,7 +81,9 @@ impl World {
         };
         match &inode.data {
             Data::None => {}
-            Data::Inline(content) => bytes.extend((0..).zip(content.iter().map(|byte| Byte::Inline(*byte)))),
+            Data::Inline(content) => {
+                bytes.extend((0..).zip(content.iter().map(|byte| Byte::Inline(*byte))))
+            }
             Data::Packed { range, visible } => {
                 lay(0, &Extent { len: *visible, ..Extent::of_range(0, *range) })
             }

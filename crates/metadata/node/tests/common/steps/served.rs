@@ -42,7 +42,8 @@ impl World {
     /// Runs a sequence as a client of a node that serves a network.
     pub fn serve(self, raws: &[Raw]) -> Result<(), String> {
         self.fixture().node.end_grace().unwrap();
-        let mut client = Client { world: self, id: ClientId([7; 16]), seq: 0, opened: BTreeMap::new() };
+        let mut client =
+            Client { world: self, id: ClientId([7; 16]), seq: 0, opened: BTreeMap::new() };
         for raw in raws {
             client.step(*raw)?;
         }
@@ -115,10 +116,13 @@ impl Client {
         };
         asked.into_iter().any(|inode| {
             let model = &self.world.model.nodes;
-            let there =
-                inode.seen.as_ref().and_then(|(dir, name)| model.get(dir)?.children.get(name.as_bytes()));
-            let open =
-                model.get(&inode.ino).map(|node| node.opens > 0 && self.opened[&inode.ino] == inode.seen);
+            let there = inode
+                .seen
+                .as_ref()
+                .and_then(|(dir, name)| model.get(dir)?.children.get(name.as_bytes()));
+            let open = model
+                .get(&inode.ino)
+                .map(|node| node.opens > 0 && self.opened[&inode.ino] == inode.seen);
             there != Some(&inode.ino) && open == Some(false)
         })
     }
@@ -128,7 +132,11 @@ impl Client {
         let sink = heard.clone();
         let done: Done = Box::new(move |reply| *sink.lock() = Some(reply));
         let origin = Origin { client: self.id, seq: self.seq, retry };
-        self.world.fixture().node.submit_from(Request { creds: creds.clone(), op: op.clone() }, origin, done);
+        self.world.fixture().node.submit_from(
+            Request { creds: creds.clone(), op: op.clone() },
+            origin,
+            done,
+        );
         heard
     }
 
@@ -169,9 +177,13 @@ impl Client {
             );
             world_sync(world);
             let reply = take(&heard)?;
-            let closed = matches!(unheard, Op::Release(released) if released == ino) && model.opens == 1;
+            let closed =
+                matches!(unheard, Op::Release(released) if released == ino) && model.opens == 1;
             if errno(&reply) != 0 && !(closed && errno(&reply) == libc::ESTALE) {
-                return Err(format!("claim of {ino}: {reply:?}; before:\n{}", world.trace.join("\n")));
+                return Err(format!(
+                    "claim of {ino}: {reply:?}; before:\n{}",
+                    world.trace.join("\n")
+                ));
             }
         }
         Ok(())

@@ -55,8 +55,9 @@ impl CpuSet {
 
 /// How many queues the kernel has.
 pub(super) fn possible() -> io::Result<usize> {
-    let text = fs::read_to_string(POSSIBLE)
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot read {POSSIBLE}: {error}")))?;
+    let text = fs::read_to_string(POSSIBLE).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot read {POSSIBLE}: {error}"))
+    })?;
     count(&text).ok_or_else(|| io::Error::other(format!("{POSSIBLE} says {:?}", text.trim())))
 }
 

@@ -86,8 +86,14 @@ impl Entries {
     pub(super) fn open(&self, index: usize) -> io::Result<[libc::iovec; 2]> {
         self.payloads.open(index * self.payload_bytes, self.payload_bytes)?;
         Ok([
-            libc::iovec { iov_base: self.header(index).as_ptr().cast(), iov_len: abi::URING_HEADER_BYTES },
-            libc::iovec { iov_base: self.payload(index).as_ptr().cast(), iov_len: self.payload_bytes },
+            libc::iovec {
+                iov_base: self.header(index).as_ptr().cast(),
+                iov_len: abi::URING_HEADER_BYTES,
+            },
+            libc::iovec {
+                iov_base: self.payload(index).as_ptr().cast(),
+                iov_len: self.payload_bytes,
+            },
         ])
     }
 
@@ -121,7 +127,10 @@ impl Entries {
         let header: InHeader = self.read(index, 0);
         // SAFETY: the bytes lie within the header's stride.
         let fixed = unsafe {
-            self.header(index).add(abi::URING_OP_AT).cast::<[u8; abi::URING_OP_BYTES]>().read_unaligned()
+            self.header(index)
+                .add(abi::URING_OP_AT)
+                .cast::<[u8; abi::URING_OP_BYTES]>()
+                .read_unaligned()
         };
         let in_out: UringEntInOut = self.read(index, IN_OUT_AT);
         let payload_bytes = (in_out.payload_sz as usize).min(self.payload_bytes);
@@ -137,10 +146,17 @@ impl Entries {
 
     /// Copies the payload to the start of `buffer`. For the entry's owner.
     #[inline]
-    pub(super) fn copy_payload<'b>(&self, index: usize, bytes: usize, buffer: &'b mut [u8]) -> &'b [u8] {
+    pub(super) fn copy_payload<'b>(
+        &self,
+        index: usize,
+        bytes: usize,
+        buffer: &'b mut [u8],
+    ) -> &'b [u8] {
         let buffer = &mut buffer[..bytes];
         // SAFETY: the payload is as long as that, and the owner alone uses it.
-        unsafe { self.payload(index).copy_to_nonoverlapping(NonNull::from(&mut *buffer).cast(), bytes) };
+        unsafe {
+            self.payload(index).copy_to_nonoverlapping(NonNull::from(&mut *buffer).cast(), bytes)
+        };
         buffer
     }
 
@@ -197,7 +213,9 @@ impl Entries {
         let mut kept = slot.kept.lock();
         kept.clear();
         parts.iter().for_each(|part| kept.extend_from_slice(part));
-        slot.payload.compare_exchange(BORROWED, ANSWERED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        slot.payload
+            .compare_exchange(BORROWED, ANSWERED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
     /// The one copy of a reply: header to header, the rest to the payload. It is no longer than the
@@ -213,7 +231,10 @@ impl Entries {
             // SAFETY: it fits, as just asserted; the reply's owner alone uses the payload. A part
             // of the payload itself cannot be passed: while it is borrowed, replies are kept.
             unsafe {
-                self.payload(index).add(at).as_ptr().copy_from_nonoverlapping(part.as_ptr(), part.len());
+                self.payload(index)
+                    .add(at)
+                    .as_ptr()
+                    .copy_from_nonoverlapping(part.as_ptr(), part.len());
             }
             at += part.len();
         }
@@ -238,7 +259,9 @@ pub(super) struct Answered {
 #[inline]
 fn room(opcode: u32, fixed: &[u8]) -> Option<u32> {
     match Opcode::from_u32(opcode)? {
-        Opcode::Read | Opcode::Readdir | Opcode::Readdirplus => Some(abi::ReadIn::read(fixed)?.size),
+        Opcode::Read | Opcode::Readdir | Opcode::Readdirplus => {
+            Some(abi::ReadIn::read(fixed)?.size)
+        }
         Opcode::Getxattr | Opcode::Listxattr => {
             Some(abi::GetxattrIn::read(fixed)?.size.max(size_of::<abi::GetxattrOut>() as u32))
         }
@@ -279,7 +302,11 @@ impl Region {
         // SAFETY: a part of our own mapping, on page boundaries or rounded up to them by the
         // kernel.
         let rc = unsafe {
-            libc::mprotect(self.start.add(at).as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
+            libc::mprotect(
+                self.start.add(at).as_ptr().cast(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+            )
         };
         if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -307,10 +334,13 @@ mod tests {
     fn request(entries: &Entries, opcode: Opcode, size: u32, payload: &[u8]) -> Arrived {
         entries.write(1, 0, InHeader { opcode: opcode as u32, unique: 77, ..InHeader::default() });
         entries.write(1, abi::URING_OP_AT, abi::ReadIn { size, ..Default::default() });
-        let in_out = UringEntInOut { commit_id: 77, payload_sz: payload.len() as u32, ..Default::default() };
+        let in_out =
+            UringEntInOut { commit_id: 77, payload_sz: payload.len() as u32, ..Default::default() };
         entries.write(1, IN_OUT_AT, in_out);
         // SAFETY: open, and longer than that.
-        unsafe { entries.payload(1).as_ptr().copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
+        unsafe {
+            entries.payload(1).as_ptr().copy_from_nonoverlapping(payload.as_ptr(), payload.len())
+        };
         entries.arrived(1)
     }
 
@@ -361,7 +391,10 @@ mod tests {
             let answered = entries.answer(1, &[IoSlice::new(&header(bytes)), IoSlice::new(&body)]);
             assert_eq!((answered.ready, answered.fits), (true, fits), "{opcode:?} {size} {bytes}");
             let (header, payload) = reply(&entries);
-            assert_eq!((header.error, payload.len()), if fits { (0, bytes) } else { (-libc::EIO, 0) });
+            assert_eq!(
+                (header.error, payload.len()),
+                if fits { (0, bytes) } else { (-libc::EIO, 0) }
+            );
         }
     }
 

@@ -109,7 +109,8 @@ impl Queues {
         failed: Arc<AtomicU64>,
     ) -> io::Result<Queues> {
         let queues: Vec<Queue> = cpus.map(|cpu| Queue { cpu, known: 0, out: 0 }).collect();
-        let home = CpuSet::of_thread().and_then(|all| all.only(queues.iter().map(|queue| queue.cpu)));
+        let home =
+            CpuSet::of_thread().and_then(|all| all.only(queues.iter().map(|queue| queue.cpu)));
         let entries = Entries::new(depth * queues.len() + more, payload_bytes)?;
         // Room for the results of all entries, and a message or two.
         let mut ring = Ring::new(device, entries.capacity() as u32 + 2)?;
@@ -118,7 +119,14 @@ impl Queues {
         waker.wake()?;
         ring.next();
         let core = Core { ring, queues, owners: vec![], depth, committing: vec![], closed: false };
-        Ok(Queues { core: Mutex::new(core), answers: Mutex::default(), entries, waker, home, failed })
+        Ok(Queues {
+            core: Mutex::new(core),
+            answers: Mutex::default(),
+            entries,
+            waker,
+            home,
+            failed,
+        })
     }
 
     /// Tells the kernel of the first entries, if that has not happened. The calling thread has to
@@ -208,7 +216,10 @@ impl Queues {
         let opcode = Opcode::from_u32(header.opcode);
         if matches!(opcode, Some(Opcode::Forget | Opcode::BatchForget | Opcode::Interrupt)) {
             let len = size_of::<OutHeader>() as u32;
-            self.send(slot, &[IoSlice::new(OutHeader { len, error: 0, unique: header.unique }.bytes())]);
+            self.send(
+                slot,
+                &[IoSlice::new(OutHeader { len, error: 0, unique: header.unique }.bytes())],
+            );
         }
     }
 
@@ -310,7 +321,9 @@ impl Core {
         queue.known -= 1;
         match -completion.result {
             // The end of the connection; the device tells which.
-            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => self.closed = true,
+            libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => {
+                self.closed = true
+            }
             // A further entry was refused, or the kernel has ended the request itself.
             _ if completion.user_data & REGISTERING != 0 => {}
             libc::ENOENT => drop(shared.failed.fetch_add(1, Ordering::Relaxed)),
@@ -329,7 +342,9 @@ impl Core {
         }
         for _ in 0..reserve {
             // Without memory for more the requests wait for others' answers.
-            if self.owners.len() == shared.entries.capacity() || self.add(queue, &shared.entries).is_err() {
+            if self.owners.len() == shared.entries.capacity()
+                || self.add(queue, &shared.entries).is_err()
+            {
                 return;
             }
         }

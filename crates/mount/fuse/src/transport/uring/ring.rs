@@ -164,20 +164,27 @@ impl Ring {
     pub(super) fn new(file: OwnedFd, results: u32) -> io::Result<Ring> {
         let mut params = Params {
             cq_entries: results.next_power_of_two().max(2 * SUBMISSIONS),
-            flags: SETUP_CQSIZE | SETUP_SUBMIT_ALL | SETUP_COOP_TASKRUN | SETUP_SQE128 | SETUP_NO_SQARRAY,
+            flags: SETUP_CQSIZE
+                | SETUP_SUBMIT_ALL
+                | SETUP_COOP_TASKRUN
+                | SETUP_SQE128
+                | SETUP_NO_SQARRAY,
             ..Params::default()
         };
         // SAFETY: the kernel reads and writes one live `Params`.
         let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, SUBMISSIONS, &raw mut params) };
-        let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+        let fd =
+            RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: a fresh descriptor that nobody else has.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if params.features & FEAT_SINGLE_MMAP == 0 {
             return Err(io::Error::other("both rings in one mapping are needed (Linux 5.4)"));
         }
-        let shared_bytes = params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<Completion>();
+        let shared_bytes =
+            params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<Completion>();
         let shared = Mapping::of(&fd, OFF_SQ_RING, shared_bytes)?;
-        let commands = Mapping::of(&fd, OFF_SQES, params.sq_entries as usize * size_of::<Sqe128>())?;
+        let commands =
+            Mapping::of(&fd, OFF_SQES, params.sq_entries as usize * size_of::<Sqe128>())?;
         let Params { sq_entries, cq_entries, sq_off: sq, cq_off: cq, .. } = params;
         Ok(Ring { fd: Arc::new(fd), file, shared, commands, sq, cq, sq_entries, cq_entries })
     }
@@ -316,7 +323,13 @@ impl Waker {
         let message = Message { sqe, rest: [0; 2] };
         // SAFETY: the kernel reads one live command of 64 bytes.
         let rc = unsafe {
-            libc::syscall(libc::SYS_io_uring_register, -1, REGISTER_SEND_MSG_RING, &raw const message, 1u32)
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                -1,
+                REGISTER_SEND_MSG_RING,
+                &raw const message,
+                1u32,
+            )
         };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -341,10 +354,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn of(fd: &OwnedFd, offset: libc::off_t, bytes: usize) -> io::Result<Mapping> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let at =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd.as_raw_fd(), offset) };
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd.as_raw_fd(), offset)
+        };
         match NonNull::new(at.cast::<u8>()) {
             Some(start) if at != libc::MAP_FAILED => Ok(Mapping(start, bytes)),
             _ => Err(io::Error::last_os_error()),
@@ -389,12 +404,15 @@ mod tests {
         for user_data in 0..count {
             // SAFETY: the command refers to nothing.
             unsafe {
-                ring.push(&Command { op: 1234, user_data, memory: (0, 0), args: &[0; CMD_BYTES] }).unwrap()
+                ring.push(&Command { op: 1234, user_data, memory: (0, 0), args: &[0; CMD_BYTES] })
+                    .unwrap()
             };
         }
         ring.submit().unwrap();
         let results: Vec<Completion> = std::iter::from_fn(|| ring.next()).collect();
         assert_eq!(results.len() as u64, count);
-        assert!(results.iter().zip(0..).all(|(result, n)| result.user_data == n && result.result < 0));
+        assert!(
+            results.iter().zip(0..).all(|(result, n)| result.user_data == n && result.result < 0)
+        );
     }
 }

@@ -47,7 +47,8 @@ fn enter(table: &mut PathNodes, parent: u64, text: &str) -> u64 {
 
 fn path(table: &PathNodes, dir: u64) -> Option<(InodeId, String)> {
     let place = table.place(dir, name("x"))?;
-    let dirs: Vec<_> = place.dirs.iter().map(|dir| String::from_utf8_lossy(dir).into_owned()).collect();
+    let dirs: Vec<_> =
+        place.dirs.iter().map(|dir| String::from_utf8_lossy(dir).into_owned()).collect();
     Some((place.base, dirs.join("/")))
 }
 
@@ -98,7 +99,11 @@ fn rename_of_a_subtree() {
         "what is detached does not take the name with it"
     );
     rename(&mut table, (b, "new"), (b, "new"), false);
-    assert_eq!(table.find(b, &name("new")), Some((a, None)), "two names of one file: nothing happens");
+    assert_eq!(
+        table.find(b, &name("new")),
+        Some((a, None)),
+        "two names of one file: nothing happens"
+    );
 }
 
 /// An exchange swaps two nodes, of which one may be no directory.
@@ -107,7 +112,10 @@ fn exchange_of_a_directory_and_a_file() {
     let mut table = PathNodes::default();
     let (a, b) = (enter(&mut table, ROOT, "a"), enter(&mut table, ROOT, "b"));
     rename(&mut table, (ROOT, "a"), (ROOT, "b"), true);
-    assert_eq!((path(&table, a), path(&table, b)), (Some((ROOT, "b".into())), Some((ROOT, "a".into()))));
+    assert_eq!(
+        (path(&table, a), path(&table, b)),
+        (Some((ROOT, "b".into())), Some((ROOT, "a".into())))
+    );
     rename(&mut table, (ROOT, "a"), (ROOT, "file"), true);
     assert_eq!(path(&table, b), Some((ROOT, "file".into())));
     assert_eq!(table.find(ROOT, &name("a")), None);
@@ -179,7 +187,10 @@ fn the_kernel_is_told_of_one_directory_for_a_node() {
     let other = table.enter(ROOT, &name("a"), Some(71), &bound);
     assert_ne!(other, a);
     bound.are(&[70]);
-    assert_eq!((table.target(a), path(&table, other)), (NodeTarget::Inode(70), Some((ROOT, "a".into()))));
+    assert_eq!(
+        (table.target(a), path(&table, other)),
+        (NodeTarget::Inode(70), Some((ROOT, "a".into())))
+    );
     assert!(table.hold(a, 70, false, &bound) && !table.hold(other, 70, true, &bound));
     assert!(table.hold(other, 71, true, &bound));
     bound.are(&[70, 71]);
@@ -331,7 +342,10 @@ fn nodes_of_walks_in_vain_make_way() {
     let below = table.enter(tried, &name("b"), None, &bound);
     let made = table.enter(ROOT, &name("a"), Some(300), &bound);
     assert_eq!((directory_of(tried), directory_of(made)), (None, Some(300)));
-    assert_eq!((table.target(tried), path(&table, below)), (NodeTarget::Inode(300), Some((300, "b".into()))));
+    assert_eq!(
+        (table.target(tried), path(&table, below)),
+        (NodeTarget::Inode(300), Some((300, "b".into())))
+    );
     for node in [tried, below] {
         table.forget(node, 1, &bound);
     }

@@ -53,11 +53,14 @@ fn completions_that_call_over_each_other() {
 /// A connection that has settled looks for its node at the last address and at the given one.
 #[test]
 fn addresses_of_a_settled_connection() {
-    let [one, two, three] = [(); 3].map(|()| serving(Script::new(obliging), ListenerConfig::default()));
+    let [one, two, three] =
+        [(); 3].map(|()| serving(Script::new(obliging), ListenerConfig::default()));
     let gone = listen().local_addr().unwrap();
-    let (remote, _) =
-        Remote::connect(config(&[gone, one.address(), two.address()], LONG), Arc::new(Notes::default()))
-            .unwrap();
+    let (remote, _) = Remote::connect(
+        config(&[gone, one.address(), two.address()], LONG),
+        Arc::new(Notes::default()),
+    )
+    .unwrap();
     assert_eq!(remote.address(), one.address().to_string());
     remote.settle(&three.address().to_string());
     drop((one, two));

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::wire::{
-    Answered, Body, Call, Hello, LockAnswer, LockRequest, Reclaimed, ReplyTo, SessionState, ToClient,
-    ToServer, VERSION, Welcome,
+    Answered, Body, Call, Hello, LockAnswer, LockRequest, Reclaimed, ReplyTo, SessionState,
+    ToClient, ToServer, VERSION, Welcome,
 };
 
 use crate::session::WINDOW;
@@ -97,7 +97,10 @@ impl Model {
                 }
             }
             ToServer::Bye => self.opens.clear(),
-            ToServer::PeerHello(_) | ToServer::PeerProof(_) | ToServer::Peer(_) | ToServer::Proof(_) => {
+            ToServer::PeerHello(_)
+            | ToServer::PeerProof(_)
+            | ToServer::Peer(_)
+            | ToServer::Proof(_) => {
                 panic!("a client is no node")
             }
         }
@@ -157,10 +160,17 @@ impl Model {
         }
         assert!(call.seq > acked, "number {} after its answer was acknowledged", call.seq);
         assert!(call.seq <= acked + WINDOW, "number {} beyond the window", call.seq);
-        assert!(!call.retry || !self.retries_over, "a retry after it was said that there are no more");
+        assert!(
+            !call.retry || !self.retries_over,
+            "a retry after it was said that there are no more"
+        );
         if !call.retry {
             self.retries_over = true;
-            assert!(!self.seen.contains(&call.seq), "number {} twice, and not marked as a retry", call.seq);
+            assert!(
+                !self.seen.contains(&call.seq),
+                "number {} twice, and not marked as a retry",
+                call.seq
+            );
         }
         self.seen.insert(call.seq);
         if let Some(answered) = self.answers.get(&call.seq) {
@@ -181,7 +191,11 @@ impl Model {
 
     fn run(&mut self, call: &Call) -> Option<Answered> {
         let opened = |ino| {
-            Answered::Op(Ok(Answer::Opened { inode: Box::new(inode(ino)), created: true, parent: None }))
+            Answered::Op(Ok(Answer::Opened {
+                inode: Box::new(inode(ino)),
+                created: true,
+                parent: None,
+            }))
         };
         Some(match &call.body {
             Body::Op(request) => match &request.op {

@@ -7,7 +7,8 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::Answer;
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Frames, Reclaim, ReclaimOpen, SessionState, ToClient, ToServer, decode_to_server,
+    Answered, Body, Frames, Reclaim, ReclaimOpen, SessionState, ToClient, ToServer,
+    decode_to_server,
 };
 
 use super::config;
@@ -87,11 +88,17 @@ impl World {
                 LinkEvent::Welcomed(_) => self.link.accept(),
                 LinkEvent::Table { version } => assert_eq!(version, self.link.table()),
                 LinkEvent::ReclaimWanted { .. } => {
-                    let opens = self.held.iter().filter(|(_, count)| **count > 0).map(|(ino, count)| {
-                        ReclaimOpen { file: InodeRef::by_id(*ino), count: *count as u32, linkable: false }
-                    });
-                    let mut parts: Vec<Reclaim> =
-                        opens.map(|open| Reclaim { opens: vec![open], ..Reclaim::default() }).collect();
+                    let opens =
+                        self.held.iter().filter(|(_, count)| **count > 0).map(|(ino, count)| {
+                            ReclaimOpen {
+                                file: InodeRef::by_id(*ino),
+                                count: *count as u32,
+                                linkable: false,
+                            }
+                        });
+                    let mut parts: Vec<Reclaim> = opens
+                        .map(|open| Reclaim { opens: vec![open], ..Reclaim::default() })
+                        .collect();
                     if self.now % 2 == 0 {
                         parts.clear();
                         parts.push(Reclaim {
@@ -170,7 +177,10 @@ impl World {
             if let CallDeadline::Until(limit) | CallDeadline::Connection(limit) = deadline
                 && *limit <= self.now
             {
-                assert!(self.outcomes.contains_key(&index), "call {index} is not over at its deadline");
+                assert!(
+                    self.outcomes.contains_key(&index),
+                    "call {index} is not over at its deadline"
+                );
             }
         }
     }
@@ -213,7 +223,11 @@ impl World {
                 .map(|(ino, count)| (*ino, *count))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(counts(&self.node.opens), counts(&self.held), "the node counts what the client holds");
+        assert_eq!(
+            counts(&self.node.opens),
+            counts(&self.held),
+            "the node counts what the client holds"
+        );
     }
 
     /// As if pongs had come all the time.

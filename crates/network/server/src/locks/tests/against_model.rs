@@ -71,7 +71,9 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
         let call = number as u64 + 1;
         let (mut woken, mut expected) = (Vec::new(), Vec::new());
         match step {
-            Step::Set(owner, span, wait) => set(&mut locks, &mut model, (owner, span), wait.then_some(call))?,
+            Step::Set(owner, span, wait) => {
+                set(&mut locks, &mut model, (owner, span), wait.then_some(call))?
+            }
             Step::Again(which) => {
                 let orphans = model.orphans();
                 if !orphans.is_empty() {
@@ -80,7 +82,10 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
             Step::Unlock(owner, span) => {
                 let range = (span.start, span.end);
-                prop_assert_eq!(locks.unlock(owner, span.ino, span.kind, range, &mut woken), Ok(()));
+                prop_assert_eq!(
+                    locks.unlock(owner, span.ino, span.kind, range, &mut woken),
+                    Ok(())
+                );
                 model.unlock(owner, &span, &mut expected);
             }
             Step::Release(owner, span) => {
@@ -94,14 +99,19 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
                     held.map(|held| (held.owner, held.mode, held.start, held.end)),
                     wanted.map(|(owner, mode, start, end)| (owner.id, mode, start, end))
                 );
-                let pid = wanted.map(|(holder, ..)| if holder.session == owner.session { 7 } else { 0 });
+                let pid =
+                    wanted.map(|(holder, ..)| if holder.session == owner.session { 7 } else { 0 });
                 prop_assert_eq!(held.map(|held| held.pid), pid);
             }
             Step::Cancel(which) => {
                 let calls = model.calls();
                 let unknown = Ticket { session: 1, call: u64::MAX };
-                let Ticket { session, call } = if calls.is_empty() { unknown } else { *which.get(&calls) };
-                prop_assert_eq!(locks.cancel(session, call), model.cancel(Ticket { session, call }));
+                let Ticket { session, call } =
+                    if calls.is_empty() { unknown } else { *which.get(&calls) };
+                prop_assert_eq!(
+                    locks.cancel(session, call),
+                    model.cancel(Ticket { session, call })
+                );
             }
             Step::Orphan(session) => {
                 locks.orphan_waits(session);

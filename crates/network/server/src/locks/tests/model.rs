@@ -49,7 +49,8 @@ impl Model {
     }
 
     fn write(&mut self, owner: LockOwner, span: &LockSpan, mode: Option<LockMode>) {
-        let same = |held: &Holding| held.owner == owner && held.ino == span.ino && held.kind == span.kind;
+        let same =
+            |held: &Holding| held.owner == owner && held.ino == span.ino && held.kind == span.kind;
         if !self.holdings.iter().any(same) {
             let bytes = [None; BYTES as usize];
             self.holdings.push(Holding { owner, ino: span.ino, kind: span.kind, bytes });
@@ -78,8 +79,13 @@ impl Model {
             return false;
         }
         seen.push(from);
-        let waits = self.waits.iter().filter(|wait| wait.owner == from && wait.span.kind == LockKind::Posix);
-        waits.flat_map(|wait| self.in_the_way(from, &wait.span)).any(|next| self.reaches(next, to, seen))
+        let waits = self
+            .waits
+            .iter()
+            .filter(|wait| wait.owner == from && wait.span.kind == LockKind::Posix);
+        waits
+            .flat_map(|wait| self.in_the_way(from, &wait.span))
+            .any(|next| self.reaches(next, to, seen))
     }
 
     /// The errno; or whether it waits.
@@ -91,7 +97,8 @@ impl Model {
         woken: &mut Vec<Ticket>,
     ) -> Result<bool, i32> {
         if let Some(call) = call {
-            let orphan = |wait: &&mut Wait| wait.owner == owner && wait.span == *span && wait.call.is_none();
+            let orphan =
+                |wait: &&mut Wait| wait.owner == owner && wait.span == *span && wait.call.is_none();
             if let Some(wait) = self.waits.iter_mut().find(orphan) {
                 wait.call = Some(call);
                 return Ok(true);
@@ -124,12 +131,16 @@ impl Model {
 
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let before = self.waits.len();
-        self.waits.retain(|wait| wait.owner.session != ticket.session || wait.call != Some(ticket.call));
+        self.waits
+            .retain(|wait| wait.owner.session != ticket.session || wait.call != Some(ticket.call));
         self.waits.len() < before
     }
 
     pub fn orphan(&mut self, session: u64) {
-        self.waits.iter_mut().filter(|wait| wait.owner.session == session).for_each(|wait| wait.call = None);
+        self.waits
+            .iter_mut()
+            .filter(|wait| wait.owner.session == session)
+            .for_each(|wait| wait.call = None);
     }
 
     pub fn end(&mut self, session: u64, woken: &mut Vec<Ticket>) {
@@ -139,7 +150,11 @@ impl Model {
     }
 
     /// The first run of bytes of another owner that excludes this: (owner, mode, first, last).
-    pub fn test(&self, owner: LockOwner, span: &LockSpan) -> Option<(LockOwner, LockMode, u64, u64)> {
+    pub fn test(
+        &self,
+        owner: LockOwner,
+        span: &LockSpan,
+    ) -> Option<(LockOwner, LockMode, u64, u64)> {
         let mut runs = Vec::new();
         for held in &self.holdings {
             if held.owner == owner || held.ino != span.ino || held.kind != span.kind {
@@ -187,7 +202,9 @@ impl Model {
     pub fn ranges(&self) -> usize {
         let runs = |held: &Holding| {
             (0..held.bytes.len())
-                .filter(|at| held.bytes[*at].is_some() && (*at == 0 || held.bytes[at - 1] != held.bytes[*at]))
+                .filter(|at| {
+                    held.bytes[*at].is_some() && (*at == 0 || held.bytes[at - 1] != held.bytes[*at])
+                })
                 .count()
         };
         self.holdings.iter().map(runs).sum()

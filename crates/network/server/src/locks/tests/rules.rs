@@ -98,7 +98,10 @@ fn order_of_waiting_locks() {
     let mut locks = Locks::default();
     assert_eq!(set(&mut locks, 1, posix(1, WRITE, 0, 99), None), Ok(Set::Granted));
     for (session, mode) in [(2, READ), (3, WRITE), (4, READ), (5, WRITE)] {
-        assert_eq!(set(&mut locks, session, posix(1, mode, 0, 99), Some(session)), Ok(Set::Waiting));
+        assert_eq!(
+            set(&mut locks, session, posix(1, mode, 0, 99), Some(session)),
+            Ok(Set::Waiting)
+        );
     }
     let woken = unlock(&mut locks, 1, posix(1, WRITE, 0, 99));
     assert_eq!(woken.iter().map(|ticket| ticket.session).collect::<Vec<_>>(), [2, 4]);
@@ -130,10 +133,14 @@ fn a_wait_whose_connection_breaks_keeps_its_place() {
 
 #[test]
 fn bounds_end_in_enolck_and_closing_always_works() {
-    let limits = LockLimits { ranges_max: 6, session_ranges_max: 4, waits_max: 2, session_waits_max: 1 };
+    let limits =
+        LockLimits { ranges_max: 6, session_ranges_max: 4, waits_max: 2, session_waits_max: 1 };
     let mut locks = Locks::new(limits);
     for at in 0..4 {
-        assert_eq!(set(&mut locks, 1, posix(1, WRITE, at * 10, at * 10 + 4), None), Ok(Set::Granted));
+        assert_eq!(
+            set(&mut locks, 1, posix(1, WRITE, at * 10, at * 10 + 4), None),
+            Ok(Set::Granted)
+        );
     }
     assert_eq!(set(&mut locks, 1, posix(2, READ, 99, 99), None), Err(libc::ENOLCK));
     let hole = (LockOwner { session: 1, id: 1 }, (2, 2));
@@ -168,11 +175,20 @@ fn a_hundred_thousand_ranges() {
     let mut locks = Locks::default();
     for at in 0..RANGES {
         let owner = if at % 2 == 0 { 0 } else { at };
-        assert_eq!(set(&mut locks, 1, posix(owner, WRITE, at * 10, at * 10 + 5), None), Ok(Set::Granted));
+        assert_eq!(
+            set(&mut locks, 1, posix(owner, WRITE, at * 10, at * 10 + 5), None),
+            Ok(Set::Granted)
+        );
     }
     for at in (0..RANGES).rev() {
-        assert_eq!(set(&mut locks, 2, posix(1, READ, at * 10 + 5, at * 10 + 9), None), Err(libc::EAGAIN));
-        assert_eq!(set(&mut locks, 2, posix(1, READ, at * 10 + 7, at * 10 + 7), None), Ok(Set::Granted));
+        assert_eq!(
+            set(&mut locks, 2, posix(1, READ, at * 10 + 5, at * 10 + 9), None),
+            Err(libc::EAGAIN)
+        );
+        assert_eq!(
+            set(&mut locks, 2, posix(1, READ, at * 10 + 7, at * 10 + 7), None),
+            Ok(Set::Granted)
+        );
     }
     assert_eq!(locks.counts().ranges, 2 * RANGES as usize);
     // One that covers all of one's own takes their place.
@@ -180,7 +196,10 @@ fn a_hundred_thousand_ranges() {
     assert_eq!(set(&mut locks, 2, posix(1, WRITE, 0, LOCK_END), None), Ok(Set::Granted));
     assert_eq!(locks.counts().ranges, 1);
     for waiter in 0..1000 {
-        assert_eq!(set(&mut locks, 3, posix(waiter, WRITE, 0, LOCK_END), Some(waiter)), Ok(Set::Waiting));
+        assert_eq!(
+            set(&mut locks, 3, posix(waiter, WRITE, 0, LOCK_END), Some(waiter)),
+            Ok(Set::Waiting)
+        );
     }
     let mut woken = Vec::new();
     locks.end_session(2, &mut woken);

@@ -38,7 +38,8 @@ fn server() -> (Arc<Server>, Arc<Session>) {
     };
     let node = Node::open(Arc::new(engine), clock.clone(), config).unwrap();
     let config = SessionServerConfig { volume: "vol".into(), ..SessionServerConfig::default() };
-    let server = Server::new(node, clock, config, LockLimits::default(), Arc::new(Silent), 0).unwrap();
+    let server =
+        Server::new(node, clock, config, LockLimits::default(), Arc::new(Silent), 0).unwrap();
     let mut connection = server.connect(Arc::new(Silent), Security::Loopback, "here");
     let hello = Hello {
         versions: Versions::OURS,

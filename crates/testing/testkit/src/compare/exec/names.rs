@@ -46,7 +46,8 @@ impl World {
             }
             Op::LinkSlot { slot, to } => {
                 let (to_dir, to) = self.at(to);
-                let mut out = Outcome::of(sys::linkat(self.fd(*slot), c"", to_dir, &to, libc::AT_EMPTY_PATH));
+                let mut out =
+                    Outcome::of(sys::linkat(self.fd(*slot), c"", to_dir, &to, libc::AT_EMPTY_PATH));
                 self.note_stat(&mut out, to_dir, &to, libc::AT_SYMLINK_NOFOLLOW);
                 out
             }
@@ -100,9 +101,10 @@ impl World {
                 let (dir, path) = self.at(loc);
                 Outcome::of(sys::faccessat2(dir, &path, *mode, *flags))
             }
-            Op::SetXattr { .. } | Op::GetXattr { .. } | Op::ListXattr { .. } | Op::RemoveXattr { .. } => {
-                self.run_xattr(op)
-            }
+            Op::SetXattr { .. }
+            | Op::GetXattr { .. }
+            | Op::ListXattr { .. }
+            | Op::RemoveXattr { .. } => self.run_xattr(op),
             other => unreachable!("{} is handled above", other.kind()),
         }
     }
@@ -137,7 +139,9 @@ impl World {
                 let mut list = vec![0; 65536];
                 let ret = match target {
                     Target::Slot(slot) => sys::flistxattr(self.fd(*slot), &mut list),
-                    Target::Path(loc, nofollow) => sys::listxattr(&self.plain(loc), &mut list, *nofollow),
+                    Target::Path(loc, nofollow) => {
+                        sys::listxattr(&self.plain(loc), &mut list, *nofollow)
+                    }
                 };
                 let mut out = Outcome::of(ret.map(|_| 0));
                 out.field("names", user_names(&list[..ret.unwrap_or(0) as usize]).join(" "));
@@ -147,7 +151,9 @@ impl World {
                 let name = sys::cstring(name);
                 Outcome::of(match target {
                     Target::Slot(slot) => sys::fremovexattr(self.fd(*slot), &name),
-                    Target::Path(loc, nofollow) => sys::removexattr(&self.plain(loc), &name, *nofollow),
+                    Target::Path(loc, nofollow) => {
+                        sys::removexattr(&self.plain(loc), &name, *nofollow)
+                    }
                 })
             }
             other => unreachable!("{} is no xattr call", other.kind()),
@@ -191,7 +197,10 @@ impl World {
         match sys::statx(dir, &path, flags) {
             Ok(st) => {
                 let kind = u32::from(st.stx_mode) & libc::S_IFMT;
-                out.field("basic stats", st.stx_mask & libc::STATX_BASIC_STATS == libc::STATX_BASIC_STATS);
+                out.field(
+                    "basic stats",
+                    st.stx_mask & libc::STATX_BASIC_STATS == libc::STATX_BASIC_STATS,
+                );
                 out.field("kind", format!("{kind:o}"));
                 if flags & libc::AT_STATX_DONT_SYNC != 0 {
                     // What the kernel remembers, however old: only a local file system has no such
@@ -204,7 +213,10 @@ impl World {
                 if kind == libc::S_IFREG || kind == libc::S_IFLNK {
                     out.field("size", st.stx_size);
                 }
-                out.field("mtime", self.show_time(st.stx_mtime.tv_sec, i64::from(st.stx_mtime.tv_nsec)));
+                out.field(
+                    "mtime",
+                    self.show_time(st.stx_mtime.tv_sec, i64::from(st.stx_mtime.tv_nsec)),
+                );
             }
             Err(e) => out.ret = -i64::from(e),
         }

@@ -5,15 +5,16 @@ use crate::compare::actor::ACTORS;
 use crate::compare::op::{DIR_SLOTS, LockKind, Op, Range, SLOTS, Time};
 
 const MODES: &[u32] = &[
-    0o777, 0o755, 0o700, 0o644, 0o666, 0o600, 0o444, 0o000, 0o111, 0o222, 0o1777, 0o2775, 0o4755, 0o6711,
-    0o070, 0o007,
+    0o777, 0o755, 0o700, 0o644, 0o666, 0o600, 0o444, 0o000, 0o111, 0o222, 0o1777, 0o2775, 0o4755,
+    0o6711, 0o070, 0o007,
 ];
 const XATTRS: &[&[u8]] = &[b"user.a", b"user.b", b"user.c.d", b"user.d/e", b"user.\xe2\x82\xac"];
 
 impl Generator {
     pub(super) fn open(&mut self, who: usize) -> Op {
         let slot = self.rng.below(SLOTS as u64) as u8;
-        let mut flags = *self.rng.pick(&[libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR, libc::O_RDWR]);
+        let mut flags =
+            *self.rng.pick(&[libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR, libc::O_RDWR]);
         let mode = *self.rng.pick(MODES);
         if self.rng.percent(4) {
             let names = self.known_dir();
@@ -183,8 +184,14 @@ impl Generator {
 
     pub(super) fn mknod(&mut self, who: usize) -> Op {
         let names = self.fresh();
-        let kind =
-            *self.rng.pick(&[libc::S_IFIFO, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFREG, libc::S_IFDIR, 0]);
+        let kind = *self.rng.pick(&[
+            libc::S_IFIFO,
+            libc::S_IFIFO,
+            libc::S_IFSOCK,
+            libc::S_IFREG,
+            libc::S_IFDIR,
+            0,
+        ]);
         let loc = self.loc(who, &names);
         if kind != libc::S_IFDIR {
             let plain = kind == libc::S_IFREG || kind == 0;
@@ -274,9 +281,10 @@ impl Generator {
             1 | 2 => Time { sec: 0, nsec: libc::UTIME_NOW },
             3 => Time { sec: 1, nsec: 1_000_000_000 },
             // Between 1970 and 2020: older than any run, so that it is recognised as explicit.
-            _ => {
-                Time { sec: self.rng.below(1_577_836_800) as i64, nsec: self.rng.below(1_000_000_000) as i64 }
-            }
+            _ => Time {
+                sec: self.rng.below(1_577_836_800) as i64,
+                nsec: self.rng.below(1_000_000_000) as i64,
+            },
         }
     }
 
@@ -361,7 +369,14 @@ impl Generator {
             return Op::MmapRead { slot, off, len };
         }
         let fill = self.rng.next_u64() >> 40;
-        Op::MmapWrite { slot, off, len, fill, shared: self.rng.percent(85), sync: self.rng.percent(30) }
+        Op::MmapWrite {
+            slot,
+            off,
+            len,
+            fill,
+            shared: self.rng.percent(85),
+            sync: self.rng.percent(30),
+        }
     }
 
     pub(super) fn copy(&mut self, who: usize) -> Op {
@@ -379,8 +394,10 @@ impl Generator {
 
     pub(super) fn lock(&mut self, who: usize) -> Op {
         let slot = self.slot(who);
-        let range =
-            Range { start: self.rng.below(12) as i64 * 10, len: *self.rng.pick(&[1, 1, 10, 15, 40, 0]) };
+        let range = Range {
+            start: self.rng.below(12) as i64 * 10,
+            len: *self.rng.pick(&[1, 1, 10, 15, 40, 0]),
+        };
         let kind = if self.rng.percent(75) { LockKind::Posix } else { LockKind::Ofd };
         let typ = *self.rng.pick(&[libc::F_RDLCK, libc::F_WRLCK, libc::F_WRLCK, libc::F_UNLCK]);
         match self.rng.below(100) {

@@ -11,7 +11,12 @@ pub fn show_bytes(bytes: &[u8]) -> String {
     if bytes.len() <= 80 {
         format!("\"{}\"", text(bytes))
     } else {
-        format!("\"{}...{}\"[{} bytes]", text(&bytes[..24]), text(&bytes[bytes.len() - 24..]), bytes.len())
+        format!(
+            "\"{}...{}\"[{} bytes]",
+            text(&bytes[..24]),
+            text(&bytes[bytes.len() - 24..]),
+            bytes.len()
+        )
     }
 }
 
@@ -88,7 +93,8 @@ fn show_fallocate(mode: i32) -> String {
         (libc::FALLOC_FL_COLLAPSE_RANGE, "COLLAPSE_RANGE"),
         (libc::FALLOC_FL_INSERT_RANGE, "INSERT_RANGE"),
     ];
-    let set: Vec<_> = named.iter().filter(|(bit, _)| mode & bit != 0).map(|(_, name)| *name).collect();
+    let set: Vec<_> =
+        named.iter().filter(|(bit, _)| mode & bit != 0).map(|(_, name)| *name).collect();
     if set.is_empty() { "0".into() } else { set.join("|") }
 }
 
@@ -107,12 +113,18 @@ impl fmt::Display for Op {
             Op::Open { slot, loc, flags, mode } => {
                 write!(f, "fd{slot} = open({loc}, {}, {mode:#o})", show_flags(*flags))
             }
-            Op::OpenDir { dir, loc, flags } => write!(f, "dir{dir} = open({loc}, {})", show_flags(*flags)),
+            Op::OpenDir { dir, loc, flags } => {
+                write!(f, "dir{dir} = open({loc}, {})", show_flags(*flags))
+            }
             Op::Close { slot } | Op::SeekMap { slot } => write!(f, "{kind}(fd{slot})"),
             Op::Dup { from, to } => write!(f, "fd{to} = dup(fd{from})"),
-            Op::CloseDir { dir } | Op::Fchdir { dir } | Op::FsyncDir { dir } => write!(f, "{kind}(dir{dir})"),
+            Op::CloseDir { dir } | Op::Fchdir { dir } | Op::FsyncDir { dir } => {
+                write!(f, "{kind}(dir{dir})")
+            }
             Op::Read { slot, len } => write!(f, "read(fd{slot}, {len})"),
-            Op::Write { slot, len, fill } => write!(f, "write(fd{slot}, len {len}, fill {fill:#x})"),
+            Op::Write { slot, len, fill } => {
+                write!(f, "write(fd{slot}, len {len}, fill {fill:#x})")
+            }
             Op::Pread { slot, off, len } => write!(f, "pread(fd{slot}, off {off}, len {len})"),
             Op::Pwrite { slot, off, len, fill } => {
                 write!(f, "pwrite(fd{slot}, off {off}, len {len}, fill {fill:#x})")
@@ -175,17 +187,26 @@ impl fmt::Display for Op {
                 write!(f, "getxattr({target}, {}, size {size})", show_bytes(name))
             }
             Op::ListXattr { target } => write!(f, "listxattr({target})"),
-            Op::RemoveXattr { target, name } => write!(f, "removexattr({target}, {})", show_bytes(name)),
-            Op::Access { loc, mode, flags } => write!(f, "faccessat({loc}, {mode:#o}, flags {flags:#x})"),
+            Op::RemoveXattr { target, name } => {
+                write!(f, "removexattr({target}, {})", show_bytes(name))
+            }
+            Op::Access { loc, mode, flags } => {
+                write!(f, "faccessat({loc}, {mode:#o}, flags {flags:#x})")
+            }
             Op::MmapWrite { slot, off, len, fill, shared, sync } => write!(
                 f,
                 "mmap-write(fd{slot}, off {off}, len {len}, fill {fill:#x}, {}{})",
                 if *shared { "MAP_SHARED" } else { "MAP_PRIVATE" },
                 if *sync { ", msync" } else { "" }
             ),
-            Op::MmapRead { slot, off, len } => write!(f, "mmap-read(fd{slot}, off {off}, len {len})"),
+            Op::MmapRead { slot, off, len } => {
+                write!(f, "mmap-read(fd{slot}, off {off}, len {len})")
+            }
             Op::CopyRange { from, from_off, to, to_off, len } => {
-                write!(f, "copy_file_range(fd{from}, off {from_off}, fd{to}, off {to_off}, len {len})")
+                write!(
+                    f,
+                    "copy_file_range(fd{from}, off {from_off}, fd{to}, off {to_off}, len {len})"
+                )
             }
             Op::Fsync { slot, data_only } => {
                 write!(f, "{}(fd{slot})", if *data_only { "fdatasync" } else { "fsync" })

@@ -124,14 +124,20 @@ fn first_file(tree: &mut Tree, fits: impl Fn(&FoundFile) -> bool) -> Option<&mut
 }
 
 const DAMAGES: &[Damage] = &[
-    ("a byte turned", |tree| first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes[7] ^= 1).is_some()),
+    ("a byte turned", |tree| {
+        first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes[7] ^= 1).is_some()
+    }),
     ("a block of zeros", |tree| {
         first_file(tree, |f| f.bytes.len() > 5000).map(|f| f.bytes[4000..4500].fill(0)).is_some()
     }),
-    ("cut short", |tree| first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes.truncate(5)).is_some()),
+    ("cut short", |tree| {
+        first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes.truncate(5)).is_some()
+    }),
     ("too long", |tree| first_file(tree, |_| true).map(|f| f.bytes.push(0)).is_some()),
     ("link count", |tree| first_file(tree, |_| true).map(|f| f.nlink += 1).is_some()),
-    ("an xattr gone", |tree| first_file(tree, |f| !f.xattrs.is_empty()).map(|f| f.xattrs.clear()).is_some()),
+    ("an xattr gone", |tree| {
+        first_file(tree, |f| !f.xattrs.is_empty()).map(|f| f.xattrs.clear()).is_some()
+    }),
     ("an xattr from nowhere", |tree| {
         first_file(tree, |_| true).map(|f| f.xattrs.insert("user.z".into(), vec![1])).is_some()
     }),
@@ -140,11 +146,14 @@ const DAMAGES: &[Damage] = &[
         name.is_some_and(|name| tree.remove(&name).is_some())
     }),
     ("a file come back", |tree| {
-        tree.insert("t0/ghost".into(), Found::File(FoundFile { nlink: 1, ..FoundFile::default() })).is_none()
+        tree.insert("t0/ghost".into(), Found::File(FoundFile { nlink: 1, ..FoundFile::default() }))
+            .is_none()
     }),
     ("a stranger", |tree| tree.insert("stranger".into(), Found::Dir).is_none()),
     ("another thread's", |tree| tree.insert("t77".into(), Found::Dir).is_none()),
-    ("two links parted", |tree| first_file(tree, |f| f.nlink > 1).map(|f| f.ino += 1_000_000).is_some()),
+    ("two links parted", |tree| {
+        first_file(tree, |f| f.nlink > 1).map(|f| f.ino += 1_000_000).is_some()
+    }),
     ("a link astray", |tree| {
         let link = tree.values_mut().find(|f| matches!(f, Found::Symlink(_)));
         link.map(|f| *f = Found::Symlink(b"elsewhere".to_vec())).is_some()
@@ -167,8 +176,14 @@ fn every_planted_damage_is_found() {
             let mut tree = tree_of(&state);
             if damage(&mut tree) {
                 planted += 1;
-                assert!(!broken(&log, &tree, Promise::Acknowledged).is_empty(), "{what}, seed {seed}");
-                assert!(!broken(&log, &tree, SYNCED).is_empty(), "{what} after power loss, seed {seed}");
+                assert!(
+                    !broken(&log, &tree, Promise::Acknowledged).is_empty(),
+                    "{what}, seed {seed}"
+                );
+                assert!(
+                    !broken(&log, &tree, SYNCED).is_empty(),
+                    "{what} after power loss, seed {seed}"
+                );
             }
         }
         assert!(planted > 3, "{what}: planted {planted} times only");
@@ -179,8 +194,11 @@ fn every_planted_damage_is_found() {
 #[test]
 fn write_in_flight_at_a_crash() {
     let write = |key, len| Op::Write { path: "t0/f".into(), ino: 1, key, len, sync: false };
-    let logged =
-        |op, at: usize, acked: bool| Logged { op, intent_at: at, acked: acked.then_some((at + 1, 0)) };
+    let logged = |op, at: usize, acked: bool| Logged {
+        op,
+        intent_at: at,
+        acked: acked.then_some((at + 1, 0)),
+    };
     let ops = vec![
         logged(Op::Mkdir { path: "t0".into() }, 0, true),
         logged(write(5, 3000), 2, true),
@@ -237,5 +255,9 @@ fn survivors_must_be_a_prefix_over_all_threads() {
     assert!(broken(&log, &tree(&["t0", "t1"]), SYNCED).is_empty());
     assert!(broken(&log, &tree(&["t0"]), SYNCED).is_empty());
     assert!(broken(&log, &tree(&[]), SYNCED).is_empty());
-    assert_eq!(broken(&log, &tree(&["t1"]), SYNCED).len(), 1, "the later one survived, the earlier did not");
+    assert_eq!(
+        broken(&log, &tree(&["t1"]), SYNCED).len(),
+        1,
+        "the later one survived, the earlier did not"
+    );
 }

@@ -39,7 +39,13 @@ impl Model for Register {
 
 type Events = Vec<RecordedCall<Call, Answer>>;
 
-fn event(thread: usize, begin: u64, end: u64, call: Call, answer: Answer) -> RecordedCall<Call, Answer> {
+fn event(
+    thread: usize,
+    begin: u64,
+    end: u64,
+    call: Call,
+    answer: Answer,
+) -> RecordedCall<Call, Answer> {
     RecordedCall { thread, call, answer: Some(answer), begin, end }
 }
 
@@ -93,7 +99,8 @@ fn a_call_without_an_answer_may_happen_later_or_never() {
     let unknown = RecordedCall { thread: 0, call: Write(1), answer: None, begin: 0, end: 5 };
     for values in [[0, 0], [1, 1], [0, 1]] {
         let [first, second] = values;
-        let reads = vec![event(1, 10, 11, Read, Value(first)), event(1, 12, 13, Read, Value(second))];
+        let reads =
+            vec![event(1, 10, 11, Read, Value(first)), event(1, 12, 13, Read, Value(second))];
         assert!(linearizable(&[vec![unknown.clone()], reads].concat()));
     }
     let reads = vec![event(1, 10, 11, Read, Value(1)), event(1, 12, 13, Read, Value(0))];
@@ -118,7 +125,9 @@ fn by_trying(state: &Register, left: &mut Events) -> bool {
             continue;
         }
         let event = left.remove(at);
-        let fits = state.step(&event.call, event.answer.as_ref()).is_some_and(|next| by_trying(&next, left));
+        let fits = state
+            .step(&event.call, event.answer.as_ref())
+            .is_some_and(|next| by_trying(&next, left));
         left.insert(at, event);
         if fits {
             return true;
@@ -139,7 +148,10 @@ fn it_agrees_with_trying_all_orders() {
                 let end = now + 1 + rng.below(6);
                 let (call, answer) = match rng.below(4) {
                     0 => (Write(rng.below(3) as u8), Done),
-                    1 => (Call::Swap(rng.below(3) as u8, rng.below(3) as u8), *rng.pick(&[Done, Answer::No])),
+                    1 => (
+                        Call::Swap(rng.below(3) as u8, rng.below(3) as u8),
+                        *rng.pick(&[Done, Answer::No]),
+                    ),
                     _ => (Read, Value(rng.below(3) as u8)),
                 };
                 let answer = (!rng.percent(10)).then_some(answer);

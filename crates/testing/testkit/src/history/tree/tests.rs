@@ -84,9 +84,15 @@ fn a_file_system_alone_says_what_linux_says() {
     assert!(linearizable(&events), "{:?}", check(Tree::default(), &events));
     // And nothing else: each other errno, or a success, at any place is noticed.
     for at in 0..events.len() {
-        for other in
-            [GONE, Failed(libc::EEXIST), Failed(libc::EACCES), Done, Content(1), Names(0b100), file(77)]
-        {
+        for other in [
+            GONE,
+            Failed(libc::EEXIST),
+            Failed(libc::EACCES),
+            Done,
+            Content(1),
+            Names(0b100),
+            file(77),
+        ] {
             let mut events = events.clone();
             // To open a directory that was never seen before gives it that number, whatever it is.
             if events[at].answer != Some(other) {
@@ -99,8 +105,10 @@ fn a_file_system_alone_says_what_linux_says() {
 
 #[test]
 fn a_rename_is_one_step() {
-    let start =
-        [(Publish { ino: 10, token: 1, to: F0 }, Done), (Publish { ino: 11, token: 2, to: F1 }, Done)];
+    let start = [
+        (Publish { ino: 10, token: 1, to: F0 }, Done),
+        (Publish { ino: 11, token: 2, to: F1 }, Done),
+    ];
     let rename = |events: &mut Events| during(events, 100, 200, moved(F0, F1), Done);
     let seen = |first: (At, Answer), second: (At, Answer)| {
         let mut events = sequence(&start);
@@ -253,8 +261,13 @@ fn histories_of_correct_and_faulty_systems() {
 /// A rename may find that both names are the file that another rename is moving.
 #[test]
 fn rename_of_a_file_renamed_meanwhile() {
-    let event =
-        |thread, call, answer, begin, end| RecordedCall { thread, call, answer: Some(answer), begin, end };
+    let event = |thread, call, answer, begin, end| RecordedCall {
+        thread,
+        call,
+        answer: Some(answer),
+        begin,
+        end,
+    };
     let mut events = vec![
         event(0, Create(F0), Ino(Some(10)), 0, 1),
         event(1, moved(F0, F1), Done, 2, 5),

@@ -100,8 +100,9 @@ fn objects_cut_off_anywhere_are_noticed() {
 /// Where the chunks of an object lie, told by the table of an object without compression.
 fn chunk_places(stored: &[u8], chunks: usize) -> Vec<std::ops::Range<usize>> {
     let mut at = 96 + 8 * chunks + 20;
-    let lens = (0..chunks)
-        .map(|chunk| u32::from_be_bytes(stored[96 + 8 * chunk..][..4].try_into().unwrap()) as usize);
+    let lens = (0..chunks).map(|chunk| {
+        u32::from_be_bytes(stored[96 + 8 * chunk..][..4].try_into().unwrap()) as usize
+    });
     lens.map(|len| {
         at += len;
         at - len..at
@@ -119,7 +120,9 @@ fn chunks_in_the_wrong_place_are_noticed() {
         let noise = |seed: u64| -> Vec<u8> {
             let mut x = seed;
             std::iter::repeat_with(|| {
-                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                x = x
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 (x >> 56) as u8
             })
             .take(FIRST + 3 * CHUNK)
@@ -194,7 +197,9 @@ fn keys_that_are_wrong_or_lost_are_named() {
     let inner = Arc::new(MemoryStore::put_only());
     put(&coded(&inner, coding(Compression::Lz4, Some(2))), 1, &bytes(100, 1));
     let with = |numbers: &[(u32, u8)]| {
-        let keys = numbers.iter().map(|(number, byte)| (*number, DataKey::new(Zeroizing::new([*byte; 32]))));
+        let keys = numbers
+            .iter()
+            .map(|(number, byte)| (*number, DataKey::new(Zeroizing::new([*byte; 32]))));
         let cipher = Keys::new(keys.collect(), None, true).unwrap();
         Coding { compression: Compression::None, cipher: Some(cipher) }
     };

@@ -41,7 +41,10 @@ fn pinned_objects_are_read() {
         (8, ZSTD_ENCRYPTED, vec![b'a'; 100]),
     ] {
         let inner = store_of(object, &from_hex(stored));
-        assert_eq!(read_anew(&inner, &coding(Compression::None, None), object, plain.len()).unwrap(), plain);
+        assert_eq!(
+            read_anew(&inner, &coding(Compression::None, None), object, plain.len()).unwrap(),
+            plain
+        );
     }
 }
 
@@ -72,9 +75,12 @@ fn with_header_byte(stored: &str, at: usize, byte: u8) -> Vec<u8> {
 
 #[test]
 fn what_a_newer_version_wrote_is_refused_as_such() {
-    for (at, byte, what) in
-        [(9, 2, "format version 2"), (8, 1, "format version 257"), (10, 3, "method 3"), (11, 2, "cipher 2")]
-    {
+    for (at, byte, what) in [
+        (9, 2, "format version 2"),
+        (8, 1, "format version 257"),
+        (10, 3, "method 3"),
+        (11, 2, "cipher 2"),
+    ] {
         let inner = store_of(7, &with_header_byte(LZ4, at, byte));
         let why = why(read_anew(&inner, &Coding::default(), 7, 100));
         assert!(why.contains(what) && why.contains("use a newer kestrel"), "{why}");

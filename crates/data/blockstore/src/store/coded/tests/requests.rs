@@ -211,7 +211,11 @@ fn local_cache_in_offsets_of_plain_bytes() {
     put(&store(&remote, Compression::Zstd(3)), 1, &written);
     let store = store(&remote, Compression::Zstd(3));
     let near = store.near().unwrap();
-    assert_eq!((near.holds(1, 0, u64::MAX / 2), remote.asked().0), (0, 0), "no request to find out");
+    assert_eq!(
+        (near.holds(1, 0, u64::MAX / 2), remote.asked().0),
+        (0, 0),
+        "no request to find out"
+    );
     let wanted = (FIRST + CHUNK) as u64;
     near.fill(1, wanted + 5, CHUNK as u64).unwrap();
     assert_eq!(near.holds(1, wanted, 2 * CHUNK as u64), 2 * CHUNK as u64);

@@ -12,8 +12,11 @@ enum Step {
 }
 
 fn any_coding() -> impl Strategy<Value = Coding> {
-    let methods =
-        prop_oneof![Just(Compression::None), Just(Compression::Lz4), (1..=9).prop_map(Compression::Zstd)];
+    let methods = prop_oneof![
+        Just(Compression::None),
+        Just(Compression::Lz4),
+        (1..=9).prop_map(Compression::Zstd)
+    ];
     (methods, prop_oneof![Just(None), Just(Some(1)), Just(Some(2))])
         .prop_map(|(compression, write)| coding(compression, write))
 }
@@ -73,8 +76,10 @@ fn read_in_pieces(
     cuts: &[usize],
     how: u8,
 ) -> Result<Option<Vec<u8>>> {
-    let mut buffers: Vec<Vec<u8>> = pieces(len, cuts).into_iter().map(|len| vec![0xee; len]).collect();
-    let mut parts: Vec<IoSliceMut<'_>> = buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+    let mut buffers: Vec<Vec<u8>> =
+        pieces(len, cuts).into_iter().map(|len| vec![0xee; len]).collect();
+    let mut parts: Vec<IoSliceMut<'_>> =
+        buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
     match how {
         0 => store.read_fresh(object, from as u64, &mut parts)?,
         1 => {

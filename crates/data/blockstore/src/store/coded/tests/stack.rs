@@ -54,8 +54,10 @@ fn packing_and_reading_over_failing_stores() {
             failing.add(Rule { per_mille: 300, ..Rule::always(StoreCall::Read, fault) });
             for round in 0..20 {
                 // Heads anew each time, so that they are hit too.
-                let store = Arc::new(CodedStore::new(failing.clone(), VOLUME, store.coding.clone()));
-                let reader = Reader::new(store, ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
+                let store =
+                    Arc::new(CodedStore::new(failing.clone(), VOLUME, store.coding.clone()));
+                let reader =
+                    Reader::new(store, ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
                 for (range, written) in ranges.iter().zip(&files) {
                     let skip = (round * 37) % range.len;
                     let mut out = vec![0xee; (range.len - skip) as usize];
@@ -81,10 +83,12 @@ fn packing_and_reading_over_failing_stores() {
 fn a_bad_copy_is_healed_by_a_fresh_read() {
     let memory = Arc::new(MemoryStore::put_only());
     let failing = Arc::new(FailingStore::new(memory, 1));
-    let store = Arc::new(CodedStore::new(failing.clone(), VOLUME, coding(Compression::Zstd(1), Some(1))));
+    let store =
+        Arc::new(CodedStore::new(failing.clone(), VOLUME, coding(Compression::Zstd(1), Some(1))));
     let files = vec![bytes(500_000, 3)];
     let ranges = packed(&store, &files);
-    let reader = Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
+    let reader =
+        Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
     let mut out = vec![0; 500_000];
     reader.read(ranges[0], 0, &mut out).unwrap();
     failing.add(Rule::once(StoreCall::Read, 0, Fault::WrongByte));
