@@ -1,5 +1,5 @@
-//! Stored ranges: where bytes of file data are in the block store (`docs/format/objects.md`, "Stored
-//! range").
+//! Stored ranges: where bytes of file data are in the block store (`docs/format/objects.md`,
+//! "Stored range").
 
 use crate::codec::{DecodeError, Reader};
 use crate::ids::ObjectId;

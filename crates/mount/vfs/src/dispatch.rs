@@ -174,8 +174,8 @@ impl FileSystem for Mounted {
                 core.file(fh, reply, |file, reply| {
                     fs.file_accessed(&file);
                     if !direct::is_direct(lock_owner) {
-                        // Before the read is planned: a direct write that is done after that finds this
-                        // noted.
+                        // Before the read is planned: a direct write that is done after that finds
+                        // this noted.
                         file.note_read_through_pages();
                     }
                     if let Some(live) = core.live(file.ino()) {

@@ -2,8 +2,8 @@
 //!
 //! - [`handler`]: what a server implements to be served by
 //! - [`server`]: the listening side, on tokio;
-//! - [`session`]: a client's session as a state machine without sockets, threads, clocks and randomness, so that the simulator
-//!   drives the same code as
+//! - [`session`]: a client's session as a state machine without sockets, threads, clocks and
+//!   randomness, so that the simulator drives the same code as
 //! - [`client`]: the real connection, shared by many threads, which comes back after every outage;
 //! - [`peer`]: a node's connection to another node of its cluster, one way.
 //!

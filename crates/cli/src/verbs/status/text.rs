@@ -343,7 +343,8 @@ shortcut     on
         json!({ "who": who, "peer": peer, "state": "live", "since": "2026", "opens": 1, "locks": 0 })
     }
 
-    /// A cluster in ten lines: a client with sessions at all nodes once, a node that is away by name.
+    /// A cluster in ten lines: a client with sessions at all nodes once, a node that is away by
+    /// name.
     #[test]
     fn status_of_a_cluster() {
         let who = ["kestrel mount /mnt on a, process 7", "kestrel status on a, process 8"];

@@ -1,18 +1,20 @@
 //! When an upload of small payloads begins: a decision without I/O and without a clock of its own.
 //!
-//! A lone store is due at once, and while an upload is under way the next round gathers behind it. Between the two lies the
-//! moment when an upload has just ended: its owners are about to store their next files, and whoever waits already would
-//! leave without them, so that two crowds would take turns, each with half the files and twice the wait. So a round that
-//! expects others waits for them, as long as that pays: one more moment costs every waiting store that moment, and saves
-//! whoever arrives within it a whole upload. With `n` stores waiting and uploads that take `t`, waiting on is right while
-//! stores keep arriving less than about `t / n` apart (an optimal stopping rule; group commits of databases wait for a fixed
-//! time instead, as PostgreSQL's `commit_delay`). Owners that do not come back end this: after some vain waits in a row the
-//! next uploads do without.
+//! A lone store is due at once, and while an upload is under way the next round gathers behind it.
+//! Between the two lies the moment when an upload has just ended: its owners are about to store
+//! their next files, and whoever waits already would leave without them, so that two crowds would
+//! take turns, each with half the files and twice the wait. So a round that expects others waits
+//! for them, as long as that pays: one more moment costs every waiting store that moment, and saves
+//! whoever arrives within it a whole upload. With `n` stores waiting and uploads that take `t`,
+//! waiting on is right while stores keep arriving less than about `t / n` apart (an optimal
+//! stopping rule; group commits of databases wait for a fixed time instead, as PostgreSQL's
+//! `commit_delay`). Owners that do not come back end this: after some vain waits in a row the next
+//! uploads do without.
 //!
-//! On a machine that is busy with something else, the owners arrive as the scheduler lets them: late,
-//! and with long pauses between them. Uploads take longer there too. So a gathering may last as long
-//! as an upload (up to a second), it waits through a pause that is like the longest of late, and it
-//! takes the number of owners from several uploads.
+//! On a machine that is busy with something else, the owners arrive as the scheduler lets them:
+//! late, and with long pauses between them. Uploads take longer there too. So a gathering may last
+//! as long as an upload (up to a second), it waits through a pause that is like the longest of
+//! late, and it takes the number of owners from several uploads.
 
 use std::time::{Duration, Instant};
 
@@ -62,8 +64,8 @@ pub(super) struct Gather {
     /// Of these, how many waited when it ended.
     left_behind: usize,
     last_arrival: Option<Instant>,
-    /// The longest pause between arrivals of late that was no longer than an upload; it shrinks with
-    /// each upload.
+    /// The longest pause between arrivals of late that was no longer than an upload; it shrinks
+    /// with each upload.
     gap: Duration,
     vain: u32,
     rest: u32,
@@ -237,7 +239,8 @@ mod tests {
             }
             members.push(waiting);
         }
-        // The first upload is early: the pauses are not known yet. Each later one has half the owners.
+        // The first upload is early: the pauses are not known yet. Each later one has half the
+        // owners.
         assert!(members[1..].iter().all(|&members| members >= 32), "{members:?}");
     }
 

@@ -1,11 +1,13 @@
 //! Sweep: deletes some of the rows that were cut off a file with more chunks than one batch may
 //! take.
 //!
-//! Truncating or removing such a file changes its record, or deletes it, and writes a row of table `sweep` in the same batch: that is
-//! the moment at which everybody sees it. The rows of its chunks beyond the cut are out of reach from then on: a file that
-//! exists may only become longer again, in chunks, when they are gone ([`check_swept`](crate::content::check_swept)), and inode numbers are never
-//! used again. This operation deletes [`crate::rows::SCAN_ROWS_MAX`] of them at a time, with their references, and moves the row
-//! of table `sweep` on; with the last it goes. The node runs it again and again, also after a crash.
+//! Truncating or removing such a file changes its record, or deletes it, and writes a row of table
+//! `sweep` in the same batch: that is the moment at which everybody sees it. The rows of its chunks
+//! beyond the cut are out of reach from then on: a file that exists may only become longer again,
+//! in chunks, when they are gone ([`check_swept`](crate::content::check_swept)), and inode numbers
+//! are never used again. This operation deletes [`crate::rows::SCAN_ROWS_MAX`] of them at a time,
+//! with their references, and moves the row of table `sweep` on; with the last it goes. The node
+//! runs it again and again, also after a crash.
 //!
 //! Exclusive: the file may belong to any worker, and another truncation changes the same row. Asked
 //! by the node only.
