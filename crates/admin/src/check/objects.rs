@@ -300,7 +300,7 @@ fn confirm(
             Err(why) if why.kind() == ErrorKind::NotFound => absent.push(suspect.object),
             // Its own header is damaged: its data are, and reading them tells how.
             Err(why) if why.kind() == ErrorKind::Corrupt => {
-                drop(bad.insert(suspect.object, Some(0)))
+                bad.insert(suspect.object, Some(0));
             }
             Err(why) => return Err(why.into()),
         }

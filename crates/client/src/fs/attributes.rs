@@ -149,7 +149,7 @@ impl Fs {
                 Some(base) => self.known.cached_moved(inode.ino, base, inode.data_change),
                 // Nobody else changes files here.
                 None if !self.is_remote() => {
-                    drop(self.known.cached_as(inode.ino, inode.data_change))
+                    self.known.cached_as(inode.ino, inode.data_change);
                 }
                 // If the content changed, what it was before is not known, and the next open will
                 // find a difference.

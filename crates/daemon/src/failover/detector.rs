@@ -154,7 +154,7 @@ impl FailureDetector {
         match deed {
             FailoverAction::TakeOver => self.busy.push(node),
             FailoverAction::Ask | FailoverAction::Wait => {
-                drop(self.later.insert(node, sight.now + again))
+                self.later.insert(node, sight.now + again);
             }
         }
         deed

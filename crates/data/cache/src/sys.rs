@@ -256,10 +256,9 @@ pub(crate) fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> i
 /// written.
 pub(crate) fn data_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let seek = |from: u64, whence| {
+        let fd = file.as_raw_fd();
         // SAFETY: takes no pointers.
-        match retried(
-            || unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) } as isize
-        ) {
+        match retried(|| unsafe { libc::lseek(fd, from as libc::off_t, whence) } as isize) {
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
             other => other.map(|at| Some(at as u64)),
         }
@@ -279,10 +278,9 @@ pub(crate) fn data_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
 pub(crate) fn punch(file: &File, part: Range<u64>) -> io::Result<()> {
     let (at, len) = (part.start, part.end - part.start);
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let fd = file.as_raw_fd();
     // SAFETY: takes no pointers.
-    match retried(
-        || unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, len as i64) } as isize
-    ) {
+    match retried(|| unsafe { libc::fallocate(fd, mode, at as i64, len as i64) } as isize) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
             file.write_all_at(&vec![0; len as usize], at)
         }

@@ -192,7 +192,7 @@ impl ClusterRun {
                 Ok(()) => drop(self.leaving.forgetting.remove(&node)),
                 // An earlier question was heard, and its answer lost.
                 Err(why) if why.errno == libc::ENOENT => {
-                    drop(self.leaving.forgetting.remove(&node))
+                    self.leaving.forgetting.remove(&node);
                 }
                 Err(why) if why.errno == libc::EINVAL => {
                     self.fail(format!("node {node}, which never joined, is not forgotten: {why}"));
