@@ -331,6 +331,8 @@ def scan_doc(tree, path, text, add):
             add("references", found.start(), f"there is no {file}")
         elif name and not re.search(rf"\b{name}\b", tree.text(file)):
             add("references", found.start(), f"{file} has no {name}")
+    if path == "ARCHITECTURE.md":
+        walks(tree, prose, add)
     references(tree, path, blanked(URL, blanked(LINK, prose)), add, 0)
 
 
@@ -367,6 +369,19 @@ def scan_code(tree, path, text, add):
             if " " in content and "/tests" not in path:
                 for who in WHO.finditer(content):
                     add("who-messages", found.start() + who.start())
+
+
+def walks(tree, prose, add):
+    """Files below the `src` of some crate, with functions of them: `a/b.rs` `c`, `d`."""
+    for found in re.finditer(r"`([a-z_/]+\.rs)`((?:[\s,]+`[a-z_]+`)*)", prose):
+        file = found.group(1)
+        texts = [tree.text(name) for name in tree.files if name.endswith("/src/" + file)]
+        texts = texts or [tree.text(name) for name in tree.files if name.endswith("/" + file)]
+        if not texts:
+            add("references", found.start(), f"there is no {file}")
+        for name in re.findall(r"`([a-z_]+)`", found.group(2)):
+            if not any(re.search(rf"\bfn {name}\b", text) for text in texts):
+                add("references", found.start(), f"{file} has no function {name}")
 
 
 def references(tree, path, text, add, begin, end=None):

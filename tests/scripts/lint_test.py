@@ -134,6 +134,12 @@ class References(unittest.TestCase):
         ]
         self.assertEqual([text for _, text in found(files, "references")], missing)
 
+    def test_walks_of_the_architecture(self):
+        text = "1. `a.rs` `go`, `stop`: and `b.rs` `go`.\n"
+        files = {**self.files, "crates/x/src/a.rs": "fn go() {}\n", "ARCHITECTURE.md": text}
+        missing = ["a.rs has no function stop", "there is no b.rs", "b.rs has no function go"]
+        self.assertEqual([text for _, text in found(files, "references")], missing)
+
     def test_links_and_anchors(self):
         text = "[a](a.md) [b](a.md#2-rows) [c](#no) [d](c.md) [e](https://x.org/c.md) `[f](g)`\n"
         text += "\n# Here\n[g](#here)\n"
