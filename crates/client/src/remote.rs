@@ -33,6 +33,7 @@ mod leaving;
 mod metadata;
 mod nodes;
 mod opens;
+mod pending;
 mod query;
 mod reclaimable;
 mod redirects;

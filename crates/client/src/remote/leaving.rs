@@ -23,9 +23,10 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use parking_lot::Mutex;
 
-use super::metadata::{PendingCall, RemoteShared, RequestRoute};
+use super::metadata::RemoteShared;
 use super::nodes::{NodeLink, NodeSet};
 use super::opens::{Open, OpenEffect, OpenRow};
+use super::pending::{PendingCall, RequestRoute};
 
 /// Files that are opened elsewhere at a time.
 const MOVES_MAX: usize = 256;

@@ -3,7 +3,8 @@
 //! Counts what it asks as a node counts what it is asked, so that figures of both kinds of volumes
 //! can be compared; here the time of a request includes its way. Keeps the table of what is open up
 //! to date, and holds commits back until the bytes they name are durable where that takes a sync.
-//! Which node is asked: [`super::routes`].
+//! Which node is asked: [`super::routes`]; which answers lead to another attempt:
+//! [`super::pending`].
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -13,20 +14,20 @@ use kestrel_rpc::client::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
-use kestrel_types::op_kind;
 use kestrel_types::placement::PlacementMap;
-use kestrel_types::request::{Answer, Done, Op, Outcome, Reply, Request};
-use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
+use kestrel_types::request::{Answer, Done, Op, Reply, Request};
+use kestrel_types::wire::{LockReply, LockRequest};
 use serde_json::Value;
 
 use super::addresses::{AddressResolver, LostNodes};
 use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
 use super::leaving::Moves;
 use super::nodes::{NodeConnections, NodeLink, NodeSet};
-use super::opens::{OpenEffect, OpenRow, ReleasedOpen};
+use super::opens::{OpenEffect, ReleasedOpen};
+use super::pending::{INTERRUPTED, Next, PendingCall, PendingLock, RedirectedCall, RequestRoute};
 use super::query::NodeAnswer;
 use super::reclaimable::Reclaimable;
-use super::redirects::{CLOSED, INTERRUPTED, MapRefresher, PendingLock, RedirectedCall, Redirects};
+use super::redirects::{CLOSED, MapRefresher, Redirects};
 use super::routes::SecondTry;
 use super::subtree;
 use crate::error::VolumeError;
@@ -75,43 +76,6 @@ pub(super) struct RemoteShared {
     pub losses: Arc<LostNodes>,
     pub reclaimable: Arc<Reclaimable>,
     counters: [WorkerCounters; 1],
-}
-
-/// A call that wants an answer, and since when.
-pub(super) struct PendingCall {
-    kind: usize,
-    since: Instant,
-    /// How often the wrong node was asked so far.
-    redirected: u32,
-    done: Done,
-}
-
-impl PendingCall {
-    pub fn new(op: &Op, done: Done) -> Self {
-        Self { kind: op_kind::kind(op), since: Instant::now(), redirected: 0, done }
-    }
-
-    pub fn since(&self) -> Instant {
-        self.since
-    }
-
-    pub fn redirected(&self) -> u32 {
-        self.redirected
-    }
-}
-
-/// What a request means here, beside what is asked.
-pub(super) struct RequestRoute {
-    effect: OpenEffect,
-    /// The opens that it relies on.
-    used: Option<OpenRow>,
-    again: Option<SecondTry>,
-}
-
-impl RequestRoute {
-    pub fn of(effect: OpenEffect) -> Self {
-        Self { effect, used: None, again: None }
-    }
 }
 
 impl RemoteMetadata {
@@ -253,9 +217,9 @@ impl RemoteShared {
         let nodes = self.nodes.known();
         let used = nodes.begin_use(&request.op, &self.reclaimable.opens);
         let at = nodes.leader(&request.op, used.map(|row| row.node));
-        let again = nodes.second_try(&request, at);
-        let role = RequestRoute { effect: OpenEffect::of(&request.op), used, again };
-        self.send_to(&nodes, at, request, role, asked);
+        let second_try = nodes.second_try(&request, at);
+        let route = RequestRoute { effect: OpenEffect::of(&request.op), used, second_try };
+        self.send_to(&nodes, at, request, route, asked);
         if self.reclaimable.numbers.losses() != losses {
             // It may wait since after the others were ended.
             self.fail_lost();
@@ -295,10 +259,10 @@ impl RemoteShared {
         nodes: &NodeSet,
         at: usize,
         request: Request,
-        role: RequestRoute,
+        route: RequestRoute,
         asked: PendingCall,
     ) {
-        let RequestRoute { effect, used, again } = role;
+        let RequestRoute { effect, used, second_try } = route;
         let (shared, version) = (self.clone(), nodes.version());
         let link = &nodes.links[at];
         let node = link.node;
@@ -312,28 +276,23 @@ impl RemoteShared {
                 shared.reclaimable.opens.end_use(row);
             }
             // An open is given back where it is counted.
-            let may_be_redirected = !matches!(effect, OpenEffect::Releases(_));
-            if let (Err(Outcome::Misdirected { table }), Some(request), true) =
-                (&reply, request, may_be_redirected)
-            {
-                shared.redirects.heard_of(node, *table);
-                let asked = PendingCall { redirected: asked.redirected + 1, ..asked };
-                return shared.led_elsewhere(RedirectedCall::Op(request, asked), version);
+            let redirect = request.filter(|_| !matches!(effect, OpenEffect::Releases(_)));
+            let next = PendingCall::retry((&reply).into(), redirect, second_try);
+            if let Next::Redirect { call, table } = next {
+                if let Some(table) = table {
+                    shared.redirects.heard_of(node, table);
+                }
+                return shared.led_elsewhere(RedirectedCall::Op(call, asked.redirects()), version);
             }
             if let (Some(generation), Ok(Answer::Objects { first, count })) = (generation, &reply) {
                 shared.reclaimable.numbers.gave(node, generation, (*first, *count));
             }
             shared.reclaimable.opens.answered(node, effect, &reply);
-            match again {
-                Some(SecondTry { ino, request }) if is_stale(&reply) => answering(|| {
+            match next {
+                Next::SecondTry(SecondTry { ino, request }) => answering(|| {
                     let nodes = shared.nodes.known();
-                    shared.send_to(
-                        &nodes,
-                        nodes.home_of(ino),
-                        request,
-                        RequestRoute::of(effect),
-                        asked,
-                    );
+                    let (home, route) = (nodes.home_of(ino), RequestRoute::of(effect));
+                    shared.send_to(&nodes, home, request, route, asked);
                 }),
                 _ => shared.answer(asked, reply),
             }
@@ -365,11 +324,14 @@ impl RemoteShared {
         if !place.lock().is_wanted() {
             return asked.end(Err(INTERRUPTED));
         }
-        let answered = move |reply: LockReply| match reply {
-            Err(why) if why.errno == LOCK_MISDIRECTED => {
-                shared.led_elsewhere(RedirectedCall::Lock(asked.redirects()), version);
+        let answered = move |reply: LockReply| {
+            // Locks are always asked for at the home of the file: there is no second try.
+            match PendingCall::retry((&reply).into(), Some(()), None::<()>) {
+                Next::Redirect { .. } => {
+                    shared.led_elsewhere(RedirectedCall::Lock(asked.redirects()), version);
+                }
+                _ => asked.end(reply),
             }
-            reply => asked.end(reply),
         };
         let call = link.remote.lock(request, Box::new(answered));
         let cancelled = place.lock().asked(attempt, link, call);
@@ -379,14 +341,8 @@ impl RemoteShared {
     }
 
     pub fn answer(&self, asked: PendingCall, reply: Reply) {
-        let PendingCall { kind, since, done, .. } = asked;
-        self.counters[0].reply_shared(kind, reply.is_err(), since.elapsed());
-        answering(|| done(reply));
+        asked.end(&self.counters[0], reply);
     }
-}
-
-fn is_stale(reply: &Reply) -> bool {
-    matches!(reply, Err(Outcome::Failed(error)) if error.errno == libc::ESTALE)
 }
 
 impl Metadata for RemoteMetadata {

@@ -9,8 +9,8 @@
 //! ([`super::leaving`]).
 //!
 //! A lock is not moved while a process holds it or waits for it; a client that asks its home while
-//! it goes elsewhere, or after that, is told so in the same way. A process that cancels a lock
-//! meanwhile cancels the call that is under way ([`LockCallState`]).
+//! it goes elsewhere, or after that, is told so in the same way. Which answers lead to another
+//! attempt at all, for requests and for locks, is decided in one place: [`super::pending`].
 
 use std::cmp;
 use std::sync::{Arc, Weak};
@@ -18,16 +18,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kestrel_rpc::client::{Remote, ask_for_others};
-use kestrel_rpc::session::CallId;
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, PlacementMap};
-use kestrel_types::request::Request;
-use kestrel_types::wire::{LockReply, LockRequest};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
-use super::metadata::{PendingCall, RemoteShared, answering};
-use super::nodes::NodeLink;
+use super::metadata::RemoteShared;
+use super::pending::RedirectedCall;
 use crate::error::VolumeError;
 use crate::hex::from_hex;
 
@@ -43,125 +40,12 @@ const TELL_TIME: Duration = Duration::from_secs(5);
 /// Most parts that a table is fetched in.
 const PARTS_MAX: usize = 64;
 
-pub(super) const INTERRUPTED: FsError =
-    FsError::new(libc::EINTR, "waiting for the lock was given up");
-
 const TOO_LATE: FsError = FsError::new(
     libc::EIO,
     "the metadata nodes could not agree on which of them keeps this in the time that a call may take; see `kestrel cluster status`",
 );
 
 pub(super) const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is being closed");
-
-/// Something that the wrong node was asked.
-pub(super) enum RedirectedCall {
-    /// A request.
-    Op(Request, PendingCall),
-    /// A request for a lock.
-    Lock(PendingLock),
-}
-
-impl RedirectedCall {
-    /// Asks the node that leads it by the present table.
-    pub fn go_on(self, shared: &Arc<RemoteShared>) {
-        match self {
-            Self::Op(request, asked) => shared.send(request, asked),
-            Self::Lock(asked) => shared.ask_lock(asked),
-        }
-    }
-
-    /// Answers it with an error.
-    pub fn end(self, shared: &RemoteShared, why: FsError) {
-        match self {
-            Self::Op(_, asked) => shared.answer(asked, Err(why.into())),
-            Self::Lock(asked) => asked.end(Err(why)),
-        }
-    }
-
-    fn since(&self) -> Instant {
-        match self {
-            Self::Op(_, asked) => asked.since(),
-            Self::Lock(asked) => asked.since,
-        }
-    }
-
-    fn redirected(&self) -> u32 {
-        match self {
-            Self::Op(_, asked) => asked.redirected(),
-            Self::Lock(asked) => asked.redirected,
-        }
-    }
-}
-
-/// A call that wants a lock.
-pub(super) struct PendingLock {
-    pub request: LockRequest,
-    /// When it was redirected first; before that, when it was asked.
-    pub since: Instant,
-    /// How often the wrong node was asked so far.
-    pub redirected: u32,
-    pub place: Arc<Mutex<LockCallState>>,
-    done: Box<dyn FnOnce(LockReply) + Send>,
-}
-
-impl PendingLock {
-    pub fn new(
-        request: LockRequest,
-        done: Box<dyn FnOnce(LockReply) + Send>,
-    ) -> (Self, Arc<Mutex<LockCallState>>) {
-        let place = Arc::<Mutex<LockCallState>>::default();
-        (Self { request, since: Instant::now(), redirected: 0, place: place.clone(), done }, place)
-    }
-
-    /// One more node did not lead it. A lock may be waited for as long as somebody holds it, which
-    /// is not waiting for nodes.
-    pub fn redirects(self) -> Self {
-        let since = if self.redirected == 0 { Instant::now() } else { self.since };
-        Self { since, redirected: self.redirected + 1, ..self }
-    }
-
-    pub fn end(self, reply: LockReply) {
-        answering(|| (self.done)(reply));
-    }
-}
-
-/// Where a lock is asked for at present.
-#[derive(Default)]
-pub(super) struct LockCallState {
-    /// Which attempt `call` is.
-    attempt: u32,
-    call: Option<(Arc<NodeLink>, CallId)>,
-    cancelled: bool,
-}
-
-impl LockCallState {
-    pub fn is_wanted(&self) -> bool {
-        !self.cancelled
-    }
-
-    /// An attempt was sent; a later one may have been meanwhile. The call to cancel, if it was
-    /// cancelled before.
-    pub fn asked(
-        &mut self,
-        attempt: u32,
-        link: Arc<NodeLink>,
-        call: CallId,
-    ) -> Option<(Arc<NodeLink>, CallId)> {
-        if self.cancelled {
-            return Some((link, call));
-        }
-        if self.call.is_none() || attempt > self.attempt {
-            (self.attempt, self.call) = (attempt, Some((link, call)));
-        }
-        None
-    }
-
-    /// Nobody wants it any more. The call to cancel.
-    pub fn cancel(&mut self) -> Option<(Arc<NodeLink>, CallId)> {
-        self.cancelled = true;
-        self.call.take()
-    }
-}
 
 /// What waits, and what is known of newer tables.
 #[derive(Default)]
