@@ -157,7 +157,14 @@ impl fmt::Display for CheckError {
     }
 }
 
-impl std::error::Error for CheckError {}
+impl std::error::Error for CheckError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            Self::Store(error) => Some(error),
+        }
+    }
+}
 
 impl From<EngineError> for CheckError {
     fn from(error: EngineError) -> Self {

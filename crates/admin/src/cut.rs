@@ -70,7 +70,14 @@ impl fmt::Display for CutError {
     }
 }
 
-impl std::error::Error for CutError {}
+impl std::error::Error for CutError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<EngineError> for CutError {
     fn from(error: EngineError) -> Self {

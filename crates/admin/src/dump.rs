@@ -91,7 +91,16 @@ impl fmt::Display for DumpError {
     }
 }
 
-impl std::error::Error for DumpError {}
+impl std::error::Error for DumpError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            // It prints as its cause does.
+            Self::Io(error) => std::error::Error::source(error),
+            _ => None,
+        }
+    }
+}
 
 impl From<EngineError> for DumpError {
     fn from(error: EngineError) -> Self {

@@ -95,7 +95,14 @@ impl std::fmt::Display for FragmentedError {
     }
 }
 
-impl std::error::Error for FragmentedError {}
+impl std::error::Error for FragmentedError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            Self::Store(error) => Some(error),
+        }
+    }
+}
 
 impl From<EngineError> for FragmentedError {
     fn from(error: EngineError) -> Self {

@@ -131,7 +131,15 @@ impl fmt::Display for GcError {
     }
 }
 
-impl std::error::Error for GcError {}
+impl std::error::Error for GcError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Listing(error) => Some(error),
+            Self::Engine(error) => Some(error),
+            Self::Damaged(_) => None,
+        }
+    }
+}
 
 impl From<EngineError> for GcError {
     fn from(error: EngineError) -> Self {

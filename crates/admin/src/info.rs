@@ -43,7 +43,15 @@ impl std::fmt::Display for InfoError {
     }
 }
 
-impl std::error::Error for InfoError {}
+impl std::error::Error for InfoError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            Self::Damaged(error) => Some(error),
+            Self::NotFound => None,
+        }
+    }
+}
 
 impl From<EngineError> for InfoError {
     fn from(error: EngineError) -> Self {

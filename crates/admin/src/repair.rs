@@ -81,7 +81,17 @@ impl fmt::Display for RepairError {
     }
 }
 
-impl std::error::Error for RepairError {}
+impl std::error::Error for RepairError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Engine(error) => Some(error),
+            // These print as their causes do.
+            Self::Check(error) => std::error::Error::source(error),
+            Self::Gather(error) => std::error::Error::source(error),
+            Self::Refused(_) | Self::NoProgress(_) => None,
+        }
+    }
+}
 
 impl From<CheckError> for RepairError {
     fn from(error: CheckError) -> Self {

@@ -87,7 +87,7 @@ impl ControlSocket {
     pub fn serve(dir: &Path, handler: Arc<Handler>) -> Result<Self, VolumeError> {
         let path = dir.join(SOCKET_NAME);
         let _ = std::fs::remove_file(&path);
-        let io = |error: std::io::Error| VolumeError::io("listen on", &path, &error);
+        let io = |error: std::io::Error| VolumeError::io("listen on", &path, error);
         let listener = with_short_path(&path, |short| UnixListener::bind(short)).map_err(io)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(io)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -168,7 +168,7 @@ pub fn ask_with(
 ) -> Result<Value, VolumeError> {
     let path = dir.join(SOCKET_NAME);
     let io =
-        |error: std::io::Error| VolumeError::io("reach the serving process through", &path, &error);
+        |error: std::io::Error| VolumeError::io("reach the serving process through", &path, error);
     let bad = |why: &str| VolumeError::Io(format!("{}: {why}", path.display()));
     let stream = with_short_path(&path, |short| UnixStream::connect(short))
         .map_err(|error| VolumeError::Unanswered(io(error).to_string()))?;

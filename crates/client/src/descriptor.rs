@@ -338,13 +338,13 @@ impl Descriptor {
             {
                 return Err(VolumeError::NotAVolume(dir.to_path_buf()));
             }
-            Err(error) => return Err(VolumeError::io("read", &path, &error)),
+            Err(error) => return Err(VolumeError::io("read", &path, error)),
         };
         if size > FILE_BYTES_MAX {
             let why = "it is too large to be a volume descriptor".to_string();
             return Err(VolumeError::Corrupt(path, why));
         }
-        let text = fs::read(&path).map_err(|error| VolumeError::io("read", &path, &error))?;
+        let text = fs::read(&path).map_err(|error| VolumeError::io("read", &path, error))?;
         let loose = serde_json::from_slice(&text).map_err(|error| {
             VolumeError::Corrupt(path.clone(), format!("it is not valid JSON ({error})"))
         })?;
@@ -541,7 +541,7 @@ impl Descriptor {
             points.into_iter().for_each(|[_, renamed]| crash::point(renamed));
             File::open(dir)?.sync_all()
         };
-        write().map_err(|error| VolumeError::io("write", &path, &error))
+        write().map_err(|error| VolumeError::io("write", &path, error))
     }
 
     fn check(&self) -> Result<(), VolumeError> {

@@ -1,7 +1,8 @@
 //! Why a volume could not be formatted, opened or served: what failed, why, what to do.
 
-use std::fmt;
+use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 /// An error about a volume as a whole.
 #[derive(Debug)]
@@ -36,19 +37,43 @@ pub enum VolumeError {
     },
     /// The volume's key is missing, wrong or cannot be read.
     Key(String),
-    /// The operating system refused.
+    /// The operating system refused something that was done to a file.
+    File {
+        /// What was done.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The operating system, the block store or a server refused.
     Io(String),
     /// The process that has the volume open takes no questions, not yet or not any more: this one
     /// it has not heard.
     Unanswered(String),
     /// The metadata engine refused.
-    Engine(String),
+    Engine {
+        /// The volume, where it is one of a directory.
+        dir: Option<PathBuf>,
+        /// Why.
+        source: Box<dyn Error + Send + Sync>,
+    },
 }
 
 impl VolumeError {
     /// An I/O error with what was done to which file.
-    pub fn io(what: &str, path: &Path, error: &std::io::Error) -> Self {
-        VolumeError::Io(format!("cannot {what} {}: {error}", path.display()))
+    pub fn io(what: &'static str, path: &Path, source: io::Error) -> Self {
+        VolumeError::File { what, path: path.into(), source }
+    }
+
+    /// An error of the metadata engine.
+    pub fn engine(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        VolumeError::Engine { dir: None, source: source.into() }
+    }
+
+    /// An error of the metadata engine of the volume at `dir`.
+    pub fn engine_at(dir: &Path, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        VolumeError::Engine { dir: Some(dir.into()), source: source.into() }
     }
 }
 
@@ -58,8 +83,14 @@ impl fmt::Display for VolumeError {
             VolumeError::Invalid(why)
             | VolumeError::Key(why)
             | VolumeError::Io(why)
-            | VolumeError::Unanswered(why)
-            | VolumeError::Engine(why) => f.write_str(why),
+            | VolumeError::Unanswered(why) => f.write_str(why),
+            VolumeError::File { what, path, source } => {
+                write!(f, "cannot {what} {}: {source}", path.display())
+            }
+            VolumeError::Engine { dir: Some(dir), source } => {
+                write!(f, "{}: {source}", dir.display())
+            }
+            VolumeError::Engine { dir: None, source } => write!(f, "{source}"),
             VolumeError::NotAVolume(dir) => {
                 let dir = dir.display();
                 write!(f, "{dir}: no KestrelFS volume here; create one with `kestrel format {dir}`")
@@ -97,4 +128,38 @@ impl fmt::Display for VolumeError {
     }
 }
 
-impl std::error::Error for VolumeError {}
+impl Error for VolumeError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            VolumeError::File { source, .. } => Some(source),
+            VolumeError::Engine { dir: Some(_), source } => Some(source.as_ref()),
+            // It prints as its cause does.
+            VolumeError::Engine { dir: None, source } => source.source(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kestrel_types::error::FsError;
+
+    use super::*;
+
+    /// The text of an error has that of its cause, and `source()` is the cause itself.
+    #[test]
+    fn the_cause_of_a_volume_error() {
+        let full = || io::Error::from_raw_os_error(libc::ENOSPC);
+        let error = VolumeError::io("write", Path::new("/v/volume.json"), full());
+        assert_eq!(error.to_string(), format!("cannot write /v/volume.json: {}", full()));
+        let source = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+        assert_eq!(source.and_then(io::Error::raw_os_error), Some(libc::ENOSPC));
+        let damaged = FsError::new(libc::EIO, "damaged");
+        let error = VolumeError::engine_at(Path::new("/v"), damaged.clone());
+        assert_eq!(error.to_string(), format!("/v: {damaged}"));
+        assert_eq!(error.source().and_then(|cause| cause.downcast_ref()), Some(&damaged));
+        let error = VolumeError::engine(damaged.clone());
+        assert_eq!(error.to_string(), damaged.to_string());
+        assert!(error.source().is_none());
+    }
+}

@@ -174,7 +174,7 @@ pub(crate) fn create(
         }
         ObjectsUrl::Dir(objects) => {
             fs::create_dir_all(&objects)
-                .map_err(|error| VolumeError::io("create", &objects, &error))?;
+                .map_err(|error| VolumeError::io("create", &objects, error))?;
             LocalStore::create(&objects, LocalConfig::default())
                 .map(drop)
                 .map_err(|error| block_store(&objects, &error))
@@ -307,7 +307,7 @@ impl Storage {
             ObjectsUrl::Dir(objects) => {
                 let dumps = objects.join(key::DUMPS);
                 fs::create_dir_all(&dumps)
-                    .map_err(|error| VolumeError::io("create", &dumps, &error))?;
+                    .map_err(|error| VolumeError::io("create", &dumps, error))?;
                 open_dir(&dumps)
             }
         }

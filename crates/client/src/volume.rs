@@ -187,7 +187,7 @@ impl Volume {
             exclusive,
         };
         let host = NodeHost::open(self.engine.clone(), clock.clone(), config, carrier)
-            .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
+            .map_err(|error| VolumeError::engine_at(&self.dir, error))?;
         self.assemble(Arc::new(Hosted::new(host)), clock, resources, false)
     }
 
@@ -200,7 +200,7 @@ impl Volume {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let config = self.node_config(resources, serves);
         let node = Node::open(self.engine.clone(), clock.clone(), config)
-            .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
+            .map_err(|error| VolumeError::engine_at(&self.dir, error))?;
         self.assemble(Arc::new(Embedded::new(node)), clock, resources, read_only)
     }
 

@@ -133,7 +133,14 @@ impl fmt::Display for WireError {
     }
 }
 
-impl std::error::Error for WireError {}
+impl std::error::Error for WireError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Malformed(why) => Some(why),
+            _ => None,
+        }
+    }
+}
 
 impl From<DecodeError> for WireError {
     fn from(error: DecodeError) -> Self {

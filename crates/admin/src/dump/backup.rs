@@ -144,7 +144,15 @@ impl std::fmt::Display for BackupError {
     }
 }
 
-impl std::error::Error for BackupError {}
+impl std::error::Error for BackupError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // It prints as its cause does.
+            Self::Store(why) => std::error::Error::source(why),
+            _ => None,
+        }
+    }
+}
 
 impl From<Error> for BackupError {
     fn from(why: Error) -> Self {

@@ -72,7 +72,7 @@ pub fn random<const N: usize>() -> Result<[u8; N], VolumeError> {
     let (source, mut bytes) = (Path::new("/dev/urandom"), [0; N]);
     File::open(source)
         .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| VolumeError::io("read", source, &error))?;
+        .map_err(|error| VolumeError::io("read", source, error))?;
     Ok(bytes)
 }
 

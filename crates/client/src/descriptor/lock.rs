@@ -17,8 +17,8 @@ impl DescriptorLock {
     /// Takes the lock; waits while another process changes the descriptor, which takes
     /// milliseconds.
     pub fn take(dir: &Path) -> Result<Self, VolumeError> {
-        let failed = |error: &std::io::Error| VolumeError::io("lock", dir, error);
-        let file = File::open(dir).map_err(|error| failed(&error))?;
+        let failed = |error: std::io::Error| VolumeError::io("lock", dir, error);
+        let file = File::open(dir).map_err(failed)?;
         loop {
             // SAFETY: flock takes a descriptor that `file` keeps open, and no pointer.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
@@ -26,7 +26,7 @@ impl DescriptorLock {
             }
             let error = std::io::Error::last_os_error();
             if error.kind() != std::io::ErrorKind::Interrupted {
-                return Err(failed(&error));
+                return Err(failed(error));
             }
         }
     }

@@ -34,7 +34,7 @@ fn remove(dir: &Path) -> Result<(), VolumeError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         removed => removed.and_then(|()| File::open(dir)?.sync_all()),
     };
-    removed.map_err(|error| VolumeError::io("remove", &path, &error))
+    removed.map_err(|error| VolumeError::io("remove", &path, error))
 }
 
 /// Decides that all get the settings of `changed`. If one does not take it, none has it.

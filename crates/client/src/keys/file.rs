@@ -21,9 +21,9 @@ type Key = Zeroizing<[u8; VOLUME_KEY_BYTES]>;
 /// # Errors
 /// If the file is not there, others than its owner may read or change it, or it holds no key.
 pub(super) fn read(path: &Path) -> Result<Key, VolumeError> {
-    let failed = |error: &std::io::Error| VolumeError::io("read key file", path, error);
-    let file = File::open(path).map_err(|error| failed(&error))?;
-    let meta = file.metadata().map_err(|error| failed(&error))?;
+    let failed = |error: std::io::Error| VolumeError::io("read key file", path, error);
+    let file = File::open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
     let bad = |why: &str| Err(VolumeError::Key(format!("key file {}: {why}", path.display())));
     if meta.mode() & 0o077 != 0 {
         return bad(&format!(
@@ -41,7 +41,7 @@ pub(super) fn read(path: &Path) -> Result<Key, VolumeError> {
     }
     // As large as it may get at once: growing would leave copies behind.
     let mut text = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX as usize + 1));
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(|error| failed(&error))?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
     if text.len() as u64 > FILE_BYTES_MAX {
         return bad(
             "it is too large to be a key; a key is 32 bytes as 64 hexadecimal digits or in base64",
@@ -75,7 +75,7 @@ pub(super) fn create(path: &Path, key: &[u8; VOLUME_KEY_BYTES]) -> Result<(), Vo
             "{}: there is a file already, and a key is never overwritten; choose another name",
             path.display()
         )),
-        _ => VolumeError::io("create key file", path, &error),
+        _ => VolumeError::io("create key file", path, error),
     })
 }
 

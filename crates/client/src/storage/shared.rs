@@ -57,7 +57,7 @@ impl Offer {
             Base::S3(_) => None,
             Base::Dir(dir) => {
                 let path =
-                    fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, &error))?;
+                    fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, error))?;
                 let word = mark(&path)?;
                 Some(SharedDir { path, word })
             }
@@ -164,7 +164,7 @@ fn mark(dir: &Path) -> Result<String, VolumeError> {
     match read(&path) {
         Ok(word) if !word.is_empty() => return Ok(word),
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(VolumeError::io("read", &path, &error));
+            return Err(VolumeError::io("read", &path, error));
         }
         _ => {}
     }
@@ -176,7 +176,7 @@ fn mark(dir: &Path) -> Result<String, VolumeError> {
         file.sync_all()?;
         fs::rename(&partial, &path)
     };
-    write().map_err(|error| VolumeError::io("write", &path, &error))?;
+    write().map_err(|error| VolumeError::io("write", &path, error))?;
     Ok(word)
 }
 

@@ -63,7 +63,7 @@ pub fn form(
 /// The directory of objects within the first node's, as the other nodes find it.
 fn shared_objects(dir: &Path) -> Result<String, VolumeError> {
     let objects = std::path::absolute(dir)
-        .map_err(|error| VolumeError::io("find", dir, &error))?
+        .map_err(|error| VolumeError::io("find", dir, error))?
         .join(OBJECTS_DIR);
     match objects.to_str() {
         Some(path) => Ok(format!("file://{path}")),

@@ -83,12 +83,12 @@ fn check_all(
 
 /// Names in a directory. One that is no text is no volume's, and is shown as well as it can be.
 fn names_in(dir: &Path) -> Result<Vec<String>, VolumeError> {
-    let failed = |error: &std::io::Error| VolumeError::io("list", dir, error);
-    let entries = fs::read_dir(dir).map_err(|error| failed(&error))?;
+    let failed = |error: std::io::Error| VolumeError::io("list", dir, error);
+    let entries = fs::read_dir(dir).map_err(failed)?;
     entries
         .map(|entry| entry.map(|entry| entry.file_name().to_string_lossy().into_owned()))
         .collect::<Result<_, _>>()
-        .map_err(|error| failed(&error))
+        .map_err(failed)
 }
 
 /// Whether a path below that of a volume's objects is an object's, or a directory of some, or of a

@@ -32,7 +32,7 @@ pub(super) fn open(
     resources: &Resources,
     store: &Arc<dyn BlockStore>,
 ) -> Result<Arc<dyn Engine>, VolumeError> {
-    let failed = |why: EngineError| VolumeError::Engine(format!("{}: {why}", dir.display()));
+    let failed = |why: EngineError| VolumeError::engine_at(dir, why);
     let synced = store.clone();
     let before_sync: BeforeSync = Arc::new(move || {
         synced.sync().map_err(|error| EngineError::Io(format!("syncing file data: {error}")))
@@ -77,7 +77,7 @@ pub(super) fn create(
     descriptor: &Descriptor,
     joins: bool,
 ) -> Result<Box<dyn Engine>, VolumeError> {
-    let failed = |why: EngineError| VolumeError::Engine(why.to_string());
+    let failed = |why: EngineError| VolumeError::engine(why);
     let nothing: BeforeSync = Arc::new(|| Ok(()));
     let (uuid, node) = (descriptor.uuid_bytes(), node_of(descriptor));
     match descriptor.rows()? {
@@ -102,7 +102,7 @@ pub(super) fn create(
         }
     }
     let meta = dir.join(META_DIR);
-    std::fs::create_dir_all(&meta).map_err(|error| VolumeError::io("create", &meta, &error))?;
+    std::fs::create_dir_all(&meta).map_err(|error| VolumeError::io("create", &meta, error))?;
     let engine = EmbeddedEngine::open(&meta, uuid, fitting_options(dir), nothing, &mut |_| true);
     Ok(Box::new(engine.map_err(failed)?))
 }
@@ -119,7 +119,7 @@ pub(super) fn create_registry(
 ) -> Result<(), VolumeError> {
     let Some(place) = descriptor.registry()? else { return Ok(()) };
     let made = EtcdEngine::create(&place, descriptor.uuid_bytes(), coordinator);
-    made.map_err(|why| VolumeError::Engine(why.to_string()))
+    made.map_err(VolumeError::engine)
 }
 
 /// Removes the rows of a volume of one node, or of one that was not made to its end, from where
@@ -129,12 +129,12 @@ pub(super) fn create_registry(
 /// Those of the database or the registry.
 pub fn discard_rows(descriptor: &Descriptor) -> Result<(), VolumeError> {
     if let Some(place) = descriptor.registry()? {
-        EtcdEngine::remove(&place, descriptor.uuid_bytes())
-            .map_err(|why| VolumeError::Engine(why.to_string()))?;
+        EtcdEngine::remove(&place, descriptor.uuid_bytes()).map_err(VolumeError::engine)?;
     }
     match descriptor.metadata()? {
-        Some(place) => PgEngine::remove(&place, descriptor.uuid_bytes())
-            .map_err(|why| VolumeError::Engine(why.to_string())),
+        Some(place) => {
+            PgEngine::remove(&place, descriptor.uuid_bytes()).map_err(VolumeError::engine)
+        }
         None => Ok(()),
     }
 }

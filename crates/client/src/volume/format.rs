@@ -117,8 +117,8 @@ pub(super) fn format_as(
 
 /// Makes the directory and takes its lock; whether it holds something, which only `force` permits.
 pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), VolumeError> {
-    fs::create_dir_all(dir).map_err(|error| VolumeError::io("create", dir, &error))?;
-    let mut entries = fs::read_dir(dir).map_err(|error| VolumeError::io("list", dir, &error))?;
+    fs::create_dir_all(dir).map_err(|error| VolumeError::io("create", dir, error))?;
+    let mut entries = fs::read_dir(dir).map_err(|error| VolumeError::io("list", dir, error))?;
     let occupied = entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found"));
     if occupied && !force {
         return Err(VolumeError::NotEmpty(dir.into()));
@@ -165,7 +165,7 @@ fn remove_old(dir: &Path, options: &StoreOptions) -> Result<(), VolumeError> {
 fn remove(path: &Path, how: impl Fn(&Path) -> std::io::Result<()>) -> Result<(), VolumeError> {
     match how(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(VolumeError::io("remove", path, &error))
+            Err(VolumeError::io("remove", path, error))
         }
         _ => Ok(()),
     }
@@ -207,8 +207,8 @@ pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(
         }
         None => Node::format(&*engine, root, SystemClock.now()),
     };
-    formatted.map_err(|error| VolumeError::Engine(format!("{}: {error}", dir.display())))?;
-    engine.sync().map_err(|error| VolumeError::Engine(error.to_string()))?;
+    formatted.map_err(|error| VolumeError::engine_at(dir, error))?;
+    engine.sync().map_err(VolumeError::engine)?;
     drop(engine);
     descriptor.write(dir)
 }

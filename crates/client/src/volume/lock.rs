@@ -25,14 +25,14 @@ impl VolumeLock {
     /// [`VolumeError::InUse`] names the holder.
     pub fn take(dir: &Path, role: &str) -> Result<Self, VolumeError> {
         let path = dir.join(LOCK_FILE);
-        let io = |what: &str, error: &std::io::Error| VolumeError::io(what, &path, error);
+        let io = |what: &'static str, error: std::io::Error| VolumeError::io(what, &path, error);
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .open(&path)
-            .map_err(|error| io("open", &error))?;
+            .map_err(|error| io("open", error))?;
         // SAFETY: flock takes a descriptor that `file` keeps open, and no pointer.
         let attempt =
             || unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
@@ -45,7 +45,7 @@ impl VolumeLock {
         if !taken {
             let error = std::io::Error::last_os_error();
             if error.kind() != ErrorKind::WouldBlock {
-                return Err(io("lock", &error));
+                return Err(io("lock", error));
             }
             let mut holder = String::new();
             let _ = (&file).take(1024).read_to_string(&mut holder);

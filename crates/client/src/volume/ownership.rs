@@ -31,7 +31,7 @@ impl Volume {
         if !self.engine.is_shared() {
             return section.node_uuid();
         }
-        match ownership::node_uuid(&*self.engine).map_err(|why| self.failed(&why))? {
+        match ownership::node_uuid(&*self.engine).map_err(|why| self.failed(why))? {
             Some(node_uuid) => Ok(node_uuid),
             None => Err(VolumeError::Invalid(format!(
                 "{}: its rows have no word by which other nodes know it; form the cluster anew, from a dump",
@@ -55,11 +55,11 @@ impl Volume {
             Ownership { holder: Some(holder), settled }.write(&*self.engine)?;
             Ok(settled)
         };
-        taken().map_err(|why| self.failed(&why))
+        taken().map_err(|why| self.failed(why))
     }
 
-    fn failed(&self, why: &FsError) -> VolumeError {
-        VolumeError::Engine(format!("{}: {why}", self.dir.display()))
+    fn failed(&self, why: FsError) -> VolumeError {
+        VolumeError::engine_at(&self.dir, why)
     }
 }
 
@@ -182,7 +182,7 @@ pub fn stand_in(
     }
     let place = dir.join(NODES_DIR).join(node.to_string());
     let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(&place);
-    make.map_err(|error| VolumeError::io("create", &place, &error))?;
+    make.map_err(|error| VolumeError::io("create", &place, error))?;
     let stands = ClusterSection {
         node,
         placement: to_hex(&placement.encode()),

@@ -74,16 +74,14 @@ fn make(
     options: &StoreOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<(u64, Vec<LostPath>), VolumeError> {
-    let failed =
-        |why: &dyn std::fmt::Display| VolumeError::Engine(format!("{}: {why}", from.display()));
     let (meta, scratch) = (to.join(META_DIR), scratch_in(to));
     for dir in [&meta, &scratch] {
-        fs::create_dir_all(dir).map_err(|error| VolumeError::io("create", dir, &error))?;
+        fs::create_dir_all(dir).map_err(|error| VolumeError::io("create", dir, error))?;
     }
     let uuid = descriptor.uuid_bytes();
     let nothing: BeforeSync = Arc::new(|| Ok(()));
     let engine = EmbeddedEngine::open(&meta, uuid, fitting_options(to), nothing, &mut |_| true)
-        .map_err(|why| failed(&why))?;
+        .map_err(|why| VolumeError::engine_at(from, why))?;
     let mut given = 0;
     let mut recovered = |batch: Vec<_>| -> Result<(), EngineError> {
         given += batch.len() as u64;
@@ -94,14 +92,14 @@ fn make(
     let rows = salvage_rows(&from.join(META_DIR), uuid, &scratch, &mut recovered, &mut |loss| {
         lost.push(loss)
     })
-    .map_err(|why| failed(&why))?;
+    .map_err(|why| VolumeError::engine_at(from, why))?;
     if descriptor.settings.storage.is_none() {
         link_tree(&from.join(OBJECTS_DIR), &to.join(OBJECTS_DIR))?;
     }
     let storage = Storage::open(to, descriptor, options)?;
-    keep_clear_of(&engine, &*storage.store).map_err(|why| failed(&why))?;
-    let lost = name_lost(&engine, &lost).map_err(|why| failed(&why))?;
-    engine.close().map_err(|why| failed(&why))?;
+    keep_clear_of(&engine, &*storage.store).map_err(|why| VolumeError::engine_at(from, why))?;
+    let lost = name_lost(&engine, &lost).map_err(|why| VolumeError::engine_at(from, why))?;
+    engine.close().map_err(|why| VolumeError::engine_at(from, why))?;
     // Last: with it there is a volume.
     descriptor.write(to)?;
     Ok((rows, lost))
@@ -110,21 +108,21 @@ fn make(
 /// Gives every file below `from` a second name below `to`, or copies it if that is another file
 /// system. An object never changes once it is written, so both volumes may have it.
 fn link_tree(from: &Path, to: &Path) -> Result<(), VolumeError> {
-    fs::create_dir_all(to).map_err(|error| VolumeError::io("create", to, &error))?;
-    let listing = fs::read_dir(from).map_err(|error| VolumeError::io("list", from, &error))?;
+    fs::create_dir_all(to).map_err(|error| VolumeError::io("create", to, error))?;
+    let listing = fs::read_dir(from).map_err(|error| VolumeError::io("list", from, error))?;
     for entry in listing {
-        let entry = entry.map_err(|error| VolumeError::io("list", from, &error))?;
+        let entry = entry.map_err(|error| VolumeError::io("list", from, error))?;
         let (old, new) = (entry.path(), to.join(entry.file_name()));
-        let kind = entry.file_type().map_err(|error| VolumeError::io("read", &old, &error))?;
+        let kind = entry.file_type().map_err(|error| VolumeError::io("read", &old, error))?;
         if kind.is_dir() {
             link_tree(&old, &new)?;
         } else if fs::hard_link(&old, &new).is_err() {
             fs::copy(&old, &new)
                 .and_then(|_| fs::File::open(&new)?.sync_all())
-                .map_err(|error| VolumeError::io("copy", &old, &error))?;
+                .map_err(|error| VolumeError::io("copy", &old, error))?;
         }
     }
     fs::File::open(to)
         .and_then(|dir| dir.sync_all())
-        .map_err(|error| VolumeError::io("sync", to, &error))
+        .map_err(|error| VolumeError::io("sync", to, error))
 }

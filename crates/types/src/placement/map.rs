@@ -99,7 +99,14 @@ impl fmt::Display for PlacementError {
     }
 }
 
-impl std::error::Error for PlacementError {}
+impl std::error::Error for PlacementError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Damaged(why) => Some(why),
+            Self::Newer(_) => None,
+        }
+    }
+}
 
 impl PlacementMap {
     /// The first table of a cluster: the member with the lowest number coordinates, and all serve.

@@ -25,7 +25,11 @@ impl fmt::Display for AdminError {
     }
 }
 
-impl std::error::Error for AdminError {}
+impl std::error::Error for AdminError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
 
 /// What comes back.
 enum Word {
