@@ -4,6 +4,7 @@
 //! shortcut ([`paths`]), the names of the directories that the kernel knows. Without the shortcut
 //! node ids are inode numbers.
 
+mod attributes;
 mod convert;
 mod core;
 mod direct;
@@ -15,9 +16,12 @@ mod interruptible;
 mod kernel_size;
 mod last_lookups;
 mod locking;
+mod lookup;
 mod naming;
+mod open;
 mod passthrough;
 mod paths;
+mod rename;
 mod shortcut;
 
 use std::path::Path;
