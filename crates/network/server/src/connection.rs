@@ -6,10 +6,16 @@
 //! 2. Without it the node gets what is to be executed, as one batch, and what was gathered
 //!    meanwhile is sent.
 //!
+//! The handshake before that is in `connection/handshake.rs`: the Hello, and the proof of a client
+//! with a token or of a node.
+//!
 //! A client that breaks the protocol is told so and loses the connection, not its session. Another
 //! node's connection has no session: what it brings goes to the member.
 
+mod handshake;
+
 use std::sync::Arc;
+use std::vec::Drain;
 
 use kestrel_meta::txn::Origin;
 use kestrel_rpc::handler::Outbox;
@@ -20,16 +26,16 @@ use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::security::Security;
 use kestrel_types::token::TokenId;
 use kestrel_types::wire::{
-    Answered, Body, Call, Checksum, Hello, LockRequest, PeerHello, ToClient, ToServer, WireError,
+    Answered, Body, Call, Checksum, Hello, LockRequest, PeerHello, Reclaim, ToServer, WireError,
 };
 
 use crate::admin::AdminRequester;
 use crate::audit::{self, REFUSALS_MAX};
 use crate::authz::{SessionEffect, admit};
 use crate::grant::{Authorized, Grant, UnverifiedInode};
-use crate::server::{AcceptedPeer, AuthnOutcome, Batch, Outside, PeerClaim, Server, Submitted};
+use crate::server::{AcceptedPeer, Batch, Outside, Server, Submitted};
 use crate::session::window::{CallDecision, Waiter};
-use crate::session::{Claims, Phase, Session, SessionConn, State};
+use crate::session::{Claims, Phase, Session, State};
 
 const SECOND_HELLO: FsError = FsError::new(libc::EPROTO, "a connection begins with one Hello");
 const UNPROVED: FsError = FsError::new(
@@ -122,22 +128,6 @@ impl Connection {
         Self { server, outbox, security, checksum, peer, who, token, stage: Stage::Silent }
     }
 
-    /// Lets a client in.
-    fn enter(&mut self, hello: Hello, grant: Option<Arc<Grant>>, now: Nanos) {
-        let line = SessionConn {
-            outbox: self.outbox.clone(),
-            checksum: self.checksum,
-            security: self.security.clone(),
-            peer: self.peer.clone(),
-        };
-        self.token = grant.as_ref().map(|grant| grant.record.id);
-        let incarnation = hello.incarnation;
-        match self.server.greet(hello, line, grant, now) {
-            Ok(session) => self.stage = Stage::Serving(session, incarnation),
-            Err(why) => self.break_off(why),
-        }
-    }
-
     /// Answers to calls of a session.
     fn batch(
         &self,
@@ -214,68 +204,31 @@ impl Connection {
     /// Takes a batch of messages, in the order in which they came. One thread at a time.
     pub fn receive(&mut self, batch: &mut Vec<ToServer>, now: Nanos) {
         let mut messages = batch.drain(..);
-        if let Stage::Silent = self.stage {
-            match messages.next() {
-                None => return,
-                Some(ToServer::Hello(hello)) => {
-                    self.who = hello.who.as_str().into();
-                    self.token = hello.token;
-                    match self.server.admission(&hello, &self.security) {
-                        Ok(AuthnOutcome::Enter(grant)) => self.enter(hello, grant, now),
-                        Ok(AuthnOutcome::Prove(nonce)) => {
-                            let challenge = ToClient::Challenge(nonce);
-                            self.server.shared.send(&*self.outbox, self.checksum, &challenge);
-                            self.stage = Stage::Proving(Box::new(hello), nonce);
-                        }
-                        Err(why) => return self.break_off(why),
-                    }
+        if let Err(why) = self.shake_hands(&mut messages, now) {
+            return self.break_off(why);
+        }
+        match &self.stage {
+            Stage::Serving(session, incarnation) => {
+                let (session, incarnation) = (session.clone(), *incarnation);
+                self.serve(&session, incarnation, messages, now);
+            }
+            Stage::Peer(guest) => {
+                if let Err(why) = self.server.hear_peer(*guest, messages) {
+                    self.break_off(why);
                 }
-                Some(ToServer::PeerHello(hello)) => match self.server.challenge_peer(&hello) {
-                    Ok(challenge) => {
-                        self.stage = Stage::Challenged(Box::new(hello), challenge.nonce);
-                        let challenge = ToClient::PeerChallenge(challenge);
-                        self.server.shared.send(&*self.outbox, self.checksum, &challenge);
-                    }
-                    Err(why) => return self.break_off(why),
-                },
-                Some(_) => return self.break_off(SECOND_HELLO),
             }
+            Stage::Silent | Stage::Proving(..) | Stage::Challenged(..) | Stage::Over => {}
         }
-        if let Stage::Challenged(hello, nonce) = &self.stage {
-            let greeted = match messages.next() {
-                None => return,
-                Some(ToServer::PeerProof(proof)) => {
-                    let says = PeerClaim { hello, nonce, proof: &proof, security: &self.security };
-                    self.server.greet_peer(&says, &self.outbox, &self.peer)
-                }
-                Some(_) => Err(SECOND_HELLO),
-            };
-            match greeted {
-                Ok(guest) => self.stage = Stage::Peer(guest),
-                Err(why) => return self.break_off(why),
-            }
-        }
-        if let Stage::Proving(hello, nonce) = &self.stage {
-            let (hello, nonce) = (Hello::clone(hello), *nonce);
-            match messages.next() {
-                None => return,
-                Some(ToServer::Proof(proof)) => {
-                    match self.server.proved(&hello, &nonce, &self.security, &proof) {
-                        Ok(grant) => self.enter(hello, Some(grant), now),
-                        Err(why) => return self.break_off(why),
-                    }
-                }
-                Some(_) => return self.break_off(UNPROVED),
-            }
-        }
-        if let Stage::Peer(guest) = self.stage {
-            if let Err(why) = self.server.hear_peer(guest, messages) {
-                self.break_off(why);
-            }
-            return;
-        }
-        let Stage::Serving(session, incarnation) = &self.stage else { return };
-        let (session, incarnation) = (session.clone(), *incarnation);
+    }
+
+    /// Takes messages of a client that has been let in.
+    fn serve(
+        &mut self,
+        session: &Arc<Session>,
+        incarnation: u64,
+        mut messages: Drain<'_, ToServer>,
+        now: Nanos,
+    ) {
         if messages.len() == 0 {
             return;
         }
@@ -294,14 +247,14 @@ impl Connection {
                 return;
             }
             session.hear(now);
-            let answers = self.batch(&session, incarnation, state.grant.clone());
+            let answers = self.batch(session, incarnation, state.grant.clone());
             if let Some(grant) = state.grant.clone() {
                 // However long ago the server had time to look.
                 grant.look(self.server.clock.now());
             }
             state.denied = None;
             for message in &mut messages {
-                if let Err(why) = self.take(message, &session, &mut state, &answers, &mut work) {
+                if let Err(why) = self.take(message, session, &mut state, &answers, &mut work) {
                     broken = Some(why);
                     break;
                 }
@@ -312,7 +265,7 @@ impl Connection {
             answers
         };
         shared.counts.calls.add(work.calls);
-        self.carry_out(work, &session, incarnation, &answers, now);
+        self.carry_out(work, session, incarnation, &answers, now);
         if let Some(why) = broken {
             self.break_off(why);
         }
@@ -357,8 +310,7 @@ impl Connection {
                 }
                 state.window.ack(call.acked);
                 if let Body::Reclaim(reclaim) = call.body {
-                    state.claims.parked.push_back((call.id, reclaim));
-                    work.claims = true;
+                    take_reclaim(call.id, reclaim, state, work);
                     return Ok(());
                 }
                 if state.phase != Phase::Live {
@@ -588,6 +540,13 @@ impl Connection {
             Stage::Silent | Stage::Proving(..) | Stage::Challenged(..) | Stage::Over => {}
         }
     }
+}
+
+/// A part of what the client held in a lost session: the server works on it, after those that came
+/// before it, when the session's lock has been let go.
+fn take_reclaim(id: u64, reclaim: Reclaim, state: &mut State, work: &mut Work) {
+    state.claims.parked.push_back((id, reclaim));
+    work.claims = true;
 }
 
 /// Something came that is neither claim nor retry: if everything has been reclaimed, all retries
