@@ -27,7 +27,9 @@
 
 mod calls;
 mod connection;
+mod greeting;
 mod numbers;
+mod reclaim;
 mod sending;
 mod time;
 
@@ -44,7 +46,7 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Call, ClientId, Hello, Reclaim, ReclaimReply, Refused, SessionState, ToServer,
+    Answered, Body, Call, ClientId, Hello, ReclaimReply, Refused, SessionState, ToServer,
     WHO_BYTES_MAX, Welcome,
 };
 
@@ -522,15 +524,4 @@ impl<D> Link<D> {
 /// A request that the link itself makes, to undo what nobody wants any more.
 fn undo(op: Op) -> Body {
     Body::Op(Request { creds: Creds::root(), op })
-}
-
-/// Checks what a driver holds before it is sent: the last part, and no other, says that it is.
-fn mark_last(parts: &mut Vec<Reclaim>) {
-    if parts.is_empty() {
-        parts.push(Reclaim { oldest_open_object: u64::MAX, ..Reclaim::default() });
-    }
-    let last = parts.len() - 1;
-    for (index, part) in parts.iter_mut().enumerate() {
-        part.last = index == last;
-    }
 }
