@@ -1,5 +1,12 @@
 //! Objects as files below a directory.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `files` | open object files and their bounded cache |
+//! | `dirty` | which objects are written but not durable, and making them so |
+//! | `headroom` | room that file data leaves to the metadata on the same disk |
+//! | `sys` | system calls that std does not offer |
+//!
 //! `DIR/<pp>/<oooooooooooooooo>` (see [`super::key`]; `DIR` stands for `objects`). Files are
 //! created under their final name (`O_EXCL`) and written in place: there is no temporary name and
 //! no rename, because nothing refers to an object before it was written, so a partial file after a
