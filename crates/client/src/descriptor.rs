@@ -1,5 +1,13 @@
 //! `kestrel.json`: what a volume is, readable by people, checksummed against accidents
 //! (`docs/format.md`).
+//!
+//! | file | |
+//! | --- | --- |
+//! | `cluster` | what the descriptor of one node of a cluster says beside the common part |
+//! | `coding` | how objects of a volume are coded: compression, and the wrapped data keys |
+//! | `secret` | the secret of a volume, from which the certificates of its nodes are made |
+//! | `pending` | changes of the settings of all nodes, which may be interrupted |
+//! | `lock` | one writer of a descriptor at a time |
 
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};

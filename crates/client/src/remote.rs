@@ -1,6 +1,24 @@
 //! A volume that a server serves: metadata across the network, file data straight from and to the
 //! block store.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `url` | `kestrel://host[:port]…/NAME`: the URL of a volume that servers serve |
+//! | `contact` | how long the first contact to a server is waited for |
+//! | `access` | the token that this process shows to servers |
+//! | `metadata` | [`RemoteMetadata`]: the metadata of a volume that servers serve |
+//! | `nodes` | a connection to each metadata node of the volume |
+//! | `addresses` | the present addresses of nodes |
+//! | `routes` | which of several nodes is asked |
+//! | `redirects` | calls that went to a node that does not lead them, and go on to another |
+//! | `opens` | what a client has open at its servers, as their answers say |
+//! | `reclaimable` | what is open, locked and being written, kept for a reclaim |
+//! | `durable` | bytes are durable before the metadata that names them is sent |
+//! | `subtree` | a client that its token confines to a subtree |
+//! | `leaving` | nodes that leave the cluster: what the client holds there moves |
+//! | `fan_out` | questions to the nodes of a volume, over connections that stay |
+//! | `query` | questions to servers about a volume, without opening it |
+//!
 //! **Outages.** Calls wait while the server does not answer, up to a deadline, and fail with `EIO`
 //! then; what comes later waits again. Nothing has to be mounted anew: the connection comes back by
 //! itself, and what is open goes on. One line in the log tells that an outage began, one that it is
