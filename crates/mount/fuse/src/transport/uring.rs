@@ -1,5 +1,12 @@
 //! FUSE over io_uring (Linux 6.14): requests and replies without a `read` and a `write` for each.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `ring` | an io_uring, straight from the system calls |
+//! | `queues` | the kernel's queues of some processors, served through one io_uring |
+//! | `entries` | memory of the entries of a ring: a header and a payload buffer each |
+//! | `cpus` | processors as the kernel counts them, and whether io_uring is allowed |
+//!
 //! # How it works
 //!
 //! The kernel keeps a queue of requests for every processor that the machine may ever have, and a
