@@ -1,4 +1,8 @@
 //! The operations, and their form as a readable script.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `show` | the readable form of an operation |
 
 mod show;
 
