@@ -18,7 +18,7 @@
 //! its own thread, and there is no timer and no hand-off. Large payloads get an object of their
 //! own, written on the thread that brings them.
 //!
-//! **Stores that do not** (object stores). Uploader threads put one object a round ([`upload`]).
+//! **Stores that do not** (object stores). Uploader threads put one object a round (`upload`).
 //! While an upload of small payloads is under way the next round gathers; a lone store is uploaded
 //! at once. Large payloads are uploads of their own, as many at a time as the settings allow.
 //!

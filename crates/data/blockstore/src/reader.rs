@@ -14,7 +14,7 @@
 //!
 //! **Stores across a network.** Every frame that had to be waited for is kept, unless a cache near
 //! by holds it as it is. Read-ahead brings frames into memory, as far as they do not push each
-//! other out before they are read. What one thread is fetching no other fetches ([`flights`]).
+//! other out before they are read. What one thread is fetching no other fetches (`flights`).
 //! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without
 //! a copy.
 

@@ -14,7 +14,7 @@
 //! | `local_cache` | the cache below, in bytes of objects as they were before coding |
 //!
 //! **Contract.** Above it objects look as they always do: offsets, lengths and [`BlockStore::size`]
-//! are those of the object before it was coded ("plain"). Below it lies what [`head`] describes: a
+//! are those of the object before it was coded ("plain"). Below it lies what `head` describes: a
 //! head and chunks that are compressed, encrypted or both, each by itself, so that a read decodes
 //! the chunks it touches and no others. Each object tells how it was coded, so settings may change
 //! at any time: what is coded, what is not, and what was coded otherwise lie side by side in one

@@ -44,7 +44,7 @@ pub const FILES_OPEN_DEFAULT: usize = 512;
 /// Settings of a [`LocalStore`].
 #[derive(Debug, Clone, Copy)]
 pub struct LocalConfig {
-    /// Most descriptors kept in the cache. Unsynced objects hold at most [`dirty::FILES_MAX`] more.
+    /// Most descriptors kept in the cache. Unsynced objects hold at most `dirty::FILES_MAX` more.
     pub files_open_max: usize,
     /// Bytes of the disk that are left free: writes that would eat into them fail with `ENOSPC`.
     pub reserve_bytes: u64,
