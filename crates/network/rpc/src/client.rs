@@ -405,7 +405,7 @@ impl Remote {
 
     /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node.
     /// Releases have no deadline: nobody waits for them, but the node's count has to be right in
-    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX);
+    /// the end. They go with the next message, or after `deferred::DEFERRED_MAX`;
     /// so do reads for access times.
     pub fn submit(&self, request: Request, done: Done) {
         let deadline = self.shared.deadline_of(&request.op);

@@ -21,7 +21,7 @@
 //! counts when it is complete), or take nothing of what is sent to them, each for a bounded time;
 //! and those that send bytes that are no messages, with a reason. A handshake of TLS is part of the
 //! time for a Hello, and a connection in one counts as a stranger. Strangers are always taken, and
-//! make room for each other ([`unidentified`]).
+//! make room for each other (`unidentified`).
 //!
 //! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new
 //! ones.
