@@ -449,7 +449,7 @@ impl Descriptor {
 
     /// Changes the descriptors of all nodes of a volume, at `dirs`, to the same settings: at all,
     /// or if one does not take it at none. One that was cut short is finished first; `change` then
-    /// gets a descriptor from before it ([`pending`]).
+    /// gets a descriptor from before it (`pending`).
     ///
     /// # Errors
     /// As for [`Descriptor::update`], and if settings differ beforehand and nothing tells what they

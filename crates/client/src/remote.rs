@@ -25,22 +25,22 @@
 //! over.
 //!
 //! **What the server may forget.** A restarted server is told what is open, locked and being
-//! written before anything else ([`reclaimable`]). A client that was away for longer than the lease
+//! written before anything else (`reclaimable`). A client that was away for longer than the lease
 //! has lost its locks, and files without names.
 //!
 //! **Order of bytes and names.** A commit is sent when the bytes it names are durable
-//! ([`durable`]).
+//! (`durable`).
 //!
-//! **Tokens.** A server that asks for one is shown the one that this process has ([`access`]). A
+//! **Tokens.** A server that asks for one is shown the one that this process has (`access`). A
 //! client that its token confines to a subtree has that subtree's directory for the root
-//! ([`subtree`]).
+//! (`subtree`).
 //!
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session
-//! with each ([`nodes`]), asks the node that leads a request ([`routes`]), and claims again from a
+//! with each (`nodes`), asks the node that leads a request (`routes`), and claims again from a
 //! node what that one counted. An outage of one stops what it leads, and nothing else. When the
 //! table changes, a node that is asked by the old one and does not lead the request says so, and is
-//! not asked again before there is a newer one ([`redirects`]). What is held at a node that leaves
-//! is had elsewhere before it goes ([`leaving`]).
+//! not asked again before there is a newer one (`redirects`). What is held at a node that leaves
+//! is had elsewhere before it goes (`leaving`).
 
 mod access;
 mod addresses;
