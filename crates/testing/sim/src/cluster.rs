@@ -19,7 +19,7 @@
 //! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines
 //! a run. A client has one call under way; if it hears nothing it sends the call again. What
 //! clients asked and heard must have an order in which the model answers the same, and when the
-//! faults have stopped everything must come to rest with a sound volume ([`finish`]).
+//! faults have stopped everything must come to rest with a sound volume (`finish`).
 
 mod away;
 mod call;
