@@ -1,5 +1,13 @@
 //! `kestrel.json`: what a volume is, readable by people, checksummed against accidents
 //! (`docs/format.md`).
+//!
+//! | file | |
+//! | --- | --- |
+//! | `cluster` | what the descriptor of one node of a cluster says beside the common part |
+//! | `coding` | how objects of a volume are coded: compression, and the wrapped data keys |
+//! | `secret` | the secret of a volume, from which the certificates of its nodes are made |
+//! | `pending` | changes of the settings of all nodes, which may be interrupted |
+//! | `lock` | one writer of a descriptor at a time |
 
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
@@ -441,7 +449,7 @@ impl Descriptor {
 
     /// Changes the descriptors of all nodes of a volume, at `dirs`, to the same settings: at all,
     /// or if one does not take it at none. One that was cut short is finished first; `change` then
-    /// gets a descriptor from before it ([`pending`]).
+    /// gets a descriptor from before it (`pending`).
     ///
     /// # Errors
     /// As for [`Descriptor::update`], and if settings differ beforehand and nothing tells what they

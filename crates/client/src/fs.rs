@@ -1,6 +1,32 @@
 //! The file system as mounts and native programs call it: every operation of POSIX on inodes,
 //! handles and names.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `namespace` | names: look up, create, remove, rename, link, open |
+//! | `by_number` | inodes by number alone, as file handles of the kernel name them |
+//! | `handles` | what an open of a file or directory holds |
+//! | `attributes` | attributes and permissions |
+//! | `access_times` | which reads change access times, and telling the node of them |
+//! | `protected` | `fs.protected_symlinks` and its relatives (proc_sys_fs(5)) |
+//! | `xattr` | extended attributes |
+//! | `listing` | listing directories |
+//! | `removed` | inodes that are removed and that the kernel still holds |
+//! | `locks` | locks that all clients of a volume see: `fcntl(2)`, `flock(2)` |
+//! | `read` | reading: the newest layer that has a byte gives it |
+//! | `write` | writing: to the file's buffer, full blocks on to the block store |
+//! | `flush` | what was written to a file becomes its committed content |
+//! | `flush_next` | one flush of a file after the other |
+//! | `space` | holes: allocate, punch and zero |
+//! | `seek` | `lseek(2)` for data and holes |
+//! | `copy` | `copy_file_range(2)`: by reference where possible, by copying otherwise |
+//! | `chunk_lists` | extent lists of chunks from the metadata, a page at a time |
+//! | `whole` | whole copies of files in the disk cache, for pass-through |
+//! | `background` | what a client does on its own: old bytes, deleted objects, sparse objects |
+//! | `compact` | compaction of one file: windows in many pieces are stored again in one |
+//! | `repack` | compaction of a volume: live bytes of sparse objects are stored together |
+//! | `repeat` | loops over requests |
+//!
 //! Calls never block on a disk on purpose. They answer through a callback, on the calling thread
 //! whenever memory can answer, otherwise from the thread on which the last thing they needed became
 //! ready. The only place where metadata and data meet.

@@ -1,5 +1,10 @@
 //! Keys of volumes (`docs/encryption.md`).
 //!
+//! | file | |
+//! | --- | --- |
+//! | `file` | files that hold a volume key: 32 bytes as hexadecimal or base64 text |
+//! | `volume_key` | the volume key: wraps data keys |
+//!
 //! **Contract.** A volume key lives in a file outside the volume; nothing here writes it anywhere
 //! else or shows it. It wraps the volume's data keys, which lie in the descriptor, and those
 //! encrypt objects ([`kestrel_blockstore::store::coded`]). So the volume key can be replaced

@@ -1,8 +1,63 @@
 //! The file-system API: the one place where metadata and data meet.
 //!
-//! A [`volume::Volume`] is opened, then served; [`fs::Fs`] is what mounts, gateways and tools call.
-//! The embedded volume is this client with the metadata node in its own process; a
-//! [`remote::RemoteVolume`] is one whose node is a server's.
+//! A [`Volume`] is opened, then served; [`Fs`] is what mounts, gateways and tools call. An embedded
+//! volume has its metadata node in this process; a [`RemoteVolume`] has it in a server's. The calls
+//! of [`Fs`] are the same for both.
+//!
+//! ```no_run
+//! use kestrel_client::descriptor::Durability;
+//! use kestrel_client::fs::{Caller, Creation, wait};
+//! use kestrel_client::storage::StoreOptions;
+//! use kestrel_client::volume::{NewVolume, Resources, Volume, format};
+//! use kestrel_types::ids::ROOT;
+//! use kestrel_types::name::{Name, PathRef};
+//! use kestrel_types::request::OpenFlags;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! format("/srv/v", NewVolume::plain("v", Durability::Commit), &StoreOptions::default())?;
+//! let resources = Resources::default();
+//! let mounted = Volume::open("/srv/v", "example", &resources)?.serve(&resources, false)?;
+//! let fs = &mounted.fs;
+//!
+//! let place = PathRef::new(ROOT, Name::new(b"hello")?);
+//! let flags = OpenFlags { write: true, ..OpenFlags::default() };
+//! let how = Creation { mode: 0o644, flags, exclusive: true };
+//! let opened = wait(|done| fs.create(Caller::ROOT, place, how, done))?;
+//! fs.write(&opened.handle, 0, b"hello", false)?;
+//! wait(|done| fs.fsync(&opened.handle, done))?; // durable
+//! wait(|done| fs.release(opened.handle, done))?;
+//! fs.shutdown()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! | module | |
+//! | --- | --- |
+//! | [`volume`] | embedded volumes: format, open, serve, lock, salvage |
+//! | [`remote`] | volumes that servers serve: sessions, outages, reclaim, routes |
+//! | [`fs`] | every operation of POSIX on inodes, handles and names |
+//! | [`metadata`] | the way to the metadata: a node in this process, or servers |
+//! | [`storage`] | the stack of block stores: coding, disk cache, store |
+//! | [`descriptor`], [`keys`] | `kestrel.json`: what a volume is; keys of volumes |
+//! | [`memory`] | how much memory this process may use, and its division |
+//! | [`control`] | the control socket of a process that serves a volume |
+//! | [`listed`], `dir_stream` | attributes that came with listings; listing with stable cookies |
+//! | `inode_table`, `file` | inodes that the kernel refers to; a file that is open here |
+//! | `write_buffer`, `extent_cache` | bytes not yet stored; extent lists of chunked files |
+//! | `held_locks`, `accesses` | locks granted; reads that the node was not told of yet |
+//! | `groups` | supplementary groups of a caller |
+//! | `object_ids` | object numbers at hand |
+//! | `recovery` | after a power cut, no change survives without its data |
+//! | [`error`], [`hex`] | why a volume cannot be used; bytes as text |
+//!
+//! # Invariants
+//!
+//! - Calls of [`Fs`] do not block on a disk on purpose. They answer through a callback, once.
+//! - A commit that names bytes is sent when the bytes are stored; a change whose file data did not
+//!   reach the disk does not survive its data.
+//! - One process at a time has an embedded volume open ([`volume::VolumeLock`]).
 
 mod accesses;
 pub mod control;
@@ -26,3 +81,7 @@ pub mod remote;
 pub mod storage;
 pub mod volume;
 mod write_buffer;
+
+pub use fs::Fs;
+pub use remote::RemoteVolume;
+pub use volume::Volume;

@@ -48,7 +48,7 @@ const LISTINGS_MAX: usize = 1024;
 pub enum ListedLookup {
     /// Its attributes.
     Inode(Box<Inode>),
-    /// Nothing, but the page that begins after this name may have them: [`Listing::begin`].
+    /// Nothing, but the page that begins after this name may have them: `Listing::begin`.
     Page(Option<Name>),
     /// Nothing.
     Nothing,

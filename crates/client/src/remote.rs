@@ -1,28 +1,46 @@
 //! A volume that a server serves: metadata across the network, file data straight from and to the
 //! block store.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `url` | `kestrel://host[:port]…/NAME`: the URL of a volume that servers serve |
+//! | `contact` | how long the first contact to a server is waited for |
+//! | `access` | the token that this process shows to servers |
+//! | `metadata` | [`RemoteMetadata`]: the metadata of a volume that servers serve |
+//! | `nodes` | a connection to each metadata node of the volume |
+//! | `addresses` | the present addresses of nodes |
+//! | `routes` | which of several nodes is asked |
+//! | `redirects` | calls that went to a node that does not lead them, and go on to another |
+//! | `opens` | what a client has open at its servers, as their answers say |
+//! | `reclaimable` | what is open, locked and being written, kept for a reclaim |
+//! | `durable` | bytes are durable before the metadata that names them is sent |
+//! | `subtree` | a client that its token confines to a subtree |
+//! | `leaving` | nodes that leave the cluster: what the client holds there moves |
+//! | `fan_out` | questions to the nodes of a volume, over connections that stay |
+//! | `query` | questions to servers about a volume, without opening it |
+//!
 //! **Outages.** Calls wait while the server does not answer, up to a deadline, and fail with `EIO`
 //! then; what comes later waits again. Nothing has to be mounted anew: the connection comes back by
 //! itself, and what is open goes on. One line in the log tells that an outage began, one that it is
 //! over.
 //!
 //! **What the server may forget.** A restarted server is told what is open, locked and being
-//! written before anything else ([`reclaimable`]). A client that was away for longer than the lease
+//! written before anything else (`reclaimable`). A client that was away for longer than the lease
 //! has lost its locks, and files without names.
 //!
 //! **Order of bytes and names.** A commit is sent when the bytes it names are durable
-//! ([`durable`]).
+//! (`durable`).
 //!
-//! **Tokens.** A server that asks for one is shown the one that this process has ([`access`]). A
+//! **Tokens.** A server that asks for one is shown the one that this process has (`access`). A
 //! client that its token confines to a subtree has that subtree's directory for the root
-//! ([`subtree`]).
+//! (`subtree`).
 //!
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session
-//! with each ([`nodes`]), asks the node that leads a request ([`routes`]), and claims again from a
+//! with each (`nodes`), asks the node that leads a request (`routes`), and claims again from a
 //! node what that one counted. An outage of one stops what it leads, and nothing else. When the
 //! table changes, a node that is asked by the old one and does not lead the request says so, and is
-//! not asked again before there is a newer one ([`redirects`]). What is held at a node that leaves
-//! is had elsewhere before it goes ([`leaving`]).
+//! not asked again before there is a newer one (`redirects`). What is held at a node that leaves
+//! is had elsewhere before it goes (`leaving`).
 
 mod access;
 mod addresses;

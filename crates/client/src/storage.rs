@@ -1,5 +1,9 @@
 //! Where a volume's objects are, and the stack of block stores that leads there:
 //!
+//! | file | |
+//! | --- | --- |
+//! | `shared` | the block store of a volume that one process serves and others use |
+//!
 //! coding (compression, encryption), if objects are or may be coded; disk cache, if the mount has
 //! one: it holds what the store holds, so data encrypted there is encrypted here too; the store
 //! itself: a local directory, or a bucket of an S3 service.

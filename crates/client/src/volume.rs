@@ -1,6 +1,19 @@
 //! An embedded volume: a directory with descriptor and metadata engine, and a block store, open in
 //! one process at a time.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `format` | making a volume |
+//! | `cluster` | making a volume that several nodes share |
+//! | `token` | the token with which a node joins a cluster, in one line |
+//! | `salvage` | a new volume from the intact part of a damaged one |
+//! | `contents` | the files in a directory that belong to a volume, for `format --force` |
+//! | `engine` | the engine that a volume's descriptor names |
+//! | `assembly` | putting a file system together from metadata and block store |
+//! | `sizes` | how much of a disk a volume takes for itself |
+//! | `lock` | the lock of a volume: one process at a time |
+//! | `ownership` | which directory serves the rows of a node in a store that other machines reach |
+//!
 //! [`Volume::open`] gives the raw parts, for the tools that check, dump and collect;
 //! [`Volume::serve`] starts a metadata node and a file system on them.
 

@@ -1,5 +1,9 @@
 //! Stored ranges as frames: laying them out for writing, reading windows of them back verified.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `piece` | [`FramePiece`]: a part of a frame in memory, shared without a copy |
+//!
 //! A range of `len` logical bytes is cut into frames of 64 KiB (the last may be shorter). Each is
 //! followed by four bytes: the CRC-32C of the frame's data carried on over its place
 //! ([`placed_check`]). The check of the data alone can therefore be computed before the place is

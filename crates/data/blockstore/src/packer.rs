@@ -1,6 +1,15 @@
 //! Group commit for data: what many threads store at one moment goes into one object with one
 //! write.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `append` | rounds of a store that appends: pack streams, and the thread that seals idle ones |
+//! | `upload` | rounds of a store that does not append: uploader threads, one object a round |
+//! | `gather` | when an upload of small payloads begins: a decision, without I/O or a clock |
+//! | `queue` | payloads that wait to be written |
+//! | `pack` | writing a round: into the open pack, or as an object of its own |
+//! | `pins` | [`Pin`]: objects that must not be deleted although nothing refers to them yet |
+//!
 //! **Stores that append** (local directories). A thread that brings data computes its checks,
 //! queues it and tries to take a *pack stream* (an open pack). If it gets one it drains the queue,
 //! writes everything with one vectored append and calls back; if all pack streams are taken, the
@@ -9,7 +18,7 @@
 //! its own thread, and there is no timer and no hand-off. Large payloads get an object of their
 //! own, written on the thread that brings them.
 //!
-//! **Stores that do not** (object stores). Uploader threads put one object a round ([`upload`]).
+//! **Stores that do not** (object stores). Uploader threads put one object a round (`upload`).
 //! While an upload of small payloads is under way the next round gathers; a lone store is uploaded
 //! at once. Large payloads are uploads of their own, as many at a time as the settings allow.
 //!

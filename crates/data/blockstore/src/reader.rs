@@ -1,5 +1,11 @@
 //! Verified reads of stored ranges.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `cache` | verified frames in memory: bounded, sharded, resistant to scans |
+//! | `flights` | frames on their way from the store, so that no second thread fetches them |
+//! | `readahead` | when to read ahead, and how much: a state machine for each open file |
+//!
 //! A read goes to the store for exactly the frames its window covers and verifies them. Frames of
 //! which only a part was wanted are kept in memory ([`cache`]), so that small reads do not verify
 //! 64 KiB each.
@@ -8,7 +14,7 @@
 //!
 //! **Stores across a network.** Every frame that had to be waited for is kept, unless a cache near
 //! by holds it as it is. Read-ahead brings frames into memory, as far as they do not push each
-//! other out before they are read. What one thread is fetching no other fetches ([`flights`]).
+//! other out before they are read. What one thread is fetching no other fetches (`flights`).
 //! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without
 //! a copy.
 

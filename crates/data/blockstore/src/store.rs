@@ -1,5 +1,13 @@
 //! The block store: where objects live.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `key` | names of objects in a store |
+//! | `local` | [`LocalStore`]: objects as files below a directory |
+//! | `memory` | objects in memory, for tests |
+//! | `coded` | compression and encryption of objects, above any block store |
+//! | `failing` | a store that fails on purpose, for tests |
+//!
 //! **Contract.** Objects are named by number, written once and never changed: a whole object by
 //! [`BlockStore::put`], or piece by piece through an [`Appender`] where the store can append. Bytes
 //! that a call reported as written are visible to every later read of this process at once, and

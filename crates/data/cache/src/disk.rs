@@ -1,5 +1,12 @@
 //! One cache directory: its files, its threads, and whether it may be used.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `janitor` | the thread of each cache directory that makes room and tries a failed disk again |
+//! | `marker` | `kestrel-cache.json`: marks a directory as a cache directory of a format |
+//! | `scan` | looking through a cache directory, and making room in it |
+//! | `whole` | names of the whole copies in a cache directory |
+//!
 //! **What blocks.** Everything that may have to wait for the disk runs on the disk's own threads
 //! ([`crate::workers`]), and the reader waits for the result for a bounded time, or has a callback
 //! run on that thread, or late on the thread of [`crate::completion`]: the callback must not wait.

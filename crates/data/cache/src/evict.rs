@@ -6,7 +6,7 @@
 //! others. So yesterday's job never starves today's, and a lone job has the whole disk.
 //!
 //! **Within a volume.** Files that were not read again after their first minute are on probation
-//! (the mode bit tells, see [`crate::object::REUSED_BIT`]). They go first, in the order they came,
+//! (the mode bit tells, see `crate::object::REUSED_BIT`). They go first, in the order they came,
 //! as long as they hold more than a tenth of the volume's bytes; then the reused ones go, least
 //! recently used first. So a scan through much data passes through its tenth and leaves what is
 //! read again and again alone (S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, 2023; here without ghosts,
@@ -14,7 +14,7 @@
 //!
 //! Nothing is in a cache file that is not in the store. Write-back, when it comes, must keep what
 //! the store does not have under other names: only names of cache files are ever listed, and so
-//! removed ([`crate::disk::scan`]).
+//! removed (`crate::disk::scan`).
 
 use kestrel_types::clock::{Nanos, SECOND};
 

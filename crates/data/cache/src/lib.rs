@@ -1,25 +1,56 @@
 //! A persistent cache near the compute: local disks in front of a block store that is far away.
 //!
-//! **Contract.** [`CachedStore`] is a [`kestrel_blockstore::BlockStore`] in front of another and
-//! answers every call as that one would, sooner. What it keeps on disk survives restarts and kill
-//! -9, needs no recovery, and is checked on every read: a byte that fails its check is fetched
-//! again, never served. A reader that does not wait checks the bytes itself: the cache then vouches
-//! for the file being the object's, no more. A cache disk that is full, slow, wedged, read-only or
-//! gone makes reads as slow as the store, never wrong and never stuck. Several processes, mounts
-//! and volumes may share a directory. Nothing is in the cache that is not in the store, so any file
-//! of it may be removed at any time.
+//! [`CachedStore`] is a [`kestrel_blockstore::BlockStore`] in front of another one and answers
+//! every call as that one would, sooner. [`CacheOptions`] say where and how much. [`WholeCopies`]
+//! are copies of whole files that the kernel reads by itself.
 //!
-//! ```text
-//! store      the wrapper                         read   page cache → disk → flight → store
-//! near       what warmup sees                    look   reads of the disk, on its threads, in bounded time
-//! object     what is known of an object          fill   writes to the disk, in the background
-//! flight     single flight, gathered requests    span   how much to fetch (pure)
-//! page       the format of a slot                slots  reading slots without a copy
-//! promise    telling those who do not wait
-//! disk       one directory: its files and service; disk/keeper its thread, disk/sweep making room, disk/marker its format
-//! whole      copies of whole files, for the kernel to read by itself; disk/whole their names
-//! evict      what to remove (pure)               breaker  when to leave a disk alone (pure)
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use kestrel_blockstore::BlockStore;
+//! use kestrel_blockstore::store::MemoryStore;
+//! use kestrel_cache::{CacheOptions, CachedStore};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let far: Arc<dyn BlockStore> = Arc::new(MemoryStore::put_only()); // in practice an S3Store
+//! let options = CacheOptions::new(vec!["/var/cache/kestrel".into()]);
+//! let store = CachedStore::open(far, [0; 16], options)?; // of the volume with this identity
+//! let mut head = [0; 64];
+//! store.read_up_to(1, 0, &mut head)?; // from the disk, or from the store and soon from the disk
+//! # Ok(())
+//! # }
 //! ```
+//!
+//! # Modules
+//!
+//! | module | |
+//! | --- | --- |
+//! | `store` | the wrapper: [`CachedStore`] |
+//! | `read` | the order of a read: page cache, disk, flight, store |
+//! | `lookup` | reads of the disk, on the disk's threads, in bounded time |
+//! | `fill` | writes to the disk, in the background |
+//! | `flight` | single flight, gathered requests |
+//! | `object`, `pages` | what is known in memory of objects; sets of pages |
+//! | [`page`], `slots` | the format of a cache file; reading it into a reader's buffers |
+//! | `completion`, `workers` | callbacks of the disk's reads; threads that wait for a disk |
+//! | `disk` | one directory: its files, its threads, making room |
+//! | `whole` | copies of whole files |
+//! | `local_cache` | the cache as warmup and `kestrel info` see it |
+//! | [`evict`], [`span`] | what to remove; how much to fetch (pure) |
+//! | `breaker` | when to leave a disk alone (pure) |
+//! | [`options`], `stats`, `core` | settings, counters, shared state |
+//! | [`faults`], `sys` | disks that fail on purpose; system calls |
+//!
+//! # Invariants
+//!
+//! - Nothing is in the cache that is not in the store, so any file of it may be removed at any
+//!   time.
+//! - What is on disk survives restarts and kill -9, needs no recovery, and is checked on every
+//!   read: a byte that fails its check is fetched again, never served. A reader that does not wait
+//!   checks the bytes itself: the cache then vouches for the file being the object's, no more.
+//! - A cache disk that is full, slow, wedged, read-only or gone makes reads as slow as the store,
+//!   never wrong and never stuck.
+//! - Several processes, mounts and volumes may share a directory.
 //!
 //! Format: `docs/format/cache.md`. For operators: `docs/cache.md`.
 

@@ -1,6 +1,11 @@
 //! Whole copies: files of the volume as files of the cache disk, byte for byte, for the kernel to
 //! read by itself.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `label` | the label of a whole copy: its identity and checksum, an extended attribute |
+//! | `writer` | [`WholeWriter`]: a file without a name, until the copy is complete |
+//!
 //! **Contract.** A copy is of one content of one inode ([`WholeId`]) and never of another: it is
 //! written without a name (`O_TMPFILE`), labelled with a checksum of its bytes and of what they
 //! are, and named when it is complete. So a crash at any point leaves no copy or a good one; power

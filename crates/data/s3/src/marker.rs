@@ -1,5 +1,9 @@
 //! The mark of a volume in its bucket: the object `PREFIX/kestrel-volume`.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `error` | why a store cannot be created or opened |
+//!
 //! Written by a conditional put when a volume is formatted and read whenever it is opened, so that
 //! two volumes never share a prefix and a volume never takes another's objects for its own
 //! (`docs/format/objects.md`, "In an object store").

@@ -1,6 +1,12 @@
 //! Measures a block store, and checks that it does what the file system needs of it.
 //!
-//! Works on any [`BlockStore`] that is empty and that nobody else uses
+//! | file | |
+//! | --- | --- |
+//! | `check` | whether a store does what the file system needs of it |
+//! | `measure` | how fast a store is: put, get, range, list, delete |
+//! | `workers` | threads that share a list of jobs |
+//!
+//! Works on any [`kestrel_blockstore::BlockStore`] that is empty and that nobody else uses
 //! ([`crate::S3Store::scratch`], a fresh directory), on objects numbered from 1. Nothing depends on
 //! timing: a check passes or fails by what the store answers. What was written is deleted as it
 //! goes; the maker of the store removes the rest.

@@ -35,7 +35,7 @@ pub struct S3Limits {
     /// Longest time for a request with all its attempts, from when it got its turn.
     pub deadline: Duration,
     /// Longest time for one attempt; one second is added for each
-    /// [`crate::retry::BYTES_PER_SECOND_MIN`] bytes.
+    /// `crate::retry::BYTES_PER_SECOND_MIN` bytes.
     pub attempt: Duration,
     /// Objects longer than this are uploaded in parts, bytes.
     pub multipart_bytes: u64,

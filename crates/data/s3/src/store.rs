@@ -1,5 +1,12 @@
 //! [`S3Store`]: objects as keys of a bucket.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `put` | writing an object with one request |
+//! | `multipart` | writing a large object in parts, several at a time |
+//! | `get` | reading: one GET of a range, straight into the caller's buffers |
+//! | `list` | listing: pages that can be relied on |
+//!
 //! Object `n` is the key `PREFIX/objects/<pp>/<nnnnnnnnnnnnnnnn>`
 //! ([`kestrel_blockstore::store::key`]). What the store acknowledged is durable, so there is
 //! nothing to sync.

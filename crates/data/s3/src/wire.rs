@@ -3,6 +3,12 @@
 //! crate's errors tell it only as text), and looks into answers where the crate does not: errors
 //! under status 200, listings that are shorter than they say.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `answer` | answers that are XML: error codes, and whether a page of a listing is whole |
+//! | `date` | the date of an answer, to find clocks that differ |
+//! | `trace` | what came back in one attempt |
+//!
 //! HTTP/1.1 with connections that are kept, TLS by rustls with ring. A connection that the store
 //! closed while it was idle is replaced without counting as an attempt.
 

@@ -60,18 +60,22 @@
 //!
 //! # The parts
 //!
-//! - [`abi`]: structures and numbers of the protocol, as in the kernel's header.
-//! - [`Request`], [`Operation`]: parsed in place, nothing copied, nothing trusted.
-//! - [`Reply`], [`Dirents`], [`Attr`], [`Entry`]: answers. A reply that is dropped answers EIO:
-//!   nobody hangs.
-//! - [`Config`], [`Features`], [`Negotiated`]: what is settled with the kernel at the start (INIT).
-//! - [`Session`]: the threads that serve a mount.
-//! - [`block_in_place`]: for handlers that have to wait.
-//! - [`transport`]: how messages travel, over `/dev/fuse` or io_uring.
-//! - [`Notifier`]: messages that nobody asked for, to make the kernel forget what it cached.
-//! - [`passthrough`]: files that the kernel reads from elsewhere by itself.
-//! - [`mount`]: mounting, unmounting (also of dead and hung servers), finding mounts.
-//! - [`null`]: a file system that does nothing, to measure what FUSE itself costs.
+//! | module | |
+//! | --- | --- |
+//! | [`abi`] | structures and numbers of the protocol, as in the kernel's header |
+//! | `request` | [`Request`], [`Operation`]: parsed in place, nothing copied, nothing trusted |
+//! | `reply`, `dirents`, `attr` | [`Reply`], [`Dirents`], [`Attr`], [`Entry`]: answers |
+//! | `config` | [`Config`], [`Features`], [`Negotiated`]: what is settled with the kernel at INIT |
+//! | `session` | [`Session`]: the threads that serve a mount |
+//! | [`transport`] | how messages travel, over `/dev/fuse` or io_uring; [`block_in_place`] to wait |
+//! | `notify` | [`Notifier`]: messages that make the kernel forget what it cached |
+//! | [`passthrough`] | files that the kernel reads from elsewhere by itself |
+//! | [`mount`] | mounting, unmounting (also of dead and hung servers), finding mounts |
+//! | `creds` | [`caller_groups`]: what a request does not say about its caller |
+//! | `error` | [`Error`]: what failed, and why |
+//! | [`null`] | a file system that does nothing, to measure what FUSE itself costs |
+//!
+//! A reply that is dropped answers EIO, so no caller hangs.
 //!
 //! # Dead callers and dead servers
 //!

@@ -1,5 +1,12 @@
 //! Mounting and unmounting.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `options` | options of a mount |
+//! | `fusermount` | mounting without privileges, through `fusermount3` |
+//! | `mountinfo` | `/proc/self/mountinfo`: which file systems are mounted where |
+//! | `remount` | changing the options of a present mount |
+//!
 //! Root mounts with `mount(2)`; everybody else goes through the set-user-ID helper `fusermount3`,
 //! which passes the device descriptor back over a socket. Unmounting is careful to take away only
 //! what it was asked to: before it acts it looks at `/proc/self/mountinfo` for the mount on top of

@@ -1,5 +1,9 @@
 //! The null file system: what FUSE itself costs.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `nodes` | files and directories of the null file system |
+//!
 //! It does as little as a file system can: names live in hash maps, files are a size and nothing
 //! more, reads return one fill byte, writes are forgotten. Everything around it is the real thing:
 //! the same transport, parser, replies and negotiated features as the mount, with nothing cached by

@@ -1,5 +1,10 @@
 //! Requests: what the kernel asks, parsed in place.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `arguments` | from bytes to operations |
+//! | `operation` | [`Operation`]: what a request can ask for |
+//!
 //! Parsing copies the fixed-size arguments and borrows names and payloads from the receive buffer.
 //! It trusts nothing: lengths are checked against the buffer, names must end in NUL, and whatever
 //! does not fit is a [`Malformed`] request, never a panic.

@@ -1,4 +1,8 @@
 //! Sessions: a mounted file system being served.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `start` | the start of a session: agreement with the kernel, transport, threads |
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,12 @@
 //! Transports: how requests arrive and replies leave.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `choice` | which transport a session shall use |
+//! | `device` | the classic transport: `read(2)` and `write(2)` on `/dev/fuse` |
+//! | `uring` | requests and replies over io_uring |
+//! | `worker_slots` | how many threads serve, and which takes over when one has to wait |
+//!
 //! There are two: the `/dev/fuse` device ([`device`]), and io_uring ([`uring`]) for kernels that
 //! offer it. A transport owns its serving threads' loops, hands over messages in one piece or in
 //! parts, and gives every request a `slot` that finds its way back with the reply (the ring entry

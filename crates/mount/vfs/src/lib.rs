@@ -1,8 +1,47 @@
 //! The mount: turns requests of the kernel into calls of the client, and its answers into replies.
 //!
-//! No decision about semantics is made here; its state is the numbers of open handles and, with the
-//! shortcut ([`paths`]), the names of the directories that the kernel knows. Without the shortcut
-//! node ids are inode numbers.
+//! [`mount`] takes a file system ([`kestrel_client::fs::Fs`]), a directory and a [`MountConfig`],
+//! and gives a [`Mount`] that serves until it is unmounted.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use kestrel_client::volume::{Resources, Volume};
+//! use kestrel_vfs::MountConfig;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let resources = Resources::default();
+//! let volume = Volume::open("/srv/v", "example", &resources)?.serve(&resources, false)?;
+//! let config = MountConfig::default();
+//! let mount = kestrel_vfs::mount(volume.fs.clone(), Path::new("/mnt/v"), &config)?;
+//! mount.session.join()?; // until it is unmounted
+//! volume.fs.shutdown()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! | module | |
+//! | --- | --- |
+//! | `dispatch` | one arm for each operation of the kernel: begin here |
+//! | `core` | the state of a mount, and the ways to answer |
+//! | `shortcut` | operations with the VFS shortcut: LOOKUP, the opens after it, ACCESS |
+//! | `paths` | the path nodes of the shortcut: what the kernel calls by number and we by name |
+//! | `naming` | what node ids stand for: inode numbers, or path nodes |
+//! | `last_lookups` | what threads were told last |
+//! | `passthrough` | files that the kernel reads by itself from their whole copies |
+//! | `direct`, `kernel_size` | `O_DIRECT` beside cached reads; files that others truncated |
+//! | `locking`, `interruptible` | locks that other clients see; callers that are killed |
+//! | `handles`, `export` | numbers of open files; file handles of `name_to_handle_at(2)` and NFS |
+//! | `convert`, `flags` | structures of the kernel and ours; flags of `chattr(1)` |
+//!
+//! # Invariants
+//!
+//! - No decision about semantics is made here: the client and the metadata node make them.
+//! - The state is the numbers of open handles and, with the shortcut, the names of the directories
+//!   that the kernel knows. Without the shortcut node ids are inode numbers.
+//! - A walk hint decides only which of several right ways is taken (`docs/shortcut.md`).
 
 mod attributes;
 mod convert;

@@ -1,5 +1,12 @@
 //! Pass-through: the kernel reads a file by itself from its whole copy in the disk cache.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `answers` | where pass-through comes in between an operation and its answer |
+//! | `open_inode` | an open inode: its mode, and its live copy |
+//! | `service` | the thread for long work: bringing copies up to date, ending their use |
+//! | `collect` | bringing stores through writable shared maps of a live copy to the volume |
+//!
 //! **The mode belongs to the inode** ([`kestrel_fuse::passthrough`] has the kernel's rules). The
 //! first open of an inode that nobody has open decides: a reader of a file of which there is a good
 //! whole copy makes it *live*, and from then on every open names the copy, until nobody has the

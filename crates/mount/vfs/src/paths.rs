@@ -1,5 +1,15 @@
 //! The VFS shortcut: directories are path nodes, and a walk through them costs no request.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `nodes` | the table of path nodes: a number for the kernel, a name for us |
+//! | `plan` | how one LOOKUP is answered |
+//! | `seen` | what is known about a directory, and how long the kernel believes names in it |
+//! | `filter` | a small memory of names, that forgets |
+//! | `waiting` | opens that were made with a LOOKUP, and wait for their OPEN |
+//! | `expiry` | the thread that gives back unused opens and limits the number of path nodes |
+//! | `counters` | counters of the shortcut |
+//!
 //! - A LOOKUP in mid-path, where the walk hint says so, is answered "a directory" without asking
 //!   ([`LookupPlan::Fake`]). The operation at the end of the walk carries the whole path, and its
 //!   answer has the errno that the walk should have had.

@@ -1,5 +1,9 @@
 //! Measuring the flag bits.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `walks` | walking the probe paths |
+//!
 //! The flags of a path walk (LOOKUP_PARENT, LOOKUP_OPEN, ...) are preprocessor macros: BTF does not
 //! have them, and they have been renumbered between kernels. So they are measured. Right after the
 //! mount, we walk some paths on it ourselves, of names that cannot exist, in ways that differ by

@@ -52,6 +52,52 @@
 //! The program belongs to the process: when the last [`WalkHints`] is dropped, or the process ends
 //! in whatever way, it is gone.
 //!
+//! ```no_run
+//! use std::os::unix::ffi::OsStrExt;
+//! use std::sync::Arc;
+//!
+//! use kestrel_fuse::{Config, FileSystem, Mount, MountOptions, Operation, Reply, Request, Session};
+//! use kestrel_walkhint::{Lookup, WalkHints};
+//!
+//! /// A file system without files, which says what it learns of each LOOKUP.
+//! struct Hinted(Arc<WalkHints>);
+//!
+//! impl FileSystem for Hinted {
+//!     fn handle(&self, request: Request<'_>, reply: Reply) {
+//!         let Operation::Lookup { name } = &request.op else { return reply.error(libc::ENOSYS) };
+//!         let name = name.as_bytes();
+//!         let lookup = Lookup { unique: request.unique, tid: request.pid, nodeid: request.nodeid };
+//!         if let Some(errno) = self.0.probe(&lookup, name) {
+//!             return reply.error(errno); // a walk of the calibration
+//!         }
+//!         println!("{:?}", self.0.take(&lookup, name).walk());
+//!         reply.error(libc::ENOENT);
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let hints = WalkHints::load()?;
+//! let mount = Mount::new("/mnt/v".as_ref(), &MountOptions::default())?;
+//! let session = Session::start(mount, Hinted(hints.clone()), &Config::default())?;
+//! hints.calibrate("/mnt/v".as_ref())?;
+//! session.join()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The parts
+//!
+//! | module | |
+//! | --- | --- |
+//! | `hint` | [`Hint`], [`Lookup`]: what a hint says, and how it is read out of a recorded walk |
+//! | `slots` | memory that the program in the kernel writes and the server reads |
+//! | `program` | the program that runs in the kernel, instruction by instruction |
+//! | `asm` | an assembler for BPF |
+//! | `btf` | the kernel's own description of its types |
+//! | `load` | getting the program into the kernel: maps, verification, attachment |
+//! | `calibrate` | measuring the flag bits |
+//! | `unavailable` | [`Unavailable`]: why there are no hints |
+//!
 //! # What a hint is worth
 //!
 //! A hint is certain or it is not there; nothing is guessed. It is `None` whenever

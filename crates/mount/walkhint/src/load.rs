@@ -1,4 +1,8 @@
 //! Getting the program into the kernel: maps, verification, attachment.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `sys` | `bpf(2)`: the calls that this crate makes of it |
 
 use std::ffi::CStr;
 use std::fmt;

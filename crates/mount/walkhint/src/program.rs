@@ -1,5 +1,9 @@
 //! The program that runs in the kernel, instruction by instruction.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `layout` | offsets of the kernel's structures that the program reads |
+//!
 //! It runs whenever a FUSE request is sent, by whatever mount of the machine, in the thread that
 //! waits for the answer, and before the server can see the request. What it does, as C would put
 //! it:

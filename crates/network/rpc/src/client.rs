@@ -1,5 +1,20 @@
 //! A client's connection to a metadata node, shared by all its threads: a [`Link`] on real sockets.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `dial` | making a connection |
+//! | `secure` | the handshake of the dialing side, on a blocking socket |
+//! | `socket` | a connected socket, in clear or encrypted |
+//! | `route` | the addresses where the node may be reached |
+//! | `reader` | the thread that connects, reads, and runs completions |
+//! | `writer` | writing: one thread writes for all that have something to send (combining) |
+//! | `ticker` | the thread that knows the time: deadlines, pings, silence |
+//! | `deferred` | when a message that no caller waits for is sent |
+//! | `completion` | the receivers of answers |
+//! | `reentrancy` | which threads run completions at present |
+//! | `admin` | questions of the control protocol: long, rare, with messages before the answer |
+//! | `stats` | counters of a connection |
+//!
 //! **Sending.** The thread that asks also writes: it puts the call into the link's output and, if
 //! no other thread is writing, writes what is there until nothing is left (combining). What is
 //! asked from within completions leaves with one write for every few of them, so that the node
@@ -390,7 +405,7 @@ impl Remote {
 
     /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node.
     /// Releases have no deadline: nobody waits for them, but the node's count has to be right in
-    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX);
+    /// the end. They go with the next message, or after `deferred::DEFERRED_MAX`;
     /// so do reads for access times.
     pub fn submit(&self, request: Request, done: Done) {
         let deadline = self.shared.deadline_of(&request.op);

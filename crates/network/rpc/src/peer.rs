@@ -1,5 +1,10 @@
 //! A connection to another node of the cluster, for envelopes, one way: each node dials each other.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `link_thread` | the thread of a link: connects, watches, connects again |
+//! | `proof` | proofs between nodes that both know the cluster's secret, which is never sent |
+//!
 //! **Loss.** What is sent while there is no connection, or more than the queue holds, is dropped,
 //! and so is what a broken connection has not delivered: members send again what they have no
 //! answer to. So nothing here waits or is kept.

@@ -1,5 +1,14 @@
 //! The listening side: connections on tokio, served by a [`Handler`].
 //!
+//! | file | |
+//! | --- | --- |
+//! | `accept` | accepting connections, as many as there may be |
+//! | `sniff` | whether a connection is encrypted, and whether it has to be |
+//! | `connection` | the task of one connection |
+//! | `channel` | what is queued for a peer, and what other tasks see of a connection |
+//! | `unidentified` | connections that have not said Hello: how many there may be |
+//! | `watch` | cuts off peers that take too long, and tells the handler the time |
+//!
 //! **One task a connection**, which reads, decodes, hands over whole batches, and writes what was
 //! queued meanwhile with one write. Nothing is copied but once into the queue of the connection; no
 //! lock is held while the handler runs.
@@ -12,7 +21,7 @@
 //! counts when it is complete), or take nothing of what is sent to them, each for a bounded time;
 //! and those that send bytes that are no messages, with a reason. A handshake of TLS is part of the
 //! time for a Hello, and a connection in one counts as a stranger. Strangers are always taken, and
-//! make room for each other ([`unidentified`]).
+//! make room for each other (`unidentified`).
 //!
 //! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new
 //! ones.

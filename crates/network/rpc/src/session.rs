@@ -2,6 +2,14 @@
 //! messages and the time go in, bytes, completions and events come out. [`crate::client`] drives it
 //! with a real connection, the simulator with a virtual one.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `calls` | the calls of a client that have no answer yet |
+//! | `numbers` | sequence numbers of calls: which are given out, which have their answer |
+//! | `connection` | the connection comes and goes: Hello and Welcome, reclaim, answers, retries |
+//! | `sending` | what goes out, and when: the window, the bounds, the order after an outage |
+//! | `time` | time passes: deadlines, pings, silence |
+//!
 //! **Exactly once.** Calls that change something carry numbers 1, 2, 3 and so on, given when they
 //! are first sent, at most [`WINDOW`] of them unanswered. After a reconnect everything unanswered
 //! is sent again, marked as a retry, in its old order; the node knows from the number whether it

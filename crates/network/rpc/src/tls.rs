@@ -1,5 +1,14 @@
 //! Connections that nobody else can read or change: TLS 1.3, and which side trusts which.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `authority` | a volume's certificate authority, made from the volume's secret |
+//! | `names` | names in certificates of a volume's authority |
+//! | `own` | certificates: of a process, made in memory; of an operator, read from files |
+//! | `client` | TLS of the dialing side |
+//! | `verify` | how the dialing side verifies that it has reached a node of the volume |
+//! | `server` | TLS of the listening side |
+//!
 //! **Trust of nodes.** Every volume has an [`Authority`] of its own, made from a secret that its
 //! nodes have: nothing has to be handed out, renewed or revoked. Each process makes its own
 //! certificate in memory when it starts. Nodes verify each other by it.

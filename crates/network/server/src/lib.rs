@@ -1,14 +1,70 @@
 //! A metadata node as a server: clients, their sessions, and what they hold.
 //!
-//! A [`server::Server`] stands between connections, which know nothing of sessions, and the node,
-//! which knows nothing of clients. It keeps neither threads nor clocks nor sockets: it is called
-//! with batches of messages and with the time, by [`listen`] for real and by the simulation in one
-//! thread.
+//! A [`Server`] stands between connections, which know nothing of sessions, and the node, which
+//! knows nothing of clients. Behind it is one [`Backend`]: a node that has its volume to itself, or
+//! a member of a cluster. [`ClockedServer`] gives it the time and joins it to the transport,
+//! [`kestrel_rpc`].
 //!
-//! Behind it is one [`backend`]: a node that has its volume to itself, or a member of a cluster.
-//! Members' nodes reach each other by the same port ([`peers`], `server/peer_handshake.rs`).
+//! ```
+//! use std::net::TcpListener;
+//! use std::sync::Arc;
+//! use std::time::{Duration, Instant};
 //!
-//! What it promises (`metadata.md` §6, `docs/protocol.md`):
+//! use kestrel_engine::memory::MemoryEngine;
+//! use kestrel_meta::node::{Node, NodeConfig, RootAttr};
+//! use kestrel_rpc::{ListenerConfig, serve};
+//! use kestrel_server::admin::{Admin, AdminRequester};
+//! use kestrel_server::locks::LockLimits;
+//! use kestrel_server::{ClockedServer, Server, SessionServerConfig};
+//! use kestrel_types::clock::{Clock, SystemClock};
+//!
+//! /// No control protocol: every question gets an empty answer.
+//! struct NoAdmin;
+//!
+//! impl Admin for NoAdmin {
+//!     fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
+//!         asker.answer(Ok(b"{}"[..].into()));
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (engine, clock) = (Arc::new(MemoryEngine::default()), Arc::new(SystemClock));
+//! Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, clock.now())?;
+//! let node_config = NodeConfig { serves: true, ..NodeConfig::default() };
+//! let node = Node::open(engine, clock.clone(), node_config)?;
+//!
+//! let config = SessionServerConfig { volume: "example".into(), ..SessionServerConfig::default() };
+//! let server = Server::new(node, clock, config, LockLimits::default(), Arc::new(NoAdmin), 0)?;
+//! let handler = Arc::new(ClockedServer::new(server.clone(), Instant::now()));
+//! let serving = serve(TcpListener::bind("127.0.0.1:0")?, handler, ListenerConfig::default())?;
+//! // Clients may connect now.
+//! serving.stop(Duration::from_secs(1));
+//! server.close();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! | module | |
+//! | --- | --- |
+//! | [`server`] | sessions, leases, handshakes, what has to happen when time passes |
+//! | [`connection`] | one connection of a client, and the way of a batch through it |
+//! | [`session`] | one session: its phase, its window of calls, what it has open |
+//! | [`backend`] | the node or cluster member behind the server |
+//! | [`locks`] | the lock manager of the volume's files |
+//! | [`objects`] | object numbers that clients were given |
+//! | [`peers`] | connections to the other nodes of the cluster |
+//! | [`listen`] | the server behind real sockets |
+//! | [`authz`] | checks that need the session: handles are for the sessions that hold them |
+//! | [`grant`], [`tokens`] | what a session may do by its token; the tokens of a volume |
+//! | [`audit`], [`quota`] | the record of refusals and administration; how many lines it may take |
+//! | [`admin`] | questions of the control protocol to the node as a whole |
+//! | [`config`], [`stats`] | settings and limits; metrics |
+//!
+//! # Invariants
+//!
+//! The promises are those of `docs/design/metadata.md` §6 and `docs/protocol.md`:
 //!
 //! - **Exactly once.** A numbered call is executed once, whatever is lost or sent again, also
 //!   across a restart of the node ([`session::window`], `kestrel_meta::txn`).
@@ -18,6 +74,10 @@
 //! - **A lie gains nothing.** Operations on handles are for the sessions that hold them
 //!   ([`authz`]); a client that shows a token does what it allows, and nothing else ([`grant`],
 //!   [`tokens`]). Refusals are on record ([`audit`]).
+//! - **No clock, thread or socket.** The server is called with batches of messages and with the
+//!   time, by [`listen`] for real and by the simulation in one thread.
+//!
+//! Nodes of a cluster reach each other by the same port ([`peers`], `server/peer_handshake.rs`).
 
 pub mod admin;
 pub mod audit;
@@ -35,6 +95,11 @@ pub mod server;
 pub mod session;
 pub mod stats;
 pub mod tokens;
+
+pub use backend::Backend;
+pub use config::SessionServerConfig;
+pub use listen::ClockedServer;
+pub use server::Server;
 
 /// What there is to say of the directory of a node that has left its cluster.
 pub const LEFT_BEHIND: &str =

@@ -1,6 +1,12 @@
 //! The lock manager: the byte-range and BSD locks of a volume's files, their holders, and the calls
 //! that wait for one.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `index` | all ranges of one file, of all owners: which of them conflict with a lock |
+//! | `file` | the locks of one kind on one file, and the calls that wait for one |
+//! | `deadlock` | circles of owners that wait for each other's byte ranges |
+//!
 //! Pure: no threads, no clock, no I/O, and the same calls give the same answers in the same order.
 //! Its owner calls it under one mutex and answers the calls that it says have waited long enough.
 //!

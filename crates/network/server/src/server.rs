@@ -1,5 +1,17 @@
 //! The server: sessions, leases, and what has to happen when time passes.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `client_handshake` | the first message of a client, and the session that it belongs to |
+//! | `peer_handshake` | connections of other nodes: which are let in, and what they bring |
+//! | `authn` | whether a client has to show a token, and whether it has the one that it names |
+//! | `subtree` | whether node ids that a confined session names are within its subtree |
+//! | `replies` | answers on their way from the node to clients |
+//! | `lock_service` | locks of files, and the calls that wait for them |
+//! | `grace` | the time after a start in which earlier clients may reclaim |
+//! | `reclaim` | clients reclaim what they held in a session that the node has lost |
+//! | `time` | time passes: leases end, old answers are forgotten, the grace period ends |
+//!
 //! **Locks of this crate, in the order in which they may be taken:** the directory of sessions; one
 //! session; then one of lock desk, objects, grace, releases. The node is called with none of them
 //! held, and so are outboxes except where noted.

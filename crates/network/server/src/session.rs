@@ -1,5 +1,11 @@
 //! A client's session: what the node keeps for it, and in which phase of its life it is.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `window` | outcomes of a client's numbered calls: the memory behind exactly-once |
+//! | `opens` | the files that a client has open, counted as the node counts them |
+//! | `granted` | inode numbers that a confined session may name, because answers named them |
+//!
 //! ```text
 //!            Hello                    all reclaimed
 //!  (nothing) ─────▶ Reclaiming ───────────────────────▶ Live ──Bye──▶ (gone)

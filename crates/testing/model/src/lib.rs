@@ -1,10 +1,35 @@
-//! The reference model: a small file system in memory that says what a metadata node should answer
-//! (unpublished; for tests and simulation). Written from the manual pages, not from the node.
+//! The reference model: a small file system in memory that says what a metadata node should answer.
+//!
+//! It is for tests and simulation only, and written from the manual pages, not from the node. Begin
+//! with [`Model::without_times`] or [`Model::new`].
+//!
+//! ```
+//! use kestrel_model::Model;
+//! use kestrel_types::inode::{Inode, Kind};
+//! use kestrel_types::name::PathRef;
+//! use kestrel_types::request::{Answer, Creds, Op};
+//!
+//! let (mut model, root) = (Model::without_times(), Creds::root());
+//! let mkdir = Op::MkDir(PathRef::from_path(1, b"a").unwrap(), 0o755);
+//! let inode = Inode { mode: 0o755, nlink: 2, size: 4096, ..Inode::new(20, Kind::Dir, 0, 5) };
+//! let made = Ok(Answer::Entry { parent: 1, inode: Box::new(inode) });
+//! model.judge(&root, &mkdir, &made).unwrap();
+//! // A second mkdir of the same name has to fail.
+//! model.judge(&root, &mkdir, &made).unwrap_err();
+//! ```
+//!
+//! # Modules
+//!
+//! | module | |
+//! | --- | --- |
+//! | `model` | [`Model`], its inodes ([`ModelInode`]), and the rules, one file a subject |
+//!
+//! # Invariants
 //!
 //! - [`Model::judge`] does what a request asks and says whether the reply fits. Numbers that the
 //!   node chooses (of inodes and of states of content) are taken from the reply.
-//! - [`Model::assume`] does what a request asks whose reply nobody heard. Numbers it would have
-//!   told are unknown until a later reply shows them.
+//! - [`Model::assume`] does what a request asks whose reply was lost. Numbers that the reply would
+//!   have told are unknown until a later reply shows them.
 //! - A model is cheap to clone and can be compared and hashed, so a search may branch on it:
 //!   whether a history has an order in which every reply fits. After an error a model may be
 //!   half-way; search on clones.

@@ -1,4 +1,11 @@
 //! The state of the model: files and directories by number.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `oracle` | what the model makes of requests and replies |
+//! | `names` | names: find, add, move, remove |
+//! | `attr` | permissions and attributes |
+//! | `data` | file contents and extended attributes |
 
 mod attr;
 mod data;

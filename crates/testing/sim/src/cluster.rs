@@ -1,10 +1,25 @@
 //! One run of several metadata nodes that share a volume: members, clients that ask the leader of
 //! each request, a network that loses, repeats and reorders, and the faults that befall them.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `host` | a member's machine: disk and process |
+//! | `call` | clients: one call at a time, to the member that leads it |
+//! | `sessions` | what a member's machine knows of clients |
+//! | `opens` | what clients have open at which member, and how they reclaim it |
+//! | `objects` | object numbers of clients, and the garbage collection of the members |
+//! | `maps` | placement maps that change in mid-run |
+//! | `leaving` | members that leave in mid-run, and nodes that are added and never come |
+//! | `away` | a member that is cut off from the others at the end |
+//! | `store` | a process's way to a store that other processes can claim |
+//! | `zombie` | processes that were presumed dead and go on |
+//! | `faults` | the faults of a run |
+//! | `finish` | the end of a run: everything comes to rest, and the volume is sound |
+//!
 //! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines
 //! a run. A client has one call under way; if it hears nothing it sends the call again. What
 //! clients asked and heard must have an order in which the model answers the same, and when the
-//! faults have stopped everything must come to rest with a sound volume ([`finish`]).
+//! faults have stopped everything must come to rest with a sound volume (`finish`).
 
 mod away;
 mod call;

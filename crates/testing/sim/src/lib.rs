@@ -1,10 +1,40 @@
-//! Deterministic simulation of a metadata node and its clients: one process, one thread, one seed.
+//! Deterministic simulation of metadata nodes and their clients: one process, one thread, one seed.
 //!
 //! Clients (the session of `kestrel-rpc`, a generator of calls) and a server (`kestrel-server` over
 //! `kestrel-meta` over an engine in memory that loses what was not synced) talk over a virtual
-//! network on a virtual clock, while both sides crash, stop, and lose each other ([`world`]). What
-//! clients asked and heard must have an order in which a model file system would have answered the
-//! same ([`linear`]), and what is left in the end must be sound.
+//! network on a virtual clock, while both sides crash, stop, and lose each other. [`World`] is a
+//! run with one node, [`ClusterRun`] one with several. The program `kestrel-sim` runs seeds:
+//!
+//! ```text
+//! cargo run --profile ci -p kestrel-sim -- --seeds 1..1000
+//! cargo run --profile ci -p kestrel-sim -- --nodes 3 --seed 17 --trace
+//! ```
+//!
+//! ```
+//! use kestrel_sim::{RunPlan, World};
+//!
+//! let stats = World::new(RunPlan { seed: 1, calls: 50, trace: false }).run().unwrap();
+//! println!("{} calls, {} crashes", stats.calls, stats.crashes);
+//! ```
+//!
+//! # Modules
+//!
+//! | module | |
+//! | --- | --- |
+//! | [`world`] | one run of one node and its clients: events, faults, the check at the end |
+//! | [`cluster`] | one run of several nodes that share a volume |
+//! | [`client`], [`host`] | a client's machine; the node's machine: disk, process, connections |
+//! | [`network`] | connections whose bytes arrive in order, late, or never |
+//! | [`workload`] | what clients ask |
+//! | [`history`], [`linear`] | calls and answers; the search for an order that explains them |
+//! | [`prng`], `event_queue` | randomness from the seed; the virtual clock |
+//! | `check` | whether the rows of a node are sound, shared with the tests of `kestrel-meta` |
+//!
+//! # Invariants
+//!
+//! - A seed determines a run completely.
+//! - The answers that clients heard must have an order in which the model ([`kestrel_model`]) would
+//!   have answered the same, and what is left in the end must be sound.
 
 #![allow(
     clippy::expect_used,
@@ -22,6 +52,9 @@ pub mod network;
 pub mod prng;
 pub mod workload;
 pub mod world;
+
+pub use cluster::ClusterRun;
+pub use world::{Failure, RunPlan, RunStats, World};
 
 #[allow(
     dead_code,

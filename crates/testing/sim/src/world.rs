@@ -1,5 +1,14 @@
 //! One run: clients, a network and a node on one virtual clock, and the faults that befall them.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `clients` | what clients do: connect, ask, hear, and lose their connections |
+//! | `event` | the kinds of events |
+//! | `locks` | locks as clients believe to hold them: no two may exclude each other |
+//! | `tokens` | clients with tokens that end or are revoked |
+//! | `faults` | the faults of a run |
+//! | `finish` | the end of a run: everything comes to rest, and the volume is sound |
+//!
 //! Everything happens in events, one at a time, in the order of their times; equal times in the
 //! order in which the events were planned. So a seed determines a run completely.
 

@@ -1,5 +1,15 @@
 //! Linearizability of what several real clients did at once.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `plan` | which calls a thread makes: the same for the same seed, on few names |
+//! | `run` | threads that make the planned calls and record them |
+//! | `tree` | the sequential file system that answers are compared with |
+//! | `linear` | the search for an order of calls that explains all answers (Lowe's algorithm) |
+//! | `registers` | close-to-open: what a read of an overwritten file may see |
+//! | `appends` | logs to which several clients append without locks |
+//! | `counter` | a number in a file, counted up under a lock |
+//!
 //! Threads over one or more mounts of one volume make calls on a small, hot set of names ([`plan`],
 //! [`run`]) and record when each call began, when it returned and what it said. The history is
 //! linearizable if every call can be given a moment between the two at which it happened wholly, so

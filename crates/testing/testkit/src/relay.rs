@@ -1,6 +1,6 @@
 //! A TCP relay that holds every byte back for a fixed time: latency between two programs of one
 //! machine, where the kernel has no `netem`. It delays, it does not limit: bytes that come while
-//! others wait wait beside them, so bandwidth stays what it is (up to [`HELD_MAX`] chunks each
+//! others wait wait beside them, so bandwidth stays what it is (up to `HELD_MAX` chunks each
 //! way). What the relay itself takes (two wake-ups a chunk and direction) comes on top of the
 //! delay; measure with a delay of 0 to know it.
 

@@ -1,6 +1,20 @@
 //! `kestrel-s3proxy`: a reverse proxy in front of an S3 store that fails on purpose, by rule and
 //! seed.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `server` | the proxy's listeners |
+//! | `relay` | one client's connection, request by request to the store and back |
+//! | `socket` | connections to clients and to the store |
+//! | `http` | HTTP/1.1 messages: heads as they came, bodies by their framing |
+//! | `kind` | what an S3 request asks for |
+//! | `rule` | rules: which fault hits which requests |
+//! | `plan` | which request is hit by which fault: a function of seed, rule and target |
+//! | `listing` | damage to the XML of a listing |
+//! | `pace` | a limit on bytes a second that all connections share |
+//! | `counts` | counters: requests by kind, faults by name, bytes |
+//! | `control` | the control port: plain HTTP, one request per connection |
+//!
 //! It forwards HTTP/1.1 byte by byte (no header is changed, so signatures still verify) and
 //! disturbs the requests that its rules choose: delays, errors, resets, answers lost after the
 //! store did the work, bodies cut, lengthened or with wrong bytes, listings with pieces missing.

@@ -1,7 +1,20 @@
 //! Compression and encryption of objects, above any block store.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `head` | the head of a coded object: header, table of chunks, checks |
+//! | `heads` | heads in memory, so that each is read once |
+//! | `flights` | threads that want the same head at the same time read it once |
+//! | `encode` | coding a whole object |
+//! | `decode` | decoding chunks into the buffers of a reader |
+//! | `read` | reading chunks of a coded object |
+//! | `compression` | compression of chunks: LZ4 blocks and Zstandard frames |
+//! | `keys` | keys that objects are encrypted with |
+//! | `buffers` | memory that objects are coded in, and large reads decoded |
+//! | `local_cache` | the cache below, in bytes of objects as they were before coding |
+//!
 //! **Contract.** Above it objects look as they always do: offsets, lengths and [`BlockStore::size`]
-//! are those of the object before it was coded ("plain"). Below it lies what [`head`] describes: a
+//! are those of the object before it was coded ("plain"). Below it lies what `head` describes: a
 //! head and chunks that are compressed, encrypted or both, each by itself, so that a read decodes
 //! the chunks it touches and no others. Each object tells how it was coded, so settings may change
 //! at any time: what is coded, what is not, and what was coded otherwise lie side by side in one

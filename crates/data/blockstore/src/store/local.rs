@@ -1,5 +1,12 @@
 //! Objects as files below a directory.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `files` | open object files and their bounded cache |
+//! | `dirty` | which objects are written but not durable, and making them so |
+//! | `headroom` | room that file data leaves to the metadata on the same disk |
+//! | `sys` | system calls that std does not offer |
+//!
 //! `DIR/<pp>/<oooooooooooooooo>` (see [`super::key`]; `DIR` stands for `objects`). Files are
 //! created under their final name (`O_EXCL`) and written in place: there is no temporary name and
 //! no rename, because nothing refers to an object before it was written, so a partial file after a
@@ -37,7 +44,7 @@ pub const FILES_OPEN_DEFAULT: usize = 512;
 /// Settings of a [`LocalStore`].
 #[derive(Debug, Clone, Copy)]
 pub struct LocalConfig {
-    /// Most descriptors kept in the cache. Unsynced objects hold at most [`dirty::FILES_MAX`] more.
+    /// Most descriptors kept in the cache. Unsynced objects hold at most `dirty::FILES_MAX` more.
     pub files_open_max: usize,
     /// Bytes of the disk that are left free: writes that would eat into them fail with `ENOSPC`.
     pub reserve_bytes: u64,

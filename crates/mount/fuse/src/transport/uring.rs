@@ -1,11 +1,18 @@
 //! FUSE over io_uring (Linux 6.14): requests and replies without a `read` and a `write` for each.
 //!
+//! | file | |
+//! | --- | --- |
+//! | `ring` | an io_uring, straight from the system calls |
+//! | `queues` | the kernel's queues of some processors, served through one io_uring |
+//! | `entries` | memory of the entries of a ring: a header and a payload buffer each |
+//! | `cpus` | processors as the kernel counts them, and whether io_uring is allowed |
+//!
 //! # How it works
 //!
 //! The kernel keeps a queue of requests for every processor that the machine may ever have, and a
 //! request goes to the queue of the processor its caller runs on. We give each queue some *entries*
-//! ([`entries`]): buffers that the kernel fills with a request and tells us by the completion of a
-//! command in an io_uring ([`ring`]). The reply goes into the same buffer, and a command *commits*
+//! (`entries`): buffers that the kernel fills with a request and tells us by the completion of a
+//! command in an io_uring (`ring`). The reply goes into the same buffer, and a command *commits*
 //! it and takes the entry back for the next request. One system call does both, and when requests
 //! wait already, nobody sleeps or wakes in between. FORGET, INTERRUPT and our notifications still
 //! travel over `/dev/fuse`, which a thread of its own reads; it also learns how the connection
@@ -14,7 +21,7 @@
 //! # Threads
 //!
 //! As many rings as there are serving threads by [`Config::workers`](crate::Config::workers), but
-//! not more than queues, which are dealt out to them ([`queues`]). A ring has one *seat* (see
+//! not more than queues, which are dealt out to them (`queues`). A ring has one *seat* (see
 //! [`block_in_place`](crate::block_in_place)): the thread in it serves the ring, and a handler that
 //! has to wait leaves the seat to a spare thread, which goes on with the same ring. Replies may
 //! come from any thread at any time.

@@ -24,19 +24,19 @@ pub struct Counters {
 /// Their values, and sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ShortcutStats {
-    /// See [`Counters::faked`].
+    /// LOOKUPs answered "a directory" without a request.
     pub faked: u64,
-    /// See [`Counters::left_to_create`].
+    /// LOOKUPs answered "no such entry" without a request, because a CREATE follows.
     pub left_to_create: u64,
-    /// See [`Counters::hinted`].
+    /// LOOKUPs with a hint that were asked for real.
     pub hinted: u64,
-    /// See [`Counters::unhinted`].
+    /// LOOKUPs without a hint.
     pub unhinted: u64,
-    /// See [`Counters::opens`].
+    /// OPENs and OPENDIRs answered with what their LOOKUP had opened.
     pub opens: u64,
-    /// See [`Counters::stale`].
+    /// Answers that made the kernel walk again.
     pub stale: u64,
-    /// See [`Counters::looks`].
+    /// Requests for attributes of directories, to know whether names in them may be believed.
     pub looks: u64,
     /// Path nodes the kernel knows.
     pub path_nodes: u64,

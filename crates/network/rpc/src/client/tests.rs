@@ -1,4 +1,8 @@
 //! Real connections on loopback: outages of every kind, and the model of a node behind them.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `cluster` | a client with several connections; its completions ask over others |
 
 mod cluster;
 

@@ -1,5 +1,10 @@
 //! The link against a model of a node, with connections that break at any point, restarts, expiries
 //! and deadlines.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `world` | a link and the model of a node, joined by a scripted connection |
+//! | `model` | a model of a node, as far as a session can tell |
 
 pub(crate) mod model;
 mod world;

@@ -1,4 +1,10 @@
 //! The lock manager against a naive model, and its rules one by one.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `model` | the naive model: an array of bytes for each owner, a list of waiting calls |
+//! | `against_model` | generated calls, to the lock manager and to the model |
+//! | `rules` | what the manual pages say, bounds, and many locks |
 
 mod against_model;
 mod model;

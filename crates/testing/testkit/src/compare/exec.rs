@@ -1,4 +1,8 @@
 //! Runs one step in one tree and records everything that can be seen of it.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `names` | operations on names and attributes |
 
 mod names;
 

@@ -1,6 +1,10 @@
 //! Random steps from a seed. A rough model of the tree, which learns from a rehearsal on the
 //! reference, makes most of them meaningful; it need not be right, since the reference is the
 //! judge. The finished steps are a plain list, so that any subset of them can run again.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `ops` | one method for each kind of operation |
 
 mod ops;
 

@@ -1,4 +1,8 @@
 //! The operations, and their form as a readable script.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `show` | the readable form of an operation |
 
 mod show;
 
@@ -308,7 +312,7 @@ pub enum Op {
 /// One line of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The actor: an index into [`ACTORS`].
+    /// The actor: an index into [`ACTORS`](super::actor::ACTORS).
     pub actor: u8,
     /// Whether times before and after are compared too.
     pub probe: bool,

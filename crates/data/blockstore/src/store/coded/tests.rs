@@ -1,3 +1,13 @@
+//! Tests of the layer that codes objects.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `format` | the format, pinned: bytes that another implementation made |
+//! | `round_trip` | what is written comes back, whatever the settings were meanwhile |
+//! | `damage` | a damaged chunk is never returned, and the error says what is wrong |
+//! | `requests` | the requests to a remote store below, and the cache below |
+//! | `stack` | with packer and reader above, and failing stores below |
+
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
