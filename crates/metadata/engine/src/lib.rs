@@ -43,7 +43,7 @@
 //! | [`memory`] | the engine in memory |
 //! | [`row_cache`], [`elsewhere`] | what engines with rows in a database have in common |
 //! | `claimed` | [`Claimed`] and [`Fence`]: handles of one epoch |
-//! | `layer`, [`cancellable`] | [`Layer`]: engines over engines; one with scans that can be stopped |
+//! | `layer`, [`cancellable`] | [`Layer`]: engines over engines; scans that can be stopped |
 //! | `durability`, `taps` | callbacks for durable positions; copies of committed batches |
 //! | `latency_hint` | [`LatencyHint`]: threads that must not wait long |
 //! | `exercise` | generated sequences of operations, for tests of engines (feature `exercise`) |
