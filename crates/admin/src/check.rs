@@ -1,6 +1,18 @@
 //! The consistency check: every invariant of the metadata, over the raw rows, and of the objects it
 //! refers to.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `check/inodes.rs` | the first walk: entries, inodes, table `link` |
+//! | `check/system.rs` | volume-wide records |
+//! | `check/tree.rs` | the tree of directories |
+//! | `check/shares.rs` | shares of directories |
+//! | `check/side.rs` | tables that follow from inodes |
+//! | `check/clients.rs` | sessions, recorded answers, renamed files |
+//! | `check/objects.rs` | sums of objects, and the store |
+//! | `check/data.rs` | every stored byte, with its checksums |
+//! | `check/name.rs` | names of files in findings |
+//!
 //! Nobody may change the metadata meanwhile: the volume is at rest, or what is checked is a
 //! [`crate::cut`] of it and [`Options::live`] tells of the volume in use. Objects are then looked
 //! at later than the metadata was, so an object that is missing is reported only if the volume

@@ -6,7 +6,7 @@
 //! Every change is a whole row and every batch is in the spool whole, so the copy is the volume's
 //! state at the moment the tap ended. Writers are never stopped.
 //!
-//! The copy is an embedded engine in a scratch directory: memory is bounded by [`MEMORY_BYTES`]
+//! The copy is an embedded engine in a scratch directory: memory is bounded by `MEMORY_BYTES`
 //! whatever the volume's size, disk space by that of the volume's metadata. The directory goes away
 //! with the cut.
 

@@ -1,6 +1,15 @@
 //! A volume's complete metadata as one file: JSON Lines, checksummed, readable by other programs
 //! (`docs/format/dump.md`).
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `dump/load.rs` | loads a dump into a volume of one node |
+//! | `dump/spread.rs` | loads a dump into a volume that several nodes share |
+//! | `dump/backup.rs` | dumps in the block store: list, write, read, prune |
+//! | `dump/record.rs` | lines with checksums |
+//! | `dump/value.rs` | rows as JSON |
+//! | `dump/spool.rs` | batches that are committed during the scan |
+//!
 //! A dump of a volume in use is consistent: a tap copies every batch committed from before the scan
 //! on to a spool file, the rows found by the scan come first, and the spooled changes follow.
 //! Replayed over the rows in order they give the state at the moment the tap ended, since every

@@ -1,5 +1,11 @@
 //! Puts right what a check found, where that needs no guessing.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `repair/cluster.rs` | repairs a volume that several nodes share |
+//! | `repair/misplaced.rs` | rows that lie at a node that does not own them |
+//! | `repair/write_through.rs` | an engine that also writes to the nodes that own the rows |
+//!
 //! Works in rounds: a check collects repairs, those of the earliest stage are applied, each as one
 //! atomic batch, and the next round begins with a new check. It ends when a check finds nothing
 //! more to repair. Nothing is thrown away that may hold somebody's data: what cannot be put back

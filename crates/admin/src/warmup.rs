@@ -5,7 +5,7 @@
 //! with some threads. Nothing is remembered between runs: what is there already is not read again,
 //! so a run that was cut off is resumed by repeating it.
 //!
-//! Memory: [`SPANS_MAX`] spans of 24 bytes at a time, and the near cache's own for each thread.
+//! Memory: `SPANS_MAX` spans of 24 bytes at a time, and the near cache's own for each thread.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,5 +1,11 @@
 //! Options that several verbs have: how the block store is reached, how a process serves, with
 //! which encryption, dumps and collections, and how a file gives them.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `args/store.rs` | how the block store is reached |
+//! | `args/atime.rs` | how access times are kept |
+//! | `args/file.rs` | options from a TOML file |
 
 pub mod atime;
 pub mod file;

@@ -1,6 +1,15 @@
 //! `kestrel bench`: what a directory of any file system can do. Metadata, small files, large files,
 //! with latencies and processor time per operation.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `bench/step.rs` | one measured step, and its threads |
+//! | `bench/workers.rs` | threads and child processes that run steps |
+//! | `bench/pattern.rs` | bytes that are written and checked; random orders |
+//! | `bench/histogram.rs` | latencies |
+//! | `bench/cpu.rs` | processor time |
+//! | `bench/report.rs` | the table or the JSON |
+//!
 //! Everything happens in one new directory below the one given, which is removed at the end, also
 //! after an error or ctrl-C. It needs nothing of KestrelFS, so that any two file systems can be
 //! compared.

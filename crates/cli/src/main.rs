@@ -1,5 +1,38 @@
-//! The one binary, `kestrel`: verbs first. Every verb is a module below `verbs`; this file only
-//! dispatches.
+//! The one binary, `kestrel`: arguments, output, exit code. Most of what a verb does is in
+//! `kestrel_daemon`, `kestrel_admin` and `kestrel_client`.
+//!
+//! ```console
+//! $ kestrel format /data/vol
+//! $ kestrel mount /data/vol /mnt/vol
+//! $ kestrel status /mnt/vol
+//! $ kestrel help mount
+//! ```
+//!
+//! The entry type is [`Cli`]: a [`Verb`] and the options that all verbs have. Every verb is a
+//! module below [`verbs`]; this file only dispatches.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `verbs.rs` | the verbs, a module each, and how they find what an argument names |
+//! | `args.rs` | options that several verbs have |
+//! | `front.rs` | groups of commands in `kestrel --help`; `kestrel help`, `kestrel version` |
+//! | `mount_helper.rs` | being run by mount(8) |
+//! | `at_rest.rs` | the volume of a cluster of which no node runs |
+//! | `bench.rs` | `kestrel bench` |
+//! | `page.rs`, `progress.rs` | lines for people; a line that tells how far something is |
+//! | `manual.rs` | `docs/cli.md`, made from the help texts |
+//!
+//! Invariants:
+//! - The exit code is 0 if it was done, 1 if not or if what was found is not as it should be, 2 for
+//!   wrong usage.
+//! - What a verb prints for programs (`--json`) goes to standard output; failures and progress go
+//!   to standard error.
+//! - `docs/cli.md` equals the help texts: a test compares them.
+
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "doc comments of arguments are help texts, which have words in brackets"
+)]
 
 mod args;
 mod at_rest;

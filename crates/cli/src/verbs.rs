@@ -1,4 +1,16 @@
 //! One module a verb: its arguments, what it does, what it prints.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `verbs/format.rs`, `key.rs`, `config.rs` | make a volume, its keys, its settings |
+//! | `verbs/mount.rs`, `umount.rs`, `null_fs.rs` | mount and unmount |
+//! | `verbs/serve.rs`, `token.rs` | serve a volume over the network; tokens of clients |
+//! | `verbs/status.rs`, `stats.rs`, `info.rs` | what a volume, a process or a path is and does |
+//! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
+//! | `verbs/warmup.rs` | bring files near |
+//! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
+//! | `verbs/cluster.rs` | nodes that share a volume |
+//! | `verbs/objbench.rs` | measure a block store |
 
 pub mod backup;
 pub mod cluster;

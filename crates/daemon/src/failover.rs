@@ -1,6 +1,10 @@
-//! Taking over other nodes: a thread watches them ([`detector`]), and starts a process of this
+//! Taking over other nodes: a thread watches them (`detector`), and starts a process of this
 //! program that serves one in the place of its own process, from a directory within that of this
 //! machine's node ([`stand_in`]). To all others that is a restart of the node, at another address.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `failover/detector.rs` | when a node is taken over, and by which node |
 //!
 //! The process lives on if this one ends: it is a node like any other. While both run this one says
 //! how it ended.

@@ -1,5 +1,17 @@
 //! The work of verbs: a serving process does it when it is asked, a verb does it by itself when no
 //! process serves the volume.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `jobs/status.rs` | `kestrel status` |
+//! | `jobs/info.rs` | `kestrel info` |
+//! | `jobs/settings.rs` | `kestrel config` |
+//! | `jobs/fsck.rs` | `kestrel fsck` of a volume in use |
+//! | `jobs/gc.rs` | `kestrel gc` |
+//! | `jobs/compact.rs` | `kestrel compact` |
+//! | `jobs/dump.rs` | `kestrel dump` |
+//! | `jobs/warmup.rs` | `kestrel warmup` |
+//! | `jobs/whole.rs` | `kestrel warmup --whole` |
 
 pub mod compact;
 pub mod dump;

@@ -1,19 +1,56 @@
 //! The process that has a volume open: a server (`kestrel serve`), and what a mount shares with it.
 //!
-//! [`serve::serve`] is the life of a server from its start to its end, by a [`serve::ServeConfig`].
-//! [`control::Serving`] and [`remote::RemoteMount`] answer questions over the control socket. The
-//! command line (`crates/cli`) reads arguments, asks and prints; this crate does the work.
+//! [`serve::serve`] is the life of a server from its start to its end, by a [`ServeConfig`].
+//! [`Serving`] and [`RemoteMount`] answer questions over the control socket; [`ask::ask`] asks
+//! them. The command line (`crates/cli`) reads arguments, asks and prints; this crate does the
+//! work.
+//!
+//! ```console
+//! $ kestrel serve /data/vol --listen 10.0.0.1:9440 --name photos    # serve::serve
+//! $ kestrel status /data/vol                  # ask::ask, answered by Serving
+//! $ kestrel stats kestrel://10.0.0.1/photos   # the same over the network
+//! $ kestrel serve /data/vol --stop            # serve::stop
+//! ```
+//!
+//! A serving process answers a verb's question in one JSON object:
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use kestrel_daemon::ask::ask;
+//! use serde_json::json;
+//!
+//! # fn main() -> Result<(), kestrel_daemon::failure::Failure> {
+//! match ask("status", Path::new("/data/vol"), &json!({"verb": "status"}), None)? {
+//!     Some(answer) => println!("{answer}"),
+//!     None => println!("no process serves it"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
 //!
 //! | modules | what they do |
 //! | --- | --- |
-//! | [`serve`], [`process`], [`background`], [`limits`], [`memory`], [`signals`], [`logger`] | start and end of the process, its memory and its log |
-//! | [`control`], [`remote`], [`node_view`], [`endpoints`], [`ask`], [`progress_stream`], [`clients`], [`tokens`] | questions and answers; `ask` is the asking side |
+//! | [`serve`], [`process`], [`background`] | the life of a process, from start to end |
+//! | [`limits`], [`memory`], [`signals`], [`logger`] | its limits, memory, signals and log |
+//! | [`control`], [`remote`], [`node_view`], [`endpoints`] | answers over the control socket |
+//! | [`clients`], [`tokens`], [`map`], [`progress_stream`] | questions of a kind; events of jobs |
+//! | [`ask`] | the asking side |
 //! | [`metrics`], [`http`], [`mount_status`] | metrics, and Prometheus' way to them |
-//! | [`failover`], [`holder`], [`role`], [`node`], [`map`] | a node of a cluster: failover, changes of the placement |
+//! | [`failover`], [`holder`], [`role`], [`node`] | a node of a cluster: failover, identity |
 //! | [`balance`], [`load`] | balancing of the nodes |
 //! | [`backup_schedule`], [`collector`], [`worker`] | backups and collections in the background |
 //! | [`jobs`], [`nodes`] | work of verbs, on one volume or over the nodes that share it |
 //! | [`tls`], [`runtime`], [`atime`], [`units`], [`failure`] | what the others need |
+//!
+//! # Invariants
+//!
+//! - A volume directory is open in one process at a time; its lock says so to others ([`ask`]).
+//! - A process of a cluster answers for its part only, and refuses what needs the whole volume
+//!   ([`node_view`]).
+//! - A job does the same whether a serving process or the verb itself runs it ([`jobs`]).
 
 pub mod ask;
 pub mod atime;
@@ -50,6 +87,10 @@ pub mod tls;
 pub mod tokens;
 pub mod units;
 pub mod worker;
+
+pub use control::Serving;
+pub use remote::RemoteMount;
+pub use serve::ServeConfig;
 
 use kestrel_types::wire::WHO_BYTES_MAX;
 

@@ -1,7 +1,7 @@
 //! Where log messages go: standard error, which in the background is the log file.
 //!
 //! The log file of a process in the background is put aside as `NAME.1`, in the place of the one
-//! before, when it has [`FILE_BYTES_MAX`] bytes.
+//! before, when it has `FILE_BYTES_MAX` bytes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -1,5 +1,10 @@
 //! Questions to a process that serves one of several nodes: it has a part of the volume, so it
 //! tells its part, and refuses what can only be done to the whole.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `node_view/cut.rs` | a node's part in a consistent cut |
+//! | `node_view/rows.rs` | rows of a node for a process that merges those of all nodes |
 
 pub mod cut;
 pub mod rows;

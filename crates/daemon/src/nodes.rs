@@ -1,5 +1,11 @@
 //! A volume that several nodes share, as verbs see it that are about the whole: rows from wherever
 //! they lie.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `nodes/rows.rs` | the rows of one node, page by page |
+//! | `nodes/engine.rs` | the rows of all nodes as one engine to read from |
+//! | `nodes/cut.rs` | the metadata of all nodes at one moment |
 
 pub mod cut;
 pub mod engine;

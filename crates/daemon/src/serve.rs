@@ -1,5 +1,9 @@
 //! Serving a volume, or a node of one, to clients over the network: what one process does from its
 //! start to its end.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `serve/takeover.rs` | serving in the place of another process |
 
 mod takeover;
 

@@ -1,7 +1,64 @@
-//! What every part of KestrelFS speaks: ids, attributes, names, errors, rows and keys, requests and
-//! replies.
+//! The vocabulary of KestrelFS: ids, names, rows and their keys, requests and answers, the
+//! placement map, errors, and the messages of the protocol.
 //!
-//! This crate does no I/O and depends on nothing of ours.
+//! Clients, metadata nodes and tools speak to each other in these types. This crate does no I/O and
+//! depends on no other crate of the workspace.
+//!
+//! # Where to begin
+//!
+//! A client sends a [`Request`]: an operation ([`Op`]) and the user that asks ([`Creds`]). The
+//! reply ([`Reply`]) is an [`Answer`] or another [`Outcome`]. The operation names an entry by a
+//! [`PathRef`] or an inode by an [`InodeRef`]; the [`PlacementMap`] says which node leads it. That
+//! node keeps rows, each under a [`Key`] of a [`Table`]; the row of a name is an [`Entry`], which
+//! holds the [`Inode`] unless the file has several names.
+//!
+//! ```
+//! use kestrel_types::ids::ROOT;
+//! use kestrel_types::placement::{Exceptions, Member, SlotMap};
+//! use kestrel_types::{Creds, Op, PathRef, PlacementMap, Request};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let members = (1..=3).map(|id| Member { id, address: format!("node-{id}:9440") }).collect();
+//! let placement = PlacementMap::new(SlotMap::even(members)?, Exceptions::default());
+//!
+//! let op = Op::Lookup(PathRef::from_path(ROOT, b"photos/2026/cat.jpg")?);
+//! let request = Request { creds: Creds::root(), op };
+//! let leader = placement.leader(&request.op).ok_or("any node may lead this")?;
+//! println!("{request:?} goes to {}", leader.address);
+//!
+//! assert_eq!(PlacementMap::decode(&placement.encode())?, placement);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`ids`] | numbers of inodes, objects and log positions |
+//! | [`name`] | names and paths, checked when they are made |
+//! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
+//! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
+//! | [`stat`] | shares: what each worker knows of a directory or an object |
+//! | [`key`] | the tables of a volume, and the keys of their rows |
+//! | [`request`] | requests, operations, answers |
+//! | [`op_kind`], [`op_counters`] | kinds of requests, and counters by kind |
+//! | [`perm`] | permission rules that client and node share |
+//! | [`placement`] | slots, exceptions, the placement map |
+//! | [`wire`] | messages of the protocol and their bytes |
+//! | [`codec`] | bounds-checked reading of rows and frames |
+//! | [`token`], [`security`] | records of tokens; how far a connection can be trusted |
+//! | [`lock_ranges`] | the byte ranges of a file that one owner has locked |
+//! | [`clock`] | time as a trait, so that tests decide what time it is |
+//! | [`error`] | an errno with a reason in words |
+//! | [`crash`] | named points at which tests kill the process |
+//!
+//! # Invariants
+//!
+//! - Numbers and layouts that are on disk or on the wire never change or get another meaning. Test
+//!   vectors pin the hashes of [`placement`] and the messages of [`wire`].
+//! - Decoding never panics, whatever the bytes are, and what it gives keeps the rules of its type.
+//! - Ids are never reused within a volume, and zero is never a valid one ([`ids`]).
 
 pub mod clock;
 pub mod codec;
@@ -24,3 +81,12 @@ pub mod security;
 pub mod stat;
 pub mod token;
 pub mod wire;
+
+pub use entry::Entry;
+pub use error::{FsError, FsResult};
+pub use ids::{InodeId, ObjectId, Position};
+pub use inode::Inode;
+pub use key::{Key, KeyRef, Table};
+pub use name::{InodeRef, Name, PathRef};
+pub use placement::PlacementMap;
+pub use request::{Answer, Creds, Op, Outcome, Reply, Request};

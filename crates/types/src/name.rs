@@ -1,4 +1,8 @@
 //! Names and places in the tree.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `name/dirs.rs` | the directories of a path, in one piece of memory |
 
 mod dirs;
 

@@ -1,5 +1,11 @@
 //! Placement: which slot of a cluster, which node and which worker a name or an inode belongs to.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `placement/exceptions.rs` | [`Exceptions`]: names that a hash alone would place badly |
+//! | `placement/slot_map.rs` | [`SlotMap`]: the owner of each slot, and the address of each node |
+//! | `placement/map.rs` | [`PlacementMap`]: both under one version, and its bytes |
+//!
 //! Three steps lead to the owner of an entry (`docs/design/metadata.md`, section 4):
 //!
 //! 1. its *slot*, one of [`SLOTS`]: the hash of the name alone, so that a client finds it without

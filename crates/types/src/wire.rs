@@ -1,6 +1,19 @@
 //! The protocol between clients and metadata nodes, and between these: messages and their bytes
 //! (`docs/protocol.md`).
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `wire/message.rs` | the messages of clients and nodes, as types |
+//! | `wire/frame.rs` | frames: messages cut out of a stream of bytes |
+//! | `wire/session.rs` | which frame carries which message; bytes of the session's messages |
+//! | `wire/op.rs` | bytes of requests: credentials and operation |
+//! | `wire/reply.rs` | bytes of answers to operations, on the wire and on record |
+//! | `wire/lock.rs` | locks of byte ranges and of whole files: types and bytes |
+//! | `wire/reclaim.rs` | what a client tells a node that has lost its session |
+//! | `wire/peer.rs` | the first messages between two nodes |
+//! | `wire/basic.rs` | integers, strings, lists and other types that occur everywhere |
+//! | `wire/tests.rs` | round trips of generated messages |
+//!
 //! A connection is a stream of frames each way: a header of [`HEADER_BYTES`] and a payload of at
 //! most [`FRAME_BYTES_MAX`]. The first frame is the client's [`Hello`], answered by [`Welcome`] or
 //! [`Refused`], or another node's [`PeerHello`]. From then on both sides send when they like;

@@ -1,9 +1,9 @@
 //! Repairs a volume that several nodes share and of which none runs: its rows are put together
 //! ([`crate::cluster_view`]), checked and repaired as those of one node, and every change goes to
-//! the node that owns the row too ([`super::write_through`]).
+//! the node that owns the row too (`write_through`).
 //!
 //! First comes what each node has for itself (counters, sessions, records of transactions), then
-//! rows that lie at another node than the one that owns them ([`super::misplaced`]). In the end the
+//! rows that lie at another node than the one that owns them (`misplaced`). In the end the
 //! rows are put together anew and checked: what is told then is what the nodes have.
 //!
 //! **Crashes.** No log spans nodes, so a repair of rows of several may be carried out in part. What

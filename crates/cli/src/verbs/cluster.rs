@@ -1,4 +1,16 @@
 //! `kestrel cluster`.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `cluster/init.rs`, `join.rs` | the first node, and another one |
+//! | `cluster/add_node.rs`, `token.rs` | announce a node; the token it joins with |
+//! | `cluster/remove_node.rs`, `drain.rs` | a node leaves; take from a node what can be taken |
+//! | `cluster/status.rs` | the nodes of a volume |
+//! | `cluster/balance.rs`, `plan.rs` | even the nodes out; how a tree would lie on several nodes |
+//! | `cluster/coordinator.rs` | another node leads changes |
+//! | `cluster/hand_over.rs` | another machine serves a node |
+//! | `cluster/ca.rs` | the certificate authority by which clients know the servers |
+//! | `cluster/change.rs` | what the verbs that change the placement map have in common |
 
 mod add_node;
 pub mod balance;

@@ -1,4 +1,10 @@
 //! `kestrel fsck`.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `fsck/cluster.rs` | the check over the directories of all nodes |
+//! | `fsck/served.rs` | the check of a volume that several nodes serve |
+//! | `fsck/salvage.rs` | `kestrel fsck --salvage` |
 
 mod cluster;
 mod salvage;

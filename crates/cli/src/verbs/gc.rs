@@ -1,4 +1,8 @@
 //! `kestrel gc`.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `gc/cluster.rs` | the collection of a volume that several nodes share |
 
 pub mod cluster;
 

@@ -1,4 +1,8 @@
 //! `kestrel load`.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `load/cluster.rs` | loading into a volume that several nodes share |
 
 mod cluster;
 

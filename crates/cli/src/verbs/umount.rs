@@ -1,4 +1,8 @@
 //! `kestrel umount`.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `umount/busy.rs` | processes that keep a mount busy |
 
 mod busy;
 

@@ -1,4 +1,9 @@
 //! `kestrel warmup`.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `warmup/paths.rs` | which paths: arguments, lists, `*` and `?` |
+//! | `warmup/whole.rs` | `kestrel warmup --whole` |
 
 mod paths;
 pub mod whole;

@@ -1,24 +1,35 @@
 //! Tables that change: what every member does when slots and names get other owners, or members
 //! come.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `change/copying.rs` | the source sends leaving rows while it serves them |
+//! | `change/freeze.rs` | the source serves leaving rows no more, and sends what is left |
+//! | `change/taking.rs` | the destination takes rows in |
+//! | `change/adopt.rs` | the next table becomes the present one |
+//! | `change/range_delete.rs` | walks over rows; deletes those of other members |
+//! | `change/departure.rs` | a member that leaves |
+//! | `change/message.rs` | messages of a change |
+//! | `change/records.rs` | records of a change, in table `system` |
+//!
 //! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it
-//! ([`super::coordinate`]), one at a time. Rows whose owner by v + 1 is another than by v are
+//! (`coordinate`), one at a time. Rows whose owner by v + 1 is another than by v are
 //! *leaving*: their owner, the *source*, sends them to the next one, the *destination*, while it
 //! goes on serving them. An attempt goes through these steps, each when all members have done the
 //! one before:
 //!
-//! 1. **Clean** ([`range_delete`]). A member may have rows that it does not own, *strangers*:
+//! 1. **Clean** (`range_delete`). A member may have rows that it does not own, *strangers*:
 //!    copies on their way in, leftovers of rows that went. Record "strangers" is in the log before
 //!    the first of them. They are deleted before anything else comes.
-//! 2. **Copy** ([`copying`]). The source has every batch shown to it from now on, which says what
+//! 2. **Copy** (`copying`). The source has every batch shown to it from now on, which says what
 //!    has changed since, and scans its rows.
-//! 3. **Freeze** ([`freeze`]). The source keeps leaving rows from everybody, as if they were lent,
+//! 3. **Freeze** (`freeze`). The source keeps leaving rows from everybody, as if they were lent,
 //!    waits until none of them is lent, sends what has changed, and puts on record that it is
 //!    frozen.
 //! 4. **Decide.** When all are frozen the coordinator puts the next table on record. Until then
 //!    anything unexpected ends the attempt by Abort: a restart, a lock of a file, a full disk,
 //!    silence.
-//! 5. **Adopt** ([`adopt`]). All members get the table; new ones hear it when all others have it.
+//! 5. **Adopt** (`adopt`). All members get the table; new ones hear it when all others have it.
 //!
 //! **A row has at most one member that serves it.** By table v that is the source, until it is
 //! frozen; it stays so, crashes included, until it hears Abort or adopts. No member adopts before
@@ -62,7 +73,7 @@
 //! deleted them.
 //!
 //! **Leaving.** One table marks a member as leaving, which tells clients to move out; the next one
-//! is without it ([`departure`]). For that one it is a source: its shares of directories and
+//! is without it (`departure`). For that one it is a source: its shares of directories and
 //! objects go to its heir as they are, bearing its number. It declines as long as anything is left
 //! that only it knows, and from Freeze on begins nothing, so that when it says that it is frozen no
 //! member waits for anything of it, nor it of any. Since then it serves no request, so the others

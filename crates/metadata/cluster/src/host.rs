@@ -1,5 +1,10 @@
 //! A member with threads around it: what serves real clients and talks to real nodes.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `host/maps.rs` | changes of the placement map, as a process with threads sees them |
+//! | `host/wakeup.rs` | wakes the thread of the member |
+//!
 //! **What the node can serve alone it does**, on the thread that brings it, without the member:
 //! [`NodeHost::submit_batch`] puts requests straight into the node's workers. What comes back as
 //! not to be served alone ([`HandedBack`]), listings, and messages of others go to the member,

@@ -36,7 +36,7 @@
 //! the others again and again to *hold* the lease of that member: to grant it nothing. Each says so
 //! when its promise has run out. A hold has a number, lasts until [`HOLD`] after the last question,
 //! and ends by the next grant only. When a majority has held through one moment the member had no
-//! lease then ([`Fence`]), and when it gets another it empties its replica; what it fetches
+//! lease then (`Fence`), and when it gets another it empties its replica; what it fetches
 //! afterwards meets the lock of the row that changes. So it counts as having forgotten. One round
 //! of answers would not do: the first that answered may have started again, and granted, before the
 //! last one did.
@@ -57,7 +57,7 @@
 //! **Without a lease such a member answers nothing** that anybody relies on: no request, found in
 //! the replica or not (Tenure; [`kestrel_meta::lease`]); it lends nothing, agrees to nothing,
 //! forgets nothing on behalf of others, says nothing of dentries, of how transactions ended, or of
-//! what it has ([`ClusterNode::may_say`]). It begins no part in a change of the table and sends no
+//! what it has (`ClusterNode::may_say`). It begins no part in a change of the table and sends no
 //! rows for one: of two starts one might send what the other never had. Idle members get leases,
 //! too, if their engine is shared. What goes on without one: leases themselves, and what is said of
 //! changes when it has been committed.
@@ -70,7 +70,7 @@
 //! does not know what it has promised to older starts, so until that is over it grants to sole ones
 //! only. Any two majorities have a member in common; if that is another one, these rules keep the
 //! two apart; if it is the member itself, or another one that runs twice, its self lease does
-//! ([`super::self_lease`]).
+//! (`self_lease`).
 //!
 //! A start that has had a lease is sole from then on: most members have it on record, so no earlier
 //! one gets a lease any more.
@@ -83,7 +83,7 @@
 //! before the change, and is thrown away; locks that it says it holds have been held until then,
 //! and what it agreed to is on record and locked again by its successor.
 //!
-//! **Locked rows that are not confirmed** ([`super::txn::leader`]): who was lent all his rows
+//! **Locked rows that are not confirmed** (`txn::leader`): who was lent all his rows
 //! within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a
 //! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after
 //! that was heard, which is more by 250 ms: enough for both if clocks agree within a twentieth. One

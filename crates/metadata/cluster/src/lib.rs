@@ -1,21 +1,71 @@
 //! A member: one of several metadata nodes that share a volume, as a state machine without threads,
 //! sockets or clock.
 //!
+//! [`ClusterNode`] is that state machine, opened with a [`ClusterNodeConfig`]. It takes requests,
+//! [`Envelope`]s of other members and the time, and gives back envelopes to send. [`NodeHost`] puts
+//! threads around it and sends envelopes through a [`Carrier`]:
+//!
+//! ```
+//! use std::sync::{Arc, mpsc};
+//!
+//! use kestrel_cluster::host::Undeliverable;
+//! use kestrel_cluster::{Carrier, ClusterNode, ClusterNodeConfig, Envelope, NodeHost};
+//! use kestrel_engine::MemoryEngine;
+//! use kestrel_meta::{Durability, NodeConfig, RootAttr};
+//! use kestrel_types::clock::{Clock, SystemClock};
+//! use kestrel_types::placement::{Exceptions, Member, NodeId, SlotMap};
+//! use kestrel_types::{Creds, Op, PathRef, PlacementMap, Request};
+//!
+//! /// Of a cluster of one node: there is no other to send to.
+//! struct NoPeers;
+//!
+//! impl Carrier for NoPeers {
+//!     fn carry(&self, _to: NodeId, _envelope: Envelope) -> Result<(), Box<Undeliverable>> {
+//!         Ok(())
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let members = vec![Member { id: 1, address: "node-1:9440".into() }];
+//! let placement = PlacementMap::new(SlotMap::even(members)?, Exceptions::default());
+//! let (engine, clock) = (Arc::new(MemoryEngine::default()), Arc::new(SystemClock));
+//! let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
+//! ClusterNode::format(&*engine, root, clock.now(), 1, placement.clone())?;
+//!
+//! let node = NodeConfig { durability: Durability::Commit, ..NodeConfig::default() };
+//! let config =
+//!     ClusterNodeConfig { me: 1, placement, node, seed: 7, joining: false, exclusive: false };
+//! let host = NodeHost::open(engine, clock, config, Arc::new(NoPeers))?;
+//!
+//! let (sender, replies) = mpsc::channel();
+//! let op = Op::MkDir(PathRef::from_path(1, b"photos")?, 0o755);
+//! let done = Box::new(move |reply| drop(sender.send(reply)));
+//! host.submit(Request { creds: Creds::root(), op }, done);
+//! assert!(replies.recv()?.is_ok());
+//! host.close()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How a request is served
+//!
 //! A client sends a request to the member that *leads* it, a function of the request alone
 //! ([`MapView::leader`]), so a retry comes to the one that knows whether it was executed. Another
 //! one says that it is misdirected. The leader's node tries to serve it alone, in its batches. What
 //! it lacks for that decides how it goes on:
 //!
-//! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace
+//! - **a dentry of the path** (`fetch`): its owner is asked, the answer kept in the namespace
 //!   replica, the request run again;
 //! - **a row that is lent**: it is parked until locks are given up;
-//! - **rows of other members**: it becomes a *transaction* ([`txn::leader`]). Its rows are
-//!   borrowed, those of the leader itself too; participants ([`txn::participant`]) lock them. The
+//! - **rows of other members**: it becomes a *transaction* (`txn::leader`). Its rows are
+//!   borrowed, those of the leader itself too; participants (`txn::participant`) lock them. The
 //!   operation, a pure function of rows, runs on what was lent and says what it lacks, until it
 //!   ends. Then every participant confirms that his locks held all the while and puts on record
 //!   what is to change there; the leader decides with one batch, which holds its own changes, the
-//!   answer for retries, and the decision ([`txn::commit`]). What has only read, and fast, needs
+//!   answer for retries, and the decision (`txn::commit`). What has only read, and fast, needs
 //!   nobody's word: no locked rows are lost so soon.
+//!
+//! # Invariants
 //!
 //! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the
 //! operation saw of the replica is true at the moment it runs, if the member has a lease then
@@ -37,7 +87,24 @@
 //! record and locked again; it asks the leader. A leader that restarts knows its decisions; what it
 //! does not know was not decided and changes nothing.
 //!
-//! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
+//! # Modules
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`host`] | [`NodeHost`]: a member with threads around it |
+//! | `work` | requests that a member leads, through its node and back |
+//! | `txn` | transactions over several nodes: leader, participant, two-phase commit |
+//! | `fetch` | dentries of other members |
+//! | `tree` | figures of a directory and of everything below it |
+//! | [`lease`], `self_lease` | leases, fencing; which start of a member speaks for it |
+//! | [`sums`] | sums of shares that members tell each other under leases |
+//! | [`change`], `coordinate` | changes of the placement map: every member, and the coordinator |
+//! | [`addresses`], [`peer_identity`] | where the nodes are; how a node is told from a copy of it |
+//! | [`ownership`] | the owner of the rows in a store that several machines reach |
+//! | `gc`, `orphans` | objects that nothing refers to; files without a name |
+//! | `poll`, `load` | questions to all members; what they have, for the balancer |
+//! | `message`, `wire` | [`Envelope`] and [`Message`]; their bytes ([`Envelope::encode`]) |
+//! | `undeliverable`, `stop` | messages that are too large; what a member does when its log fails |
 
 pub mod addresses;
 pub mod change;
@@ -100,6 +167,7 @@ use txn::participant::LockedRows;
 use work::{Back, Work};
 
 pub use gc::{Forgot, GcListener, Weight};
+pub use host::{Carrier, NodeHost};
 pub use load::{LoadListener, LoadSource};
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
 pub use poll::{PollAnswer, PollQuestion};

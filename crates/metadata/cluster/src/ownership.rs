@@ -5,7 +5,7 @@
 //!   rows that lie in a directory it is the directory's; these can be served from any directory, so
 //!   they have it.
 //! - **`seat`**: the process that served them last. By it a start knows whether an earlier one may
-//!   still be running (`ClusterNodeConfig::sole`).
+//!   still be running ([`super::ClusterNodeConfig::exclusive`]).
 //!
 //! **Why that is right.** A start is sole if it is the next one of a holder that is known to have
 //! ended (the directory's lock is this process's now, or the holder said that it ends) and that was

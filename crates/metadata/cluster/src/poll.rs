@@ -33,7 +33,7 @@ pub enum PollQuestion {
     /// Of these directories: their figures, unless that is a question for more, and which
     /// directories are in them, after this place.
     Tree(Vec<InodeId>, Option<TreePosition>),
-    /// A round of deleting objects begins ([`super::gc`]): what the member has to say of each of
+    /// A round of deleting objects begins (`gc`): what the member has to say of each of
     /// them.
     Weigh(u64, Vec<ObjectId>),
     /// Of this round: which of these objects nothing there has come to refer to; they are

@@ -1,9 +1,15 @@
 //! Sums of directories' shares that members tell each other under leases: a stat of a directory
 //! asks nobody while no share of it changes.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `sums/granter.rs` | tells sums under leases, and revokes the leases |
+//! | `sums/holder.rs` | asks for sums, and forgets them |
+//! | `sums/listing.rs` | listings from names that came with the sums |
+//!
 //! A directory's size, link count and times are sums over shares that lie at all members
-//! ([`kestrel_meta::view`]). The member that leads a stat, the *holder* ([`holder`]), asks each
-//! other one, the *granter* ([`granter`]), once for the sum of its shares of that directory. The
+//! ([`kestrel_meta::view`]). The member that leads a stat, the *holder* (`holder`), asks each
+//! other one, the *granter* (`granter`), once for the sum of its shares of that directory. The
 //! answer is under a lease: the granter changes no share of the directory before it has revoked
 //! that lease. From then on the holder's batches serve stats of the directory from their own rows
 //! and these sums. They look at the clock after they have read both, so all of it was true together
@@ -27,7 +33,7 @@
 //!
 //! A granter that starts again does not know what it has told. Before it changes any share it has
 //! all members forget what it said earlier, or waits until what earlier starts may have promised is
-//! over ([`super::self_lease::SelfLease::forgets`]). A holder does not believe a sum that an
+//! over (`self_lease::SelfLease::forgets`). A holder does not believe a sum that an
 //! earlier start of the granter tells. A start of a holder answers for earlier ones only if none of
 //! them can be running.
 //!
@@ -38,7 +44,7 @@
 //!
 //! **Listings.** Whatever changes a name in a directory, or what it names, changes a share of the
 //! directory at the owner of the name. So a lease also holds for the names that a granter tells
-//! with the sum, and a listing is served from them, page by page ([`listing`]).
+//! with the sum, and a listing is served from them, page by page (`listing`).
 //!
 //! **Tables.** Members of one table only tell each other sums, and a holder that adopts another
 //! table forgets all it knows. A granter whose shares get an heir revokes all leases before it is

@@ -1,5 +1,15 @@
 //! The bytes of envelopes, as nodes send them to each other (`docs/protocol.md`, "Between nodes").
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `wire/addresses.rs` | addresses of nodes |
+//! | `wire/changes.rs` | changes of the placement map |
+//! | `wire/leases.rs` | leases |
+//! | `wire/polls.rs` | polls and their answers |
+//! | `wire/sums.rs` | sums of shares |
+//! | `wire/tokens.rs` | tokens |
+//! | `wire/tests.rs` | round trips, and hostile bytes |
+//!
 //! Numbers are varints but for the stamp; keys, rows, requests and replies have the bytes that they
 //! have elsewhere. A reader takes nothing that is out of bounds, and memory for a small multiple of
 //! the bytes there are.

@@ -1,5 +1,10 @@
 //! The few operations on files that the log needs, so that tests can put a disk below it that
 //! loses, tears and fails.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `disk/real.rs` | a directory of the operating system |
+//! | `disk/sim.rs` | a disk for tests that loses, tears and fails |
 
 pub(super) mod real;
 #[cfg(test)]

@@ -1,9 +1,20 @@
 //! The embedded durable engine: a log, rows in memory, sorted runs on disk.
 //!
-//! - **Commit**: the batch is appended to the log ([`super::log`]), then applied to the rows in
-//!   memory ([`super::rows`]). Several threads may do both at once: rows remember the position of
+//! | file | what it has |
+//! | --- | --- |
+//! | `embedded/open.rs` | a new engine, or the recovery of one |
+//! | `embedded/sync.rs` | the thread that syncs the log |
+//! | `embedded/flush.rs` | dirty rows to the runs, clean rows out of memory |
+//! | `embedded/checkpoint.rs` | the position at which reading the log begins |
+//! | `embedded/fence.rs` | the epoch, and the check whether another process has claimed the files |
+//! | `embedded/small_record.rs` | the layout of records of 64 bytes, which are kept twice |
+//! | `embedded/salvage.rs` | recovery of what is intact in damaged files |
+//! | `embedded/tests.rs` | tests of the whole engine |
+//!
+//! - **Commit**: the batch is appended to the log (`log`), then applied to the rows in
+//!   memory (`rows`). Several threads may do both at once: rows remember the position of
 //!   their last change, so the order in which batches reach memory does not matter.
-//! - **Read**: memory first, then the runs ([`super::runs`]). A row leaves memory only after the
+//! - **Read**: memory first, then the runs (`runs`). A row leaves memory only after the
 //!   runs have it, so what memory does not have the runs, looked at later, do.
 //! - **Sync**: one thread, for all callers that wait (`sync`); data before metadata, by a hook.
 //! - **Flush**: one thread (`flush`) copies dirty rows to the runs, moves the checkpoint and

@@ -1,6 +1,60 @@
-//! The ordered store below the metadata core: a trait with few methods, and the engines behind it.
+//! The ordered store below the metadata core: a trait with few methods, [`Engine`], and the engines
+//! behind it.
 //!
-//! Nothing above this trait knows which engine serves it.
+//! Rows are bytes under a [`Key`] of a table. A batch of [`Mutation`]s is applied as a whole, gets
+//! the next position of the log, and becomes durable later. Nothing above this trait knows which
+//! engine serves it.
+//!
+//! - [`EmbeddedEngine`] keeps rows in a directory: a log, rows in memory, sorted runs.
+//! - [`MemoryEngine`] keeps them in memory, for tests and simulation, and can lose what is not
+//!   synced.
+//! - The crates `kestrel-postgres` and `kestrel-etcd` keep them in a database.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use kestrel_engine::{BatchKind, Engine, EngineError, MemoryEngine, Mutation};
+//! use kestrel_types::{Key, Table};
+//!
+//! # fn main() -> Result<(), EngineError> {
+//! let engine = Arc::new(MemoryEngine::default()).claim()?; // older handles commit no more
+//!
+//! let key = Key::new(Table::System, 0, b"greeting");
+//! let row = Mutation { key: key.clone(), value: Some(Box::from(*b"hello")) };
+//! let position = engine.commit(BatchKind::Growing, vec![row])?; // reads see it from now on
+//! engine.sync()?; // power loss does not take it any more
+//! assert!(engine.durable() >= position);
+//!
+//! engine.get_many(&[key.borrow()], &mut |_, row| {
+//!     assert_eq!(row.value, Some(&b"hello"[..]));
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`embedded`] | the engine on a local disk |
+//! | `log`, `disk` | its log; the few file operations that the log needs |
+//! | `rows`, `scan` | rows in memory; scans that merge them with those below |
+//! | `runs` | sorted runs on disk |
+//! | [`memory`] | the engine in memory |
+//! | [`row_cache`], [`elsewhere`] | what engines with rows in a database have in common |
+//! | `claimed` | [`Claimed`] and [`Fence`]: handles of one epoch |
+//! | `layer`, [`cancellable`] | [`Layer`]: engines over engines; scans that can be stopped |
+//! | `durability`, `taps` | callbacks for durable positions; copies of committed batches |
+//! | `latency_hint` | [`LatencyHint`]: threads that must not wait long |
+//! | `exercise` | generated sequences of operations, for tests of engines (feature `exercise`) |
+//!
+//! # Invariants
+//!
+//! - A batch is visible as a whole to every read that starts after its commit, and survives the
+//!   death of the process (in a database: once its position is durable).
+//! - A position that was reported durable is never lost. After a failed sync every later commit
+//!   fails too, until the store is opened again ([`EngineError::Io`]).
+//! - Once a store was claimed, commits through older handles change nothing ([`Engine::claim`]).
 
 pub mod cancellable;
 mod claimed;
@@ -21,8 +75,10 @@ mod scan;
 mod taps;
 
 pub use claimed::{Claimed, Fence};
+pub use embedded::{EmbeddedEngine, EmbeddedOptions};
 pub use latency_hint::LatencyHint;
 pub use layer::Layer;
+pub use memory::MemoryEngine;
 
 use std::fmt;
 use std::ops::ControlFlow;

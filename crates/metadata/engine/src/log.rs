@@ -1,5 +1,12 @@
 //! The log: batches in commit order, one write each, made durable together.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `log/format.rs` | the bytes of records and segment headers |
+//! | `log/segments.rs` | segment files: made ahead of need, and recycled |
+//! | `log/recovery.rs` | reading the log back |
+//! | `log/flipped.rs` | repair of a record with one flipped bit |
+//!
 //! Invariants:
 //! - Positions of batches are consecutive. A batch is in the log file (so it survives the death of
 //!   the process) before anybody sees its rows.

@@ -1,6 +1,15 @@
 //! Rows in memory: every row that the sorted runs do not have yet (dirty), and as many others
 //! (clean) as fit.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `rows/shard.rs` | the groups under one lock |
+//! | `rows/index.rs` | the hash index of a shard |
+//! | `rows/order.rs` | the rows of one group in order, sorted when order is needed |
+//! | `rows/chunk.rs` | a sorted piece of that order |
+//! | `rows/row.rs` | one row: a single allocation |
+//! | `rows/hash.rs` | the hash of keys, with random seeds |
+//!
 //! A row belongs to the group `(table, id)`; a group lives in one shard; a shard has one lock.
 //! Nobody waits for anything while holding a shard's lock, except readers that hold several at
 //! once: they take them in ascending order, and writers hold one, so there is no cycle.

@@ -1,5 +1,12 @@
 //! Sorted runs: where rows are that do not fit in memory. Written only in bulk, by flushes, never
 //! row by row.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `runs/lsm.rs` | runs in an LSM tree (`lsm-tree`) |
+//! | `runs/manifest.rs` | a second copy of the tree's manifest |
+//! | `runs/salvage.rs` | rows out of damaged runs |
+//! | `runs/model.rs` | runs in memory, for crash tests |
 
 pub(super) mod lsm;
 mod manifest;

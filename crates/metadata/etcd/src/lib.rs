@@ -2,17 +2,50 @@
 //! cluster can claim them when the process that had them is gone, so nothing that the coordinator
 //! decided depends on one machine.
 //!
+//! An [`EtcdUrl`] names the etcd, [`EtcdEngine::create`] makes the *shard* of a node, its rows, and
+//! [`EtcdEngine::open`] opens it. [`holder`] and [`peek`] look at a shard without opening it.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use kestrel_engine::Engine;
+//! use kestrel_etcd::{EtcdEngine, EtcdOptions, EtcdUrl};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let url = EtcdUrl::parse("etcd://etcd1:2379,etcd2:2379,etcd3:2379/kestrel/photos")?;
+//! let (uuid, node) = ([7; 16], 1); // of the volume; of the coordinator
+//! EtcdEngine::create(&url, uuid, node)?;
+//! let engine = EtcdEngine::open(url, uuid, node, EtcdOptions::default(), Arc::new(|| Ok(())))?;
+//! println!("epoch {}, durable up to {}", engine.epoch(), engine.durable());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises
+//!
 //! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from
 //!   the death of the process. A caller that must know waits for its position
 //!   ([`Engine::on_durable`]).
-//! - **Durable** is what a transaction has brought to the majority of etcd's members ([`sender`]).
-//! - **Read**: all rows are in memory ([`mirror`]), read when the shard is opened and bounded
-//!   ([`shared::SHARD_BYTES_MAX`]). Once it is known that somebody else has the shard, nothing is
+//! - **Durable** is what a transaction has brought to the majority of etcd's members (`sender`).
+//! - **Read**: all rows are in memory (`mirror`), read when the shard is opened and bounded
+//!   (`shared::SHARD_BYTES_MAX`). Once it is known that another process has the shard, nothing is
 //!   read any more.
-//! - **Claim**: every transaction compares epoch and position ([`store`]). The process that has a
-//!   shard open holds a key with a lease besides: the election ([`election`]).
+//! - **Claim**: every transaction compares epoch and position (`store`). The process that has a
+//!   shard open holds a key with a lease besides: the election (`election`).
 //!
 //! Threads: a small runtime drives the connections; callers of the engine block.
+//!
+//! # Modules
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | `url` | [`EtcdUrl`]: where the rows are |
+//! | `client` | etcd's API v3 by its JSON gateway |
+//! | `store` | the keys in etcd, and the transactions on them |
+//! | `sender` | committed batches become transactions, in order |
+//! | `mirror` | the rows in memory |
+//! | `shared` | what callers and the sender share |
+//! | `election` | the process that has a shard open |
 
 mod client;
 mod election;

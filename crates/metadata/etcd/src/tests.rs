@@ -1,4 +1,8 @@
 //! Tests against a real etcd.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `tests/server.rs` | etcd servers in temporary directories |
 
 #[path = "../../postgres/src/tests/relay.rs"]
 mod relay;

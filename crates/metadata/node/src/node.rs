@@ -1,5 +1,15 @@
 //! The metadata node: takes requests, runs them in batches on its workers' states, and answers.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `node/start.rs` | formatting a volume's metadata, and opening it |
+//! | `node/dispatch.rs` | requests to workers, batches, and replies |
+//! | `node/caller.rs` | requests that need no worker |
+//! | `node/clients.rs` | numbered requests, sessions and claims of opens |
+//! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
+//! | `node/reply_thread.rs` | replies that waited for the log |
+//! | `node/gc.rs` | objects and chunks that nothing refers to |
+//!
 //! **Workers.** Each worker has a worker: its queue and role. One more worker is for exclusive
 //! batches; whoever holds its role takes all the others too, in order of their numbers, and nobody
 //! takes a second role in any other way, so there is no deadlock. Taking all workers' states is the

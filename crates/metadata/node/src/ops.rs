@@ -1,5 +1,33 @@
 //! The operations: each a pure function from what it sees ([`crate::view::View`]) to an answer and
 //! changes of rows.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `ops/lookup.rs` | Lookup |
+//! | `ops/getattr.rs` | GetAttr, Parent |
+//! | `ops/access.rs` | Access, ReadLink |
+//! | `ops/open.rs` | Open, OpenAt, Release |
+//! | `ops/create.rs` | Create, MkNod |
+//! | `ops/mkdir.rs` | MkDir |
+//! | `ops/symlink.rs` | Symlink |
+//! | `ops/tmpfile.rs` | TmpFile |
+//! | `ops/make.rs` | what all operations that create a name have in common |
+//! | `ops/link.rs` | Link |
+//! | `ops/unlink.rs` | Unlink |
+//! | `ops/rmdir.rs` | RmDir |
+//! | `ops/rename.rs` | Rename |
+//! | `ops/readdir.rs` | ReadDir, ReadDirPlus |
+//! | `ops/setattr.rs` | SetAttr: chmod, chown, truncate, utimes |
+//! | `ops/setflags.rs` | SetFlags: chattr |
+//! | `ops/accessed.rs` | Accessed: access times |
+//! | `ops/xattr.rs` | extended attributes |
+//! | `ops/chunks.rs` | Chunks: the extents of a stretch of a file |
+//! | `ops/commit.rs` | Commit: new content of a file |
+//! | `ops/clone.rs` | Clone: shares stored bytes between files |
+//! | `ops/compact.rs` | Compact: fewer extents for the same bytes |
+//! | `ops/sweep.rs` | Sweep: deletes chunks that were cut off |
+//! | `ops/locate.rs` | Locate: files by number alone |
+//! | `ops/usage.rs` | Usage, TreeUsage |
 
 pub mod access;
 pub mod accessed;

@@ -1,6 +1,12 @@
 //! The namespace replica: a cache of dentries, never authoritative, bounded in memory, filled
 //! lazily.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `replica/shard.rs` | a part of the dentries, by directory id |
+//! | `replica/names.rs` | a part of the table from `(parent, name)` to a dentry |
+//! | `replica/routing_cache.rs` | guesses where paths lead, for routing without a worker's state |
+//!
 //! Two tables: directory id → dentry (with its name), and hash of `(parent, name)` → where the
 //! dentry is. A hit in the second counts only if the first confirms it, so hash collisions and
 //! evictions are harmless. A directory takes less than 90 bytes in both if its name has no more

@@ -1,5 +1,10 @@
 //! The rows of one batch: what was fetched, and what the batch's operations made of it so far.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `rows/locked.rs` | rows of other nodes: lent to this batch, or not to be had here |
+//! | `rows/scan.rs` | ranges of rows |
+//!
 //! Operations never see the engine. They read and write *cells*, found by key; a cell that nobody
 //! has fetched yet is *wanted* and the operation runs again once it is there. Changes stay here
 //! until the batch commits, so a later operation of the batch sees what an earlier one did. Values

@@ -1,6 +1,10 @@
 //! What clients hold: open files, and where renamed files went. In memory; a crash closes
 //! everything, but clients across a network live on and claim what they had open ([`Reclaiming`]).
 //! Beside it what the node itself has begun: objects and rows on their way out.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `session/pending_deletes.rs` | objects that are to be deleted |
 
 mod pending_deletes;
 

@@ -1,6 +1,12 @@
 //! What an operation sees and may do: rows, directories, session state; the end of its reading and
 //! its changes.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `view/dirs.rs` | directories: walks to a path, sums of shares |
+//! | `view/inodes.rs` | inodes: which record a name or a number stands for |
+//! | `view/refs.rs` | opens, references to objects, chunks, extended attributes |
+//!
 //! An operation is a pure function of a [`View`]: it does no I/O, reads no clock and takes no lock
 //! that outlives a look-up. It has two halves, divided by [`View::begin`]:
 //!

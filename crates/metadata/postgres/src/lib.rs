@@ -1,20 +1,56 @@
 //! The metadata engine in PostgreSQL: one batch, or several that queued up, is one transaction;
 //! rows are cached in bounded memory.
 //!
+//! A [`PgUrl`] names the database, [`PgEngine::create`] makes the tables of a volume, and
+//! [`PgEngine::open`] opens the *shard* of a node: its rows. [`holder`] and [`peek`] look at a
+//! shard without opening it.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use kestrel_engine::Engine;
+//! use kestrel_postgres::{PgEngine, PgOptions, PgUrl};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let url = PgUrl::parse("postgres://kestrel@db1,db2/files?schema=photos")?;
+//! let (uuid, node) = ([7; 16], 0); // of the volume; 0 is the node of a volume that has one
+//! PgEngine::create(&url, uuid, node)?;
+//! let engine = PgEngine::open(url, uuid, node, PgOptions::default(), Arc::new(|| Ok(())))?;
+//! println!("epoch {}, durable up to {}", engine.epoch(), engine.durable());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it promises
+//!
 //! - **Commit**: the batch is applied to the rows in memory and queued; it is *not* yet safe from
 //!   the death of the process. A caller that must know waits for its position
 //!   ([`Engine::on_durable`]), so nodes on this engine run in mode `commit`.
 //! - **Durable** is what a transaction has brought to the database and its standbys, as far as
-//!   `synchronous_commit` (never off) and `synchronous_standby_names` there say ([`sender`]).
-//! - **Read**: memory first, then the database ([`reads`]). A row leaves memory only after the
-//!   database has it. Once it is known that somebody else has the shard, nothing is read any more.
-//! - **Claim**: a shard, the rows of one node, has an epoch in the database; a transaction of
-//!   another one does nothing. The process that has a shard open holds a lock besides, so that no
-//!   process takes it over by accident ([`advisory_lock`]).
+//!   `synchronous_commit` (never off) and `synchronous_standby_names` there say (`sender`).
+//! - **Read**: memory first, then the database (`reads`). A row leaves memory only after the
+//!   database has it. Once it is known that another process has the shard, nothing is read any
+//!   more.
+//! - **Claim**: a shard has an epoch in the database; a transaction of another one does nothing.
+//!   The process that has a shard open holds a lock besides, so that no process takes it over by
+//!   accident (`advisory_lock`).
 //! - **Lost connections** are made again, to whichever host of the URL takes writes. A database
 //!   that has forgotten what was acknowledged is refused for good.
 //!
 //! Threads: a small runtime drives the connections; callers of the engine block.
+//!
+//! # Modules
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | `url`, `tls` | [`PgUrl`]: where the rows are; encrypted connections |
+//! | `schema` | the tables, and the statements on them |
+//! | `session` | connections that are known to lead to the right rows |
+//! | `sender` | committed batches become transactions, in order |
+//! | `reads` | reads of what is not in memory |
+//! | `shared` | what callers and the sender share |
+//! | `advisory_lock` | the process that has a shard open |
+//! | `health`, `failure` | how long the database has not answered; what its errors mean |
 
 mod advisory_lock;
 mod failure;

@@ -1,4 +1,9 @@
 //! Tests against a real PostgreSQL.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `tests/server.rs` | PostgreSQL servers in temporary directories |
+//! | `tests/relay.rs` | a relay that loses answers |
 
 mod relay;
 mod server;

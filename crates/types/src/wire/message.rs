@@ -128,7 +128,8 @@ pub enum Body {
 
 impl Body {
     /// Whether the call must be executed exactly once and so carries a number
-    /// ([`Op::is_numbered`]). Locks and reclaims are idempotent, admin calls are never sent twice.
+    /// ([`Op::is_numbered`](crate::request::Op::is_numbered)). Locks and reclaims are idempotent,
+    /// admin calls are never sent twice.
     pub fn is_numbered(&self) -> bool {
         matches!(self, Body::Op(request) if request.op.is_numbered())
     }

@@ -1,5 +1,10 @@
 //! Messages round trip; whatever comes in their place is an error or another message, never a
 //! panic, never much memory.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `tests/any.rs` | every possible message, as strategies |
+//! | `tests/hostile.rs` | frames that no honest peer sends |
 
 mod any;
 mod hostile;

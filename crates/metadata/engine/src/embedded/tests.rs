@@ -1,5 +1,15 @@
 //! Tests of the embedded engine as a whole, on simulated disks where they need to lose or break
 //! something.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `tests/crash.rs` | what a power loss or a killed process leaves |
+//! | `tests/faults.rs` | disks that fail, fill up or lie |
+//! | `tests/fence.rs` | several claims of one store |
+//! | `tests/model.rs` | generated operations against a map |
+//! | `tests/salvage.rs` | damage anywhere in the files |
+//! | `tests/sizes.rs` | sizes of log segments |
+//! | `tests/stress.rs` | several threads, with flushes and evictions |
 
 mod crash;
 mod faults;

@@ -142,7 +142,7 @@ impl Node {
         Ok(())
     }
 
-    /// Rows whose time has come, the oldest first, at most [`DUE_MAX`]; perhaps only those of
+    /// Rows whose time has come, the oldest first, at most `DUE_MAX`; perhaps only those of
     /// objects that are deleted.
     pub fn due_rows(&self, now: Nanos, limit: usize, deleted_only: bool) -> FsResult<Vec<Due>> {
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();
