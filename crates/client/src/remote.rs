@@ -10,6 +10,7 @@
 //! | `nodes` | a connection to each metadata node of the volume |
 //! | `addresses` | the present addresses of nodes |
 //! | `routes` | which of several nodes is asked |
+//! | `pending` | calls without an answer: which answers lead to another attempt |
 //! | `redirects` | calls that went to a node that does not lead them, and go on to another |
 //! | `opens` | what a client has open at its servers, as their answers say |
 //! | `reclaimable` | what is open, locked and being written, kept for a reclaim |

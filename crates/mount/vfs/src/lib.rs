@@ -26,7 +26,8 @@
 //! | --- | --- |
 //! | `dispatch` | one arm for each operation of the kernel: begin here |
 //! | `core` | the state of a mount, and the ways to answer |
-//! | `shortcut` | operations with the VFS shortcut: LOOKUP, the opens after it, ACCESS |
+//! | `lookup`, `open`, `rename`, `attributes` | the operations of these names |
+//! | `shortcut` | what the VFS shortcut adds: LOOKUPs that are opens, answers without a request |
 //! | `paths` | the path nodes of the shortcut: what the kernel calls by number and we by name |
 //! | `naming` | what node ids stand for: inode numbers, or path nodes |
 //! | `last_lookups` | what threads were told last |

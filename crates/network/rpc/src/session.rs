@@ -6,7 +6,9 @@
 //! | --- | --- |
 //! | `calls` | the calls of a client that have no answer yet |
 //! | `numbers` | sequence numbers of calls: which are given out, which have their answer |
-//! | `connection` | the connection comes and goes: Hello and Welcome, reclaim, answers, retries |
+//! | `connection` | the connection comes and goes: answers, retries |
+//! | `greeting` | Hello and Welcome, the challenge of a client with a token |
+//! | `reclaim` | what the client holds is claimed again after the node has lost the session |
 //! | `sending` | what goes out, and when: the window, the bounds, the order after an outage |
 //! | `time` | time passes: deadlines, pings, silence |
 //!
