@@ -549,8 +549,8 @@ Prometheus reads them at `http://ADDR/metrics`, with `kestrel_` before each name
 meaning stay. *Internal*: they may change with the implementation. Counters begin at zero when the
 process starts. [Alarms](operations/monitoring.md#alarms) tells which ones to watch.
 
-The page is made from `crates/cli/src/metrics.rs`; a test keeps the two equal
-(`KESTREL_BLESS=1 cargo test -p kestrel metrics` writes it anew).
+The page is made from `crates/daemon/src/metrics.rs`; a test keeps the two equal
+(`KESTREL_BLESS=1 cargo test -p kestrel-daemon metrics` writes it anew).
 
 | name | shape | unit | stability | meaning |
 | --- | --- | --- | --- | --- |

@@ -39,7 +39,7 @@ volume unmounted. What cannot be put back where it belongs goes to /lost+found. 
 several nodes share, the nodes are checked together, and repaired when none of them runs; a repair
 that was cut short is finished by the next.
 
---salvage is for a volume whose metadata is damaged so that it cannot be opened: it makes a new
+--salvage is for a volume that cannot be opened because its metadata is damaged: it makes a new
 volume, in a directory that is missing or empty, from every record that is intact, repairs it, and
 lists by path what could not be recovered. Nothing of the old volume is changed. Objects in its
 directory get a second name in the new one; objects elsewhere are shared, so use only one of the two

@@ -24,8 +24,8 @@ use crate::at_rest;
   kestrel key show /data/vol
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
 
-Whoever loses the key of a volume loses the volume: keep a copy of the key file away from it. See
-docs/encryption.md.")]
+Without its key an encrypted volume cannot be read by anybody: keep a copy of the key file away from
+the volume. See docs/encryption.md.")]
 pub struct KeyArgs {
     #[command(subcommand)]
     action: Action,
