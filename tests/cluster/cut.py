@@ -3,9 +3,10 @@
 
     cut.py A B --network NAME --deadline SECONDS
 
-A and B are two mounts of one volume, each in a network of its own (tests/cluster/network.sh): NAME1, NAME2, NAME3 are those of the nodes,
-NAMEa and NAMEb those of the mounts. B's calls fail after the deadline, A's wait for longer than any of this. Prints a line for each test and
-"N passed, N failed".
+A and B are two mounts of one volume, each in a network of its own (tests/cluster/network.sh):
+NAME1, NAME2, NAME3 are those of the nodes, NAMEa and NAMEb those of the mounts. B's calls fail
+after the deadline, A's wait for longer than any of this. Prints a line for each test and "N passed,
+N failed".
 """
 
 import argparse
@@ -29,7 +30,10 @@ class Network:
         self.name = name
 
     def iptables(self, machine, *words):
-        subprocess.run(["nsenter", f"--net=/run/netns/{self.name}{machine}", "iptables", "-w", *words], check=True)
+        subprocess.run(
+            ["nsenter", f"--net=/run/netns/{self.name}{machine}", "iptables", "-w", *words],
+            check=True,
+        )
 
     def cut(self, one, *others):
         for other in others:
@@ -66,8 +70,8 @@ class Call(threading.Thread):
 
 
 class Tree:
-    """Directories that all nodes know, open on one mount: the kernel makes one name after the other in a directory, so that each
-    call that may have to wait is on one of its own."""
+    """Directories that all nodes know, open on one mount: the kernel makes one name after the other
+    in a directory, so that each call that may have to wait is on one of its own."""
 
     def __init__(self, path, others):
         self.fds = []
@@ -158,7 +162,10 @@ def nodes_apart(a, b, net, deadline):
     assert failed, "directories changed though a node may know them as they were"
     still = [call for call in waiting if call.seconds is None]
     assert still, "directories changed though a node may know them as they were"
-    renames = [Call(os.rename, f"{a}/d{number}/a0", f"{a}/d{number}/renamed{number}") for number in range(DIRECTORIES)]
+    renames = [
+        Call(os.rename, f"{a}/d{number}/a0", f"{a}/d{number}/renamed{number}")
+        for number in range(DIRECTORIES)
+    ]
     time.sleep(1)
     net.heal()
     for call in waiting + renames:
@@ -219,7 +226,9 @@ def locks_of_one_node(a, b, net, deadline):
             except OSError as error:
                 assert error.errno == errno.EIO, error
                 break
-            assert time.monotonic() < end, f"{paths[number]}: written under a lock that is another's"
+            assert (
+                time.monotonic() < end
+            ), f"{paths[number]}: written under a lock that is another's"
             time.sleep(0.1)
     for number in set(range(9)) - lost:
         held[number].write(b"y")

@@ -1,4 +1,5 @@
-"""Processes that lock, for tests: each Locker is a process of its own that does what it is told over a pipe.
+"""Processes that lock, for tests: each Locker is a process of its own that does what it is told
+over a pipe.
 
     a = Locker("/mnt/one/file")
     a.posix("x", 0, 9)          # F_SETLK; raises OSError
@@ -181,7 +182,9 @@ class Worker:
         """The size that the kernel knows, which it does not ask for (statx(2) with AT_STATX_DONT_SYNC)."""
         answer = ctypes.create_string_buffer(256)
         empty_path, dont_sync, size = 0x1000, 0x4000, 0x200
-        if ctypes.CDLL(None, use_errno=True).statx(self.fds[0], b"", empty_path | dont_sync, size, answer):
+        if ctypes.CDLL(None, use_errno=True).statx(
+            self.fds[0], b"", empty_path | dont_sync, size, answer
+        ):
             raise OSError(ctypes.get_errno(), "statx")
         # stx_size of struct statx.
         return struct.unpack_from("Q", answer, 40)[0]
@@ -228,7 +231,10 @@ class Locker:
     def __init__(self, path):
         self.path = path
         self.process = subprocess.Popen(
-            [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         Call(self).result()
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Locks seen by two mounts of one volume, or by two directories that are the same one (then the kernel's own are tested).
+"""Locks seen by two mounts of one volume, or by two directories that are the same one (then the
+kernel's own are tested).
 
     locks.py A B [--kill-server COMMAND --start-server COMMAND] [--mount-a-pid PID --lease SECONDS]
 
-A and B are the same directory of the volume, on two mounts. Prints a line for each test and "N passed, N failed".
+A and B are the same directory of the volume, on two mounts. Prints a line for each test and "N
+passed, N failed".
 """
 
 import argparse
@@ -409,7 +411,8 @@ def maps_under_locks(p):
         a.write(0, "1" * 9000)
         getattr(a, how)("u")
         getattr(b, how)("s")
-        # The kernel decides by the size that it knows whether there is anything in a page: else this is SIGBUS.
+        # The kernel decides by the size that it knows whether there is anything in a page: else
+        # this is SIGBUS.
         assert b.mapped_at(0, 3) == "111" and b.mapped_at(8990, 10) == "1" * 10
         getattr(b, how)("u")
         getattr(a, how)("x")

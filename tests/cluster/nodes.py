@@ -55,7 +55,11 @@ def renames_over_nodes(a, b):
     for turn in range(40):
         os.rename(f"{(a, b)[turn % 2]}/n{turn}", f"{(a, b)[turn % 2]}/n{turn + 1}")
     at = os.stat(f"{b}/n40")
-    assert (at.st_ino, at.st_mode & 0o777, os.getxattr(f"{a}/n40", "user.key")) == (ino, 0o640, b"value")
+    assert (at.st_ino, at.st_mode & 0o777, os.getxattr(f"{a}/n40", "user.key")) == (
+        ino,
+        0o640,
+        b"value",
+    )
     os.pwrite(fd, b"changed", 0)
     os.fsync(fd)
     assert read(f"{a}/n40") == b"changed"
@@ -129,9 +133,12 @@ def removed_while_open_everywhere(a, b):
         os.fsync(there)
         assert os.pread(there, 2, 0)[:1] == b"!"
         os.close(there)
-        # Attributes of what is open may be two ticks old in shortcut mode, and its pages as old as the open.
+        # Attributes of what is open may be two ticks old in shortcut mode, and its pages as old as
+        # the open.
         time.sleep(0.02)
-        assert os.fstat(here).st_nlink == 0 and len(os.pread(here, 9000, 0)) == min(9000, os.fstat(here).st_size)
+        assert os.fstat(here).st_nlink == 0 and len(os.pread(here, 9000, 0)) == min(
+            9000, os.fstat(here).st_size
+        )
         os.close(here)
     assert os.listdir(a) == []
 

@@ -1,4 +1,5 @@
-"""What the scripts of tests have in common: their lists, which run one after the other and say what passed, as tests/lib.sh does."""
+"""What the scripts of tests have in common: their lists, which run one after the other and say what
+passed, as tests/lib.sh does."""
 
 import errno
 import sys
@@ -29,7 +30,9 @@ def refused(code, call, *arguments, **keywords):
     try:
         call(*arguments, **keywords)
     except OSError as error:
-        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
+        assert (
+            error.errno == code
+        ), f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
         return
     raise AssertionError("succeeded")
 

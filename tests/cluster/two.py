@@ -249,7 +249,9 @@ def appends_race(a, b):
     for one in crew:
         one.join()
     lines = read(f"{b}/log").split()
-    assert sorted(lines) == sorted(b"%s%d" % (mark, number) for mark in (b"a", b"b") for number in range(100))
+    assert sorted(lines) == sorted(
+        b"%s%d" % (mark, number) for mark in (b"a", b"b") for number in range(100)
+    )
 
 
 def main():

@@ -1,5 +1,5 @@
-"""What another mount changes meanwhile: directories renamed, replaced, removed and made inaccessible under walks, working
-directories and open handles."""
+"""What another mount changes meanwhile: directories renamed, replaced, removed and made
+inaccessible under walks, working directories and open handles."""
 
 import ctypes
 import os
@@ -74,11 +74,19 @@ def working_directory_moved(run):
         said += [read("file"), read("d/file"), sorted(os.listdir("."))]
         open_and_close("made", CREATE)
         os.mkdir("made.d")
-        said += [os.path.exists(f"{run.there}/pub/elsewhere/made"), os.stat(".").st_ino == os.stat(run.path("pub/elsewhere")).st_ino]
+        said += [
+            os.path.exists(f"{run.there}/pub/elsewhere/made"),
+            os.stat(".").st_ino == os.stat(run.path("pub/elsewhere")).st_ino,
+        ]
         os.makedirs(f"{run.there}/a/b/c/d")
         write(f"{run.there}/a/b/c/file", b"new")
         write(f"{run.there}/a/b/c/d/file", b"new, deeper")
-        said += [read("file"), read("d/file"), read(run.path("a/b/c/file")), read(run.path("a/b/c/d/file"))]
+        said += [
+            read("file"),
+            read("d/file"),
+            read(run.path("a/b/c/file")),
+            read(run.path("a/b/c/d/file")),
+        ]
         os.rename("d/file", "d/gone")
         said += [read(run.path("a/b/c/d/file")), read(run.path("pub/elsewhere/d/gone"))]
         return said
@@ -118,7 +126,13 @@ def open_directory_moved(run):
     run.do("unlinkat", os.unlink, "made2", dir_fd=fd)
     run.do("fstat", lambda: os.fstat(fd).st_ino == os.stat(run.path("pub/elsewhere")).st_ino)
     run.do("fchmod", os.fchmod, fd, 0o711)
-    run.do("chmod seen", lambda: (oct(os.stat(run.path("pub/elsewhere")).st_mode), oct(os.stat(run.path("a/b/c")).st_mode)))
+    run.do(
+        "chmod seen",
+        lambda: (
+            oct(os.stat(run.path("pub/elsewhere")).st_mode),
+            oct(os.stat(run.path("a/b/c")).st_mode),
+        ),
+    )
     os.close(fd)
     run.do("path after", lambda: sorted(os.listdir(run.path("a/b/c"))))
 
@@ -137,7 +151,12 @@ def removed_elsewhere(run):
     def attempts():
         from harness import attempt
 
-        return [attempt(open_and_close, "x", CREATE), attempt(os.mkdir, "x"), attempt(os.stat, "x"), attempt(read, "x")]
+        return [
+            attempt(open_and_close, "x", CREATE),
+            attempt(os.mkdir, "x"),
+            attempt(os.stat, "x"),
+            attempt(read, "x"),
+        ]
 
     # Linux says ENOENT; a FUSE file system may say ESTALE: which, is compared with the plain mount.
     run.child("working directory", inside, unlike="local")
@@ -236,7 +255,8 @@ def files_change_elsewhere(run):
     run.do("open file of a moved directory", os.pread, fd, 100, 0)
     os.unlink(f"{run.there}/pub/c/d/e/n1")
     run.do("and removed", os.pread, fd, 100, 0)
-    # In shortcut mode attributes of a file may be as old as two ticks of the kernel's clock, 20 ms at most (docs/shortcut.md).
+    # In shortcut mode attributes of a file may be as old as two ticks of the kernel's clock, 20 ms
+    # at most (docs/shortcut.md).
     time.sleep(0.03)
     run.do("its links", lambda: os.fstat(fd).st_nlink)
     os.close(fd)

@@ -17,7 +17,20 @@ def place(depth, what):
 def tree(root):
     shutil.rmtree(f"{root}/a")
     for depth in DEPTHS:
-        for what in ("open", "stat", "create", "unlink", "mkdir", "rename", "rmdir", "symlink", "link", "chmod", "list", "absent"):
+        for what in (
+            "open",
+            "stat",
+            "create",
+            "unlink",
+            "mkdir",
+            "rename",
+            "rmdir",
+            "symlink",
+            "link",
+            "chmod",
+            "list",
+            "absent",
+        ):
             directory = "/".join(filter(None, [root, place(depth, what)]))
             os.makedirs(directory, exist_ok=True)
             write(f"{directory}/{what}-file")
@@ -68,7 +81,11 @@ def counted(run, label, most, call):
     before = run.side.requests()
     run.do(label, call)
     after = run.side.requests()
-    spent = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
+    spent = {
+        kind: after[kind] - before.get(kind, 0)
+        for kind in after
+        if after[kind] != before.get(kind, 0)
+    }
     if sum(spent.values()) > most:
         run.wrong.append(f"{label}: {sum(spent.values())} requests {spent}, at most {most} wanted")
 

@@ -1,11 +1,13 @@
-"""Runs the same cases on several sides (a mount in shortcut mode, a plain one, a local directory) and compares what every
-call answered; counts the requests that a call cost where that is known.
+"""Runs the same cases on several sides (a mount in shortcut mode, a plain one, a local directory)
+and compares what every call answered; counts the requests that a call cost where that is known.
 
-A case is a function of a `Run`. It makes its calls with `run.do(label, call)`, which notes the value or the errno. All sides
-must note the same. `requests=N` demands N requests to metadata nodes in shortcut mode (what comes after the call has returned,
-as RELEASE, does not count); `plain=N` the same in plain mode, without those for the names above the case's directory.
+A case is a function of a `Run`. It makes its calls with `run.do(label, call)`, which notes the
+value or the errno. All sides must note the same. `requests=N` demands N requests to metadata nodes
+in shortcut mode (what comes after the call has returned, as RELEASE, does not count); `plain=N` the
+same in plain mode, without those for the names above the case's directory.
 
-Trees are made beforehand (`prepare`), through another mount, so that the kernel has seen none of their names.
+Trees are made beforehand (`prepare`), through another mount, so that the kernel has seen none of
+their names.
 """
 
 import errno
@@ -91,7 +93,11 @@ def prepare(root, wanted):
 
 
 def chosen(wanted):
-    return [one for one in CASES if any(fnmatch.fnmatch(one.name, pattern) for pattern in wanted or ["*"])]
+    return [
+        one
+        for one in CASES
+        if any(fnmatch.fnmatch(one.name, pattern) for pattern in wanted or ["*"])
+    ]
 
 
 class Side:
@@ -105,9 +111,18 @@ class Side:
 
     def requests(self):
         """Requests so far that a caller waits for, by kind. Asked of the mount's root: nothing is looked up for that."""
-        said = subprocess.run([KESTREL, "stats", "--once", "--json", self.mount], check=True, capture_output=True, text=True).stdout
+        said = subprocess.run(
+            [KESTREL, "stats", "--once", "--json", self.mount],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         stats = json.loads(said)
-        kinds = {row["kind"]: row["requests"] for row in stats["metadata_requests"] if row["kind"] not in LATER}
+        kinds = {
+            row["kind"]: row["requests"]
+            for row in stats["metadata_requests"]
+            if row["kind"] not in LATER
+        }
         # Once for a directory: nobody waits for it.
         kinds["looked at meanwhile"] = -stats.get("shortcut_directory_looks_total", 0)
         return kinds
@@ -134,9 +149,15 @@ class Run:
         outcome = attempt(call, *arguments, **options)
         if wanted is not None:
             after = self.side.requests()
-            spent = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
+            spent = {
+                kind: after[kind] - before.get(kind, 0)
+                for kind in after
+                if after[kind] != before.get(kind, 0)
+            }
             if sum(spent.values()) != wanted:
-                self.wrong.append(f"{label}: {sum(spent.values())} requests {spent}, wanted {wanted}")
+                self.wrong.append(
+                    f"{label}: {sum(spent.values())} requests {spent}, wanted {wanted}"
+                )
         self.notes.append((label, show(outcome), unlike))
         return outcome
 
@@ -212,7 +233,9 @@ def run_case(one, sides):
 
 def differences(run, other):
     if len(run.notes) != len(other.notes):
-        return [f"{run.side.name} noted {len(run.notes)} calls, {other.side.name} {len(other.notes)}"]
+        return [
+            f"{run.side.name} noted {len(run.notes)} calls, {other.side.name} {len(other.notes)}"
+        ]
     return [
         f"{label}: {run.side.name} {mine}, {other.side.name} {theirs}"
         for (label, mine, unlike), (_, theirs, _) in zip(run.notes, other.notes)
@@ -232,7 +255,10 @@ def run_all(sides, wanted):
         if found:
             failed += 1
             print(f"FAIL {one.name}: {what} ({time.monotonic() - begun:.1f} s)")
-            print("\n".join(f"       {line}" for text in found for line in text.split("\n")), flush=True)
+            print(
+                "\n".join(f"       {line}" for text in found for line in text.split("\n")),
+                flush=True,
+            )
         else:
             passed += 1
             print(f"ok   {one.name}: {what}", flush=True)
