@@ -96,17 +96,21 @@ def plan(name, paths, options):
 def row(name, found):
     part = lambda when, which: f"{100 * found[when][which + '_part']:.2f} %"
     return (
-        f"| {name} | {found['entries']:,} | {part('before', 'fullest')} / {part('before', 'emptiest')} "
-        f"| {part('after', 'fullest')} / {part('after', 'emptiest')} | {found['path_walks']} | {found['overrides']} "
+        f"| {name} | {found['entries']:,} | {part('before', 'fullest')} / "
+        f"{part('before', 'emptiest')} "
+        f"| {part('after', 'fullest')} / {part('after', 'emptiest')} | {found['path_walks']} | "
+        f"{found['overrides']} "
         f"| {'yes' if found['reaches_goal'] else '**no**'} |"
     )
 
 
 def plot(found, path):
-    """Entries of each node as a part of all, sorted, before (grey) and after (blue), and the limit."""
+    """Entries of each node as a part of all, sorted, before (grey) and after (blue), and the
+    limit."""
     width, height, left = 320, 240, 40
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width * len(found)}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width * len(found)}" '
+        f'height="{height}" font-family="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for index, (name, one) in enumerate(found.items()):
@@ -117,22 +121,26 @@ def plot(found, path):
             f'<text x="{x0}" y="16">{name}: {one["entries"]:,} entries, {one["nodes"]} nodes</text>'
         )
         out.append(
-            f'<text x="{x0}" y="30">{one["path_walks"]} spread, {one["overrides"]} moved (grey: before)</text>'
+            f'<text x="{x0}" y="30">{one["path_walks"]} spread, {one["overrides"]} moved (grey: '
+            'before)</text>'
         )
         step = span / one["nodes"]
         for when, colour, shift in (("before", "#bbb", 0), ("after", "#06c", 0.4)):
             for at, entries in enumerate(sorted(one[when]["nodes"], reverse=True)):
                 tall = entries / one["entries"] * scale
                 out.append(
-                    f'<rect x="{x0 + (at + shift) * step:.1f}" y="{bottom - tall:.1f}" width="{step * 0.4:.1f}" height="{tall:.1f}" fill="{colour}"/>'
+                    f'<rect x="{x0 + (at + shift) * step:.1f}" y="{bottom - tall:.1f}" '
+                    f'width="{step * 0.4:.1f}" height="{tall:.1f}" fill="{colour}"/>'
                 )
         for value, text in ((one["limit_part"], "limit"), (0, "0")):
             y = bottom - value * scale
             out.append(
-                f'<path d="M{x0} {y:.1f}h{span}" stroke="#c00" fill="none"/><text x="{x0 + span + 2}" y="{y + 4:.1f}">{text}</text>'
+                f'<path d="M{x0} {y:.1f}h{span}" stroke="#c00" fill="none"/><text '
+                f'x="{x0 + span + 2}" y="{y + 4:.1f}">{text}</text>'
             )
         out.append(
-            f'<text x="{x0}" y="{height - 12}">limit {100 * one["limit_part"]:.2f} % of all entries</text>'
+            f'<text x="{x0}" y="{height - 12}">limit {100 * one["limit_part"]:.2f} % of all '
+            'entries</text>'
         )
     out.append("</svg>")
     with open(path, "w") as file:
@@ -156,7 +164,8 @@ def main():
         del trees["debian"]
     found = {}
     print(
-        "| tree | entries | by name: fullest / emptiest | balanced: fullest / emptiest | spread | moved | goal reached |"
+        "| tree | entries | by name: fullest / emptiest | balanced: fullest / emptiest | spread | "
+        "moved | goal reached |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, paths in trees.items():
@@ -168,7 +177,8 @@ def main():
     for name, one in found.items():
         hottest = ", ".join(f"{n['name']} {n['entries']:,}" for n in one["most_frequent"][:3])
         print(
-            f"{name}: {one['names']:,} names, hottest {hottest}; {one['seconds']:.1f} s, {one['cpu_seconds']:.1f} s of CPU"
+            f"{name}: {one['names']:,} names, hottest {hottest}; {one['seconds']:.1f} s, "
+            f"{one['cpu_seconds']:.1f} s of CPU"
         )
     print(f"{options.out}/balance.json, {options.out}/balance.svg")
 

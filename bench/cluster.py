@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """One metadata server and its clients on this machine, measured.
 
-    bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
+    bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3]
+                     [--depths 1,16,256,1024] [--quick]
                      [--only echo,native,tls,threads,merging,shared,bursts,mount,nodes,times]
                      [--nodes 1,2,4]
 
@@ -88,7 +89,8 @@ def envelopes(cluster):
 
 
 def is_alive(pid):
-    """Whether a thread of the process has not ended. (Nobody may have asked yet how the process did.)"""
+    """Whether a thread of the process has not ended. (Nobody may have asked yet how the process
+    did.)"""
     states = []
     for path in glob.glob(f"/proc/{pid}/task/*/stat"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as stat:
@@ -325,7 +327,8 @@ class Bench:
         return statistics.median(found) if found else None
 
     def paired(self, way, operation):
-        """Operations a second in each round, 256 in flight. Ratios are taken within a round: the machine's speed changes in between."""
+        """Operations a second in each round, 256 in flight. Ratios are taken within a round: the
+        machine's speed changes in between."""
         wanted = (way, operation, 256)
         return [
             row["per_s"]
@@ -421,10 +424,12 @@ def plot(path, rows):
     height = 40 + 18 * len(shown)
     most = max((row["per_s"] for row in shown), default=1)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
     ]
     out.append(
-        '<text x="10" y="20" font-size="14">operations a second (256 in flight; mounts: 16 threads)</text>'
+        '<text x="10" y="20" font-size="14">operations a second (256 in flight; mounts: 16 '
+        'threads)</text>'
     )
     for number, row in enumerate(shown):
         y = 36 + number * 18

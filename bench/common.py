@@ -34,7 +34,8 @@ def run(*command, **options):
 
 @contextlib.contextmanager
 def io_uring():
-    """Switches FUSE over io_uring on for as long; gives whether the kernel has it and this user may."""
+    """Switches FUSE over io_uring on for as long; gives whether the kernel has it and this user
+    may."""
     if not os.access(SWITCH, os.W_OK):
         yield False
         return

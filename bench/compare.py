@@ -2,7 +2,8 @@
 """Side-by-side benchmark: a KestrelFS mount, the same disk's local file system, and the null FUSE
 file system.
 
-    bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N] [--only metadata|data|served]
+    bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N]
+                     [--only metadata|data|served]
 
 Runs `kestrel bench` on the systems in turn, ROUNDS times (default 3), so that a machine whose speed
 drifts hits all alike, takes the median of each figure, prints figures and ratios against the bars
@@ -261,11 +262,13 @@ def plot(path, found):
     height = row * len(keys) + 40
     scale = (width - left - 90) / 7
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
     ]
     for index, system in enumerate(systems):
         out.append(
-            f'<rect x="{left + index * 120}" y="8" width="10" height="10" fill="{colors[index % len(colors)]}"/>'
+            f'<rect x="{left + index * 120}" y="8" width="10" height="10" '
+            f'fill="{colors[index % len(colors)]}"/>'
         )
         out.append(f'<text x="{left + 14 + index * 120}" y="17">{system}</text>')
     import math
@@ -282,10 +285,12 @@ def plot(path, found):
             length = max(1, math.log10(max(line["per_second"], 1)) * scale)
             top = y + index * 16
             out.append(
-                f'<rect x="{left}" y="{top}" width="{length:.0f}" height="12" fill="{colors[index % len(colors)]}"/>'
+                f'<rect x="{left}" y="{top}" width="{length:.0f}" height="12" '
+                f'fill="{colors[index % len(colors)]}"/>'
             )
             out.append(
-                f'<text x="{left + length + 4:.0f}" y="{top + 10}">{line["per_second"]:,.0f}/s</text>'
+                f'<text x="{left + length + 4:.0f}" '
+                f'y="{top + 10}">{line["per_second"]:,.0f}/s</text>'
             )
     out.append("</svg>")
     with open(path, "w", encoding="utf-8") as file:
@@ -329,17 +334,20 @@ def main():
     bars = judge(found)
     for name, lines in found.items():
         print(
-            f"\n{name}\n  {'':34} {'per s':>10} {'MB/s':>8} {'p50 µs':>8} {'p99 µs':>9} {'CPU µs':>8}"
+            f"\n{name}\n  {'':34} {'per s':>10} {'MB/s':>8} {'p50 µs':>8} {'p99 µs':>9} "
+            f"{'CPU µs':>8}"
         )
         for (phase, op), line in lines.items():
             print(
-                f"  {phase + ': ' + op:34} {line['per_second']:10,.0f} {line['megabytes_per_second']:8.1f} "
+                f"  {phase + ': ' + op:34} {line['per_second']:10,.0f} "
+                f"{line['megabytes_per_second']:8.1f} "
                 f"{line['p50']:8.1f} {line['p99']:9.1f} {line['cpu_us_per_op_machine']:8.1f}"
             )
     print("\nbars")
     for bar in bars:
         print(
-            f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted {bar['wanted']})"
+            f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted "
+            f"{bar['wanted']})"
         )
     document = {
         "command": "bench/compare.py",

@@ -128,7 +128,8 @@ def plot(path, rows):
     width, step = 760, 22
     longest = max(row["seconds"] for row in shown)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{step * len(shown) + 20}" font-family="sans-serif" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
+        f'height="{step * len(shown) + 20}" font-family="sans-serif" font-size="12">'
     ]
     for number, row in enumerate(shown):
         y, long = number * step + 4, 380 * row["seconds"] / longest
@@ -138,7 +139,8 @@ def plot(path, rows):
         )
         parts.append(f'<text x="4" y="{y + 13}">{html.escape(text)}</text>')
         parts.append(
-            f'<rect x="220" y="{y}" width="{long:.1f}" height="16" fill="{"#999" if row["side"] == "local" else "#48c"}"/>'
+            f'<rect x="220" y="{y}" width="{long:.1f}" height="16" '
+            f'fill="{"#999" if row["side"] == "local" else "#48c"}"/>'
         )
         parts.append(f'<text x="{226 + long:.1f}" y="{y + 13}">{html.escape(said)}</text>')
     with open(path, "w", encoding="utf-8") as file:
@@ -169,7 +171,8 @@ def main():
                     rows.append(row)
                     of[side, row["what"]] = row
                     print(
-                        f'{side:6} {row["what"]:12} {count:7} {row["seconds"]:8.3f} s {row["requests"]:8} requests',
+                        f'{side:6} {row["what"]:12} {count:7} {row["seconds"]:8.3f} s '
+                        f'{row["requests"]:8} requests',
                         flush=True,
                     )
                 server.stop()

@@ -2,7 +2,8 @@
 """Many empty files in one volume: does the create rate hold, is memory bounded, how fast is the
 volume back?
 
-    bench/many_files.py [--files 10000000] [--out target/bench] [--scratch DIR] [--metadata-memory 512M]
+    bench/many_files.py [--files 10000000] [--out target/bench] [--scratch DIR]
+                        [--metadata-memory 512M]
 
 PROCESSES processes create the files through a mount, in directories of 100,000. After each
 twentieth part the same processes create in the null FUSE file system for a while, so that a machine
@@ -119,7 +120,8 @@ def measure(options, scratch, found):
                 {"rate": rate, "null_rate": limit, "resident": resident, "anonymous": anonymous}
             )
             print(
-                f"{(index + 1) * part:>12,} files: {rate:>8,.0f}/s, null {limit:>8,.0f}/s, memory {resident / 1e6:,.0f} MB",
+                f"{(index + 1) * part:>12,} files: {rate:>8,.0f}/s, null {limit:>8,.0f}/s, memory "
+                f"{resident / 1e6:,.0f} MB",
                 flush=True,
             )
     finally:
@@ -170,18 +172,24 @@ def plot(found, path):
     lines = []
     for name, colour in (("null_rate", "#999"), ("rate", "#06c")):
         points = " ".join(
-            f"{60 + index * (width - 80) / max(1, len(parts) - 1):.1f},{height - 30 - part[name] / top * (height - 60):.1f}"
+            f"{60 + index * (width - 80) / max(1, len(parts) - 1):.1f},"
+            f"{height - 30 - part[name] / top * (height - 60):.1f}"
             for index, part in enumerate(parts)
         )
         lines.append(
             f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>'
         )
-    text = f"creates/s through a mount, 0 to {found['files']:,} files (grey: null FUSE), 0 to {top:,.0f}/s"
+    text = (
+        f"creates/s through a mount, 0 to {found['files']:,} files (grey: null FUSE), 0 to "
+        f"{top:,.0f}/s"
+    )
     with open(path, "w") as out:
         out.write(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            'font-family="sans-serif" font-size="12">'
             f'<rect width="100%" height="100%" fill="white"/><text x="60" y="18">{text}</text>'
-            f'<path d="M60 30V{height - 30}H{width - 20}" fill="none" stroke="black"/>{"".join(lines)}</svg>\n'
+            f'<path d="M60 30V{height - 30}H{width - 20}" fill="none" '
+            f'stroke="black"/>{"".join(lines)}</svg>\n'
         )
 
 

@@ -130,15 +130,18 @@ def plot(found, path):
             rate = result["gib_per_s"][who]
             top += 16
             out.append(
-                f'<rect x="110" y="{top - 10}" width="{rate / most * 400:.0f}" height="12" fill="{colours[who]}"/>'
+                f'<rect x="110" y="{top - 10}" width="{rate / most * 400:.0f}" height="12" '
+                f'fill="{colours[who]}"/>'
             )
             out.append(
-                f'<text x="10" y="{top}">{who}</text><text x="{115 + rate / most * 400:.0f}" y="{top}">{rate:.2f} GiB/s</text>'
+                f'<text x="10" y="{top}">{who}</text><text x="{115 + rate / most * 400:.0f}" '
+                f'y="{top}">{rate:.2f} GiB/s</text>'
             )
         top += 24
     with open(path, "w") as file:
         file.write(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{top}" font-family="sans-serif" font-size="11">\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{top}" '
+            'font-family="sans-serif" font-size="11">\n'
         )
         file.write("\n".join([*out, "</svg>\n"]))
 
@@ -173,7 +176,8 @@ def main():
         rates = ", ".join(f"{who} {result['gib_per_s'][who]:.2f}" for who in WHO)
         verdict = "met" if result["ratio"] >= BAR else "MISSED"
         print(
-            f"{name}: {result['ratio']:.3f} of the local file system (bar {BAR}: {verdict}); GiB/s: {rates}"
+            f"{name}: {result['ratio']:.3f} of the local file system (bar {BAR}: {verdict}); "
+            f"GiB/s: {rates}"
         )
     print(f"\n{options.out}/passthrough.json, {options.out}/passthrough.svg")
 

@@ -2,7 +2,8 @@
 """Volumes on an object store, measured: versitygw behind kestrel-s3proxy, which adds latency and
 counts requests.
 
-    bench/s3.py [--out target/bench] [--scratch DIR] [--latency 0,5,20,50] [--files 10000] [--rounds 3] [--large 4G]
+    bench/s3.py [--out target/bench] [--scratch DIR] [--latency 0,5,20,50] [--files 10000]
+                [--rounds 3] [--large 4G]
                 [--link 125] [--gc-files 1000000] [--quick] [--only small,large,first-byte,gc]
 
 Limits measured in the same run: the local file system under the same load, the store itself with
@@ -83,7 +84,8 @@ class Store:
         return f"s3://bench/{prefix}?endpoint={self.endpoint}&region=us-east-1&path-style=true"
 
     def latency(self, ms, link=0):
-        """Puts the store so far away, behind a link of so many MB/s each way (0: as fast as this machine)."""
+        """Puts the store so far away, behind a link of so many MB/s each way (0: as fast as this
+        machine)."""
         rules = [f"latency:ms={ms}"] if ms else []
         rules += [f"bandwidth:up={link}000000,down={link}000000"] if link else []
         run(
@@ -242,7 +244,8 @@ def small(options, store, scratch, report):
 
 
 def read_small(options, store, scratch, report, volume, ms):
-    """Cold from the store, then second epochs from the cache: its disk, and the memory of a mount that goes on."""
+    """Cold from the store, then second epochs from the cache: its disk, and the memory of a mount
+    that goes on."""
     at, size = f"{ms} ms", options.files * SMALL
     # A disk that others fill must not make this a benchmark of eviction.
     cache = ("--cache-dir", f"{scratch}/cache-{ms}", "--free-space-ratio", "0.01")
@@ -274,7 +277,8 @@ def read_small(options, store, scratch, report, volume, ms):
 
 
 def epochs_from_disk(options, store, local, report, volume, cache, ms):
-    """Nothing in memory, all in the cache: the local file system, then a new mount on each transport, in turn."""
+    """Nothing in memory, all in the cache: the local file system, then a new mount on each
+    transport, in turn."""
     size = options.files * SMALL
     with io_uring() as on:
         rounds = {transport: [] for transport in (["device", "uring"] if on else ["device"])}
@@ -325,8 +329,9 @@ def stream(path, size, write):
 
 
 def large(options, store, scratch, report):
-    """One large file against the store's own bandwidth: of a store that is limited by the processors it shares with everybody
-    else here, and of one behind a link that is slower than they are."""
+    """One large file against the store's own bandwidth: of a store that is limited by the
+    processors it shares with everybody else here, and of one behind a link that is slower than they
+    are."""
     size = size_of(options.large)
     stores = [(ms, 0) for ms in options.latency] + ([(20, options.link)] if options.link else [])
     for ms, link in stores:
@@ -368,7 +373,8 @@ def large(options, store, scratch, report):
 
 
 def first_byte(options, store, scratch, report):
-    """How many requests the first byte of a 10 GiB file waits for (64 MiB of it are data, the rest is a hole)."""
+    """How many requests the first byte of a 10 GiB file waits for (64 MiB of it are data, the rest
+    is a hole)."""
     volume = Volume(store, scratch, "first-byte")
     volume.mount()
     stream(f"{volume.mnt}/file", 64 * MIB, True)
@@ -431,7 +437,8 @@ def plot(path, report):
 
     height = 22 * len(report.bars) + 30
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{height}" font-family="sans-serif" font-size="11">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
     ]
     out.append('<text x="700" y="14" text-anchor="middle">wanted</text>')
     out.append(f'<line x1="700" y1="20" x2="700" y2="{height}" stroke="#999"/>')
@@ -443,10 +450,12 @@ def plot(path, report):
         y, color = 26 + 22 * number, "#4c9f70" if bar["met"] else "#d98032"
         out.append(f'<text x="490" y="{y + 11}" text-anchor="end">{bar["bar"]}</text>')
         out.append(
-            f'<rect x="{700 + min(0, length):.0f}" y="{y}" width="{max(2, abs(length)):.0f}" height="14" fill="{color}"/>'
+            f'<rect x="{700 + min(0, length):.0f}" y="{y}" width="{max(2, abs(length)):.0f}" '
+            f'height="14" fill="{color}"/>'
         )
         out.append(
-            f'<text x="910" y="{y + 11}">{bar["value"]:g} ({bar["wanted"].replace("<", "&lt;").replace(">", "&gt;")})</text>'
+            f'<text x="910" y="{y + 11}">{bar["value"]:g} '
+            f'({bar["wanted"].replace("<", "&lt;").replace(">", "&gt;")})</text>'
         )
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join([*out, "</svg>"]))
@@ -502,7 +511,8 @@ def main():
     print("\nbars")
     for bar in report.bars:
         print(
-            f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted {bar['wanted']})"
+            f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted "
+            f"{bar['wanted']})"
         )
     document = {
         "command": "bench/s3.py",

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The VFS shortcut, measured: requests, memory, latency, and the two transports of FUSE.
 
-    bench/shortcut.py [--out target/bench] [--scratch DIR] [--seconds 5] [--rounds 3] [--fanout 3] [--files 10] [--size 0] [--quick]
+    bench/shortcut.py [--out target/bench] [--scratch DIR] [--seconds 5] [--rounds 3] [--fanout 3]
+                      [--files 10] [--size 0] [--quick]
                       [--only requests,traverse,latency,alone,limit]
 
 - requests: requests to the metadata server of a cold open, stat, create, unlink, mkdir and rename
@@ -267,7 +268,8 @@ class Bench:
         server.stop()
 
     def memory_of_all(self, server, files):
-        """Bytes the kernel takes for all names and inodes when nothing limits it, and bytes of the program itself."""
+        """Bytes the kernel takes for all names and inodes when nothing limits it, and bytes of the
+        program itself."""
         # The program itself: what it takes in a tree of one file.
         alone = tempfile.mkdtemp(dir=self.options.scratch)
         os.mkdir(f"{alone}/tree")
@@ -294,7 +296,8 @@ class Bench:
         server.umount(point)
         group.close()
         print(
-            f"caching {files:,} files takes {need / 2**20:.1f} MiB of the kernel; the program itself {own / 2**20:.1f} MiB",
+            f"caching {files:,} files takes {need / 2**20:.1f} MiB of the kernel; the program "
+            f"itself {own / 2**20:.1f} MiB",
             flush=True,
         )
         return need, own
@@ -522,7 +525,8 @@ class Bench:
         shutil.rmtree(scratch)
 
     def reads(self, way, where, large):
-        """Reads through FUSE: direct, so that each is a request, of bytes that the mount has in its memory."""
+        """Reads through FUSE: direct, so that each is a request, of bytes that the mount has in its
+        memory."""
         path = f"{where}/large"
         size = int(large[:-1]) << 20
         with open(path, "wb") as file:
@@ -610,7 +614,8 @@ def bars(rows):
         rates = [row["per_s"] for row in here]
         found.append(
             (
-                f"{tree}: opens a second over the limits: {min(rates) / max(rates):.3f} of the best (goal 0.97)",
+                f"{tree}: opens a second over the limits: {min(rates) / max(rates):.3f} of the "
+                "best (goal 0.97)",
                 min(rates) / max(rates) >= 0.97,
             )
         )
@@ -633,7 +638,8 @@ def bars(rows):
 
 
 def plot(path, rows):
-    """Opens a second over the memory limit for each way and tree, and the time of a cold open over the latency."""
+    """Opens a second over the memory limit for each way and tree, and the time of a cold open over
+    the latency."""
     out, top = [], 30
     colours = dict(zip(MODES, ("#888888", "#4878a8", "#c04040", "#40a060", "#a06020"), strict=True))
     walks = [row for row in rows if row["part"] == "traverse"]
@@ -663,7 +669,8 @@ def plot(path, rows):
         top += 230
     with open(path, "w", encoding="utf-8") as file:
         file.write(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{top}" font-family="sans-serif" font-size="11">\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{top}" '
+            'font-family="sans-serif" font-size="11">\n'
         )
         file.write("\n".join([*out, "</svg>"]))
 

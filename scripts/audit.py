@@ -92,7 +92,8 @@ def main():
     for problem in problems:
         print(f"FAIL {problem}")
     print(
-        f"audit: {foreign} foreign crates in the binary, {len(data['packages'])} packages in all, {len(problems)} problems"
+        f"audit: {foreign} foreign crates in the binary, {len(data['packages'])} packages in all, "
+        f"{len(problems)} problems"
     )
     sys.exit(1 if problems else 0)
 

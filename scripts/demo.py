@@ -109,16 +109,20 @@ def main():
     count, total = sum(n for n, _, _ in written), sum(b for _, b, _ in written)
     print(f"\n{'':22} {'files/s':>10} {'MB/s':>8} {'seconds':>8} {'metadata operations':>20}")
     print(
-        f"{'ingest':22} {count / wrote_seconds:10,.0f} {total / wrote_seconds / 1e6:8.1f} {wrote_seconds:8.1f} {middle - before:20,}"
+        f"{'ingest':22} {count / wrote_seconds:10,.0f} {total / wrote_seconds / 1e6:8.1f} "
+        f"{wrote_seconds:8.1f} {middle - before:20,}"
     )
     print(
-        f"{'random read, verified':22} {count / read_seconds:10,.0f} {total / read_seconds / 1e6:8.1f} {read_seconds:8.1f} {after - middle:20,}"
+        f"{'random read, verified':22} {count / read_seconds:10,.0f} "
+        f"{total / read_seconds / 1e6:8.1f} {read_seconds:8.1f} {after - middle:20,}"
     )
     print(
-        f"\nthe volume holds {status['files']:,} files, {status['directories']:,} directories, {status['bytes'] / 1e6:,.0f} MB"
+        f"\nthe volume holds {status['files']:,} files, {status['directories']:,} directories, "
+        f"{status['bytes'] / 1e6:,.0f} MB"
     )
     print(
-        f"the store holds {status['objects']:,} objects, {status['object_bytes'] / 1e6:,.0f} MB; metadata on disk {status['metadata_disk_bytes'] / 1e6:,.0f} MB\n"
+        f"the store holds {status['objects']:,} objects, {status['object_bytes'] / 1e6:,.0f} MB; "
+        f"metadata on disk {status['metadata_disk_bytes'] / 1e6:,.0f} MB\n"
     )
     if wrong:
         sys.exit(f"{len(wrong)} files differ from their source: {wrong[:5]}")

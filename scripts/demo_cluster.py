@@ -25,7 +25,8 @@ def make_dir(path):
 
 
 def ingest(arguments):
-    """Copies the files of one process; returns (files, bytes, digests, longest time for one file)."""
+    """Copies the files of one process; returns (files, bytes, digests, longest time for one
+    file)."""
     source, target, names, number = arguments
     total, digests, longest = 0, {}, 0.0
     for name in names:
@@ -81,7 +82,8 @@ class Events:
         self.run("cluster", "join", "-", volume, stdin=token)
         self.run("serve", volume)
         self.tell(
-            f"another node serves at {address}, {time.monotonic() - start:.2f} s after it was announced; it has no part yet"
+            f"another node serves at {address}, {time.monotonic() - start:.2f} s after it was "
+            "announced; it has no part yet"
         )
         start = time.monotonic()
         self.run("cluster", "balance", self.options.url)
@@ -120,7 +122,8 @@ def options():
 
 
 def chosen(given):
-    """What is ingested: as many files as are wanted, spread evenly over the tree, and the directories they need."""
+    """What is ingested: as many files as are wanted, spread evenly over the tree, and the
+    directories they need."""
     files, dirs, links = walk(given.source)
     files.sort()
     if given.files != "all":
@@ -153,7 +156,8 @@ def main():
             while file.read(1 << 20):
                 pass
     print(
-        f"== ingest {len(files):,} files, {len(dirs):,} directories with {processes} processes through the first mount",
+        f"== ingest {len(files):,} files, {len(dirs):,} directories with {processes} processes "
+        "through the first mount",
         flush=True,
     )
     COUNTERS.extend(multiprocessing.Value("Q", 0, lock=False) for _ in range(processes))
@@ -201,16 +205,19 @@ def main():
     def row(name, seconds, begin, end):
         asked = end["metadata_requests_total"] - begin["metadata_requests_total"]
         print(
-            f"{name:34} {count / seconds:8,.0f} {total / seconds / 1e6:7.1f} {seconds:8.1f} {asked:18,} {asked / count:8.2f}"
+            f"{name:34} {count / seconds:8,.0f} {total / seconds / 1e6:7.1f} {seconds:8.1f} "
+            f"{asked:18,} {asked / count:8.2f}"
         )
 
     print(
-        f"\n{'':34} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'metadata requests':>18} {'per file':>8}"
+        f"\n{'':34} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'metadata requests':>18} "
+        f"{'per file':>8}"
     )
     row("ingest, with all that", wrote_seconds, before, middle)
     row("random read at the other mount", read_seconds, read_before, after)
     print(
-        f"\nthe longest time any file took meanwhile was {max(each[3] for each in done):.2f} s; no call failed;"
+        f"\nthe longest time any file took meanwhile was {max(each[3] for each in done):.2f} s; no "
+        "call failed;"
     )
     retries, reconnects = (
         middle[f"metadata_{name}_total"] - before[f"metadata_{name}_total"]

@@ -66,7 +66,8 @@ class Demo:
 
     def table(self):
         print(
-            f"\n{'':24} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'PUTs':>7} {'GETs':>7} {'files/request':>14} {'cache hits':>11}"
+            f"\n{'':24} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'PUTs':>7} {'GETs':>7} "
+            f"{'files/request':>14} {'cache hits':>11}"
         )
         for name, files, size, seconds, before, after in self.rows:
 
@@ -78,7 +79,8 @@ class Demo:
             rate = f"{100 * hits / (hits + misses):.1f} %" if hits + misses else "-"
             per_request = f"{files / (puts + gets):.1f}" if puts + gets else "-"
             print(
-                f"{name:24} {files / seconds:8,.0f} {size / seconds / 1e6:7.1f} {seconds:8.1f} {puts:7,} {gets:7,} {per_request:>14} {rate:>11}"
+                f"{name:24} {files / seconds:8,.0f} {size / seconds / 1e6:7.1f} {seconds:8.1f} "
+                f"{puts:7,} {gets:7,} {per_request:>14} {rate:>11}"
             )
 
 
@@ -125,15 +127,18 @@ def main():
         ).stdout
     )
     print(
-        f"\nthe volume holds {status['files']:,} files, {status['directories']:,} directories, {status['bytes'] / 1e6:,.0f} MB"
+        f"\nthe volume holds {status['files']:,} files, {status['directories']:,} directories, "
+        f"{status['bytes'] / 1e6:,.0f} MB"
     )
     print(
-        f"the store holds {status['objects']:,} objects, {status['object_bytes'] / 1e6:,.0f} MB; metadata on disk {status['metadata_disk_bytes'] / 1e6:,.0f} MB\n"
+        f"the store holds {status['objects']:,} objects, {status['object_bytes'] / 1e6:,.0f} MB; "
+        f"metadata on disk {status['metadata_disk_bytes'] / 1e6:,.0f} MB\n"
     )
     if wrong:
         sys.exit(f"{len(wrong)} files differ from their source: {wrong[:5]}")
     print(
-        f"all {len(files):,} files and {len(links)} symbolic links are as their source, byte by byte, cold and warm"
+        f"all {len(files):,} files and {len(links)} symbolic links are as their source, byte by "
+        "byte, cold and warm"
     )
 
 

@@ -85,7 +85,8 @@ class Tree:
             self.fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
     def create(self, kind):
-        """Calls that make a file in each directory. Its name says which node leads them, so each has another one."""
+        """Calls that make a file in each directory. Its name says which node leads them, so each
+        has another one."""
         return [Call(create, f"{kind}{number}", fd) for number, fd in enumerate(self.fds)]
 
     def chmod(self, mode):
@@ -102,7 +103,8 @@ def create(name, fd):
 
 
 def sorted_out(calls, deadline):
-    """Which calls ended well before their deadline, and which failed with EIO, at it; no other end is allowed."""
+    """Which calls ended well before their deadline, and which failed with EIO, at it; no other end
+    is allowed."""
     quick, failed = [], []
     for call in calls:
         call.ended(deadline + SLACK + 20)
@@ -124,13 +126,15 @@ def same_names(one, two):
 
 
 def some_of_each(quick, others):
-    """Names are spread over three nodes, one of which is out of reach: none of both is as good as impossible."""
+    """Names are spread over three nodes, one of which is out of reach: none of both is as good as
+    impossible."""
     assert len(quick) >= 6 and others, (len(quick), len(others))
 
 
 @test
 def a_node_away(a, b, net, deadline):
-    """a node cut off from all: what the others lead goes on, the rest fails at its deadline or is done when it is back"""
+    """a node cut off from all: what the others lead goes on, the rest fails at its deadline or is
+    done when it is back"""
     one, two = Tree(a, "a"), Tree(b, "b")
     net.cut("3", "1", "2", "a", "b")
     waiting = one.create("patient")
@@ -151,7 +155,8 @@ def a_node_away(a, b, net, deadline):
 
 @test
 def nodes_apart(a, b, net, deadline):
-    """two nodes that do not hear each other: clients are served by both; what needs both waits, and is done when they do"""
+    """two nodes that do not hear each other: clients are served by both; what needs both waits, and
+    is done when they do"""
     one, two = Tree(a, "a"), Tree(b, "b")
     net.cut("1", "2")
     quick, failed = sorted_out(two.create("made"), deadline)
@@ -178,7 +183,8 @@ def nodes_apart(a, b, net, deadline):
 
 @test
 def a_client_apart(a, b, net, deadline):
-    """a client that cannot reach one of the nodes: it goes on with the others, and the other client with all"""
+    """a client that cannot reach one of the nodes: it goes on with the others, and the other client
+    with all"""
     one, two = Tree(a, "a"), Tree(b, "b")
     held = open(f"{b}/d0/b0", "r+b")
     net.cut("b", "2")
@@ -195,7 +201,8 @@ def a_client_apart(a, b, net, deadline):
 
 @test
 def locks_of_one_node(a, b, net, deadline):
-    """a client cut off from one node for longer than its lease: locks there are others', said with EIO; those of other nodes stay"""
+    """a client cut off from one node for longer than its lease: locks there are others', said with
+    EIO; those of other nodes stay"""
     paths = [f"lock{number}" for number in range(9)]
     for path in paths:
         write(f"{a}/{path}", b"")

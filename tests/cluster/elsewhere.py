@@ -22,7 +22,8 @@ def check(text, good):
 
 
 def is_locked(path):
-    """Whether somebody else has a lock: asked in a process of its own, since locks of one do not exclude each other."""
+    """Whether somebody else has a lock: asked in a process of its own, since locks of one do not
+    exclude each other."""
     child = os.fork()
     if child == 0:
         try:

@@ -145,7 +145,8 @@ class Dirs:
 
 @test
 def a_node_that_stops(a, b, nodes):
-    """directories are renamed while a node is stopped; when it goes on it finds none of them where they were"""
+    """directories are renamed while a node is stopped; when it goes on it finds none of them where
+    they were"""
     dirs = Dirs(a, b)
     nodes.stop(3)
     dirs.go_on_without("e", lambda: nodes.go_on(3))

@@ -334,7 +334,8 @@ def half_open(s):
 
 @test
 def admin_nonsense(s):
-    """questions of the control protocol that are none: an answer each, and the connection goes on"""
+    """questions of the control protocol that are none: an answer each, and the connection goes
+    on"""
     peer = s.session()
     for number, question in enumerate(
         (b"{}", b"[]", b"null", b'{"verb":"no-such"}', b"{" * 1000, b"\xff", b"")

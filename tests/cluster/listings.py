@@ -52,7 +52,10 @@ def eventually(holds):
 def listed_and_changed_here(a, b):
     """whoever looks at names it has listed sees what anybody changed through the same mount"""
     fill(a)
-    script = "import os, sys; os.chmod(sys.argv[1] + '/f11', 0o600); os.truncate(sys.argv[1] + '/f12', 77)"
+    script = (
+        "import os, sys; os.chmod(sys.argv[1] + '/f11', 0o600); os.truncate(sys.argv[1] + '/f12', "
+        "77)"
+    )
     with Listing(a) as listing:
         subprocess.run([sys.executable, "-c", script, a], check=True)
         assert (listing.stat("f11").st_mode & 0o777, listing.stat("f12").st_size) == (0o600, 77)
@@ -82,7 +85,8 @@ def touch(directory, numbers, stop, acknowledged):
 
 @test
 def changed_while_the_listing_begins(a, b):
-    """what was under way when a thread began to look at names is seen too, once it is acknowledged"""
+    """what was under way when a thread began to look at names is seen too, once it is
+    acknowledged"""
     fill(a)
     stop, acknowledged = multiprocessing.RawValue(ctypes.c_int), multiprocessing.RawArray(
         ctypes.c_longlong, len(NAMES)
@@ -123,7 +127,8 @@ with os.scandir(sys.argv[1]) as entries:
 
 @test
 def listed_and_refused(a, b):
-    """whoever may not search a directory any more looks at nothing in it, though he has listed it"""
+    """whoever may not search a directory any more looks at nothing in it, though he has listed
+    it"""
     os.chmod(a, 0o755)
     os.makedirs(f"{a}/above/dir")
     fill(f"{a}/above/dir")
@@ -140,7 +145,8 @@ def listed_and_refused(a, b):
 
 @test
 def listed_and_changed_elsewhere(a, b):
-    """what another mount changes is seen some time after, by whoever has the directory open, and at once by others"""
+    """what another mount changes is seen some time after, by whoever has the directory open, and at
+    once by others"""
     fill(a)
     with Listing(a) as listing:
         os.chmod(f"{b}/f11", 0o600)
@@ -148,7 +154,10 @@ def listed_and_changed_elsewhere(a, b):
         write(f"{b}/f13", b"three")
         with open(f"{a}/f13", "rb") as file:
             assert file.read() == b"three", "who opens a file reads what was closed before"
-        script = "import os, sys; print(oct(os.stat(sys.argv[1] + '/f11').st_mode & 0o777), os.path.exists(sys.argv[1] + '/f12'))"
+        script = (
+            "import os, sys; print(oct(os.stat(sys.argv[1] + '/f11').st_mode & 0o777), "
+            "os.path.exists(sys.argv[1] + '/f12'))"
+        )
         said = subprocess.run(
             [sys.executable, "-c", script, a], check=True, capture_output=True, text=True
         ).stdout

@@ -95,7 +95,8 @@ def main():
     if min(counts) < 3:
         wrong.append("hardly anything was done")
     print(
-        f"{sum(counts[:MOVERS])} directories moved, {counts[MOVERS]} files made and read; the longest call took {longest[0]:.1f} s"
+        f"{sum(counts[:MOVERS])} directories moved, {counts[MOVERS]} files made and read; the "
+        f"longest call took {longest[0]:.1f} s"
     )
     print(*wrong, sep="\n", end="\n" if wrong else "")
     sys.exit(1 if wrong else 0)

@@ -47,7 +47,8 @@ def database(home, who, seconds):
 
 
 def mailbox(home, who, seconds):
-    """Delivers messages as a mail server does, and takes what it finds as a reader does. How many were delivered."""
+    """Delivers messages as a mail server does, and takes what it finds as a reader does. How many
+    were delivered."""
     done = 0
     for number in until(seconds):
         name = f"{who}.{number}"

@@ -38,17 +38,19 @@ def refused(code, call, *arguments, **keywords):
 
 
 def run_all(tests, call):
-    """Calls `call(number, test)` for each test, a function whose docstring says what it shows, and exits with the verdict.
-    A test fails by an exception; one that answers "skipped" counts neither way."""
+    """Calls `call(number, test)` for each test, a function whose docstring says what it shows, and
+    exits with the verdict. A test fails by an exception; one that answers "skipped" counts neither
+    way."""
     passed = failed = 0
     for number, test in enumerate(tests):
+        what = " ".join(test.__doc__.split())
         try:
             if call(number, test) != "skipped":
                 passed += 1
-                print(f"ok   {test.__doc__}", flush=True)
+                print(f"ok   {what}", flush=True)
         except Exception:
             failed += 1
             traceback.print_exc(file=sys.stdout)
-            print(f"FAIL {test.__name__}: {test.__doc__}", flush=True)
+            print(f"FAIL {test.__name__}: {what}", flush=True)
     print(f"{passed} passed, {failed} failed")
     sys.exit(1 if failed else 0)

@@ -2,9 +2,12 @@
 """Trees for dumps: made, compared, and changed while they are dumped.
 
 trees.py make DIR            a tree with files of all kinds
-trees.py compare A B         whether both are the same, inode numbers among it; prints the first differences
-trees.py change DIR SECONDS  creates, renames and links, one call after the other, until the time is over; prints how far it came
-trees.py judge DIR FROM TO   whether DIR is what `change` had made at one moment, after FROM and up to TO steps
+trees.py compare A B         whether both are the same, inode numbers among it; prints the first
+                             differences
+trees.py change DIR SECONDS  creates, renames and links, one call after the other, until the time is
+                             over; prints how far it came
+trees.py judge DIR FROM TO   whether DIR is what `change` had made at one moment, after FROM and up
+                             to TO steps
 """
 
 import os

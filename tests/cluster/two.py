@@ -43,7 +43,8 @@ def close_to_open(a, b):
 
 @test
 def pages_of_a_file_renamed_over_another(a, b):
-    """a file that was read here, rewritten there with the same size and renamed there over one that was read here"""
+    """a file that was read here, rewritten there with the same size and renamed there over one that
+    was read here"""
     for turn, size in enumerate((100, 5000, 60_000, 3_000_000)):
         old, new, other = (random.Random(10 * size + seed).randbytes(size) for seed in range(3))
         write(f"{a}/{turn}", old)
@@ -58,7 +59,8 @@ def pages_of_a_file_renamed_over_another(a, b):
 
 @test
 def pages_after_opens_of_another_kind(a, b):
-    """a change there is read here, whatever a stat, a failed open or an open with other flags came before"""
+    """a change there is read here, whatever a stat, a failed open or an open with other flags came
+    before"""
     befores = [
         os.stat,
         lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY),
@@ -120,7 +122,8 @@ def names(a, b):
 
 
 def tick():
-    """A mount in shortcut mode shows the attributes of what is open as they were up to two ticks ago (docs/shortcut.md)."""
+    """A mount in shortcut mode shows the attributes of what is open as they were up to two ticks
+    ago (docs/shortcut.md)."""
     time.sleep(0.02)
 
 

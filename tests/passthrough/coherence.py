@@ -37,7 +37,8 @@ def figure(name):
 
 
 def eventually(what, test, seconds=20):
-    """No view may be stale; this is for what ends by itself: copies out of use, handles of the kernel."""
+    """No view may be stale; this is for what ends by itself: copies out of use, handles of the
+    kernel."""
     end = time.monotonic() + seconds
     while not test():
         assert time.monotonic() < end, f"{what} did not happen"

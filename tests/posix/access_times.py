@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Access times (docs/semantics.md, A2), call by call, and how many messages they cost.
 
-    access_times.py compare DIR LOCAL          a mount beside a local file system with the same options
+    access_times.py compare DIR LOCAL          a mount beside a local file system with the same
+                                               options
     access_times.py rules DIR MODE             what no local file system shows
     access_times.py count DIR MODE STATS…      STATS prints the mount's figures as JSON
     access_times.py follows FILE OTHER         a read here is seen by the other mount

@@ -149,7 +149,8 @@ def run(directory, seconds):
     with open(path, "rb") as file:
         kept = [block for block in range(BLOCKS) if file.read(BLOCK) != content(last[block])]
     print(
-        f"{written} writes; old bytes by read: {wrong[0]}, by mmap: {wrong[1]}, left in the page cache: {len(kept)}"
+        f"{written} writes; old bytes by read: {wrong[0]}, by mmap: {wrong[1]}, left in the page "
+        f"cache: {len(kept)}"
     )
     os.close(fd)
     os.unlink(path)

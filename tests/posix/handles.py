@@ -2,8 +2,10 @@
 """File handles: name_to_handle_at(2) and open_by_handle_at(2) on a mount, before and after
 restarts.
 
-    handles.py make DIR STATE    makes files and directories in DIR and keeps their handles in the file STATE
-    handles.py open DIR STATE    opens each of them by its handle, and checks that handles of removed ones are ESTALE
+    handles.py make DIR STATE    makes files and directories in DIR and keeps their handles in the
+                                 file STATE
+    handles.py open DIR STATE    opens each of them by its handle, and checks that handles of
+                                 removed ones are ESTALE
 
 As root. Each check prints a line; the last line is "N passed, N failed".
 """

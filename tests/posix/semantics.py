@@ -207,8 +207,8 @@ def listings(d):
 
 
 def random_cookies(d, rounds, changing):
-    """seekdir to random cookies of one handle, the start among them, each followed by a readdir; `changing`: while another
-    thread creates, renames and removes other names."""
+    """seekdir to random cookies of one handle, the start among them, each followed by a readdir;
+    `changing`: while another thread creates, renames and removes other names."""
     stop = threading.Event()
 
     def disturb():
@@ -672,7 +672,8 @@ def stat_after_each_call(d):
     mapped = mmap.mmap(other, 4096)
 
     def changed(call, fields, *arguments):
-        """What the descriptor's stat says after a call differs from before in these fields, and what a name says is the same."""
+        """What the descriptor's stat says after a call differs from before in these fields, and
+        what a name says is the same."""
         before = os.fstat(look)
         # The times of two calls are to differ.
         time.sleep(0.002)
@@ -920,7 +921,8 @@ def close_to_open(d):
 
 @statement("D2")
 def flushed_in_the_background(d):
-    """That it is gone from the writer's memory shows in `kestrel info`; here: nothing is lost by waiting."""
+    """That it is gone from the writer's memory shows in `kestrel info`; here: nothing is lost by
+    waiting."""
     with open(f"{d}/f", "wb", buffering=0) as file:
         file.write(b"x" * 10_000)
         time.sleep(2.5)

@@ -262,7 +262,8 @@ def main():
             except Exception as error:  # the others are to run
                 failed.append(name)
                 print(
-                    f"FAIL {name[5:].replace('_', ' ')}: {error!r} at line {error.__traceback__.tb_next.tb_lineno}"
+                    f"FAIL {name[5:].replace('_', ' ')}: {error!r} at line "
+                    f"{error.__traceback__.tb_next.tb_lineno}"
                 )
     rules()
     return bool(failed)

@@ -61,10 +61,14 @@ class Client:
         for part in (when[:8], self.region, "s3", "aws4_request"):
             key = mac(key, part)
         signature = mac(key, f"AWS4-HMAC-SHA256\n{when}\n{scope}\n{hashed}").hex()
-        return f"AWS4-HMAC-SHA256 Credential={self.key}/{scope}, SignedHeaders={';'.join(names)}, Signature={signature}"
+        return (
+            f"AWS4-HMAC-SHA256 Credential={self.key}/{scope}, SignedHeaders={';'.join(names)}, "
+            f"Signature={signature}"
+        )
 
     def request(self, method, key="", query=None, body=b"", headers=None):
-        """(status, headers, body) of one request; raises S3Error. Never retries: a fault is to be seen."""
+        """(status, headers, body) of one request; raises S3Error. Never retries: a fault is to be
+        seen."""
         path = "/" + urllib.parse.quote(
             f"{self.bucket}/{key}" if key else self.bucket, safe="/-_.~"
         )

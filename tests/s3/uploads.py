@@ -56,7 +56,8 @@ def hold(flags):
         found = os.pread(handle, SIZES[name], 0)
         if found != content(name):
             sys.exit(
-                f"{name}: {len(found)} bytes of {SIZES[name]} while it is dirty, {found.count(0)} of them zero"
+                f"{name}: {len(found)} bytes of {SIZES[name]} while it is dirty, {found.count(0)} "
+                "of them zero"
             )
         os.fsync(handle)
         os.close(handle)

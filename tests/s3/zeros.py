@@ -48,7 +48,8 @@ def in_threads(*actions):
 
 
 def append_and_follow(name, piece, count, sync):
-    """A reader with the file open all the time reads what another appends, up to the size that it sees."""
+    """A reader with the file open all the time reads what another appends, up to the size that it
+    sees."""
     path, done, whole = f"{DIR}/{name}", threading.Event(), bytearray()
     pieces = [data(piece) for _ in range(count)]
     open(path, "wb").close()

@@ -121,7 +121,10 @@ def many_threads(run):
 @case(setup=forest)
 def many_processes(run):
     """300 short processes, whose ids fall on the same hint slots, open through names that clash"""
-    command = "for f; do read -r line < \"$f\" && echo \"$line\"; cat \"${f%/*}x/same\" 2>/dev/null && echo wrong; done; :"
+    command = (
+        "for f; do read -r line < \"$f\" && echo \"$line\"; cat \"${f%/*}x/same\" 2>/dev/null && "
+        "echo wrong; done; :"
+    )
     for number in range(300):
         # Ids go on, so that slots chosen by them are used by others soon.
         if os.fork() == 0:
@@ -180,7 +183,8 @@ def other_pid_namespace(run):
 
 @case(local=False)
 def bind_mounts(run):
-    """a bind mount of a directory deep below: names, data, and whatever becomes of it when it is renamed"""
+    """a bind mount of a directory deep below: names, data, and whatever becomes of it when it is
+    renamed"""
     point = tempfile.mkdtemp(dir=os.environ.get("WORK", "/var/tmp"))
     run.do("bind", said, "mount", "--bind", run.path("a/b/c"), point)
     try:
@@ -204,7 +208,8 @@ def bind_mounts(run):
 
 @case
 def overlay_on_top(run):
-    """an overlay file system whose lower layer is ours: names are as they are below, nothing absent appears"""
+    """an overlay file system whose lower layer is ours: names are as they are below, nothing absent
+    appears"""
     work = tempfile.mkdtemp(dir=os.environ.get("WORK", "/var/tmp"))
     for name in ("space", "merged"):
         os.mkdir(f"{work}/{name}")

@@ -18,7 +18,8 @@ def exchange(one, other):
 
 @case(remote=True)
 def moved_elsewhere(run):
-    """a directory renamed on another mount: the old path is gone at once, the new one leads to everything"""
+    """a directory renamed on another mount: the old path is gone at once, the new one leads to
+    everything"""
     run.do("walk", read, run.path("a/b/c/file"))
     os.rename(f"{run.there}/a/b", f"{run.there}/a/moved")
     run.do("old", read, run.path("a/b/c/file"))
@@ -34,7 +35,8 @@ def moved_elsewhere(run):
 
 @case(remote=True)
 def replaced_elsewhere(run):
-    """a directory on the way replaced on another mount by another directory, a file, a link, nothing"""
+    """a directory on the way replaced on another mount by another directory, a file, a link,
+    nothing"""
     run.do("walk", read, run.path("a/b/c/file"))
     run.do("stat", lambda: oct(os.stat(run.path("a/b")).st_mode))
     os.rename(f"{run.there}/a/b", f"{run.there}/pub/old")
@@ -65,7 +67,8 @@ def replaced_elsewhere(run):
 
 @case(remote=True)
 def working_directory_moved(run):
-    """a working directory that another mount renames stays the same directory; what then has its name is another"""
+    """a working directory that another mount renames stays the same directory; what then has its
+    name is another"""
 
     def inside():
         os.chdir(run.path("a/b/c"))
@@ -111,7 +114,8 @@ def above_working_directory_moved(run):
 
 @case(remote=True)
 def open_directory_moved(run):
-    """a directory held open is the same one after another mount renamed and replaced it; listing goes on"""
+    """a directory held open is the same one after another mount renamed and replaced it; listing
+    goes on"""
     fd = os.open(run.path("a/b/c"), os.O_RDONLY | os.O_DIRECTORY)
     os.rename(f"{run.there}/a/b/c", f"{run.there}/pub/elsewhere")
     run.do("openat", open_and_close, "d/file", dir_fd=fd)
@@ -139,7 +143,8 @@ def open_directory_moved(run):
 
 @case(remote=True)
 def removed_elsewhere(run):
-    """a working directory and a handle whose directory another mount removed: nothing can be made in it"""
+    """a working directory and a handle whose directory another mount removed: nothing can be made
+    in it"""
     os.mkdir(f"{run.there}/pub/gone")
     fd = os.open(run.path("pub/gone"), os.O_RDONLY | os.O_DIRECTORY)
 
@@ -192,7 +197,8 @@ def permissions_elsewhere(run):
 
 @case(remote=True)
 def permissions_of_working_directory(run):
-    """a working directory loses search permission: names in it are refused, it comes back, they are not"""
+    """a working directory loses search permission: names in it are refused, it comes back, they are
+    not"""
 
     def inside():
         from harness import attempt
@@ -223,7 +229,8 @@ def permissions_of_working_directory(run):
 
 @case(remote=True)
 def absent_then_there(run):
-    """what was absent is there as soon as another mount made it, and gone as soon as it removed it"""
+    """what was absent is there as soon as another mount made it, and gone as soon as it removed
+    it"""
     for turn in range(3):
         run.do(f"absent {turn}", os.stat, run.path("pub/x/y/z"))
         run.do(f"absent, open {turn}", open_and_close, run.path("pub/x/y/z"))
@@ -241,7 +248,8 @@ def absent_then_there(run):
 
 @case(remote=True)
 def files_change_elsewhere(run):
-    """files written, replaced, renamed and removed on another mount are read as they are by the next open"""
+    """files written, replaced, renamed and removed on another mount are read as they are by the
+    next open"""
     path = "a/b/c/d/e/n1"
     for turn in range(3):
         write(f"{run.there}/{path}", b"turn %d" % turn)
@@ -330,8 +338,9 @@ def free_again_elsewhere(run):
 
 @case(remote=True, local=False)
 def back_out_of_a_moved_directory(run):
-    """`..` of a working directory whose parent was renamed elsewhere: in shortcut mode it goes by the name the kernel remembers
-    (docs/shortcut.md), in plain mode to the directory that was the parent"""
+    """`..` of a working directory whose parent was renamed elsewhere: in shortcut mode it goes by
+    the name the kernel remembers (docs/shortcut.md), in plain mode to the directory that was the
+    parent"""
 
     def inside():
         os.chdir(run.path("a/b/c"))

@@ -10,7 +10,8 @@ CREATE = os.O_CREAT | os.O_RDWR
 
 
 def place(depth, what):
-    """A directory in which nothing has been done yet, so that a file in it is `depth` names below the case's directory."""
+    """A directory in which nothing has been done yet, so that a file in it is `depth` names below
+    the case's directory."""
     return "/".join([f"{what}{depth}"] + ["d"] * (depth - 2)) if depth > 1 else ""
 
 
@@ -75,7 +76,8 @@ def listing(fd):
 
 
 def counted(run, label, most, call):
-    """Demands at most so many requests of a call on a mount with the shortcut: without it a look cannot be told from an open."""
+    """Demands at most so many requests of a call on a mount with the shortcut: without it a look
+    cannot be told from an open."""
     if run.side.name != "shortcut":
         return run.do(label, call)
     before = run.side.requests()
@@ -92,7 +94,8 @@ def counted(run, label, most, call):
 
 @case(setup=hundred, remote=True)
 def requests_of_a_listing(run):
-    """looking at a hundred names that were listed costs far less than a request each, and removing them one each"""
+    """looking at a hundred names that were listed costs far less than a request each, and removing
+    them one each"""
     fd = os.open(run.path("many"), os.O_RDONLY)
     counted(run, "look at all", 30, lambda: listing(fd))
 

@@ -32,8 +32,8 @@ class Case:
 
 
 def case(function=None, *, setup=None, remote=False, local=True):
-    """Declares a case. `setup(dir)` adds to its tree; `remote`: it needs a second mount; `local`: a local file system does
-    the same (False: only plain and shortcut are compared)."""
+    """Declares a case. `setup(dir)` adds to its tree; `remote`: it needs a second mount; `local`: a
+    local file system does the same (False: only plain and shortcut are compared)."""
 
     def declare(function):
         CASES.append(Case(function, setup, remote, local))
@@ -110,7 +110,8 @@ class Side:
             self.mount, self.above = os.path.dirname(self.mount), self.above + 1
 
     def requests(self):
-        """Requests so far that a caller waits for, by kind. Asked of the mount's root: nothing is looked up for that."""
+        """Requests so far that a caller waits for, by kind. Asked of the mount's root: nothing is
+        looked up for that."""
         said = subprocess.run(
             [KESTREL, "stats", "--once", "--json", self.mount],
             check=True,
@@ -141,8 +142,8 @@ class Run:
         return "/".join([self.here, *names])
 
     def do(self, label, call, *arguments, requests=None, plain=None, unlike=None, **options):
-        """Makes a call and notes how it ended. `unlike="local"`: a local file system answers something else, and why is
-        said beside the call."""
+        """Makes a call and notes how it ended. `unlike="local"`: a local file system answers
+        something else, and why is said beside the call."""
         above = self.side.above + 1  # with the case's own directory
         wanted = {"shortcut": requests, "plain": plain and plain + above}.get(self.side.name)
         before = self.side.requests() if wanted is not None else None
@@ -251,7 +252,7 @@ def run_all(sides, wanted):
         found = run_case(one, sides)
         if found is None:
             continue
-        what = (one.function.__doc__ or one.name).split("\n")[0]
+        what = " ".join((one.function.__doc__ or one.name).split("\n\n")[0].split())
         if found:
             failed += 1
             print(f"FAIL {one.name}: {what} ({time.monotonic() - begun:.1f} s)")

@@ -134,7 +134,8 @@ def descriptors_of_directories(run):
 
 @case
 def absent_on_the_way(run):
-    """a name on the way that does not exist: ENOENT for every call, and it is not there afterwards"""
+    """a name on the way that does not exist: ENOENT for every call, and it is not there
+    afterwards"""
     for label, call in [
         ("open", lambda: open_and_close(run.path("a/nope/x/y"))),
         ("create", lambda: open_and_close(run.path("a/nope/x/y"), CREATE)),
@@ -330,7 +331,8 @@ def permissions(run):
 
 @case
 def names_too_long(run):
-    """a name of more than 255 bytes, in a directory that is there, not there, a file, or closed to the caller"""
+    """a name of more than 255 bytes, in a directory that is there, not there, a file, or closed to
+    the caller"""
     long = "n" * 256
     for where in ("a/b", "a/zz", "a/zz/b", "a/real/x", "secret/in"):
         path = run.path(where, long)
@@ -353,7 +355,8 @@ def names_too_long(run):
 
 @case
 def permission_taken_away(run):
-    """what the kernel lets anybody pass without asking (O_PATH, watches) is refused as soon as chmod or rename has its answer"""
+    """what the kernel lets anybody pass without asking (O_PATH, watches) is refused as soon as
+    chmod or rename has its answer"""
 
     def look(names, label):
         run.user(f"{label}, O_PATH", open_and_close, run.path(names), os.O_PATH)
@@ -387,7 +390,8 @@ def permission_taken_away(run):
 
 @case
 def held_while_the_way_closes(run):
-    """who has hold of a directory (O_PATH) goes on from there when search permission above it is taken away, or it is moved"""
+    """who has hold of a directory (O_PATH) goes on from there when search permission above it is
+    taken away, or it is moved"""
     os.mkdir(run.path("private"), 0o700)
     for turn in range(4):
         for _ in range(3):
@@ -469,7 +473,8 @@ def names_come_and_go(run):
 
 @case
 def renamed_directories(run):
-    """directories renamed, exchanged and replaced here: the old path is gone, the new one leads to all below"""
+    """directories renamed, exchanged and replaced here: the old path is gone, the new one leads to
+    all below"""
     os.makedirs(run.path("pub/r1/in"))
     write(run.path("pub/r1/in/f"), b"1")
     os.makedirs(run.path("pub/s1/in"))
@@ -517,7 +522,8 @@ def renamed_directories(run):
 
 @case
 def attributes(run):
-    """chmod, chown, times, truncate, extended attributes and access by deep path, and of directories that were faked"""
+    """chmod, chown, times, truncate, extended attributes and access by deep path, and of
+    directories that were faked"""
     file, directory = run.path(DEEP, "n0"), run.path("a/b/c")
     for name, path in [("file", file), ("directory", directory)]:
         run.do(f"chmod {name}", os.chmod, path, 0o711)
