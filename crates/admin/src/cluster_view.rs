@@ -499,7 +499,8 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
             (Ok(_), None) => "it is about a node that is none of the others".into(),
             (Ok(known), Some(other)) if known.epoch <= starts(other) => continue,
             (Ok(known), Some(other)) => format!(
-                "it has seen start {} of node {peer}, but the directory of that node was started {} times: the directory is an old copy, or made anew",
+                "it has seen start {} of node {peer}, but the directory of that node was started \
+                 {} times: the directory is an old copy, or made anew",
                 known.epoch,
                 starts(other)
             ),

@@ -125,7 +125,8 @@ impl fmt::Display for GcError {
             }
             GcError::Damaged(row) => write!(
                 f,
-                "{row} cannot be decoded and may refer to any object; nothing was deleted; run `kestrel fsck` first"
+                "{row} cannot be decoded and may refer to any object; nothing was deleted; run \
+                 `kestrel fsck` first"
             ),
         }
     }

@@ -67,14 +67,16 @@ fn volume_key(
     let needed = &encryption.volume_key;
     let Some(path) = key_file(given) else {
         return Err(VolumeError::Key(format!(
-            "volume {name:?} is encrypted; give its key with --key-file FILE or in {KEY_FILE_ENV} (the key's fingerprint is \
+            "volume {name:?} is encrypted; give its key with --key-file FILE or in {KEY_FILE_ENV} \
+             (the key's fingerprint is \
              {needed})"
         )));
     };
     let key = VolumeKey::read(&path)?;
     if key.fingerprint() != *needed {
         return Err(VolumeError::Key(format!(
-            "{}: not the key of volume {name:?}: its fingerprint is {}, that of the volume's key is {needed}; use that key's \
+            "{}: not the key of volume {name:?}: its fingerprint is {}, that of the volume's key \
+             is {needed}; use that key's \
              file",
             path.display(),
             key.fingerprint()
@@ -245,7 +247,8 @@ fn apply(
         (none, Some(true)) => {
             let Some(path) = key_file(given) else {
                 return Err(VolumeError::Key(format!(
-                    "encryption takes a key; make one with `kestrel key create FILE` and give it with --key-file FILE or \
+                    "encryption takes a key; make one with `kestrel key create FILE` and give it \
+                     with --key-file FILE or \
                      in {KEY_FILE_ENV}"
                 )));
             };
@@ -323,14 +326,16 @@ fn rotate_in(
     let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone())
     else {
         return Err(VolumeError::Key(format!(
-            "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` encrypts what is written \
+            "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` \
+             encrypts what is written \
              from then on",
             where_is.display()
         )));
     };
     if encryption.keys.len() >= DATA_KEYS_MAX {
         return Err(VolumeError::Key(format!(
-            "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
+            "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a \
+             new volume to start anew"
         )));
     }
     let is_key_of =

@@ -272,7 +272,8 @@ impl Storage {
             {
                 false => Ok(cached.whole_copies()),
                 true => Err(
-                    "the volume is encrypted, and copies of whole files would lie in the cache in the clear",
+                    "the volume is encrypted, and copies of whole files would lie in the cache in \
+                     the clear",
                 ),
             };
             store = Arc::new(cached);

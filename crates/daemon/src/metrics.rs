@@ -155,7 +155,8 @@ macro_rules! metrics {
     ($($name:literal $shape:ident $unit:literal $stability:ident $help:literal $($read:expr)?;)+) => {
         /// The plain figures.
         pub const METRICS: &[Metric] = &[$(Metric {
-            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability, help: $help,
+            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability,
+            help: $help,
             read: metrics!(@read $name $($read)?),
         },)+];
     };
@@ -504,7 +505,8 @@ pub fn to_json(snapshot: &Snapshot) -> Value {
     }
     let kinds = snapshot.node.kinds.iter().map(|kind| {
         json!({
-            "kind": kind.kind, "requests": kind.requests, "errors": kind.errors, "nanoseconds": kind.nanos,
+            "kind": kind.kind, "requests": kind.requests, "errors": kind.errors,
+            "nanoseconds": kind.nanos,
             "latency_log2_ns": kind.latency,
         })
     });

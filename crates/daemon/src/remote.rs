@@ -113,7 +113,8 @@ impl ControlEndpoint for RemoteMount {
                     warmup::warm(&engine, &*self.storage.store, &wish, &ProgressStream::new(tell))
                 }
                 None => Err(format!(
-                    "{} is served by another process: read the files to fill the disk cache of this mount",
+                    "{} is served by another process: read the files to fill the disk cache of \
+                     this mount",
                     self.url
                 )),
             },

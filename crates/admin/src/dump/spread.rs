@@ -177,7 +177,8 @@ impl<'a> Spread<'a> {
             if let Some(node) = records.expected.keys().next() {
                 // Its token says where its counters begin.
                 return Err(DumpError::Mismatch(format!(
-                    "node {node} was announced and has not joined; before a dump is loaded let it join, or take it out with \
+                    "node {node} was announced and has not joined; before a dump is loaded let it \
+                     join, or take it out with \
                      `kestrel cluster remove-node`"
                 )));
             }

@@ -191,7 +191,8 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
         None | Some(0) => Ok(ExitStatus::Good),
         Some(damaged) => {
             eprintln!(
-                "kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel fsck`"
+                "kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel \
+                 fsck`"
             );
             Ok(ExitStatus::Bad)
         }
@@ -319,7 +320,8 @@ fn utc(seconds: u64) -> String {
 fn fetch(args: &FetchArgs) -> Result<ExitStatus, Failure> {
     if RemoteUrl::is_one(&args.place) {
         return Err(Failure::usage(
-            "backup: name the volume's directory, or where its objects are, from where the dump is fetched (s3://… or file:///…)",
+            "backup: name the volume's directory, or where its objects are, from where the dump is \
+             fetched (s3://… or file:///…)",
         ));
     }
     let options = args.store.options();

@@ -112,7 +112,8 @@ impl Printer {
 
 fn repair_event(finding: &Finding, fix: &Fix) -> Value {
     json!({ "repaired": {
-        "kind": finding.kind.name(), "path": finding.path, "detail": finding.detail, "action": fix.says,
+        "kind": finding.kind.name(), "path": finding.path, "detail": finding.detail,
+        "action": fix.says,
     } })
 }
 
@@ -121,13 +122,15 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
     let target = Target::of("fsck", &args.volume)?;
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
-            "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory, or on those of all its \
+            "fsck: --repair needs the volume itself: stop the server and run it there, on the \
+             volume's directory, or on those of all its \
              nodes",
         ));
     }
     if !args.others.is_empty() && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
-            "fsck: a URL stands alone: all nodes of a volume that is served are asked; directories are for one at rest",
+            "fsck: a URL stands alone: all nodes of a volume that is served are asked; directories \
+             are for one at rest",
         ));
     }
     let mut printer = Printer {
@@ -145,7 +148,8 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
     };
     if args.salvage.is_some() && (matches!(target, Target::Served(_)) || !args.others.is_empty()) {
         return Err(Failure::usage(
-            "fsck: --salvage works on the directory of one volume or one node, on the machine that has it and at rest",
+            "fsck: --salvage works on the directory of one volume or one node, on the machine that \
+             has it and at rest",
         ));
     }
     if let Some(new) = &args.salvage {

@@ -358,12 +358,14 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     }
     if matches!(source, Source::Served(_)) && args.leftovers != CollectorArgs::default() {
         return Err(Failure::usage(
-            "mount: --collect-every, --collect-grace: the volume's server collects: give them to `kestrel serve`",
+            "mount: --collect-every, --collect-grace: the volume's server collects: give them to \
+             `kestrel serve`",
         ));
     }
     if matches!(source, Source::Served(_)) && args.dumps != BackupScheduleArgs::default() {
         return Err(Failure::usage(
-            "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to `kestrel serve`",
+            "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to \
+             `kestrel serve`",
         ));
     }
     Ok(Plan { source, dir, options })

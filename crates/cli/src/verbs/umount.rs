@@ -50,7 +50,8 @@ fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(
         let what = if why.contains(NOT_LET_IN) {
             "still mounted; what was written last is not stored, and is given up with --force"
         } else {
-            "still mounted, so that what was written last can be stored; bring the server back or use --force"
+            "still mounted, so that what was written last can be stored; bring the server back or \
+             use --force"
         };
         Failure::new("umount", format!("{dir}: {why}: {what}"))
     })
@@ -100,7 +101,8 @@ pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
             // It waits for its store, say, and may do so for long: nothing can be done about that
             // here.
             eprintln!(
-                "kestrel umount: {}: unmounted; its process still stores what was written, or waits for its store or server, and ends by \
+                "kestrel umount: {}: unmounted; its process still stores what was written, or \
+                 waits for its store or server, and ends by \
                  itself",
                 args.dir.display()
             );

@@ -100,7 +100,8 @@ impl Fs {
             (Some(_), _) => threads.len(),
             (None, Some(_)) => {
                 log::info!(
-                    "one of several nodes: objects of which little is in use are rewritten by `kestrel compact` only"
+                    "one of several nodes: objects of which little is in use are rewritten by \
+                     `kestrel compact` only"
                 );
                 threads.len() - 1
             }
@@ -290,7 +291,8 @@ fn repack(fs: &Weak<Fs>, stop: &Stop) {
         match fs.compact_volume(&options, &mut |_, _| {}) {
             Ok(done) if done == Default::default() => {}
             Ok(done) => log::info!(
-                "{} sparse objects: {} references with {} bytes moved, {} changed meanwhile, {} failed; {} windows folded",
+                "{} sparse objects: {} references with {} bytes moved, {} changed meanwhile, {} \
+                 failed; {} windows folded",
                 done.sparse_objects,
                 done.moved,
                 done.stored_bytes,

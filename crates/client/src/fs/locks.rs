@@ -351,7 +351,8 @@ impl Fs {
         match self.locks.lost_since(handle.ino(), handle.losses) {
             true => Err(FsError::new(
                 libc::EIO,
-                "locks of this file were lost while the client was cut off from its server; open it anew",
+                "locks of this file were lost while the client was cut off from its server; open \
+                 it anew",
             )),
             false => Ok(()),
         }

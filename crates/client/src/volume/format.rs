@@ -128,7 +128,8 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     }
     if occupied && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir) {
         return Err(VolumeError::Invalid(format!(
-            "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, remove the directories of all \
+            "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, \
+             remove the directories of all \
              its nodes, its objects, and its schema if its metadata is in a database",
             dir.display(),
             section.node

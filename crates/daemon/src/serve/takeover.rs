@@ -54,7 +54,8 @@ pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Fa
         && let Some(holder) = holder_of(&descriptor, node, known.is_idle(node)).map_err(fail)?
     {
         return Err(fail(format!(
-            "node {node} is served: {holder} has its rows open; --take-over asks that process to end, and takes the node over if it does not"
+            "node {node} is served: {holder} has its rows open; --take-over asks that process to \
+             end, and takes the node over if it does not"
         )));
     }
     let listen = listen(config, Some(section))?;

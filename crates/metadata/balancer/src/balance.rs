@@ -124,7 +124,8 @@ impl fmt::Display for BalanceError {
             BalanceError::WrongReport(node) => {
                 write!(
                     f,
-                    "balancing: node {node} reports fewer entries than its names have; run kestrel fsck on it"
+                    "balancing: node {node} reports fewer entries than its names have; run kestrel \
+                     fsck on it"
                 )
             }
         }

@@ -160,7 +160,8 @@ impl Cluster {
         let kinds: BTreeMap<_, _> =
             self.said.kinds.iter().map(|(kind, count)| (kind, each(*count))).collect();
         println!(
-            "{{\"operation\":\"{operation}\",\"nodes\":{},\"in_flight\":{in_flight},\"messages\":{},\"moments\":{},\"bytes\":{},\"us\":{},\"kinds\":{kinds:?}}}",
+            "{{\"operation\":\"{operation}\",\"nodes\":{},\"in_flight\":{in_flight},\
+             \"messages\":{},\"moments\":{},\"bytes\":{},\"us\":{},\"kinds\":{kinds:?}}}",
             self.members.len(),
             each(self.said.messages),
             each(self.said.moments),

@@ -204,7 +204,10 @@ impl ClusterNode {
             // What was released here since it was weighed has written its own row; if the clock was
             // set back, the same one.
             let weighed = answers.get(&self.me);
-            let same = |part| matches!(weighed, Some(PollAnswer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
+            let same = |part| {
+                matches!(weighed, Some(PollAnswer::Weighed(weights))
+                    if weights.get(index) == Some(&Weight::Part(part)))
+            };
             let settled = node.references(*object).is_ok_and(same);
             let owes = node.owes(*object).unwrap_or(true);
             // A member that does not say that nothing refers to it may have something that does.
@@ -247,7 +250,10 @@ impl ClusterNode {
         };
         let Some(answers) = answers else { return self.end_round(Err(out_of_reach())) };
         let stands = |object: ObjectId| {
-            let says = |answer: &PollAnswer| matches!(answer, PollAnswer::Confirmed(some) if some.contains(&object));
+            let says = |answer: &PollAnswer| {
+                matches!(answer,
+                    PollAnswer::Confirmed(some) if some.contains(&object))
+            };
             answers.values().all(says)
         };
         reaping.due.retain(|row| stands(row.object));

@@ -548,7 +548,8 @@ impl ClusterNode {
         if std::mem::take(&mut self.leases.held) {
             self.leases.lapses += 1;
             log::warn!(
-                "most nodes of the cluster have not answered in time, or the store has not: this one {} until they do",
+                "most nodes of the cluster have not answered in time, or the store has not: this \
+                 one {} until they do",
                 self.waits_how()
             );
         }
@@ -675,7 +676,8 @@ impl ClusterNode {
         fence.heard(from, round, hold);
         if fence.holds(majority) {
             log::warn!(
-                "node {node} does not answer and has no lease any more: a directory changes without it"
+                "node {node} does not answer and has no lease any more: a directory changes \
+                 without it"
             );
             self.leases.silent.insert(node);
             self.leases.fenced += 1;

@@ -535,7 +535,8 @@ impl ClusterNode {
                 if let Err(why) = reply {
                     failed.store(true, Ordering::Relaxed);
                     log::error!(
-                        "rows that were cut off file {ino} cannot be deleted: {why:?}; tried again, and kestrel fsck tells more"
+                        "rows that were cut off file {ino} cannot be deleted: {why:?}; tried \
+                         again, and kestrel fsck tells more"
                     );
                 }
             };

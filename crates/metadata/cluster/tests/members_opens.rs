@@ -282,7 +282,10 @@ fn orphans_after_a_restart_of_their_home() {
     cluster.restart(1);
     assert_eq!(orphans(&cluster), 1);
     cluster.tick(SECOND);
-    let asks = |message: &Message| matches!(message, Message::Poll { question: PollQuestion::Held(files), .. } if *files == [file.ino]);
+    let asks = |message: &Message| {
+        matches!(message,
+            Message::Poll { question: PollQuestion::Held(files), .. } if *files == [file.ino])
+    };
     let question = cluster.carry(|to, message| to == 2 && asks(message)).unwrap();
     cluster.under_way.push_back(question);
     wait(&mut cluster, 10);

@@ -266,7 +266,8 @@ impl fmt::Display for EngineError {
             }
             EngineError::Fenced { held, current } => write!(
                 f,
-                "metadata: another process has taken this metadata over (epoch {current}, this one has {held}); nothing was \
+                "metadata: another process has taken this metadata over (epoch {current}, this one \
+                 has {held}); nothing was \
                  changed; end this process, and see that only one runs on it"
             ),
         }

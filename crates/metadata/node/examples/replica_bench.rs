@@ -58,7 +58,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let bytes: usize = tree.iter().map(|(_, name)| name.len()).sum();
     println!(
-        "{dirs} directories with names of {:.1} bytes: {:.1} bytes each; {} ns to take one in, {} ns to find one",
+        "{dirs} directories with names of {:.1} bytes: {:.1} bytes each; {} ns to take one in, {} \
+         ns to find one",
         bytes as f64 / dirs as f64,
         grown as f64 / dirs as f64,
         made.as_nanos() as u64 / dirs,

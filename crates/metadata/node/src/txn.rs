@@ -262,7 +262,8 @@ fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<Recorde
 fn damaged(origin: Origin, why: &str) -> FsError {
     let Origin { client, seq, .. } = origin;
     let text = format!(
-        "metadata: damaged row: the answer to call {seq} of client {client}: {why}; run kestrel fsck"
+        "metadata: damaged row: the answer to call {seq} of client {client}: {why}; run kestrel \
+         fsck"
     );
     FsError::because(libc::EIO, text)
 }

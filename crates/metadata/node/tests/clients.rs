@@ -100,11 +100,14 @@ fn rows(fixture: &Fixture, table: Table) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn requests_happen_once_and_opens_live_on(raws in raws(150), workers in 1..4usize) {
-        let world = World::new(Fixture::with_engine(serving(workers), MemoryEngine::new(SyncWhen::Told)), false);
+        let world =
+            World::new(Fixture::with_engine(serving(workers), MemoryEngine::new(SyncWhen::Told)),
+                false);
         world.serve(&raws).map_err(TestCaseError::fail)?;
     }
 }

@@ -195,7 +195,8 @@ fn what_clients_of_version_1_left_can_be_read() {
         (4, Answer::Removed(gone)),
         (5, Answer::Inode(link)),
         (6, Answer::Done),
-    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0) && link.kind == Kind::Symlink),
+    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0)
+    && link.kind == Kind::Symlink),
         "{answers:?}"
     );
 }

@@ -304,7 +304,8 @@ impl Remote {
                     Ok(said) => failed(format!("{said}; {waited}"), said),
                     Err(why) => {
                         let why = why.unwrap_or_else(|| format!("{server}: no answer"));
-                        let advice = "check the address and that `kestrel serve` runs there, or wait for it: --wait TIME";
+                        let advice = "check the address and that `kestrel serve` runs there, or \
+                                      wait for it: --wait TIME";
                         failed(format!("{why}, {waited}; {advice}"), why)
                     }
                 };
@@ -343,7 +344,8 @@ impl Remote {
     ) -> Result<Arc<Self>, ConnectError> {
         if config.addresses.is_empty() || !(1..=VOLUME_BYTES_MAX).contains(&config.volume.len()) {
             return Err(ConnectError::new(
-                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume",
+                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: \
+                 kestrel://host:port/volume",
             ));
         }
         let client = ClientId(dial::random());

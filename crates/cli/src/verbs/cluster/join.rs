@@ -29,7 +29,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 #[command(after_help = "Examples:
   kestrel cluster join /root/token /data/node2 --node 2
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
-  kestrel cluster add-node /data/node1 --node 10.0.0.4 | ssh node4 kestrel cluster join - /data/node4
+  kestrel cluster add-node /data/node1 --node 10.0.0.4 | ssh node4 kestrel cluster join - \
+      /data/node4
 
 Needs no node that runs: all it takes is in the token. Each node joins once, unless it has lost its
 directory. If the volume keeps its metadata in PostgreSQL, that node joins again with --node N and

@@ -70,7 +70,8 @@ pub fn run(args: &RemoveNodeArgs) -> Result<ExitStatus, Failure> {
     let present = target.table()?;
     if present.coordinator == args.node {
         return Err(fail(format!(
-            "node {} leads changes of this cluster; have another one do so first: kestrel cluster coordinator {} --node N",
+            "node {} leads changes of this cluster; have another one do so first: kestrel cluster \
+             coordinator {} --node N",
             args.node, args.url
         )));
     }

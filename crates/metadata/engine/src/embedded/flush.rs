@@ -112,7 +112,9 @@ impl Shared {
             self.flusher.changed.notify_all();
             if state.stop || self.flusher.changed.wait_until(&mut state, until).timed_out() {
                 return Err(EngineError::Io(
-                    "metadata engine: no memory for more changes: writing them to disk is too slow; try again".into(),
+                    "metadata engine: no memory for more changes: writing them to disk is too \
+                     slow; try again"
+                        .into(),
                 ));
             }
         }

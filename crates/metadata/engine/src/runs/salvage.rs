@@ -80,7 +80,8 @@ pub(crate) fn read_intact(
         None => {
             if !tables.is_empty() {
                 note(format!(
-                    "sorted runs {}: the manifest and its copy are damaged; where a row is in several tables, the one with the \
+                    "sorted runs {}: the manifest and its copy are damaged; where a row is in \
+                     several tables, the one with the \
                      highest number counts, which need not be the newest",
                     dir.display()
                 ));

@@ -265,8 +265,10 @@ mod tests {
     #[test]
     fn options_that_mount_knows() {
         let before = MountOptions::default();
-        for ignored in "defaults auto noauto user users nouser owner group nofail _netdev silent loud norelatime \
-                        nostrictatime nolazytime noiversion nomand noacl user_xattr x-systemd.automount X-mount.mkdir"
+        for ignored in "defaults auto noauto user users nouser owner group nofail _netdev silent \
+                        loud norelatime \
+                        nostrictatime nolazytime noiversion nomand noacl user_xattr \
+                        x-systemd.automount X-mount.mkdir"
             .split_whitespace()
         {
             let mut options = before.clone();

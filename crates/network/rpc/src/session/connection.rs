@@ -143,7 +143,8 @@ impl<D> Link<D> {
             self.fail_all(
                 |_| true,
                 libc::EACCES,
-                "the metadata server does not let this client in: its log, and this client's, say why",
+                "the metadata server does not let this client in: its log, and this client's, say \
+                 why",
             );
         }
         self.events.push_back(LinkEvent::Refused(refused));
@@ -202,7 +203,8 @@ impl<D> Link<D> {
             self.fail_all(
                 |pending| pending.call.seq != 0,
                 libc::EIO,
-                "the metadata server has forgotten this client; whether the call was carried out is unknown: look, and try again",
+                "the metadata server has forgotten this client; whether the call was carried out \
+                 is unknown: look, and try again",
             );
         }
     }

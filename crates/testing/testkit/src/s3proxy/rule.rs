@@ -197,7 +197,8 @@ mod tests {
     #[test]
     fn rules_are_read() {
         let rules = Rule::parse_all(
-            " latency:ms=20,jitter=5\nstatus:code=503,kind=put+get,rate=0.25,skip=1,count=3,match=/00/ wrong-bytes",
+            " latency:ms=20,jitter=5\nstatus:code=503,kind=put+get,rate=0.25,skip=1,count=3,\
+             match=/00/ wrong-bytes",
         )
         .unwrap();
         assert_eq!(rules[0].fault, Fault::Latency { ms: 20, jitter_ms: 5 });
