@@ -303,7 +303,7 @@ class Bench:
             look.join()
         begun = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        # As whoever supervises it would.
+        # As a supervisor would.
         while is_alive(pid):
             time.sleep(0.001)
         looks = [Look(path) for path in own]

@@ -5,14 +5,15 @@ file system.
     bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N]
                      [--only metadata|data|served]
 
-Runs `kestrel bench` on the systems in turn, ROUNDS times (default 3), so that a machine whose speed
-drifts hits all alike, takes the median of each figure, prints figures and ratios against the bars
-of issue 2, and writes results.json and plot.svg. The null file system is built from the same FUSE
-layer and answers at once: it is the physical limit of a mount. Files are named relative to their
-directory, as tar, rsync and find do, so that an operation is one operation; with full paths, which
-the kernel walks component by component, the metadata steps run once more. With 64 threads they run
-on the embedded mount and on one of a volume that a server on this machine serves. Uncapped absolute
-figures of a shared machine say little; ratios within one run and CPU per operation repeat.
+Runs `kestrel bench` on the systems in turn, ROUNDS times (default 3), so that a machine with a
+speed that drifts hits all alike, takes the median of each figure, prints figures and ratios against
+the bars of issue 2, and writes results.json and plot.svg. The null file system is built from the
+same FUSE layer and answers at once: it is the physical limit of a mount. Files are named relative
+to their directory, as tar, rsync and find do, so that an operation is one operation; with full
+paths, which the kernel walks component by component, the metadata steps run once more. With 64
+threads they run on the embedded mount and on one of a volume that a server on this machine serves.
+Uncapped absolute figures of a shared machine say little; ratios within one run and CPU per
+operation repeat.
 """
 
 import argparse

@@ -7,9 +7,9 @@ volume back?
 
 PROCESSES processes create the files through a mount, in directories of 100,000. After each
 twentieth part the same processes create in the null FUSE file system for a while, so that a machine
-whose speed drifts shows in both: the rate is also given as a ratio to it. Then: `kestrel info` of
-the top directory and of one with a tenth of the files below, clean unmount and remount, kill -9 and
-remount, disk per file, fsck. Writes many-files.json and many-files.svg.
+with a speed that drifts shows in both: the rate is also given as a ratio to it. Then: `kestrel
+info` of the top directory and of one with a tenth of the files below, clean unmount and remount,
+kill -9 and remount, disk per file, fsck. Writes many-files.json and many-files.svg.
 """
 
 import argparse

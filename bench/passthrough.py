@@ -7,9 +7,9 @@ mount without pass-through.
 The local file lies on the file system of the cache directory, so both are read from the same disk.
 A round reads the local file, the file through pass-through and the file through a mount with
 `--passthrough off`, one after the other, in an order that turns with the rounds, so that a machine
-whose speed drifts shows in all: by read(2) of 1 MiB and through a map (each byte is added up), from
-the page cache and from the disk (pages dropped before). A ratio is taken within its round; the
-median of the rounds counts. Writes passthrough.json and passthrough.svg.
+with a speed that drifts shows in all: by read(2) of 1 MiB and through a map (each byte is added
+up), from the page cache and from the disk (pages dropped before). A ratio is taken within its
+round; the median of the rounds counts. Writes passthrough.json and passthrough.svg.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def by_read(path):
 
 
 def by_map(path):
-    """Touches each page, as one who computes on a model does."""
+    """Touches each page, as a program that computes on a model does."""
     with open(path, "rb", buffering=0) as file:
         with mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes the wire protocols, of clients and between nodes, and who is let in: each target for
-# FUZZ_SECONDS (default 20) from the corpus in the repository.
+# Fuzzes the wire protocols, of clients and between nodes, and which clients are let in: each target
+# for FUZZ_SECONDS (default 20) from the corpus in the repository.
 #
 #   fuzz/run.sh                         all targets
 #   fuzz/run.sh messages -runs=1000000  one target, with options of libFuzzer

@@ -36,7 +36,7 @@ load=$!
 sleep 2
 table=()
 
-# told KIND FROM WHO: a line of the table.
+# told KIND FROM STAND-IN: a line of the table.
 told() {
     local ms errors
     read -r ms errors < <(python3 "$ROOT/tests/ha/pauses.py" longest "$WORK/pauses" "$2")

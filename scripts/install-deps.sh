@@ -19,7 +19,7 @@ test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng 
     python3-venv python3-pip shellcheck curl g++ openssl postgresql etcd-server)
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
-# The object store of the tests and of demo-s3: a real HTTP S3 server whose conditional puts are
+# The object store of the tests and of demo-s3: a real HTTP S3 server with conditional puts that are
 # atomic.
 versitygw=v1.8.0
 # The site of the documentation.

@@ -203,7 +203,7 @@ mount_volume() {
     local volume=$1 dir=$2
     shift 2
     mkdir -p "$dir"
-    # Caches work as well on a machine whose disk is nearly full.
+    # Caches work as well on a machine with a disk that is nearly full.
     case " $* " in *" --free-space-ratio "*) ;; *" --cache-dir "*) set -- "$@" \
         --free-space-ratio 0 ;; esac
     if [ -n "$LOCAL" ]; then
@@ -267,8 +267,8 @@ close_and_check() {
     check "fsck --data finds nothing" fsck_volume "$1" --data
 }
 
-# load_ended PID WHAT: waits for a kestrel-crashload whose output is $WORK/run.out: it has seen no
-# error and was not cut short.
+# load_ended PID WHAT: waits for a kestrel-crashload with its output in $WORK/run.out: it has seen
+# no error and was not cut short.
 load_ended() {
     local status=0
     wait "$1" || status=$?

@@ -22,8 +22,8 @@ import traceback
 # Names that many directories have.
 HOT = ["Makefile", "index.html", "__init__.py"]
 SIZES = [0, 10, 3000, 5000, 60_000, 200_000]
-# Steps that take longer have not failed, but whoever waits for them notices. One of Tar is several
-# hundred operations.
+# Steps that take longer have not failed, but a user that waits for them notices. One of Tar is
+# several hundred operations.
 SLOW, SLOW_TAR = 20, 300
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The first contact: whoever names a server that is not there hears so at once, and waits for it
-# with --wait; of a cluster of which one node is down the others' state is told at once, and its own
-# in few words; a mount that hangs is taken away at once by force. Limits are several times what it
-# takes; before, these took 20 and 60 s.
+# The first contact: a client that names a server that is not there hears so at once, and waits for
+# it with --wait; of a cluster of which one node is down the others' state is told at once, and its
+# own in few words; a mount that hangs is taken away at once by force. Limits are several times what
+# it takes; before, these took 20 and 60 s.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -66,7 +66,7 @@ check "and did what was asked" grep -q later "$mnt/file"
 "$KESTREL" umount "$mnt"
 stop_server "$volume"
 
-# A process that hangs, as one whose store does not answer does.
+# A process that hangs, as one with a store that does not answer does.
 "$KESTREL" mount "$volume" "$mnt" >/dev/null
 pid=$(server_pid "$volume")
 kill -STOP "$pid"

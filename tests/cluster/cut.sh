@@ -2,8 +2,8 @@
 # Three metadata nodes and two clients in network namespaces of their own, joined by a bridge. Links
 # between two nodes, between a client and a node, of one node to all, are cut, both ways and one
 # way, lose packets at random, and heal, under loads with a log outside and a history that is
-# judged. Then longer cuts: what needs nobody who is cut off goes on, what does waits, and ends with
-# EIO at its deadline (cut.py).
+# judged. Then longer cuts: what needs no node that is cut off goes on, what does waits, and ends
+# with EIO at its deadline (cut.py).
 #
 # SEED (default: random, printed), ROUNDS of cuts under load (default 9), LONGEST of them in
 # milliseconds (default 1800)
@@ -38,7 +38,7 @@ cut() {
     for other in "${@:2}"; do lose "$one" "$other" && lose "$other" "$one"; done
 }
 
-# Two ways each, or one: lose WHO FROM.
+# Two ways each, or one: lose NODE FROM.
 cuts=(
     "cut 1 2" "cut a 2" "lose 3 1" "cut 3 1 2 a b" "lose 1 b" "cut 2 3" "lose b 3" "cut 1 2 3 a b" \
         "lose 2 1"

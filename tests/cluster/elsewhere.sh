@@ -96,7 +96,8 @@ wait "$held" || status=$?
 counted cat "$WORK/held.out"
 [ "$status" = 0 ] || fail "what was held: status $status"
 
-# Who makes the next table has been told where nodes are; in the table they stay where they joined.
+# The node that makes the next table has been told where nodes are; in the table they stay where
+# they joined.
 check "a table changes while nodes are elsewhere" timeout 60 "$KESTREL" cluster coordinator "$url" \
     --node 2
 check "and they are where they were" at 2 "127.0.0.1:${port[2]}"

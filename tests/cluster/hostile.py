@@ -184,7 +184,7 @@ def not_our_protocol(s):
         bytes(64),
     ):
         closes(s, data, after_hello=False, says="")
-    # Who wants to encrypt where that is switched off, or wrongly, is counted
+    # A client that wants to encrypt where that is switched off, or wrongly, is counted
     # (server_not_encrypted), not logged one by one.
     closes(s, bytes.fromhex("16030100fa010000f60303") + bytes(240), after_hello=False)
     closes(s, b"", after_hello=False)

@@ -50,7 +50,8 @@ def eventually(holds):
 
 @test
 def listed_and_changed_here(a, b):
-    """whoever looks at names it has listed sees what anybody changed through the same mount"""
+    """a process that looks at names it has listed sees what anybody changed through the same
+    mount"""
     fill(a)
     script = (
         "import os, sys; os.chmod(sys.argv[1] + '/f11', 0o600); os.truncate(sys.argv[1] + '/f12', "
@@ -127,7 +128,7 @@ with os.scandir(sys.argv[1]) as entries:
 
 @test
 def listed_and_refused(a, b):
-    """whoever may not search a directory any more looks at nothing in it, though he has listed
+    """a user that may not search a directory any more looks at nothing in it, though it has listed
     it"""
     os.chmod(a, 0o755)
     os.makedirs(f"{a}/above/dir")
@@ -145,8 +146,8 @@ def listed_and_refused(a, b):
 
 @test
 def listed_and_changed_elsewhere(a, b):
-    """what another mount changes is seen some time after, by whoever has the directory open, and at
-    once by others"""
+    """what another mount changes is seen some time after, by a process that has the directory open,
+    and at once by others"""
     fill(a)
     with Listing(a) as listing:
         os.chmod(f"{b}/f11", 0o600)
@@ -182,7 +183,7 @@ def listed_and_closed(a, b):
 
 @test
 def listed_and_locked(a, b):
-    """whoever gets a lock sees what was changed before, listed or not"""
+    """a process that gets a lock sees what was changed before, listed or not"""
     fill(a)
     with Listing(a) as listing, open(f"{a}/f00", "r+b") as locked:
         os.chmod(f"{b}/f11", 0o600)

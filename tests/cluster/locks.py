@@ -405,8 +405,8 @@ def appends_slowly(p):
 
 @test
 def maps_under_locks(p):
-    """who has mapped a file and gets a lock sees in the map what earlier holders wrote, also where
-    the file has grown"""
+    """a process that has mapped a file and gets a lock sees in the map what earlier holders wrote,
+    also where the file has grown"""
     for how in ("flock", "posix", "ofd"):
         p.new_file()
         a, b = p.a(), p.b()
@@ -451,8 +451,8 @@ def counting_in_maps(p):
 
 @test
 def shorter_under_a_lock(p):
-    """who gets a lock after another holder has truncated the file appends at its end, and reads
-    nothing behind it"""
+    """a process that gets a lock after another holder has truncated the file appends at its end,
+    and reads nothing behind it"""
     a, b = p.a(), p.b()
     b.write(0, "x" * 9000)
     b.sync()
@@ -508,8 +508,8 @@ def appends_while_the_server_is_killed(p):
 
 @last
 def server_killed(p):
-    """kill -9 of the server: holders keep their locks, who waits goes on waiting and gets its
-    turn"""
+    """kill -9 of the server: holders keep their locks, a process that waits goes on waiting and
+    gets its turn"""
     if not p.arguments.kill_server:
         return "skipped"
     a, b, c = p.a(), p.b(), p.b()

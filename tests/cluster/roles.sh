@@ -101,7 +101,7 @@ moves=$!
     touch "$WORK/balanced" || true) &
 balances=$!
 sleep 3
-# Not by a look at the directories: who looks at one that is about to move waits for it.
+# Not by a look at the directories: a client that looks at one that is about to move waits for it.
 if alive "$moves" && [ ! -e "$WORK/balanced" ]; then
     ok "a directory that goes into another one waits, and so does a change of the table"
 else
@@ -125,7 +125,7 @@ refuses "the coordinator cannot leave" "leads changes of this cluster; have anot
 refuses "add-node where nobody leads" "node 3 leads changes of this cluster, at ${addresses[2]}" \
     "$KESTREL" cluster add-node "$(dir 1)" --node "${addresses[4]}"
 refuses "a node that there is not" "no such node" "$KESTREL" cluster coordinator "$url" --node 9
-# Announced at one coordinator, and known to those who follow.
+# Announced at one coordinator, and known to the coordinators that follow.
 "$KESTREL" cluster add-node "$(dir 3)" --node "${addresses[4]}" --role coordinator >"$WORK/token" \
     2>/dev/null
 for kill in 1 2 3; do
@@ -148,7 +148,7 @@ wait "$load" || status=$?
 cat "$WORK/load.out"
 [ "$status" = 0 ] && ok "the load saw no error" || fail "the load: $status"
 
-# The token is of a time when another node led: who joins asks all.
+# The token is of a time when another node led: a node that joins asks all.
 settings 5 coordinator
 check "one that was announced before joins" "$KESTREL" cluster join "$WORK/token" "$(dir 5)"
 check "it is taken in" serve 5

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files whose objects are hardly in use any more, for compactions.
+"""Files with objects that are hardly in use any more, for compactions.
 
 sparse.py make DIR          many files, of which most are removed, and large ones that small writes
                             cut to pieces

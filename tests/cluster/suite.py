@@ -38,9 +38,9 @@ def refused(code, call, *arguments, **keywords):
 
 
 def run_all(tests, call):
-    """Calls `call(number, test)` for each test, a function whose docstring says what it shows, and
-    exits with the verdict. A test fails by an exception; one that answers "skipped" counts neither
-    way."""
+    """Calls `call(number, test)` for each test, a function with a docstring that says what it
+    shows, and exits with the verdict. A test fails by an exception; one that answers "skipped"
+    counts neither way."""
     passed = failed = 0
     for number, test in enumerate(tests):
         what = " ".join(test.__doc__.split())

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A server, three metadata nodes and clients in network namespaces of their own: what leaves a
-# machine is encrypted, and nobody speaks for a server or a node who is none. What is heard on the
+# machine is encrypted, and no stranger speaks for a server or a node. What is heard on the
 # wire is looked at; what is refused says why and what to do.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
@@ -18,7 +18,7 @@ IN_CLIENT=(nsenter "--net=/run/netns/${net}a")
 
 # sniff MACHINE FILE: begins to note what it hears.
 sniff() {
-    # Not by a function, whose shell would be killed in its place.
+    # Not by a function: its shell would be killed in its place.
     nsenter "--net=/run/netns/$net$1" python3 "$ROOT/tests/cluster/sniff.py" "$2" >"$2.out" &
     sniffer=$!
     wait_until 10 grep -q listening "$2.out"
@@ -61,7 +61,7 @@ PY
 
 # --- one server
 mkdir -p "$a"
-# Who is let in is another matter (tokens.sh), but for what a token says of the server.
+# Which clients are let in is another matter (tokens.sh), but for what a token says of the server.
 SERVE_OPTIONS+=(--access open)
 make_volume "$volume"
 fingerprint=$(fingerprint_of "$volume")
@@ -168,7 +168,7 @@ refuses "a key that others can read" 'chmod 600' kestrel_there status \
 open=("${SERVE_OPTIONS[@]}")
 SERVE_OPTIONS=("${SERVE_OPTIONS[@]/#open/tokens}")
 start_server "$volume"
-# certificate NAME OPTION…: makes a token of this name, whose holder shows a certificate.
+# certificate NAME OPTION…: makes a token of this name; its holder shows a certificate.
 certificate() {
     (umask 077 && "$KESTREL" token create "$volume" --certificate --name "$@" >"$WORK/$1.pem")
 }

@@ -161,7 +161,7 @@ def removed_while_open(a, b):
 
 @test
 def renamed_while_open(a, b):
-    """a file renamed, and its directory too, is still written to by who had it open"""
+    """a file renamed, and its directory too, is still written to by the process that had it open"""
     os.mkdir(f"{a}/one")
     fd = os.open(f"{b}/one/f", os.O_RDWR | os.O_CREAT)
     os.rename(f"{a}/one/f", f"{a}/one/g")
@@ -187,7 +187,7 @@ def working_directory(a, b):
 
 @test
 def exclusive_creation(a, b):
-    """of many who create one name with O_EXCL, on two mounts, one succeeds"""
+    """of many processes that create one name with O_EXCL, on two mounts, one succeeds"""
     for turn in range(40):
         won = []
 

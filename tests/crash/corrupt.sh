@@ -24,7 +24,7 @@ fill() {
     "$KESTREL" umount "$mnt"
 }
 
-# damage WHAT PATTERN: changes every stored file whose path matches, in the way WHAT says.
+# damage WHAT PATTERN: changes every stored file with a path that matches, in the way WHAT says.
 damage() {
     python3 - "$volume" "$1" "$2" <<'PY'
 import os, random, re, sys

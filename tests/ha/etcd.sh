@@ -1,6 +1,6 @@
 # An etcd of this run's own, of three members on one machine's ports 2379 and 2380, 2381 and 2382,
-# …, in a network namespace or not. Source it after lib.sh; whoever sources it has stop_etcd called
-# when all is over.
+# …, in a network namespace or not. Source it after lib.sh; the script that sources it has stop_etcd
+# called when all is over.
 #
 # ETCD_HOST (default 127.0.0.1), IN_ETCD (a command to run its members under), ETCD_PORT (first of
 # the ports, default 2379)

@@ -12,8 +12,8 @@ KESTREL_NODES=3 KESTREL_METADATA=postgres
 . "$(dirname "$0")/../lib.sh"
 . "$(dirname "$0")/lib.sh"
 needs_kestrel
-# Longer than any of the pauses: who has not heard of a node for that long has lost what he has
-# there.
+# Longer than any of the pauses: a client that has not heard of a node for that long has lost what
+# it has there.
 SERVE_OPTIONS=(--lease 20s)
 
 volume=$WORK/volume a=$WORK/a b=$WORK/b

@@ -110,7 +110,7 @@ ha_promote() {
     psql_at "${PORT_OF[$PRIMARY]}" "SELECT pg_reload_conf()" >/dev/null
 }
 
-# stands_in VOLUME NODE: the node on whose machine it is served; nothing if that is its own.
+# stands_in VOLUME NODE: the node on the machine that serves it; nothing if that is its own.
 stands_in() {
     "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" | sed -n "s/^node $2 is served in place of its own process, on the machine of node \([0-9]*\),.*/\1/p"
 }

@@ -25,7 +25,8 @@ pause_max=${PAUSE_MAX:-30000} load_ms=${LOAD_MS:-10000}
 make_network 1 2 3 p a b
 SERVE_HOST="10.99.0.{}"
 IN_SERVER=(nsenter "--net=/run/netns/$net{}")
-# Longer than any pause: who has not heard of a node for that long has lost what he has there.
+# Longer than any pause: a client that has not heard of a node for that long has lost what it has
+# there.
 SERVE_OPTIONS=(--lease 40s --access open --metadata-memory 64M)
 
 # ours: the processes that serve a node of this run.
@@ -40,7 +41,7 @@ ours() {
 stale='' asker=''
 at_end() {
     local pid
-    # One that is stopped answers nobody, also not who asks for its number.
+    # One that is stopped answers no client, also not one that asks for its number.
     for pid in $stale $asker; do kill -9 "$pid" 2>/dev/null; done
     heal_all
 }

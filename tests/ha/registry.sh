@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Three metadata nodes and a coordinator whose rows are in an etcd of three members. The
+# Three metadata nodes and a coordinator with its rows in an etcd of three members. The
 # coordinator's process is killed and another machine goes on with its rows: directories that go
 # into others, changes of the table, one of them under way. Members of etcd are killed, all of etcd
 # is away, the coordinator is cut off from it, one way and both: files go on, what the coordinator
@@ -156,7 +156,7 @@ cat "$WORK/load.out"
 [ "$status" = 0 ] && ok "the load saw no error" || fail "the load: $status"
 check "all are up again" wait_until 30 all_well
 
-# Two coordinators, one of which leads: a change of who that is outlives its death, too.
+# Two coordinators, one of which leads: a change of the leader outlives its death, too.
 check "another coordinator is announced" eval \
     '"$KESTREL" cluster add-node "$(dir 4)" --node "$(at 5)" --role coordinator >"$WORK/token"'
 check "it joins" "$KESTREL" cluster join "$WORK/token" "$(dir 5)"
@@ -172,7 +172,7 @@ check "and the second one leaves" "$KESTREL" cluster remove-node "$url" --node 5
 leader=4
 check "all are up without it" wait_until 30 all_well
 
-# From here on it is about what waits, not about who takes over what has waited.
+# From here on it is about what waits, not about the process that takes over what has waited.
 for node in 1 2 3; do
     "$KESTREL" serve --stop "$(dir "$node")" && serve "$node" --failover off ||
         fail "node $node does not start again"

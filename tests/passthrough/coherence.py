@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Pass-through is coherent on one machine: whatever changes a file, all who have it open or mapped
-see it at once.
+"""Pass-through is coherent on one machine: whatever changes a file, all processes that have it open
+or mapped see it at once.
 
     coherence.py KESTREL MOUNT
 
@@ -78,7 +78,7 @@ class File:
         return fd
 
     def check(self, what=""):
-        """Every view: read, map, those who opened for writing, and who opens now."""
+        """Every view: read, map, processes that opened for writing, and one that opens now."""
         views = {"new open": self.open(os.O_RDONLY)}
         views |= {
             f"fd {fd}": fd
@@ -328,7 +328,8 @@ def programs_run_from_copies():
 
 
 def ordinary_opens_stay_ordinary():
-    """Who comes first decides: beside a writer, readers are ordinary, and nobody gets EIO."""
+    """The process that comes first decides: beside a writer, readers are ordinary, and nobody gets
+    EIO."""
     path = f"{MOUNT}/ordinary"
     with open(path, "wb") as out:
         out.write(bytes(SIZE))

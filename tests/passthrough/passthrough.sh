@@ -143,8 +143,8 @@ off() {
 }
 check "off, and why" off
 
-# Close-to-open across mounts: who opens after another client's close sees its content, also through
-# maps, also while somebody here has the file open in pass-through. Nobody gets EIO.
+# Close-to-open across mounts: a client that opens after another client's close sees its content,
+# also through maps, also while somebody here has the file open in pass-through. Nobody gets EIO.
 two_mounts() {
     local served=$WORK/served here=$WORK/here there=$WORK/there
     (

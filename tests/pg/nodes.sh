@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Three metadata nodes whose rows are in one PostgreSQL database: how they are formed and what is
-# refused, whose sessions they are, a process that is stopped, nodes and the database killed under
-# load, dumps that are loaded into nodes of other numbers and engines, and back.
+# Three metadata nodes with their rows in one PostgreSQL database: how they are formed and what is
+# refused, which node has which session, a process that is stopped, nodes and the database killed
+# under load, dumps that are loaded into nodes of other numbers and engines, and back.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3 KESTREL_METADATA=postgres
@@ -13,7 +13,7 @@ volume=$WORK/volume mnt=$WORK/mnt
 make_volume "$volume" --grace 1s
 url=$(serve_url "$volume")
 
-# holder NODE: who has the shard of a node.
+# holder NODE: the process that has the shard of a node.
 holder() {
     psql_at "$PG_PORT" \
         "SELECT a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) \
@@ -55,7 +55,7 @@ check "and its own again when it goes on" wait_until 20 is_held 2
 check "all nodes are up" settled "$volume"
 check "files are there" test "$(cat "$mnt/d/77")" = 77
 
-# A node whose directory is lost joins again, and its rows stay as they are.
+# A node that has lost its directory joins again, and its rows stay as they are.
 third=$(node_dir "$volume" 3)
 kill_node "$volume" 3
 mv "$third" "$WORK/lost"

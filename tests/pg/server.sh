@@ -1,4 +1,4 @@
-# A PostgreSQL server of this run's own, for volumes whose metadata is there
+# A PostgreSQL server of this run's own, for volumes with their metadata there
 # (KESTREL_METADATA=postgres). Sourced by tests/lib.sh. The server listens on a loopback port of its
 # own and runs as user postgres; its data is in $PG_HOME, outside $WORK, which only root enters.
 # shellcheck shell=bash
@@ -24,7 +24,7 @@ pg_home() {
     chown postgres "$PG_HOME"
 }
 
-# pg_run NAME PORT [OPTION…]: starts the server whose data is in $PG_HOME/NAME; returns when it
+# pg_run NAME PORT [OPTION…]: starts the server with its data in $PG_HOME/NAME; returns when it
 # answers.
 pg_run() {
     local name=$1 port=$2 tries

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A volume whose metadata is in PostgreSQL, as an administrator meets it: made, mounted, checked,
-# dumped and loaded; who opens it twice, who takes it over, passwords, and a server that dies under
-# load.
+# A volume with its metadata in PostgreSQL, as an administrator meets it: made, mounted, checked,
+# dumped and loaded; which process opens it twice, which takes it over, passwords, and a server that
+# dies under load.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 needs_kestrel

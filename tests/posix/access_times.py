@@ -72,7 +72,7 @@ def as_user(uid, call):
 
 
 def steps(d):
-    """Each call with the path whose access time it may move."""
+    """Each call with the path of the file that may get another access time."""
     f, link, sub = f"{d}/file", f"{d}/link", f"{d}/dir"
     write(f)
     os.mkdir(sub)

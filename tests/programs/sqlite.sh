@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sqlite with a write-ahead log on the mount, whose process is killed again and again. After each
+# sqlite with a write-ahead log on the mount; its process is killed again and again. After each
 # kill the database is intact and every transaction that was acknowledged (and noted outside) is
 # there.
 #

@@ -46,7 +46,7 @@ works() {
     check "files of all sizes, written at one mount" "$TREE" write "$a/files" $count $sizes
     check "read at the other" "$TREE" check "$b/files" $count $sizes
 
-    # Whoever renames, links and copies is not whoever made the objects.
+    # The node that renames, links and copies is not the one that made the objects.
     mkdir "$b/moved"
     for ((number = 0; number < count; number += 4)); do
         mv "$b/files/file$number" "$b/moved/other$number"

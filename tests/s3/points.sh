@@ -96,8 +96,8 @@ for point in $("$KESTREL" crash-points | grep -E '^(data|client|gc|reap|cache)\.
     umount_volume "$mnt"
     [ "$FAILED" != "$before" ] || alive "$pid" || ok "$point"
 done
-# Which objects get thin enough to be re-packed depends on who closed what together; one point may
-# be missed for that.
+# Which objects get thin enough to be re-packed depends on which files were closed together; one
+# point may be missed for that.
 echo "not reached this time: ${never[*]:-none}"
 check "all points but one at most were reached" test "${#never[@]}" -le 1
 check "fsck --data at the end" fsck_volume "$volume" --data

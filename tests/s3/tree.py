@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files whose every byte follows from their name, written and checked by several threads.
+"""Files with bytes that all follow from their name, written and checked by several threads.
 
     tree.py write DIR COUNT SIZES [--threads N]
     tree.py check DIR COUNT SIZES [--threads N] [--refused none|some|any] [--only GLOB]

@@ -1,4 +1,5 @@
-"""Files whose upload fails: uploads.py fail DIR, uploads.py hold DIR FLAGS, uploads.py verify DIR.
+"""Files with uploads that fail: uploads.py fail DIR, uploads.py hold DIR FLAGS, uploads.py verify
+DIR.
 
 `fail`: fsync says it, and so does a close without one. `hold`: after fsync has said it the files
 stay open; FLAGS/told appears; when FLAGS/go does, the store is back: fsync stores what it could not

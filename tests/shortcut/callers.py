@@ -120,7 +120,8 @@ def many_threads(run):
 
 @case(setup=forest)
 def many_processes(run):
-    """300 short processes, whose ids fall on the same hint slots, open through names that clash"""
+    """300 short processes with ids that fall on the same hint slots open through names that
+    clash"""
     command = (
         "for f; do read -r line < \"$f\" && echo \"$line\"; cat \"${f%/*}x/same\" 2>/dev/null && "
         "echo wrong; done; :"
@@ -208,8 +209,8 @@ def bind_mounts(run):
 
 @case
 def overlay_on_top(run):
-    """an overlay file system whose lower layer is ours: names are as they are below, nothing absent
-    appears"""
+    """an overlay file system with ours as its lower layer: names are as they are below, nothing
+    absent appears"""
     work = tempfile.mkdtemp(dir=os.environ.get("WORK", "/var/tmp"))
     for name in ("space", "merged"):
         os.mkdir(f"{work}/{name}")

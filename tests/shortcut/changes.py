@@ -143,8 +143,8 @@ def open_directory_moved(run):
 
 @case(remote=True)
 def removed_elsewhere(run):
-    """a working directory and a handle whose directory another mount removed: nothing can be made
-    in it"""
+    """a working directory and a handle of a directory that another mount removed: nothing can be
+    made in it"""
     os.mkdir(f"{run.there}/pub/gone")
     fd = os.open(run.path("pub/gone"), os.O_RDONLY | os.O_DIRECTORY)
 
@@ -311,7 +311,8 @@ def two_way_moves(run):
 
 @case(remote=True)
 def free_again_elsewhere(run):
-    """names whose directory another mount removed are free at once for every call that makes one"""
+    """names in a directory that another mount removed are free at once for every call that makes
+    one"""
     for label, call in [
         ("mkdir", os.mkdir),
         ("create", lambda path: open_and_close(path, CREATE)),
@@ -338,9 +339,9 @@ def free_again_elsewhere(run):
 
 @case(remote=True, local=False)
 def back_out_of_a_moved_directory(run):
-    """`..` of a working directory whose parent was renamed elsewhere: in shortcut mode it goes by
-    the name the kernel remembers (docs/shortcut.md), in plain mode to the directory that was the
-    parent"""
+    """`..` of a working directory with a parent that was renamed elsewhere: in shortcut mode it
+    goes by the name the kernel remembers (docs/shortcut.md), in plain mode to the directory that
+    was the parent"""
 
     def inside():
         os.chdir(run.path("a/b/c"))

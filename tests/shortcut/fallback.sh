@@ -51,8 +51,8 @@ close_and_check "$volume" "$mnt"
 
 plain "no tracepoint and no fentry" 'tracepoint|KESTREL_WALK_HINTS' env KESTREL_WALK_HINTS=none
 
-# Whoever may not load programs into the kernel: an ordinary user, whose mount fusermount3 makes, in
-# a mount namespace of its own, where users may open /dev/fuse.
+# Users that may not load programs into the kernel: an ordinary user with a mount that fusermount3
+# makes, in a mount namespace of its own, where users may open /dev/fuse.
 as_user() {
     # shellcheck disable=SC2016 # expanded by the inner shells
     unshare --mount bash -c '

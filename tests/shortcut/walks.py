@@ -390,8 +390,8 @@ def permission_taken_away(run):
 
 @case
 def held_while_the_way_closes(run):
-    """who has hold of a directory (O_PATH) goes on from there when search permission above it is
-    taken away, or it is moved"""
+    """a process that has hold of a directory (O_PATH) goes on from there when search permission
+    above it is taken away, or it is moved"""
     os.mkdir(run.path("private"), 0o700)
     for turn in range(4):
         for _ in range(3):

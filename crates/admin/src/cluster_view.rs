@@ -94,8 +94,8 @@ pub struct ClusterView {
     _scratch: Scratch,
     /// What was found.
     pub findings: Vec<Finding>,
-    /// Nodes whose directories are old copies, or were made anew: what others have of theirs means
-    /// nothing.
+    /// Nodes with directories that are old copies, or were made anew: what others have of theirs
+    /// means nothing.
     pub outdated: Vec<NodeId>,
 }
 

@@ -140,7 +140,7 @@ pub fn change(
     Descriptor::update(dir, |descriptor| apply(descriptor, change, given, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or
+/// The same for a volume that several nodes share and keep in these directories: at all of them or
 /// at none. Data keys are made once.
 ///
 /// # Errors
@@ -277,7 +277,7 @@ pub fn rotate(
     Descriptor::update(dir, |descriptor| rotate_in(descriptor, dir, old, new, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or
+/// The same for a volume that several nodes share and keep in these directories: at all of them or
 /// at none. If it finishes a rotation that was cut short, to this key, that is all it does.
 ///
 /// # Errors

@@ -117,7 +117,7 @@ fn block_store(place: &Path, error: &kestrel_blockstore::Error) -> VolumeError {
     VolumeError::Io(format!("block store {}: {error}", place.display()))
 }
 
-/// Opens a store in a directory, part of whose disk stays free.
+/// Opens a store in a directory and keeps a part of the disk free.
 fn open_dir(dir: &Path) -> Result<Arc<dyn BlockStore>, VolumeError> {
     let reserve_bytes = disk_bytes(dir).map_or(0, data_reserve);
     let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };

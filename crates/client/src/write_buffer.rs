@@ -17,7 +17,7 @@ pub struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// An empty buffer whose pieces do not cross multiples of `slot_bytes`, at least 1.
+    /// An empty buffer with pieces that do not cross multiples of `slot_bytes`, at least 1.
     pub fn new(slot_bytes: u32) -> Self {
         Self { slot_bytes: u64::from(slot_bytes.max(1)), pieces: BTreeMap::new(), bytes: 0 }
     }

@@ -79,7 +79,7 @@ impl State {
     }
 }
 
-/// Dumps of a volume, whose store is asked for them once and only if somebody needs them.
+/// Dumps of a volume; its store is asked for them once and only if somebody needs them.
 type LazyRepository<'a> = LazyCell<
     Result<BackupRepository, String>,
     Box<dyn FnOnce() -> Result<BackupRepository, String> + 'a>,

@@ -169,7 +169,7 @@ pub struct FailoverService {
 }
 
 impl FailoverService {
-    /// Of the node of this process, whose descriptor this is.
+    /// Of the node of this process, by its descriptor.
     pub fn new(host: &Arc<NodeHost>, descriptor: &Descriptor, line: StartCommand) -> Arc<Self> {
         Arc::new(Self {
             host: Arc::downgrade(host),

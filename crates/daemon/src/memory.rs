@@ -118,8 +118,8 @@ fn fit(plan: &MemoryPlan, config: Config, workers: usize) -> Config {
         return config;
     }
     let buffers = |request: u32| (plan.transport_bytes / u64::from(request)).max(1) as usize;
-    // A thread holds one buffer, whose memory stays. At most half of them are for those that do not
-    // wait.
+    // A thread holds one buffer and keeps its memory. At most half of them are for those that do
+    // not wait.
     let workers = match config.workers {
         0 => workers.min(buffers(*REQUEST_BYTES.start()) / 2).max(2),
         wanted => wanted,

@@ -99,7 +99,7 @@ impl Snapshot {
         self.figures.insert(figure, value);
     }
 
-    /// What the data plane tells for a metric, whose name is the figure's, counters with `_total`;
+    /// What the data plane tells for a metric, which has the figure's name, counters with `_total`;
     /// 0 if this volume has nothing that tells it.
     fn figure(&self, metric: &str) -> u64 {
         self.figures.get(metric.strip_suffix("_total").unwrap_or(metric)).copied().unwrap_or(0)

@@ -86,7 +86,7 @@ impl ControlEndpoint for RemoteMount {
                 // A client that may not administer sees of a file what its token lets it see.
                 let mut out = asked
                     .or_else(|why| self.own_info(question).map_err(|own| own.unwrap_or(why)))?;
-                // Whose disk cache holds what is a matter of this mount, not of the server.
+                // Which mount's disk cache holds what is a matter of this mount, not of the server.
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
             }

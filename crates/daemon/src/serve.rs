@@ -497,7 +497,7 @@ fn successor(
     plan: &Plan,
     serving: &Arc<Serving>,
 ) -> std::io::Result<Option<FailoverMonitor>> {
-    // Of nodes whose rows lie in their directories the coordinator's may lie elsewhere.
+    // Of nodes that keep their rows in their directories the coordinator's may lie elsewhere.
     let reaches = |idle| serving.descriptor.is_shared(idle).unwrap_or(false);
     let takes = config.failover != Failover::Off && (reaches(false) || reaches(true));
     let Some(host) = serving

@@ -96,7 +96,7 @@ pub struct BackupList {
     pub kept: Vec<Backup>,
     /// Dumps without a manifest, the oldest first: being taken, or cut short.
     pub unfinished: Vec<Stamp>,
-    /// Dumps whose manifest cannot be used, the oldest first, and why: damaged, or a newer
+    /// Dumps with a manifest that cannot be used, the oldest first, and why: damaged, or a newer
     /// program's.
     pub damaged: Vec<(Stamp, String)>,
 }

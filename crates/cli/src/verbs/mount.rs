@@ -283,8 +283,8 @@ fn names_arg(text: &str) -> Result<Duration, String> {
     Ok(names)
 }
 
-/// The KestrelFS mount on exactly this directory whose process answers. What a killed process left
-/// there is in nobody's way: mounting takes it away.
+/// The KestrelFS mount on exactly this directory, if its process answers. What a killed process
+/// left there is in nobody's way: mounting takes it away.
 fn live_mount(dir: &Path) -> Option<MountEntry> {
     find(dir).ok().flatten().filter(|entry| entry.is_kestrel() && !is_dead(dir))
 }
@@ -426,7 +426,7 @@ fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
     result
 }
 
-/// Serves a volume whose metadata is here.
+/// Serves a volume with its metadata here.
 fn serve_here(
     args: &MountArgs,
     plan: &Plan,
@@ -478,7 +478,7 @@ fn serve_here(
     ended(result, stored)
 }
 
-/// Serves a volume whose metadata is at a server.
+/// Serves a volume with its metadata at a server.
 fn serve_elsewhere(
     args: &MountArgs,
     plan: &Plan,
@@ -599,8 +599,8 @@ fn attend(
     }
 }
 
-/// The first signal unmounts (busy: takes the mount out of the tree and waits for those who use
-/// it), the next one cuts them off.
+/// The first signal unmounts (busy: takes the mount out of the tree and waits for the processes
+/// that use it), the next one cuts them off.
 fn unmount_on_signal(session: &Session, dir: &Path) {
     let unmounter = session.unmounter();
     let dir = dir.to_path_buf();

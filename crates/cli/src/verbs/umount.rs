@@ -33,7 +33,7 @@ pub struct UmountArgs {
     pub force: bool,
 }
 
-/// How long a process may take to end whose mount was taken away by force.
+/// How long a process may take to end after its mount was taken away by force.
 const FORCED_TIME_MAX: Duration = Duration::from_millis(800);
 
 /// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the

@@ -383,7 +383,7 @@ impl Fs {
 }
 
 /// Whether a refusal with this error says that the lock was not granted. Any other may be that of a
-/// call whose answer was lost.
+/// call that lost its answer.
 fn is_certain(errno: i32) -> bool {
     matches!(
         errno,

@@ -36,8 +36,8 @@ pub struct NewVolume {
 }
 
 impl NewVolume {
-    /// One whose files lie in its directory as they are, with the sizes and times that volumes have
-    /// unless told otherwise.
+    /// A volume that keeps its files in its directory as they are, with the sizes and times that
+    /// volumes have unless told otherwise.
     pub fn plain(name: &str, durability: Durability) -> Self {
         let settings = Settings {
             name: name.into(),

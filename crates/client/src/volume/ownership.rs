@@ -1,4 +1,4 @@
-//! Which directory serves the rows of a node whose store other machines reach, and the directories
+//! Which directory serves the rows of a node if other machines reach its store, and the directories
 //! from which a machine serves nodes in the place of others.
 
 use std::fs;

@@ -75,7 +75,7 @@ impl<'a> Pages<'a> {
         Ok(true)
     }
 
-    /// A row whose value came in part; none if it is gone meanwhile.
+    /// A row with a value that came in part; none if it is gone meanwhile.
     fn rest(&self, key: Key, value: Box<[u8]>) -> Result<Option<Row>, String> {
         let mut value = value.into_vec();
         loop {

@@ -678,7 +678,7 @@ impl ClusterNode {
         }
     }
 
-    /// All whose turn it was have adopted the table, or are not waited for any longer.
+    /// All nodes that were to adopt the table have done so, or are not waited for any longer.
     fn next_turn(&mut self) {
         let now = self.now;
         let Coordinator { expected, change: Some(Change { next, step, .. }), .. } =

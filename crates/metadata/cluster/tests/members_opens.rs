@@ -234,7 +234,7 @@ fn files_kept_during_the_grace_period() {
     cluster.restart(3);
     wait(&mut cluster, 20);
     assert_eq!(orphans(&cluster), 1);
-    // The claim is of a file whose record is another member's.
+    // The claim is of a file with a record that another member owns.
     let claimed = cluster.claim(3, seen(file.ino, "c3"));
     assert!(
         matches!(&claimed, Ok(Answer::Opened { inode, .. }) if inode.ino == file.ino),

@@ -1,4 +1,5 @@
-//! A small volume whose rows must never change their bytes, and that every later version must read.
+//! A small volume with rows that must never change their bytes, and that every later version must
+//! read.
 //!
 //! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the
 //! first two; `golden/clients-2.txt` the rows of tables `moved` and `txn` that clients across a

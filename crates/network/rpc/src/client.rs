@@ -76,7 +76,7 @@ pub struct RemoteConfig {
     pub addresses: Vec<String>,
     /// Name of the volume, 1 to 255 bytes.
     pub volume: String,
-    /// For people who read the node's log: host, process, mount point.
+    /// For readers of the node's log: host, process, mount point.
     pub who: String,
     /// How long a call waits for its answer, whatever happens; at most [`DEADLINE_MAX`].
     pub deadline: Duration,

@@ -292,8 +292,8 @@ pub fn monotonic_ms() -> u64 {
     ts.tv_sec as u64 * 1000 + ts.tv_nsec as u64 / 1_000_000
 }
 
-/// Sends this process SIGALRM in `ms` milliseconds, whose handler does nothing: a blocked call
-/// returns EINTR. 0 switches it off.
+/// Sends this process SIGALRM in `ms` milliseconds, with a handler that does nothing: a blocked
+/// call returns EINTR. 0 switches it off.
 pub fn alarm_ms(ms: u64) {
     extern "C" fn nothing(_: c_int) {}
     let timer = libc::itimerval {
@@ -417,7 +417,7 @@ pub fn dirents(mut buf: &[u8]) -> Vec<Dirent> {
     out
 }
 
-/// A buffer whose bytes start at a multiple of 4096, as direct I/O wants.
+/// A buffer with bytes that start at a multiple of 4096, as direct I/O wants.
 pub struct AlignedBuf {
     bytes: Vec<u8>,
     start: usize,

@@ -80,7 +80,8 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     Ok(ExitStatus::Good)
 }
 
-/// The node whose machine takes it: that one, or the next in cyclic order that serves clients.
+/// The node on the machine that takes it: that one, or the next in cyclic order that serves
+/// clients.
 fn successor(table: &PlacementMap, args: &HandOverArgs) -> Option<NodeId> {
     let members =
         || table.map.members().iter().map(|member| member.id).filter(|node| *node != args.node);

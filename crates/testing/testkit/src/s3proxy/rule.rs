@@ -99,7 +99,7 @@ pub struct Rule {
     pub kinds: Vec<Kind>,
     /// Share of them that is hit, in millionths.
     pub rate_ppm: u64,
-    /// Only to requests whose target contains this text; empty: to all.
+    /// Only to requests with a target that contains this text; empty: to all.
     pub contains: String,
     /// The first so many that the rule would hit are spared.
     pub skip: u64,
