@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The main job on an object store, for real: start an S3 server (versitygw), format a volume that
-# keeps its files lie there, ingest the demo's tree with several processes, read every file back in
+# keeps its files there, ingest the demo's tree with several processes, read every file back in
 # random order, verified: cold from the store, warm from the cache directory. Shows requests, hit
 # rates and throughput; then gc and fsck.
 set -euo pipefail
