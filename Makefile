@@ -1,6 +1,9 @@
-# `make demo` and `make test` need nothing before them: they install what is missing (as root, on Debian 12 with Rust).
+# `make demo` and `make test` need nothing before them: they install what is missing (as root, on
+# Debian 12 with Rust).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all test-build sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-listing lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha build install uninstall docs test test-all test-build \
+	sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut \
+	bench-passthrough bench-listing lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -28,8 +31,9 @@ help:
 build:
 	cargo build --release --locked
 
-# /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for kestrel. Without the
-# package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of mount(8): the link /sbin/mount.fuse.kestrel.
+# /usr/local/bin is where shells, and libfuse's mount.fuse for mount(8) and /etc/fstab, look for
+# kestrel. Without the package fuse3, or with another PREFIX, SBINDIR=/sbin adds a helper of
+# mount(8): the link /sbin/mount.fuse.kestrel.
 PREFIX ?= /usr/local
 SBINDIR ?=
 BUILT = $(or $(CARGO_TARGET_DIR),target)/release/kestrel

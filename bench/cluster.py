@@ -1,29 +1,37 @@
 #!/usr/bin/env python3
 """One metadata server and its clients on this machine, measured.
 
-    bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
+    bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3]
+                     [--depths 1,16,256,1024] [--quick]
                      [--only echo,native,tls,threads,merging,shared,bursts,mount,nodes,times]
                      [--nodes 1,2,4]
 
-- echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
-  (crates/network/rpc/examples/echo); `raw` is written by hand, `link` has everything but a node.
-- native: one connection with whole paths, 1 to 1,024 calls in flight (crates/network/rpc/examples/netload); requests are counted.
+- echo: the physical limit: the same frames between the same sockets, answered by a server that does
+  nothing (crates/network/rpc/examples/echo); `raw` is written by hand, `link` has everything but a
+  node.
+- native: one connection with whole paths, 1 to 1,024 calls in flight
+  (crates/network/rpc/examples/netload); requests are counted.
 - tls: the same with 16 and 256 in flight, in clear and encrypted.
 - threads: 64 threads that wait for each answer, as the prototype of issue 4 had.
-- merging: 256 calls in flight with a server that executes what has come together, and with one that executes one at a time.
+- merging: 256 calls in flight with a server that executes what has come together, and with one that
+  executes one at a time.
 - shared: 256 in flight with all files in one directory, and in 64.
 - bursts: 1,000 directories; 1 to 1,000 calls, one after the other, are for the same one.
 - mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
-- nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this machine, so they share its
-  processors and its disk), natively and by a mount; of one node for comparison. Then, 16 and 256 in flight, what concerns several of
-  them, with the messages between them and the writes these leave with counted, and listings of a directory of 10,000 files by the mount.
-- times: three nodes with a mount; from kill -9 of one, which is started again at once, to the first answer about a name of its own;
-  what it takes a fourth to be announced, to join and serve, and to get its part.
+- nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this
+  machine, so they share its processors and its disk), natively and by a mount; of one node for
+  comparison. Then, 16 and 256 in flight, what concerns several of them, with the messages between
+  them and the writes these leave with counted, and listings of a directory of 10,000 files by the
+  mount.
+- times: three nodes with a mount; from kill -9 of one, which is started again at once, to the first
+  answer about a name of its own; what it takes a fourth to be announced, to join and serve, and to
+  get its part.
 
-The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
-embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
-cluster.json and cluster.svg. Client, server and disk share the machine, so absolute figures mean something only on a quiet
-one; requests per operation and ratios within a run repeat. `--quick` is one round of half a second each: a few minutes.
+The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk)
+and, for comparison, as an embedded volume does. Rounds are run in turn and the median is taken.
+Prints figures and the bars of issue 4, writes cluster.json and cluster.svg. Client, server and disk
+share the machine, so absolute figures mean something only on a quiet one; requests per operation
+and ratios within a run repeat. `--quick` is one round of half a second each: a few minutes.
 """
 
 import argparse
@@ -81,7 +89,8 @@ def envelopes(cluster):
 
 
 def is_alive(pid):
-    """Whether a thread of the process has not ended. (Nobody may have asked yet how the process did.)"""
+    """Whether a thread of the process has not ended. (Nobody may have asked yet how the process
+    did.)"""
     states = []
     for path in glob.glob(f"/proc/{pid}/task/*/stat"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as stat:
@@ -113,10 +122,14 @@ class Bench:
     def echo(self):
         for row in lines(run(f"{EXAMPLES}/echo", self.options.seconds)):
             if row["way"] != "threads" or row["in_flight"] == 64:
-                self.add(f"echo, {row['way']}", "echo", row["in_flight"], per_s=row["requests_per_s"])
+                self.add(
+                    f"echo, {row['way']}", "echo", row["in_flight"], per_s=row["requests_per_s"]
+                )
 
     def netload(self, way, durability, directories, depths, *what, serve_options=()):
-        server = common.Server(self.options.scratch, "--durability", durability, serve_options=serve_options)
+        server = common.Server(
+            self.options.scratch, "--durability", durability, serve_options=serve_options
+        )
         self.load(way, server, [server.volume], directories, depths, *what)
         server.stop()
 
@@ -165,7 +178,9 @@ class Bench:
     def tls(self):
         """Both ends on this machine: what encrypting costs each."""
         self.netload("in clear", "commit", 64, "16,256")
-        self.netload("encrypted", "commit", 64, "16,256", serve_options=("--tls", "on", "--access", "open"))
+        self.netload(
+            "encrypted", "commit", 64, "16,256", serve_options=("--tls", "on", "--access", "open")
+        )
 
     def bursts(self):
         for burst in BURSTS:
@@ -177,9 +192,19 @@ class Bench:
             embedded = f"{server.dir}/embedded"
             run(KESTREL, "format", embedded, "--durability", durability)
             points = {}
-            for way, volume in ((f"mount of a server, {durability}", server.url), (f"embedded mount, {durability}", embedded)):
+            for way, volume in (
+                (f"mount of a server, {durability}", server.url),
+                (f"embedded mount, {durability}", embedded),
+            ):
                 points[way] = tempfile.mkdtemp(dir=server.dir)
-                run(KESTREL, "mount", volume, points[way], "--log", f"{server.dir}/{len(points)}.log")
+                run(
+                    KESTREL,
+                    "mount",
+                    volume,
+                    points[way],
+                    "--log",
+                    f"{server.dir}/{len(points)}.log",
+                )
             for way, point in points.items():
                 self.load_mount(way, point)
             for point in points.values():
@@ -188,9 +213,21 @@ class Bench:
 
     def load_mount(self, way, point):
         files = "200" if self.options.quick else "1000"
-        words = ("--json", "--relative", "--warm", "--phase", "metadata", "--threads", "16", "--files", files)
+        words = (
+            "--json",
+            "--relative",
+            "--warm",
+            "--phase",
+            "metadata",
+            "--threads",
+            "16",
+            "--files",
+            files,
+        )
         for row in json.loads(run(KESTREL, "bench", point, *words))["results"]:
-            self.add(way, row["op"], 16, per_s=row["per_second"], cpu_us=row["cpu_us_per_op_machine"])
+            self.add(
+                way, row["op"], 16, per_s=row["per_second"], cpu_us=row["cpu_us_per_op_machine"]
+            )
 
     def nodes(self):
         for count in (int(text) for text in self.options.nodes.split(",")):
@@ -210,14 +247,25 @@ class Bench:
         for number in range(LISTED):
             os.close(os.open(f"{point}/listed/{number:06}.jpg", os.O_CREAT | os.O_WRONLY))
         figures = json.loads(run(KESTREL, "stats", point, "--once", "--json"))
-        asked, said, begun = figures["metadata_requests_total"], envelopes(cluster), time.monotonic()
+        asked, said, begun = (
+            figures["metadata_requests_total"],
+            envelopes(cluster),
+            time.monotonic(),
+        )
         for _ in range(LISTINGS):
             if len(os.listdir(f"{point}/listed")) != LISTED:
                 raise SystemExit(f"{way}: a listing lacks names")
         took = time.monotonic() - begun
         said = envelopes(cluster) - said
-        asked = json.loads(run(KESTREL, "stats", point, "--once", "--json"))["metadata_requests_total"] - asked
-        figures = {"per_s": LISTINGS / took, "requests": asked / LISTINGS, "messages": said / LISTINGS}
+        asked = (
+            json.loads(run(KESTREL, "stats", point, "--once", "--json"))["metadata_requests_total"]
+            - asked
+        )
+        figures = {
+            "per_s": LISTINGS / took,
+            "requests": asked / LISTINGS,
+            "messages": said / LISTINGS,
+        }
         self.add(way, f"ls of {LISTED:,}", 1, **figures)
 
     def times(self):
@@ -255,27 +303,38 @@ class Bench:
             look.join()
         begun = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        # As whoever supervises it would.
+        # As a supervisor would.
         while is_alive(pid):
             time.sleep(0.001)
         looks = [Look(path) for path in own]
         run(KESTREL, "serve", volume)
         for look in looks:
             look.join()
-        self.add("kill -9, start", "first answer", 1, seconds=min(look.answered for look in looks) - begun)
+        self.add(
+            "kill -9, start",
+            "first answer",
+            1,
+            seconds=min(look.answered for look in looks) - begun,
+        )
 
     def figure(self, way, operation, depth, what="per_s"):
         found = [
             row[what]
             for row in self.rows
-            if (row["way"], row["operation"], row["in_flight"]) == (way, operation, depth) and what in row
+            if (row["way"], row["operation"], row["in_flight"]) == (way, operation, depth)
+            and what in row
         ]
         return statistics.median(found) if found else None
 
     def paired(self, way, operation):
-        """Operations a second in each round, 256 in flight. Ratios are taken within a round: the machine's speed changes in between."""
+        """Operations a second in each round, 256 in flight. Ratios are taken within a round: the
+        machine's speed changes in between."""
         wanted = (way, operation, 256)
-        return [row["per_s"] for row in self.rows if (row["way"], row["operation"], row["in_flight"]) == wanted]
+        return [
+            row["per_s"]
+            for row in self.rows
+            if (row["way"], row["operation"], row["in_flight"]) == wanted
+        ]
 
 
 def medians(rows):
@@ -299,48 +358,88 @@ def bars(bench):
     for way, operation, depth, least in BARS:
         figure = bench.figure(way, operation, depth)
         if figure is not None:
-            found.append((f"{way}: {operation} at {depth} in flight: {figure:,.0f}/s (goal {least:,})", figure >= least))
+            found.append(
+                (
+                    f"{way}: {operation} at {depth} in flight: {figure:,.0f}/s (goal {least:,})",
+                    figure >= least,
+                )
+            )
     for operation, most in REQUESTS.items():
-        native = [row for row in bench.rows if row["way"].startswith("native") and row["operation"] == operation]
+        native = [
+            row
+            for row in bench.rows
+            if row["way"].startswith("native") and row["operation"] == operation
+        ]
         counted = [row["requests"] for row in native if "requests" in row]
         if counted:
             worst = max(counted)
-            found.append((f"requests for a {operation} of a deep path: {worst:.3f} (goal {most})", worst <= most + 0.001))
+            found.append(
+                (
+                    f"requests for a {operation} of a deep path: {worst:.3f} (goal {most})",
+                    worst <= most + 0.001,
+                )
+            )
     for operation, least in THREADS_BARS.items():
         figure = bench.figure("64 threads", operation, 64)
         if figure is not None:
-            found.append((f"64 blocking threads: {operation}: {figure:,.0f}/s (goal {least:,})", figure >= least))
+            found.append(
+                (
+                    f"64 blocking threads: {operation}: {figure:,.0f}/s (goal {least:,})",
+                    figure >= least,
+                )
+            )
     for operation in ("create", "stat"):
         on, off = (bench.paired(f"merging {way}", operation) for way in ("on", "off"))
         if on and off:
             ratio = statistics.median(one / other for one, other in zip(on, off))
             found.append((f"merging on / off: {operation}: {ratio:.2f} (goal above 1)", ratio > 1))
-        private, shared = (bench.paired(way, operation) for way in ("64 directories", "one directory"))
+        private, shared = (
+            bench.paired(way, operation) for way in ("64 directories", "one directory")
+        )
         if private and shared:
             ratio = statistics.median(one / other for one, other in zip(shared, private))
-            text = f"{operation} in one shared directory against 64: {ratio:.2f} (goal {SHARED_BAR})"
+            text = (
+                f"{operation} in one shared directory against 64: {ratio:.2f} (goal {SHARED_BAR})"
+            )
             found.append((text, ratio >= SHARED_BAR))
         bursts = [bench.paired(f"bursts of {burst}", operation) for burst in BURSTS]
         if all(bursts):
-            ratios = [statistics.median(one / other for one, other in zip(rates, bursts[0])) for rates in bursts]
+            ratios = [
+                statistics.median(one / other for one, other in zip(rates, bursts[0]))
+                for rates in bursts
+            ]
             told = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-            text = f"{operation} in bursts of 1, 10, 100, 1,000 against 1: {told} (goal {SHARED_BAR})"
+            text = (
+                f"{operation} in bursts of 1, 10, 100, 1,000 against 1: {told} (goal {SHARED_BAR})"
+            )
             found.append((text, min(ratios) >= SHARED_BAR))
     return found
 
 
 def plot(path, rows):
     """Bars for what was measured at 256 in flight, or on the mount, on a logarithmic scale."""
-    shown = [row for row in rows if "per_s" in row and (row["in_flight"] == 256 or "mount" in row["way"])]
+    shown = [
+        row for row in rows if "per_s" in row and (row["in_flight"] == 256 or "mount" in row["way"])
+    ]
     height = 40 + 18 * len(shown)
     most = max((row["per_s"] for row in shown), default=1)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" font-family="sans-serif" font-size="11">']
-    out.append('<text x="10" y="20" font-size="14">operations a second (256 in flight; mounts: 16 threads)</text>')
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
+    ]
+    out.append(
+        '<text x="10" y="20" font-size="14">operations a second (256 in flight; mounts: 16 '
+        'threads)</text>'
+    )
     for number, row in enumerate(shown):
         y = 36 + number * 18
         width = 480 * row["per_s"] / most
-        out.append(f'<text x="250" y="{y + 11}" text-anchor="end">{row["way"]}: {row["operation"]}</text>')
-        out.append(f'<rect x="256" y="{y}" width="{max(width, 1):.0f}" height="14" fill="#4878a8"/>')
+        out.append(
+            f'<text x="250" y="{y + 11}" text-anchor="end">{row["way"]}: {row["operation"]}</text>'
+        )
+        out.append(
+            f'<rect x="256" y="{y}" width="{max(width, 1):.0f}" height="14" fill="#4878a8"/>'
+        )
         out.append(f'<text x="{262 + width:.0f}" y="{y + 11}">{row["per_s"]:,.0f}</text>')
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join([*out, "</svg>"]))
@@ -354,7 +453,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--depths", default="1,16,256,1024")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="echo,native,tls,threads,merging,shared,bursts,mount,nodes,times")
+    parser.add_argument(
+        "--only", default="echo,native,tls,threads,merging,shared,bursts,mount,nodes,times"
+    )
     parser.add_argument("--nodes", default="1,2,4")
     options = parser.parse_args()
     if options.quick:
@@ -371,7 +472,11 @@ def main():
         take_away(options.scratch)
     rows = medians(bench.rows)
     for row in rows:
-        rest = ", ".join(f"{name} {value:,.10g}" for name, value in row.items() if name not in ("way", "operation", "in_flight"))
+        rest = ", ".join(
+            f"{name} {value:,.10g}"
+            for name, value in row.items()
+            if name not in ("way", "operation", "in_flight")
+        )
         print(f"{row['way']:<30} {row['operation']:<12} {row['in_flight']:>5}  {rest}")
     common.conclude(f"{options.out}/cluster", rows, bars(bench), plot)
 

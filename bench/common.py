@@ -1,4 +1,5 @@
-"""What the benchmarks have in common: where the programs are, how they are run, served volumes, the end of a run."""
+"""What the benchmarks have in common: where the programs are, how they are run, served volumes, the
+end of a run."""
 
 import contextlib
 import glob
@@ -21,15 +22,20 @@ SWITCH = "/sys/module/fuse/parameters/enable_uring"
 
 def run(*command, **options):
     """Runs a program to its end; what it said. If it fails, so does the benchmark."""
-    done = subprocess.run([str(word) for word in command], text=True, capture_output=True, **options)
+    done = subprocess.run(
+        [str(word) for word in command], text=True, capture_output=True, **options
+    )
     if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        raise SystemExit(
+            f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 @contextlib.contextmanager
 def io_uring():
-    """Switches FUSE over io_uring on for as long; gives whether the kernel has it and this user may."""
+    """Switches FUSE over io_uring on for as long; gives whether the kernel has it and this user
+    may."""
     if not os.access(SWITCH, os.W_OK):
         yield False
         return
@@ -77,9 +83,14 @@ class Cluster:
         self.dir = tempfile.mkdtemp(dir=scratch)
         addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         # The first has a server's place, so that what is left over is found there.
-        self.volumes = [f"{self.dir}/volume", *(f"{self.dir}/{node}/volume" for node in range(2, count + 1))]
+        self.volumes = [
+            f"{self.dir}/volume",
+            *(f"{self.dir}/{node}/volume" for node in range(2, count + 1)),
+        ]
         nodes = [word for address in addresses for word in ("--node", address)]
-        made = json.loads(run(KESTREL, "cluster", "init", self.volumes[0], "--json", *nodes, *options))
+        made = json.loads(
+            run(KESTREL, "cluster", "init", self.volumes[0], "--json", *nodes, *options)
+        )
         for node, volume in enumerate(self.volumes[1:], start=2):
             os.mkdir(os.path.dirname(volume))
             run(KESTREL, "cluster", "join", "-", volume, "--node", node, input=made["token"])
@@ -115,7 +126,12 @@ def conclude(path, rows, judged, plot, **more):
     """Says which bars were met, and writes `path`.json and, by `plot`, `path`.svg."""
     for text, met in judged:
         print(f"{'ok  ' if met else 'MISS'} {text}")
-    report = {"cores": os.cpu_count(), **more, "rows": rows, "bars": [{"what": text, "met": met} for text, met in judged]}
+    report = {
+        "cores": os.cpu_count(),
+        **more,
+        "rows": rows,
+        "bars": [{"what": text, "met": met} for text, met in judged],
+    }
     with open(f"{path}.json", "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
     plot(f"{path}.svg", rows)

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Side-by-side benchmark: a KestrelFS mount, the same disk's local file system, and the null FUSE file system.
+"""Side-by-side benchmark: a KestrelFS mount, the same disk's local file system, and the null FUSE
+file system.
 
-    bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N] [--only metadata|data|served]
+    bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N]
+                     [--only metadata|data|served]
 
-Runs `kestrel bench` on the systems in turn, ROUNDS times (default 3), so that a machine whose speed drifts hits all alike,
-takes the median of each figure, prints figures and ratios against the bars of issue 2, and writes results.json and plot.svg.
-The null file system is built from the same FUSE layer and answers at once: it is the physical limit of a mount.
-Files are named relative to their directory, as tar, rsync and find do, so that an operation is one operation; with full
-paths, which the kernel walks component by component, the metadata steps run once more. With 64 threads they run on the
-embedded mount and on one of a volume that a server on this machine serves.
-Uncapped absolute figures of a shared machine say little; ratios within one run and CPU per operation repeat.
+Runs `kestrel bench` on the systems in turn, ROUNDS times (default 3), so that a machine with a
+speed that drifts hits all alike, takes the median of each figure, prints figures and ratios against
+the bars of issue 2, and writes results.json and plot.svg. The null file system is built from the
+same FUSE layer and answers at once: it is the physical limit of a mount. Files are named relative
+to their directory, as tar, rsync and find do, so that an operation is one operation; with full
+paths, which the kernel walks component by component, the metadata steps run once more. With 64
+threads they run on the embedded mount and on one of a volume that a server on this machine serves.
+Uncapped absolute figures of a shared machine say little; ratios within one run and CPU per
+operation repeat.
 """
 
 import argparse
@@ -23,7 +27,8 @@ import time
 
 from common import KESTREL, ROOT, Server, run
 
-# A bar on a ratio: (phase, operation, measured system, limit system, operation at the limit, at least)
+# A bar on a ratio: (phase, operation, measured system, limit system, operation at the limit, at
+# least)
 RATIO_BARS = [
     ("metadata", "stat", "kestrel", "null", "stat", 0.60),
     ("metadata", "open+close", "kestrel", "null", "open+close", 0.60),
@@ -32,7 +37,8 @@ RATIO_BARS = [
     ("small 4K", "write+close", "kestrel", "null", "create", 0.50),
     ("small 64K", "write+close", "kestrel-commit", "local-fsync", "write+fsync+close", 1.00),
     ("small 64K", "write+close", "kestrel", "local", "write+close", 0.40),
-    # The null file system lets the kernel keep pages: lookup, open and close by FUSE, bytes from memory, as with pass-through.
+    # The null file system lets the kernel keep pages: lookup, open and close by FUSE, bytes from
+    # memory, as with pass-through.
     ("small 64K", "read (again)", "kestrel", "null", "read (again)", 0.70),
     ("metadata with 64 threads", "stat", "served", "kestrel", "stat", 0.50),
 ]
@@ -85,7 +91,8 @@ class Null:
     def __init__(self, scratch):
         self.dir = os.path.join(scratch, "null")
         os.makedirs(self.dir)
-        # In a session of its own, as a mount is: the kernel shares processors out among sessions (sched_autogroup).
+        # In a session of its own, as a mount is: the kernel shares processors out among sessions
+        # (sched_autogroup).
         command = [KESTREL, "null-fs", self.dir, "--keep-pages"]
         self.process = subprocess.Popen(command, start_new_session=True)
         for _ in range(100):
@@ -122,13 +129,53 @@ def passes(options):
     files = "300" if options.quick else "2000"
     small = "100" if options.quick else "400"
     by_path = ["--threads", "16", "--files", files, "--phase", "metadata", "--warm"]
-    metadata = ["--threads", "16", "--files", files, "--phase", "metadata,shared", "--warm", "--relative"]
-    many = ["--threads", MANY_THREADS, "--files", files[:-1], "--phase", "metadata", "--warm", "--relative"]
-    data = ["--threads", "16", "--files", small, "--phase", "small", "--sizes", "4K,64K", "--relative"]
-    large = ["--relative", "--threads", "2", "--phase", "large", "--large-size", "64M" if options.quick else "512M"]
+    metadata = [
+        "--threads",
+        "16",
+        "--files",
+        files,
+        "--phase",
+        "metadata,shared",
+        "--warm",
+        "--relative",
+    ]
+    many = [
+        "--threads",
+        MANY_THREADS,
+        "--files",
+        files[:-1],
+        "--phase",
+        "metadata",
+        "--warm",
+        "--relative",
+    ]
+    data = [
+        "--threads",
+        "16",
+        "--files",
+        small,
+        "--phase",
+        "small",
+        "--sizes",
+        "4K,64K",
+        "--relative",
+    ]
+    large = [
+        "--relative",
+        "--threads",
+        "2",
+        "--phase",
+        "large",
+        "--large-size",
+        "64M" if options.quick else "512M",
+    ]
     plan = []
     if options.only in (None, "metadata"):
-        plan += [(name, name, arguments) for arguments in (metadata, by_path) for name in ("kestrel", "null", "local")]
+        plan += [
+            (name, name, arguments)
+            for arguments in (metadata, by_path)
+            for name in ("kestrel", "null", "local")
+        ]
     if options.only in (None, "served"):
         plan += [(name, name, many) for name in ("kestrel", "served")]
     if options.only in (None, "data"):
@@ -150,9 +197,13 @@ def median_of(rounds):
     for key in rounds[0]:
         lines = [one[key] for one in rounds if key in one]
         figures = ("per_second", "megabytes_per_second", "cpu_us_per_op_machine")
-        result[key] = {figure: statistics.median(line[figure] or 0 for line in lines) for figure in figures}
+        result[key] = {
+            figure: statistics.median(line[figure] or 0 for line in lines) for figure in figures
+        }
         for percentile in ("p50", "p99"):
-            result[key][percentile] = statistics.median(line["latency_us"][percentile] for line in lines)
+            result[key][percentile] = statistics.median(
+                line["latency_us"][percentile] for line in lines
+            )
     return result
 
 
@@ -165,21 +216,41 @@ def judge(found):
         if mine and other and other["per_second"]:
             ratio = mine["per_second"] / other["per_second"]
             text = f"{phase} {op}: {system} / {limit} {limit_op}"
-            bars.append({"bar": text, "value": round(ratio, 3), "wanted": f">= {least}", "met": ratio >= least})
+            bars.append(
+                {
+                    "bar": text,
+                    "value": round(ratio, 3),
+                    "wanted": f">= {least}",
+                    "met": ratio >= least,
+                }
+            )
     for phase, op, most in CPU_BARS:
         mine = found.get("kestrel", {}).get((phase, op))
         if mine:
             cpu = mine["cpu_us_per_op_machine"]
             limit = found.get("null", {}).get((phase, op), {}).get("cpu_us_per_op_machine")
             text = f"{phase} {op}: CPU µs/op" + (f" (null: {limit:.1f})" if limit else "")
-            bars.append({"bar": text, "value": round(cpu, 1), "wanted": f"<= {most}", "met": cpu <= most})
-    shared, private = (found.get("kestrel", {}).get((phase, "create")) for phase in ("shared", "metadata"))
-    null_shared, null_private = (found.get("null", {}).get((phase, "create")) for phase in ("shared", "metadata"))
+            bars.append(
+                {"bar": text, "value": round(cpu, 1), "wanted": f"<= {most}", "met": cpu <= most}
+            )
+    shared, private = (
+        found.get("kestrel", {}).get((phase, "create")) for phase in ("shared", "metadata")
+    )
+    null_shared, null_private = (
+        found.get("null", {}).get((phase, "create")) for phase in ("shared", "metadata")
+    )
     if shared and private and null_shared and null_private:
         mine = shared["per_second"] / private["per_second"]
         limit = null_shared["per_second"] / null_private["per_second"]
         text = "create in one shared directory / in private ones"
-        bars.append({"bar": text, "value": round(mine, 3), "wanted": f">= {limit:.3f} (null)", "met": mine >= 0.95 * limit})
+        bars.append(
+            {
+                "bar": text,
+                "value": round(mine, 3),
+                "wanted": f">= {limit:.3f} (null)",
+                "met": mine >= 0.95 * limit,
+            }
+        )
     return bars
 
 
@@ -191,32 +262,50 @@ def plot(path, found):
     width, row, left = 900, 16 * len(systems) + 12, 210
     height = row * len(keys) + 40
     scale = (width - left - 90) / 7
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
+    ]
     for index, system in enumerate(systems):
-        out.append(f'<rect x="{left + index * 120}" y="8" width="10" height="10" fill="{colors[index % len(colors)]}"/>')
+        out.append(
+            f'<rect x="{left + index * 120}" y="8" width="10" height="10" '
+            f'fill="{colors[index % len(colors)]}"/>'
+        )
         out.append(f'<text x="{left + 14 + index * 120}" y="17">{system}</text>')
     import math
 
     for number, key in enumerate(keys):
         y = 34 + number * row
-        out.append(f'<text x="{left - 8}" y="{y + row / 2}" text-anchor="end">{key[0]}: {key[1]}</text>')
+        out.append(
+            f'<text x="{left - 8}" y="{y + row / 2}" text-anchor="end">{key[0]}: {key[1]}</text>'
+        )
         for index, system in enumerate(systems):
             line = found[system].get(key)
             if not line or line["per_second"] <= 0:
                 continue
             length = max(1, math.log10(max(line["per_second"], 1)) * scale)
             top = y + index * 16
-            out.append(f'<rect x="{left}" y="{top}" width="{length:.0f}" height="12" fill="{colors[index % len(colors)]}"/>')
-            out.append(f'<text x="{left + length + 4:.0f}" y="{top + 10}">{line["per_second"]:,.0f}/s</text>')
+            out.append(
+                f'<rect x="{left}" y="{top}" width="{length:.0f}" height="12" '
+                f'fill="{colors[index % len(colors)]}"/>'
+            )
+            out.append(
+                f'<text x="{left + length + 4:.0f}" '
+                f'y="{top + 10}">{line["per_second"]:,.0f}/s</text>'
+            )
     out.append("</svg>")
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(out))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default=f"{ROOT}/target/bench")
-    parser.add_argument("--scratch", help="where volumes and files go (default: a temporary directory below target)")
+    parser.add_argument(
+        "--scratch", help="where volumes and files go (default: a temporary directory below target)"
+    )
     parser.add_argument("--quick", action="store_true", help="few files: does it run at all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["metadata", "data", "served"])
@@ -245,21 +334,31 @@ def main():
     found = {name: median_of(lines) for name, lines in rounds.items()}
     bars = judge(found)
     for name, lines in found.items():
-        print(f"\n{name}\n  {'':34} {'per s':>10} {'MB/s':>8} {'p50 µs':>8} {'p99 µs':>9} {'CPU µs':>8}")
+        print(
+            f"\n{name}\n  {'':34} {'per s':>10} {'MB/s':>8} {'p50 µs':>8} {'p99 µs':>9} "
+            f"{'CPU µs':>8}"
+        )
         for (phase, op), line in lines.items():
             print(
-                f"  {phase + ': ' + op:34} {line['per_second']:10,.0f} {line['megabytes_per_second']:8.1f} "
+                f"  {phase + ': ' + op:34} {line['per_second']:10,.0f} "
+                f"{line['megabytes_per_second']:8.1f} "
                 f"{line['p50']:8.1f} {line['p99']:9.1f} {line['cpu_us_per_op_machine']:8.1f}"
             )
     print("\nbars")
     for bar in bars:
-        print(f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted {bar['wanted']})")
+        print(
+            f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted "
+            f"{bar['wanted']})"
+        )
     document = {
         "command": "bench/compare.py",
         "rounds": options.rounds,
         "cpus": os.cpu_count(),
         "kernel": os.uname().release,
-        "systems": {name: {f"{p}: {o}": line for (p, o), line in lines.items()} for name, lines in found.items()},
+        "systems": {
+            name: {f"{p}: {o}": line for (p, o), line in lines.items()}
+            for name, lines in found.items()
+        },
         "bars": bars,
     }
     with open(f"{options.out}/results.json", "w", encoding="utf-8") as file:

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Listing with attributes and removing, on a served volume: `ls -l`, `find -newer`, `du -s`, `rm -rf` of many files in one directory.
+"""Listing with attributes and removing, on a served volume: `ls -l`, `find -newer`, `du -s`, `rm
+-rf` of many files in one directory.
 
-Each round makes the files and runs the commands on a local directory and on a mount, one after the other, the caches of
-names dropped by mounting anew. Requests are those of the mount. With KESTREL_BEFORE=FILE that program serves and mounts
-the same.
+Each round makes the files and runs the commands on a local directory and on a mount, one after the
+other, the caches of names dropped by mounting anew. Requests are those of the mount. With
+KESTREL_BEFORE=FILE that program serves and mounts the same.
 
     bench/listing.py            writes target/bench/listing.json, listing.svg
 """
@@ -52,7 +53,12 @@ def local(scratch, reference, count):
     directory = f"{scratch}/local"
     fill(directory, count)
     return [
-        {"side": "local", "what": what, "entries": count, "seconds": timed(command(what, directory, reference))}
+        {
+            "side": "local",
+            "what": what,
+            "entries": count,
+            "seconds": timed(command(what, directory, reference)),
+        }
         for what in COMMANDS
     ]
 
@@ -77,7 +83,15 @@ def served(side, program, server, scratch, reference, count):
             before = requests(where, program)[0]
             seconds = timed(command(what, f"{where}/many", reference))
             asked = requests(where, program)[0] - before
-            rows.append({"side": side, "what": what, "entries": count, "seconds": seconds, "requests": asked})
+            rows.append(
+                {
+                    "side": side,
+                    "what": what,
+                    "entries": count,
+                    "seconds": seconds,
+                    "requests": asked,
+                }
+            )
     return rows
 
 
@@ -102,7 +116,9 @@ def closing(program, server, scratch, count):
             with open(f"{where}/some/f{number:06}", "w", encoding="ascii") as file:
                 file.write("some words\n")
     with mounted(program, server.url, where):
-        read = messages(lambda path: subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True))
+        read = messages(
+            lambda path: subprocess.run(["cat", path], stdout=subprocess.DEVNULL, check=True)
+        )
     return created, read
 
 
@@ -111,13 +127,21 @@ def plot(path, rows):
     shown = [row for row in rows if "seconds" in row]
     width, step = 760, 22
     longest = max(row["seconds"] for row in shown)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{step * len(shown) + 20}" font-family="sans-serif" font-size="12">']
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
+        f'height="{step * len(shown) + 20}" font-family="sans-serif" font-size="12">'
+    ]
     for number, row in enumerate(shown):
         y, long = number * step + 4, 380 * row["seconds"] / longest
         text = f'{row["what"]}, {row["entries"]} entries, {row["side"]}'
-        said = f'{row["seconds"]:.3f} s' + (f', {row["requests"]} requests' if "requests" in row else "")
+        said = f'{row["seconds"]:.3f} s' + (
+            f', {row["requests"]} requests' if "requests" in row else ""
+        )
         parts.append(f'<text x="4" y="{y + 13}">{html.escape(text)}</text>')
-        parts.append(f'<rect x="220" y="{y}" width="{long:.1f}" height="16" fill="{"#999" if row["side"] == "local" else "#48c"}"/>')
+        parts.append(
+            f'<rect x="220" y="{y}" width="{long:.1f}" height="16" '
+            f'fill="{"#999" if row["side"] == "local" else "#48c"}"/>'
+        )
         parts.append(f'<text x="{226 + long:.1f}" y="{y + 13}">{html.escape(said)}</text>')
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join(parts) + "\n</svg>\n")
@@ -146,22 +170,43 @@ def main():
                 for row in served(side, program, server, scratch, reference, count):
                     rows.append(row)
                     of[side, row["what"]] = row
-                    print(f'{side:6} {row["what"]:12} {count:7} {row["seconds"]:8.3f} s {row["requests"]:8} requests', flush=True)
+                    print(
+                        f'{side:6} {row["what"]:12} {count:7} {row["seconds"]:8.3f} s '
+                        f'{row["requests"]:8} requests',
+                        flush=True,
+                    )
                 server.stop()
             for what in COMMANDS[:3]:
                 asked = of["now", what]["requests"]
-                judged.append((f"{what} of {count} entries: at most entries / 500 requests ({asked})", asked <= count / 500))
+                judged.append(
+                    (
+                        f"{what} of {count} entries: at most entries / 500 requests ({asked})",
+                        asked <= count / 500,
+                    )
+                )
             asked = of["now", "rm -rf"]["requests"]
-            judged.append((f"rm -rf of {count} entries: one request a file ({asked})", asked <= count * 1.01 + 20))
+            judged.append(
+                (
+                    f"rm -rf of {count} entries: one request a file ({asked})",
+                    asked <= count * 1.01 + 20,
+                )
+            )
             if before:
                 ratio = of["now", "rm -rf"]["seconds"] / of["before", "rm -rf"]["seconds"]
-                judged.append((f"rm -rf of {count} entries: at most 0.6 of the time before ({ratio:.2f})", ratio <= 0.6))
+                judged.append(
+                    (
+                        f"rm -rf of {count} entries: at most 0.6 of the time before ({ratio:.2f})",
+                        ratio <= 0.6,
+                    )
+                )
         server = Server(scratch)
         created, read = closing(KESTREL, server, scratch, wanted.cats)
         server.stop()
         rows.append({"what": "messages for each create and close", "messages": created})
         rows.append({"what": "messages for each cold cat", "messages": read})
-        judged.append((f"messages for each create and close: at most 1.05 ({created:.3f})", created <= 1.05))
+        judged.append(
+            (f"messages for each create and close: at most 1.05 ({created:.3f})", created <= 1.05)
+        )
         judged.append((f"messages for each cold cat: at most 1.1 ({read:.3f})", read <= 1.1))
     finally:
         take_away(scratch)

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Many empty files in one volume: does the create rate hold, is memory bounded, how fast is the volume back?
+"""Many empty files in one volume: does the create rate hold, is memory bounded, how fast is the
+volume back?
 
-    bench/many_files.py [--files 10000000] [--out target/bench] [--scratch DIR] [--metadata-memory 512M]
+    bench/many_files.py [--files 10000000] [--out target/bench] [--scratch DIR]
+                        [--metadata-memory 512M]
 
-PROCESSES processes create the files through a mount, in directories of 100,000. After each twentieth part the same
-processes create in the null FUSE file system for a while, so that a machine whose speed drifts shows in both: the rate is
-also given as a ratio to it. Then: `kestrel info` of the top directory and of one with a tenth of the files below, clean
-unmount and remount, kill -9 and remount, disk per file, fsck. Writes many-files.json and many-files.svg.
+PROCESSES processes create the files through a mount, in directories of 100,000. After each
+twentieth part the same processes create in the null FUSE file system for a while, so that a machine
+with a speed that drifts shows in both: the rate is also given as a ratio to it. Then: `kestrel
+info` of the top directory and of one with a tenth of the files below, clean unmount and remount,
+kill -9 and remount, disk per file, fsck. Writes many-files.json and many-files.svg.
 """
 
 import argparse
@@ -45,7 +48,9 @@ def create(top, first, count):
             if handle is not None:
                 os.close(handle)
             handle = os.open(path, os.O_DIRECTORY)
-        os.close(os.open(f"f{number:08}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=handle))
+        os.close(
+            os.open(f"f{number:08}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=handle)
+        )
 
 
 def in_processes(top, first, count):
@@ -81,7 +86,11 @@ def mount(volume, directory, options):
 
 
 def disk_bytes(path):
-    return sum(os.stat(os.path.join(at, name)).st_blocks * 512 for at, _, names in os.walk(path) for name in names)
+    return sum(
+        os.stat(os.path.join(at, name)).st_blocks * 512
+        for at, _, names in os.walk(path)
+        for name in names
+    )
 
 
 def milliseconds(*command):
@@ -96,7 +105,8 @@ def measure(options, scratch, found):
     os.makedirs(null)
     run(KESTREL, "format", volume)
     _, pid = mount(volume, mnt, options)
-    # In a session of its own, as a mount is: the kernel shares processors out among sessions (sched_autogroup).
+    # In a session of its own, as a mount is: the kernel shares processors out among sessions
+    # (sched_autogroup).
     nothing = subprocess.Popen([KESTREL, "null-fs", null], start_new_session=True)
     try:
         while not os.path.ismount(null):
@@ -106,8 +116,14 @@ def measure(options, scratch, found):
             rate = in_processes(mnt, index * part, part)
             limit = in_processes(null, index * NULL_FILES, NULL_FILES)
             resident, anonymous = memory(pid)
-            found["parts"].append({"rate": rate, "null_rate": limit, "resident": resident, "anonymous": anonymous})
-            print(f"{(index + 1) * part:>12,} files: {rate:>8,.0f}/s, null {limit:>8,.0f}/s, memory {resident / 1e6:,.0f} MB", flush=True)
+            found["parts"].append(
+                {"rate": rate, "null_rate": limit, "resident": resident, "anonymous": anonymous}
+            )
+            print(
+                f"{(index + 1) * part:>12,} files: {rate:>8,.0f}/s, null {limit:>8,.0f}/s, memory "
+                f"{resident / 1e6:,.0f} MB",
+                flush=True,
+            )
     finally:
         subprocess.run(["umount", null], check=False)
         nothing.wait(30)
@@ -137,8 +153,12 @@ def judge(found):
     def ratio(some):
         return sum(part["rate"] / part["null_rate"] for part in some) / len(some)
 
-    found["create rate, last tenth / first tenth"] = sum(p["rate"] for p in parts[-tenth:]) / sum(p["rate"] for p in parts[:tenth])
-    found["create rate, last tenth / first tenth, each over the null file system's"] = ratio(parts[-tenth:]) / ratio(parts[:tenth])
+    found["create rate, last tenth / first tenth"] = sum(p["rate"] for p in parts[-tenth:]) / sum(
+        p["rate"] for p in parts[:tenth]
+    )
+    found["create rate, last tenth / first tenth, each over the null file system's"] = ratio(
+        parts[-tenth:]
+    ) / ratio(parts[:tenth])
     found["largest memory, bytes"] = max(part["resident"] for part in parts)
     for name, (sign, bar) in BARS.items():
         met = found[name] >= bar if sign == ">=" else found[name] <= bar
@@ -152,21 +172,31 @@ def plot(found, path):
     lines = []
     for name, colour in (("null_rate", "#999"), ("rate", "#06c")):
         points = " ".join(
-            f"{60 + index * (width - 80) / max(1, len(parts) - 1):.1f},{height - 30 - part[name] / top * (height - 60):.1f}"
+            f"{60 + index * (width - 80) / max(1, len(parts) - 1):.1f},"
+            f"{height - 30 - part[name] / top * (height - 60):.1f}"
             for index, part in enumerate(parts)
         )
-        lines.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>')
-    text = f"creates/s through a mount, 0 to {found['files']:,} files (grey: null FUSE), 0 to {top:,.0f}/s"
+        lines.append(
+            f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>'
+        )
+    text = (
+        f"creates/s through a mount, 0 to {found['files']:,} files (grey: null FUSE), 0 to "
+        f"{top:,.0f}/s"
+    )
     with open(path, "w") as out:
         out.write(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            'font-family="sans-serif" font-size="12">'
             f'<rect width="100%" height="100%" fill="white"/><text x="60" y="18">{text}</text>'
-            f'<path d="M60 30V{height - 30}H{width - 20}" fill="none" stroke="black"/>{"".join(lines)}</svg>\n'
+            f'<path d="M60 30V{height - 30}H{width - 20}" fill="none" '
+            f'stroke="black"/>{"".join(lines)}</svg>\n'
         )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=10_000_000)
     parser.add_argument("--out", default=f"{ROOT}/target/bench")
     parser.add_argument("--scratch", default="/var/tmp")

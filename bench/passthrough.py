@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Reading a file of which the cache has a whole copy, against the local file system and against a mount without pass-through.
+"""Reading a file of which the cache has a whole copy, against the local file system and against a
+mount without pass-through.
 
     bench/passthrough.py [--size 1073741824] [--rounds 7] [--out target/bench] [--scratch DIR]
 
-The local file lies on the file system of the cache directory, so both are read from the same disk. A round reads the local file,
-the file through pass-through and the file through a mount with `--passthrough off`, one after the other, in an order that turns
-with the rounds, so that a machine whose speed drifts shows in all: by read(2) of 1 MiB and through a map (each byte is
-added up), from the page cache and from the disk (pages dropped before). A ratio is taken within its round; the median of
-the rounds counts. Writes passthrough.json and passthrough.svg.
+The local file lies on the file system of the cache directory, so both are read from the same disk.
+A round reads the local file, the file through pass-through and the file through a mount with
+`--passthrough off`, one after the other, in an order that turns with the rounds, so that a machine
+with a speed that drifts shows in all: by read(2) of 1 MiB and through a map (each byte is added
+up), from the page cache and from the disk (pages dropped before). A ratio is taken within its
+round; the median of the rounds counts. Writes passthrough.json and passthrough.svg.
 """
 
 import argparse
@@ -36,7 +38,7 @@ def by_read(path):
 
 
 def by_map(path):
-    """Touches each page, as one who computes on a model does."""
+    """Touches each page, as a program that computes on a model does."""
     with open(path, "rb", buffering=0) as file:
         with mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
@@ -71,7 +73,8 @@ def measure(size, rounds, scratch):
     assert len(copies) == 1 and os.path.getsize(copies[0]) == size, copies
     figures = lambda: json.loads(run(KESTREL, "stats", "--once", "--json", mount))
     opens, made = figures()["passthrough_opens_total"], 0
-    # Of the mount without pass-through only what the page cache gives can be compared: it would fetch from its own pages.
+    # Of the mount without pass-through only what the page cache gives can be compared: it would
+    # fetch from its own pages.
     results = {}
     paths = {"local": local, "pass-through": f"{mount}/file"}
     for way, reader in (("read", by_read), ("mmap", by_map)):
@@ -90,7 +93,9 @@ def measure(size, rounds, scratch):
             seconds = {who: taken[1:] for who, taken in seconds.items()}
             ratios = [a / b for a, b in zip(seconds["local"], seconds["pass-through"])]
             results[f"{way} {state}"] = {
-                "gib_per_s": {who: size / 2**30 / statistics.median(taken) for who, taken in seconds.items()},
+                "gib_per_s": {
+                    who: size / 2**30 / statistics.median(taken) for who, taken in seconds.items()
+                },
                 "seconds": seconds,
                 "ratios": ratios,
                 "ratio": statistics.median(ratios),
@@ -124,16 +129,27 @@ def plot(found, path):
         for who in WHO:
             rate = result["gib_per_s"][who]
             top += 16
-            out.append(f'<rect x="110" y="{top - 10}" width="{rate / most * 400:.0f}" height="12" fill="{colours[who]}"/>')
-            out.append(f'<text x="10" y="{top}">{who}</text><text x="{115 + rate / most * 400:.0f}" y="{top}">{rate:.2f} GiB/s</text>')
+            out.append(
+                f'<rect x="110" y="{top - 10}" width="{rate / most * 400:.0f}" height="12" '
+                f'fill="{colours[who]}"/>'
+            )
+            out.append(
+                f'<text x="10" y="{top}">{who}</text><text x="{115 + rate / most * 400:.0f}" '
+                f'y="{top}">{rate:.2f} GiB/s</text>'
+            )
         top += 24
     with open(path, "w") as file:
-        file.write(f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{top}" font-family="sans-serif" font-size="11">\n')
+        file.write(
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="640" height="{top}" '
+            'font-family="sans-serif" font-size="11">\n'
+        )
         file.write("\n".join([*out, "</svg>\n"]))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=1 << 30)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", default=f"{ROOT}/target/bench")
@@ -146,14 +162,23 @@ def main():
     finally:
         subprocess.run([KESTREL, "umount", "--force", f"{scratch}/mount"], capture_output=True)
         shutil.rmtree(scratch, ignore_errors=True)
-    found = {"size": options.size, "rounds": options.rounds, "kernel": os.uname().release, "bar": BAR, "results": results}
+    found = {
+        "size": options.size,
+        "rounds": options.rounds,
+        "kernel": os.uname().release,
+        "bar": BAR,
+        "results": results,
+    }
     with open(f"{options.out}/passthrough.json", "w") as out:
         json.dump(found, out, indent=1)
     plot(found, f"{options.out}/passthrough.svg")
     for name, result in results.items():
         rates = ", ".join(f"{who} {result['gib_per_s'][who]:.2f}" for who in WHO)
         verdict = "met" if result["ratio"] >= BAR else "MISSED"
-        print(f"{name}: {result['ratio']:.3f} of the local file system (bar {BAR}: {verdict}); GiB/s: {rates}")
+        print(
+            f"{name}: {result['ratio']:.3f} of the local file system (bar {BAR}: {verdict}); "
+            f"GiB/s: {rates}"
+        )
     print(f"\n{options.out}/passthrough.json, {options.out}/passthrough.svg")
 
 

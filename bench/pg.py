@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Metadata in PostgreSQL (crates/metadata/postgres/examples/pg_bench.rs) against the same server's bare batched upserts, alone and with a synchronous
-standby, and against the embedded engine. Needs root (the servers run as user postgres), PostgreSQL 15, and
-cargo build --release -p kestrel-postgres --example pg_bench.
+"""Metadata in PostgreSQL (crates/metadata/postgres/examples/pg_bench.rs) against the same server's
+bare batched upserts, alone and with a synchronous standby, and against the embedded engine. Needs
+root (the servers run as user postgres), PostgreSQL 15, and cargo build --release -p
+kestrel-postgres --example pg_bench.
 
     bench/pg.py [--creates N] [--out FILE]
 """
@@ -21,7 +22,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def as_postgres(*command):
-    subprocess.run(["runuser", "-u", "postgres", "--", *map(str, command)], check=True, stdout=subprocess.DEVNULL, cwd="/")
+    subprocess.run(
+        ["runuser", "-u", "postgres", "--", *map(str, command)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+    )
 
 
 def free_port():
@@ -35,14 +41,46 @@ class Server:
 
     def __init__(self, data, port):
         user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", "--"]
-        command = [BIN / "postgres", "-D", data, "-k", data.parent, "-h", "127.0.0.1", "-p", str(port)]
+        command = [
+            BIN / "postgres",
+            "-D",
+            data,
+            "-k",
+            data.parent,
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(port),
+        ]
         self.port = port
-        self.process = subprocess.Popen([*user, *map(str, command)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
-        while subprocess.run([BIN / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)], check=False).returncode != 0:
+        self.process = subprocess.Popen(
+            [*user, *map(str, command)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+        while (
+            subprocess.run(
+                [BIN / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)], check=False
+            ).returncode
+            != 0
+        ):
             time.sleep(0.1)
 
     def sql(self, text):
-        command = ["psql", "-qAtX", "-h", "127.0.0.1", "-p", str(self.port), "-U", "kestrel", "postgres", "-c", text]
+        command = [
+            "psql",
+            "-qAtX",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-U",
+            "kestrel",
+            "postgres",
+            "-c",
+            text,
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def stop(self):
@@ -57,7 +95,9 @@ def measure(home, port, creates):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--creates", type=int, default=200_000)
     parser.add_argument("--out", help="JSON goes there as well")
     args = parser.parse_args()
@@ -66,11 +106,35 @@ def main():
     shutil.chown(home, "postgres")
     servers = []
     try:
-        as_postgres(BIN / "initdb", "-A", "trust", "-E", "UTF8", "--no-locale", "-U", "kestrel", "-D", home / "one")
+        as_postgres(
+            BIN / "initdb",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "-U",
+            "kestrel",
+            "-D",
+            home / "one",
+        )
         one = Server(home / "one", free_port())
         servers.append(one)
         result = {"alone": measure(home, one.port, args.creates)}
-        as_postgres(BIN / "pg_basebackup", "-h", "127.0.0.1", "-p", one.port, "-U", "kestrel", "-D", home / "two", "-R", "-c", "fast")
+        as_postgres(
+            BIN / "pg_basebackup",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            one.port,
+            "-U",
+            "kestrel",
+            "-D",
+            home / "two",
+            "-R",
+            "-c",
+            "fast",
+        )
         servers.append(Server(home / "two", free_port()))
         one.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
         one.sql("SELECT pg_reload_conf()")

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Volumes on an object store, measured: versitygw behind kestrel-s3proxy, which adds latency and counts requests.
+"""Volumes on an object store, measured: versitygw behind kestrel-s3proxy, which adds latency and
+counts requests.
 
-    bench/s3.py [--out target/bench] [--scratch DIR] [--latency 0,5,20,50] [--files 10000] [--rounds 3] [--large 4G]
+    bench/s3.py [--out target/bench] [--scratch DIR] [--latency 0,5,20,50] [--files 10000]
+                [--rounds 3] [--large 4G]
                 [--link 125] [--gc-files 1000000] [--quick] [--only small,large,first-byte,gc]
 
-Limits measured in the same run: the local file system under the same load, the store itself with one PUT per file
-(`kestrel objbench`), the store's own bandwidth. Prints figures and the bars of issue 3, writes s3.json and s3.svg. Everything
-shares one machine, so absolute figures say little; ratios within a run and counts of requests repeat.
+Limits measured in the same run: the local file system under the same load, the store itself with
+one PUT per file (`kestrel objbench`), the store's own bandwidth. Prints figures and the bars of
+issue 3, writes s3.json and s3.svg. Everything shares one machine, so absolute figures say little;
+ratios within a run and counts of requests repeat.
 """
 
 import argparse
@@ -55,15 +58,23 @@ class Store:
     """versitygw on a socket, the proxy in front of it."""
 
     def __init__(self, scratch):
-        os.environ.update(AWS_ACCESS_KEY_ID="kestrelbench", AWS_SECRET_ACCESS_KEY="only-for-the-bench", AWS_REGION="us-east-1")
+        os.environ.update(
+            AWS_ACCESS_KEY_ID="kestrelbench",
+            AWS_SECRET_ACCESS_KEY="only-for-the-bench",
+            AWS_REGION="us-east-1",
+        )
         self.dir, socket = f"{scratch}/store", f"{scratch}/s3.sock"
         os.makedirs(self.dir)
         command = [f"{TOOLS}/bin/versitygw", "--port", socket, "--keep-alive", "--quiet"]
         command += ["--access", "kestrelbench", "--secret", "only-for-the-bench", "posix", self.dir]
-        self.gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.gateway = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_for("versitygw", lambda: os.path.exists(socket))
         self.proxy = subprocess.Popen(
-            [f"{JUDGES}/kestrel-s3proxy", "serve", "--store", f"unix:{socket}"], stdout=subprocess.PIPE, text=True
+            [f"{JUDGES}/kestrel-s3proxy", "serve", "--store", f"unix:{socket}"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         _, address, _, self.control = self.proxy.stdout.readline().split()
         self.endpoint = f"http://{address}"
@@ -73,14 +84,24 @@ class Store:
         return f"s3://bench/{prefix}?endpoint={self.endpoint}&region=us-east-1&path-style=true"
 
     def latency(self, ms, link=0):
-        """Puts the store so far away, behind a link of so many MB/s each way (0: as fast as this machine)."""
+        """Puts the store so far away, behind a link of so many MB/s each way (0: as fast as this
+        machine)."""
         rules = [f"latency:ms={ms}"] if ms else []
         rules += [f"bandwidth:up={link}000000,down={link}000000"] if link else []
-        run(f"{JUDGES}/kestrel-s3proxy", "rules", "--control", self.control, "--set", " ".join(rules))
+        run(
+            f"{JUDGES}/kestrel-s3proxy",
+            "rules",
+            "--control",
+            self.control,
+            "--set",
+            " ".join(rules),
+        )
 
     def counts(self):
         """What was counted since the last call."""
-        return json.loads(run(f"{JUDGES}/kestrel-s3proxy", "counts", "--control", self.control, "--reset"))
+        return json.loads(
+            run(f"{JUDGES}/kestrel-s3proxy", "counts", "--control", self.control, "--reset")
+        )
 
     def close(self):
         for process in (self.proxy, self.gateway):
@@ -120,16 +141,38 @@ class Volume:
 
 def smallfiles(verb, directory, files, *options):
     return json.loads(
-        run(f"{JUDGES}/kestrel-smallfiles", verb, "--dir", directory, "--files", files, "--size", SMALL, "--threads", THREADS, *options)
+        run(
+            f"{JUDGES}/kestrel-smallfiles",
+            verb,
+            "--dir",
+            directory,
+            "--files",
+            files,
+            "--size",
+            SMALL,
+            "--threads",
+            THREADS,
+            *options,
+        )
     )
 
 
 def objbench(store, size, threads):
     """{operation: (requests per second, MB/s)} of the store itself."""
-    command = [KESTREL, "objbench", store.url("objbench"), "--only", "measure", "--json", "--seconds", "10"]
+    command = [
+        KESTREL,
+        "objbench",
+        store.url("objbench"),
+        "--only",
+        "measure",
+        "--json",
+        "--seconds",
+        "10",
+    ]
     found = json.loads(run(*command, "--sizes", size, "--threads", threads))
     return {
-        line["operation"]: (line["requests_per_second"], line["bytes_per_second"] / 1e6) for line in found["measurements"]
+        line["operation"]: (line["requests_per_second"], line["bytes_per_second"] / 1e6)
+        for line in found["measurements"]
     }
 
 
@@ -144,7 +187,9 @@ class Report:
         print(f"  {name:72} {value:14,.2f} {unit}", flush=True)
 
     def bar(self, text, value, wanted, met):
-        self.bars.append({"bar": text, "value": round(value, 3), "wanted": wanted, "met": bool(met)})
+        self.bars.append(
+            {"bar": text, "value": round(value, 3), "wanted": wanted, "met": bool(met)}
+        )
 
 
 def cpu_per_gib(volume, begin, size):
@@ -157,7 +202,9 @@ def small(options, store, scratch, report):
     smallfiles("write", local, options.files)
     drop_caches()
     smallfiles("read", local, options.files, "--seed", 2)
-    report.tell(LOCAL_MEMORY, smallfiles("read", local, options.files, "--seed", 3)["files_per_second"])
+    report.tell(
+        LOCAL_MEMORY, smallfiles("read", local, options.files, "--seed", 3)["files_per_second"]
+    )
     for ms in options.latency:
         volume, at = Volume(store, scratch, f"small-{ms}"), f"{ms} ms"
         store.latency(ms)
@@ -175,21 +222,30 @@ def small(options, store, scratch, report):
         single = {}
         for threads in sorted({in_flight, THREADS}):
             single[threads] = objbench(store, SMALL, threads)["put"][0]
-            report.tell(f"{at}: files/s with one PUT per file, {threads} in flight", single[threads])
+            report.tell(
+                f"{at}: files/s with one PUT per file, {threads} in flight", single[threads]
+            )
         for threads, rate in single.items():
             ratio = wrote["files_per_second"] / rate
             report.tell(f"{at}: files/s against one PUT per file, {threads} in flight", ratio, "x")
-            # Equal concurrency: as many PUTs in flight as the mount had. (With 64 in flight no scheme can be much faster: 64
-            # threads that wait for their files to be stored close 64 files a round trip at most.)
+            # Equal concurrency: as many PUTs in flight as the mount had. (With 64 in flight no
+            # scheme can be much faster: 64 threads that wait for their files to be stored close 64
+            # files a round trip at most.)
             if ms == 20 and threads == in_flight:
-                report.bar(f"20 ms: files/s against one PUT per file, {threads} in flight both", ratio, ">= 20", ratio >= 20)
+                report.bar(
+                    f"20 ms: files/s against one PUT per file, {threads} in flight both",
+                    ratio,
+                    ">= 20",
+                    ratio >= 20,
+                )
         read_small(options, store, scratch, report, volume, ms)
         volume.umount()
         store.latency(0)
 
 
 def read_small(options, store, scratch, report, volume, ms):
-    """Cold from the store, then second epochs from the cache: its disk, and the memory of a mount that goes on."""
+    """Cold from the store, then second epochs from the cache: its disk, and the memory of a mount
+    that goes on."""
     at, size = f"{ms} ms", options.files * SMALL
     # A disk that others fill must not make this a benchmark of eviction.
     cache = ("--cache-dir", f"{scratch}/cache-{ms}", "--free-space-ratio", "0.01")
@@ -201,7 +257,9 @@ def read_small(options, store, scratch, report, volume, ms):
     report.tell(f"{at}: cold random read: GETs per file", counts["requests"]["get"] / options.files)
     report.tell(f"{at}: cold random read: bytes fetched per byte read", counts["bytes_down"] / size)
     report.tell(f"{at}: cold random read", cold["megabytes_per_second"], "MB/s")
-    report.tell(f"{at}: cold random read: CPU of the mount", cpu_per_gib(volume, begin, size), "s/GiB")
+    report.tell(
+        f"{at}: cold random read: CPU of the mount", cpu_per_gib(volume, begin, size), "s/GiB"
+    )
     run(KESTREL, "warmup", f"{volume.mnt}/d")
     epochs_from_disk(options, store, f"{scratch}/local", report, volume, cache, ms)
     volume.mount(*cache, "--transport", "device")
@@ -211,11 +269,16 @@ def read_small(options, store, scratch, report, volume, ms):
     warm = smallfiles("read", f"{volume.mnt}/d", options.files, "--seed", 2)
     report.tell(what, warm["megabytes_per_second"], "MB/s")
     report.tell(f"{what}: CPU of the mount", cpu_per_gib(volume, begin, size), "s/GiB")
-    report.tell(f"{what}: files/s against the local file system", warm["files_per_second"] / report.figures[LOCAL_MEMORY], "x")
+    report.tell(
+        f"{what}: files/s against the local file system",
+        warm["files_per_second"] / report.figures[LOCAL_MEMORY],
+        "x",
+    )
 
 
 def epochs_from_disk(options, store, local, report, volume, cache, ms):
-    """Nothing in memory, all in the cache: the local file system, then a new mount on each transport, in turn."""
+    """Nothing in memory, all in the cache: the local file system, then a new mount on each
+    transport, in turn."""
     size = options.files * SMALL
     with io_uring() as on:
         rounds = {transport: [] for transport in (["device", "uring"] if on else ["device"])}
@@ -228,7 +291,9 @@ def epochs_from_disk(options, store, local, report, volume, cache, ms):
                 drop_caches()
                 store.counts()
                 begin = volume.cpu_seconds()
-                rate = smallfiles("read", f"{volume.mnt}/d", options.files, *order)["megabytes_per_second"]
+                rate = smallfiles("read", f"{volume.mnt}/d", options.files, *order)[
+                    "megabytes_per_second"
+                ]
                 gets = store.counts()["requests"]["get"]
                 found.append((rate, limit, rate / limit, gets, cpu_per_gib(volume, begin, size)))
     for transport, found in rounds.items():
@@ -238,7 +303,12 @@ def epochs_from_disk(options, store, local, report, volume, cache, ms):
         report.tell(f"{what}: the local file system", limit, "MB/s")
         report.tell(f"{what}: GETs", gets)
         report.tell(f"{what}: CPU of the mount", cpu, "s/GiB")
-        report.bar(f"{what}: against the local file system, median of {len(found)}", ratio, ">= 0.7", ratio >= 0.7)
+        report.bar(
+            f"{what}: against the local file system, median of {len(found)}",
+            ratio,
+            ">= 0.7",
+            ratio >= 0.7,
+        )
 
 
 def stream(path, size, write):
@@ -259,8 +329,9 @@ def stream(path, size, write):
 
 
 def large(options, store, scratch, report):
-    """One large file against the store's own bandwidth: of a store that is limited by the processors it shares with everybody
-    else here, and of one behind a link that is slower than they are."""
+    """One large file against the store's own bandwidth: of a store that is limited by the
+    processors it shares with everybody else here, and of one behind a link that is slower than they
+    are."""
     size = size_of(options.large)
     stores = [(ms, 0) for ms in options.latency] + ([(20, options.link)] if options.link else [])
     for ms, link in stores:
@@ -272,7 +343,9 @@ def large(options, store, scratch, report):
         begin = volume.cpu_seconds()
         wrote = stream(f"{volume.mnt}/file", size, True)
         write_cpu = cpu_per_gib(volume, begin, size)
-        report.tell(f"{at}: memory at most after writing {options.large}", volume.memory_mib_max(), "MiB")
+        report.tell(
+            f"{at}: memory at most after writing {options.large}", volume.memory_mib_max(), "MiB"
+        )
         volume.mount()
         store.counts()
         begin = volume.cpu_seconds()
@@ -285,15 +358,23 @@ def large(options, store, scratch, report):
             report.tell(f"{at}: sequential {what} of {options.large}", mine, "MB/s")
             report.tell(f"{at}: sequential {what}: CPU of the mount", cpu, "s/GiB")
             ratio = mine / own[op][1]
-            report.bar(f"{at}: sequential {what} against the store's own bandwidth", ratio, ">= 0.9", ratio >= 0.9)
-        report.tell(f"{at}: memory at most after reading {options.large}", volume.memory_mib_max(), "MiB")
+            report.bar(
+                f"{at}: sequential {what} against the store's own bandwidth",
+                ratio,
+                ">= 0.9",
+                ratio >= 0.9,
+            )
+        report.tell(
+            f"{at}: memory at most after reading {options.large}", volume.memory_mib_max(), "MiB"
+        )
         volume.umount()
         store.latency(0)
         shutil.rmtree(f"{store.dir}/bench/{name}", ignore_errors=True)
 
 
 def first_byte(options, store, scratch, report):
-    """How many requests the first byte of a 10 GiB file waits for (64 MiB of it are data, the rest is a hole)."""
+    """How many requests the first byte of a 10 GiB file waits for (64 MiB of it are data, the rest
+    is a hole)."""
     volume = Volume(store, scratch, "first-byte")
     volume.mount()
     stream(f"{volume.mnt}/file", 64 * MIB, True)
@@ -318,7 +399,18 @@ def gc(options, store, scratch, report):
     """gc and fsck of many files."""
     volume = Volume(store, scratch, "many")
     volume.mount()
-    command = [f"{JUDGES}/kestrel-smallfiles", "write", "--dir", f"{volume.mnt}/d", "--files", options.gc_files, "--size", 5000, "--threads", 64]
+    command = [
+        f"{JUDGES}/kestrel-smallfiles",
+        "write",
+        "--dir",
+        f"{volume.mnt}/d",
+        "--files",
+        options.gc_files,
+        "--size",
+        5000,
+        "--threads",
+        64,
+    ]
     made = json.loads(run(*command))
     report.tell(f"{options.gc_files:,} files of 5 kB written", made["files_per_second"], "files/s")
     for where in ("mounted", "unmounted"):
@@ -332,7 +424,11 @@ def gc(options, store, scratch, report):
         if where == "mounted":
             report.tell("memory of the mount at most after both", volume.memory_mib_max(), "MiB")
             volume.umount()
-    report.tell("memory of any verb at most", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10, "MiB")
+    report.tell(
+        "memory of any verb at most",
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10,
+        "MiB",
+    )
 
 
 def plot(path, report):
@@ -340,7 +436,10 @@ def plot(path, report):
     import math
 
     height = 22 * len(report.bars) + 30
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{height}" font-family="sans-serif" font-size="11">']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{height}" '
+        'font-family="sans-serif" font-size="11">'
+    ]
     out.append('<text x="700" y="14" text-anchor="middle">wanted</text>')
     out.append(f'<line x1="700" y1="20" x2="700" y2="{height}" stroke="#999"/>')
     for number, bar in enumerate(report.bars):
@@ -350,8 +449,14 @@ def plot(path, report):
         length = max(-200.0, min(200.0, 150 * math.log10(better)))
         y, color = 26 + 22 * number, "#4c9f70" if bar["met"] else "#d98032"
         out.append(f'<text x="490" y="{y + 11}" text-anchor="end">{bar["bar"]}</text>')
-        out.append(f'<rect x="{700 + min(0, length):.0f}" y="{y}" width="{max(2, abs(length)):.0f}" height="14" fill="{color}"/>')
-        out.append(f'<text x="910" y="{y + 11}">{bar["value"]:g} ({bar["wanted"].replace("<", "&lt;").replace(">", "&gt;")})</text>')
+        out.append(
+            f'<rect x="{700 + min(0, length):.0f}" y="{y}" width="{max(2, abs(length)):.0f}" '
+            f'height="14" fill="{color}"/>'
+        )
+        out.append(
+            f'<text x="910" y="{y + 11}">{bar["value"]:g} '
+            f'({bar["wanted"].replace("<", "&lt;").replace(">", "&gt;")})</text>'
+        )
     with open(path, "w", encoding="utf-8") as file:
         file.write("\n".join([*out, "</svg>"]))
 
@@ -360,14 +465,28 @@ PARTS = {"small": small, "large": large, "first-byte": first_byte, "gc": gc}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default=f"{ROOT}/target/bench")
-    parser.add_argument("--scratch", help="where store, volumes and caches go (default: below target)")
+    parser.add_argument(
+        "--scratch", help="where store, volumes and caches go (default: below target)"
+    )
     parser.add_argument("--latency", default="0,5,20,50", help="of the store, milliseconds")
     parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3, help="second epochs from the cache's disk, the local file system in turn with them")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="second epochs from the cache's disk, the local file system in turn with them",
+    )
     parser.add_argument("--large", default="4G")
-    parser.add_argument("--link", type=int, default=125, help="MB/s of the link to a store that is not limited by this machine; 0: none")
+    parser.add_argument(
+        "--link",
+        type=int,
+        default=125,
+        help="MB/s of the link to a store that is not limited by this machine; 0: none",
+    )
     parser.add_argument("--gc-files", type=int, default=1_000_000)
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all")
     parser.add_argument("--only", default=",".join(PARTS))
@@ -391,12 +510,18 @@ def main():
         shutil.rmtree(scratch, ignore_errors=True)
     print("\nbars")
     for bar in report.bars:
-        print(f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted {bar['wanted']})")
+        print(
+            f"  {'met   ' if bar['met'] else 'MISSED'} {bar['bar']}: {bar['value']} (wanted "
+            f"{bar['wanted']})"
+        )
     document = {
         "command": "bench/s3.py",
         "cpus": os.cpu_count(),
         "kernel": os.uname().release,
-        "options": {name: getattr(options, name) for name in ("latency", "files", "rounds", "large", "link", "gc_files", "only")},
+        "options": {
+            name: getattr(options, name)
+            for name in ("latency", "files", "rounds", "large", "link", "gc_files", "only")
+        },
         "figures": report.figures,
         "bars": report.bars,
     }

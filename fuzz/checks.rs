@@ -26,8 +26,8 @@ pub fn message(input: &[u8]) {
     }
 }
 
-/// A stream of frames, cut in pieces whose length the first byte gives: frames come out as they do
-/// in one piece.
+/// A stream of frames, cut in pieces of the length that the first byte gives: frames come out as
+/// they do in one piece.
 pub fn stream(input: &[u8]) {
     let Some((piece, bytes)) = input.split_first() else { return };
     let whole = frames(bytes, bytes.len().max(1));

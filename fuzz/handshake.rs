@@ -1,10 +1,10 @@
-//! Who is let in, whatever a stranger says: a server on an engine in memory, with two tokens, one
-//! of which is over. The fuzz target calls this with what libFuzzer thinks of,
+//! Which clients are let in, whatever a stranger says: a server on an engine in memory, with two
+//! tokens, one of which is over. The fuzz target calls this with what libFuzzer thinks of,
 //! `crates/network/server/tests/handshake.rs` with the corpus and simple mutations of it.
 //!
 //! An input is how the server lets clients in, what the connection runs over, and messages: a kind,
 //! the length of the payload (two bytes, the smaller part first), the payload. Kind [`HONEST`]
-//! stands for the proof that whoever has the good token answers with.
+//! stands for the proof that a client with the good token answers with.
 
 use std::sync::Arc;
 
@@ -59,7 +59,8 @@ impl Admin for Silent {
     }
 }
 
-/// Nobody is let in who may not be, and nobody who was not is served. Whether somebody was.
+/// No client is let in that may not be, and no client that was not let in is served. Whether
+/// somebody was.
 pub fn handshake(input: &[u8]) -> bool {
     let [access, over, messages @ ..] = input else { return false };
     let access = [Access::Auto, Access::Tokens, Access::Open][usize::from(access % 3)];

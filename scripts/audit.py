@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Dependency audit that needs no network: licences, sources, duplicates, and size of the tree, from `cargo metadata`.
+"""Dependency audit that needs no network: licences, sources, duplicates, and size of the tree, from
+`cargo metadata`.
 
 Advisories need a database that cannot be fetched everywhere; run `cargo audit` where it can.
 """
@@ -12,8 +13,19 @@ import subprocess
 import sys
 
 ALLOWED = {
-    "Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Unicode-3.0", "Zlib", "0BSD", "Unlicense", "BSL-1.0",
-    "Apache-2.0 WITH LLVM-exception", "CC0-1.0", "MIT-0",
+    "Apache-2.0",
+    "MIT",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Unicode-3.0",
+    "Zlib",
+    "0BSD",
+    "Unlicense",
+    "BSL-1.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "CC0-1.0",
+    "MIT-0",
 }
 # Crates that ship with the binary; the bound is there so that growth is a decision.
 # TLS, HTTP and S3 take about half of them, PostgreSQL some twenty, certificates fifteen.
@@ -29,10 +41,31 @@ def allowed(expression):
 
 def main():
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
-    data = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
-    # Not from the metadata's graph: that has what a feature would want of a dependency that nobody has chosen, too.
-    command = ["cargo", "tree", "--package", "kestrel", "--edges", "normal", "--prefix", "none", "--locked"]
+    command = [
+        "cargo",
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        "x86_64-unknown-linux-gnu",
+    ]
+    data = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
+    )
+    # Not from the metadata's graph: that has what a feature would want of a dependency that nobody
+    # has chosen, too.
+    command = [
+        "cargo",
+        "tree",
+        "--package",
+        "kestrel",
+        "--edges",
+        "normal",
+        "--prefix",
+        "none",
+        "--locked",
+    ]
     command += ["--target", "x86_64-unknown-linux-gnu", "--format", "{p}"]
     tree = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
     lines = (line.split() for line in tree.splitlines() if line.strip())
@@ -53,10 +86,15 @@ def main():
         if len(found) > 1:
             print(f"note: {name} is there in versions {', '.join(sorted(found))}")
     if foreign > CRATES_MAX:
-        problems.append(f"{foreign} foreign crates ship with the binary, at most {CRATES_MAX} are planned")
+        problems.append(
+            f"{foreign} foreign crates ship with the binary, at most {CRATES_MAX} are planned"
+        )
     for problem in problems:
         print(f"FAIL {problem}")
-    print(f"audit: {foreign} foreign crates in the binary, {len(data['packages'])} packages in all, {len(problems)} problems")
+    print(
+        f"audit: {foreign} foreign crates in the binary, {len(data['packages'])} packages in all, "
+        f"{len(problems)} problems"
+    )
     sys.exit(1 if problems else 0)
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# A volume with several metadata nodes and several clients, for real: three processes serve its metadata, a fourth only coordinates, two mounts use it. A part of the demo's tree is ingested through one mount; meanwhile a node is killed (kill -9) and started
-# again, and another node joins and is given its part. The other mount, which knew of three nodes, reads every file back in random order and
-# verifies it. Then fsck, online over the network and of all nodes at rest.
+# A volume with several metadata nodes and several clients, for real: three processes serve its
+# metadata, a fourth only coordinates, two mounts use it. A part of the demo's tree is ingested
+# through one mount; meanwhile a node is killed (kill -9) and started again, and another node joins
+# and is given its part. The other mount, which knew of three nodes, reads every file back in random
+# order and verifies it. Then fsck, online over the network and of all nodes at rest.
 #
 #   FILES=20000    how many files; `all` of the tree are 78,580
 #   PROCESSES=8    that write and read
@@ -56,17 +58,22 @@ else
     echo "== kestrel cluster init, join, serve, mount twice"
     nodes=()
     for address in "${addresses[@]:0:NODES}"; do nodes+=(--node "$address"); done
-    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" --coordinator "${addresses[NODES]}" >/dev/null
+    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" \
+        --coordinator "${addresses[NODES]}" >/dev/null
     serving=$((NODES + 1))
     for ((node = 2; node <= serving; node++)); do
-        "$KESTREL" cluster token "${dirs[0]}" | "$KESTREL" cluster join - "${dirs[node - 1]}" --node "$node"
+        "$KESTREL" cluster token "${dirs[0]}" | "$KESTREL" cluster join - "${dirs[node - 1]}" \
+            --node "$node"
     done
     joins=(--coordinator "${dirs[NODES]}" --joins "${dirs[NODES + 1]}" "${addresses[NODES + 1]}")
 fi
-for ((node = 0; node < serving; node++)); do "$KESTREL" serve "${dirs[node]}" --listen "${addresses[node]}"; done
+for ((node = 0; node < serving; node++)); do
+    "$KESTREL" serve "${dirs[node]}" --listen "${addresses[node]}"
+done
 "$KESTREL" mount "$url" "$work/one"
 "$KESTREL" mount "$url" "$work/two"
-python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" --url "$url" --kestrel "$KESTREL" --files "$FILES" \
+python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" --url "$url" \
+    --kestrel "$KESTREL" --files "$FILES" \
     --processes "$PROCESSES" --dies "${dirs[NODES / 2]}" "${addresses[NODES / 2]}" "${joins[@]}"
 echo "== kestrel status"
 "$KESTREL" status "$url"

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# No single point of failure, for real: three metadata nodes with their rows in PostgreSQL, which has a synchronous standby, and a coordinator
-# with its rows in an etcd of three members, all on this machine. A load works on one mount, and a loop of small calls on another. One process
-# of each kind is killed (kill -9): a node, the coordinator, the database's primary, a member of etcd. Others go on in their place. Then every
-# acknowledged change is looked for (a log outside has them), fsck looks at everything, and a table tells how long calls took meanwhile.
+# No single point of failure, for real: three metadata nodes with their rows in PostgreSQL, which
+# has a synchronous standby, and a coordinator with its rows in an etcd of three members, all on
+# this machine. A load works on one mount, and a loop of small calls on another. One process of each
+# kind is killed (kill -9): a node, the coordinator, the database's primary, a member of etcd.
+# Others go on in their place. Then every acknowledged change is looked for (a log outside has
+# them), fsck looks at everything, and a table tells how long calls took meanwhile.
 #
 #   LOAD_MS=40000   how long the load works
 # shellcheck disable=SC2034 # lib.sh reads what is set here
@@ -28,12 +30,13 @@ mount_volume "$volume" "$b"
 mkdir "$a/load" "$a/probe"
 python3 "$ROOT/tests/ha/pauses.py" run "$b/probe" "$WORK/pauses" &
 probe=$!
-kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 4 --seed 7 --ms "${LOAD_MS:-40000}" >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 4 --seed 7 \
+    --ms "${LOAD_MS:-40000}" >"$WORK/run.out" 2>&1 &
 load=$!
 sleep 2
 table=()
 
-# told KIND FROM WHO: a line of the table.
+# told KIND FROM STAND-IN: a line of the table.
 told() {
     local ms errors
     read -r ms errors < <(python3 "$ROOT/tests/ha/pauses.py" longest "$WORK/pauses" "$2")
@@ -47,7 +50,8 @@ taken_over() {
     pid=$(serving_pid "$volume" "$2")
     from=$(now)
     kill -9 "$pid"
-    check "$1 $2 (process $pid) is killed, and taken over" wait_for 30 has_moved "$volume" "$2" "$pid"
+    check "$1 $2 (process $pid) is killed, and taken over" wait_for 30 has_moved "$volume" "$2" \
+        "$pid"
     sleep 1
     told "$1 $2" "$from" "$("$KESTREL" cluster status "$(serve_url "$volume")" | sed -n "s/^node $2 is served in place of its own process, /process $(serving_pid "$volume" "$2") /p")"
 }

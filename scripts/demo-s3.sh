@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The main job on an object store, for real: start an S3 server (versitygw), format a volume whose files lie there, ingest the
-# demo's tree with several processes, read every file back in random order, verified: cold from the store, warm from the cache
-# directory. Shows requests, hit rates and throughput; then gc and fsck.
+# The main job on an object store, for real: start an S3 server (versitygw), format a volume that
+# keeps its files there, ingest the demo's tree with several processes, read every file back in
+# random order, verified: cold from the store, warm from the cache directory. Shows requests, hit
+# rates and throughput; then gc and fsck.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,7 +16,8 @@ volume=$work/volume mnt=$work/mnt store=
 cleanup() {
     status=$?
     trap - EXIT INT TERM
-    mountpoint -q "$mnt" && { "$KESTREL" umount "$mnt" >/dev/null 2>&1 || "$KESTREL" umount --force "$mnt" || true; }
+    mountpoint -q "$mnt" && { "$KESTREL" umount "$mnt" >/dev/null 2>&1 ||
+        "$KESTREL" umount --force "$mnt" || true; }
     [ -z "$store" ] || kill "$store" 2>/dev/null || true
     rm -rf "$work"
     exit $status
@@ -25,7 +27,8 @@ trap 'exit 130' INT TERM
 
 export AWS_ACCESS_KEY_ID=kestreldemo AWS_SECRET_ACCESS_KEY=only-for-the-demo
 mkdir -p "$mnt" "$work/store/demo"
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(python3 \
+    -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 echo "== versitygw on 127.0.0.1:$port"
 "$TOOLS/bin/versitygw" --port "127.0.0.1:$port" --keep-alive --quiet --access "$AWS_ACCESS_KEY_ID" \
     --secret "$AWS_SECRET_ACCESS_KEY" posix "$work/store" >"$work/versitygw.log" 2>&1 &

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The main job, for real: format a volume, mount it, ingest a tree of 80,000 small files with several processes, read every
-# file back in random order from several processes, verify every byte against the source, say how fast it was.
+# The main job, for real: format a volume, mount it, ingest a tree of 80,000 small files with
+# several processes, read every file back in random order from several processes, verify every byte
+# against the source, say how fast it was.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
@@ -13,7 +14,8 @@ volume=$work/volume mnt=$work/mnt
 cleanup() {
     status=$?
     trap - EXIT INT TERM
-    mountpoint -q "$mnt" && { "$KESTREL" umount "$mnt" >/dev/null 2>&1 || "$KESTREL" umount --force "$mnt" || true; }
+    mountpoint -q "$mnt" && { "$KESTREL" umount "$mnt" >/dev/null 2>&1 ||
+        "$KESTREL" umount --force "$mnt" || true; }
     rm -rf "$work"
     exit $status
 }

@@ -1,5 +1,6 @@
-"""The load of demo-cluster: ingest through one mount, while a server is killed and started again and then another one joins, everything
-verified through the other mount, then a table. Called by demo-cluster.sh."""
+"""The load of demo-cluster: ingest through one mount, while a server is killed and started again
+and then another one joins, everything verified through the other mount, then a table. Called by
+demo-cluster.sh."""
 
 import argparse
 import hashlib
@@ -24,7 +25,8 @@ def make_dir(path):
 
 
 def ingest(arguments):
-    """Copies the files of one process; returns (files, bytes, digests, longest time for one file)."""
+    """Copies the files of one process; returns (files, bytes, digests, longest time for one
+    file)."""
     source, target, names, number = arguments
     total, digests, longest = 0, {}, 0.0
     for name in names:
@@ -54,7 +56,9 @@ class Events:
         self.options, self.begun, self.told, self.failure = options, time.monotonic(), [], None
 
     def run(self, *words, stdin=None):
-        return subprocess.run([self.options.kestrel, *words], check=True, capture_output=True, text=True, input=stdin).stdout
+        return subprocess.run(
+            [self.options.kestrel, *words], check=True, capture_output=True, text=True, input=stdin
+        ).stdout
 
     def tell(self, text):
         text = f"{time.monotonic() - self.begun:5.1f} s, {written():6,} files: {text}"
@@ -77,10 +81,15 @@ class Events:
         token = self.run("cluster", "add-node", self.options.coordinator, "--node", address)
         self.run("cluster", "join", "-", volume, stdin=token)
         self.run("serve", volume)
-        self.tell(f"another node serves at {address}, {time.monotonic() - start:.2f} s after it was announced; it has no part yet")
+        self.tell(
+            f"another node serves at {address}, {time.monotonic() - start:.2f} s after it was "
+            "announced; it has no part yet"
+        )
         start = time.monotonic()
         self.run("cluster", "balance", self.options.url)
-        self.tell(f"`kestrel cluster balance` has given it one, in {time.monotonic() - start:.2f} s")
+        self.tell(
+            f"`kestrel cluster balance` has given it one, in {time.monotonic() - start:.2f} s"
+        )
 
     def happen(self, files):
         """Runs beside the load of so many files."""
@@ -93,7 +102,9 @@ class Events:
                     time.sleep(0.01)
                 event()
         except subprocess.CalledProcessError as failed:
-            self.failure = f"{' '.join(failed.cmd)}: exit {failed.returncode}\n{failed.stdout}{failed.stderr}"
+            self.failure = (
+                f"{' '.join(failed.cmd)}: exit {failed.returncode}\n{failed.stdout}{failed.stderr}"
+            )
         except BaseException as why:
             self.failure = repr(why)
 
@@ -111,7 +122,8 @@ def options():
 
 
 def chosen(given):
-    """What is ingested: as many files as are wanted, spread evenly over the tree, and the directories they need."""
+    """What is ingested: as many files as are wanted, spread evenly over the tree, and the
+    directories they need."""
     files, dirs, links = walk(given.source)
     files.sort()
     if given.files != "all":
@@ -126,7 +138,11 @@ def chosen(given):
 
 def show_balance(given):
     """What each node owns, before and after names that many directories have are spread."""
-    for words in (["status", given.url, "--count"], ["balance", given.url], ["status", given.url, "--count"]):
+    for words in (
+        ["status", given.url, "--count"],
+        ["balance", given.url],
+        ["status", given.url, "--count"],
+    ):
         print("== kestrel cluster", *(word for word in words if word != given.url), flush=True)
         subprocess.run([given.kestrel, "cluster", *words], check=True)
 
@@ -139,7 +155,11 @@ def main():
         with open(os.path.join(given.source, path), "rb") as file:
             while file.read(1 << 20):
                 pass
-    print(f"== ingest {len(files):,} files, {len(dirs):,} directories with {processes} processes through the first mount", flush=True)
+    print(
+        f"== ingest {len(files):,} files, {len(dirs):,} directories with {processes} processes "
+        "through the first mount",
+        flush=True,
+    )
     COUNTERS.extend(multiprocessing.Value("Q", 0, lock=False) for _ in range(processes))
     before, start = stats(given.kestrel, one), time.monotonic()
     with multiprocessing.Pool(processes) as pool:
@@ -162,26 +182,47 @@ def main():
             raise SystemExit(events.failure)
         if given.joins:
             show_balance(given)
-        print("== read every file back in random order through the second mount and verify it", flush=True)
+        print(
+            "== read every file back in random order through the second mount and verify it",
+            flush=True,
+        )
         with open("/proc/sys/vm/drop_caches", "w") as caches:
             caches.write("3\n")
         read_before, start = stats(given.kestrel, two), time.monotonic()
-        read = pool.map(verify, [(two, digests, seed) for seed, (_, _, digests, _) in enumerate(done)])
+        read = pool.map(
+            verify, [(two, digests, seed) for seed, (_, _, digests, _) in enumerate(done)]
+        )
         read_seconds = time.monotonic() - start
     after = stats(given.kestrel, two)
     wrong = [name for _, _, names in read for name in names]
-    wrong += [path for path in links if os.readlink(os.path.join(given.source, path)) != os.readlink(os.path.join(two, path))]
+    wrong += [
+        path
+        for path in links
+        if os.readlink(os.path.join(given.source, path)) != os.readlink(os.path.join(two, path))
+    ]
     count, total = sum(each[0] for each in done), sum(each[1] for each in done)
 
     def row(name, seconds, begin, end):
         asked = end["metadata_requests_total"] - begin["metadata_requests_total"]
-        print(f"{name:34} {count / seconds:8,.0f} {total / seconds / 1e6:7.1f} {seconds:8.1f} {asked:18,} {asked / count:8.2f}")
+        print(
+            f"{name:34} {count / seconds:8,.0f} {total / seconds / 1e6:7.1f} {seconds:8.1f} "
+            f"{asked:18,} {asked / count:8.2f}"
+        )
 
-    print(f"\n{'':34} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'metadata requests':>18} {'per file':>8}")
+    print(
+        f"\n{'':34} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'metadata requests':>18} "
+        f"{'per file':>8}"
+    )
     row("ingest, with all that", wrote_seconds, before, middle)
     row("random read at the other mount", read_seconds, read_before, after)
-    print(f"\nthe longest time any file took meanwhile was {max(each[3] for each in done):.2f} s; no call failed;")
-    retries, reconnects = (middle[f"metadata_{name}_total"] - before[f"metadata_{name}_total"] for name in ("retries", "reconnects"))
+    print(
+        f"\nthe longest time any file took meanwhile was {max(each[3] for each in done):.2f} s; no "
+        "call failed;"
+    )
+    retries, reconnects = (
+        middle[f"metadata_{name}_total"] - before[f"metadata_{name}_total"]
+        for name in ("retries", "reconnects")
+    )
     print(f"{retries} calls were sent again after {reconnects} reconnects, each executed once\n")
     if wrong:
         raise SystemExit(f"{len(wrong)} files differ from their source: {wrong[:5]}")

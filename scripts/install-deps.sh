@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing, and only that: Debian packages and the judges' tools from crates.io. Quick when all is there.
+# Installs what is missing, and only that: Debian packages and the judges' tools from crates.io.
+# Quick when all is there.
 #
 #   scripts/install-deps.sh --demo       what `make demo` needs
 #   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
@@ -7,16 +8,19 @@
 #   scripts/install-deps.sh --test       what `make test` needs: all but the tree of files of the demos
 #   scripts/install-deps.sh              all of these but --docs
 #
-# Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into the repository.
+# Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into
+# the repository.
 set -euo pipefail
 
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
 what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
-test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio attr tar python3-venv python3-pip shellcheck curl g++ openssl postgresql etcd-server)
+test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio attr tar \
+    python3-venv python3-pip shellcheck curl g++ openssl postgresql etcd-server)
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
-# The object store of the tests and of demo-s3: a real HTTP S3 server whose conditional puts are atomic.
+# The object store of the tests and of demo-s3: a real HTTP S3 server with conditional puts that are
+# atomic.
 versitygw=v1.8.0
 # The site of the documentation.
 mdbook=0.5.4
@@ -27,7 +31,8 @@ install_tool() {
     shift 2
     if [ ! -x "$TOOLS/bin/$name" ] || [ ! -e "$TOOLS/$name-$version" ]; then
         echo "building $name $version"
-        CARGO_TARGET_DIR="$TOOLS/target" cargo install --quiet --locked --root "$TOOLS" "$name" --version "$version" "$@"
+        CARGO_TARGET_DIR="$TOOLS/target" cargo install --quiet --locked --root "$TOOLS" "$name" \
+            --version "$version" "$@"
         touch "$TOOLS/$name-$version"
     fi
 }
@@ -46,7 +51,8 @@ esac
 
 missing=()
 for package in "${packages[@]}"; do
-    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' ||
+        missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
     echo "installing: ${missing[*]}"
@@ -67,7 +73,8 @@ if [ "$what" != --test ] && [ ! -e "$tree/.complete" ]; then
     mkdir -p "$TOOLS/download"
     (
         cd "$TOOLS/download"
-        apt-get download -qq linux-source-6.1 2>/dev/null || { apt-get update -qq && apt-get download -qq linux-source-6.1; }
+        apt-get download -qq linux-source-6.1 2>/dev/null ||
+            { apt-get update -qq && apt-get download -qq linux-source-6.1; }
     )
     rm -rf "$tree" "$TOOLS/download/unpacked"
     dpkg-deb -x "$TOOLS"/download/linux-source-6.1_*.deb "$TOOLS/download/unpacked"
@@ -77,13 +84,15 @@ if [ "$what" != --test ] && [ ! -e "$tree/.complete" ]; then
     touch "$tree/.complete"
 fi
 
-# install_versitygw: with Go 1.21 or newer, which fetches the version that versitygw wants by itself.
+# install_versitygw: with Go 1.21 or newer, which fetches the version that versitygw wants by
+# itself.
 install_versitygw() {
     local go
     PATH=$PATH:/usr/local/go/bin
     if ! command -v go >/dev/null; then
         echo "installing: golang"
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends golang >/dev/null || true
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends golang \
+            >/dev/null || true
     fi
     go=$(go env GOVERSION 2>/dev/null || true)
     if [ "$(printf '%s\n' go1.21 "${go:-go0}" | sort -V | head -n 1)" != go1.21 ]; then
@@ -91,11 +100,13 @@ install_versitygw() {
         exit 1
     fi
     echo "building versitygw $versitygw (some minutes)"
-    GOBIN=$TOOLS/bin GOTOOLCHAIN=auto go install "github.com/versity/versitygw/cmd/versitygw@$versitygw"
+    GOBIN=$TOOLS/bin GOTOOLCHAIN=auto go install \
+        "github.com/versity/versitygw/cmd/versitygw@$versitygw"
     touch "$TOOLS/versitygw-$versitygw"
 }
 
-if [ "$what" != --demo ] && { [ ! -x "$TOOLS/bin/versitygw" ] || [ ! -e "$TOOLS/versitygw-$versitygw" ]; }; then
+if [ "$what" != --demo ] &&
+    { [ ! -x "$TOOLS/bin/versitygw" ] || [ ! -e "$TOOLS/versitygw-$versitygw" ]; }; then
     mkdir -p "$TOOLS/bin"
     install_versitygw
 fi

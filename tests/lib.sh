@@ -2,15 +2,17 @@
 #
 #   . "$(dirname "$0")/../lib.sh"
 #
-# It gives $KESTREL (the binary), $WORK (a directory of this run alone), ok/fail/check, functions to make, mount, kill and
-# check a volume, and a trap that takes every mount, process and file of this run away, however it ends.
+# It gives $KESTREL (the binary), $WORK (a directory of this run alone), ok/fail/check, functions to
+# make, mount, kill and check a volume, and a trap that takes every mount, process and file of this
+# run away, however it ends.
 #
-# KESTREL=local runs a script on the local file system instead: the test is tested.
-# KESTREL_STORE=s3 keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
-# KESTREL_METADATA=postgres keeps their metadata in a database of this run's own (tests/pg/server.sh).
-# KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port and mounted from there (tests/cluster/serve.sh).
-# KESTREL_NODES=3 serves them by a cluster of so many nodes.
-# KESTREL_SHORTCUT=on|off and KESTREL_TRANSPORT=uring|device choose how the kernel is served (tests/shortcut/modes.sh).
+# KESTREL=local runs a script on the local file system instead: the test is tested. KESTREL_STORE=s3
+# keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
+# KESTREL_METADATA=postgres keeps their metadata in a database of this run's own
+# (tests/pg/server.sh). KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port
+# and mounted from there (tests/cluster/serve.sh). KESTREL_NODES=3 serves them by a cluster of so
+# many nodes. KESTREL_SHORTCUT=on|off and KESTREL_TRANSPORT=uring|device choose how the kernel is
+# served (tests/shortcut/modes.sh).
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -38,7 +40,8 @@ chmod 755 "$WORK"
 PASSED=0
 FAILED=0
 SUMMARISED=
-# A script's own commands for the end, however it ends: before mounts and servers are taken away, and after.
+# A script's own commands for the end, however it ends: before mounts and servers are taken away,
+# and after.
 AT_END=true AFTER_ALL=true
 # shellcheck source=tests/s3/store.sh
 . "$ROOT/tests/s3/store.sh"
@@ -59,12 +62,14 @@ fail() {
     echo "FAIL $*"
 }
 
-# counted COMMAND…: runs what tells "N passed, N failed" in the end, and adds that to ours. What does not tell it has failed.
+# counted COMMAND…: runs what tells "N passed, N failed" in the end, and adds that to ours. What
+# does not tell it has failed.
 counted() {
     local passed='' failed=''
     "$@" >"$WORK/counted.out" 2>&1 || true
     cat "$WORK/counted.out"
-    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/counted.out" | tail -n 1) || true
+    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' \
+        "$WORK/counted.out" | tail -n 1) || true
     PASSED=$((PASSED + ${passed:-0})) FAILED=$((FAILED + ${failed:-1}))
 }
 
@@ -80,7 +85,8 @@ check() {
     fi
 }
 
-# refuses TEXT PATTERN COMMAND…: ok if the command fails and says something that matches, without a panic.
+# refuses TEXT PATTERN COMMAND…: ok if the command fails and says something that matches, without a
+# panic.
 refuses() {
     local text=$1 pattern=$2 out=$WORK/refuses.out
     shift 2
@@ -109,7 +115,8 @@ work_mounts() {
 cleanup() {
     local status=$? mount job volume
     trap - EXIT
-    # Not to be cut short: timeout(1) sends what ends a script twice, to it and to its process group.
+    # Not to be cut short: timeout(1) sends what ends a script twice, to it and to its process
+    # group.
     trap : INT TERM
     set +e
     cd /
@@ -121,7 +128,8 @@ cleanup() {
     [ -z "$PROXY_PID" ] || no_faults
     if [ "$status" != 0 ] || [ "$FAILED" != 0 ]; then
         # What the mount said is part of a failure's report.
-        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/*/serve.log "$WORK"/proxy.err; do
+        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/*/serve.log \
+            "$WORK"/proxy.err; do
             if [ -s "$volume" ]; then
                 echo "--- end of $volume"
                 tail -n 25 "$volume"
@@ -161,7 +169,8 @@ trap 'exit 130' INT TERM
 
 # needs_kestrel: for scripts that mean nothing on the local file system.
 needs_kestrel() {
-    [ -z "$LOCAL" ] || { echo "skipped: nothing to kill on the local file system" && summary && exit; }
+    [ -z "$LOCAL" ] || { echo "skipped: nothing to kill on the local file system" && summary &&
+        exit; }
 }
 
 # make_volume VOLUME [FORMAT OPTION…]
@@ -179,24 +188,31 @@ make_volume() {
             need_postgres
             set -- --metadata "$(pg_url "$(basename "$volume" | tr -c 'a-z0-9\n' _)")" "$@"
         fi
-        if [ "$NODES" = 1 ]; then "$KESTREL" format "$volume" "$@" >/dev/null; else make_cluster "$volume" "$@"; fi
+        if [ "$NODES" = 1 ]; then
+            "$KESTREL" format "$volume" "$@" >/dev/null
+        else
+            make_cluster "$volume" "$@"
+        fi
         [ -z "$SERVING" ] || start_server "$volume"
     fi
 }
 
-# mount_volume VOLUME DIR [MOUNT OPTION…]: returns when it serves. Open to all users, as the tests change users.
+# mount_volume VOLUME DIR [MOUNT OPTION…]: returns when it serves. Open to all users, as the tests
+# change users.
 mount_volume() {
     local volume=$1 dir=$2
     shift 2
     mkdir -p "$dir"
-    # Caches work as well on a machine whose disk is nearly full.
-    case " $* " in *" --free-space-ratio "*) ;; *" --cache-dir "*) set -- "$@" --free-space-ratio 0 ;; esac
+    # Caches work as well on a machine with a disk that is nearly full.
+    case " $* " in *" --free-space-ratio "*) ;; *" --cache-dir "*) set -- "$@" \
+        --free-space-ratio 0 ;; esac
     if [ -n "$LOCAL" ]; then
         mount --bind "$volume" "$dir"
     elif [ -n "$SERVING" ]; then
         serve_mount "$volume" "$dir" "${MODE_OPTIONS[@]}" "$@" || return
     else
-        timeout 120 "$KESTREL" mount "$volume" "$dir" --allow-other "${MODE_OPTIONS[@]}" "$@" >/dev/null || return
+        timeout 120 "$KESTREL" mount "$volume" "$dir" --allow-other "${MODE_OPTIONS[@]}" "$@" \
+            >/dev/null || return
     fi
     [ -n "$LOCAL" ] || check_mode "$dir" "$@"
 }
@@ -211,14 +227,15 @@ volume_pid() {
     "$KESTREL" status "$1" --json | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1
 }
 
-# alive PID: one of its threads runs: not just zombies that init has not taken yet. The first thread may be gone while others
-# still hold the process's files. (Not $(<file): bash 5.2 ends the whole script when a thread goes between open and read.)
+# alive PID: one of its threads runs: not just zombies that init has not taken yet. The first thread
+# may be gone while others still hold the process's files. (Not $(<file): bash 5.2 ends the whole
+# script when a thread goes between open and read.)
 alive() {
     grep -qs ') [^ZX] ' "/proc/$1/task"/*/stat
 }
 
-# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone. Of a served volume the
-# server and the mount are killed.
+# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is
+# gone. Of a served volume the server and the mount are killed.
 kill_mount() {
     local volume=$1 dir=$2 pid=${3:-}
     if [ -n "$SERVING" ]; then
@@ -250,11 +267,14 @@ close_and_check() {
     check "fsck --data finds nothing" fsck_volume "$1" --data
 }
 
-# load_ended PID WHAT: waits for a kestrel-crashload whose output is $WORK/run.out: it has seen no error and was not cut short.
+# load_ended PID WHAT: waits for a kestrel-crashload with its output in $WORK/run.out: it has seen
+# no error and was not cut short.
 load_ended() {
     local status=0
     wait "$1" || status=$?
-    if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "$2: $(tail -n 1 "$WORK/run.out")"; else
+    if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then
+        ok "$2: $(tail -n 1 "$WORK/run.out")"
+    else
         cat "$WORK/run.out"
         fail "the load saw an error"
     fi

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Property tests of all crates with other seeds than CI's: each seed is one run of every `proptest!` with its own number of cases.
-# Prints each seed; a failure ends it with the command that replays it.
+# Property tests of all crates with other seeds than CI's: each seed is one run of every `proptest!`
+# with its own number of cases. Prints each seed; a failure ends it with the command that replays
+# it.
 #
-# SEEDS (default 5): how many seeds, counted from SEED (default: random). PROPTEST_CASES sets one number of cases for all tests
-# instead of their own.
+# SEEDS (default 5): how many seeds, counted from SEED (default: random). PROPTEST_CASES sets one
+# number of cases for all tests instead of their own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${SEEDS:-5} first=${SEED:-$(((RANDOM << 15 | RANDOM) + 1))}

@@ -179,7 +179,8 @@ for mode in plain- uring- plain-uring-; do
     for where in "" serve-; do
         for suite in semantics pjdfstest fsx compare git sqlite; do
             name=$mode$where$suite words=env script=tests/posix/$suite.sh
-            case $mode in plain-*) words+=" KESTREL_SHORTCUT=off" ;; *) words+=" KESTREL_SHORTCUT=on" ;; esac
+            case $mode in plain-*) words+=" KESTREL_SHORTCUT=off" ;; *) \
+                words+=" KESTREL_SHORTCUT=on" ;; esac
             case $mode in *uring-) words+=" KESTREL_TRANSPORT=uring" ;; esac
             [ -z "$where" ] || words+=" KESTREL_SERVE=1"
             case $suite in
@@ -236,8 +237,8 @@ counts() {
         END { if (plain) print plain_passed, plain_failed; else print p + 0, f + 0 }' "$1"
 }
 
-# unfinished LOG: what ran when the suite was ended: tests of cargo that began and did not end, else the last line that
-# says how far it was.
+# unfinished LOG: what ran when the suite was ended: tests of cargo that began and did not end, else
+# the last line that says how far it was.
 unfinished() {
     awk '
         /^     Running |^   Doc-tests / { at = $0 }
@@ -282,8 +283,9 @@ begin() {
     read -r name limit command <<<"$1"
     ! is_beside "$name" || command="nice -n 19 $command"
     rm -f "$logs/$name.cpu"
-    # Jobs of a script ignore ^C, and what ignores it at its start cannot be told not to: the suites are to have their own way.
-    # Word splitting is meant: the command is a list of words without quotes.
+    # Jobs of a script ignore ^C, and what ignores it at its start cannot be told not to: the suites
+    # are to have their own way. Word splitting is meant: the command is a list of words without
+    # quotes.
     # shellcheck disable=SC2086
     timeout --kill-after=60 "$limit" env --default-signal=INT,QUIT tests/cost.py "$logs/$name.cpu" \
         $command >"$logs/$name.log" 2>&1 </dev/null &
@@ -310,7 +312,8 @@ await() {
         printf 'ok   %-16s %5d passed             %4d s\n' "$name" "$good" "$seconds"
         failures='""'
     else
-        printf 'FAIL %-16s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" "$log"
+        printf 'FAIL %-16s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" \
+            "$log"
         grep -E "$failure_lines" "$log" | head -n 12 | sed 's/^/       /' || true
         tail -n 40 "$log" | cut -c1-300 | sed 's/^/       | /'
         if [ "$status" = 124 ] || [ "$status" = 137 ]; then
@@ -318,12 +321,14 @@ await() {
             unfinished "$log" | cut -c1-200 | sed 's/^/       /'
         fi
         [ "$name" != rust ] || echo "       property tests: PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
-        failures=$({ grep -E "$failure_lines" "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
+        failures=$({ grep -E "$failure_lines" "$log" || tail -n 20 "$log"; } | head -n 40 |
+            json_text)
     fi
     entries[$name]="{\"name\":\"$name\",\"passed\":$good,\"failed\":$bad,\"seconds\":$seconds,\"cpu_seconds\":$cpu,\"status\":$status,\"log\":\"${log#"$ROOT"/}\",\"failures\":$failures}"
 }
 
-# Each suite is the child of a timeout, which passes on to it and to what it started what it is told.
+# Each suite is the child of a timeout, which passes on to it and to what it started what it is
+# told.
 interrupted() {
     trap '' INT TERM
     echo "interrupted: ending ${running[*]:-nothing}" >&2
@@ -376,11 +381,14 @@ echo "longest suites: seconds on the clock, seconds of processor time, name"
 printf '%s\n' "${costs[@]}" | sort -rn | head -n 10 | while read -r seconds cpu name; do
     printf '%7d %9s  %s\n' "$seconds" "$cpu" "$name"
 done
-total_cpu=$(printf '%s\n' "${costs[@]}" | awk '$2 != "null" { sum += $2 } END { printf "%.0f", sum }')
+total_cpu=$(printf '%s\n' "${costs[@]}" |
+    awk '$2 != "null" { sum += $2 } END { printf "%.0f", sum }')
 echo "$SECONDS s on the clock, $total_cpu s of processor time in ${#costs[@]} suites"
 
 report_entries=()
-for name in "${names[@]}"; do [ -z "${entries[$name]:-}" ] || report_entries+=("${entries[$name]}"); done
+for name in "${names[@]}"; do
+    [ -z "${entries[$name]:-}" ] || report_entries+=("${entries[$name]}")
+done
 (
     IFS=,
     printf '{"passed":%d,"failed":%d,"seconds":%d,"cpu_seconds":%d,"suites":[%s]}\n' \

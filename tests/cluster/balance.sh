@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A cluster that balances by itself: a name that many directories have is spread without anybody asking, every byte is where it was, and when the
-# files are deleted the exception goes. Nothing is done while a node is away, nor for a node that was drained. What is told of it.
+# A cluster that balances by itself: a name that many directories have is spread without anybody
+# asking, every byte is where it was, and when the files are deleted the exception goes. Nothing is
+# done while a node is away, nor for a node that was drained. What is told of it.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3
@@ -16,7 +17,8 @@ mount_volume "$volume" "$a"
 mount_volume "$volume" "$b"
 check "all nodes are up and have leases" settled "$volume"
 
-# told FIELD: of what the node that leads changes tells of balancing. Its status is not good while a node is away.
+# told FIELD: of what the node that leads changes tells of balancing. Its status is not good while a
+# node is away.
 told() {
     { "$KESTREL" cluster status "$url" --json || true; } | python3 -c 'import json, sys
 print(next(n["balance"].get(sys.argv[1]) for n in json.load(sys.stdin)["nodes"] if (n.get("balance") or {}).get("leads")))' "$1"
@@ -24,7 +26,8 @@ print(next(n["balance"].get(sys.argv[1]) for n in json.load(sys.stdin)["nodes"] 
 
 # exceptions: how many the table has.
 exceptions() {
-    "$KESTREL" cluster status "$url" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["exceptions"])'
+    "$KESTREL" cluster status "$url" --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["exceptions"])'
 }
 
 # Conditions for wait_until.
@@ -47,10 +50,13 @@ check "it becomes an exception by itself" wait_until 60 has_exceptions
 check "and that is enough" wait_until 60 finds "nothing to do"
 "$KESTREL" cluster status "$url" --count >"$WORK/status.out"
 check "no node has more than its part" "$KESTREL" cluster balance "$url" --dry-run
-grep -q "nothing to do" "$WORK/check.out" && ok "the verb finds nothing to do either" || { cat "$WORK/check.out" && fail "the verb would do something"; }
-grep -qE 'balancing: every 2 s; [0-9]+ s ago: nothing to do' "$WORK/status.out" && grep -qE 'balancing: .* ago: "Makefile" with [0-9,]+ entries: spread' "$WORK/status.out" &&
+grep -q "nothing to do" "$WORK/check.out" && ok "the verb finds nothing to do either" ||
+    { cat "$WORK/check.out" && fail "the verb would do something"; }
+grep -qE 'balancing: every 2 s; [0-9]+ s ago: nothing to do' "$WORK/status.out" &&
+    grep -qE 'balancing: .* ago: "Makefile" with [0-9,]+ entries: spread' "$WORK/status.out" &&
     ok "the status tells" || { cat "$WORK/status.out" && fail "the status does not tell"; }
-grep -q 'balancing: "Makefile"' "$volume/serve.log" && ok "so does the log" || fail "the log does not tell"
+grep -q 'balancing: "Makefile"' "$volume/serve.log" && ok "so does the log" ||
+    fail "the log does not tell"
 check "everything is where it was" python3 - "$b" <<'PY'
 import os, sys
 top = f"{sys.argv[1]}/hot"
@@ -83,7 +89,8 @@ check "a node is drained" "$KESTREL" cluster drain "$url" --node 2
 sleep 5
 "$KESTREL" cluster status "$url" --json >"$WORK/drained.json"
 check "it gets nothing by itself" python3 -c 'import json, sys
-assert [n["slots"] for n in json.load(open(sys.argv[1]))["nodes"] if n["node"] == 2] == [0]' "$WORK/drained.json"
+assert [n["slots"] for n in json.load(open(sys.argv[1]))["nodes"] if n["node"] == 2] == [0]' \
+    "$WORK/drained.json"
 
 check "the files go" rm -r "$a/hot"
 check "so does the exception" wait_until 60 has_none
@@ -93,7 +100,8 @@ SERVE_OPTIONS=(--lease 4s --balance off)
 start_node "$volume" 1
 check "all nodes are up" settled "$volume"
 "$KESTREL" cluster status "$url" >"$WORK/status.out"
-grep -q 'balancing: off' "$WORK/status.out" && ok "off is told" || { cat "$WORK/status.out" && fail "off is not told"; }
+grep -q 'balancing: off' "$WORK/status.out" && ok "off is told" ||
+    { cat "$WORK/status.out" && fail "off is not told"; }
 umount_volume "$a"
 umount_volume "$b"
 check "fsck of all nodes" fsck_volume "$volume" --data

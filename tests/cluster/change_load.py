@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Several processes that work on two mounts of one volume until a file appears, and then verify what they made, each through the other mount.
+"""Several processes that work on two mounts of one volume until a file appears, and then verify
+what they made, each through the other mount.
 
     change_load.py A B STOP [SEED]
 
-Prints what went wrong, how much was done, and "N passed, N failed". No operation may fail, whatever the volume's metadata nodes do
-meanwhile.
+Prints what went wrong, how much was done, and "N passed, N failed". No operation may fail, whatever
+the volume's metadata nodes do meanwhile.
 """
 
 import fcntl
@@ -21,7 +22,8 @@ import traceback
 # Names that many directories have.
 HOT = ["Makefile", "index.html", "__init__.py"]
 SIZES = [0, 10, 3000, 5000, 60_000, 200_000]
-# Steps that take longer have not failed, but whoever waits for them notices. One of Tar is several hundred operations.
+# Steps that take longer have not failed, but a user that waits for them notices. One of Tar is
+# several hundred operations.
 SLOW, SLOW_TAR = 20, 300
 
 
@@ -30,7 +32,8 @@ def content(seed, size):
 
 
 class Files:
-    """Files of one process: made, written anew, renamed, removed through one mount, read through either."""
+    """Files of one process: made, written anew, renamed, removed through one mount, read through
+    either."""
 
     def __init__(self, here, there, seed):
         self.mounts, self.random = (here, there), random.Random(seed)
@@ -53,7 +56,9 @@ class Files:
         with open(self.path(name, mount), "rb") as file:
             found = file.read()
         seed, size = self.known[name]
-        assert found == content(seed, size), f"{name}: {len(found)} bytes are not the {size} that were written"
+        assert found == content(
+            seed, size
+        ), f"{name}: {len(found)} bytes are not the {size} that were written"
 
     def step(self):
         self.ops += 1
@@ -77,14 +82,18 @@ class Files:
             del self.known[name]
         else:
             below = os.path.dirname(name)
-            expected = sorted(os.path.basename(one) for one in self.known if os.path.dirname(one) == below)
+            expected = sorted(
+                os.path.basename(one) for one in self.known if os.path.dirname(one) == below
+            )
             assert sorted(os.listdir(self.path(below, self.random.randrange(2)))) == expected, below
 
     def verify(self):
         for name in self.known:
             self.check(name, 1)
         for below in {os.path.dirname(name) for name in self.known}:
-            expected = sorted(os.path.basename(one) for one in self.known if os.path.dirname(one) == below)
+            expected = sorted(
+                os.path.basename(one) for one in self.known if os.path.dirname(one) == below
+            )
             assert sorted(os.listdir(self.path(below, 1))) == expected, below
 
 
@@ -96,7 +105,9 @@ class Tar:
         self.members, archive = {}, io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
             for number in range(150):
-                name = f"src/m{number % 12}/{HOT[number % 3] if number < 36 else f'part-{number}.c'}"
+                name = (
+                    f"src/m{number % 12}/{HOT[number % 3] if number < 36 else f'part-{number}.c'}"
+                )
                 data = content(seed * 1000 + number, SIZES[number % 5])
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
@@ -150,12 +161,14 @@ class Counter:
 
 
 class Open:
-    """Files that stay open, one of them without a name, written through the handle and read through both."""
+    """Files that stay open, one of them without a name, written through the handle and read through
+    both."""
 
     def __init__(self, here, there, seed):
         self.here, self.there, self.ops, self.seed = here, there, 0, seed
         self.named, self.gone = [
-            os.open(f"{here}/open-{seed}-{which}", os.O_RDWR | os.O_CREAT) for which in ("named", "gone")
+            os.open(f"{here}/open-{seed}-{which}", os.O_RDWR | os.O_CREAT)
+            for which in ("named", "gone")
         ]
         self.reader = os.open(f"{there}/open-{seed}-gone", os.O_RDONLY)
         os.unlink(f"{there}/open-{seed}-gone")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The first contact: whoever names a server that is not there hears so at once, and waits for it with --wait; of a cluster of which
-# one node is down the others' state is told at once, and its own in few words; a mount that hangs is taken away at once by force.
-# Limits are several times what it takes; before, these took 20 and 60 s.
+# The first contact: a client that names a server that is not there hears so at once, and waits for
+# it with --wait; of a cluster of which one node is down the others' state is told at once, and its
+# own in few words; a mount that hangs is taken away at once by force. Limits are several times what
+# it takes; before, these took 20 and 60 s.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -22,10 +23,12 @@ for url in "kestrel://127.0.0.1:$port/v" kestrel://no-such-host.invalid/v; do
         place=()
         [ "$verb" != mount ] || place=("$mnt")
         # shellcheck disable=SC2086
-        refuses "$verb of $url" 'refused|not known|resolution|lookup' soon "$KESTREL" $verb "$url" "${place[@]}"
+        refuses "$verb of $url" 'refused|not known|resolution|lookup' soon "$KESTREL" $verb "$url" \
+            "${place[@]}"
     done
 done
-check "what is waited for is told" grep -q "waiting up to 2 s for kestrel://no-such-host.invalid" "$WORK/refuses.out"
+check "what is waited for is told" grep -q "waiting up to 2 s for kestrel://no-such-host.invalid" \
+    "$WORK/refuses.out"
 
 # With --wait a server may come later.
 "$KESTREL" format "$volume" >/dev/null
@@ -43,7 +46,9 @@ until_it() {
     done
     return 1
 }
-both_told() { [ "$(grep -l 'waiting up to 90 s for kestrel://.*refused' "$WORK/status.out" "$WORK/mount.out" | wc -l)" = 2 ]; }
+both_told() \
+    { [ "$(grep -l 'waiting up to 90 s for kestrel://.*refused' "$WORK/status.out" \
+    "$WORK/mount.out" | wc -l)" = 2 ]; }
 check "a verb and a mount with --wait say what they wait for" until_it both_told
 start_server "$volume"
 check "and a verb goes on when the server is there" wait "$asked"
@@ -61,11 +66,12 @@ check "and did what was asked" grep -q later "$mnt/file"
 "$KESTREL" umount "$mnt"
 stop_server "$volume"
 
-# A process that hangs, as one whose store does not answer does.
+# A process that hangs, as one with a store that does not answer does.
 "$KESTREL" mount "$volume" "$mnt" >/dev/null
 pid=$(server_pid "$volume")
 kill -STOP "$pid"
-check "umount --force of a mount that hangs returns at once" timeout 6 "$KESTREL" umount --force "$mnt"
+check "umount --force of a mount that hangs returns at once" timeout 6 "$KESTREL" umount \
+    --force "$mnt"
 check "and it is gone" sh -c '! mountpoint -q "$1"' sh "$mnt"
 kill -9 "$pid"
 
@@ -76,16 +82,22 @@ make_cluster "$volume"
 start_server "$volume"
 settled "$volume" >/dev/null
 kill_node "$volume" 3
-soon "$KESTREL" cluster status "$(serve_url "$volume")" >"$WORK/cluster.out" 2>&1 && status=0 || status=$?
+soon "$KESTREL" cluster status "$(serve_url "$volume")" >"$WORK/cluster.out" 2>&1 && status=0 ||
+    status=$?
 check "the state of a cluster with a node down is told at once, as not well" test "$status" = 1
 check "in a table" grep -Eq '^ +1 .* up ' "$WORK/cluster.out"
-check "in which the lost node has few words" sh -c 'grep -E "^ +3 .* down " "$1" | grep -i refused | awk "length > 160 { exit 1 }"' sh "$WORK/cluster.out"
+check "in which the lost node has few words" sh \
+    -c 'grep -E "^ +3 .* down " "$1" | grep -i refused | awk "length > 160 { exit 1 }"' sh \
+    "$WORK/cluster.out"
 check "stats leave it out, at once" soon "$KESTREL" stats --once "$(serve_url "$volume")"
 check "and so does status" soon "$KESTREL" status "$(serve_url "$volume")"
-# A mount needs all nodes. It says for which it waits, and with --wait that is as long as told, whatever a call's deadline is.
-timeout 120 "$KESTREL" mount "$(serve_url "$volume")" "$mnt" --deadline 1s --wait 90s >"$WORK/mount.out" 2>&1 &
+# A mount needs all nodes. It says for which it waits, and with --wait that is as long as told,
+# whatever a call's deadline is.
+timeout 120 "$KESTREL" mount "$(serve_url "$volume")" "$mnt" --deadline 1s --wait 90s \
+    >"$WORK/mount.out" 2>&1 &
 mounted=$!
-check "a mount says for which node it waits" until_it grep -q 'waiting up to 90 s for node 3 of .*refused' "$WORK/mount.out"
+check "a mount says for which node it waits" until_it grep \
+    -q 'waiting up to 90 s for node 3 of .*refused' "$WORK/mount.out"
 sleep 2
 start_node "$volume" 3
 check "and goes on when that is there" wait "$mounted"

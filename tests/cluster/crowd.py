@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Strangers that crowd a server.
 
-    crowd.py slow HOST:PORT COUNT      holds so many connections that send a byte and no more, and opens another for each that ends
-    crowd.py refused HOST:PORT COUNT   makes so many connections, one after the other, that are refused for what they say
+    crowd.py slow HOST:PORT COUNT      holds so many connections that send a byte and no more, and
+                                       opens another for each that ends
+    crowd.py refused HOST:PORT COUNT   makes so many connections, one after the other, that are
+                                       refused for what they say
 
-`slow` prints "ready" when all were opened, and goes on until its input ends. Then it prints how many it has opened.
+`slow` prints "ready" when all were opened, and goes on until its input ends. Then it prints how
+many it has opened.
 """
 
 import selectors

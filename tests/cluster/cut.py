@@ -3,9 +3,10 @@
 
     cut.py A B --network NAME --deadline SECONDS
 
-A and B are two mounts of one volume, each in a network of its own (tests/cluster/network.sh): NAME1, NAME2, NAME3 are those of the nodes,
-NAMEa and NAMEb those of the mounts. B's calls fail after the deadline, A's wait for longer than any of this. Prints a line for each test and
-"N passed, N failed".
+A and B are two mounts of one volume, each in a network of its own (tests/cluster/network.sh):
+NAME1, NAME2, NAME3 are those of the nodes, NAMEa and NAMEb those of the mounts. B's calls fail
+after the deadline, A's wait for longer than any of this. Prints a line for each test and "N passed,
+N failed".
 """
 
 import argparse
@@ -29,7 +30,10 @@ class Network:
         self.name = name
 
     def iptables(self, machine, *words):
-        subprocess.run(["nsenter", f"--net=/run/netns/{self.name}{machine}", "iptables", "-w", *words], check=True)
+        subprocess.run(
+            ["nsenter", f"--net=/run/netns/{self.name}{machine}", "iptables", "-w", *words],
+            check=True,
+        )
 
     def cut(self, one, *others):
         for other in others:
@@ -66,8 +70,8 @@ class Call(threading.Thread):
 
 
 class Tree:
-    """Directories that all nodes know, open on one mount: the kernel makes one name after the other in a directory, so that each
-    call that may have to wait is on one of its own."""
+    """Directories that all nodes know, open on one mount: the kernel makes one name after the other
+    in a directory, so that each call that may have to wait is on one of its own."""
 
     def __init__(self, path, others):
         self.fds = []
@@ -81,7 +85,8 @@ class Tree:
             self.fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
     def create(self, kind):
-        """Calls that make a file in each directory. Its name says which node leads them, so each has another one."""
+        """Calls that make a file in each directory. Its name says which node leads them, so each
+        has another one."""
         return [Call(create, f"{kind}{number}", fd) for number, fd in enumerate(self.fds)]
 
     def chmod(self, mode):
@@ -98,7 +103,8 @@ def create(name, fd):
 
 
 def sorted_out(calls, deadline):
-    """Which calls ended well before their deadline, and which failed with EIO, at it; no other end is allowed."""
+    """Which calls ended well before their deadline, and which failed with EIO, at it; no other end
+    is allowed."""
     quick, failed = [], []
     for call in calls:
         call.ended(deadline + SLACK + 20)
@@ -120,13 +126,15 @@ def same_names(one, two):
 
 
 def some_of_each(quick, others):
-    """Names are spread over three nodes, one of which is out of reach: none of both is as good as impossible."""
+    """Names are spread over three nodes, one of which is out of reach: none of both is as good as
+    impossible."""
     assert len(quick) >= 6 and others, (len(quick), len(others))
 
 
 @test
 def a_node_away(a, b, net, deadline):
-    """a node cut off from all: what the others lead goes on, the rest fails at its deadline or is done when it is back"""
+    """a node cut off from all: what the others lead goes on, the rest fails at its deadline or is
+    done when it is back"""
     one, two = Tree(a, "a"), Tree(b, "b")
     net.cut("3", "1", "2", "a", "b")
     waiting = one.create("patient")
@@ -147,7 +155,8 @@ def a_node_away(a, b, net, deadline):
 
 @test
 def nodes_apart(a, b, net, deadline):
-    """two nodes that do not hear each other: clients are served by both; what needs both waits, and is done when they do"""
+    """two nodes that do not hear each other: clients are served by both; what needs both waits, and
+    is done when they do"""
     one, two = Tree(a, "a"), Tree(b, "b")
     net.cut("1", "2")
     quick, failed = sorted_out(two.create("made"), deadline)
@@ -158,7 +167,10 @@ def nodes_apart(a, b, net, deadline):
     assert failed, "directories changed though a node may know them as they were"
     still = [call for call in waiting if call.seconds is None]
     assert still, "directories changed though a node may know them as they were"
-    renames = [Call(os.rename, f"{a}/d{number}/a0", f"{a}/d{number}/renamed{number}") for number in range(DIRECTORIES)]
+    renames = [
+        Call(os.rename, f"{a}/d{number}/a0", f"{a}/d{number}/renamed{number}")
+        for number in range(DIRECTORIES)
+    ]
     time.sleep(1)
     net.heal()
     for call in waiting + renames:
@@ -171,7 +183,8 @@ def nodes_apart(a, b, net, deadline):
 
 @test
 def a_client_apart(a, b, net, deadline):
-    """a client that cannot reach one of the nodes: it goes on with the others, and the other client with all"""
+    """a client that cannot reach one of the nodes: it goes on with the others, and the other client
+    with all"""
     one, two = Tree(a, "a"), Tree(b, "b")
     held = open(f"{b}/d0/b0", "r+b")
     net.cut("b", "2")
@@ -188,7 +201,8 @@ def a_client_apart(a, b, net, deadline):
 
 @test
 def locks_of_one_node(a, b, net, deadline):
-    """a client cut off from one node for longer than its lease: locks there are others', said with EIO; those of other nodes stay"""
+    """a client cut off from one node for longer than its lease: locks there are others', said with
+    EIO; those of other nodes stay"""
     paths = [f"lock{number}" for number in range(9)]
     for path in paths:
         write(f"{a}/{path}", b"")
@@ -219,7 +233,9 @@ def locks_of_one_node(a, b, net, deadline):
             except OSError as error:
                 assert error.errno == errno.EIO, error
                 break
-            assert time.monotonic() < end, f"{paths[number]}: written under a lock that is another's"
+            assert (
+                time.monotonic() < end
+            ), f"{paths[number]}: written under a lock that is another's"
             time.sleep(0.1)
     for number in set(range(9)) - lost:
         held[number].write(b"y")

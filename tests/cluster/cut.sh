@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Three metadata nodes and two clients in network namespaces of their own, joined by a bridge. Links between two nodes, between a client
-# and a node, of one node to all, are cut, both ways and one way, lose packets at random, and heal, under loads with a log outside
-# and a history that is judged. Then longer cuts: what needs nobody who is cut off goes on, what does waits, and ends with EIO at its
-# deadline (cut.py).
+# Three metadata nodes and two clients in network namespaces of their own, joined by a bridge. Links
+# between two nodes, between a client and a node, of one node to all, are cut, both ways and one
+# way, lose packets at random, and heal, under loads with a log outside and a history that is
+# judged. Then longer cuts: what needs no node that is cut off goes on, what does waits, and ends
+# with EIO at its deadline (cut.py).
 #
-# SEED (default: random, printed), ROUNDS of cuts under load (default 9), LONGEST of them in milliseconds (default 1800)
+# SEED (default: random, printed), ROUNDS of cuts under load (default 9), LONGEST of them in
+# milliseconds (default 1800)
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3
@@ -36,17 +38,20 @@ cut() {
     for other in "${@:2}"; do lose "$one" "$other" && lose "$other" "$one"; done
 }
 
-# Two ways each, or one: lose WHO FROM.
+# Two ways each, or one: lose NODE FROM.
 cuts=(
-    "cut 1 2" "cut a 2" "lose 3 1" "cut 3 1 2 a b" "lose 1 b" "cut 2 3" "lose b 3" "cut 1 2 3 a b" "lose 2 1"
+    "cut 1 2" "cut a 2" "lose 3 1" "cut 3 1 2 a b" "lose 1 b" "cut 2 3" "lose b 3" "cut 1 2 3 a b" \
+        "lose 2 1"
 )
 
 # loads NAME SEED MILLISECONDS: begins a load on one mount and a history on both.
 loads() {
     mkdir "$a/$1" "$a/$1-history"
-    kestrel-crashload run --dir "$a/$1" --log "$WORK/$1.log" --threads 4 --seed "$2" --ms "$3" >"$WORK/$1.out" 2>&1 &
+    kestrel-crashload run --dir "$a/$1" --log "$WORK/$1.log" --threads 4 --seed "$2" --ms "$3" \
+        >"$WORK/$1.out" 2>&1 &
     load=$!
-    timeout 300 kestrel-history run --dir "$a/$1-history" --dir "$b/$1-history" --threads 4 --seed "$2" \
+    timeout 300 kestrel-history run --dir "$a/$1-history" --dir "$b/$1-history" --threads 4 \
+        --seed "$2" \
         --ops $(($3 / 50)) --pause-us 40000 >"$WORK/$1-history.out" 2>&1 &
     history=$!
 }
@@ -69,7 +74,8 @@ loads cuts "$seed" $((rounds * (600 + ${LONGEST:-1800} / 2)))
 for ((round = 0; round < rounds; round++)); do
     sleep "$(ms "$(random 100 600)")"
     ${cuts[$((round % ${#cuts[@]}))]}
-    # Longer than a lender waits for a silent leader, now and then; shorter than the deadline of the second client.
+    # Longer than a lender waits for a silent leader, now and then; shorter than the deadline of the
+    # second client.
     sleep "$(ms "$(random 100 "${LONGEST:-1800}")")"
     heal_all
 done
@@ -77,7 +83,8 @@ judged cuts "$rounds cuts"
 
 for which in "${machines[@]}"; do
     for from in "${machines[@]}"; do
-        [ "$which" = "$from" ] || lose "$which" "$from" -m statistic --mode random --probability 0.02
+        [ "$which" = "$from" ] || lose "$which" "$from" -m statistic --mode random \
+            --probability 0.02
     done
 done
 loads lossy $((seed + 1)) 4000

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What is open and locked over moves of nodes: elsewhere.py DIR SECONDS.
 
-Holds files open, some of them without names, and locks on them; writes and reads them, makes and looks up others all the time, and tells the
-longest pause. In the end everything has to be as it was made, and the locks still held. Every call has to succeed. The last line is
-"N passed, N failed"."""
+Holds files open, some of them without names, and locks on them; writes and reads them, makes and
+looks up others all the time, and tells the longest pause. In the end everything has to be as it was
+made, and the locks still held. Every call has to succeed. The last line is "N passed, N failed"."""
 
 import fcntl
 import os
@@ -22,7 +22,8 @@ def check(text, good):
 
 
 def is_locked(path):
-    """Whether somebody else has a lock: asked in a process of its own, since locks of one do not exclude each other."""
+    """Whether somebody else has a lock: asked in a process of its own, since locks of one do not
+    exclude each other."""
     child = os.fork()
     if child == 0:
         try:
@@ -70,9 +71,17 @@ def main():
         time.sleep(0.02)
     for error in errors[:20]:
         print(error)
-    check(f"{rounds} rounds without an error; the longest pause was {pause:.2f} s", not errors and rounds > 3)
-    wrong = [n for n, (_, file) in enumerate(held) if os.pread(file, 16, 16 * n) != b"%16d" % rounds]
-    check(f"{FILES} files have what was written last" + (f", but not {wrong}" if wrong else ""), not wrong)
+    check(
+        f"{rounds} rounds without an error; the longest pause was {pause:.2f} s",
+        not errors and rounds > 3,
+    )
+    wrong = [
+        n for n, (_, file) in enumerate(held) if os.pread(file, 16, 16 * n) != b"%16d" % rounds
+    ]
+    check(
+        f"{FILES} files have what was written last" + (f", but not {wrong}" if wrong else ""),
+        not wrong,
+    )
     free = [path for path, _ in held if path and not is_locked(path)]
     check("the locks are still held" + (f", but not {free}" if free else ""), not free)
     print(f"{passed} passed, {failed} failed")

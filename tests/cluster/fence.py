@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Directories that are renamed while metadata nodes are away, and what is found at their old names afterwards.
+"""Directories that are renamed while metadata nodes are away, and what is found at their old names
+afterwards.
 
     fence.py A B --pids PREFIX --start SCRIPT --status COMMAND
 
-A and B are two mounts of one volume; A's kernel keeps names and attributes. PREFIX1, PREFIX2 and PREFIX3 are files with the process numbers of the nodes;
-`sh SCRIPT NODE` starts one. Prints a line for each test and "N passed, N failed".
+A and B are two mounts of one volume; A's kernel keeps names and attributes. PREFIX1, PREFIX2 and
+PREFIX3 are files with the process numbers of the nodes; `sh SCRIPT NODE` starts one. Prints a line
+for each test and "N passed, N failed".
 """
 
 import argparse
@@ -65,7 +67,10 @@ class Nodes:
 
     def start(self, node):
         for _ in range(20):
-            if subprocess.run(["sh", self.script, str(node)], stdout=subprocess.DEVNULL).returncode == 0:
+            if (
+                subprocess.run(["sh", self.script, str(node)], stdout=subprocess.DEVNULL).returncode
+                == 0
+            ):
                 break
             time.sleep(0.3)
         told = subprocess.run(self.command, capture_output=True, text=True).stdout
@@ -80,8 +85,8 @@ class Nodes:
 
 
 class Dirs:
-    """A directory in each of many, since the kernel changes one name of a directory after the other, with files of names that all
-    nodes own, so that each has resolved its path."""
+    """A directory in each of many, since the kernel changes one name of a directory after the
+    other, with files of names that all nodes own, so that each has resolved its path."""
 
     def __init__(self, a, b):
         self.a, self.b, self.now = a, b, {}
@@ -112,7 +117,9 @@ class Dirs:
         calls = {}
         for number, name in self.now.items():
             new = f"{kind}{number}"
-            calls[number] = Call(os.rename, f"{self.a}/p{number}/{name}", f"{self.a}/p{number}/{new}")
+            calls[number] = Call(
+                os.rename, f"{self.a}/p{number}/{name}", f"{self.a}/p{number}/{new}"
+            )
         return calls
 
     def go_on_without(self, kind, come_back):
@@ -121,7 +128,9 @@ class Dirs:
         time.sleep(FENCED)
         quick = [number for number, call in calls.items() if call.error == 0]
         # Two of three nodes own each of its two names.
-        assert len(quick) >= 3, f"{len(quick)} of {DIRECTORIES} directories were renamed without the node"
+        assert (
+            len(quick) >= 3
+        ), f"{len(quick)} of {DIRECTORIES} directories were renamed without the node"
         come_back()
         for number in quick:
             self.is_nowhere(number, before[number])
@@ -136,7 +145,8 @@ class Dirs:
 
 @test
 def a_node_that_stops(a, b, nodes):
-    """directories are renamed while a node is stopped; when it goes on it finds none of them where they were"""
+    """directories are renamed while a node is stopped; when it goes on it finds none of them where
+    they were"""
     dirs = Dirs(a, b)
     nodes.stop(3)
     dirs.go_on_without("e", lambda: nodes.go_on(3))

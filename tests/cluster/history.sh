@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Is what several clients see at once linearizable? kestrel-history on two mounts of one served volume: undisturbed, and while
-# the server is killed with -9 and started again in the middle. No call may fail for that, and nothing may happen twice.
+# Is what several clients see at once linearizable? kestrel-history on two mounts of one served
+# volume: undisturbed, and while the server is killed with -9 and started again in the middle. No
+# call may fail for that, and nothing may happen twice.
 #
-# SEED (default: random, printed), OPS of a thread (default 1500), ROUNDS undisturbed and with kills (default 3 each)
+# SEED (default: random, printed), OPS of a thread (default 1500), ROUNDS undisturbed and with kills
+# (default 3 each)
 set -euo pipefail
 KESTREL_SERVE=1
 . "$(dirname "$0")/../lib.sh"
@@ -21,7 +23,8 @@ mount_volume "$volume" "$b"
 history() {
     local seed=$1
     shift
-    timeout 300 kestrel-history run --dir "$a" --dir "$b" --threads 6 --ops "$ops" --seed "$seed" "$@" 2>&1
+    timeout 300 kestrel-history run --dir "$a" --dir "$b" --threads 6 --ops "$ops" --seed "$seed" \
+        "$@" 2>&1
 }
 
 for ((round = 1; round <= rounds; round++)); do
@@ -46,11 +49,13 @@ for ((round = 1; round <= rounds; round++)); do
     done
     check "two mounts, the server killed $kills times, seed $((seed + 100 + round))" wait "$load"
     cat "$WORK/history.out"
-    check "each call had its answer all the same" grep -q '; 0 without an answer' "$WORK/history.out"
+    check "each call had its answer all the same" grep -q '; 0 without an answer' \
+        "$WORK/history.out"
 done
 
 umount_volume "$a"
-# The judge can be trusted: what a kernel that keeps names for a second sees is not linearizable, and it says so.
+# The judge can be trusted: what a kernel that keeps names for a second sees is not linearizable,
+# and it says so.
 mount_volume "$volume" "$a" --entry-timeout 1s
 judged() {
     local status=0

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Speaks the protocol badly to a real server (docs/protocol.md), and sees that it answers and goes on.
+"""Speaks the protocol badly to a real server (docs/protocol.md), and sees that it answers and goes
+on.
 
     hostile.py --host H --port P --volume NAME --log FILE --probe FILE [--seed N] [--mutations N]
 
-LOG is the server's log file, PROBE a file on a mount of the volume that must stay readable and writable. Prints a line for
-each test and "N passed, N failed".
+LOG is the server's log file, PROBE a file on a mount of the volume that must stay readable and
+writable. Prints a line for each test and "N passed, N failed".
 """
 
 import argparse
@@ -51,7 +52,13 @@ def string(data):
 
 
 def frame(kind, payload, checksum=True, length=None, flags=None, reserved=0, tail=0, crc=None):
-    head = struct.pack(">IBBH", len(payload) if length is None else length, kind, checksum if flags is None else flags, reserved)
+    head = struct.pack(
+        ">IBBH",
+        len(payload) if length is None else length,
+        kind,
+        checksum if flags is None else flags,
+        reserved,
+    )
     if crc is None:
         crc = crc32c(head + payload) if checksum else 0
     return head + struct.pack(">II", crc, tail) + payload
@@ -62,10 +69,23 @@ class Server:
         self.arguments = arguments
         self.random = random.Random(arguments.seed)
 
-    def hello(self, client=None, incarnation=1, versions=(VERSION, VERSION), volume=None, established=0, who=b"hostile.py"):
+    def hello(
+        self,
+        client=None,
+        incarnation=1,
+        versions=(VERSION, VERSION),
+        volume=None,
+        established=0,
+        who=b"hostile.py",
+    ):
         client = client or self.random.randbytes(16)
         volume = self.arguments.volume.encode() if volume is None else volume
-        fixed = b"KSTL" + struct.pack(">HH", *versions) + client + struct.pack(">QB", incarnation, established)
+        fixed = (
+            b"KSTL"
+            + struct.pack(">HH", *versions)
+            + client
+            + struct.pack(">QB", incarnation, established)
+        )
         return frame(HELLO, fixed + string(volume) + string(who) + b"\0")
 
     def connect(self):
@@ -164,7 +184,8 @@ def not_our_protocol(s):
         bytes(64),
     ):
         closes(s, data, after_hello=False, says="")
-    # Who wants to encrypt where that is switched off, or wrongly, is counted (server_not_encrypted), not logged one by one.
+    # A client that wants to encrypt where that is switched off, or wrongly, is counted
+    # (server_not_encrypted), not logged one by one.
     closes(s, bytes.fromhex("16030100fa010000f60303") + bytes(240), after_hello=False)
     closes(s, b"", after_hello=False)
 
@@ -202,7 +223,8 @@ def corrupt(s):
             kind, _ = peer.frame()
         except EOFError:
             kind = None
-        # A turned bit of the length makes it wait for more, which does not come. Without the checksum's flag the field must be 0.
+        # A turned bit of the length makes it wait for more, which does not come. Without the
+        # checksum's flag the field must be 0.
         assert kind in (None, REFUSED), f"bit {at}: answered {kind:#x}"
         peer.socket.close()
 
@@ -312,10 +334,17 @@ def half_open(s):
 
 @test
 def admin_nonsense(s):
-    """questions of the control protocol that are none: an answer each, and the connection goes on"""
+    """questions of the control protocol that are none: an answer each, and the connection goes
+    on"""
     peer = s.session()
-    for number, question in enumerate((b"{}", b"[]", b"null", b'{"verb":"no-such"}', b"{" * 1000, b"\xff", b"")):
-        peer.send(frame(CALL, bytes([4, 0]) + varint(number + 1) + varint(0) + varint(0) + string(question)))
+    for number, question in enumerate(
+        (b"{}", b"[]", b"null", b'{"verb":"no-such"}', b"{" * 1000, b"\xff", b"")
+    ):
+        peer.send(
+            frame(
+                CALL, bytes([4, 0]) + varint(number + 1) + varint(0) + varint(0) + string(question)
+            )
+        )
         kind, _ = peer.frame()
         assert kind == REPLY, f"{question!r}: {kind:#x}"
     peer.send(frame(BYE, b""))

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# kill -9 of the server under concurrent load of a mount, again and again, while the load goes on: at random instants, and at
-# named points in the code (KESTREL_CRASH_AT). The load sees pauses and no error; after each run everything acknowledged is
-# there, on this mount, on a fresh one, and after a kill of both; fsck is clean.
+# kill -9 of the server under concurrent load of a mount, again and again, while the load goes on:
+# at random instants, and at named points in the code (KESTREL_CRASH_AT). The load sees pauses and
+# no error; after each run everything acknowledged is there, on this mount, on a fresh one, and
+# after a kill of both; fsck is clean.
 #
-# CYCLES (default 40), SEED (default: random, printed), THREADS (default 8), KILLS of the server in a cycle (default 3)
+# CYCLES (default 40), SEED (default: random, printed), THREADS (default 8), KILLS of the server in
+# a cycle (default 3)
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_SERVE=1
@@ -25,10 +27,13 @@ mount_volume "$volume" "$mnt"
 declare -A hit=()
 acknowledged=0 killed=0 at_point=0 in_recovery=0
 
-# start_armed POINT COUNT: starts the server with a point armed. If it dies of it while starting, it is started without.
+# start_armed POINT COUNT: starts the server with a point armed. If it dies of it while starting, it
+# is started without.
 start_armed() {
     if [ -n "$1" ]; then
-        if KESTREL_CRASH_AT=$1:$2 start_server "$volume" --metadata-memory 16M 2>/dev/null; then return; fi
+        if KESTREL_CRASH_AT=$1:$2 start_server "$volume" --metadata-memory 16M 2>/dev/null; then
+            return
+        fi
         in_recovery=$((in_recovery + 1)) hit[$1]=1
     fi
     start_server "$volume"
@@ -55,7 +60,8 @@ verify() {
 for ((cycle = 1; cycle <= cycles; cycle++)); do
     before=$FAILED
     mkdir "$mnt/c$cycle"
-    kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads "$threads" --seed $((seed + cycle)) \
+    kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads "$threads" \
+        --seed $((seed + cycle)) \
         --ms $((kills * 2500)) >"$WORK/run.out" 2>&1 &
     load=$!
     # Old trees go while the load runs: deletion is part of it.
@@ -67,7 +73,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         for ((node = 1; node <= NODES; node++)); do pids+=("$(node_pid "$volume" "$node")"); done
         # One of them, of several nodes.
         pid=${pids[$(random 0 $((NODES - 1)))]}
-        # At an armed point it goes by itself, and is given time. Or another one does, which must not be away for a lease.
+        # At an armed point it goes by itself, and is given time. Or another one does, which must
+        # not be away for a lease.
         ticks=$(random 2 50)
         [ -z "$point" ] || ticks=150
         for ((; ticks > 0; ticks--)); do
@@ -81,7 +88,9 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
             at_point=$((at_point + 1)) hit[${point:-none}]=1
         fi
         point=
-        if [ $((kill % 2)) = 0 ] && [ ${#points[@]} -gt 0 ]; then point=${points[$(random 0 $((${#points[@]} - 1)))]}; fi
+        if [ $((kill % 2)) = 0 ] && [ ${#points[@]} -gt 0 ]; then
+            point=${points[$(random 0 $((${#points[@]} - 1)))]}
+        fi
         # Some come with every batch, others once a second or more rarely.
         case $point in
             engine.log.* | node.*) count=$(random 1 300) ;;

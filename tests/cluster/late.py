@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What changes between the lookup of a name and the operation on it, for a mount that is far from its server.
+"""What changes between the lookup of a name and the operation on it, for a mount that is far from
+its server.
 
     late.py NEAR FAR MS
 
-NEAR and FAR are two mounts of one volume; between FAR and the server every byte takes MS in each direction, so that there is time for NEAR to
-change names after FAR's kernel has looked at them. Prints a line for each test and "N passed, N failed".
+NEAR and FAR are two mounts of one volume; between FAR and the server every byte takes MS in each
+direction, so that there is time for NEAR to change names after FAR's kernel has looked at them.
+Prints a line for each test and "N passed, N failed".
 """
 
 import errno
@@ -17,7 +19,8 @@ from suite import TESTS, run_all, test
 
 
 def late(call, delay, change):
-    """Has `change` made while `call` is under way, `delay` after it began. What the call failed with, or 0."""
+    """Has `change` made while `call` is under way, `delay` after it began. What the call failed
+    with, or 0."""
     said = []
 
     def run():
@@ -36,7 +39,8 @@ def late(call, delay, change):
 
 
 def directories(path):
-    """Descriptors of a directory and of x in it, so that a name in it takes one lookup whatever is mounted how."""
+    """Descriptors of a directory and of x in it, so that a name in it takes one lookup whatever is
+    mounted how."""
     return [os.open(one, os.O_RDONLY | os.O_DIRECTORY) for one in (path, f"{path}/x")]
 
 
@@ -49,9 +53,11 @@ def alive(fd):
 
 
 def swapped(near, call, delay):
-    """`near`/x, which has something inside, is moved away and replaced by an empty directory while `call` is under way.
+    """`near`/x, which has something inside, is moved away and replaced by an empty directory while
+    `call` is under way.
 
-    Whether that came in time is for the caller to judge, by what this returns: what the call failed with."""
+    Whether that came in time is for the caller to judge, by what this returns: what the call failed
+    with."""
 
     def change():
         os.rename(f"{near}/x", f"{near}/moved")
@@ -62,7 +68,8 @@ def swapped(near, call, delay):
 
 @test
 def rmdir(near, far, way):
-    """rmdir of a name that means another directory by now leaves the one alive that it meant before"""
+    """rmdir of a name that means another directory by now leaves the one alive that it meant
+    before"""
     for turn in range(10):
         os.makedirs(f"{near}/{turn}/x/inside")
         parent, fd = directories(f"{far}/{turn}")
@@ -80,7 +87,8 @@ def rmdir(near, far, way):
 
 @test
 def rename_onto(near, far, way):
-    """rename onto a name that means another directory by now leaves the one alive that it meant before"""
+    """rename onto a name that means another directory by now leaves the one alive that it meant
+    before"""
     for turn in range(10):
         os.makedirs(f"{near}/{turn}/x/inside")
         os.mkdir(f"{near}/{turn}/y")

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Nodes that leave a cluster. Four nodes under load (change_load.py), with files that are open, one of them deleted, and one that is appended to:
-# the fourth leaves, no operation fails, every byte is verified. Its process ends by itself. Then one that was only announced, one that
-# joined, one that was added and lost before it came; at last all but one. What is refused, and in which words. A smaller cluster from a dump of it.
+# Nodes that leave a cluster. Four nodes under load (change_load.py), with files that are open, one
+# of them deleted, and one that is appended to: the fourth leaves, no operation fails, every byte is
+# verified. Its process ends by itself. Then one that was only announced, one that joined, one that
+# was added and lost before it came; at last all but one. What is refused, and in which words. A
+# smaller cluster from a dump of it.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=4
@@ -30,7 +32,8 @@ members() {
 # are_members NUMBER…
 are_members() {
     local found
-    found=$(members) && [ "$found" = "$*" ] && ok "the nodes are $*" || fail "the nodes are ${found:-unknown}, not $*"
+    found=$(members) && [ "$found" = "$*" ] && ok "the nodes are $*" ||
+        fail "the nodes are ${found:-unknown}, not $*"
 }
 
 # figures: what the volume holds, as clients and as its nodes tell it.
@@ -49,7 +52,8 @@ announce() {
             "$WORK/announced" "$WORK/token"
 }
 
-# A file that is appended to, and one that has been deleted, from before the node leaves until after.
+# A file that is appended to, and one that has been deleted, from before the node leaves until
+# after.
 cat >"$WORK/appender.py" <<'PY'
 import os, sys, time
 here, there, stop = sys.argv[1:4]
@@ -77,7 +81,8 @@ for fd in gone:
     os.close(fd)
 PY
 
-# Files that are open and read only when a file appears. (Not held by this script: what it starts would hold them, too.)
+# Files that are open and read only when a file appears. (Not held by this script: what it starts
+# would hold them, too.)
 cat >"$WORK/holder.py" <<'PY'
 import os, sys, time
 base, name, stop = sys.argv[1:4]
@@ -125,7 +130,8 @@ fourth=$(node_pid "$volume" 4)
 check "a node leaves under load" remove 4
 are_members 1 2 3
 check "its process ends by itself" wait_until 60 gone "$fourth"
-grep -q "node 4 has left the cluster" "$(node_dir "$volume" 4)/serve.log" && ok "and says why" || fail "its log does not say why"
+grep -q "node 4 has left the cluster" "$(node_dir "$volume" 4)/serve.log" && ok "and says why" ||
+    fail "its log does not say why"
 sleep 2
 touch "$WORK/stop"
 wait "$load" || true
@@ -144,19 +150,24 @@ check "and what there is" check_kept "$idle"
 
 stop_server "$volume"
 check "fsck --data at rest" fsck_volume "$volume" --data
-refuses "the directory of the one that has left is refused" "node 4 has left the cluster: leave its directory out" \
-    "$KESTREL" fsck "$(node_dir "$volume" 1)" "$(node_dir "$volume" 2)" "$(node_dir "$volume" 3)" "$(node_dir "$volume" 4)"
+refuses "the directory of the one that has left is refused" \
+    "node 4 has left the cluster: leave its directory out" \
+    "$KESTREL" fsck "$(node_dir "$volume" 1)" "$(node_dir "$volume" 2)" "$(node_dir "$volume" 3)" \
+    "$(node_dir "$volume" 4)"
 check "the others start again" start_server "$volume"
 check "and reach each other" settled "$volume"
 are_members 1 2 3
 check "and have everything" check_kept "$b"
 check "a dump of all that are left" "$KESTREL" dump "$url" "$WORK/left.dump"
-check "is one of the whole" "$KESTREL" load "$WORK/left.dump" "$WORK/one" --objects "$volume/objects"
+check "is one of the whole" "$KESTREL" load "$WORK/left.dump" "$WORK/one" \
+    --objects "$volume/objects"
 
-# The dump has numbers that node 4 made. In a cluster of three the next node is the fourth, and makes none of them again.
+# The dump has numbers that node 4 made. In a cluster of three the next node is the fourth, and
+# makes none of them again.
 fewer=$WORK/fewer
 make_cluster "$fewer" --grace 1s
-check "it is loaded into three other nodes" "$KESTREL" load "$WORK/left.dump" "$fewer" "$(node_dir "$fewer" 2)" "$(node_dir "$fewer" 3)" \
+check "it is loaded into three other nodes" "$KESTREL" load "$WORK/left.dump" "$fewer" \
+    "$(node_dir "$fewer" 2)" "$(node_dir "$fewer" 3)" \
     --objects "$volume/objects"
 check "these start" start_server "$fewer"
 mount_volume "$fewer" "$WORK/mnt-fewer"
@@ -206,7 +217,8 @@ check "fsck --data while all serve" fsck_volume "$volume" --data
 [ "$(announce)" = 7 ] && ok "the next one is announced" || fail "another number"
 read -r elsewhere nowhere < <(free_ports 2)
 "$KESTREL" cluster join "$WORK/token" "$(node_dir "$volume" 7)" >/dev/null
-timeout 100 "$KESTREL" serve "$(node_dir "$volume" 7)" --foreground --listen "127.0.0.1:$elsewhere" \
+timeout 100 "$KESTREL" serve "$(node_dir "$volume" 7)" --foreground --listen \
+    "127.0.0.1:$elsewhere" \
     --advertise "127.0.0.1:$nowhere" >"$WORK/seventh.out" 2>&1 &
 seventh=$!
 is_added() { [ "$(members)" = "1 2 3 7" ]; }
@@ -217,7 +229,8 @@ wait "$seventh" 2>/dev/null || true
 check "it is taken out again" remove 7
 are_members 1 2 3
 check "clients go on" check_kept "$a"
-refuses "it does not come any more" "has left the cluster" timeout 60 "$KESTREL" serve "$(node_dir "$volume" 7)" --foreground
+refuses "it does not come any more" "has left the cluster" timeout 60 "$KESTREL" serve \
+    "$(node_dir "$volume" 7)" --foreground
 
 # A client that has a file open at a node while it is away: it is waited for, by name.
 third=$(node_pid "$volume" 3)
@@ -227,11 +240,14 @@ python3 "$WORK/holder.py" "$idle" 1 "$WORK/read-again" &
 holder=$!
 wait_until 30 test -e "$WORK/read-again.begun"
 kill -STOP "$mount"
-timeout 100 "$KESTREL" cluster remove-node "$url" --node 3 --timeout 2s >"$WORK/waits.out" 2>&1 && waits=0 || waits=$?
+timeout 100 "$KESTREL" cluster remove-node "$url" --node 3 --timeout 2s >"$WORK/waits.out" 2>&1 &&
+    waits=0 || waits=$?
 kill -CONT "$mount"
 "$KESTREL" cluster status "$url" >"$WORK/status.out" || true
-grep -qE '^ +3 .* leaving ' "$WORK/status.out" && ok "the status says that it is leaving" || { cat "$WORK/status.out" && fail "the status does not say so"; }
-[ "$waits" != 0 ] && grep -q "open files\|kestrel mount" "$WORK/waits.out" && ok "who is waited for is named" ||
+grep -qE '^ +3 .* leaving ' "$WORK/status.out" && ok "the status says that it is leaving" ||
+    { cat "$WORK/status.out" && fail "the status does not say so"; }
+[ "$waits" != 0 ] && grep -q "open files\|kestrel mount" "$WORK/waits.out" &&
+    ok "who is waited for is named" ||
     { cat "$WORK/waits.out" && fail "nobody is named"; }
 check "it stays after all" remove 3 --undo
 check "and gets a part again" "$KESTREL" cluster balance "$url"
@@ -253,8 +269,11 @@ for victim in 1 2 itself; do
     removing=$!
     sleep "$(ms "$(random 100 3000)")"
     kill_node "$volume" "$victim" || true
-    if start_node "$volume" "$victim" 2>"$WORK/started.out"; then ok "node $victim, killed while node $node leaves, starts"; else
-        grep -q "has left the cluster" "$WORK/started.out" && ok "node $node had left when it was killed" ||
+    if start_node "$volume" "$victim" 2>"$WORK/started.out"; then
+        ok "node $victim, killed while node $node leaves, starts"
+    else
+        grep -q "has left the cluster" "$WORK/started.out" &&
+            ok "node $node had left when it was killed" ||
             { cat "$WORK/started.out" && fail "node $victim does not start"; }
     fi
     wait "$removing" || true
@@ -274,8 +293,11 @@ check "the second leaves" remove 2
 are_members 1
 refuses "the last one stays" "node 1 leads changes" remove 1
 check "everything is there" check_kept "$a"
-check "and is to be changed" sh -c "mkdir '$b/last' && cp -r '$a/kept/1' '$b/last' && rm -r '$a/copied'"
-for mount in "$a" "$b" "$idle"; do check "unmounts $(basename "$mount")" umount_volume "$mount"; done
+check "and is to be changed" sh \
+    -c "mkdir '$b/last' && cp -r '$a/kept/1' '$b/last' && rm -r '$a/copied'"
+for mount in "$a" "$b" "$idle"; do
+    check "unmounts $(basename "$mount")" umount_volume "$mount"
+done
 NODES=1
 stop_server "$volume"
 check "fsck --data in the end" timeout 300 "$KESTREL" fsck "$volume" --data

@@ -1,4 +1,5 @@
-"""What a thread that lists a directory and looks at its names is told of changes meanwhile. Tests of two.py."""
+"""What a thread that lists a directory and looks at its names is told of changes meanwhile. Tests
+of two.py."""
 
 import ctypes
 import fcntl
@@ -49,9 +50,13 @@ def eventually(holds):
 
 @test
 def listed_and_changed_here(a, b):
-    """whoever looks at names it has listed sees what anybody changed through the same mount"""
+    """a process that looks at names it has listed sees what anybody changed through the same
+    mount"""
     fill(a)
-    script = "import os, sys; os.chmod(sys.argv[1] + '/f11', 0o600); os.truncate(sys.argv[1] + '/f12', 77)"
+    script = (
+        "import os, sys; os.chmod(sys.argv[1] + '/f11', 0o600); os.truncate(sys.argv[1] + '/f12', "
+        "77)"
+    )
     with Listing(a) as listing:
         subprocess.run([sys.executable, "-c", script, a], check=True)
         assert (listing.stat("f11").st_mode & 0o777, listing.stat("f12").st_size) == (0o600, 77)
@@ -61,7 +66,9 @@ def listed_and_changed_here(a, b):
         os.rename(f"{a}/f14", f"{a}/f15")
         os.unlink(f"{a}/f16")
         os.setxattr(f"{a}/f17", "user.a", b"b")
-        assert not os.access("f14", os.F_OK, dir_fd=listing.fd) and not os.access("f16", os.F_OK, dir_fd=listing.fd)
+        assert not os.access("f14", os.F_OK, dir_fd=listing.fd) and not os.access(
+            "f16", os.F_OK, dir_fd=listing.fd
+        )
         assert os.listxattr(f"{a}/f17") == ["user.a"]
         os.link(f"{a}/f18", f"{a}/other")
         assert listing.stat("f18").st_nlink == 2
@@ -79,9 +86,12 @@ def touch(directory, numbers, stop, acknowledged):
 
 @test
 def changed_while_the_listing_begins(a, b):
-    """what was under way when a thread began to look at names is seen too, once it is acknowledged"""
+    """what was under way when a thread began to look at names is seen too, once it is
+    acknowledged"""
     fill(a)
-    stop, acknowledged = multiprocessing.RawValue(ctypes.c_int), multiprocessing.RawArray(ctypes.c_longlong, len(NAMES))
+    stop, acknowledged = multiprocessing.RawValue(ctypes.c_int), multiprocessing.RawArray(
+        ctypes.c_longlong, len(NAMES)
+    )
     arguments = [(a, range(first, len(NAMES), 2), stop, acknowledged) for first in range(2)]
     writers = [multiprocessing.Process(target=touch, args=each, daemon=True) for each in arguments]
     for writer in writers:
@@ -118,13 +128,16 @@ with os.scandir(sys.argv[1]) as entries:
 
 @test
 def listed_and_refused(a, b):
-    """whoever may not search a directory any more looks at nothing in it, though he has listed it"""
+    """a user that may not search a directory any more looks at nothing in it, though it has listed
+    it"""
     os.chmod(a, 0o755)
     os.makedirs(f"{a}/above/dir")
     fill(f"{a}/above/dir")
     for place in ["above/dir", "above"]:
         command = [sys.executable, "-c", LOOKS, f"{a}/above/dir"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as user:
             assert user.stdout.readline() == "looked\n"
             os.chmod(f"{a}/{place}", 0o700)
             assert user.communicate("\n")[0].split() == ["False"] * 10, place
@@ -133,7 +146,8 @@ def listed_and_refused(a, b):
 
 @test
 def listed_and_changed_elsewhere(a, b):
-    """what another mount changes is seen some time after, by whoever has the directory open, and at once by others"""
+    """what another mount changes is seen some time after, by a process that has the directory open,
+    and at once by others"""
     fill(a)
     with Listing(a) as listing:
         os.chmod(f"{b}/f11", 0o600)
@@ -141,8 +155,13 @@ def listed_and_changed_elsewhere(a, b):
         write(f"{b}/f13", b"three")
         with open(f"{a}/f13", "rb") as file:
             assert file.read() == b"three", "who opens a file reads what was closed before"
-        script = "import os, sys; print(oct(os.stat(sys.argv[1] + '/f11').st_mode & 0o777), os.path.exists(sys.argv[1] + '/f12'))"
-        said = subprocess.run([sys.executable, "-c", script, a], check=True, capture_output=True, text=True).stdout
+        script = (
+            "import os, sys; print(oct(os.stat(sys.argv[1] + '/f11').st_mode & 0o777), "
+            "os.path.exists(sys.argv[1] + '/f12'))"
+        )
+        said = subprocess.run(
+            [sys.executable, "-c", script, a], check=True, capture_output=True, text=True
+        ).stdout
         assert said == "0o600 False\n", said
         eventually(lambda: listing.stat("f11").st_mode & 0o777 == 0o600)
         eventually(lambda: not os.access("f12", os.F_OK, dir_fd=listing.fd))
@@ -164,7 +183,7 @@ def listed_and_closed(a, b):
 
 @test
 def listed_and_locked(a, b):
-    """whoever gets a lock sees what was changed before, listed or not"""
+    """a process that gets a lock sees what was changed before, listed or not"""
     fill(a)
     with Listing(a) as listing, open(f"{a}/f00", "r+b") as locked:
         os.chmod(f"{b}/f11", 0o600)

@@ -1,4 +1,5 @@
-"""Processes that lock, for tests: each Locker is a process of its own that does what it is told over a pipe.
+"""Processes that lock, for tests: each Locker is a process of its own that does what it is told
+over a pipe.
 
     a = Locker("/mnt/one/file")
     a.posix("x", 0, 9)          # F_SETLK; raises OSError
@@ -89,7 +90,8 @@ class Worker:
         os.fsync(self.fds[fd])
 
     def alarm(self, seconds):
-        """The next call that waits gets a signal; Python's handler raises, so the call is not restarted."""
+        """The next call that waits gets a signal; Python's handler raises, so the call is not
+        restarted."""
 
         def rung(*_):
             raise InterruptedError(errno.EINTR, "alarm")
@@ -111,7 +113,8 @@ class Worker:
         os.waitpid(pid, 0)
 
     def count(self, times):
-        """Adds to the number in the file, each time under a lock, through one descriptor that stays open."""
+        """Adds to the number in the file, each time under a lock, through one descriptor that stays
+        open."""
         for _ in range(times):
             fcntl.fcntl(self.fds[0], fcntl.F_SETLKW, span("x", 1000, 1000))
             number = int(os.pread(self.fds[0], 20, 0) or b"0")
@@ -120,8 +123,8 @@ class Worker:
         return times
 
     def records(self, how, mark, times):
-        """Appends so many records of 50 bytes, each under an exclusive lock of the whole file (`how`: flock, posix, ofd) or
-        without any (none), through one descriptor that stays open."""
+        """Appends so many records of 50 bytes, each under an exclusive lock of the whole file
+        (`how`: flock, posix, ofd) or without any (none), through one descriptor that stays open."""
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         for number in range(times):
             self.whole(how, fd, "x")
@@ -132,8 +135,8 @@ class Worker:
         return times
 
     def appends(self, mark, times, length=50, each="keep"):
-        """Appends so many records with O_APPEND and no lock. `each`: after each of them the descriptor is kept, synced (fsync), or
-        closed and opened anew (close)."""
+        """Appends so many records with O_APPEND and no lock. `each`: after each of them the
+        descriptor is kept, synced (fsync), or closed and opened anew (close)."""
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         for number in range(times):
             record = f"{mark} {number}".ljust(length - 1).encode() + b"\n"
@@ -161,7 +164,8 @@ class Worker:
         self.mapped = mmap.mmap(self.fds[0], length)
 
     def count_mapped(self, how, times):
-        """Adds to a number of 8 bytes in the map, each time under a lock, with msync(2) before it goes. The map stays."""
+        """Adds to a number of 8 bytes in the map, each time under a lock, with msync(2) before it
+        goes. The map stays."""
         for _ in range(times):
             self.whole(how, self.fds[0], "x")
             number = int.from_bytes(self.mapped[:8], "little")
@@ -178,10 +182,13 @@ class Worker:
         return os.fstat(self.fds[0]).st_size
 
     def known_size(self):
-        """The size that the kernel knows, which it does not ask for (statx(2) with AT_STATX_DONT_SYNC)."""
+        """The size that the kernel knows, which it does not ask for (statx(2) with
+        AT_STATX_DONT_SYNC)."""
         answer = ctypes.create_string_buffer(256)
         empty_path, dont_sync, size = 0x1000, 0x4000, 0x200
-        if ctypes.CDLL(None, use_errno=True).statx(self.fds[0], b"", empty_path | dont_sync, size, answer):
+        if ctypes.CDLL(None, use_errno=True).statx(
+            self.fds[0], b"", empty_path | dont_sync, size, answer
+        ):
             raise OSError(ctypes.get_errno(), "statx")
         # stx_size of struct statx.
         return struct.unpack_from("Q", answer, 40)[0]
@@ -228,7 +235,10 @@ class Locker:
     def __init__(self, path):
         self.path = path
         self.process = subprocess.Popen(
-            [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         Call(self).result()
 

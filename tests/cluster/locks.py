@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Locks seen by two mounts of one volume, or by two directories that are the same one (then the kernel's own are tested).
+"""Locks seen by two mounts of one volume, or by two directories that are the same one (then the
+kernel's own are tested).
 
     locks.py A B [--kill-server COMMAND --start-server COMMAND] [--mount-a-pid PID --lease SECONDS]
 
-A and B are the same directory of the volume, on two mounts. Prints a line for each test and "N passed, N failed".
+A and B are the same directory of the volume, on two mounts. Prints a line for each test and "N
+passed, N failed".
 """
 
 import argparse
@@ -139,7 +141,8 @@ def downgrade(p):
 
 @test
 def released_by_any_close(p):
-    """closing any descriptor of the file gives up all byte-range locks of the process, read-only ones too"""
+    """closing any descriptor of the file gives up all byte-range locks of the process, read-only
+    ones too"""
     a, b = p.a(), p.b()
     for opener in (a.open, a.open_readonly):
         a.posix("x", 0, 9)
@@ -201,7 +204,8 @@ def flock_modes(p):
 
 @test
 def flock_belongs_to_the_description(p):
-    """flock: duplicates and children share the lock, which goes with the last of them; another open does not have it"""
+    """flock: duplicates and children share the lock, which goes with the last of them; another open
+    does not have it"""
     a, b = p.a(), p.b()
     a.flock("x")
     other = a.open()
@@ -227,7 +231,8 @@ def flock_and_posix_do_not_meet(p):
 
 @test
 def ofd_locks(p):
-    """locks of the open file description: conflict within a process, stay when another descriptor is closed, go with theirs"""
+    """locks of the open file description: conflict within a process, stay when another descriptor
+    is closed, go with theirs"""
     a, b = p.a(), p.b()
     a.ofd("x", 0, 9)
     second = a.open()
@@ -297,7 +302,8 @@ def killed_while_waiting(p):
 
 @test
 def what_was_written_is_seen(p):
-    """what a holder wrote is seen by the next one through a descriptor that was open all the time"""
+    """what a holder wrote is seen by the next one through a descriptor that was open all the
+    time"""
     a, b = p.a(), p.b()
     a.posix("x", 0, 0)
     a.write(0, "first " * 3000)
@@ -333,7 +339,8 @@ def counting(p):
 
 
 def check_records(text, wanted, length=50):
-    """The file consists of the records that each of `wanted`, pairs of mark and number, has appended, each once, in its order."""
+    """The file consists of the records that each of `wanted`, pairs of mark and number, has
+    appended, each once, in its order."""
     lines = text.splitlines(keepends=True)
     torn = [f"{len(line)} bytes: {line[:20]}" for line in lines if len(line) != length]
     assert not torn, f"{len(torn)} of {len(lines)} records of {length} bytes are torn: {torn[:4]}"
@@ -351,7 +358,8 @@ def content(p):
 
 @test
 def appends_under_locks(p):
-    """records appended by two mounts, each under a lock of the file, are all there: flock, byte ranges, OFD"""
+    """records appended by two mounts, each under a lock of the file, are all there: flock, byte
+    ranges, OFD"""
     for how in ("flock", "posix", "ofd"):
         p.new_file()
         calls = [p.a().start("records", how, "a", 200), p.b().start("records", how, "b", 200)]
@@ -361,7 +369,8 @@ def appends_under_locks(p):
 
 @test
 def appends_without_locks(p):
-    """records appended with O_APPEND by four processes on two mounts are all there, however they are stored"""
+    """records appended with O_APPEND by four processes on two mounts are all there, however they
+    are stored"""
     for length, times, each in (
         (50, 250, "keep"),
         (50, 60, "fsync"),
@@ -380,7 +389,8 @@ def appends_without_locks(p):
 
 @test
 def appends_slowly(p):
-    """what two mounts append over seconds, in turn with the background's flushes, is all there; each reads its own mount's tail"""
+    """what two mounts append over seconds, in turn with the background's flushes, is all there;
+    each reads its own mount's tail"""
     a, b = p.a(), p.b()
     for turn in range(12):
         for mark, one in (("a", a), ("b", b)):
@@ -395,7 +405,8 @@ def appends_slowly(p):
 
 @test
 def maps_under_locks(p):
-    """who has mapped a file and gets a lock sees in the map what earlier holders wrote, also where the file has grown"""
+    """a process that has mapped a file and gets a lock sees in the map what earlier holders wrote,
+    also where the file has grown"""
     for how in ("flock", "posix", "ofd"):
         p.new_file()
         a, b = p.a(), p.b()
@@ -409,7 +420,8 @@ def maps_under_locks(p):
         a.write(0, "1" * 9000)
         getattr(a, how)("u")
         getattr(b, how)("s")
-        # The kernel decides by the size that it knows whether there is anything in a page: else this is SIGBUS.
+        # The kernel decides by the size that it knows whether there is anything in a page: else
+        # this is SIGBUS.
         assert b.mapped_at(0, 3) == "111" and b.mapped_at(8990, 10) == "1" * 10
         getattr(b, how)("u")
         getattr(a, how)("x")
@@ -439,7 +451,8 @@ def counting_in_maps(p):
 
 @test
 def shorter_under_a_lock(p):
-    """who gets a lock after another holder has truncated the file appends at its end, and reads nothing behind it"""
+    """a process that gets a lock after another holder has truncated the file appends at its end,
+    and reads nothing behind it"""
     a, b = p.a(), p.b()
     b.write(0, "x" * 9000)
     b.sync()
@@ -458,7 +471,8 @@ def shorter_under_a_lock(p):
 
 @test
 def shorter_for_the_kernel(p):
-    """when a lock is granted after another holder has truncated the file, the kernel knows the size, and reads nothing behind it"""
+    """when a lock is granted after another holder has truncated the file, the kernel knows the
+    size, and reads nothing behind it"""
     for how in ("flock", "posix", "ofd"):
         p.new_file()
         a, b = p.a(), p.b()
@@ -477,7 +491,8 @@ def shorter_for_the_kernel(p):
 
 @last
 def appends_while_the_server_is_killed(p):
-    """records appended by two mounts under locks are all there, though the server is killed and started again meanwhile"""
+    """records appended by two mounts under locks are all there, though the server is killed and
+    started again meanwhile"""
     if not p.arguments.kill_server:
         return "skipped"
     for how in ("flock", "posix"):
@@ -493,7 +508,8 @@ def appends_while_the_server_is_killed(p):
 
 @last
 def server_killed(p):
-    """kill -9 of the server: holders keep their locks, who waits goes on waiting and gets its turn"""
+    """kill -9 of the server: holders keep their locks, a process that waits goes on waiting and
+    gets its turn"""
     if not p.arguments.kill_server:
         return "skipped"
     a, b, c = p.a(), p.b(), p.b()
@@ -521,7 +537,8 @@ def server_killed(p):
 
 @last
 def cut_off(p):
-    """a mount that stood still for longer than its lease: others get its locks, and its holder gets EIO, not wrong data"""
+    """a mount that stood still for longer than its lease: others get its locks, and its holder gets
+    EIO, not wrong data"""
     if not p.arguments.mount_a_pid:
         return "skipped"
     a, b = p.a(), p.b()

@@ -1,5 +1,5 @@
-# A network of a test script's own: namespaces joined by a bridge, and links between them that are cut, lose packets and heal. Source it
-# after lib.sh; the end of the script takes it away.
+# A network of a test script's own: namespaces joined by a bridge, and links between them that are
+# cut, lose packets and heal. Source it after lib.sh; the end of the script takes it away.
 #
 # Gives make_network, address_of, inside, lose, heal, heal_all.
 # shellcheck shell=bash disable=SC2034
@@ -17,7 +17,8 @@ address_of() {
     done
 }
 
-# inside MACHINE COMMAND…: runs it in the machine's network. (Not ip netns exec: mounts would not be seen outside.)
+# inside MACHINE COMMAND…: runs it in the machine's network. (Not ip netns exec: mounts would not be
+# seen outside.)
 inside() {
     local which=$1
     shift

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What an administrator does with a volume that three metadata nodes share: info, stats, config and warm-up; dumps of it while it is
-# used and at rest, loaded into a volume of one node and into another three, and back; fsck and compact while files change; gc that keeps
-# everything and takes what was planted; and that nothing of this is done to a part of a volume.
+# What an administrator does with a volume that three metadata nodes share: info, stats, config and
+# warm-up; dumps of it while it is used and at rest, loaded into a volume of one node and into
+# another three, and back; fsck and compact while files change; gc that keeps everything and takes
+# what was planted; and that nothing of this is done to a part of a volume.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3
@@ -40,12 +41,17 @@ sync -f "$mnt"
 
 echo "== info, stats, config, warmup"
 # A name there has a line feed.
-files=$(find "$mnt/tree" ! -type d -printf x | wc -c) dirs=$(find "$mnt/tree" -mindepth 1 -type d -printf x | wc -c)
-says "info of a tree through the mount" "in the tree  $files files, $dirs directories" "$KESTREL" info "$mnt/tree"
-says "the same by URL" "in the tree  $files files, $dirs directories" "$KESTREL" info --volume "$url" /tree
-says "the same by a node's directory" "in the tree  $files files" "$KESTREL" info --volume "$(node_dir "$volume" 2)" /tree
+files=$(find "$mnt/tree" ! -type d -printf x | wc -c) dirs=$(find "$mnt/tree" -mindepth 1 -type d \
+    -printf x | wc -c)
+says "info of a tree through the mount" "in the tree  $files files, $dirs directories" "$KESTREL" \
+    info "$mnt/tree"
+says "the same by URL" "in the tree  $files files, $dirs directories" "$KESTREL" info \
+    --volume "$url" /tree
+says "the same by a node's directory" "in the tree  $files files" "$KESTREL" info \
+    --volume "$(node_dir "$volume" 2)" /tree
 says "info of a large file" "layout +chunked" "$KESTREL" info "$mnt/tree/d7/large"
-says "info of a file with two names by URL" "layout +packed" "$KESTREL" info --volume "$url" /tree/d2/link-4
+says "info of a file with two names by URL" "layout +packed" "$KESTREL" info --volume "$url" \
+    /tree/d2/link-4
 refuses "info of nothing" "no such entry" "$KESTREL" info --volume "$url" /tree/nothing
 says "stats of all nodes" "^3 127.0.0.1" "$KESTREL" stats "$url" --once
 "$KESTREL" stats "$url" --once --json >"$WORK/stats.json"
@@ -70,7 +76,11 @@ for round in 1 2 3; do
     to=$(tail -n 1 "$WORK/steps")
     echo "$from $to" >"$WORK/busy$round.steps"
 done
-if wait "$change"; then ok "the changes go on meanwhile: $(tail -n 1 "$WORK/steps") steps"; else fail "a change failed"; fi
+if wait "$change"; then
+    ok "the changes go on meanwhile: $(tail -n 1 "$WORK/steps") steps"
+else
+    fail "a change failed"
+fi
 NODES=1 SERVING=
 for round in 1 2 3; do
     read -r from to <"$WORK/busy$round.steps"
@@ -79,7 +89,8 @@ for round in 1 2 3; do
     cat "$WORK/said.out"
     check "fsck of it" "$KESTREL" fsck "$WORK/one$round" --data
     mount_volume "$WORK/one$round" "$WORK/mnt-one"
-    check "it is what was there at one moment, from step $from to $to" "${trees[@]}" judge "$WORK/mnt-one/busy" "$from" "$to"
+    check "it is what was there at one moment, from step $from to $to" "${trees[@]}" judge \
+        "$WORK/mnt-one/busy" "$from" "$to"
     check "and the tree as it is" "${trees[@]}" compare "$mnt/tree" "$WORK/mnt-one/tree"
     umount_volume "$WORK/mnt-one"
 done
@@ -93,7 +104,11 @@ for round in $(seq 8); do
     check "fsck $round of what is being changed finds nothing" fsck_volume "$volume"
 done
 check "nor with --data" fsck_volume "$volume" --data
-if wait "$change"; then ok "the changes go on meanwhile: $(tail -n 1 "$WORK/steps") steps"; else fail "a change failed"; fi
+if wait "$change"; then
+    ok "the changes go on meanwhile: $(tail -n 1 "$WORK/steps") steps"
+else
+    fail "a change failed"
+fi
 
 echo "== compact while files change"
 sparse=(python3 "$ROOT/tests/cluster/sparse.py")
@@ -101,36 +116,53 @@ mount_volume "$volume" "$WORK/mnt-beside"
 mkdir "$mnt/sparse"
 check "files of which most are removed" "${sparse[@]}" make "$mnt/sparse"
 sync -f "$mnt"
-says "compact tells what there is to do" "[1-9][0-9]* objects less than half in use" "$KESTREL" compact "$url" --dry-run
+says "compact tells what there is to do" "[1-9][0-9]* objects less than half in use" "$KESTREL" \
+    compact "$url" --dry-run
 "${sparse[@]}" hold "$WORK/mnt-beside/sparse" "$WORK/compacted" >"$WORK/held" 2>&1 &
 hold=$!
 wait_until 20 grep -q holding "$WORK/held"
 "${sparse[@]}" churn "$mnt/sparse" "$WORK/churned" >"$WORK/churn" 2>&1 &
 churn=$!
-refuses "of one node's directory it is not done" "only a part|in use" "$KESTREL" compact "$(node_dir "$volume" 2)"
+refuses "of one node's directory it is not done" "only a part|in use" "$KESTREL" compact \
+    "$(node_dir "$volume" 2)"
 before=$(du -sk "$volume/objects" | cut -f1)
 says "compact as a client of the nodes" "[1-9][0-9]* references moved" "$KESTREL" compact "$url"
 cat "$WORK/said.out"
 touch "$WORK/churned"
-if wait "$churn"; then ok "files are written, renamed and removed meanwhile: $(tail -n 1 "$WORK/churn")"; else cat "$WORK/churn" && fail "churn"; fi
+if wait "$churn"; then
+    ok "files are written, renamed and removed meanwhile: $(tail -n 1 "$WORK/churn")"
+else
+    cat "$WORK/churn" && fail "churn"
+fi
 check "every byte is as written" "${sparse[@]}" judge "$mnt/sparse"
 check "also through another mount" "${sparse[@]}" judge "$WORK/mnt-beside/sparse"
 says "by a path in the mount: what is left" "references moved" "$KESTREL" compact "$mnt/sparse"
 check "and what was changed meanwhile" "$KESTREL" compact "$url"
-says "nothing is left to do then" "^0 objects less than half in use" "$KESTREL" compact "$url" --dry-run
+says "nothing is left to do then" "^0 objects less than half in use" "$KESTREL" compact "$url" \
+    --dry-run
 says "also of files in many pieces" "^0 chunks in many pieces" "$KESTREL" compact "$url" --dry-run
 # When the grace period is over, what was moved is gone from where it was.
 smaller() { [ "$(du -sk "$volume/objects" | cut -f1)" -lt $((before - 30000)) ]; }
-if wait_until 60 smaller; then ok "objects that were hardly in use are deleted"; else fail "they are still there: $before before"; fi
+if wait_until 60 smaller; then
+    ok "objects that were hardly in use are deleted"
+else
+    fail "they are still there: $before before"
+fi
 touch "$WORK/compacted"
-if wait "$hold"; then ok "who has files open reads them on"; else cat "$WORK/held" && fail "who has files open"; fi
+if wait "$hold"; then
+    ok "who has files open reads them on"
+else
+    cat "$WORK/held" && fail "who has files open"
+fi
 check "fsck --data after it" fsck_volume "$volume" --data
 umount_volume "$WORK/mnt-beside"
 rm -r "$mnt/sparse"
 
 echo "== into other nodes"
-# A file that is removed and still open is in a dump, and what it needs is deleted when it is closed: before the load, perhaps.
-none_removed_open() { "$KESTREL" fsck "$url" >"$WORK/open.out" && ! grep -q open-unlinked "$WORK/open.out"; }
+# A file that is removed and still open is in a dump, and what it needs is deleted when it is
+# closed: before the load, perhaps.
+none_removed_open() { "$KESTREL" fsck "$url" >"$WORK/open.out" &&
+    ! grep -q open-unlinked "$WORK/open.out"; }
 check "nothing that was removed is open any more" wait_until 30 none_removed_open
 check "dump of all" "$KESTREL" dump "$url" "$WORK/all.dump"
 refuses "one that is there is not replaced" "exists" "$KESTREL" dump "$url" "$WORK/all.dump"
@@ -138,8 +170,10 @@ refuses "of a directory of one node that runs" "in use" "$KESTREL" dump "$volume
 other=$WORK/other
 make_cluster "$other"
 mapfile -t dirs < <(node_dirs "$other")
-refuses "load into two of three nodes" "missing are 3" "$KESTREL" load "$WORK/all.dump" "${dirs[0]}" "${dirs[1]}"
-says "load into three nodes" "loaded and verified" "$KESTREL" load "$WORK/all.dump" "${dirs[@]}" --objects "$volume/objects"
+refuses "load into two of three nodes" "missing are 3" "$KESTREL" load "$WORK/all.dump" \
+    "${dirs[0]}" "${dirs[1]}"
+says "load into three nodes" "loaded and verified" "$KESTREL" load "$WORK/all.dump" "${dirs[@]}" \
+    --objects "$volume/objects"
 refuses "a second time" "holds files" "$KESTREL" load "$WORK/all.dump" "${dirs[@]}"
 check "fsck of the nodes at rest" fsck_volume "$other" --data
 mount_volume "$other" "$WORK/mnt-other"
@@ -152,7 +186,8 @@ stop_server "$other"
 check "fsck at rest again" fsck_volume "$other" --data
 # shellcheck disable=SC2046 # words
 check "a dump at rest" "$KESTREL" dump "$other" "$WORK/rest.dump" $(others "$other")
-says "into one node" "loaded and verified" "$KESTREL" load "$WORK/rest.dump" "$WORK/single" --objects "$other/objects"
+says "into one node" "loaded and verified" "$KESTREL" load "$WORK/rest.dump" "$WORK/single" \
+    --objects "$other/objects"
 check "fsck of it" "$KESTREL" fsck "$WORK/single" --data
 NODES=1 SERVING=
 mount_volume "$WORK/single" "$WORK/mnt-single"
@@ -165,12 +200,15 @@ NODES=3 SERVING=1
 third=$WORK/third
 make_cluster "$third"
 mapfile -t dirs < <(node_dirs "$third")
-says "and into three nodes again" "loaded and verified" "$KESTREL" load "$WORK/single.dump" "${dirs[@]}" --objects "$WORK/single/objects"
+says "and into three nodes again" "loaded and verified" "$KESTREL" load "$WORK/single.dump" \
+    "${dirs[@]}" --objects "$WORK/single/objects"
 mount_volume "$third" "$WORK/mnt-third"
 start_server "$other"
 mount_volume "$other" "$WORK/mnt-other"
-check "the tree has come through all of it" "${trees[@]}" compare "$WORK/mnt-other/tree" "$WORK/mnt-third/tree"
-check "files of numbers of one node are changed and removed" sh -c "cd '$WORK/mnt-third' && echo more >>made-on-one-node && mv made-on-one-node x &&
+check "the tree has come through all of it" "${trees[@]}" compare "$WORK/mnt-other/tree" \
+    "$WORK/mnt-third/tree"
+check "files of numbers of one node are changed and removed" sh \
+    -c "cd '$WORK/mnt-third' && echo more >>made-on-one-node && mv made-on-one-node x &&
     [ \"\$(cat x)\" = 'one
 more' ] && rm x && mv dir-made-on-one-node y && rm -r y && for i in \$(seq 300); do echo \$i >new\$i; done && rm new*"
 umount_volume "$WORK/mnt-third"
@@ -203,8 +241,10 @@ sync -f "$mnt"
 before=$(find "$objects" -type f | wc -l)
 says "gc --delete has the nodes delete it" "^1 deleted" "$KESTREL" gc "$url" --delete
 [ ! -e "$plant" ] && ok "it is gone" || fail "it is still there"
-[ "$(find "$objects" -type f | wc -l)" -ge $((before - 1)) ] && ok "and nothing else" || fail "more is gone"
-check "without grace while files are written" sh -c "cp -r '$mnt/tree/d1' '$mnt/copy' & '$KESTREL' gc '$url' --delete --grace 0s && wait"
+[ "$(find "$objects" -type f | wc -l)" -ge $((before - 1)) ] && ok "and nothing else" ||
+    fail "more is gone"
+check "without grace while files are written" sh \
+    -c "cp -r '$mnt/tree/d1' '$mnt/copy' & '$KESTREL' gc '$url' --delete --grace 0s && wait"
 check "what was written meanwhile is there" diff -r "$mnt/tree/d1" "$mnt/copy"
 check "with no grace" "$KESTREL" gc "$url" --delete --grace 0s
 check "fsck --data after gc" fsck_volume "$volume" --data
@@ -218,7 +258,8 @@ echo "== while a node is away"
 kill_node "$volume" 2
 for verb in "gc $url --delete" "dump $url $WORK/no" "info --volume $url /tree"; do
     # shellcheck disable=SC2086 # words
-    refuses "kestrel ${verb%% *} says which node is away" "node 2|:[0-9]+: .*refused|no connection" timeout 120 "$KESTREL" $verb
+    refuses "kestrel ${verb%% *} says which node is away" \
+        "node 2|:[0-9]+: .*refused|no connection" timeout 120 "$KESTREL" $verb
 done
 [ ! -e "$WORK/no" ] && ok "no dump of a part" || fail "a part was dumped"
 says "stats tells of it" "does not answer" "$KESTREL" stats "$url" --once
@@ -230,10 +271,12 @@ stop_server "$volume"
 mapfile -t dirs < <(node_dirs "$volume")
 refuses "config of one node" "missing are" "$KESTREL" config "${dirs[0]}" --compress zstd
 # shellcheck disable=SC2046 # words
-says "config of all nodes" "zstd" "$KESTREL" config "${dirs[0]}" $(others "$volume") --compress zstd:3
+says "config of all nodes" "zstd" "$KESTREL" config "${dirs[0]}" $(others "$volume") \
+    --compress zstd:3
 chattr +i "${dirs[2]}" 2>/dev/null && {
     # shellcheck disable=SC2046 # words
-    refuses "a node that does not take it is named" "$(basename "${dirs[2]}")" "$KESTREL" config "${dirs[0]}" $(others "$volume") --compress lz4
+    refuses "a node that does not take it is named" "$(basename "${dirs[2]}")" "$KESTREL" config \
+        "${dirs[0]}" $(others "$volume") --compress lz4
     chattr -i "${dirs[2]}"
     says "and no other has taken it" "zstd" "$KESTREL" config "${dirs[0]}"
 }

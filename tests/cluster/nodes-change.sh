@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A cluster that changes under load: a node is added to three, gets its part, hot names become exceptions, nodes are killed in the middle
-# of a change, the fourth is drained. No operation of the load fails (change_load.py), every byte is verified through the other
-# mount, and a mount that did nothing meanwhile goes on. What is refused, and in which words.
+# A cluster that changes under load: a node is added to three, gets its part, hot names become
+# exceptions, nodes are killed in the middle of a change, the fourth is drained. No operation of the
+# load fails (change_load.py), every byte is verified through the other mount, and a mount that did
+# nothing meanwhile goes on. What is refused, and in which words.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3
@@ -27,7 +28,8 @@ slots() {
         python3 -c 'import json, sys; print(next(n["slots"] for n in json.load(sys.stdin)["nodes"] if n["node"] == int(sys.argv[1])))' "$1"
 }
 
-# changes TEXT COMMAND…: a change of the table. What is locked at the wrong moment keeps it from happening, so it is tried again.
+# changes TEXT COMMAND…: a change of the table. What is locked at the wrong moment keeps it from
+# happening, so it is tried again.
 changes() {
     local text=$1 try
     shift
@@ -59,12 +61,16 @@ read -r port other < <(free_ports 2)
 fourth=$(node_dir "$volume" 4)
 refuses "add-node at a node that does not lead" "node 1 leads" \
     "$KESTREL" cluster add-node "$(node_dir "$volume" 2)" --node "127.0.0.1:$port"
-refuses "add-node with an address that only listens" "connect to it" "$KESTREL" cluster add-node "$volume" --node "0.0.0.0:$port"
+refuses "add-node with an address that only listens" "connect to it" "$KESTREL" cluster add-node \
+    "$volume" --node "0.0.0.0:$port"
 refuses "drain of a node that is not there" "no such node" "$KESTREL" cluster drain "$url" --node 9
-refuses "balance without a node that is not there" "no such node" "$KESTREL" cluster balance "$url" --without 9
+refuses "balance without a node that is not there" "no such node" "$KESTREL" cluster balance \
+    "$url" --without 9
 kill_node "$volume" 3
-refuses "add-node while a node is down says which" "waiting for node 3" "$KESTREL" cluster add-node "$volume" --node "127.0.0.1:$port" --wait 2s
-refuses "and gives up" "not up after 2 s: node 3" "$KESTREL" cluster add-node "$volume" --node "127.0.0.1:$port" --wait 2s
+refuses "add-node while a node is down says which" "waiting for node 3" "$KESTREL" cluster \
+    add-node "$volume" --node "127.0.0.1:$port" --wait 2s
+refuses "and gives up" "not up after 2 s: node 3" "$KESTREL" cluster add-node "$volume" \
+    --node "127.0.0.1:$port" --wait 2s
 refuses "balance while a node is down says which" "node 3" "$KESTREL" cluster balance "$url"
 start_node "$volume" 3
 
@@ -74,22 +80,27 @@ load=$!
 sleep 2
 
 # A fourth node.
-check "a node is announced" sh -c "'$KESTREL' cluster add-node '$volume' --node '127.0.0.1:$port' >'$WORK/token'"
+check "a node is announced" sh \
+    -c "'$KESTREL' cluster add-node '$volume' --node '127.0.0.1:$port' >'$WORK/token'"
 check "it joins" "$KESTREL" cluster join "$WORK/token" "$fourth"
-refuses "its token is of no other node" "that of node 4" "$KESTREL" cluster join "$WORK/token" "$WORK/no" --node 3
+refuses "its token is of no other node" "that of node 4" "$KESTREL" cluster join "$WORK/token" \
+    "$WORK/no" --node 3
 NODES=4
 check "it serves when it has joined" start_node "$volume" 4
 NODE_ADDRESSES[$volume]+=",127.0.0.1:$port"
 [ "$(slots 4)" = 0 ] && ok "it owns nothing" || fail "it owns $(slots 4) slots"
-refuses "its token does not make a second one" "has joined" "$KESTREL" cluster join "$WORK/token" "$WORK/no"
-refuses "a second process for it" "in use by process" "$KESTREL" serve "$fourth" --listen 127.0.0.1:0
+refuses "its token does not make a second one" "has joined" "$KESTREL" cluster join "$WORK/token" \
+    "$WORK/no"
+refuses "a second process for it" "in use by process" "$KESTREL" serve "$fourth" \
+    --listen 127.0.0.1:0
 
 check "what balance would do is told" "$KESTREL" cluster balance "$url" --dry-run
 changes "it gets its part" "$KESTREL" cluster balance "$url"
 [ "$(slots 4)" -gt 3000 ] && ok "it owns a quarter of the slots" || fail "it owns $(slots 4) slots"
 changes "hot names become exceptions" "$KESTREL" cluster balance "$url" --epsilon 0.002
 "$KESTREL" cluster status "$url" >"$WORK/status.out" || fail "the status is not good"
-grep -qE '^table [0-9]+, [1-9][0-9]* exceptions' "$WORK/status.out" && ok "they are told of" || { cat "$WORK/status.out" && fail "no exceptions"; }
+grep -qE '^table [0-9]+, [1-9][0-9]* exceptions' "$WORK/status.out" && ok "they are told of" ||
+    { cat "$WORK/status.out" && fail "no exceptions"; }
 
 # Nodes are killed while the table changes.
 for node in 2 4 1; do
@@ -129,7 +140,8 @@ wait "$load" || true
 counted cat "$WORK/load.out"
 
 # The mount that slept.
-[ "$(cat <&8)" = "7 Makefile" ] && ok "a mount that did nothing meanwhile reads what it has open" || fail "it does not"
+[ "$(cat <&8)" = "7 Makefile" ] && ok "a mount that did nothing meanwhile reads what it has open" ||
+    fail "it does not"
 exec 7<&- 8<&-
 check "and what there is" python3 - "$idle" <<'PY'
 import os, sys
@@ -150,8 +162,10 @@ stop_server "$volume"
 check "fsck --data at rest" fsck_volume "$volume" --data
 start_server "$volume"
 kill_node "$volume" 4
-check "its token makes a directory while it is down" "$KESTREL" cluster join "$WORK/token" "$WORK/anew"
-refuses "but the others know that it is another one" "is not the node 4 that this cluster knows" "$KESTREL" serve "$WORK/anew"
+check "its token makes a directory while it is down" "$KESTREL" cluster join "$WORK/token" \
+    "$WORK/anew"
+refuses "but the others know that it is another one" "is not the node 4 that this cluster knows" \
+    "$KESTREL" serve "$WORK/anew"
 start_node "$volume" 4
 for mount in "$a" "$b" "$idle"; do
     check "unmounts $(basename "$mount")" umount_volume "$mount"

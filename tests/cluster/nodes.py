@@ -19,7 +19,8 @@ from suite import TESTS, read, refused, run_all, test, write
 
 @test
 def many_directories(a, b):
-    """files of many names in many directories are where they were put, on both mounts, and are listed once"""
+    """files of many names in many directories are where they were put, on both mounts, and are
+    listed once"""
     for d in range(12):
         os.mkdir(f"{a}/d{d}")
         for f in range(12):
@@ -46,7 +47,8 @@ def long_listing(a, b):
 
 @test
 def renames_over_nodes(a, b):
-    """a file renamed from name to name keeps its number, content, attributes and extended attributes, open or not"""
+    """a file renamed from name to name keeps its number, content, attributes and extended
+    attributes, open or not"""
     write(f"{a}/n0", b"content")
     os.chmod(f"{a}/n0", 0o640)
     os.setxattr(f"{a}/n0", "user.key", b"value")
@@ -55,7 +57,11 @@ def renames_over_nodes(a, b):
     for turn in range(40):
         os.rename(f"{(a, b)[turn % 2]}/n{turn}", f"{(a, b)[turn % 2]}/n{turn + 1}")
     at = os.stat(f"{b}/n40")
-    assert (at.st_ino, at.st_mode & 0o777, os.getxattr(f"{a}/n40", "user.key")) == (ino, 0o640, b"value")
+    assert (at.st_ino, at.st_mode & 0o777, os.getxattr(f"{a}/n40", "user.key")) == (
+        ino,
+        0o640,
+        b"value",
+    )
     os.pwrite(fd, b"changed", 0)
     os.fsync(fd)
     assert read(f"{a}/n40") == b"changed"
@@ -65,7 +71,8 @@ def renames_over_nodes(a, b):
 
 @test
 def directories_move(a, b):
-    """a tree moved elsewhere is found there, from both mounts, and nowhere else; loops are refused"""
+    """a tree moved elsewhere is found there, from both mounts, and nowhere else; loops are
+    refused"""
     os.makedirs(f"{a}/x/y/z")
     write(f"{b}/x/y/z/f", b"deep")
     os.mkdir(f"{a}/other")
@@ -78,7 +85,8 @@ def directories_move(a, b):
 
 @test
 def replaced_by_rename(a, b):
-    """the way careful programs write: a new file renamed over the old one, read by the other mount at every moment"""
+    """the way careful programs write: a new file renamed over the old one, read by the other mount
+    at every moment"""
     write(f"{a}/state", b"0" * 100)
     stop, wrong = threading.Event(), []
 
@@ -129,9 +137,12 @@ def removed_while_open_everywhere(a, b):
         os.fsync(there)
         assert os.pread(there, 2, 0)[:1] == b"!"
         os.close(there)
-        # Attributes of what is open may be two ticks old in shortcut mode, and its pages as old as the open.
+        # Attributes of what is open may be two ticks old in shortcut mode, and its pages as old as
+        # the open.
         time.sleep(0.02)
-        assert os.fstat(here).st_nlink == 0 and len(os.pread(here, 9000, 0)) == min(9000, os.fstat(here).st_size)
+        assert os.fstat(here).st_nlink == 0 and len(os.pread(here, 9000, 0)) == min(
+            9000, os.fstat(here).st_size
+        )
         os.close(here)
     assert os.listdir(a) == []
 
@@ -202,7 +213,8 @@ def locks_between(a, b):
 
 @test
 def moves_race(a, b):
-    """two mounts move directories and files between the same parents: each is in one place in the end"""
+    """two mounts move directories and files between the same parents: each is in one place in the
+    end"""
     for name in ("p", "q", "r"):
         os.mkdir(f"{a}/{name}")
     for number in range(6):

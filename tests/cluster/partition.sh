@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A server and two clients in network namespaces of their own, joined by a bridge. Links are cut, one way and both ways, lose
-# packets at random, and heal: within the lease a client sees a pause and no error, beyond its deadline an error in bounded
-# time, beyond the lease the loss of its locks; nothing acknowledged is lost, and everything goes on when the link is back.
+# A server and two clients in network namespaces of their own, joined by a bridge. Links are cut,
+# one way and both ways, lose packets at random, and heal: within the lease a client sees a pause
+# and no error, beyond its deadline an error in bounded time, beyond the lease the loss of its
+# locks; nothing acknowledged is lost, and everything goes on when the link is back.
 #
 # SEED (default: random, printed), ROUNDS of cuts under load (default 6)
 # shellcheck disable=SC2034 # lib.sh reads what is set here
@@ -43,10 +44,12 @@ verify() {
 
 # --- within the lease: pauses, no errors
 mkdir "$a/load"
-kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 6 --seed "$seed" --ms $((rounds * 4000)) >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 6 --seed "$seed" \
+    --ms $((rounds * 4000)) >"$WORK/run.out" 2>&1 &
 load=$!
-# What TCP sends again it sends after twice the time it has waited: a pause as long as the cut before it lets that through, so that nobody is silent for more than twice
-# as long as a link was cut.
+# What TCP sends again it sends after twice the time it has waited: a pause as long as the cut
+# before it lets that through, so that nobody is silent for more than twice as long as a link was
+# cut.
 was_cut=0
 for ((round = 0; round < rounds; round++)); do
     sleep "$(ms $((was_cut + $(random 100 700))))"
@@ -59,13 +62,15 @@ done
 wait "$load" || true
 check "cuts shorter than the lease: no error" grep -q 'ended by: done' "$WORK/run.out"
 tail -n 3 "$WORK/run.out"
-check "all acknowledged operations are there, seen by the other client" verify "$b/load" "$WORK/load.log"
+check "all acknowledged operations are there, seen by the other client" verify "$b/load" \
+    "$WORK/load.log"
 
 # --- packets lost at random, both ways
 mkdir "$a/lossy"
 inside a iptables -A INPUT -i eth0 -m statistic --mode random --probability 0.05 -j DROP
 inside a iptables -A OUTPUT -o eth0 -m statistic --mode random --probability 0.05 -j DROP
-kestrel-crashload run --dir "$a/lossy" --log "$WORK/lossy.log" --threads 6 --seed $((seed + 1)) --ms 4000 >"$WORK/run.out" 2>&1 || true
+kestrel-crashload run --dir "$a/lossy" --log "$WORK/lossy.log" --threads 6 --seed $((seed + 1)) \
+    --ms 4000 >"$WORK/run.out" 2>&1 || true
 heal a
 check "5 % of all packets lost: no error" grep -q 'ended by: done' "$WORK/run.out"
 check "nothing acknowledged in this is lost" verify "$b/lossy" "$WORK/lossy.log"
@@ -89,7 +94,8 @@ works_again() {
 check "the link is back: it works again by itself" wait_until 60 works_again
 
 # --- longer than the lease: locks are others', the holder gets EIO, what is open goes on
-python3 - "$ROOT/tests/cluster" "$a" "$b" "$net" $((lease * 4 + 30)) >"$WORK/lease.out" 2>&1 <<'PY' || true
+python3 - "$ROOT/tests/cluster" "$a" "$b" "$net" $((lease * 4 + 30)) >"$WORK/lease.out" \
+    2>&1 <<'PY' || true
 import errno, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from locker import Locker, eventually
@@ -123,12 +129,14 @@ fresh.posixw("x", 0, 9)
 assert fresh.read(0, 3) == "new", fresh.read(0, 3)
 print("all well")
 PY
-check "cut off for longer than the lease: locks lost, said with EIO; other files stay open" grep -q 'all well' "$WORK/lease.out"
+check "cut off for longer than the lease: locks lost, said with EIO; other files stay open" grep \
+    -q 'all well' "$WORK/lease.out"
 grep -q 'all well' "$WORK/lease.out" || cat "$WORK/lease.out"
 
 # --- the server is killed and comes back while one client is cut off
 mkdir "$a/both"
-kestrel-crashload run --dir "$a/both" --log "$WORK/both.log" --threads 4 --seed $((seed + 2)) --ms 5000 >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$a/both" --log "$WORK/both.log" --threads 4 --seed $((seed + 2)) \
+    --ms 5000 >"$WORK/run.out" 2>&1 &
 load=$!
 sleep 0.5
 cut b both
@@ -137,7 +145,8 @@ start_server "$volume"
 sleep 1
 heal b
 wait "$load" || true
-check "server restarted while the other client was cut off: no error" grep -q 'ended by: done' "$WORK/run.out"
+check "server restarted while the other client was cut off: no error" grep -q 'ended by: done' \
+    "$WORK/run.out"
 check "and nothing lost" verify "$b/both" "$WORK/both.log"
 
 check "unmounts the first" umount_volume "$a"

@@ -1,5 +1,6 @@
-"""Load while the coordinator's role moves: processes that move directories from one into another through two mounts, and one that makes and
-reads files. No call may fail; in the end each directory is in one place, with what it held. Called by roles.sh."""
+"""Load while the coordinator's role moves: processes that move directories from one into another
+through two mounts, and one that makes and reads files. No call may fail; in the end each directory
+is in one place, with what it held. Called by roles.sh."""
 
 import argparse
 import os
@@ -9,7 +10,8 @@ import threading
 import time
 
 DIRS, PLACES, MOVERS = 12, 4, 3
-# Longest time that a call may take: the role moves in a moment, and a node that was killed is back within seconds.
+# Longest time that a call may take: the role moves in a moment, and a node that was killed is back
+# within seconds.
 CALL_SECONDS_MAX = 40
 
 
@@ -28,7 +30,9 @@ def main():
         with open(f"{base}/place0/dir{number}/file", "w") as file:
             file.write(str(number))
     roots = [os.path.join(mount, "load") for mount in (given.one, given.two)]
-    places = [{number: 0 for number in range(DIRS) if number % MOVERS == index} for index in range(MOVERS)]
+    places = [
+        {number: 0 for number in range(DIRS) if number % MOVERS == index} for index in range(MOVERS)
+    ]
     counts, wrong, longest = [0] * (MOVERS + 1), [], [0.0]
 
     def timed(call, *arguments):
@@ -39,15 +43,18 @@ def main():
             longest[0] = max(longest[0], time.monotonic() - begun)
 
     def move(index):
-        # Each mover has directories of its own, so it knows where they are; the places are everybody's. It keeps to one mount: a kernel that finds a
-        # directory in another place than it knew, while it renames something itself, answers ESTALE.
+        # Each mover has directories of its own, so it knows where they are; the places are
+        # everybody's. It keeps to one mount: a kernel that finds a directory in another place than
+        # it knew, while it renames something itself, answers ESTALE.
         dice, at = random.Random(index), places[index]
         root = roots[index % 2]
         while not os.path.exists(given.stop):
             number, to = dice.choice(list(at)), dice.randrange(PLACES)
             if to == at[number]:
                 continue
-            timed(os.rename, f"{root}/place{at[number]}/dir{number}", f"{root}/place{to}/dir{number}")
+            timed(
+                os.rename, f"{root}/place{at[number]}/dir{number}", f"{root}/place{to}/dir{number}"
+            )
             at[number] = to
             counts[index] += 1
 
@@ -55,7 +62,9 @@ def main():
         for number, place in ((number, place) for at in places for number, place in at.items()):
             for root in roots:
                 found = [p for p in range(PLACES) if os.path.isdir(f"{root}/place{p}/dir{number}")]
-                if found != [place] or open(f"{root}/place{place}/dir{number}/file").read() != str(number):
+                if found != [place] or open(f"{root}/place{place}/dir{number}/file").read() != str(
+                    number
+                ):
                     wrong.append(f"dir{number} is in {found}, not in {place}")
 
     def make():
@@ -85,7 +94,10 @@ def main():
         wrong.append(f"a call took {longest[0]:.1f} s")
     if min(counts) < 3:
         wrong.append("hardly anything was done")
-    print(f"{sum(counts[:MOVERS])} directories moved, {counts[MOVERS]} files made and read; the longest call took {longest[0]:.1f} s")
+    print(
+        f"{sum(counts[:MOVERS])} directories moved, {counts[MOVERS]} files made and read; the "
+        f"longest call took {longest[0]:.1f} s"
+    )
     print(*wrong, sep="\n", end="\n" if wrong else "")
     sys.exit(1 if wrong else 0)
 

@@ -1,12 +1,14 @@
-# Servers of one's own for a test script: `kestrel serve` on a free loopback port, mounts of kestrel://… Sourced by lib.sh; used
-# by make_volume, mount_volume, kill_mount and fsck_volume with KESTREL_SERVE=1, so that every script can run on a served volume.
+# Servers of one's own for a test script: `kestrel serve` on a free loopback port, mounts of
+# kestrel://… Sourced by lib.sh; used by make_volume, mount_volume, kill_mount and fsck_volume with
+# KESTREL_SERVE=1, so that every script can run on a served volume.
 #
-# KESTREL_NODES=N puts a cluster of N nodes in the place of the server: that of node 1 lies in the volume's directory, those of the
-# others beside it. What starts, stops and kills the server does so with all of them; start_node, kill_node and node_pid with one.
+# KESTREL_NODES=N puts a cluster of N nodes in the place of the server: that of node 1 lies in the
+# volume's directory, those of the others beside it. What starts, stops and kills the server does so
+# with all of them; start_node, kill_node and node_pid with one.
 #
-# Gives start_server, stop_server, kill_server, server_pid, serve_url. SERVE_OPTIONS and MOUNT_OPTIONS are added to
-# what starts them. IN_SERVER and IN_CLIENT go before the commands (network namespaces). In IN_SERVER and SERVE_HOST {} stands for the
-# number of a node of a cluster.
+# Gives start_server, stop_server, kill_server, server_pid, serve_url. SERVE_OPTIONS and
+# MOUNT_OPTIONS are added to what starts them. IN_SERVER and IN_CLIENT go before the commands
+# (network namespaces). In IN_SERVER and SERVE_HOST {} stands for the number of a node of a cluster.
 # shellcheck shell=bash disable=SC2034
 
 NODES=${KESTREL_NODES:-1}
@@ -24,7 +26,8 @@ serve_address() {
     echo "$SERVE_HOST:${SERVE_PORT[$1]}"
 }
 
-# serve_url VOLUME: what is mounted. Servers in a network of their own are known by their volume's authority.
+# serve_url VOLUME: what is mounted. Servers in a network of their own are known by their volume's
+# authority.
 serve_url() {
     local url
     url=kestrel://${NODE_ADDRESSES[$1]:-$(serve_address "$1")}/$(basename "$1")
@@ -58,7 +61,8 @@ print(*[one.getsockname()[1] for one in held])
 PY
 }
 
-# make_cluster VOLUME [FORMAT OPTION…]: a volume of $NODES nodes, none of which runs yet. Durability is that of every cluster.
+# make_cluster VOLUME [FORMAT OPTION…]: a volume of $NODES nodes, none of which runs yet. Durability
+# is that of every cluster.
 make_cluster() {
     local volume=$1 node options=() ports addresses=()
     shift
@@ -75,7 +79,8 @@ make_cluster() {
     "$KESTREL" cluster init "$volume" --name "$(basename "$volume")" "${options[@]}" >/dev/null
     for ((node = 2; node <= NODES; node++)); do
         "$KESTREL" cluster token "$volume" |
-            "${IN_SERVER[@]//\{\}/$node}" "$KESTREL" cluster join - "$(node_dir "$volume" "$node")" --node "$node" >/dev/null
+            "${IN_SERVER[@]//\{\}/$node}" "$KESTREL" cluster join - \
+            "$(node_dir "$volume" "$node")" --node "$node" >/dev/null
     done
 }
 
@@ -83,7 +88,8 @@ make_cluster() {
 start_node() {
     local volume=$1 node=$2
     shift 2
-    timeout 120 "${IN_SERVER[@]//\{\}/$node}" "$KESTREL" serve "$(node_dir "$volume" "$node")" "${SERVE_OPTIONS[@]}" "$@" \
+    timeout 120 "${IN_SERVER[@]//\{\}/$node}" "$KESTREL" serve "$(node_dir "$volume" "$node")" \
+        "${SERVE_OPTIONS[@]}" "$@" \
         >"$WORK/serve.out" 2>&1 9>&- || { cat "$WORK/serve.out" >&2 && return 1; }
 }
 
@@ -99,8 +105,8 @@ kill_node() {
     [ -n "$pid" ] && kill_pid "$pid"
 }
 
-# start_server VOLUME [OPTION…]: returns when it serves. At a port below those that outgoing connections get, found by trying,
-# and at the same one again after a kill.
+# start_server VOLUME [OPTION…]: returns when it serves. At a port below those that outgoing
+# connections get, found by trying, and at the same one again after a kill.
 start_server() {
     local volume=$1 try node
     shift
@@ -112,7 +118,8 @@ start_server() {
     fi
     for ((try = 0; try < 20; try++)); do
         local port=${SERVE_PORT[$volume]:-$((20000 + (RANDOM * 32768 + RANDOM) % 12000))}
-        if timeout 120 "${IN_SERVER[@]}" "$KESTREL" serve "$volume" --listen "$SERVE_HOST:$port" "${SERVE_OPTIONS[@]}" "$@" \
+        if timeout 120 "${IN_SERVER[@]}" "$KESTREL" serve "$volume" --listen "$SERVE_HOST:$port" \
+            "${SERVE_OPTIONS[@]}" "$@" \
             >"$WORK/serve.out" 2>&1 9>&-; then
             SERVE_PORT[$volume]=$port
             return
@@ -123,8 +130,9 @@ start_server() {
     return 1
 }
 
-# settled VOLUME: the nodes of a cluster all reach each other. They serve before that: connections between them come about on the way.
-# A node that starts again is well when its clients have claimed their opens, at the latest after a lease.
+# settled VOLUME: the nodes of a cluster all reach each other. They serve before that: connections
+# between them come about on the way. A node that starts again is well when its clients have claimed
+# their opens, at the latest after a lease.
 settled() {
     wait_until 120 is_settled "$1" || { cat "$WORK/settled.out" && return 1; }
 }
@@ -134,7 +142,8 @@ is_settled() {
     "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" >"$WORK/settled.out" 2>&1
 }
 
-# server_pid PLACE: the process that serves a volume, or a mount; nothing if none does, or it is just dying.
+# server_pid PLACE: the process that serves a volume, or a mount; nothing if none does, or it is
+# just dying.
 server_pid() {
     volume_pid "$1" 2>/dev/null || true
 }
@@ -155,7 +164,8 @@ kill_server() {
     return "$status"
 }
 
-# kill_script VOLUME: a bash script that does the same, for tests in other languages. It can be run again and again.
+# kill_script VOLUME: a bash script that does the same, for tests in other languages. It can be run
+# again and again.
 kill_script() {
     declare -p KESTREL NODES LOCAL
     declare -f volume_pid server_pid node_dir node_pid alive kill_pid kill_server

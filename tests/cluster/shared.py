@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Programs that share files, on two mounts of one volume: a database of SQLite, a Maildir, and a log that all append to.
+"""Programs that share files, on two mounts of one volume: a database of SQLite, a Maildir, and a
+log that all append to.
 
     shared.py A B [--seconds N]
 
-A and B are two mounts of one volume. Two processes on each mount do each of the three for so long, while somebody else kills what
-serves them. No call may fail for that. Then both mounts have to show everything that was acknowledged, once. Prints a line for each
-test and "N passed, N failed".
+A and B are two mounts of one volume. Two processes on each mount do each of the three for so long,
+while somebody else kills what serves them. No call may fail for that. Then both mounts have to show
+everything that was acknowledged, once. Prints a line for each test and "N passed, N failed".
 """
 
 import argparse
@@ -46,7 +47,8 @@ def database(home, who, seconds):
 
 
 def mailbox(home, who, seconds):
-    """Delivers messages as a mail server does, and takes what it finds as a reader does. How many were delivered."""
+    """Delivers messages as a mail server does, and takes what it finds as a reader does. How many
+    were delivered."""
     done = 0
     for number in until(seconds):
         name = f"{who}.{number}"
@@ -105,7 +107,9 @@ def every_record_is_in_the_log(home, done):
     """Log: every record is there once and whole, those of each process in their order"""
     with open(f"{home}/log") as file:
         lines = file.read().splitlines(keepends=True)
-    assert all(len(line) == RECORD for line in lines), [line for line in lines if len(line) != RECORD][:3]
+    assert all(len(line) == RECORD for line in lines), [
+        line for line in lines if len(line) != RECORD
+    ][:3]
     for who, times in done.items():
         mine = [int(line.split()[1]) for line in lines if line.split()[0] == who]
         assert mine == list(range(times)), f"{who}: {len(mine)} of {times} records"
@@ -152,7 +156,9 @@ def main():
     answers = multiprocessing.Queue()
     crew = [
         multiprocessing.Process(
-            target=work, args=(load, homes[number % 2], f"p{number}", arguments.seconds, answers), daemon=True
+            target=work,
+            args=(load, homes[number % 2], f"p{number}", arguments.seconds, answers),
+            daemon=True,
         )
         for load, _ in LOADS
         for number in range(4)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Programs that share files between two mounts (SQLite, a Maildir, a log), while nodes are killed with -9 and started again.
+# Programs that share files between two mounts (SQLite, a Maildir, a log), while nodes are killed
+# with -9 and started again.
 #
-# SECONDS_EACH (default 12): how long they run. SEED (default: random, printed). KESTREL_NODES (default 3).
+# SECONDS_EACH (default 12): how long they run. SEED (default: random, printed). KESTREL_NODES
+# (default 3).
 set -euo pipefail
 KESTREL_SERVE=1
 export KESTREL_NODES=${KESTREL_NODES:-3}

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Files whose objects are hardly in use any more, for compactions.
+"""Files with objects that are hardly in use any more, for compactions.
 
-    sparse.py make DIR          many files, of which most are removed, and large ones that small writes cut to pieces
-    sparse.py churn DIR UNTIL   writes, renames, clones and removes files there until the file UNTIL exists
-    sparse.py hold DIR UNTIL    opens files and reads some of each; when the file UNTIL exists reads the rest, all of it as it was
-    sparse.py judge DIR         whether every file holds what its name says
+sparse.py make DIR          many files, of which most are removed, and large ones that small writes
+                            cut to pieces
+sparse.py churn DIR UNTIL   writes, renames, clones and removes files there until the file UNTIL
+                            exists
+sparse.py hold DIR UNTIL    opens files and reads some of each; when the file UNTIL exists reads the
+                            rest, all of it as it was
+sparse.py judge DIR         whether every file holds what its name says
 """
 
 import os

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Says to a server that encrypts what is no handshake of a client's, and looks whether it bears that.
+"""Says to a server that encrypts what is no handshake of a client's, and looks whether it bears
+that.
 
     strangers.py HOST:PORT
 

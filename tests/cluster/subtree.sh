@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The boundary of a subtree token when a directory is moved across it, with real mounts and a lease of 300 s: the mount of the
-# token's client has the directory as its working directory and open, is idle, or uses it up to the last moment, or ever deeper
-# directories of it. When mv has returned nothing in it is read or made through that mount. On one node and, with KESTREL_NODES, on
-# several.
+# The boundary of a subtree token when a directory is moved across it, with real mounts and a lease
+# of 300 s: the mount of the token's client has the directory as its working directory and open, is
+# idle, or uses it up to the last moment, or ever deeper directories of it. When mv has returned
+# nothing in it is read or made through that mount. On one node and, with KESTREL_NODES, on several.
 # shellcheck shell=bash disable=SC2034
 set -euo pipefail
 KESTREL_SERVE=1
@@ -17,7 +17,8 @@ umask 077
 # on NAME: mounts with that token, at $WORK/NAME.
 on() {
     mkdir -p "$WORK/$1"
-    "$KESTREL" mount "$(serve_url "$volume")" "$WORK/$1" --token-file "$WORK/$1.token" --deadline 20s >/dev/null
+    "$KESTREL" mount "$(serve_url "$volume")" "$WORK/$1" --token-file "$WORK/$1.token" \
+        --deadline 20s >/dev/null
 }
 on all
 mkdir -p "$WORK/all/t/7/d/deep/er" "$WORK/all/t/8"
@@ -25,7 +26,8 @@ for name in 1 2 3 4 5 6 7 8; do echo "$name" >"$WORK/all/t/7/d/$name"; done
 "$KESTREL" token create "$volume" --name tenant --subtree /t/7 >"$WORK/tenant.token"
 on tenant
 
-# Uses a directory as a client that wants to keep it, until the owner has moved it out; then nothing of it may be had.
+# Uses a directory as a client that wants to keep it, until the owner has moved it out; then nothing
+# of it may be had.
 cat >"$WORK/keep.py" <<'PY'
 import os, subprocess, sys, time
 
@@ -88,10 +90,12 @@ check "and in reach again when it is back" grep -qx 3 "$WORK/tenant/d/3"
 : >"$WORK/all/t/7/d/empty"
 dd if=/dev/urandom of="$WORK/tenant/d/big" bs=1M count=9 conv=fsync status=none
 # Of several nodes as of one, a mount tells what it knows, and what its calls may see.
-for what in "status tenant:^mounted" "info tenant/d/3:^layout *inline" "info tenant/d/big:^layout *chunked" \
+for what in "status tenant:^mounted" "info tenant/d/3:^layout *inline" \
+    "info tenant/d/big:^layout *chunked" \
     "info tenant/d:^in the tree *[0-9]* files" "info tenant/d/empty:^layout *none"; do
     read -r verb path <<<"${what%%:*}"
-    check "$verb $path without administering" sh -c "'$KESTREL' $verb '$WORK/$path' | grep '${what#*:}'"
+    check "$verb $path without administering" sh \
+        -c "'$KESTREL' $verb '$WORK/$path' | grep '${what#*:}'"
 done
 check "unmounts the tenant" umount_volume "$WORK/tenant"
 check "unmounts" umount_volume "$WORK/all"

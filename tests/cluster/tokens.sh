@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Tokens, with real mounts on loopback (`--access tokens`): who is let in, what a token allows, what is left of it when it is revoked or
-# over, what leads out of a subtree (nothing), who may administer, and that nothing secret is in logs, process lists and errors.
+# Tokens, with real mounts on loopback (`--access tokens`): which clients are let in, what a token
+# allows, what is left of it when it is revoked or over, what leads out of a subtree (nothing), who
+# may administer, and that nothing secret is in logs, process lists and errors.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_SERVE=1
@@ -21,12 +22,15 @@ token() {
 # on NAME: mounts with that token, at $WORK/NAME.
 on() {
     mkdir -p "$WORK/$1"
-    "$KESTREL" mount "$(serve_url "$volume")" "$WORK/$1" --token-file "$WORK/$1.token" --deadline 5s --allow-other >/dev/null
+    "$KESTREL" mount "$(serve_url "$volume")" "$WORK/$1" --token-file "$WORK/$1.token" \
+        --deadline 5s --allow-other >/dev/null
 }
 
 token all
-check "a token is text of one line" grep -qxE 'kestrel-token:1:[0-9a-f]{16}:[0-9a-f]{64}:(-|.+)' "$WORK/all.token"
-refuses "no token" 'kestrel token create' "$KESTREL" mount "$(serve_url "$volume")" "$WORK" --deadline 3s
+check "a token is text of one line" grep -qxE 'kestrel-token:1:[0-9a-f]{16}:[0-9a-f]{64}:(-|.+)' \
+    "$WORK/all.token"
+refuses "no token" 'kestrel token create' "$KESTREL" mount "$(serve_url "$volume")" "$WORK" \
+    --deadline 3s
 on all
 mkdir "$WORK/all/tree" "$WORK/all/tree/in" "$WORK/all/out"
 chmod 777 "$WORK/all" "$WORK/all/tree" "$WORK/all/tree/in" "$WORK/all/out"
@@ -35,13 +39,16 @@ echo outside >"$WORK/all/out/g"
 chmod 666 "$WORK/all/tree/in/f" "$WORK/all/out/g"
 
 # What is not a token, or not one of this volume's.
-sed 's/:[0-9a-f]\{64\}:/:0000000000000000000000000000000000000000000000000000000000000000:/' "$WORK/all.token" >"$WORK/wrong.token"
+sed 's/:[0-9a-f]\{64\}:/:0000000000000000000000000000000000000000000000000000000000000000:/' \
+    "$WORK/all.token" >"$WORK/wrong.token"
 sed 's/1:[0-9a-f]\{16\}:/1:0123456789abcdef:/' "$WORK/all.token" >"$WORK/unknown.token"
 cut -c1-60 "$WORK/all.token" >"$WORK/cut.token"
 cp "$WORK/all.token" "$WORK/seen.token" && chmod 644 "$WORK/seen.token"
 mkdir "$WORK/nowhere"
-for bad in "wrong:not the one" "unknown:no token" "cut:copy all of it" "seen:others can read it" "none:No such file"; do
-    refuses "token file: ${bad%%:*}" "${bad#*:}" "$KESTREL" mount "$(serve_url "$volume")" "$WORK/nowhere" \
+for bad in "wrong:not the one" "unknown:no token" "cut:copy all of it" "seen:others can read it" \
+    "none:No such file"; do
+    refuses "token file: ${bad%%:*}" "${bad#*:}" "$KESTREL" mount "$(serve_url "$volume")" \
+        "$WORK/nowhere" \
         --token-file "$WORK/${bad%%:*}.token" --deadline 3s
 done
 
@@ -49,7 +56,8 @@ done
 token viewer --read-only
 on viewer
 check "a read-only token reads" grep -qx inside "$WORK/viewer/tree/in/f"
-for change in "touch new" "rm out/g" "mkdir d" "mv out/g out/h" "ln out/g out/h" "chmod 600 out/g" "truncate -s 1 out/g"; do
+for change in "touch new" "rm out/g" "mkdir d" "mv out/g out/h" "ln out/g out/h" "chmod 600 out/g" \
+    "truncate -s 1 out/g"; do
     # shellcheck disable=SC2086
     refuses "read-only: $change" 'read-only file system' env -C "$WORK/viewer" $change
 done
@@ -81,7 +89,8 @@ token tenant --subtree /tree
 on tenant
 check "the subtree is the root" grep -qx inside "$WORK/tenant/in/f"
 same_root() {
-    [ "$(stat -c %i "$WORK/tenant/in/..")" = "$(stat -c %i "$WORK/tenant")" ] && [ ! -e "$WORK/tenant/out" ] && [ ! -e "$WORK/tenant/tree" ]
+    [ "$(stat -c %i "$WORK/tenant/in/..")" = "$(stat -c %i "$WORK/tenant")" ] &&
+        [ ! -e "$WORK/tenant/out" ] && [ ! -e "$WORK/tenant/tree" ]
 }
 check "\`..\` and names end there" same_root
 ln -s ../../out/g "$WORK/all/tree/in/link"
@@ -101,13 +110,15 @@ mv "$WORK/all/out/in" "$WORK/all/tree/in"
 # What a mount tells of itself and of its files without administering.
 dd if=/dev/urandom of="$WORK/all/tree/in/big" bs=1M count=5 status=none
 for mount in tenant users viewer; do
-    check "status of the mount $mount" sh -c "'$KESTREL' status '$WORK/$mount' | grep -q '^mounted *$WORK/$mount '"
+    check "status of the mount $mount" sh \
+        -c "'$KESTREL' status '$WORK/$mount' | grep -q '^mounted *$WORK/$mount '"
 done
 knows() {
     "$KESTREL" status "$WORK/tenant" --json >"$WORK/status.json"
     "$KESTREL" info "$WORK/tenant/in/big" --json >"$WORK/info.json"
     "$KESTREL" info "$WORK/tenant/in" --json >"$WORK/dir.json"
-    KESTREL_TOKEN_FILE=$WORK/chief.token "$KESTREL" info --volume "$(serve_url "$volume")" /tree/in/big --json >"$WORK/told.json"
+    KESTREL_TOKEN_FILE=$WORK/chief.token "$KESTREL" info --volume "$(serve_url "$volume")" \
+        /tree/in/big --json >"$WORK/told.json"
     python3 - "$WORK" <<'PY'
 import json, sys
 status, info, dir, told = (json.load(open(f"{sys.argv[1]}/{name}.json")) for name in ("status", "info", "dir", "told"))
@@ -121,24 +132,30 @@ PY
 # Administration.
 token chief --admin
 check "what it says is so" knows
-check "and for people" sh -c "'$KESTREL' info '$WORK/tenant/in/big' && '$KESTREL' info '$WORK/tenant/in'"
-refuses "status with a token that may not" 'may not administer' "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/all.token"
+check "and for people" sh \
+    -c "'$KESTREL' info '$WORK/tenant/in/big' && '$KESTREL' info '$WORK/tenant/in'"
+refuses "status with a token that may not" 'may not administer' "$KESTREL" status \
+    "$(serve_url "$volume")" --token-file "$WORK/all.token"
 # The log takes so many refusals of an address in a second, and all clients here have one address.
 recorded() {
     for _ in $(seq 60); do
         ! grep -q 'may not administer' "$volume/audit.log.refused" || return 0
         sleep 0.5
-        "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/all.token" >/dev/null 2>&1 || true
+        "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/all.token" >/dev/null 2>&1 ||
+            true
     done
     return 1
 }
 check "that is on record" recorded
-check "status with one that may" "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/chief.token"
-check "one that the environment names" env KESTREL_TOKEN_FILE="$WORK/chief.token" "$KESTREL" token list "$(serve_url "$volume")"
+check "status with one that may" "$KESTREL" status "$(serve_url "$volume")" \
+    --token-file "$WORK/chief.token"
+check "one that the environment names" env KESTREL_TOKEN_FILE="$WORK/chief.token" "$KESTREL" token \
+    list "$(serve_url "$volume")"
 refuses "tokens made by one that may not" 'may not administer' \
     "$KESTREL" token create "$(serve_url "$volume")" --name more --token-file "$WORK/all.token"
 refuses "a name twice" 'already' "$KESTREL" token create "$volume" --name chief
-refuses "a subtree that is none" 'no such entry|not a directory' "$KESTREL" token create "$volume" --name none --subtree /nothing
+refuses "a subtree that is none" 'no such entry|not a directory' "$KESTREL" token create "$volume" \
+    --name none --subtree /nothing
 
 # Revoked and expired ones.
 token brief --expires 3s
@@ -155,12 +172,15 @@ ended() {
 check "a revoked token ends within two seconds" ended "$WORK/viewer" 3
 refuses "and its mount says so" 'permission denied|stale' sh -c "ls -l '$WORK/viewer/tree/in'"
 refuses "and so does umount" 'viewer\) has been revoked.*--force' "$KESTREL" umount "$WORK/viewer"
-check "status of a mount that is not let in" sh -c "'$KESTREL' status '$WORK/viewer' | grep -q 'has been revoked'"
+check "status of a mount that is not let in" sh \
+    -c "'$KESTREL' status '$WORK/viewer' | grep -q 'has been revoked'"
 exec 8<&-
 check "a token ends when it expires" ended "$WORK/brief" 10
-refuses "a revoked token" 'revoked' "$KESTREL" mount "$(serve_url "$volume")" "$WORK/nowhere" --token-file "$WORK/viewer.token" --deadline 3s
+refuses "a revoked token" 'revoked' "$KESTREL" mount "$(serve_url "$volume")" "$WORK/nowhere" \
+    --token-file "$WORK/viewer.token" --deadline 3s
 check "others go on" grep -qx inside "$WORK/all/tree/in/f"
-# A user with files open for writing, one of which is read-only by now, and one that has lost its name.
+# A user with files open for writing, one of which is read-only by now, and one that has lost its
+# name.
 echo secret >"$WORK/all/out/secret"
 chmod 600 "$WORK/all/out/secret"
 python3 - "$WORK/users/tree" >"$WORK/held" 2>&1 <<'PY' &
@@ -194,8 +214,10 @@ stop_server "$volume"
 start_server "$volume"
 touch "$WORK/all/tree/again"
 wait "$held" || true
-check "a user writes on what he had open, over a restart" sh -c "cat '$WORK/held' >&2; grep -qx over '$WORK/held'"
-check "what was stat'ed is read as it is" as 1000 1000 sh -c "ls -l '$WORK/users/out' '$WORK/users/tree' >&2 && grep -qx inside '$WORK/users/tree/in/f'"
+check "a user writes on what he had open, over a restart" sh \
+    -c "cat '$WORK/held' >&2; grep -qx over '$WORK/held'"
+check "what was stat'ed is read as it is" as 1000 1000 sh \
+    -c "ls -l '$WORK/users/out' '$WORK/users/tree' >&2 && grep -qx inside '$WORK/users/tree/in/f'"
 refuses "what he may not read" 'permission denied' as 1000 1000 cat "$WORK/users/out/secret"
 check "others go on when the server was started again" grep -qx inside "$WORK/tenant/in/f"
 refuses "revoked ones do not" 'permission denied|stale' sh -c "ls -l '$WORK/viewer/tree/in'"
@@ -235,7 +257,9 @@ PY
 }
 check "no secret is in logs, records, errors or process lists" secrets
 for mount in viewer brief; do
-    refuses "unmounts $mount, which is not let in" 'not let this mount in: .*(revoked|expired|no token).*--force' "$KESTREL" umount "$WORK/$mount"
+    refuses "unmounts $mount, which is not let in" \
+        'not let this mount in: .*(revoked|expired|no token).*--force' "$KESTREL" umount \
+        "$WORK/$mount"
     check "unmounts $mount all the same" "$KESTREL" umount --force "$WORK/$mount"
 done
 for mount in users squashed tenant; do

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Trees for dumps: made, compared, and changed while they are dumped.
 
-    trees.py make DIR            a tree with files of all kinds
-    trees.py compare A B         whether both are the same, inode numbers among it; prints the first differences
-    trees.py change DIR SECONDS  creates, renames and links, one call after the other, until the time is over; prints how far it came
-    trees.py judge DIR FROM TO   whether DIR is what `change` had made at one moment, after FROM and up to TO steps
+trees.py make DIR            a tree with files of all kinds
+trees.py compare A B         whether both are the same, inode numbers among it; prints the first
+                             differences
+trees.py change DIR SECONDS  creates, renames and links, one call after the other, until the time is
+                             over; prints how far it came
+trees.py judge DIR FROM TO   whether DIR is what `change` had made at one moment, after FROM and up
+                             to TO steps
 """
 
 import os
@@ -89,7 +92,11 @@ def compare(one, other):
         here, there = one + path, other + path
         told, is_dir, is_file = describe(here)
         found, _, _ = describe(there)
-        wrong += [f"{path}: {name}: {told[name]!r:.90}, {found.get(name)!r:.90}" for name in told if told[name] != found.get(name)]
+        wrong += [
+            f"{path}: {name}: {told[name]!r:.90}, {found.get(name)!r:.90}"
+            for name in told
+            if told[name] != found.get(name)
+        ]
         seen += 1
         if is_dir:
             todo += [path + b"/" + name for name in told["names"]]
@@ -99,7 +106,8 @@ def compare(one, other):
     sys.exit(1 if wrong else 0)
 
 
-# A step makes its file, then its directory has it; a traveller is renamed at each step; every fourth file gets a second name.
+# A step makes its file, then its directory has it; a traveller is renamed at each step; every
+# fourth file gets a second name.
 DIRS = 5
 
 
@@ -127,12 +135,20 @@ def change(top, seconds):
 def judge(top, first, last):
     names = os.listdir(top)
     travellers = sorted(name for name in names if name.startswith("traveller"))
-    assert [name.split("-")[1] for name in travellers] == ["0", "1", "2"], f"each once: {travellers}"
+    assert [name.split("-")[1] for name in travellers] == [
+        "0",
+        "1",
+        "2",
+    ], f"each once: {travellers}"
     places = [int(name.split("-")[2]) for name in travellers]
-    assert places == sorted(places, reverse=True) and places[0] - places[2] <= 1, f"one after the other: {places}"
+    assert (
+        places == sorted(places, reverse=True) and places[0] - places[2] <= 1
+    ), f"one after the other: {places}"
     files = {int(name) for d in range(DIRS) for name in os.listdir(f"{top}/{d}") if name.isdigit()}
     steps = len(files)
-    assert files == set(range(steps)), f"files are missing: {sorted(set(range(max(files) + 1)) - files)[:10]}"
+    assert files == set(
+        range(steps)
+    ), f"files are missing: {sorted(set(range(max(files) + 1)) - files)[:10]}"
     assert first <= steps <= last + 1, f"{steps} steps, not from {first} to {last}"
     assert steps - 1 <= places[0] <= steps, f"{places} after {steps} steps"
     for d in range(DIRS):
@@ -141,7 +157,9 @@ def judge(top, first, last):
             at = os.stat(f"{top}/{d}/{name}")
             if name.startswith("link-"):
                 step = int(name[5:])
-                assert at.st_nlink == 2 and at.st_ino == os.stat(f"{top}/{step % DIRS}/{step}").st_ino, name
+                assert (
+                    at.st_nlink == 2 and at.st_ino == os.stat(f"{top}/{step % DIRS}/{step}").st_ino
+                ), name
             elif name.isdigit() and int(name) % 4 == 0 and int(name) < steps - 1:
                 assert at.st_nlink == 2, f"{name}: {at.st_nlink} names"
             # The last one may be made and not written.

@@ -43,7 +43,8 @@ def close_to_open(a, b):
 
 @test
 def pages_of_a_file_renamed_over_another(a, b):
-    """a file that was read here, rewritten there with the same size and renamed there over one that was read here"""
+    """a file that was read here, rewritten there with the same size and renamed there over one that
+    was read here"""
     for turn, size in enumerate((100, 5000, 60_000, 3_000_000)):
         old, new, other = (random.Random(10 * size + seed).randbytes(size) for seed in range(3))
         write(f"{a}/{turn}", old)
@@ -58,7 +59,8 @@ def pages_of_a_file_renamed_over_another(a, b):
 
 @test
 def pages_after_opens_of_another_kind(a, b):
-    """a change there is read here, whatever a stat, a failed open or an open with other flags came before"""
+    """a change there is read here, whatever a stat, a failed open or an open with other flags came
+    before"""
     befores = [
         os.stat,
         lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY),
@@ -120,7 +122,8 @@ def names(a, b):
 
 
 def tick():
-    """A mount in shortcut mode shows the attributes of what is open as they were up to two ticks ago (docs/shortcut.md)."""
+    """A mount in shortcut mode shows the attributes of what is open as they were up to two ticks
+    ago (docs/shortcut.md)."""
     time.sleep(0.02)
 
 
@@ -158,7 +161,7 @@ def removed_while_open(a, b):
 
 @test
 def renamed_while_open(a, b):
-    """a file renamed, and its directory too, is still written to by who had it open"""
+    """a file renamed, and its directory too, is still written to by the process that had it open"""
     os.mkdir(f"{a}/one")
     fd = os.open(f"{b}/one/f", os.O_RDWR | os.O_CREAT)
     os.rename(f"{a}/one/f", f"{a}/one/g")
@@ -184,7 +187,7 @@ def working_directory(a, b):
 
 @test
 def exclusive_creation(a, b):
-    """of many who create one name with O_EXCL, on two mounts, one succeeds"""
+    """of many processes that create one name with O_EXCL, on two mounts, one succeeds"""
     for turn in range(40):
         won = []
 
@@ -249,7 +252,9 @@ def appends_race(a, b):
     for one in crew:
         one.join()
     lines = read(f"{b}/log").split()
-    assert sorted(lines) == sorted(b"%s%d" % (mark, number) for mark in (b"a", b"b") for number in range(100))
+    assert sorted(lines) == sorted(
+        b"%s%d" % (mark, number) for mark in (b"a", b"b") for number in range(100)
+    )
 
 
 def main():

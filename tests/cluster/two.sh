@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Two mounts of one served volume: what one writes the other reads (close-to-open), names change under both, locks of all kinds,
-# what becomes of them when the server, a mount or the time is killed, and of names that change under a mount far from the server.
+# Two mounts of one served volume: what one writes the other reads (close-to-open), names change
+# under both, locks of all kinds, what becomes of them when the server, a mount or the time is
+# killed, and of names that change under a mount far from the server.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_SERVE=1
@@ -31,13 +32,15 @@ kestrel-relay --to "$(serve_address "$volume")" --delay-us "${way}000" >"$WORK/r
 relay=$!
 until grep -q : "$WORK/relay.out"; do sleep 0.01; done
 mkdir "$far"
-"$KESTREL" mount "kestrel://$(cat "$WORK/relay.out")/$(basename "$volume")" "$far" --allow-other "${MODE_OPTIONS[@]}" \
+"$KESTREL" mount "kestrel://$(cat "$WORK/relay.out")/$(basename "$volume")" "$far" \
+    --allow-other "${MODE_OPTIONS[@]}" \
     --log "$WORK/far.log" >/dev/null 9>&-
 counted python3 "$ROOT/tests/cluster/late.py" "$a" "$far" "$way"
 umount_volume "$far"
 kill "$relay"
 
-counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "bash $WORK/kill-server" --start-server "sh $WORK/start-server" \
+counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "bash $WORK/kill-server" \
+    --start-server "sh $WORK/start-server" \
     --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.
 umount -l "$a"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Damage below the mount: flipped bytes in stored objects, in the log, in the sorted runs, in the descriptor; truncated and
-# deleted objects. Every damaged file gives EIO or a clear refusal that names a file; every other file reads as written;
-# nothing that was not written is ever returned.
+# Damage below the mount: flipped bytes in stored objects, in the log, in the sorted runs, in the
+# descriptor; truncated and deleted objects. Every damaged file gives EIO or a clear refusal that
+# names a file; every other file reads as written; nothing that was not written is ever returned.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -24,7 +24,7 @@ fill() {
     "$KESTREL" umount "$mnt"
 }
 
-# damage WHAT PATTERN: changes every stored file whose path matches, in the way WHAT says.
+# damage WHAT PATTERN: changes every stored file with a path that matches, in the way WHAT says.
 damage() {
     python3 - "$volume" "$1" "$2" <<'PY'
 import os, random, re, sys
@@ -54,7 +54,8 @@ sys.exit(0 if hit else f"nothing matches {pattern}")
 PY
 }
 
-# Reads everything back: each file is either exactly as written or refuses with EIO, at least one of either where WANT says.
+# Reads everything back: each file is either exactly as written or refuses with EIO, at least one of
+# either where WANT says.
 compare() {
     python3 - "$WORK/source" "$mnt" "$1" <<'PY'
 import errno, os, sys
@@ -100,13 +101,18 @@ for what in flip shorten delete; do
     fi
 done
 
-# Metadata: opening refuses and names a file, or works and everything is right; never a wrong answer.
+# Metadata: opening refuses and names a file, or works and everything is right; never a wrong
+# answer.
 for pattern in '^kestrel.json$' '^meta/log/' '^meta/runs/'; do
     for what in flip shorten; do
         fill
         damage "$what" "$pattern" || continue
         if "$KESTREL" mount "$volume" "$mnt" >"$WORK/mount.out" 2>&1; then
-            if compare any; then ok "metadata $pattern: $what: served, nothing wrong"; else fail "metadata $pattern: $what"; fi
+            if compare any; then
+                ok "metadata $pattern: $what: served, nothing wrong"
+            else
+                fail "metadata $pattern: $what"
+            fi
             "$KESTREL" umount "$mnt"
         elif grep -q "$volume" "$WORK/mount.out"; then
             ok "metadata $pattern: $what: refused: $(tail -n 1 "$WORK/mount.out" | cut -c1-160)"
@@ -119,7 +125,8 @@ done
 
 fill
 # A newer program writes both copies.
-sed -i 's/"format_version": 1/"format_version": 9/' "$volume/kestrel.json" "$volume/kestrel.json.copy"
+sed -i 's/"format_version": 1/"format_version": 9/' "$volume/kestrel.json" \
+    "$volume/kestrel.json.copy"
 if "$KESTREL" mount "$volume" "$mnt" >"$WORK/mount.out" 2>&1; then
     fail "a newer format was mounted"
 elif grep -qi newer "$WORK/mount.out"; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A full disk gives ENOSPC, loses nothing that was acknowledged, lets files be deleted, and the volume works again when there
-# is space. Three times over, on a small loop-mounted file system.
+# A full disk gives ENOSPC, loses nothing that was acknowledged, lets files be deleted, and the
+# volume works again when there is space. Three times over, on a small loop-mounted file system.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -12,7 +12,8 @@ mount -o loop "$WORK/image" "$disk"
 make_volume "$volume" --grace 1s
 mount_volume "$volume" "$mnt"
 
-# Writes 1 MiB files until it cannot; prints how many are complete. Each is acknowledged only when close and rename were.
+# Writes 1 MiB files until it cannot; prints how many are complete. Each is acknowledged only when
+# close and rename were.
 fill() {
     python3 - "$mnt/$1" <<'PY'
 import errno, hashlib, os, sys
@@ -68,7 +69,8 @@ usable() {
     return 1
 }
 
-# Deleted files give their space back one after the other when their grace is over; the next round needs room for its files.
+# Deleted files give their space back one after the other when their grace is over; the next round
+# needs room for its files.
 roomy() {
     local i
     for ((i = 0; i < 300; i++)); do
@@ -110,7 +112,8 @@ kestrel_load() {
 }
 dd if=/dev/zero of="$mnt/ballast" bs=1M count=700 status=none || true
 check "random load on a nearly full disk" kestrel_load
-check "verify of the random load" kestrel-crashload verify --dir "$mnt/load" --log "$WORK/load.log" --mode process
+check "verify of the random load" kestrel-crashload verify --dir "$mnt/load" \
+    --log "$WORK/load.log" --mode process
 check "delete everything" rm -rf "$mnt/load" "$mnt/ballast"
 close_and_check "$volume" "$mnt"
 summary

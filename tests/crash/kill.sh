@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# kill -9 of the mounting process under concurrent load. In every second cycle at a random instant, in the others at a named
-# point in the code (KESTREL_CRASH_AT): a point not seen yet is given the time it needs (deletion waits for its turn, rows go
-# to disk when memory is full). After each, fsck is clean and every acknowledged operation is there: the log that the
-# workload keeps outside proves it. In the end every point that a mount passes by itself has been reached.
+# kill -9 of the mounting process under concurrent load. In every second cycle at a random instant,
+# in the others at a named point in the code (KESTREL_CRASH_AT): a point not seen yet is given the
+# time it needs (deletion waits for its turn, rows go to disk when memory is full). After each, fsck
+# is clean and every acknowledged operation is there: the log that the workload keeps outside proves
+# it. In the end every point that a mount passes by itself has been reached.
 #
 # CYCLES (default 200), SEED (default: random, printed), THREADS (default 8)
 set -euo pipefail
@@ -15,18 +16,22 @@ seed=${SEED:-$(date +%s)}
 RANDOM=$((seed % 32768))
 echo "seed $seed"
 
-# Those that a mount passes without a cache, a re-packing or an administrator: the others are provoked by tests/s3/points.sh,
-# crates/cli/tests/online.rs and keys.rs. Here each would wait for nothing in every round.
+# Those that a mount passes without a cache, a re-packing or an administrator: the others are
+# provoked by tests/s3/points.sh, crates/cli/tests/online.rs and keys.rs. Here each would wait for
+# nothing in every round.
 points=()
-mapfile -t points < <("$KESTREL" crash-points | grep -E '^(engine|node|data|client\.flush|client\.compact|reap)\.')
+mapfile -t points < <("$KESTREL" crash-points |
+    grep -E '^(engine|node|data|client\.flush|client\.compact|reap)\.')
 # Metadata in a database passes no points of the engine's.
-[ "${KESTREL_METADATA:-}" != postgres ] || mapfile -t points < <(printf '%s\n' "${points[@]}" | grep -v '^engine')
+[ "${KESTREL_METADATA:-}" != postgres ] || mapfile -t points < <(printf '%s\n' "${points[@]}" |
+    grep -v '^engine')
 declare -A hit=()
 acknowledged=0 at_point=0 in_recovery=0
 
-# background_work DIR: what makes the rare points come: small writes all over a file, until slices are folded, and more files
-# within their records than 16 MiB of memory for metadata hold, until rows go to disk. Ends when the mount does. DIR is there:
-# made here, it could be made below the mount when that has died first.
+# background_work DIR: what makes the rare points come: small writes all over a file, until slices
+# are folded, and more files within their records than 16 MiB of memory for metadata hold, until
+# rows go to disk. Ends when the mount does. DIR is there: made here, it could be made below the
+# mount when that has died first.
 background_work() {
     python3 - "$1" <<'PY'
 import os, random, sys
@@ -52,8 +57,9 @@ closed() {
     grep -oE '( serves on | closed$)' "$1/mount.log" | tail -n 1 | grep -q closed
 }
 
-# remove_leftovers CYCLE: what removals that were killed have left of older trees, or the volume grows from cycle to cycle and all
-# the time goes to fsck. The tree before CYCLE's stays: the next cycle looks at it once more and removes it under load.
+# remove_leftovers CYCLE: what removals that were killed have left of older trees, or the volume
+# grows from cycle to cycle and all the time goes to fsck. The tree before CYCLE's stays: the next
+# cycle looks at it once more and removes it under load.
 remove_leftovers() {
     find "$mnt" -mindepth 1 -maxdepth 1 ! -name "c$1" ! -name "c$(($1 - 1))" -exec rm -rf {} +
 }
@@ -96,7 +102,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     for old in $((cycle - 1)) $((cycle - 2)); do
         # No log: the mount died before the load began.
         { [ -d "$mnt/c$old" ] && [ -e "$WORK/$old.log" ]; } || continue
-        kestrel-crashload verify --dir "$mnt/c$old" --log "$WORK/$old.log" --mode process >"$WORK/verify.out" 2>&1 && continue
+        kestrel-crashload verify --dir "$mnt/c$old" --log "$WORK/$old.log" --mode process \
+            >"$WORK/verify.out" 2>&1 && continue
         # The armed point may be reached here as well: then the mount is gone and proves nothing.
         [ -n "$point" ] && ! alive "$pid" && continue
         [ -n "$point" ] && ! stat "$mnt" >/dev/null 2>&1 && continue
@@ -117,7 +124,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
             background_work "$mnt/work$cycle" 2>/dev/null &
             worker=$!
         fi
-        kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads "$threads" --seed $((seed + cycle)) \
+        kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads "$threads" \
+            --seed $((seed + cycle)) \
             --ms $((length + 3000)) >"$WORK/run.out" 2>&1 &
         load=$!
         # Old trees go while the load runs: deletion is part of it.
@@ -154,7 +162,9 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
             wait "$load" || load_status=$?
         fi
         # With an armed point the mount may be gone before the load has begun: that is no fault.
-        if [ "$load_status" != 0 ] && ! { [ -n "$point" ] && grep -q '^kestrel-crashload: .*\(ENOTCONN\|ECONNABORTED\)' "$WORK/run.out"; }; then
+        if [ "$load_status" != 0 ] &&
+            ! { [ -n "$point" ] && grep -q '^kestrel-crashload: .*\(ENOTCONN\|ECONNABORTED\)' \
+            "$WORK/run.out"; }; then
             cat "$WORK/run.out"
             fail "cycle $cycle: wrong while the mount was alive, seed $seed"
         fi
@@ -164,10 +174,13 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         [ -z "$point" ] || { at_point=$((at_point + 1)) hit[$point]=1; }
         umount -l "$mnt" 2>/dev/null || true
     fi
-    if ! fsck_volume "$volume"; then fail "cycle $cycle: fsck, seed $seed ${point:+at $point:$count}"; fi
+    if ! fsck_volume "$volume"; then
+        fail "cycle $cycle: fsck, seed $seed ${point:+at $point:$count}"
+    fi
     if [ -e "$WORK/$cycle.log" ]; then
         mount_volume "$volume" "$mnt"
-        if ! kestrel-crashload verify --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --mode process >"$WORK/verify.out" 2>&1; then
+        if ! kestrel-crashload verify --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --mode process \
+            >"$WORK/verify.out" 2>&1; then
             cat "$WORK/verify.out"
             fail "cycle $cycle: verify, seed $seed ${point:+at $point:$count}"
         fi
@@ -180,7 +193,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         break
     fi
     PASSED=$((PASSED + 1))
-    [ $((cycle % 20)) != 0 ] || echo "cycle $cycle: $acknowledged operations acknowledged so far, all there"
+    [ $((cycle % 20)) != 0 ] ||
+        echo "cycle $cycle: $acknowledged operations acknowledged so far, all there"
 done
 echo "$PASSED cycles, $acknowledged acknowledged operations, $at_point crashes at points, $in_recovery in recovery"
 missed=()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Objects that a killed mount stored and did not commit go by themselves: collected in the background, told in the status, while
-# files are written, and nothing that a file refers to goes. Also by a server, and by a cluster's coordinator.
+# Objects that a killed mount stored and did not commit go by themselves: collected in the
+# background, told in the status, while files are written, and nothing that a file refers to goes.
+# Also by a server, and by a cluster's coordinator.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -23,16 +24,19 @@ leftovers() {
     "$KESTREL" status "$place" --json >"$WORK/status.json" 2>/dev/null &&
         python3 -c 'import json, sys
 told = json.load(open(sys.argv[1]))["leftovers"]
-sys.exit(0 if told[sys.argv[3]] >= int(sys.argv[2]) else 1)' "$WORK/status.json" "$1" "${2:-deleted_objects}"
+sys.exit(0 if told[sys.argv[3]] >= int(sys.argv[2]) else 1)' "$WORK/status.json" "$1" \
+    "${2:-deleted_objects}"
 }
 
 leaked() {
-    "$KESTREL" gc "$volume" --grace 0s --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["leaked_objects"])'
+    "$KESTREL" gc "$volume" --grace 0s --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["leaked_objects"])'
 }
 
 "$KESTREL" format "$volume" >/dev/null
 for point in 1 2; do
-    KESTREL_CRASH_AT=client.flush.stored:1 "$KESTREL" mount "$volume" "$mnt" --collect-every off >/dev/null
+    KESTREL_CRASH_AT=client.flush.stored:1 "$KESTREL" mount "$volume" "$mnt" --collect-every off \
+        >/dev/null
     for file in 1 2 3 4 5 6; do
         head -c 300000 /dev/urandom >"$mnt/killed$point.$file" 2>/dev/null || break
     done
@@ -47,7 +51,8 @@ place=$volume
 (
     set +e
     for ((number = 0; number < 400; number++)); do
-        head -c $((number * 997 % 200000 + 5000)) /dev/zero | tr '\0' "$((number % 10))" >"$mnt/file$number"
+        head -c $((number * 997 % 200000 + 5000)) /dev/zero | tr '\0' "$((number % 10))" \
+            >"$mnt/file$number"
         [ $((number % 3)) != 0 ] || mv "$mnt/file$number" "$mnt/moved$number"
         [ $((number % 5)) != 0 ] || rm -f "$mnt/file$number"
     done
@@ -56,11 +61,13 @@ writer=$!
 check "they are deleted in the background, which the status tells" until_it leftovers "$before"
 # One may be under way at that moment.
 says='^leftovers .*(collected every 1 s|being collected).* objects? with'
-check "the status says so to people too" sh -c '"$1" status --verbose "$2" | grep -Eq "$3"' sh "$KESTREL" "$volume" "$says"
+check "the status says so to people too" sh -c '"$1" status --verbose "$2" | grep -Eq "$3"' sh \
+    "$KESTREL" "$volume" "$says"
 wait "$writer"
 check "a check comes first" "$KESTREL" fsck "$volume"
 check "and a collection" "$KESTREL" gc "$volume"
-runs=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["leftovers"]["runs"])' "$WORK/status.json")
+runs=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["leftovers"]["runs"])' \
+    "$WORK/status.json")
 check "it goes on after those" until_it leftovers $((runs + 2)) runs
 "$KESTREL" umount "$mnt"
 check "nothing is left" test "$(leaked)" = 0

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A memory limit is kept: in control groups of 128 MiB, 256 MiB and 1 GiB a mount writes three large files at once, reads them
-# back, makes many small files and lists them, and a server answers many who create and list. Nothing is killed for memory, and
-# what the processes hold stays below the bound that they tell.
+# A memory limit is kept: in control groups of 128 MiB, 256 MiB and 1 GiB a mount writes three large
+# files at once, reads them back, makes many small files and lists them, and a server answers many
+# who create and list. Nothing is killed for memory, and what the processes hold stays below the
+# bound that they tell.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 needs_kestrel
@@ -9,7 +10,8 @@ needs_kestrel
 # Control groups, of version 2 if that hierarchy has the memory.
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     GROUPS_AT=/sys/fs/cgroup LIMIT=memory.max ANON=anon
-    grep -qw memory /sys/fs/cgroup/cgroup.subtree_control || echo +memory >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true
+    grep -qw memory /sys/fs/cgroup/cgroup.subtree_control ||
+        echo +memory >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true
 else
     GROUPS_AT=/sys/fs/cgroup/memory LIMIT=memory.limit_in_bytes ANON=rss
 fi
@@ -28,7 +30,8 @@ AFTER_ALL=remove_group
 # make_group MIB: a new one with this limit; fails where that cannot be.
 make_group() {
     remove_group
-    { mkdir "$GROUP" && [ -e "$GROUP/$LIMIT" ] && echo $(($1 << 20)) >"$GROUP/$LIMIT"; } 2>/dev/null || return
+    { mkdir "$GROUP" && [ -e "$GROUP/$LIMIT" ] && echo $(($1 << 20)) >"$GROUP/$LIMIT"; } \
+        2>/dev/null || return
     # Memory that is swapped out would not count.
     if [ -e "$GROUP/memory.swap.max" ]; then echo 0 >"$GROUP/memory.swap.max"; fi
 }
@@ -51,14 +54,16 @@ in_group() {
 }
 
 killed() {
-    cat "$GROUP/memory.events" "$GROUP/memory.oom_control" 2>/dev/null | awk '$1 == "oom_kill" { sum += $2 } END { print sum + 0 }'
+    cat "$GROUP/memory.events" "$GROUP/memory.oom_control" 2>/dev/null |
+        awk '$1 == "oom_kill" { sum += $2 } END { print sum + 0 }'
 }
 
 # watch: notes the most that the group's processes held that cannot be given back.
 watch() {
     local now most=0
     while [ -d "$GROUP" ]; do
-        now=$(awk -v name="$ANON" '$1 == name { print $2 }' "$GROUP/memory.stat" 2>/dev/null) || true
+        now=$(awk -v name="$ANON" '$1 == name { print $2 }' "$GROUP/memory.stat" 2>/dev/null) ||
+            true
         [ "${now:-0}" -le "$most" ] || most=$now
         echo "$most" >"$WORK/most.new"
         mv "$WORK/most.new" "$WORK/most"
@@ -70,7 +75,8 @@ watch() {
 within() {
     local bound
     [ "$(killed)" = 0 ] || { echo "killed for memory: $(killed)"; return 1; }
-    bound=$("$REAL" status "$1" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["memory"]["bound_bytes"])')
+    bound=$("$REAL" status "$1" --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["memory"]["bound_bytes"])')
     echo "most $(($(cat "$WORK/most") >> 20)) MiB, bound $((bound >> 20)) MiB"
     [ "$(cat "$WORK/most")" -le "$bound" ]
 }
@@ -170,7 +176,8 @@ a_server() {
         jobs+=($!)
     done
     for job in "${jobs[@]}"; do wait "$job" || fail "server, $1 MiB: a listing"; done
-    check "server, $1 MiB: all listings have all files" sh -c '[ "$(cat "$1"/list.? | grep -c "^-")" = 24000 ]' sh "$WORK"
+    check "server, $1 MiB: all listings have all files" sh \
+        -c '[ "$(cat "$1"/list.? | grep -c "^-")" = 24000 ]' sh "$WORK"
     check "server, $1 MiB: and it is within the bound" within "$volume"
     "$REAL" umount "$mnt" >/dev/null
     kill "$watcher"
@@ -180,7 +187,8 @@ a_server() {
 
 make_group 32
 refuses "too small a limit is told" "allows 32 MiB of memory.*64 MiB" sh -c '
-    "$2" format "$3" >/dev/null && mkdir "$4" && "$1" mount "$3" "$4"' sh "$LIMITED" "$REAL" "$WORK/tiny" "$WORK/tiny.mnt"
+    "$2" format "$3" >/dev/null && mkdir "$4" && "$1" mount "$3" "$4"' sh "$LIMITED" "$REAL" \
+        "$WORK/tiny" "$WORK/tiny.mnt"
 
 a_mount "mount, 128 MiB" 128 140
 a_mount "mount, 256 MiB" 256 270

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Power loss, for real: the volume lies on a loop-mounted XFS that is shut down in full flight (with and without flushing its
-# log), so that nothing reaches the disk any more. Then it is mounted again and checked.
-# Mode fsync: what is there is a prefix of what was acknowledged, up to the last sync at least, and up to what is older than a
-# second (with slack). Mode commit: everything acknowledged is there.
+# Power loss, for real: the volume lies on a loop-mounted XFS that is shut down in full flight (with
+# and without flushing its log), so that nothing reaches the disk any more. Then it is mounted again
+# and checked. Mode fsync: what is there is a prefix of what was acknowledged, up to the last sync
+# at least, and up to what is older than a second (with slack). Mode commit: everything acknowledged
+# is there.
 #
 # CYCLES (default 6, for each mode), SEED
 set -euo pipefail
@@ -15,8 +16,9 @@ RANDOM=$((seed % 32768))
 echo "seed $seed"
 disk=$WORK/disk mnt=$WORK/mnt image=$WORK/image
 mkdir -p "$disk" "$mnt"
-# The bound is one second when the disk keeps up. On a shared machine single syncs take seconds, and nothing can be durable
-# before them: what is checked is that syncs go on by themselves, not how fast this disk is.
+# The bound is one second when the disk keeps up. On a shared machine single syncs take seconds, and
+# nothing can be durable before them: what is checked is that syncs go on by themselves, not how
+# fast this disk is.
 within_ms=15000
 
 keep_evidence() {
@@ -35,7 +37,8 @@ lose_power() {
     pid=$(volume_pid "$disk/volume")
     mkdir "$mnt/c$cycle"
     sync -f "$mnt"
-    kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads 6 --seed $((seed + cycle)) --ms 60000 --disk "$disk" \
+    kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads 6 \
+        --seed $((seed + cycle)) --ms 60000 --disk "$disk" \
         >"$WORK/run.out" 2>&1 &
     load=$!
     sleep "$(ms "$(random 300 6000)")"
@@ -55,7 +58,8 @@ lose_power() {
         return
     fi
     mount_volume "$disk/volume" "$mnt"
-    if kestrel-crashload verify --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --mode "$promise" ${bound[@]+"${bound[@]}"} \
+    if kestrel-crashload verify --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --mode "$promise" \
+        ${bound[@]+"${bound[@]}"} \
         >"$WORK/verify.out" 2>&1; then
         ok "$mode, cycle $cycle ($shutdown): $(tail -n 1 "$WORK/verify.out")"
     else

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One damaged place costs what was there, not the volume: flipped bits in every kind of small record are mended by opening the
-# volume; damage in the log and in the sorted runs is gone around by `kestrel fsck --salvage`, which makes a new volume and names
-# by path what it could not recover.
+# One damaged place costs what was there, not the volume: flipped bits in every kind of small record
+# are mended by opening the volume; damage in the log and in the sorted runs is gone around by
+# `kestrel fsck --salvage`, which makes a new volume and names by path what it could not recover.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -9,7 +9,8 @@ volume=$WORK/volume mnt=$WORK/mnt saved=$WORK/saved
 FILES=${FILES:-6000}
 mkdir -p "$mnt"
 
-# A volume with rows in the sorted runs and in the log: little memory for metadata, so that rows are flushed.
+# A volume with rows in the sorted runs and in the log: little memory for metadata, so that rows are
+# flushed.
 fill() {
     "$KESTREL" format "$volume" >/dev/null
     "$KESTREL" mount "$volume" "$mnt" --metadata-memory 16M >/dev/null
@@ -31,7 +32,8 @@ restore() {
     cp -a "$saved" "$volume"
 }
 
-# flip FILE FROM TO COUNT SEED: flips one bit at each of COUNT places between bytes FROM and TO (0: the end).
+# flip FILE FROM TO COUNT SEED: flips one bit at each of COUNT places between bytes FROM and TO (0:
+# the end).
 flip() {
     python3 - "$@" <<'PY'
 import os, random, sys
@@ -48,7 +50,8 @@ with open(path, "r+b") as file:
 PY
 }
 
-# compare [LOSSES]: every file reads as written, or is missing and what fsck said was lost names it or its directory.
+# compare [LOSSES]: every file reads as written, or is missing and what fsck said was lost names it
+# or its directory.
 compare() {
     python3 - "$mnt" "$FILES" "${1:-/dev/null}" <<'PY'
 import os, re, sys
@@ -84,7 +87,8 @@ small() {
     restore
     flip "$volume/$name" "$from" "$to" 1 "$seed"
     seed=$((seed + 1))
-    if "$KESTREL" mount "$volume" "$mnt" >"$WORK/mount.out" 2>&1 && compare >"$WORK/compare.out" 2>&1; then
+    if "$KESTREL" mount "$volume" "$mnt" >"$WORK/mount.out" 2>&1 && compare >"$WORK/compare.out" \
+        2>&1; then
         ok "a flipped bit in $name: mounted, all as written"
     else
         tail -5 "$WORK/mount.out" "$WORK/compare.out"
@@ -95,7 +99,8 @@ small() {
 }
 current=$(basename "$(ls "$saved"/meta/runs/v*)")
 segments=$(cd "$saved" && ls meta/log/*.log)
-for name in kestrel.json kestrel.json.copy meta/log/checkpoint meta/log/checkpoint.copy meta/log/epoch meta/log/epoch.copy \
+for name in kestrel.json kestrel.json.copy meta/log/checkpoint meta/log/checkpoint.copy \
+    meta/log/epoch meta/log/epoch.copy \
     meta/runs/current "meta/runs/$current" meta/runs/manifest.copy; do
     small "$name" 0 0
     small "$name" 0 0
@@ -107,18 +112,21 @@ done
 # What has no second copy: the old volume stays as it is, the new one has all but what was damaged.
 salvage() {
     local what=$1
-    find "$volume" -type f -not -name lock -not -name '*.log' -exec sha256sum {} + | sort >"$WORK/before"
+    find "$volume" -type f -not -name lock -not -name '*.log' -exec sha256sum {} + |
+        sort >"$WORK/before"
     if "$KESTREL" fsck "$volume" --salvage "$WORK/new" >"$WORK/salvage.out" 2>&1; then :; fi
     if ! grep -q 'rows recovered' "$WORK/salvage.out"; then
         tail -5 "$WORK/salvage.out"
         fail "salvage after $what"
         return
     fi
-    find "$volume" -type f -not -name lock -not -name '*.log' -exec sha256sum {} + | sort >"$WORK/after"
+    find "$volume" -type f -not -name lock -not -name '*.log' -exec sha256sum {} + |
+        sort >"$WORK/after"
     check "salvage after $what changes nothing of the old volume" cmp "$WORK/before" "$WORK/after"
     check "the new volume is whole" "$KESTREL" fsck --data "$WORK/new"
     "$KESTREL" mount "$WORK/new" "$mnt" >/dev/null
-    if compare "$WORK/salvage.out" >"$WORK/compare.out" 2>&1 && echo new >"$mnt/new" && [ "$(cat "$mnt/new")" = new ]; then
+    if compare "$WORK/salvage.out" >"$WORK/compare.out" 2>&1 && echo new >"$mnt/new" &&
+        [ "$(cat "$mnt/new")" = new ]; then
         ok "salvage after $what: $(tail -n 1 "$WORK/compare.out")"
     else
         head -20 "$WORK/salvage.out"
@@ -156,5 +164,6 @@ if "$KESTREL" fsck "$volume" --salvage "$WORK/new" >"$WORK/salvage.out" 2>&1; th
 else
     check "a table that is cut off is named" grep -q '^lost: .*tables/' "$WORK/salvage.out"
 fi
-refuses "a salvage into a directory that is not empty" 'not empty' "$KESTREL" fsck "$volume" --salvage "$saved"
+refuses "a salvage into a directory that is not empty" 'not empty' "$KESTREL" fsck "$volume" \
+    --salvage "$saved"
 summary

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Three nodes with their metadata in PostgreSQL, of which each is killed once under load, and taken over by another one's machine: no call
-# fails, nothing acknowledged is lost, and how long calls took is measured. What is handed over, taken back and replaced in place pauses for
-# less. A process that was stopped, and wakes up when another one has its place, answers nothing and ends.
+# Three nodes with their metadata in PostgreSQL, of which each is killed once under load, and taken
+# over by another one's machine: no call fails, nothing acknowledged is lost, and how long calls
+# took is measured. What is handed over, taken back and replaced in place pauses for less. A process
+# that was stopped, and wakes up when another one has its place, answers nothing and ends.
 #
-# PAUSE_MAX and SWIFT_MAX: longest pauses in ms after a kill (default 6000, goal 3250) and of a hand-over (default 3000, goal 1000);
-# this machine may have much else to do
+# PAUSE_MAX and SWIFT_MAX: longest pauses in ms after a kill (default 6000, goal 3250) and of a
+# hand-over (default 3000, goal 1000); this machine may have much else to do
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3 KESTREL_METADATA=postgres
 . "$(dirname "$0")/../lib.sh"
 . "$(dirname "$0")/lib.sh"
 needs_kestrel
-# Longer than any of the pauses: who has not heard of a node for that long has lost what he has there.
+# Longer than any of the pauses: a client that has not heard of a node for that long has lost what
+# it has there.
 SERVE_OPTIONS=(--lease 20s)
 
 volume=$WORK/volume a=$WORK/a b=$WORK/b
@@ -25,17 +27,20 @@ wait_for 20 settled "$volume"
 url=$(serve_url "$volume")
 refuses "a node in place of itself" "node 1 itself" "$KESTREL" serve "$volume" --in-place-of 1
 refuses "a node that there is not" "no node 9" "$KESTREL" serve "$volume" --in-place-of 9
-refuses "a node that is served" "node 2 is served: .*take-over" "$KESTREL" serve "$volume" --in-place-of 2
+refuses "a node that is served" "node 2 is served: .*take-over" "$KESTREL" serve "$volume" \
+    --in-place-of 2
 refuses "ports that are none" "PORT-PORT" "$KESTREL" serve "$volume" --failover 9
 "$KESTREL" cluster init "$WORK/plain" --node 127.0.0.1:1 --node 127.0.0.1:2 >/dev/null
-refuses "a node whose rows lie in its directory" "lies in that node's directory" "$KESTREL" serve "$WORK/plain" --in-place-of 2
+refuses "a node whose rows lie in its directory" "lies in that node's directory" "$KESTREL" serve \
+    "$WORK/plain" --in-place-of 2
 
 mount_volume "$volume" "$a"
 mount_volume "$volume" "$b"
 mkdir "$a/load" "$a/probe"
 python3 "$ROOT/tests/ha/pauses.py" run "$b/probe" "$WORK/pauses" &
 probe=$!
-kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 4 --seed 7 --ms "${LOAD_MS:-60000}" >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 4 --seed 7 \
+    --ms "${LOAD_MS:-60000}" >"$WORK/run.out" 2>&1 &
 load=$!
 sleep 1
 
@@ -57,13 +62,17 @@ for node in 1 2 3; do
     begun=$(now)
     kill -9 "$pid"
     check "node $node is killed, and taken over" wait_for 20 has_moved "$volume" "$node" "$pid"
-    check "by the machine of the next node" test -n "$(server_pid "$(stand_in_dir "$volume" "$home" "$node")")"
+    check "by the machine of the next node" test \
+        -n "$(server_pid "$(stand_in_dir "$volume" "$home" "$node")")"
     sleep 1
     seen "kill of node $node" "$begun" "$pause_max"
     "$KESTREL" cluster status "$url" >"$WORK/status.out" || true
-    check "the status tells of it" grep -q "node $node is served in place of its own process, on the machine of node $home" "$WORK/status.out"
+    check "the status tells of it" grep \
+        -q "node $node is served in place of its own process, on the machine of node $home" \
+        "$WORK/status.out"
     # (It is given some seconds to end.)
-    [ "$node" != 1 ] || refuses "its own process does not start beside it" "open; unmount or stop it there" start_node "$volume" 1
+    [ "$node" != 1 ] || refuses "its own process does not start beside it" \
+        "open; unmount or stop it there" start_node "$volume" 1
     pid=$(serving_pid "$volume" "$node")
     begun=$(now)
     check "node $node is taken back" start_node "$volume" "$node" --take-over
@@ -99,7 +108,8 @@ kill -STOP "$pid"
 check "a node that hangs is taken over" wait_for 40 has_moved "$volume" 2 "$pid"
 kill -CONT "$pid"
 check "it ends when it wakes up" wait_for 30 gone "$pid"
-check "and says why" grep -qE "has taken this metadata over|has failed" "$(node_dir "$volume" 2)/serve.log"
+check "and says why" grep -qE "has taken this metadata over|has failed" \
+    "$(node_dir "$volume" 2)/serve.log"
 check "all is well" wait_for 20 settled "$volume"
 seen "a node that hangs" "$begun" 20000
 check "it is taken back" start_node "$volume" 2 --take-over
@@ -107,7 +117,8 @@ check "it is taken back" start_node "$volume" 2 --take-over
 # One that was told to end is not taken over at once: somebody starts it again.
 kill -TERM "$(serving_pid "$volume" 3)"
 sleep 4
-check "a node that was ended is left alone" test ! -e "$volume/nodes/3/lock" -o -z "$(server_pid "$volume/nodes/3")"
+check "a node that was ended is left alone" test ! -e "$volume/nodes/3/lock" \
+    -o -z "$(server_pid "$volume/nodes/3")"
 check "and starts again" start_node "$volume" 3
 check "all is well" wait_for 20 settled "$volume"
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Faults at random, from a seed, while a load works: nodes and the coordinator are killed and stopped, handed over and taken back, the
-# database is killed and started again, or its standby promoted, members of etcd die. No call fails and nothing acknowledged is lost. What
-# was done and how long calls took goes to target/ha-report.json.
+# Faults at random, from a seed, while a load works: nodes and the coordinator are killed and
+# stopped, handed over and taken back, the database is killed and started again, or its standby
+# promoted, members of etcd die. No call fails and nothing acknowledged is lost. What was done and
+# how long calls took goes to target/ha-report.json.
 #
 #   tests/ha/faults.sh [SECONDS]    how long (default 60; the acceptance asks for 600)
 #   SEED                            another sequence
@@ -28,14 +29,17 @@ mkdir "$a/load" "$a/probe" "$WORK/local"
 allow=$(allowances "$b")
 python3 "$ROOT/tests/ha/pauses.py" run "$b/probe" "$WORK/pauses" &
 probe=$!
-kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 4 --seed "$seed" --ms $((seconds * 1000)) >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 4 --seed "$seed" \
+    --ms $((seconds * 1000)) >"$WORK/run.out" 2>&1 &
 load=$!
-# The same calls on the volume and on the local file system, one after the other, until the time is over.
+# The same calls on the volume and on the local file system, one after the other, until the time is
+# over.
 (
     run=0
     while [ "$SECONDS" -lt "$seconds" ]; do
         run=$((run + 1))
-        kestrel-compare --a "$b" --b "$WORK/local" --allow "$allow" --ops 300 --seed $((seed * 1000 + run)) \
+        kestrel-compare --a "$b" --b "$WORK/local" --allow "$allow" --ops 300 \
+            --seed $((seed * 1000 + run)) \
             >"$WORK/compare.out" 2>&1 || exit 1
     done
 ) &

@@ -1,4 +1,5 @@
-# Nodes that take each other over, for test scripts: sourced after tests/lib.sh by those that set KESTREL_NODES and KESTREL_METADATA.
+# Nodes that take each other over, for test scripts: sourced after tests/lib.sh by those that set
+# KESTREL_NODES and KESTREL_METADATA.
 # shellcheck shell=bash disable=SC2034
 
 # stand_in_dir VOLUME HOME NODE: the directory from which the machine of node HOME serves node NODE.
@@ -8,7 +9,8 @@ stand_in_dir() {
 
 # serving VOLUME: "NODE PID" of each node that answers, wherever it is served.
 serving() {
-    "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" --json 2>/dev/null | python3 -c '
+    "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" --json 2>/dev/null |
+        python3 -c '
 import json, sys
 for node in json.load(sys.stdin)["nodes"]:
     if node.get("up"): print(node["node"], node["process"])'
@@ -23,7 +25,8 @@ serving_pid() {
 has_moved() {
     local pid
     pid=$(serving_pid "$1" "$2")
-    [ -n "$pid" ] && [ "$pid" != "$3" ] && "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" >/dev/null 2>&1
+    [ -n "$pid" ] && [ "$pid" != "$3" ] && "${IN_CLIENT[@]}" "$KESTREL" cluster status \
+        "$(serve_url "$1")" >/dev/null 2>&1
 }
 
 # wait_for SECONDS COMMAND…: true as soon as the command is.
@@ -50,8 +53,9 @@ end_stand_ins() {
     done
 }
 
-# ha_cluster VOLUME [LISTEN OPTION…]: three nodes with their rows in a PostgreSQL that has a synchronous standby, and a coordinator, node 4, with
-# its rows in an etcd of three members; all serve. Needs KESTREL_NODES=4, and tests/ha/etcd.sh.
+# ha_cluster VOLUME [LISTEN OPTION…]: three nodes with their rows in a PostgreSQL that has a
+# synchronous standby, and a coordinator, node 4, with its rows in an etcd of three members; all
+# serve. Needs KESTREL_NODES=4, and tests/ha/etcd.sh.
 ha_cluster() {
     local volume=$1 ports addresses node
     need_postgres
@@ -63,8 +67,10 @@ ha_cluster() {
     addresses=("${ports[@]/#/127.0.0.1:}")
     SERVE_PORT[$volume]=${ports[0]} SERVING=1
     NODE_ADDRESSES[$volume]=$(IFS=, && echo "${addresses[*]:0:3}")
-    "$KESTREL" cluster init "$volume" --name "$(basename "$volume")" --grace 1s --node "${addresses[0]}" --node "${addresses[1]}" \
-        --node "${addresses[2]}" --coordinator "${addresses[3]}" --registry "$(etcd_url "$(basename "$volume")")" \
+    "$KESTREL" cluster init "$volume" --name "$(basename "$volume")" --grace 1s \
+        --node "${addresses[0]}" --node "${addresses[1]}" \
+        --node "${addresses[2]}" --coordinator "${addresses[3]}" \
+        --registry "$(etcd_url "$(basename "$volume")")" \
         --metadata "postgres://kestrel@127.0.0.1:$PG_PORT,127.0.0.1:${PORT_OF[two]}/postgres?schema=$(basename "$volume")" >/dev/null
     for node in 2 3 4; do
         "$KESTREL" cluster token "$volume" |
@@ -79,7 +85,8 @@ declare -A PORT_OF=()
 # ha_standby NAME: makes a server of this name a synchronous standby of the primary.
 ha_standby() {
     rm -rf "${PG_HOME:?}/$1"
-    as_postgres "$PG_BIN/pg_basebackup" -h 127.0.0.1 -p "${PORT_OF[$PRIMARY]}" -U kestrel -D "$PG_HOME/$1" -R -c fast
+    as_postgres "$PG_BIN/pg_basebackup" -h 127.0.0.1 -p "${PORT_OF[$PRIMARY]}" -U kestrel \
+        -D "$PG_HOME/$1" -R -c fast
     echo "primary_conninfo = 'host=127.0.0.1 port=${PORT_OF[$PRIMARY]} user=kestrel application_name=$1'" |
         as_postgres tee -a "$PG_HOME/$1/postgresql.auto.conf" >/dev/null
     # A primary that comes back waits for its standby: not for the usual 5 s.
@@ -103,7 +110,7 @@ ha_promote() {
     psql_at "${PORT_OF[$PRIMARY]}" "SELECT pg_reload_conf()" >/dev/null
 }
 
-# stands_in VOLUME NODE: the node on whose machine it is served; nothing if that is its own.
+# stands_in VOLUME NODE: the node on the machine that serves it; nothing if that is its own.
 stands_in() {
     "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" | sed -n "s/^node $2 is served in place of its own process, on the machine of node \([0-9]*\),.*/\1/p"
 }

@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Three metadata nodes with their rows in one PostgreSQL, that and two clients on machines of their own (network namespaces). A node is cut off from
-# the database, from the other nodes, both ways and one way, and stopped; each time it loses its lease and answers nobody, another
-# machine takes it over, the mount sees a pause and no error, and when all is as before the old process is refused by the engine, says so and ends. A
-# load with a log outside goes on through all of it. Where clients reach the stale process it is asked all the time by one that reaches nobody else and has
-# files open there: it hears nothing, or what is true.
+# Three metadata nodes with their rows in one PostgreSQL, that and two clients on machines of their
+# own (network namespaces). A node is cut off from the database, from the other nodes, both ways and
+# one way, and stopped; each time it loses its lease and answers nobody, another machine takes it
+# over, the mount sees a pause and no error, and when all is as before the old process is refused by
+# the engine, says so and ends. A load with a log outside goes on through all of it. Where clients
+# reach the stale process it is asked all the time by one that reaches nobody else and has files
+# open there: it hears nothing, or what is true.
 #
-# PAUSE_MAX: longest call in ms (default 30000), LOAD_MS: how long the load of each case works (default 10000)
-# CASES: which (default "database mute answers others stopped"; deaf, the reverse of mute, besides takes 13 s more)
+# PAUSE_MAX: longest call in ms (default 30000), LOAD_MS: how long the load of each case works
+# (default 10000)
+# CASES: which (default "database mute answers others stopped"; deaf, the reverse of mute, besides
+# takes 13 s more)
 # shellcheck disable=SC2034,SC2004 # lib.sh reads what is set here; indices are no arithmetic
 set -euo pipefail
 KESTREL_NODES=3
@@ -21,20 +25,23 @@ pause_max=${PAUSE_MAX:-30000} load_ms=${LOAD_MS:-10000}
 make_network 1 2 3 p a b
 SERVE_HOST="10.99.0.{}"
 IN_SERVER=(nsenter "--net=/run/netns/$net{}")
-# Longer than any pause: who has not heard of a node for that long has lost what he has there.
+# Longer than any pause: a client that has not heard of a node for that long has lost what it has
+# there.
 SERVE_OPTIONS=(--lease 40s --access open --metadata-memory 64M)
 
 # ours: the processes that serve a node of this run.
 ours() {
     local line
     for line in /proc/[0-9]*/cmdline; do
-        if tr '\0' ' ' 2>/dev/null <"$line" | grep -qF "serve $WORK/volume"; then line=${line#/proc/} && echo "${line%/*}"; fi
+        if tr '\0' ' ' 2>/dev/null <"$line" | grep -qF "serve $WORK/volume"; then
+            line=${line#/proc/} && echo "${line%/*}"
+        fi
     done
 }
 stale='' asker=''
 at_end() {
     local pid
-    # One that is stopped answers nobody, also not who asks for its number.
+    # One that is stopped answers no client, also not one that asks for its number.
     for pid in $stale $asker; do kill -9 "$pid" 2>/dev/null; done
     heal_all
 }
@@ -55,17 +62,21 @@ PG_PORT=5432
 pg_home
 as_postgres "$PG_BIN/initdb" -A trust -E UTF8 --no-locale -N -U kestrel -D "$PG_HOME/one" >/dev/null
 echo "host all all 10.99.0.0/24 trust" >>"$PG_HOME/one/pg_hba.conf"
-(cd / && exec nsenter "--net=/run/netns/${net}p" setpriv --reuid postgres --regid postgres --clear-groups -- "$PG_BIN/postgres" -D "$PG_HOME/one" \
+(cd / && exec nsenter "--net=/run/netns/${net}p" setpriv --reuid postgres --regid postgres \
+    --clear-groups -- "$PG_BIN/postgres" -D "$PG_HOME/one" \
     -k "$PG_HOME" -h "$(address_of p)" -p "$PG_PORT" >>"$PG_HOME/one.log" 2>&1) &
 PG_PIDS['one']=$!
 disown
-check "a database on a machine of its own" wait_for 20 "$PG_BIN/pg_isready" -q -h "$PG_HOME" -p "$PG_PORT"
+check "a database on a machine of its own" wait_for 20 "$PG_BIN/pg_isready" -q -h "$PG_HOME" \
+    -p "$PG_PORT"
 
 at() { echo "$(address_of "$1"):944$1"; }
-check "a cluster with its rows there" inside 1 "$KESTREL" cluster init "$volume" --name volume --grace 1s --node "$(at 1)" --node "$(at 2)" \
+check "a cluster with its rows there" inside 1 "$KESTREL" cluster init "$volume" --name volume \
+    --grace 1s --node "$(at 1)" --node "$(at 2)" \
     --node "$(at 3)" --metadata "postgres://kestrel@$(address_of p):$PG_PORT/postgres?schema=volume"
 for node in 2 3; do
-    inside 1 "$KESTREL" cluster token "$volume" | inside "$node" "$KESTREL" cluster join - "$(node_dir "$volume" "$node")" --node "$node" >/dev/null
+    inside 1 "$KESTREL" cluster token "$volume" | inside "$node" "$KESTREL" cluster join - \
+        "$(node_dir "$volume" "$node")" --node "$node" >/dev/null
 done
 # addresses_of NODE…
 addresses_of() {
@@ -85,8 +96,8 @@ mkdir "$a/probe" "$a/pinned"
 python3 "$ROOT/tests/ha/pauses.py" run "$a/probe" "$WORK/pauses" &
 probe=$!
 
-# A client that asks by handle how large files are, which is asked where they lie, again and again: a line for each answer, BEGIN END FILE
-# SIZE-OR-ERROR.
+# A client that asks by handle how large files are, which is asked where they lie, again and again:
+# a line for each answer, BEGIN END FILE SIZE-OR-ERROR.
 cat >"$WORK/pinned.py" <<'PY'
 import os, signal, sys, threading, time
 place, log, files = sys.argv[1], open(sys.argv[2], "w", buffering=1), int(sys.argv[3])
@@ -104,8 +115,8 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 for number in range(files): threading.Thread(target=ask, args=(number,), daemon=True).start()
 while True: signal.pause()
 PY
-# LOG SIZE PINNED CUT CHANGED: it was answered while it reached one node only, which had not been cut off then, and whenever it asked after files
-# had changed elsewhere it was told so, or nothing.
+# LOG SIZE PINNED CUT CHANGED: it was answered while it reached one node only, which had not been
+# cut off then, and whenever it asked after files had changed elsewhere it was told so, or nothing.
 cat >"$WORK/judge.py" <<'PY'
 import sys
 log, new, (pinned, cut, changed) = sys.argv[1], sys.argv[2], map(float, sys.argv[3:6])
@@ -120,9 +131,12 @@ for line in old[:10] + wrong[:10]: print("old or wrong:", *line)
 sys.exit(not before or bool(old) or bool(wrong))
 PY
 files=24
-every_file_answered() { [ "$(awk -v since="$1" '$1 >= since { print $3 }' "$WORK/asked" | sort -u | wc -l)" = "$files" ]; }
+every_file_answered() \
+    { [ "$(awk -v since="$1" '$1 >= since { print $3 }' "$WORK/asked" | sort -u | wc -l)" = \
+    "$files" ]; }
 
-# cut ONE OTHER…, deaf ONE OTHER…, mute ONE OTHER…: no packet between them arrives; it hears nothing of them; they hear nothing of it.
+# cut ONE OTHER…, deaf ONE OTHER…, mute ONE OTHER…: no packet between them arrives; it hears nothing
+# of them; they hear nothing of it.
 cut() { deaf "$@" && mute "$@"; }
 deaf() {
     local other
@@ -143,10 +157,11 @@ mended() {
     for which in 1 2 3 p a; do heal "$which"; done
 }
 
-# outage NAME NODE WORDS COMMAND…: the command cuts it off; HEALING (default mended) ends that. With PINNED a client that has files open reaches that node
-# only, until all is over.
+# outage NAME NODE WORDS COMMAND…: the command cuts it off; HEALING (default mended) ends that. With
+# PINNED a client that has files open reaches that node only, until all is over.
 outage() {
-    local name=$1 node=$2 words=$3 others home pid begun log mark load status=0 ms errors pinning cutting changing ahead
+    local name=$1 node=$2 words=$3 others home pid begun log mark load status=0 ms errors pinning \
+        cutting changing ahead
     shift 3
     others=$(echo 123 | tr -d "$node" | sed 's/./& /')
     pid=$(serving_pid "$volume" "$node")
@@ -158,7 +173,8 @@ outage() {
     NODE_ADDRESSES[$volume]=$(addresses_of $others)
     mkdir "$a/$name"
     begun=$(now)
-    kestrel-crashload run --dir "$a/$name" --log "$WORK/$name.log" --threads 3 --seed 7 --ms "$load_ms" >"$WORK/$name.out" 2>&1 &
+    kestrel-crashload run --dir "$a/$name" --log "$WORK/$name.log" --threads 3 --seed 7 \
+        --ms "$load_ms" >"$WORK/$name.out" 2>&1 &
     load=$!
     if [ -n "$PINNED" ]; then
         for ((number = 0; number < files; number++)); do echo old >"$a/pinned/$number"; done
@@ -177,12 +193,19 @@ outage() {
     check "node $node: another machine takes it over" wait_for 40 has_moved "$volume" "$node" "$pid"
     home=$(stands_in "$volume" "$node")
     check "by the process of another node's machine" test -n "$home"
-    echo "     after $(python3 -c "print(round($(now) - $cutting, 1))") s, by the machine of node $home"
-    if [ "$name" != stopped ]; then check "its own process says that it answers nobody" said "this one answers nobody|has taken this metadata over"; fi
+    echo "     after $(python3 \
+        -c "print(round($(now) - $cutting, 1))") s, by the machine of node $home"
+    if [ "$name" != stopped ]; then
+        check "its own process says that it answers nobody" said \
+            "this one answers nobody|has taken this metadata over"
+    fi
     if [ -n "$PINNED" ]; then
-        for ((number = 0; number < files; number++)); do echo "new, and longer" >"$a/pinned/$number"; done
+        for ((number = 0; number < files; number++)); do
+            echo "new, and longer" >"$a/pinned/$number"
+        done
         changing=$(now)
-        if inside b timeout 1 "$KESTREL" cluster status "kestrel://$(at "$node")/volume?ca=$ca" >"$WORK/stale.out" 2>&1; then
+        if inside b timeout 1 "$KESTREL" cluster status "kestrel://$(at "$node")/volume?ca=$ca" \
+            >"$WORK/stale.out" 2>&1; then
             cat "$WORK/stale.out"
             fail "its own process lets a client in"
         else ok "its own process lets no client in"; fi
@@ -195,7 +218,8 @@ outage() {
     stale=
     echo "     $(python3 -c "print(round($(now) - $ahead, 1))") s after that"
     if said "another process has taken this metadata over \(epoch"; then
-        ok "the engine refused it: $(tail -c "+$mark" "$log" | grep -oE -m 1 'another process has taken this metadata over \(epoch[^)]*\)')"
+        ok "the engine refused it: $(tail -c "+$mark" "$log" |
+            grep -oE -m 1 'another process has taken this metadata over \(epoch[^)]*\)')"
     else
         tail -c "+$mark" "$log"
         fail "it does not say that the engine refused it"
@@ -209,7 +233,8 @@ outage() {
     if [ -n "$PINNED" ]; then
         kill -KILL "$asker"
         asker=
-        if python3 "$WORK/judge.py" "$WORK/asked" 16 "$pinning" "$cutting" "$changing" >"$WORK/judged.out"; then
+        if python3 "$WORK/judge.py" "$WORK/asked" 16 "$pinning" "$cutting" "$changing" \
+            >"$WORK/judged.out"; then
             ok "a client that reached only its own process was told nothing that is not true: $(cat "$WORK/judged.out")"
         else
             cat "$WORK/judged.out"
@@ -217,37 +242,48 @@ outage() {
         fi
     fi
     wait "$load" || status=$?
-    if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/$name.out"; then ok "the load saw no error: $(grep acknowledged "$WORK/$name.out")"; else
+    if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/$name.out"; then
+        ok "the load saw no error: $(grep acknowledged "$WORK/$name.out")"
+    else
         cat "$WORK/$name.out"
         fail "the load saw an error"
     fi
     read -r ms errors < <(python3 "$ROOT/tests/ha/pauses.py" longest "$WORK/pauses" "$begun")
-    if [ "$errors" = 0 ] && [ "$ms" -le "$pause_max" ]; then ok "longest call $ms ms, no error"; else
+    if [ "$errors" = 0 ] && [ "$ms" -le "$pause_max" ]; then
+        ok "longest call $ms ms, no error"
+    else
         tail -n 20 "$WORK/pauses"
         fail "longest call $ms ms (at most $pause_max), $errors errors"
     fi
-    check "everything acknowledged is there" kestrel-crashload verify --dir "$a/$name" --log "$WORK/$name.log" --mode process
+    check "everything acknowledged is there" kestrel-crashload verify --dir "$a/$name" \
+        --log "$WORK/$name.log" --mode process
     done_cases+=("$name")
 }
 HEALING=mended PINNED='' done_cases=() taken_back=-9
 go_on() { kill -CONT "$stale"; }
 hang() { kill -STOP "$stale"; }
-wanted() { case " ${CASES:-database mute answers others stopped} " in *" $1 "*) ;; *) return 1 ;; esac; }
+wanted() { case " ${CASES:-database mute answers others stopped} " in *" $1 "*) ;; *) return 1 ;; \
+    esac; }
 
-! wanted database || PINNED=1 outage database 2 "node 2 is cut off from the database, both ways" cut 2 p
+! wanted database || PINNED=1 outage database 2 "node 2 is cut off from the database, both ways" \
+    cut 2 p
 ! wanted mute || outage mute 2 "the other nodes do not hear node 2, which hears them" mute 2 1 3
 ! wanted answers || outage answers 2 "what the database says does not reach node 2" deaf 2 p
 # A start that is younger than that does not grant leases yet.
 while [ "$SECONDS" -lt $((taken_back + 6)) ]; do sleep 0.1; done
-! wanted others || PINNED=1 outage others 1 "node 1 is cut off from the other nodes, and reaches the database and clients" cut 1 2 3
+! wanted others ||
+    PINNED=1 outage others 1 \
+    "node 1 is cut off from the other nodes, and reaches the database and clients" cut 1 2 3
 ! wanted deaf || outage deaf 1 "node 1 does not hear the other nodes, which hear it" deaf 1 2 3
-! wanted stopped || PINNED=1 HEALING=go_on outage stopped 1 "the process of node 1 is stopped, and goes on when another one has its place" hang
+! wanted stopped || PINNED=1 HEALING=go_on outage stopped 1 \
+    "the process of node 1 is stopped, and goes on when another one has its place" hang
 
 kill -TERM "$probe"
 wait "$probe" || true
 check "fsck --data while all serve" fsck_volume "$volume" --data
 for name in "${done_cases[@]}"; do
-    check "$name: everything acknowledged is at the other client in the end" kestrel-crashload verify --dir "$b/$name" --log "$WORK/$name.log" --mode process
+    check "$name: everything acknowledged is at the other client in the end" kestrel-crashload \
+        verify --dir "$b/$name" --log "$WORK/$name.log" --mode process
 done
 check "unmounts" umount_volume "$b"
 check "unmounts the other one" umount_volume "$a"

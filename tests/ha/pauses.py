@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""What an application sees of a pause: a loop of small operations in a directory, and how long each takes.
+"""What an application sees of a pause: a loop of small operations in a directory, and how long each
+takes.
 
-  pauses.py run DIR LOG [SECONDS]   creates, writes, reads, lists and removes files until SIGTERM, or for so long; LOG gets a line
-                                    for each call that took 20 ms or more, or failed: its begin and end (seconds, monotonic), its
+  pauses.py run DIR LOG [SECONDS]   creates, writes, reads, lists and removes files until SIGTERM,
+                                    or for so long; LOG gets a line for each call that took 20 ms or
+                                    more, or failed: its begin and end (seconds, monotonic), its
                                     name, its error; and one of all calls at the end
-  pauses.py longest LOG FROM [TO]   the longest of them between two times in milliseconds, and how many failed: "MS ERRORS"
+  pauses.py longest LOG FROM [TO]   the longest of them between two times in milliseconds, and how
+                                    many failed: "MS ERRORS"
   pauses.py now                     the time
 """
+
 import os
 import signal
 import sys

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Pass-through is coherent on one machine: whatever changes a file, all who have it open or mapped see it at once.
+"""Pass-through is coherent on one machine: whatever changes a file, all processes that have it open
+or mapped see it at once.
 
     coherence.py KESTREL MOUNT
 
-The mount has a cache directory and pass-through is on. Each case makes a file of which there is a whole copy, opens and maps it
-so that the kernel reads the copy (checked by the mount's counters), changes it in one way, and compares every view of it with a
-model. The random case does so in random order; its seed is printed and is the first argument of RANDOM_SEED.
+The mount has a cache directory and pass-through is on. Each case makes a file of which there is a
+whole copy, opens and maps it so that the kernel reads the copy (checked by the mount's counters),
+changes it in one way, and compares every view of it with a model. The random case does so in random
+order; its seed is printed and is the first argument of RANDOM_SEED.
 """
 
 import ctypes
@@ -28,12 +30,15 @@ KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
 
 
 def figure(name):
-    out = subprocess.run([KESTREL, "stats", "--once", "--json", MOUNT], check=True, capture_output=True).stdout
+    out = subprocess.run(
+        [KESTREL, "stats", "--once", "--json", MOUNT], check=True, capture_output=True
+    ).stdout
     return json.loads(out)[f"passthrough_{name}"]
 
 
 def eventually(what, test, seconds=20):
-    """No view may be stale; this is for what ends by itself: copies out of use, handles of the kernel."""
+    """No view may be stale; this is for what ends by itself: copies out of use, handles of the
+    kernel."""
     end = time.monotonic() + seconds
     while not test():
         assert time.monotonic() < end, f"{what} did not happen"
@@ -73,9 +78,13 @@ class File:
         return fd
 
     def check(self, what=""):
-        """Every view: read, map, those who opened for writing, and who opens now."""
+        """Every view: read, map, processes that opened for writing, and one that opens now."""
         views = {"new open": self.open(os.O_RDONLY)}
-        views |= {f"fd {fd}": fd for fd in self.fds if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY}
+        views |= {
+            f"fd {fd}": fd
+            for fd in self.fds
+            if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+        }
         for name, fd in views.items():
             found = b"".join(iter(lambda fd=fd, at=[0]: self._piece(fd, at), b""))
             self.same(found, bytes(self.model), f"{what}: {name}")
@@ -94,8 +103,13 @@ class File:
     @staticmethod
     def same(found, expected, what):
         if found != expected:
-            at = next((i for i, (a, b) in enumerate(zip(found, expected)) if a != b), min(len(found), len(expected)))
-            raise AssertionError(f"{what}: {len(found)} bytes, {len(expected)} expected, first difference at {at}")
+            at = next(
+                (i for i, (a, b) in enumerate(zip(found, expected)) if a != b),
+                min(len(found), len(expected)),
+            )
+            raise AssertionError(
+                f"{what}: {len(found)} bytes, {len(expected)} expected, first difference at {at}"
+            )
 
     def write(self, fd, offset, data):
         assert os.pwrite(fd, data, offset) == len(data)
@@ -124,7 +138,12 @@ class File:
 
 def case_write(file):
     fd = file.open(os.O_RDWR)
-    for offset, data in [(0, b"head"), (SIZE - 3, b"over the end"), (MIB - 2, b"chunks"), (5 * MIB, b"hole before")]:
+    for offset, data in [
+        (0, b"head"),
+        (SIZE - 3, b"over the end"),
+        (MIB - 2, b"chunks"),
+        (5 * MIB, b"hole before"),
+    ]:
         file.write(fd, offset, data)
         file.check(f"write at {offset}")
     other = file.open(os.O_WRONLY | os.O_APPEND)
@@ -309,7 +328,8 @@ def programs_run_from_copies():
 
 
 def ordinary_opens_stay_ordinary():
-    """Who comes first decides: beside a writer, readers are ordinary, and nobody gets EIO."""
+    """The process that comes first decides: beside a writer, readers are ordinary, and nobody gets
+    EIO."""
     path = f"{MOUNT}/ordinary"
     with open(path, "wb") as out:
         out.write(bytes(SIZE))
@@ -324,7 +344,9 @@ def ordinary_opens_stay_ordinary():
     assert os.pread(again, 4, 0) == b"seen"
     os.close(reader)
     os.close(again)
-    assert os.pread(os.open(path, os.O_RDONLY), 4, 0) == b"seen", "the copy is of another content now"
+    assert (
+        os.pread(os.open(path, os.O_RDONLY), 4, 0) == b"seen"
+    ), "the copy is of another content now"
     os.unlink(path)
 
 
@@ -340,7 +362,10 @@ def read_once_opened_directly():
     os.close(fd)
     eventually("a copy", lambda: figure("copies_total") == made + 1)
     before = figure("opens_total")
-    eventually("an open in pass-through", lambda: open(path, "rb").read() == content and figure("opens_total") > before)
+    eventually(
+        "an open in pass-through",
+        lambda: open(path, "rb").read() == content and figure("opens_total") > before,
+    )
     os.unlink(path)
 
 
@@ -350,11 +375,17 @@ def random_changes(seed, steps=250):
     fds = [file.open(os.O_RDWR)]
     stores = mmap.mmap(fds[0], SIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     for step in range(steps):
-        act = rng.choice(["write", "write", "store", "truncate", "punch", "open", "close", "fsync", "reopen"])
+        act = rng.choice(
+            ["write", "write", "store", "truncate", "punch", "open", "close", "fsync", "reopen"]
+        )
         size = len(file.model)
         offset = rng.randrange(size + 1)
         if act == "write":
-            file.write(rng.choice(fds), rng.randrange(4 * MIB), rng.randbytes(rng.choice([1, 5000, 300_000])))
+            file.write(
+                rng.choice(fds),
+                rng.randrange(4 * MIB),
+                rng.randbytes(rng.choice([1, 5000, 300_000])),
+            )
         elif act == "store" and offset < min(size, SIZE):
             stores[offset] = rng.randrange(256)
             file.model[offset] = stores[offset]
@@ -393,9 +424,14 @@ def main():
         file.close()
 
     todo = [(name, lambda case=case: run_case(case)) for name, case in jobs]
-    todo += [(f.__name__.replace("_", " "), f) for f in (programs_run_from_copies, ordinary_opens_stay_ordinary, read_once_opened_directly)]
+    todo += [
+        (f.__name__.replace("_", " "), f)
+        for f in (programs_run_from_copies, ordinary_opens_stay_ordinary, read_once_opened_directly)
+    ]
     seed = int(os.environ.get("RANDOM_SEED", "1"))
-    todo += [(f"random changes, seed {n}", lambda n=n: random_changes(n)) for n in range(seed, seed + 4)]
+    todo += [
+        (f"random changes, seed {n}", lambda n=n: random_changes(n)) for n in range(seed, seed + 4)
+    ]
     for name, job in todo:
         try:
             job()

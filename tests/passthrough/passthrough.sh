@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Pass-through: files that the kernel reads by itself from whole copies in the disk cache. Coherence on one machine
-# (coherence.py), fsx beside a reader, a second mount that changes files, kill -9, damaged copies, copies from elsewhere.
+# Pass-through: files that the kernel reads by itself from whole copies in the disk cache. Coherence
+# on one machine (coherence.py), fsx beside a reader, a second mount that changes files, kill -9,
+# damaged copies, copies from elsewhere.
 #
 # FSX_OPS: operations of the fsx run (default 3000).
 set -euo pipefail
@@ -13,12 +14,15 @@ mount_volume "$volume" "$mnt" --cache-dir "$cache"
 
 # why_off: why pass-through is off on a mount; nothing if it is on.
 why_off() {
-    "$KESTREL" status "$1" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["passthrough"].get("why", ""))'
+    "$KESTREL" status "$1" --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["passthrough"].get("why", ""))'
 }
 figure() {
-    "$KESTREL" stats --once --json "$1" | python3 -c "import json, sys; print(json.load(sys.stdin)['passthrough_$2'])"
+    "$KESTREL" stats --once --json "$1" |
+        python3 -c "import json, sys; print(json.load(sys.stdin)['passthrough_$2'])"
 }
-# leave: unmounts. The kernel closes a copy a moment after the process that had it open has ended, and is busy until then.
+# leave: unmounts. The kernel closes a copy a moment after the process that had it open has ended,
+# and is busy until then.
 leave() {
     local try
     for ((try = 0; try < 50; try++)); do
@@ -38,7 +42,8 @@ case $why in
 esac
 check "pass-through is on: $why" [ -z "$why" ]
 
-check "views of a file agree, whatever changes it" timeout 280 python3 "$ROOT/tests/passthrough/coherence.py" "$KESTREL" "$mnt"
+check "views of a file agree, whatever changes it" timeout 280 python3 \
+    "$ROOT/tests/passthrough/coherence.py" "$KESTREL" "$mnt"
 
 # fsx writes, maps and truncates a file that another process has open in pass-through all the time.
 cat >"$WORK/fsx.toml" <<TOML
@@ -79,7 +84,8 @@ else
     echo "skipped: no fsx"
 fi
 
-# A process that is killed leaves good copies or none; what it had changed in step with a file is not found again.
+# A process that is killed leaves good copies or none; what it had changed in step with a file is
+# not found again.
 killed() {
     head -c 3000000 /dev/urandom >"$mnt/killed"
     cp "$mnt/killed" "$WORK/killed"
@@ -137,8 +143,8 @@ off() {
 }
 check "off, and why" off
 
-# Close-to-open across mounts: who opens after another client's close sees its content, also through maps, also while somebody
-# here has the file open in pass-through. Nobody gets EIO.
+# Close-to-open across mounts: a client that opens after another client's close sees its content,
+# also through maps, also while somebody here has the file open in pass-through. Nobody gets EIO.
 two_mounts() {
     local served=$WORK/served here=$WORK/here there=$WORK/there
     (
@@ -187,7 +193,8 @@ for step in range(6):
 PYTHON
     )
 }
-[ "${KESTREL_STORE:-}" = s3 ] || [ -n "$SERVING" ] || check "a second mount changes what is open here" two_mounts
+[ "${KESTREL_STORE:-}" = s3 ] || [ -n "$SERVING" ] ||
+    check "a second mount changes what is open here" two_mounts
 
 leave
 mount_volume "$volume" "$mnt"

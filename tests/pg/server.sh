@@ -1,5 +1,6 @@
-# A PostgreSQL server of this run's own, for volumes whose metadata is there (KESTREL_METADATA=postgres). Sourced by tests/lib.sh. The
-# server listens on a loopback port of its own and runs as user postgres; its data is in $PG_HOME, outside $WORK, which only root enters.
+# A PostgreSQL server of this run's own, for volumes with their metadata there
+# (KESTREL_METADATA=postgres). Sourced by tests/lib.sh. The server listens on a loopback port of its
+# own and runs as user postgres; its data is in $PG_HOME, outside $WORK, which only root enters.
 # shellcheck shell=bash
 
 PG_BIN=/usr/lib/postgresql/15/bin
@@ -13,7 +14,8 @@ as_postgres() {
 
 # free_port: one that nobody has now.
 free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    python3 -c \
+        'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
 pg_home() {
@@ -22,14 +24,16 @@ pg_home() {
     chown postgres "$PG_HOME"
 }
 
-# pg_run NAME PORT [OPTION…]: starts the server whose data is in $PG_HOME/NAME; returns when it answers.
+# pg_run NAME PORT [OPTION…]: starts the server with its data in $PG_HOME/NAME; returns when it
+# answers.
 pg_run() {
     local name=$1 port=$2 tries
     shift 2
     for ((tries = 0; tries < 100; tries++)); do
         # exec: the process is the server itself, so that its number is known.
         if [ -z "${PG_PIDS[$name]:-}" ] || ! alive "${PG_PIDS[$name]}"; then
-            (cd / && exec setpriv --reuid postgres --regid postgres --clear-groups -- "$PG_BIN/postgres" -D "$PG_HOME/$name" \
+            (cd / && exec setpriv --reuid postgres --regid postgres --clear-groups \
+                -- "$PG_BIN/postgres" -D "$PG_HOME/$name" \
                 -k "$PG_HOME" -h 127.0.0.1 -p "$port" "$@" >>"$PG_HOME/$name.log" 2>&1) &
             PG_PIDS[$name]=$!
             # Ended by number, also by the trap, and nobody is told that it was.
@@ -49,7 +53,8 @@ pg_kill() {
     # shellcheck disable=SC2046 # one argument a process
     kill -9 "$pid" $(cat "/proc/$pid/task/$pid/children" 2>/dev/null) 2>/dev/null || true
     while alive "$pid"; do sleep 0.01; done
-    # What it leaves names it by a number that another process may have by the time it starts again, which it would take for itself.
+    # What it leaves names it by a number that another process may have by the time it starts again,
+    # which it would take for itself.
     local port
     port=$(sed -n 4p "$PG_HOME/$1/postmaster.pid" 2>/dev/null || true)
     rm -f "$PG_HOME/$1/postmaster.pid" "$PG_HOME/.s.PGSQL.$port.lock"
@@ -60,7 +65,8 @@ pg_kill() {
 need_postgres() {
     [ -z "$PG_PORT" ] || return 0
     pg_home
-    as_postgres "$PG_BIN/initdb" -A trust -E UTF8 --no-locale -N -U kestrel -D "$PG_HOME/one" >/dev/null
+    as_postgres "$PG_BIN/initdb" -A trust -E UTF8 --no-locale -N -U kestrel -D "$PG_HOME/one" \
+        >/dev/null
     PG_PORT=$(free_port)
     pg_run one "$PG_PORT"
 }

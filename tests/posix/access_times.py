@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Access times (docs/semantics.md, A2), call by call, and how many messages they cost.
 
-    access_times.py compare DIR LOCAL          a mount beside a local file system with the same options
+    access_times.py compare DIR LOCAL          a mount beside a local file system with the same
+                                               options
     access_times.py rules DIR MODE             what no local file system shows
     access_times.py count DIR MODE STATS…      STATS prints the mount's figures as JSON
     access_times.py follows FILE OTHER         a read here is seen by the other mount
 
-As root, in directories without files. Each check prints a line; the last line is "N passed, N failed".
+As root, in directories without files. Each check prints a line; the last line is "N passed, N
+failed".
 """
 
 import errno
@@ -70,7 +72,7 @@ def as_user(uid, call):
 
 
 def steps(d):
-    """Each call with the path whose access time it may move."""
+    """Each call with the path of the file that may get another access time."""
     f, link, sub = f"{d}/file", f"{d}/link", f"{d}/dir"
     write(f)
     os.mkdir(sub)
@@ -160,7 +162,10 @@ def rules(d, mode):
             chattr(path, flag)
             before = atime(path)
             look(path)
-            check(f"chattr {name}: {look.__name__} of {os.path.basename(path)} moves nothing", atime(path) == before)
+            check(
+                f"chattr {name}: {look.__name__} of {os.path.basename(path)} moves nothing",
+                atime(path) == before,
+            )
             chattr(path, 0)
     time.sleep(0.01)
     read(f)
@@ -190,14 +195,22 @@ def rules(d, mode):
     before = atime(f)
     time.sleep(0.03)
     read(f)
-    check("an open whose reads the kernel answers counts", (atime(f) > before) == (mode == "strict"), atime(f))
+    check(
+        "an open whose reads the kernel answers counts",
+        (atime(f) > before) == (mode == "strict"),
+        atime(f),
+    )
     fd = os.open(f, os.O_RDWR)
     os.unlink(f)
     os.utime(fd, ns=(OLD, OLD + 1))
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.pread(fd, 100, 0)
     os.fsync(fd)
-    check("a file without names", (os.fstat(fd).st_atime_ns > OLD) == (mode != "none"), os.fstat(fd).st_atime_ns)
+    check(
+        "a file without names",
+        (os.fstat(fd).st_atime_ns > OLD) == (mode != "none"),
+        os.fstat(fd).st_atime_ns,
+    )
     os.close(fd)
 
 
@@ -228,7 +241,11 @@ def count(d, mode, stats):
     noted, sent = told
     # One a file in 5 s. (Opens count by themselves, and so do reads.)
     spans = 2 + int((time.monotonic() - begun) / 5)
-    most = {"none": (0, 0), "relatime": (files, files), "strict": (4 * files * rounds, files * spans)}[mode]
+    most = {
+        "none": (0, 0),
+        "relatime": (files, files),
+        "strict": (4 * files * rounds, files * spans),
+    }[mode]
     what = f"{files * rounds} reads of {files} files: {noted} count, {sent} messages"
     check(f"{what}, at most {most[0]} and {most[1]}", noted <= most[0] and sent <= most[1])
     check(f"{mode}: at least {least[0]} and {least[1]}", noted >= least[0] and sent >= least[1])
@@ -256,7 +273,11 @@ def follows(path, other):
     both = lambda: [os.stat(mounted).st_atime_ns for mounted in (path, other)]
     while (both()[0] != both()[1] or min(both()) <= here) and time.monotonic() < end:
         time.sleep(0.1)
-    check("reads of both: the newest counts for both", both()[0] == both()[1] and min(both()) > here, both())
+    check(
+        "reads of both: the newest counts for both",
+        both()[0] == both()[1] and min(both()) > here,
+        both(),
+    )
 
 
 def main():

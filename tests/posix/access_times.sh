@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Access times (docs/semantics.md, A2): each mode of a mount beside a local file system mounted alike, what they cost, what a volume
-# says, remounts, read-only mounts, and mounts of one volume that hear of each other.
+# Access times (docs/semantics.md, A2): each mode of a mount beside a local file system mounted
+# alike, what they cost, what a volume says, remounts, read-only mounts, and mounts of one volume
+# that hear of each other.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 needs_kestrel
 
 volume=$WORK/volume mnt=$WORK/mnt other=$WORK/other local=$WORK/local
 times() { counted python3 "$ROOT/tests/posix/access_times.py" "$@"; }
-mode_of() { "$KESTREL" status "$mnt" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["access_times"])'; }
+mode_of() { "$KESTREL" status "$mnt" --json |
+    python3 -c 'import json, sys; print(json.load(sys.stdin)["access_times"])'; }
 # is_mode MODE DIRECTORIES: what the mount says.
 is_mode() { [ "$(mode_of)" = "{'directories': $2, 'mode': '$1'}" ] || { mode_of && false; }; }
 # moved FILE: whether a read changes its access time.
@@ -40,7 +42,8 @@ mkdir "$mnt/dir"
 check "none by default" is_mode none True
 check "the kernel shows it" findmnt -n -O noatime "$mnt"
 check "a read" stays "$mnt/file"
-check "remount,strictatime" "$KESTREL" mount "$(findmnt -n -o SOURCE "$mnt")" "$mnt" -o remount,strictatime,nodiratime
+check "remount,strictatime" "$KESTREL" mount "$(findmnt -n -o SOURCE "$mnt")" "$mnt" \
+    -o remount,strictatime,nodiratime
 check "it is strict" is_mode strict False
 check "a read moves" moved "$mnt/file"
 remount() { "$KESTREL" mount "$(findmnt -n -o SOURCE "$mnt")" "$mnt" -o "remount,$1"; }
@@ -77,7 +80,8 @@ if [ -n "$SERVING" ]; then
 elif [ "${KESTREL_METADATA:-}" != postgres ]; then
     echo "-- what a volume says"
     check "config --atime" "$KESTREL" config "$volume" --atime relatime
-    check "config shows it" bash -c "'$KESTREL' config '$volume' --json | grep -q '\"atime\": \"relatime\"'"
+    check "config shows it" bash \
+        -c "'$KESTREL' config '$volume' --json | grep -q '\"atime\": \"relatime\"'"
     mount_volume "$volume" "$mnt"
     check "a mount follows" is_mode relatime True
     umount_volume "$mnt"

@@ -1,6 +1,8 @@
-"""Which blocks of a file are data, by the rules of ext4 with blocks of 4 KiB: a model for SEEK_DATA and SEEK_HOLE.
+"""Which blocks of a file are data, by the rules of ext4 with blocks of 4 KiB: a model for SEEK_DATA
+and SEEK_HOLE.
 
-ext4 itself also calls what was allocated and never written data while the kernel keeps pages of it; the model does not.
+ext4 itself also calls what was allocated and never written data while the kernel keeps pages of it;
+the model does not.
 """
 
 import ctypes
@@ -28,7 +30,8 @@ def seek(fd, offset, whence):
 
 
 class Model:
-    """The content of a file, and the blocks that ext4 says have data. A block of zeros may be a hole as well (POSIX)."""
+    """The content of a file, and the blocks that ext4 says have data. A block of zeros may be a
+    hole as well (POSIX)."""
 
     def __init__(self):
         self.content = bytearray()
@@ -56,10 +59,14 @@ class Model:
 
 def step(fd, model, dice):
     """Makes one random change to a file and to its model; returns what it was."""
-    edge = dice.choice([0, 5, 100, 4000, BLOCK, 3 * BLOCK, 5000, 64 << 10, 300 << 10, dice.randrange(400 << 10)])
+    edge = dice.choice(
+        [0, 5, 100, 4000, BLOCK, 3 * BLOCK, 5000, 64 << 10, 300 << 10, dice.randrange(400 << 10)]
+    )
     offset = max(0, edge + dice.choice([0, 0, 0, -1, 1, 100]))
     length = dice.choice([1, 5, 100, BLOCK, 5000, 3 * BLOCK, 40 << 10, 200 << 10])
-    what = dice.choice(["write", "write", "write", "truncate", "punch", "punch", "zero", "grow", "keep"])
+    what = dice.choice(
+        ["write", "write", "write", "truncate", "punch", "punch", "zero", "grow", "keep"]
+    )
     if what == "write":
         data = bytes([dice.randrange(1, 256)]) * length
         os.pwrite(fd, data, offset)
@@ -93,7 +100,12 @@ def compare(fd, model):
     data = {b for b in range(count) if seek(fd, b * BLOCK, os.SEEK_DATA) == b * BLOCK}
     filled = {b for b in range(count) if any(model.content[b * BLOCK : (b + 1) * BLOCK])}
     assert filled <= data <= model.blocks, (filled - data, data - model.blocks)
-    points = {b * BLOCK + near for b in range(count + 1) for near in (-1, 0, 1)} | {size - 1, size, size + 1, size + BLOCK}
+    points = {b * BLOCK + near for b in range(count + 1) for near in (-1, 0, 1)} | {
+        size - 1,
+        size,
+        size + 1,
+        size + BLOCK,
+    }
     for at in sorted(points):
         here = at // BLOCK
         if 0 <= at < size:

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The same random system calls on a mount and on a local file system, compared call by call. A failing sequence is shrunk
-# and printed with the command that replays it.
+# The same random system calls on a mount and on a local file system, compared call by call. A
+# failing sequence is shrunk and printed with the command that replays it.
 #
-# COMPARE_OPS: calls of a run (default 20000); COMPARE_SEEDS: runs (default 4); COMPARE_SEED: the first seed.
+# COMPARE_OPS: calls of a run (default 20000); COMPARE_SEEDS: runs (default 4); COMPARE_SEED: the
+# first seed.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -25,7 +26,11 @@ for ((seed = first; seed < first + seeds; seed++)); do
     # Both references: a difference to one that the other shares is no fault of the mount.
     reference=$WORK/local
     [ $((seed % 2)) = 0 ] && reference=$WORK/tmpfs
-    if compare --b "$reference" --seed "$seed"; then ok "seed $seed against $(basename "$reference")"; else fail "seed $seed"; fi
+    if compare --b "$reference" --seed "$seed"; then
+        ok "seed $seed against $(basename "$reference")"
+    else
+        fail "seed $seed"
+    fi
 done
 if compare --b "$WORK/local" --seed $((first + 1000)) --workers 4; then
     ok "four at once, each in its subtree"

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Asynchronous direct writes beside buffered reads of one file: a read that begins after a write was acknowledged sees it.
+"""Asynchronous direct writes beside buffered reads of one file: a read that begins after a write
+was acknowledged sees it.
 
     direct.py DIR [SECONDS]
 
-One process writes blocks with O_DIRECT through io_submit (what libaio calls), up to 16 at a time, and notes each one in
-shared memory when it is acknowledged; two processes read random blocks through the page cache, one of them through a
-mapping, and compare. Prints "N passed, N failed".
+One process writes blocks with O_DIRECT through io_submit (what libaio calls), up to 16 at a time,
+and notes each one in shared memory when it is acknowledged; two processes read random blocks
+through the page cache, one of them through a mapping, and compare. Prints "N passed, N failed".
 """
 
 import ctypes
@@ -52,9 +53,22 @@ class Queue:
         slot = self.free.pop()
         self.blocks[slot] = block
         self.pages[slot * BLOCK : (slot + 1) * BLOCK] = content
-        # struct iocb: data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved, flags, eventfd.
+        # struct iocb: data, key, rw_flags, opcode, priority, fd, buffer, bytes, offset, reserved,
+        # flags, eventfd.
         self.commands[slot].raw = struct.pack(
-            "<QIiHhIQQqQII", slot, 0, 0, IOCB_CMD_PWRITE, 0, self.fd, self.base + slot * BLOCK, BLOCK, block * BLOCK, 0, 0, 0
+            "<QIiHhIQQqQII",
+            slot,
+            0,
+            0,
+            IOCB_CMD_PWRITE,
+            0,
+            self.fd,
+            self.base + slot * BLOCK,
+            BLOCK,
+            block * BLOCK,
+            0,
+            0,
+            0,
         )
         one = (ctypes.c_void_p * 1)(ctypes.addressof(self.commands[slot]))
         assert syscall(NUMBERS[3], self.context, ctypes.c_long(1), one) == 1
@@ -62,7 +76,9 @@ class Queue:
     def completed(self):
         """Waits for at least one write; the blocks that were acknowledged."""
         events = ctypes.create_string_buffer(32 * DEPTH)
-        count = syscall(NUMBERS[2], self.context, ctypes.c_long(1), ctypes.c_long(DEPTH), events, None)
+        count = syscall(
+            NUMBERS[2], self.context, ctypes.c_long(1), ctypes.c_long(DEPTH), events, None
+        )
         blocks = []
         for i in range(count):
             slot, _, result, _ = struct.unpack_from("<QQqq", events.raw, 32 * i)
@@ -132,7 +148,10 @@ def run(directory, seconds):
     assert not any(ended), "a reader failed"
     with open(path, "rb") as file:
         kept = [block for block in range(BLOCKS) if file.read(BLOCK) != content(last[block])]
-    print(f"{written} writes; old bytes by read: {wrong[0]}, by mmap: {wrong[1]}, left in the page cache: {len(kept)}")
+    print(
+        f"{written} writes; old bytes by read: {wrong[0]}, by mmap: {wrong[1]}, left in the page "
+        f"cache: {len(kept)}"
+    )
     os.close(fd)
     os.unlink(path)
     return not wrong[0] and not kept and not wrong[1]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# fio with crc32c verification: random and sequential, buffered, direct and mapped, small and large blocks.
+# fio with crc32c verification: random and sequential, buffered, direct and mapped, small and large
+# blocks.
 #
 # FIO_SIZE: size of each job's file (default 48m).
 set -euo pipefail
@@ -16,8 +17,10 @@ job() {
     local name=$1
     shift
     mkdir -p "$mnt/$name"
-    if timeout 300 fio --name="$name" --directory="$mnt/$name" --size="$size" --verify=crc32c --verify_fatal=1 --do_verify=1 \
-        --verify_backlog=256 --verify_state_save=0 --randseed=7 --group_reporting --output="$WORK/fio.out" "$@" >/dev/null 2>&1; then
+    if timeout 300 fio --name="$name" --directory="$mnt/$name" --size="$size" --verify=crc32c \
+        --verify_fatal=1 --do_verify=1 \
+        --verify_backlog=256 --verify_state_save=0 --randseed=7 --group_reporting \
+        --output="$WORK/fio.out" "$@" >/dev/null 2>&1; then
         ok "$name"
     else
         tail -n 30 "$WORK/fio.out" || true
@@ -33,7 +36,9 @@ job direct --rw=randwrite --bs=16k --ioengine=psync --direct=1 --size=24m
 job direct-async --rw=randrw --bs=64k --ioengine=libaio --iodepth=8 --direct=1
 job mapped --rw=randwrite --bs=4k --ioengine=mmap --size=16m
 job synced --rw=randwrite --bs=32k --ioengine=psync --fsync=8 --size=16m
-# Files of one size and all open at once: with --openfiles and --verify_backlog together fio spins, on any file system.
-job many-small-files --rw=write --bs=4k --ioengine=psync --filesize=32k --nrfiles=384 --size=12m --verify_backlog=0
+# Files of one size and all open at once: with --openfiles and --verify_backlog together fio spins,
+# on any file system.
+job many-small-files --rw=write --bs=4k --ioengine=psync --filesize=32k --nrfiles=384 --size=12m \
+    --verify_backlog=0
 close_and_check "$volume" "$mnt"
 summary

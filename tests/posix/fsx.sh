@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# fsx: random reads, writes, mappings, truncates, holes and copies of one file, every read verified. Several seeds and file
-# sizes: within the inline limit, one packed range, several blocks. (The tool has no direct I/O; fio.sh and compare.sh do.)
+# fsx: random reads, writes, mappings, truncates, holes and copies of one file, every read verified.
+# Several seeds and file
+# sizes: within the inline limit, one packed range, several blocks. (The tool has no direct I/O;
+# fio.sh and compare.sh do.)
 #
 # FSX_OPS: operations of a run (default 50000).
 set -euo pipefail
@@ -11,8 +13,9 @@ ops=${FSX_OPS:-50000}
 make_volume "$volume"
 mount_volume "$volume" "$mnt"
 
-# config NAME LENGTH LARGEST ALIGN MAPPED. No operation is empty: posix_fallocate of nothing is EINVAL on every file system, which
-# the tool does not expect; aligned lengths are cut down to nothing, so that one goes without.
+# config NAME LENGTH LARGEST ALIGN MAPPED. No operation is empty: posix_fallocate of nothing is
+# EINVAL on every file system, which the tool does not expect; aligned lengths are cut down to
+# nothing, so that one goes without.
 config() {
     cat >"$WORK/$1.toml" <<TOML
 flen = $2
@@ -45,7 +48,8 @@ config chunked 9000000 262144 1 5
 
 run() {
     local name=$1 seed=$2
-    if fsx -f "$WORK/$name.toml" -N "$ops" -S "$seed" -P "$WORK" "$mnt/$name-$seed" >"$WORK/fsx-$name-$seed.out" 2>&1; then
+    if fsx -f "$WORK/$name.toml" -N "$ops" -S "$seed" -P "$WORK" "$mnt/$name-$seed" \
+        >"$WORK/fsx-$name-$seed.out" 2>&1; then
         ok "$name seed $seed: $ops operations"
     else
         tail -n 30 "$WORK/fsx-$name-$seed.out"
@@ -61,7 +65,8 @@ for seed in 1 2; do
 done
 # Side by side, as one volume serves several files at once.
 for seed in 11 12 13 14; do
-    fsx -f "$WORK/packed.toml" -N $((ops / 2)) -S "$seed" -P "$WORK" "$mnt/p$seed" >"$WORK/fsx-p$seed.out" 2>&1 &
+    fsx -f "$WORK/packed.toml" -N $((ops / 2)) -S "$seed" -P "$WORK" "$mnt/p$seed" \
+        >"$WORK/fsx-p$seed.out" 2>&1 &
     pids[seed]=$!
 done
 for seed in 11 12 13 14; do

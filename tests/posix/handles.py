@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""File handles: name_to_handle_at(2) and open_by_handle_at(2) on a mount, before and after restarts.
+"""File handles: name_to_handle_at(2) and open_by_handle_at(2) on a mount, before and after
+restarts.
 
-    handles.py make DIR STATE    makes files and directories in DIR and keeps their handles in the file STATE
-    handles.py open DIR STATE    opens each of them by its handle, and checks that handles of removed ones are ESTALE
+    handles.py make DIR STATE    makes files and directories in DIR and keeps their handles in the
+                                 file STATE
+    handles.py open DIR STATE    opens each of them by its handle, and checks that handles of
+                                 removed ones are ESTALE
 
 As root. Each check prints a line; the last line is "N passed, N failed".
 """
@@ -25,12 +28,18 @@ passed, failed = 0, 0
 class Handle(ctypes.Structure):
     """struct file_handle"""
 
-    _fields_ = [("bytes", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * HANDLE_BYTES_MAX)]
+    _fields_ = [
+        ("bytes", ctypes.c_uint),
+        ("kind", ctypes.c_int),
+        ("data", ctypes.c_ubyte * HANDLE_BYTES_MAX),
+    ]
 
 
 def handle_of(path):
     handle, mount = Handle(bytes=HANDLE_BYTES_MAX), ctypes.c_int()
-    done = libc.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(handle), ctypes.byref(mount), 0)
+    done = libc.name_to_handle_at(
+        -100, os.fsencode(path), ctypes.byref(handle), ctypes.byref(mount), 0
+    )
     if done != 0:
         raise OSError(ctypes.get_errno(), f"name_to_handle_at {path}")
     return {"kind": handle.kind, "data": bytes(handle.data[: handle.bytes]).hex()}
@@ -96,16 +105,42 @@ def make(directory, state):
     os.makedirs(f"{directory}/a/b/c")
     make_while_walked(directory, WALKED)
     kept = {}
-    for name in ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "open"):
+    for name in (
+        "plain",
+        "a/inner",
+        "a/b/deep",
+        "renamed",
+        "moved",
+        "linked",
+        "removed",
+        "replaced",
+        "open",
+    ):
         with open(f"{directory}/{name}", "w", encoding="ascii") as file:
             file.write(name)
     os.mkdir(f"{directory}/rmdir")
-    names = ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "rmdir")
+    names = (
+        "plain",
+        "a/inner",
+        "a/b/deep",
+        "renamed",
+        "moved",
+        "linked",
+        "removed",
+        "replaced",
+        "rmdir",
+    )
     names += ("a", "a/b", "a/b/c", *WALKED)
     for name in names:
-        kept[name] = {"handle": handle_of(f"{directory}/{name}"), "ino": os.stat(f"{directory}/{name}").st_ino}
+        kept[name] = {
+            "handle": handle_of(f"{directory}/{name}"),
+            "ino": os.stat(f"{directory}/{name}").st_ino,
+        }
     for name, entry in kept.items():
-        check(f"{name} opens at once", lambda entry=entry: os.close(open_handle(directory, entry["handle"])))
+        check(
+            f"{name} opens at once",
+            lambda entry=entry: os.close(open_handle(directory, entry["handle"])),
+        )
     os.rename(f"{directory}/renamed", f"{directory}/other name")
     os.rename(f"{directory}/moved", f"{directory}/a/b/c/moved")
     os.link(f"{directory}/linked", f"{directory}/a/link")
@@ -132,7 +167,18 @@ def reopen(directory, state):
         finally:
             os.close(fd)
 
-    for name in ("a/b/c", "plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "a", "a/b", *WALKED):
+    for name in (
+        "a/b/c",
+        "plain",
+        "a/inner",
+        "a/b/deep",
+        "renamed",
+        "moved",
+        "linked",
+        "a",
+        "a/b",
+        *WALKED,
+    ):
         check(f"{name} opens by its handle", lambda name=name: opens(name, kept[name]))
     for name in ("removed", "replaced", "rmdir"):
         check(f"{name} is gone", lambda name=name: gone(directory, kept[name]["handle"]))

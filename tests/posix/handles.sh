@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# File handles (name_to_handle_at, open_by_handle_at): valid while the mount lives, after its caches were dropped, and after
-# restarts of the mount and, of a served volume, of the server; ESTALE of what is gone. With more names than a search reads at once.
+# File handles (name_to_handle_at, open_by_handle_at): valid while the mount lives, after its caches
+# were dropped, and after restarts of the mount and, of a served volume, of the server; ESTALE of
+# what is gone. With more names than a search reads at once.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Options of mount(8) on a mount that is there (-o remount), and those it knows for all file systems.
+# Options of mount(8) on a mount that is there (-o remount), and those it knows for all file
+# systems.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -15,8 +16,8 @@ source_of() {
     findmnt -n -o SOURCE "$mnt"
 }
 
-# remounts WAY OPTIONS: by this program itself; by mount(8), which finds it in a directory of the system where it has been put for
-# this one call (in a mount name space of its own).
+# remounts WAY OPTIONS: by this program itself; by mount(8), which finds it in a directory of the
+# system where it has been put for this one call (in a mount name space of its own).
 remounts() {
     case $1 in
     kestrel) "$KESTREL" mount "$(source_of)" "$mnt" -o "remount,$2" ;;
@@ -27,7 +28,8 @@ remounts() {
 # in_system_path COMMAND…
 in_system_path() {
     # shellcheck disable=SC2016
-    unshare -m --propagation slave bash -c 'mount -t tmpfs none /usr/local/sbin && cp "$0" /usr/local/sbin/kestrel && "$@"' \
+    unshare -m --propagation slave bash \
+        -c 'mount -t tmpfs none /usr/local/sbin && cp "$0" /usr/local/sbin/kestrel && "$@"' \
         "$KESTREL" "$@"
 }
 
@@ -37,13 +39,16 @@ for way in kestrel mount; do
     check "$way: remount,ro" remounts "$way" ro
     check "$way: it is read-only" options_are '(^|[ ,])ro,'
     refuses "$way: a write" 'read-only' bash -c "echo x >'$mnt/new'"
-    check "$way: status says so" bash -c "'$KESTREL' status '$mnt' --json | grep -q '\"read_only\": *true'"
+    check "$way: status says so" bash \
+        -c "'$KESTREL' status '$mnt' --json | grep -q '\"read_only\": *true'"
     check "$way: reads go on" grep -q . "$mnt/file"
     check "$way: remount,rw" remounts "$way" rw
     check "$way: a write" bash -c "echo $way >'$mnt/file' && grep -q $way '$mnt/file'"
-    check "$way: status says so" bash -c "'$KESTREL' status '$mnt' --json | grep -q '\"read_only\": *false'"
+    check "$way: status says so" bash \
+        -c "'$KESTREL' status '$mnt' --json | grep -q '\"read_only\": *false'"
 done
-# These are of the mount, not of the file system: in a name space of its own mount(8) would change its copy.
+# These are of the mount, not of the file system: in a name space of its own mount(8) would change
+# its copy.
 check "nodiratime, noexec" remounts kestrel nodiratime,noexec,noacl
 check "they are there" options_are 'noexec.*nodiratime|nodiratime.*noexec'
 check "what was not named stays" options_are 'nosuid,nodev'

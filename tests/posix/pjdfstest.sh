@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# pjdfstest: POSIX, call by call. Expected failures stand in expected-failures.txt, each with its reason; one that passes
-# after all is a failure of that list.
+# pjdfstest: POSIX, call by call. Expected failures stand in expected-failures.txt, each with its
+# reason; one that passes after all is a failure of that list.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 

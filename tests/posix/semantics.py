@@ -3,8 +3,8 @@
 
     semantics.py DIR [--doc docs/semantics.md]
 
-DIR is a directory on the mount, as root. Statements about crashes are tested by tests/crash; they are listed in
-ELSEWHERE. Fails if a statement has no test or a test no statement.
+DIR is a directory on the mount, as root. Statements about crashes are tested by tests/crash; they
+are listed in ELSEWHERE. Fails if a statement has no test or a test no statement.
 """
 
 import argparse
@@ -118,7 +118,11 @@ def directory_attributes(d):
     os.mkdir(f"{d}/b")
     write(f"{d}/f", b"")
     after = os.stat(d)
-    assert after.st_nlink == 4 and after.st_mtime_ns > before and after.st_ctime_ns >= after.st_mtime_ns
+    assert (
+        after.st_nlink == 4
+        and after.st_mtime_ns > before
+        and after.st_ctime_ns >= after.st_mtime_ns
+    )
     time.sleep(0.01)
     os.rename(f"{d}/f", f"{d}/g")
     assert os.stat(d).st_mtime_ns > after.st_mtime_ns
@@ -203,8 +207,8 @@ def listings(d):
 
 
 def random_cookies(d, rounds, changing):
-    """seekdir to random cookies of one handle, the start among them, each followed by a readdir; `changing`: while another
-    thread creates, renames and removes other names."""
+    """seekdir to random cookies of one handle, the start among them, each followed by a readdir;
+    `changing`: while another thread creates, renames and removes other names."""
     stop = threading.Event()
 
     def disturb():
@@ -228,7 +232,11 @@ def random_cookies(d, rounds, changing):
             if not entry:
                 break
             names.append(ctypes.string_at(entry + 19))
-        stable = [at for at, name in enumerate(names) if len(name) == len("stable00000") or name in (b".", b"..")]
+        stable = [
+            at
+            for at, name in enumerate(names)
+            if len(name) == len("stable00000") or name in (b".", b"..")
+        ]
         assert len(stable) == 3002, len(stable)
         for i in range(rounds):
             at = 0 if i % 50 == 0 else draw.choice(stable)
@@ -241,7 +249,9 @@ def random_cookies(d, rounds, changing):
                     break
                 seen.append(ctypes.string_at(entry + 19))
             passed = [name for name in seen[:-1] if not changing or len(name) == len("stable00000")]
-            assert seen and seen[-1] == names[at] and not passed, f"seek {i}: {seen[:3]} for {names[at]}"
+            assert (
+                seen and seen[-1] == names[at] and not passed
+            ), f"seek {i}: {seen[:3]} for {names[at]}"
     finally:
         stop.set()
         if changing:
@@ -268,7 +278,10 @@ def removed(d):
     write(f"{d}/sub/file", b"bytes")
     os.symlink("target", f"{d}/sub/link")
     os.mkfifo(f"{d}/sub/fifo")
-    held = {name: os.open(f"{d}/sub/{name}", os.O_PATH | os.O_NOFOLLOW) for name in ("file", "link", "fifo", "replaced")}
+    held = {
+        name: os.open(f"{d}/sub/{name}", os.O_PATH | os.O_NOFOLLOW)
+        for name in ("file", "link", "fifo", "replaced")
+    }
     inodes = {name: os.fstat(fd).st_ino for name, fd in held.items()}
     opened = os.open(f"{d}/sub/file", os.O_RDWR)
     fifo = os.open(f"{d}/sub/fifo", os.O_RDWR)
@@ -324,7 +337,9 @@ def file_handles(d):
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "handles.py")
     with tempfile.NamedTemporaryFile() as state:
         for what in ("make", "open"):
-            done = subprocess.run([sys.executable, script, what, d, state.name], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, script, what, d, state.name], capture_output=True, text=True
+            )
             assert done.returncode == 0, done.stdout
 
 
@@ -368,7 +383,8 @@ def holes(d):
         assert set(os.pread(fd, 1000, data)) <= {0, ord("a")}
     for seed in range(3):
         block_map.check(d, seed)
-    # A hole costs nothing, however large it is: neither to look for what is behind it nor to punch it again.
+    # A hole costs nothing, however large it is: neither to look for what is behind it nor to punch
+    # it again.
     with open(f"{d}/g", "w+b", buffering=0) as file:
         fd, last = file.fileno(), (1 << 63) - 4
         os.pwrite(fd, b"abc", last)
@@ -477,7 +493,9 @@ def mapped(d):
     write(f"{d}/f", b"a" * 100_000)
     with open(f"{d}/f", "r+b", buffering=0) as file:
         shared = mmap.mmap(file.fileno(), 0)
-        private = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        private = mmap.mmap(
+            file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
         shared[50_000:50_005] = b"hello"
         private[10:15] = b"hidden"[:5]
         assert os.pread(file.fileno(), 5, 50_000) == b"hello"
@@ -487,7 +505,11 @@ def mapped(d):
         shared.close()
         private.close()
     content = read(f"{d}/f")
-    assert content[50_000:50_005] == b"hello" and content[10:15] == b"aaaaa" and len(content) == 100_000
+    assert (
+        content[50_000:50_005] == b"hello"
+        and content[10:15] == b"aaaaa"
+        and len(content) == 100_000
+    )
 
 
 @statement("F9")
@@ -553,13 +575,18 @@ def times(d):
         time.sleep(0.05)
         os.fsync(fd)
         flushed = os.stat(f"{d}/f")
-        assert (flushed.st_mtime_ns, flushed.st_ctime_ns) == (written.st_mtime_ns, written.st_ctime_ns), size
+        assert (flushed.st_mtime_ns, flushed.st_ctime_ns) == (
+            written.st_mtime_ns,
+            written.st_ctime_ns,
+        ), size
         os.pwrite(fd, b"y", 5)
         written = os.fstat(fd)
         time.sleep(0.05)
         os.fchmod(fd, 0o640)
         changed = os.fstat(fd)
-        assert changed.st_mtime_ns == written.st_mtime_ns and changed.st_ctime_ns > written.st_ctime_ns, size
+        assert (
+            changed.st_mtime_ns == written.st_mtime_ns and changed.st_ctime_ns > written.st_ctime_ns
+        ), size
     os.close(fd)
 
 
@@ -580,7 +607,8 @@ def attributes(d):
         assert os.getxattr(f"{d}/f", name) == name.encode() and name in os.listxattr(f"{d}/f")
         os.removexattr(f"{d}/f", name)
         expect_errno(errno.ENODATA, os.getxattr, f"{d}/f", name)
-    # Names of exactly 64 KiB are listed; one more, and the list is refused while each attribute is still there.
+    # Names of exactly 64 KiB are listed; one more, and the list is refused while each attribute is
+    # still there.
     write(f"{d}/many", b"")
     names = [f"user.{number:0250}" for number in range(256)]
     for name in names:
@@ -588,7 +616,9 @@ def attributes(d):
     assert sorted(os.listxattr(f"{d}/many")) == names
     os.setxattr(f"{d}/many", "user.more", b"m")
     expect_errno(errno.E2BIG, os.listxattr, f"{d}/many")
-    assert os.getxattr(f"{d}/many", "user.more") == b"m" and os.getxattr(f"{d}/many", names[7]) == b"v"
+    assert (
+        os.getxattr(f"{d}/many", "user.more") == b"m" and os.getxattr(f"{d}/many", names[7]) == b"v"
+    )
     os.removexattr(f"{d}/many", names[0])
     assert len(os.listxattr(f"{d}/many")) == 256
     acl = struct.pack("<I", 2) + b"".join(
@@ -642,7 +672,8 @@ def stat_after_each_call(d):
     mapped = mmap.mmap(other, 4096)
 
     def changed(call, fields, *arguments):
-        """What the descriptor's stat says after a call differs from before in these fields, and what a name says is the same."""
+        """What the descriptor's stat says after a call differs from before in these fields, and
+        what a name says is the same."""
         before = os.fstat(look)
         # The times of two calls are to differ.
         time.sleep(0.002)
@@ -680,9 +711,15 @@ def stat_after_each_call(d):
         changed(renameat2, "ctime_ns", f"{d}/e", f"{d}/over", 2)
         changed(os.rename, "nlink ctime_ns", f"{d}/e", f"{d}/over")
         os.chmod(b, 0o4755)
-        changed(lambda: as_user(65534, 65534, [], lambda: expect_errno(errno.EACCES, open, b, "r+b")), "")
+        changed(
+            lambda: as_user(65534, 65534, [], lambda: expect_errno(errno.EACCES, open, b, "r+b")),
+            "",
+        )
         os.chmod(b, 0o4777)
-        changed(lambda: as_user(65534, 65534, [], lambda: write(b, b"z", "r+b")), "mode mtime_ns ctime_ns")
+        changed(
+            lambda: as_user(65534, 65534, [], lambda: write(b, b"z", "r+b")),
+            "mode mtime_ns ctime_ns",
+        )
         changed(os.chmod, "mode ctime_ns", b, 0o600)
         changed(write, "size mtime_ns ctime_ns", b, b"short")
         changed(os.read, "", look, 100)
@@ -697,8 +734,8 @@ def stat_after_each_call(d):
 
 
 class Protection:
-    """Sets fs.protected_* of this machine for a while: scripts that need another setting wait (hardening.sh), and
-    are waited for."""
+    """Sets fs.protected_* of this machine for a while: scripts that need another setting wait
+    (hardening.sh), and are waited for."""
 
     NAMES = ("symlinks", "regular", "fifos", "hardlinks")
 
@@ -719,8 +756,12 @@ class Protection:
 
 @statement("A8")
 def protected_in_sticky_directories(d):
-    # Without walk hints the mount does not hear that an open would create, nor that a link is followed.
-    enforced = os.environ.get("KESTREL_SHORTCUT") != "off" and os.environ.get("KESTREL_WALK_HINTS") != "none"
+    # Without walk hints the mount does not hear that an open would create, nor that a link is
+    # followed.
+    enforced = (
+        os.environ.get("KESTREL_SHORTCUT") != "off"
+        and os.environ.get("KESTREL_WALK_HINTS") != "none"
+    )
     owner, other = 40001, 40002
     os.chmod(d, 0o755)
 
@@ -754,12 +795,21 @@ def protected_in_sticky_directories(d):
 
         as_user(uid, uid, [], attempt) if uid else attempt()
 
-    creating = (os.O_CREAT | os.O_WRONLY, os.O_CREAT | os.O_RDWR | os.O_TRUNC, os.O_CREAT | os.O_RDONLY)
+    creating = (
+        os.O_CREAT | os.O_WRONLY,
+        os.O_CREAT | os.O_RDWR | os.O_TRUNC,
+        os.O_CREAT | os.O_RDONLY,
+    )
     with Protection() as protection:
         for value in (0, 1, 2):
             for name in Protection.NAMES[:3]:
                 protection.set(name, min(value, 1) if name == "symlinks" else value)
-            for mode, refused in ((0o1777, value >= 1), (0o1775, value >= 2), (0o777, False), (0o1755, False)):
+            for mode, refused in (
+                (0o1777, value >= 1),
+                (0o1775, value >= 2),
+                (0o777, False),
+                (0o1755, False),
+            ):
                 where = made(mode)
                 for flags in creating:
                     # Without O_CREAT.
@@ -767,7 +817,9 @@ def protected_in_sticky_directories(d):
                     for uid in (other, 0):
                         expect(refused, uid, opens, f"{where}/file", flags)
                     kept = read(f"{where}/file")
-                    assert kept == (b"" if flags & os.O_TRUNC and not (refused and enforced) else b"content"), (oct(mode), kept)
+                    assert kept == (
+                        b"" if flags & os.O_TRUNC and not (refused and enforced) else b"content"
+                    ), (oct(mode), kept)
                     expect(False, owner, opens, f"{where}/file", flags)
                 expect(False, other, opens, f"{where}/file", os.O_WRONLY)
                 expect(refused, other, opens, f"{where}/fifo", os.O_CREAT | os.O_RDWR)
@@ -778,14 +830,20 @@ def protected_in_sticky_directories(d):
                 expect(follows, other, opens, f"{where}/link", os.O_RDONLY)
                 expect(False, other, os.lstat, f"{where}/link")
                 expect(False, owner, os.stat, f"{where}/link")
-                # Only the last name of a path is protected, and what belongs to the directory's owner is not.
+                # Only the last name of a path is protected, and what belongs to the directory's
+                # owner is not.
                 expect(False, other, opens, f"{where}/to-dir/below", os.O_RDONLY)
                 os.chown(f"{where}/file", 0, 0)
                 expect(False, other, opens, f"{where}/file", os.O_CREAT | os.O_WRONLY)
         protection.set("hardlinks", 1)
         where = made(0o1777)
         os.chmod(f"{where}/file", 0o644)
-        as_user(other, other, [], lambda: expect_errno(errno.EPERM, os.link, f"{where}/file", f"{where}/mine"))
+        as_user(
+            other,
+            other,
+            [],
+            lambda: expect_errno(errno.EPERM, os.link, f"{where}/file", f"{where}/mine"),
+        )
         as_user(owner, owner, [], lambda: os.link(f"{where}/file", f"{where}/mine"))
 
 
@@ -822,7 +880,11 @@ def capabilities(d):
                 os.setxattr(f"{d}/f", "user.kept", b"kept")
                 change(file.fileno())
                 names = os.listxattr(f"{d}/f")
-                assert "security.capability" not in names and "user.kept" in names, (name, size, names)
+                assert "security.capability" not in names and "user.kept" in names, (
+                    name,
+                    size,
+                    names,
+                )
                 expect_errno(errno.ENODATA, os.getxattr, f"{d}/f", "security.capability")
     os.close(other)
 
@@ -836,7 +898,9 @@ def locks(d):
 
             def refused():
                 with open(f"{d}/f", "r+b") as other:
-                    expect_errno((errno.EAGAIN, errno.EACCES), lock, other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    expect_errno(
+                        (errno.EAGAIN, errno.EACCES), lock, other, fcntl.LOCK_EX | fcntl.LOCK_NB
+                    )
 
             as_user(0, 0, [], refused)
         with open(f"{d}/f", "r+b") as free:
@@ -857,7 +921,8 @@ def close_to_open(d):
 
 @statement("D2")
 def flushed_in_the_background(d):
-    """That it is gone from the writer's memory shows in `kestrel info`; here: nothing is lost by waiting."""
+    """That it is gone from the writer's memory shows in `kestrel info`; here: nothing is lost by
+    waiting."""
     with open(f"{d}/f", "wb", buffering=0) as file:
         file.write(b"x" * 10_000)
         time.sleep(2.5)
@@ -964,7 +1029,9 @@ def inode_flags(d):
     # The other interface, and what is not allowed.
     with open(f, "rb") as file:
         attributes = bytearray(fcntl.ioctl(file, get_xattr, b"\0" * 28))
-        attributes[0:4] = struct.pack("I", struct.unpack("I", attributes[0:4])[0] & 0x80000000 | 0x80)
+        attributes[0:4] = struct.pack(
+            "I", struct.unpack("I", attributes[0:4])[0] & 0x80000000 | 0x80
+        )
         fcntl.ioctl(file, set_xattr, bytes(attributes))
     assert lsattr(f) == no_dump
     os.chown(f, 1000, 1000)
@@ -982,9 +1049,13 @@ def inode_versions(d):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dir")
-    parser.add_argument("--doc", default=os.path.join(os.path.dirname(__file__), "../../docs/semantics.md"))
+    parser.add_argument(
+        "--doc", default=os.path.join(os.path.dirname(__file__), "../../docs/semantics.md")
+    )
     parser.add_argument("--only", help="number of one statement")
     arguments = parser.parse_args()
     with open(arguments.doc, encoding="utf-8") as doc:

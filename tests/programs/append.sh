@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Several processes append to one file with O_APPEND: no line is lost, torn or overwritten. Then the same under locks.
+# Several processes append to one file with O_APPEND: no line is lost, torn or overwritten. Then the
+# same under locks.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 

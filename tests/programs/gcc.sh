@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# gcc: many sources compiled in parallel, archived, linked, run, rebuilt by time stamps, all on the mount.
+# gcc: many sources compiled in parallel, archived, linked, run, rebuilt by time stamps, all on the
+# mount.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 

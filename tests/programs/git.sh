@@ -6,7 +6,8 @@ set -euo pipefail
 volume=$WORK/volume mnt=$WORK/mnt
 make_volume "$volume"
 mount_volume "$volume" "$mnt"
-export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@example.org GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@example.org
+export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@example.org GIT_COMMITTER_NAME=t \
+    GIT_COMMITTER_EMAIL=t@example.org
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null HOME=$WORK
 
 make_repository() {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A Python environment on the mount: venv, pip install of a wheel made on the spot, import, bytecode, a zip import.
+# A Python environment on the mount: venv, pip install of a wheel made on the spot, import,
+# bytecode, a zip import.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -34,7 +35,8 @@ assert sum(i.import_module(f"kestreldemo.module{n}").VALUE for n in range(200)) 
 }
 zip_import() {
     cp "$wheel" "$mnt/demo.zip"
-    PYTHONPATH=$mnt/demo.zip "$python" -c 'import kestreldemo; assert kestreldemo.__file__.startswith("'"$mnt"'")'
+    PYTHONPATH=$mnt/demo.zip "$python" \
+        -c 'import kestreldemo; assert kestreldemo.__file__.startswith("'"$mnt"'")'
 }
 check "venv" "$python" -m venv "$mnt/venv"
 check "pip install" "$mnt/venv/bin/pip" install -q --no-index --no-deps "$wheel"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# rsync --checksum twice: the second run finds nothing to transfer. Then changes, deletions, and back again.
+# rsync --checksum twice: the second run finds nothing to transfer. Then changes, deletions, and
+# back again.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
@@ -19,7 +20,8 @@ nothing_to_do() {
     [ -z "$out" ] || { head -n 20 <<<"$out" && false; }
 }
 change() {
-    head -c 100 /dev/urandom | dd of="$WORK/source/large" bs=1 seek=12345678 conv=notrunc status=none
+    head -c 100 /dev/urandom | dd of="$WORK/source/large" bs=1 seek=12345678 conv=notrunc \
+        status=none
     rm -rf "$WORK/source/python3"
     echo new >"$WORK/source/new"
     chmod 600 "$WORK/source/new"
@@ -27,7 +29,8 @@ change() {
 check "first run ($count entries)" rsync -aHX --checksum "$WORK/source/" "$mnt/copy/"
 check "second run transfers nothing" nothing_to_do "$WORK/source/" "$mnt/copy/"
 change
-check "after changes" rsync -aHX --checksum --delete --inplace --no-whole-file "$WORK/source/" "$mnt/copy/"
+check "after changes" rsync -aHX --checksum --delete --inplace --no-whole-file "$WORK/source/" \
+    "$mnt/copy/"
 check "nothing is left to transfer" nothing_to_do "$WORK/source/" "$mnt/copy/"
 check "back to the local file system" rsync -aHX "$mnt/copy/" "$WORK/back/"
 check "and it is the same" nothing_to_do "$WORK/source/" "$WORK/back/"

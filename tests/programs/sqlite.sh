@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# sqlite with a write-ahead log on the mount, whose process is killed again and again. After each kill the database is intact
-# and every transaction that was acknowledged (and noted outside) is there.
+# sqlite with a write-ahead log on the mount; its process is killed again and again. After each
+# kill the database is intact and every transaction that was acknowledged (and noted outside) is
+# there.
 #
 # CYCLES (default 8)
 set -euo pipefail
@@ -53,7 +54,8 @@ PY
 }
 
 : >"$WORK/acked"
-check "a database is made" sqlite3 "$mnt/db" 'pragma journal_mode=wal; create table t (n integer primary key, data blob);'
+check "a database is made" sqlite3 "$mnt/db" \
+    'pragma journal_mode=wal; create table t (n integer primary key, data blob);'
 first=0
 for ((cycle = 1; cycle <= ${CYCLES:-8}; cycle++)); do
     insert "$first" &

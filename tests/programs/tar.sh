@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tar: a tree with everything tar can carry, unpacked on the mount, compared, packed again, compared.
+# tar: a tree with everything tar can carry, unpacked on the mount, compared, packed again,
+# compared.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tools on a volume in a store, while it is mounted and written to: gc, fsck, compact, warmup, key rotation, info.
+# The tools on a volume in a store, while it is mounted and written to: gc, fsck, compact, warmup,
+# key rotation, info.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -14,10 +15,12 @@ mount_volume "$volume" "$mnt" --cache-dir "$WORK/cache"
 
 echo "== with writers at work"
 mkdir "$mnt/load"
-kestrel-crashload run --dir "$mnt/load" --log "$WORK/load.log" --threads 6 --seed 5 --seconds 15 >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$mnt/load" --log "$WORK/load.log" --threads 6 --seed 5 --seconds 15 \
+    >"$WORK/run.out" 2>&1 &
 load=$!
 for round in 1 2; do
-    check "round $round: gc --delete while files are written" "$KESTREL" gc "$volume" --delete --grace 2s
+    check "round $round: gc --delete while files are written" "$KESTREL" gc "$volume" \
+        --delete --grace 2s
     check "round $round: fsck of the mounted volume" fsck_volume "$volume"
     check "round $round: compact" "$KESTREL" compact "$volume"
 done
@@ -26,7 +29,8 @@ if wait $load; then ok "the load: $(tail -n 1 "$WORK/run.out")"; else
     cat "$WORK/run.out"
     fail "the load"
 fi
-check "the load is as acknowledged" kestrel-crashload verify --dir "$mnt/load" --log "$WORK/load.log" --mode process
+check "the load is as acknowledged" kestrel-crashload verify --dir "$mnt/load" \
+    --log "$WORK/load.log" --mode process
 check "and so are the files of before" "$TREE" check "$mnt/keep" $count $sizes
 
 echo "== packs with little alive"
@@ -44,13 +48,15 @@ sleep 2
 # bytes of all objects of the volume
 stored() {
     # Some go while they are looked at.
-    { objects vol | xargs -r stat -c %s 2>/dev/null || true; } | awk '{ sum += $1 } END { print sum + 0 }'
+    { objects vol | xargs -r stat -c %s 2>/dev/null || true; } |
+        awk '{ sum += $1 } END { print sum + 0 }'
 }
 was=$(stored)
 check "compact" "$KESTREL" compact "$volume"
 sleep 3
 check "gc --delete" "$KESTREL" gc "$volume" --delete --grace 0s
-check "packs with little alive were rewritten: $was to $(stored) bytes" is_more "$((was - 4000000))" "$(stored)"
+check "packs with little alive were rewritten: $was to $(stored) bytes" is_more \
+    "$((was - 4000000))" "$(stored)"
 check "what was alive in them is right" "$TREE" check "$mnt/packs" 400 20000 --only 'file*0'
 
 echo "== warmup and info"
@@ -87,9 +93,11 @@ umount_volume "$mnt"
 check "no text in the store" not grep -rq 'a line that compresses' "$STORE_DIR/$S3_BUCKET/secret"
 check "nor in the cache" not grep -rq 'a line that compresses' "$WORK/cache"
 reset_counts
-check "key rotate" "$KESTREL" key rotate "$WORK/secret" --key-file "$WORK/key" --new-key-file "$WORK/key2"
+check "key rotate" "$KESTREL" key rotate "$WORK/secret" --key-file "$WORK/key" \
+    --new-key-file "$WORK/key2"
 check "it rewrites no data" same "$(count requests put)" 0
-refuses "the old key is of no use any more" 'key' "$KESTREL" mount "$WORK/secret" "$mnt" --key-file "$WORK/key"
+refuses "the old key is of no use any more" 'key' "$KESTREL" mount "$WORK/secret" "$mnt" \
+    --key-file "$WORK/key"
 export KESTREL_KEY_FILE=$WORK/key2
 mount_volume "$WORK/secret" "$mnt"
 check "old data with the new key" "$TREE" check "$mnt/s" 20 $sizes
@@ -100,13 +108,15 @@ echo "== dump and load"
 "$KESTREL" dump "$volume" "$WORK/dump" >/dev/null
 # As after a lost machine: the dump and the bucket are left.
 mv "$volume" "$WORK/lost"
-check "load into another prefix" "$KESTREL" load "$WORK/dump" "$WORK/restored" --objects "$(volume_url vol)" --storage "$(volume_url restored)"
+check "load into another prefix" "$KESTREL" load "$WORK/dump" "$WORK/restored" \
+    --objects "$(volume_url vol)" --storage "$(volume_url restored)"
 mount_volume "$WORK/restored" "$mnt"
 check "everything is there" "$TREE" check "$mnt/keep" $count $sizes
 close_and_check "$WORK/restored" "$mnt"
 
 check "objbench finds this store fit" "$KESTREL" objbench "$(volume_url bench)" --only check
 faults list-cut:skip=1
-check "and one with listings that end too early not" not "$KESTREL" objbench "$(volume_url bench)" --only check
+check "and one with listings that end too early not" not "$KESTREL" objbench "$(volume_url bench)" \
+    --only check
 no_faults
 summary

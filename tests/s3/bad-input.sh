@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What people get wrong, and what others do to the store behind our back: clear errors that name file and object, other files
-# keep working, nothing is deleted.
+# What people get wrong, and what others do to the store behind our back: clear errors that name
+# file and object, other files keep working, nothing is deleted.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -17,23 +17,32 @@ echo "== addresses"
 format() {
     "$KESTREL" format "$WORK/none" --storage "$1"
 }
-refuses "credentials in the URL" 'credential|secret|user' format "s3://me:secret@$S3_BUCKET/p?endpoint=$S3_ENDPOINT"
-refuses "a key in the URL" 'access.?key|credential|unknown' format "s3://$S3_BUCKET/p?endpoint=$S3_ENDPOINT&access-key=x"
+refuses "credentials in the URL" 'credential|secret|user' format \
+    "s3://me:secret@$S3_BUCKET/p?endpoint=$S3_ENDPOINT"
+refuses "a key in the URL" 'access.?key|credential|unknown' format \
+    "s3://$S3_BUCKET/p?endpoint=$S3_ENDPOINT&access-key=x"
 refuses "an unknown parameter" 'endpont' format "s3://$S3_BUCKET/p?endpont=$S3_ENDPOINT"
 refuses "no bucket" 'bucket' format "s3:///p?endpoint=$S3_ENDPOINT"
 refuses "a scheme of others" 'gs://|storage|scheme' format "gs://bucket/p"
-refuses "a missing bucket" 'no-such-bucket' format "s3://no-such-bucket/p?endpoint=$S3_ENDPOINT&region=us-east-1&path-style=true"
-refuses "nobody listens there" '127\.0\.0\.1:9' timeout 100 "$KESTREL" format "$WORK/none" --storage "s3://bucket/p?endpoint=http://127.0.0.1:9&region=us-east-1&path-style=true"
+refuses "a missing bucket" 'no-such-bucket' format \
+    "s3://no-such-bucket/p?endpoint=$S3_ENDPOINT&region=us-east-1&path-style=true"
+refuses "nobody listens there" '127\.0\.0\.1:9' timeout 100 "$KESTREL" format "$WORK/none" \
+    --storage "s3://bucket/p?endpoint=http://127.0.0.1:9&region=us-east-1&path-style=true"
 check "no volume came of it" not test -e "$WORK/none/kestrel.json"
 
 echo "== credentials and clocks"
-refuses "a wrong secret" 'secret|signature|credential|denied' env AWS_SECRET_ACCESS_KEY=wrong "$KESTREL" mount "$volume" "$mnt"
-refuses "an unknown key" 'key|credential|denied' env AWS_ACCESS_KEY_ID=nobody "$KESTREL" mount "$volume" "$mnt"
-refuses "no credentials at all" 'credential' env -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY "$KESTREL" mount "$volume" "$mnt"
-printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n' "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" >"$WORK/credentials"
+refuses "a wrong secret" 'secret|signature|credential|denied' env AWS_SECRET_ACCESS_KEY=wrong \
+    "$KESTREL" mount "$volume" "$mnt"
+refuses "an unknown key" 'key|credential|denied' env AWS_ACCESS_KEY_ID=nobody "$KESTREL" mount \
+    "$volume" "$mnt"
+refuses "no credentials at all" 'credential' env -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY \
+    "$KESTREL" mount "$volume" "$mnt"
+printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n' "$AWS_ACCESS_KEY_ID" \
+    "$AWS_SECRET_ACCESS_KEY" >"$WORK/credentials"
 chmod 600 "$WORK/credentials"
 with_file() {
-    env -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY "$KESTREL" mount "$volume" "$mnt" --credentials "$WORK/credentials" --allow-other
+    env -u AWS_ACCESS_KEY_ID -u AWS_SECRET_ACCESS_KEY "$KESTREL" mount "$volume" "$mnt" \
+        --credentials "$WORK/credentials" --allow-other
 }
 check "credentials from a file" with_file
 check "they work" "$TREE" check "$mnt/a" $count $sizes
@@ -53,14 +62,16 @@ root=$STORE_DIR/$S3_BUCKET
 mv "$root/vol" "$root/swap"
 mv "$root/third" "$root/vol"
 mv "$root/swap" "$root/third"
-refuses "the store was swapped for another volume's" 'belongs|another|other volume' "$KESTREL" mount "$volume" "$mnt"
+refuses "the store was swapped for another volume's" 'belongs|another|other volume' "$KESTREL" \
+    mount "$volume" "$mnt"
 refuses "gc neither" 'belongs|another|other volume' "$KESTREL" gc "$volume" --delete --grace 0s
 refuses "nor fsck --repair" 'belongs|another|other volume' "$KESTREL" fsck "$volume" --repair
 mv "$root/vol" "$root/swap"
 mv "$root/third" "$root/vol"
 mv "$root/swap" "$root/third"
 mv "$root/vol" "$root/away"
-refuses "the store was emptied" 'marker|empty|no volume|kestrel-volume' "$KESTREL" mount "$volume" "$mnt"
+refuses "the store was emptied" 'marker|empty|no volume|kestrel-volume' "$KESTREL" mount "$volume" \
+    "$mnt"
 refuses "gc of an emptied store" . "$KESTREL" gc "$volume" --delete --grace 0s
 mv "$root/away" "$root/vol"
 check "nothing was deleted" same "$(objects vol | wc -l)" "$before"
@@ -100,12 +111,14 @@ for what in deleted shortened flipped lengthened; do
     # What lies behind the end of an object is nobody's data: every file is right.
     [ "$what" = lengthened ] && refused=any
     mount_volume "$volume" "$mnt"
-    check "$what: errors for the files that lie there, all others are right" "$TREE" check "$mnt/a" $count $sizes --refused "$refused"
+    check "$what: errors for the files that lie there, all others are right" "$TREE" \
+        check "$mnt/a" $count $sizes --refused "$refused"
     check "$what: new files work" "$TREE" write "$mnt/new-$what" 5 $sizes
     umount_volume "$mnt"
     if "$KESTREL" fsck "$volume" --data >"$WORK/fsck.out" 2>&1; then
         [ "$what" = lengthened ] || fail "$what: fsck --data finds nothing"
-    elif grep -q 'file[0-9]' "$WORK/fsck.out" && grep -qE '[0-9a-f]{16}|object' "$WORK/fsck.out"; then
+    elif grep -q 'file[0-9]' "$WORK/fsck.out" && grep -qE '[0-9a-f]{16}|object' "$WORK/fsck.out"; \
+        then
         ok "$what: fsck --data names files and objects"
     else
         tail -n 20 "$WORK/fsck.out"
@@ -127,13 +140,16 @@ mount_volume "$WORK/secret" "$mnt" --key-file "$WORK/key"
 umount_volume "$mnt"
 refuses "no key" 'key' "$KESTREL" mount "$WORK/secret" "$mnt"
 refuses "a wrong key" 'key' "$KESTREL" mount "$WORK/secret" "$mnt" --key-file "$WORK/wrong"
-refuses "fsck with a wrong key repairs nothing" 'key' "$KESTREL" fsck "$WORK/secret" --data --repair --key-file "$WORK/wrong"
+refuses "fsck with a wrong key repairs nothing" 'key' "$KESTREL" fsck "$WORK/secret" \
+    --data --repair --key-file "$WORK/wrong"
 echo nonsense >"$WORK/nonsense"
 chmod 600 "$WORK/nonsense"
-refuses "no key in the file" 'nonsense' "$KESTREL" mount "$WORK/secret" "$mnt" --key-file "$WORK/nonsense"
+refuses "no key in the file" 'nonsense' "$KESTREL" mount "$WORK/secret" "$mnt" \
+    --key-file "$WORK/nonsense"
 cp "$WORK/key" "$WORK/open"
 chmod 644 "$WORK/open"
-refuses "a key that everybody can read" 'mode|permission|chmod|others' "$KESTREL" mount "$WORK/secret" "$mnt" --key-file "$WORK/open"
+refuses "a key that everybody can read" 'mode|permission|chmod|others' "$KESTREL" mount \
+    "$WORK/secret" "$mnt" --key-file "$WORK/open"
 mount_volume "$WORK/secret" "$mnt" --key-file "$WORK/key"
 check "the right key" "$TREE" check "$mnt/s" 10 $sizes
 umount_volume "$mnt"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The cache near the compute, on disks that are too small, that fill up and that fail: reads are right, and go on. It survives
-# restarts and kill -9, and several volumes share it.
+# The cache near the compute, on disks that are too small, that fill up and that fail: reads are
+# right, and go on. It survives restarts and kill -9, and several volumes share it.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -18,7 +18,8 @@ read_all() {
     count requests get
 }
 
-# late DIR: how often its cache was passed by because a disk failed, had no room or answered too late.
+# late DIR: how often its cache was passed by because a disk failed, had no room or answered too
+# late.
 late() {
     local figure sum=0
     for figure in cache_disk_errors cache_disk_bypassed cache_disk_dropped_writes; do
@@ -27,8 +28,9 @@ late() {
     echo $sum
 }
 
-# from_cache DIR: reads everything, and the store is not asked. A disk that answers too late is passed by for a while, as it
-# should be on a machine that stands still for a second: then, and only then, it is warmed up and read again.
+# from_cache DIR: reads everything, and the store is not asked. A disk that answers too late is
+# passed by for a while, as it should be on a machine that stands still for a second: then, and only
+# then, it is warmed up and read again.
 from_cache() {
     local gets before
     for _ in 1 2 3 4 5; do
@@ -138,7 +140,8 @@ xfs_io -x -c shutdown "$disk"
 check "every read and write of the disk fails: reads are right" read_all "$mnt/a"
 check "files written meanwhile are right" "$TREE" write "$mnt/d" $count $sizes
 check "and are read right" "$TREE" check "$mnt/d" $count $sizes
-check "the disk is out of service" is_more "$(($(stat_of "$mnt" cache_disk_bypassed) + $(stat_of "$mnt" cache_disk_errors)))" 0
+check "the disk is out of service" is_more \
+    "$(($(stat_of "$mnt" cache_disk_bypassed) + $(stat_of "$mnt" cache_disk_errors)))" 0
 umount_volume "$mnt"
 umount "$disk"
 mount -o loop "$WORK/image2" "$disk"

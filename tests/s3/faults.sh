@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Loads under a storm of store faults, by seed: 500, 503, resets, answers lost after the store did the work, truncated, short,
-# long and wrong bodies, delays. Nothing of it may reach an application; all of it is retried and counted. Plain volumes, and
-# compressed and encrypted ones. The marker that is read at every mount is not spared.
+# Loads under a storm of store faults, by seed: 500, 503, resets, answers lost after the store did
+# the work, truncated, short, long and wrong bodies, delays. Nothing of it may reach an application;
+# all of it is retried and counted. Plain volumes, and compressed and encrypted ones. The marker
+# that is read at every mount is not spared.
 #
 # SEED (default 1)
 set -euo pipefail
@@ -24,7 +25,8 @@ weather() {
     reset_counts
     faults "$storm"
     mkdir "$mnt/load"
-    kestrel-crashload run --dir "$mnt/load" --log "$WORK/$name.log" --threads 6 --seed "${SEED:-1}" --seconds 4 >"$WORK/run.out" 2>&1 &
+    kestrel-crashload run --dir "$mnt/load" --log "$WORK/$name.log" --threads 6 \
+        --seed "${SEED:-1}" --seconds 4 >"$WORK/run.out" 2>&1 &
     load=$!
     check "$name: writes get through" "$TREE" write "$mnt/tree" 60 5000,90000,5000000
     check "$name: reads get through" "$TREE" check "$mnt/tree" 60 5000,90000,5000000
@@ -37,12 +39,15 @@ weather() {
     # What was written went into the cache as well.
     rm -rf "$WORK/cache"
     faults "wrong-bytes:match=/kestrel-volume,count=1 $storm"
-    check "$name: mounts in spite of a bad answer about the marker" mount_volume "$volume" "$mnt" "${mount[@]}"
+    check "$name: mounts in spite of a bad answer about the marker" mount_volume "$volume" "$mnt" \
+        "${mount[@]}"
     check "$name: cold reads get through" "$TREE" check "$mnt/tree" 60 5000,90000,5000000
-    check "$name: the load is as acknowledged" kestrel-crashload verify --dir "$mnt/load" --log "$WORK/$name.log" --mode process
+    check "$name: the load is as acknowledged" kestrel-crashload verify --dir "$mnt/load" \
+        --log "$WORK/$name.log" --mode process
     local fault
     for fault in status reset lost-answer truncate short long wrong-bytes; do
-        is_more "$(count faults $fault)" 0 >/dev/null || fail "$name: no $fault happened: the test tests nothing"
+        is_more "$(count faults $fault)" 0 >/dev/null ||
+            fail "$name: no $fault happened: the test tests nothing"
     done
     no_faults
     check "$name: unmounts" umount_volume "$mnt"

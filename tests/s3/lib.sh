@@ -1,4 +1,5 @@
-# Common to the suites below tests/s3: what tests/lib.sh gives, on a store, and helpers of these suites. Source it first.
+# Common to the suites below tests/s3: what tests/lib.sh gives, on a store, and helpers of these
+# suites. Source it first.
 # shellcheck shell=bash disable=SC2034,SC2119
 
 KESTREL_STORE=s3

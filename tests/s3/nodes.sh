@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Three metadata nodes over an object store, in plain, and compressed and encrypted: files of all sizes through two mounts, nodes killed
-# under load and while files go, a store that fails; what nothing refers to any more goes from the bucket, whichever nodes referred
-# to it, and nothing else; who has not the key is refused.
+# Three metadata nodes over an object store, in plain, and compressed and encrypted: files of all
+# sizes through two mounts, nodes killed under load and while files go, a store that fails; what
+# nothing refers to any more goes from the bucket, whichever nodes referred to it, and nothing else;
+# who has not the key is refused.
 #
 # KILLS of a node under load (default 2), SEED
 set -euo pipefail
@@ -45,7 +46,7 @@ works() {
     check "files of all sizes, written at one mount" "$TREE" write "$a/files" $count $sizes
     check "read at the other" "$TREE" check "$b/files" $count $sizes
 
-    # Whoever renames, links and copies is not whoever made the objects.
+    # The node that renames, links and copies is not the one that made the objects.
     mkdir "$b/moved"
     for ((number = 0; number < count; number += 4)); do
         mv "$b/files/file$number" "$b/moved/other$number"
@@ -57,7 +58,8 @@ works() {
     check "links and copies" cmp "$a/moved/copy4" "$b/files/file4"
 
     mkdir "$a/load"
-    kestrel-crashload run --dir "$a/load" --log "$WORK/$name.log" --threads 4 --seed "$seed" --ms $((kills * 1800)) \
+    kestrel-crashload run --dir "$a/load" --log "$WORK/$name.log" --threads 4 --seed "$seed" \
+        --ms $((kills * 1800)) \
         >"$WORK/run.out" 2>&1 &
     load=$!
     kills "$volume" "$kills"
@@ -65,11 +67,13 @@ works() {
     [ "$status" = 0 ] || cat "$WORK/run.out"
     check "$kills nodes killed under load: no error" test "$status" = 0
     check "it was not cut short" grep -q 'ended by: done' "$WORK/run.out"
-    check "everything acknowledged is there" kestrel-crashload verify --dir "$b/load" --log "$WORK/$name.log" --mode process
+    check "everything acknowledged is there" kestrel-crashload verify --dir "$b/load" \
+        --log "$WORK/$name.log" --mode process
     check "the files of before as well" "$TREE" check "$b/files" $count $sizes
     check "fsck --data while all serve" fsck_volume "$volume" --data
 
-    # Half of what there is goes, from both mounts and with nodes killed; the store refuses deletions for a while.
+    # Half of what there is goes, from both mounts and with nodes killed; the store refuses
+    # deletions for a while.
     kept=$(objects "$name" | wc -l)
     faults status:code=503,kind=delete+delete-many,rate=0.5
     (rm -rf "$a/load" "$a/moved") &
@@ -119,14 +123,21 @@ check "no text in the store" not grep -rq 'a line that nobody' "$STORE_DIR/$S3_B
 check "nor in the cache" not grep -rq 'a line that nobody' "$WORK/cache-secret"
 second=$(node_dir "$secret" 2)
 kill_node "$secret" 2
-refuses "a node without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" serve "$second" "${SERVE_OPTIONS[@]}"
-refuses "a node with another key" 'key' "$KESTREL" serve "$second" "${SERVE_OPTIONS[@]}" --key-file "$WORK/wrong"
+refuses "a node without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" serve "$second" \
+    "${SERVE_OPTIONS[@]}"
+refuses "a node with another key" 'key' "$KESTREL" serve "$second" "${SERVE_OPTIONS[@]}" \
+    --key-file "$WORK/wrong"
 start_node "$secret" 2
-refuses "a client without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" mount "$(serve_url "$secret")" "$WORK/mnt"
-refuses "a client with another key" 'key' "$KESTREL" mount "$(serve_url "$secret")" "$WORK/mnt" --key-file "$WORK/wrong"
-refuses "fsck --data with another key" 'key' "$KESTREL" fsck "$(serve_url "$secret")" --data --key-file "$WORK/wrong"
-refuses "rotating the keys of one node" 'missing are' "$KESTREL" key rotate "$second" --new-key-file "$WORK/wrong"
+refuses "a client without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" mount \
+    "$(serve_url "$secret")" "$WORK/mnt"
+refuses "a client with another key" 'key' "$KESTREL" mount "$(serve_url "$secret")" "$WORK/mnt" \
+    --key-file "$WORK/wrong"
+refuses "fsck --data with another key" 'key' "$KESTREL" fsck "$(serve_url "$secret")" \
+    --data --key-file "$WORK/wrong"
+refuses "rotating the keys of one node" 'missing are' "$KESTREL" key rotate "$second" \
+    --new-key-file "$WORK/wrong"
 check "the others have gone on" cmp "$a/text" "$b/text"
 ends "$secret"
-refuses "fsck at rest without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" fsck "$secret" "$second" "$(node_dir "$secret" 3)" --data
+refuses "fsck at rest without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" fsck "$secret" \
+    "$second" "$(node_dir "$secret" 3)" --data
 summary

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# kill -9 at every named point of upload, commit, compaction, re-pack, gc, reaping, cache filling and eviction, each provoked on
-# purpose on a volume in a store. After each: fsck is clean, and every file that was closed is there, byte by byte.
+# kill -9 at every named point of upload, commit, compaction, re-pack, gc, reaping, cache filling
+# and eviction, each provoked on purpose on a volume in a store. After each: fsck is clean, and
+# every file that was closed is there, byte by byte.
 #
 # ROUNDS (default 4): how often the work is repeated until the point is reached.
 set -euo pipefail
@@ -31,7 +32,8 @@ for number in range(1 << 40, (1 << 40) + 8):
 PY
 }
 
-# work N: a bit of everything. Everything but the first line may fail: the mount dies somewhere in it.
+# work N: a bit of everything. Everything but the first line may fail: the mount dies somewhere in
+# it.
 work() {
     local n=$1
     mkdir -p "$mnt/new$n"
@@ -46,7 +48,8 @@ for turn in range(120):
     os.pwrite(file, b"t" * 3000, turn * 12_000)
     os.fsync(file)
 PY
-        # Files that share objects with those that go: what is left is re-packed, what is not is reaped.
+        # Files that share objects with those that go: what is left is re-packed, what is not is
+        # reaped.
         "$TREE" write "$mnt/new$n/mixed" 64 20000 --threads 32
         rm -f "$mnt/new$n"/mixed/file[0-9] "$mnt/new$n"/mixed/file[1-5]*
         leak "$n"
@@ -63,7 +66,8 @@ n=0 never=()
 for point in $("$KESTREL" crash-points | grep -E '^(data|client|gc|reap|cache)\.'); do
     pid=
     # The point may be reached while opening: then there is nothing to do but to look.
-    if KESTREL_CRASH_AT=$point:1 mount_volume "$volume" "$mnt" "${options[@]}" 2>"$WORK/mount.out"; then
+    if KESTREL_CRASH_AT=$point:1 mount_volume "$volume" "$mnt" "${options[@]}" \
+        2>"$WORK/mount.out"; then
         pid=$(volume_pid "$volume" || true)
         for ((round = 0; round < ${ROUNDS:-4}; round++)); do
             n=$((n + 1))
@@ -92,7 +96,8 @@ for point in $("$KESTREL" crash-points | grep -E '^(data|client|gc|reap|cache)\.
     umount_volume "$mnt"
     [ "$FAILED" != "$before" ] || alive "$pid" || ok "$point"
 done
-# Which objects get thin enough to be re-packed depends on who closed what together; one point may be missed for that.
+# Which objects get thin enough to be re-packed depends on which files were closed together; one
+# point may be missed for that.
 echo "not reached this time: ${never[*]:-none}"
 check "all points but one at most were reached" test "${#never[@]}" -le 1
 check "fsck --data at the end" fsck_volume "$volume" --data

@@ -1,4 +1,5 @@
-"""Tests of kestrel-s3proxy on a real store: proxy.py CONTROL WORK; each test is a function, its name goes to WORK/proxy.tests."""
+"""Tests of kestrel-s3proxy on a real store: proxy.py CONTROL WORK; each test is a function, its
+name goes to WORK/proxy.tests."""
 
 import concurrent.futures
 import http.client
@@ -17,7 +18,12 @@ BROKEN = (OSError, http.client.HTTPException)
 
 
 def proxy(*words):
-    return subprocess.run(["kestrel-s3proxy", *words, "--control", CONTROL], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["kestrel-s3proxy", *words, "--control", CONTROL],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
 
 
 def rules(text=""):
@@ -46,12 +52,21 @@ def test_everything_passes_unchanged(store):
         assert store.get(f"a/{size}") == BODY[:size]
         assert store.head(f"a/{size}")["Content-Length"] == str(size)
     assert store.get("a/300000", 100, 199) == BODY[100:200]
-    assert sorted(store.list("a/")) == [("a/0", 0), ("a/1", 1), ("a/300000", 300_000), ("a/65536", 65536)]
+    assert sorted(store.list("a/")) == [
+        ("a/0", 0),
+        ("a/1", 1),
+        ("a/300000", 300_000),
+        ("a/65536", 65536),
+    ]
     assert status_of(store.get, "a/none").code == "NoSuchKey"
     assert status_of(s3.Client(secret="wrong").get, "a/1").code == "SignatureDoesNotMatch"
     store.delete("a/0")
     found = counts()
-    assert found["requests"]["put"] == 4 and found["requests"]["get"] == 7 and found["requests"]["delete"] == 1, found
+    assert (
+        found["requests"]["put"] == 4
+        and found["requests"]["get"] == 7
+        and found["requests"]["delete"] == 1
+    ), found
     assert found["store_errors"]["get"] == 2 and found["requests"] == found["forwarded"], found
     assert found["bytes_up"] == sum((0, 1, 65536, 300_000)), found
 
@@ -64,12 +79,27 @@ def test_conditional_puts_pass(store):
 
 
 def test_large_bodies_with_expect(store):
-    # curl asks before it sends; the signature is not its concern here: the store refuses, and curl gets that answer.
+    # curl asks before it sends; the signature is not its concern here: the store refuses, and curl
+    # gets that answer.
     with open(f"{WORK}/large", "wb") as file:
         file.write(BODY * 20)
     out = subprocess.run(
-        ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Expect: 100-continue", "-T", f"{WORK}/large", f"{store.endpoint}/kestrel/x"],
-        check=True, capture_output=True, text=True,
+        [
+            "curl",
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "-H",
+            "Expect: 100-continue",
+            "-T",
+            f"{WORK}/large",
+            f"{store.endpoint}/kestrel/x",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     assert out == "403", out
 
@@ -189,7 +219,12 @@ def test_many_connections(store):
 
 def test_bad_requests_end_their_own_connection_only(store):
     host, port = store.host.split(":")
-    for junk in (b"\x00" * 100, b"GET / HTTP/1.1\r\n" + b"x" * 100_000, b"PUT /b/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"GET"):
+    for junk in (
+        b"\x00" * 100,
+        b"GET / HTTP/1.1\r\n" + b"x" * 100_000,
+        b"PUT /b/k HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET",
+    ):
         with socket.create_connection((host, int(port)), timeout=10) as raw:
             raw.sendall(junk)
             raw.shutdown(socket.SHUT_WR)
@@ -203,7 +238,11 @@ def test_bad_requests_end_their_own_connection_only(store):
 
 def test_bad_rules_are_refused(store):
     rules("latency:ms=1")
-    bad = subprocess.run(["kestrel-s3proxy", "rules", "--control", CONTROL, "--set", "latenzy"], capture_output=True, text=True)
+    bad = subprocess.run(
+        ["kestrel-s3proxy", "rules", "--control", CONTROL, "--set", "latenzy"],
+        capture_output=True,
+        text=True,
+    )
     assert bad.returncode == 2 and "latenzy" in bad.stderr, bad
     assert proxy("rules").strip() == "latency:ms=1"
 
@@ -222,7 +261,10 @@ def main():
                 passed.write(f"{name}\n")
             except Exception as error:  # the others are to run
                 failed.append(name)
-                print(f"FAIL {name[5:].replace('_', ' ')}: {error!r} at line {error.__traceback__.tb_next.tb_lineno}")
+                print(
+                    f"FAIL {name[5:].replace('_', ' ')}: {error!r} at line "
+                    f"{error.__traceback__.tb_next.tb_lineno}"
+                )
     rules()
     return bool(failed)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The judge's own test: kestrel-s3proxy in front of versitygw, without the product. Without rules everything passes unchanged
-# and signatures verify; each fault does what it says, to the requests it should, the same ones for the same seed.
+# The judge's own test: kestrel-s3proxy in front of versitygw, without the product. Without rules
+# everything passes unchanged and signatures verify; each fault does what it says, to the requests
+# it should, the same ones for the same seed.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 

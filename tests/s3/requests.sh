@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the main operations cost in requests. Counted by the proxy, at the latency of a near store, so that callers meet as
-# they do there. The bars that depend on speed are in bench/s3.py. BUSY=32 has as many processes that only compute beside
-# the writes of small files.
+# What the main operations cost in requests. Counted by the proxy, at the latency of a near store,
+# so that callers meet as they do there. The bars that depend on speed are in bench/s3.py. BUSY=32
+# has as many processes that only compute beside the writes of small files.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -38,9 +38,12 @@ check "first byte of a large file: $gets GETs waited for" is_more 4 "$gets"
 reset_counts
 ls -lR "$mnt" >/dev/null
 du -s --apparent-size "$mnt" >/dev/null
-check "listing and sizing ask the store for nothing" same "$(count requests get) $(count requests head) $(count requests list)" "0 0 0"
+check "listing and sizing ask the store for nothing" same \
+    "$(count requests get) $(count requests head) $(count requests list)" "0 0 0"
 reset_counts
-for i in 1 2 3 4 5; do mkdir "$mnt/d$i"; echo "$i" >"$mnt/d$i/inline"; mv "$mnt/d$i/inline" "$mnt/d$i/moved"; done
+for i in 1 2 3 4 5; do
+    mkdir "$mnt/d$i"; echo "$i" >"$mnt/d$i/inline"; mv "$mnt/d$i/inline" "$mnt/d$i/moved"
+done
 check "names and small files ask the store for nothing" same "$(count requests put)" 0
 no_faults
 close_and_check "$volume" "$mnt"

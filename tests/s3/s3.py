@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""A small S3 client of the tests' own (Signature Version 4), so that they look at a store with other eyes than the product.
+"""A small S3 client of the tests' own (Signature Version 4), so that they look at a store with
+other eyes than the product.
 
     s3.py mkbucket | ls [PREFIX] | head KEY | get KEY [FILE] | put KEY FILE | rm KEY…
 
-Environment: S3_ENDPOINT (http://HOST:PORT), S3_BUCKET, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION (us-east-1).
+Environment: S3_ENDPOINT (http://HOST:PORT), S3_BUCKET, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+AWS_REGION (us-east-1).
 """
 
 import datetime
@@ -43,7 +45,15 @@ class Client:
             return hmac.new(key, text.encode(), hashlib.sha256).digest()
 
         names = sorted(headers)
-        canonical = [method, path, query, *(f"{name}:{headers[name]}" for name in names), "", ";".join(names), digest]
+        canonical = [
+            method,
+            path,
+            query,
+            *(f"{name}:{headers[name]}" for name in names),
+            "",
+            ";".join(names),
+            digest,
+        ]
         when = headers["x-amz-date"]
         scope = f"{when[:8]}/{self.region}/s3/aws4_request"
         hashed = hashlib.sha256("\n".join(canonical).encode()).hexdigest()
@@ -52,14 +62,21 @@ class Client:
             key = mac(key, part)
         signature = mac(key, f"AWS4-HMAC-SHA256\n{when}\n{scope}\n{hashed}").hex()
         return (
-            f"AWS4-HMAC-SHA256 Credential={self.key}/{scope}, SignedHeaders={';'.join(names)}, Signature={signature}"
+            f"AWS4-HMAC-SHA256 Credential={self.key}/{scope}, SignedHeaders={';'.join(names)}, "
+            f"Signature={signature}"
         )
 
     def request(self, method, key="", query=None, body=b"", headers=None):
-        """(status, headers, body) of one request; raises S3Error. Never retries: a fault is to be seen."""
-        path = "/" + urllib.parse.quote(f"{self.bucket}/{key}" if key else self.bucket, safe="/-_.~")
+        """(status, headers, body) of one request; raises S3Error. Never retries: a fault is to be
+        seen."""
+        path = "/" + urllib.parse.quote(
+            f"{self.bucket}/{key}" if key else self.bucket, safe="/-_.~"
+        )
         pairs = sorted((query or {}).items())
-        quoted = "&".join(f"{urllib.parse.quote(k, safe='-_.~')}={urllib.parse.quote(v, safe='-_.~')}" for k, v in pairs)
+        quoted = "&".join(
+            f"{urllib.parse.quote(k, safe='-_.~')}={urllib.parse.quote(v, safe='-_.~')}"
+            for k, v in pairs
+        )
         digest = hashlib.sha256(body).hexdigest()
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         signed = {"host": self.host, "x-amz-content-sha256": digest, "x-amz-date": now}
@@ -68,7 +85,9 @@ class Client:
         if self.connection is None:
             self.connection = http.client.HTTPConnection(self.host, timeout=self.timeout)
         try:
-            self.connection.request(method, path + (f"?{quoted}" if quoted else ""), body=body or None, headers=signed)
+            self.connection.request(
+                method, path + (f"?{quoted}" if quoted else ""), body=body or None, headers=signed
+            )
             answer = self.connection.getresponse()
             content = answer.read()
         except Exception:

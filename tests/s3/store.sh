@@ -1,8 +1,9 @@
-# A store of one's own for a test script: versitygw on a socket below $WORK, kestrel-s3proxy in front of it at a free port.
-# Sourced by lib.sh; nothing runs until need_store or start_store is called (make_volume does with KESTREL_STORE=s3).
+# A store of one's own for a test script: versitygw on a socket below $WORK, kestrel-s3proxy in
+# front of it at a free port. Sourced by lib.sh; nothing runs until need_store or start_store is
+# called (make_volume does with KESTREL_STORE=s3).
 #
-# Gives $S3_ENDPOINT, $S3_BUCKET, $CONTROL (the proxy's), $STORE_DIR (where versitygw keeps objects as files) and credentials
-# in the environment; volume_url NAME; faults, no_faults, count.
+# Gives $S3_ENDPOINT, $S3_BUCKET, $CONTROL (the proxy's), $STORE_DIR (where versitygw keeps objects
+# as files) and credentials in the environment; volume_url NAME; faults, no_faults, count.
 # shellcheck shell=bash disable=SC2034,SC2119,SC2120
 
 S3PY=$ROOT/tests/s3/s3.py
@@ -21,7 +22,8 @@ wait_until() {
 # start_gateway: versitygw in the background, when it answers. Its objects outlive it.
 start_gateway() {
     rm -f "$WORK/s3.sock"
-    versitygw --port "$WORK/s3.sock" --keep-alive --quiet --access "$AWS_ACCESS_KEY_ID" --secret "$AWS_SECRET_ACCESS_KEY" \
+    versitygw --port "$WORK/s3.sock" --keep-alive --quiet --access "$AWS_ACCESS_KEY_ID" \
+        --secret "$AWS_SECRET_ACCESS_KEY" \
         posix "$STORE_DIR" >"$WORK/versitygw.log" 2>&1 9>&- &
     STORE_PID=$!
     disown
@@ -39,13 +41,15 @@ start_store() {
         exit 2
     }
     STORE_DIR=$WORK/store
-    export AWS_ACCESS_KEY_ID=kestreltest AWS_SECRET_ACCESS_KEY=only-for-tests AWS_REGION=us-east-1 S3_BUCKET=kestrel
+    export AWS_ACCESS_KEY_ID=kestreltest AWS_SECRET_ACCESS_KEY=only-for-tests AWS_REGION=us-east-1 \
+        S3_BUCKET=kestrel
     # Nothing of the machine's own may be found instead.
     unset AWS_SESSION_TOKEN AWS_PROFILE
     export AWS_EC2_METADATA_DISABLED=true
     mkdir -p "$STORE_DIR"
     start_gateway
-    kestrel-s3proxy serve --store "unix:$WORK/s3.sock" --seed "${SEED:-1}" --log "$WORK/requests.log" "$@" \
+    kestrel-s3proxy serve --store "unix:$WORK/s3.sock" --seed "${SEED:-1}" \
+        --log "$WORK/requests.log" "$@" \
         >"$WORK/proxy.out" 2>"$WORK/proxy.err" 9>&- &
     PROXY_PID=$!
     disown

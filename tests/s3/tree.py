@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Files whose every byte follows from their name, written and checked by several threads.
+"""Files with bytes that all follow from their name, written and checked by several threads.
 
     tree.py write DIR COUNT SIZES [--threads N]
     tree.py check DIR COUNT SIZES [--threads N] [--refused none|some|any] [--only GLOB]
 
-SIZES: bytes, comma-separated; file number I has the I-th of them, in turn. check reads in random order; --refused: how many
-files may answer with an I/O error in place of their bytes (none; some but not all; any number). Wrong bytes and missing files
-always fail. The last line is "N good, M refused".
+SIZES: bytes, comma-separated; file number I has the I-th of them, in turn. check reads in random
+order; --refused: how many files may answer with an I/O error in place of their bytes (none; some
+but not all; any number). Wrong bytes and missing files always fail. The last line is "N good, M
+refused".
 """
 
 import argparse
@@ -21,7 +22,9 @@ REFUSALS = (errno.EIO, errno.ETIMEDOUT)
 
 
 def content(directory, number, size):
-    return random.Random(f"{os.path.basename(directory.rstrip('/'))}/{number}/{size}").randbytes(size)
+    return random.Random(f"{os.path.basename(directory.rstrip('/'))}/{number}/{size}").randbytes(
+        size
+    )
 
 
 def write(directory, number, size):
@@ -40,7 +43,9 @@ def check(directory, number, size):
     wanted = content(directory, number, size)
     if found == wanted:
         return ("good", "")
-    at = next((i for i, (a, b) in enumerate(zip(found, wanted)) if a != b), min(len(found), len(wanted)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(found, wanted)) if a != b), min(len(found), len(wanted))
+    )
     what = "zeros" if found[at : at + 64].count(0) == min(64, len(found) - at) else "other bytes"
     return ("wrong", f"{name}: {what} from byte {at} on, {len(found)} bytes of {size}")
 
@@ -56,7 +61,11 @@ def main():
     parser.add_argument("--only", default="*")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
-    files = [(n, sizes[n % len(sizes)]) for n in range(options.count) if fnmatch.fnmatch(f"file{n}", options.only)]
+    files = [
+        (n, sizes[n % len(sizes)])
+        for n in range(options.count)
+        if fnmatch.fnmatch(f"file{n}", options.only)
+    ]
     with concurrent.futures.ThreadPoolExecutor(options.threads) as pool:
         if options.verb == "write":
             os.makedirs(options.directory, exist_ok=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What cost other systems the trust of their users, each as a test that fails on the broken behaviour. The volume lies in an
-# object store behind a proxy that fails on purpose.
+# What cost other systems the trust of their users, each as a test that fails on the broken
+# behaviour. The volume lies in an object store behind a proxy that fails on purpose.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -12,7 +12,8 @@ make_volume "$volume" --grace 1s
 mount_volume "$volume" "$mnt"
 "$TREE" write "$mnt/live" $files 5000 --threads 1
 umount_volume "$mnt"
-# What is written from here on is known to the store and not to the metadata that is put back: leaked objects.
+# What is written from here on is known to the store and not to the metadata that is put back:
+# leaked objects.
 cp -a "$volume" "$WORK/old"
 mount_volume "$volume" "$mnt"
 "$TREE" write "$mnt/leaked" $files 5000 --threads 1
@@ -29,7 +30,8 @@ collect_fails() {
     faults "$@"
     reset_counts
     refuses "$name" . "$KESTREL" gc "$volume" --delete --grace 0s
-    check "$name: nothing was deleted" same "$(count requests delete) $(count requests delete-many) $(objects vol | wc -l)" "0 0 $all"
+    check "$name: nothing was deleted" same \
+        "$(count requests delete) $(count requests delete-many) $(objects vol | wc -l)" "0 0 $all"
     no_faults
 }
 collect_fails "a page of the listing fails" status:code=403,kind=list,skip=1
@@ -62,16 +64,25 @@ done
 no_faults
 mount_volume "$volume" "$mnt"
 check "every file is there" "$TREE" check "$mnt/live" $files 5000
-check "gc --delete with a complete listing, while mounted" "$KESTREL" gc "$volume" --delete --grace 0s
+check "gc --delete with a complete listing, while mounted" "$KESTREL" gc "$volume" \
+    --delete --grace 0s
 check "it deleted about what was leaked" is_more $((all - files + 100)) "$(objects vol | wc -l)"
 remount "$volume" "$mnt"
 check "every file is there after gc" "$TREE" check "$mnt/live" $files 5000
 rm -rf "$mnt/live"
 
 echo "== zeros instead of data (juicedata/juicefs#5038, openzfs/zfs#15526)"
-if python3 "$ROOT/tests/s3/zeros.py" "$mnt" "$KESTREL"; then ok "append, overwrite, compaction, copies of dirty files"; else fail "zeros.py"; fi
+if python3 "$ROOT/tests/s3/zeros.py" "$mnt" "$KESTREL"; then
+    ok "append, overwrite, compaction, copies of dirty files"
+else
+    fail "zeros.py"
+fi
 faults latency:ms=15,jitter=30
-if python3 "$ROOT/tests/s3/zeros.py" "$mnt" "$KESTREL"; then ok "the same with a slow store"; else fail "zeros.py with a slow store"; fi
+if python3 "$ROOT/tests/s3/zeros.py" "$mnt" "$KESTREL"; then
+    ok "the same with a slow store"
+else
+    fail "zeros.py with a slow store"
+fi
 no_faults
 close_and_check "$volume" "$mnt"
 
@@ -111,7 +122,8 @@ check "they were noticed" is_more "$(stat_of "$mnt" cache_disk_corrupt)" 10
 remount "$volume" "$mnt" --cache-dir "$cache" --data-cache 1M
 faults wrong-bytes:rate=0.2 short:rate=0.1 long:rate=0.1 truncate:rate=0.1
 "$KESTREL" warmup "$mnt/read" --evict >/dev/null
-check "wrong, short, long and cut answers of the store reach no reader" "$TREE" check "$mnt/read" 60 5000,100000,3000000
+check "wrong, short, long and cut answers of the store reach no reader" "$TREE" check "$mnt/read" \
+    60 5000,100000,3000000
 no_faults
 umount_volume "$mnt"
 mount_volume "$volume" "$mnt" --cache-dir "$cache" --data-cache 1M
@@ -119,7 +131,8 @@ check "nor did they get into the cache" "$TREE" check "$mnt/read" 60 5000,100000
 
 echo "== an upload error swallowed by close"
 faults status:code=403,kind=put+part+multipart
-check "fsync says that the upload failed, and close does" python3 "$ROOT/tests/s3/uploads.py" fail "$mnt"
+check "fsync says that the upload failed, and close does" python3 "$ROOT/tests/s3/uploads.py" \
+    fail "$mnt"
 
 echo "== eviction of what is not yet durable"
 mkdir "$WORK/flags"

@@ -1,7 +1,9 @@
-"""Files whose upload fails: uploads.py fail DIR, uploads.py hold DIR FLAGS, uploads.py verify DIR.
+"""Files with uploads that fail: uploads.py fail DIR, uploads.py hold DIR FLAGS, uploads.py verify
+DIR.
 
-`fail`: fsync says it, and so does a close without one. `hold`: after fsync has said it the files stay open; FLAGS/told appears;
-when FLAGS/go does, the store is back: fsync stores what it could not before. `verify` reads what `hold` wrote.
+`fail`: fsync says it, and so does a close without one. `hold`: after fsync has said it the files
+stay open; FLAGS/told appears; when FLAGS/go does, the store is back: fsync stores what it could not
+before. `verify` reads what `hold` wrote.
 """
 
 import errno
@@ -54,7 +56,10 @@ def hold(flags):
     for name, handle in handles.items():
         found = os.pread(handle, SIZES[name], 0)
         if found != content(name):
-            sys.exit(f"{name}: {len(found)} bytes of {SIZES[name]} while it is dirty, {found.count(0)} of them zero")
+            sys.exit(
+                f"{name}: {len(found)} bytes of {SIZES[name]} while it is dirty, {found.count(0)} "
+                "of them zero"
+            )
         os.fsync(handle)
         os.close(handle)
 

@@ -1,7 +1,9 @@
-"""Zeros where data should be: zeros.py MOUNT KESTREL. No byte that is written here is zero, so that none may be read.
+"""Zeros where data should be: zeros.py MOUNT KESTREL. No byte that is written here is zero, so that
+none may be read.
 
-A reader follows a file that grows; another reads one that is overwritten in small pieces and compacted; files that are still
-dirty are copied by SEEK_DATA and SEEK_HOLE, by copy_file_range and through memory maps.
+A reader follows a file that grows; another reads one that is overwritten in small pieces and
+compacted; files that are still dirty are copied by SEEK_DATA and SEEK_HOLE, by copy_file_range and
+through memory maps.
 """
 
 import mmap
@@ -46,7 +48,8 @@ def in_threads(*actions):
 
 
 def append_and_follow(name, piece, count, sync):
-    """A reader with the file open all the time reads what another appends, up to the size that it sees."""
+    """A reader with the file open all the time reads what another appends, up to the size that it
+    sees."""
     path, done, whole = f"{DIR}/{name}", threading.Event(), bytearray()
     pieces = [data(piece) for _ in range(count)]
     open(path, "wb").close()
@@ -73,13 +76,17 @@ def append_and_follow(name, piece, count, sync):
                     return
 
     in_threads(append, follow)
-    assert bytes(whole) == b"".join(pieces), f"{name}: the follower read something else, {len(whole)} bytes"
+    assert bytes(whole) == b"".join(
+        pieces
+    ), f"{name}: the follower read something else, {len(whole)} bytes"
 
 
 def compact(path):
     done = subprocess.run([KESTREL, "compact", path], capture_output=True, text=True)
     # One compaction of a volume at a time: the other thread's is going on.
-    assert done.returncode == 0 or "already" in done.stderr, f"kestrel compact {path}: {done.stdout}{done.stderr}"
+    assert (
+        done.returncode == 0 or "already" in done.stderr
+    ), f"kestrel compact {path}: {done.stdout}{done.stderr}"
 
 
 def overwrite_and_compact(name, size):

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# A mount in shortcut mode while another mount of the volume renames, replaces, removes and re-owns what it walks through:
-# call by call against a local file system (kestrel-compare --elsewhere), and all at once (kestrel-history: linearizable).
+# A mount in shortcut mode while another mount of the volume renames, replaces, removes and re-owns
+# what it walks through: call by call against a local file system (kestrel-compare --elsewhere), and
+# all at once (kestrel-history: linearizable).
 #
-# ACTOR_OPS: calls of a comparison (default 4000); ACTOR_SEEDS (default 2); ACTOR_SEED: the first; HISTORY_OPS: calls of each
-# of 6 threads (default 1000). KESTREL_SHORTCUT=off: the same on plain mounts.
+# ACTOR_OPS: calls of a comparison (default 4000); ACTOR_SEEDS (default 2); ACTOR_SEED: the first;
+# HISTORY_OPS: calls of each of 6 threads (default 1000). KESTREL_SHORTCUT=off: the same on plain
+# mounts.
 set -euo pipefail
 export KESTREL_SERVE=1 KESTREL_SHORTCUT=${KESTREL_SHORTCUT:-on}
 . "$(dirname "$0")/../lib.sh"
@@ -24,7 +26,8 @@ for ((seed = first; seed < first + seeds; seed++)); do
     # The other mount is one of the same kind, or a plain one.
     other=$b
     [ $((seed % 2)) = 0 ] && other=$plain
-    check "seed $seed, changed by the mount $(basename "$other")" kestrel-compare --a "$a" --elsewhere "$other" --b "$WORK/local" \
+    check "seed $seed, changed by the mount $(basename "$other")" kestrel-compare --a "$a" \
+        --elsewhere "$other" --b "$WORK/local" \
         --allow "$allow" --ops "$ops" --seed "$seed" 9>&-
 done
 

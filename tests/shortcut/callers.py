@@ -1,5 +1,5 @@
-"""Unusual callers: programs executed from deep below, io_uring, many threads and processes, other pid and user namespaces,
-bind mounts, an overlay on top."""
+"""Unusual callers: programs executed from deep below, io_uring, many threads and processes, other
+pid and user namespaces, bind mounts, an overlay on top."""
 
 import os
 import shutil
@@ -39,7 +39,9 @@ def executes(run):
     run.child("not executable", os.execv, run.path("a/b/plain"), ["x"])
     run.child("absent", os.execv, run.path("a/nope/x"), ["x"])
     run.child("a directory", os.execv, run.path("a/b/c"), ["x"])
-    run.child("by descriptor", lambda: os.execve(os.open(run.path("a/b/file"), os.O_RDONLY), ["x"], {}))
+    run.child(
+        "by descriptor", lambda: os.execve(os.open(run.path("a/b/file"), os.O_RDONLY), ["x"], {})
+    )
     run.user("no permission on the way", os.execv, run.path("secret/in/file"), ["x"])
 
 
@@ -55,12 +57,25 @@ def by_io_uring(run):
         run.do(f"{name}: absent", ring.size, run.path("a/b/nope/d/file"), flags)
         run.do(f"{name}: file on the way", ring.size, run.path("a/b/file/x"), flags)
         run.do(f"{name}: back", ring.size, run.path("a/nope/../file"), flags)
-        run.do(f"{name}: create", lambda flags=flags: os.close(ring.open(run.path(f"a/b/c/d/u{flags}"), CREATE, sqe_flags=flags)))
-        run.do(f"{name}: exclusive", lambda flags=flags: ring.open(run.path(f"a/b/c/d/u{flags}"), CREATE | os.O_EXCL, sqe_flags=flags))
+        run.do(
+            f"{name}: create",
+            lambda flags=flags: os.close(
+                ring.open(run.path(f"a/b/c/d/u{flags}"), CREATE, sqe_flags=flags)
+            ),
+        )
+        run.do(
+            f"{name}: exclusive",
+            lambda flags=flags: ring.open(
+                run.path(f"a/b/c/d/u{flags}"), CREATE | os.O_EXCL, sqe_flags=flags
+            ),
+        )
         run.do(f"{name}: mkdir", ring.mkdir, run.path(f"a/b/c/d/v{flags}"), flags)
         run.do(f"{name}: unlink", ring.unlink, run.path(f"a/b/c/d/u{flags}"), flags)
         run.do(f"{name}: unlinked", ring.size, run.path(f"a/b/c/d/u{flags}"), flags)
-    many = [attempt(ring.read_file, run.path(f"a/b/c/d/e/n{number % 8}"), ASYNC * (number % 2)) for number in range(200)]
+    many = [
+        attempt(ring.read_file, run.path(f"a/b/c/d/e/n{number % 8}"), ASYNC * (number % 2))
+        for number in range(200)
+    ]
     run.do("many", lambda: many == [b"n%d" % (number % 8) for number in range(200)])
     ring.close()
 
@@ -80,7 +95,17 @@ def many_threads(run):
         for turn in range(60):
             tree = (number + turn) % 16
             path = run.path(f"t{tree}/same/same/same/same")
-            got = attempt(read, path) if turn % 3 else attempt(lambda path=path: b"tree %d" % tree if os.stat(path).st_size == len(b"tree %d" % tree) else b"?")
+            got = (
+                attempt(read, path)
+                if turn % 3
+                else attempt(
+                    lambda path=path: (
+                        b"tree %d" % tree
+                        if os.stat(path).st_size == len(b"tree %d" % tree)
+                        else b"?"
+                    )
+                )
+            )
             if got != b"tree %d" % tree:
                 wrong.append((path, got))
             got = attempt(os.stat, run.path(f"t{tree}/same/absent{number}/same/same"))
@@ -95,38 +120,72 @@ def many_threads(run):
 
 @case(setup=forest)
 def many_processes(run):
-    """300 short processes, whose ids fall on the same hint slots, open through names that clash"""
-    command = "for f; do read -r line < \"$f\" && echo \"$line\"; cat \"${f%/*}x/same\" 2>/dev/null && echo wrong; done; :"
+    """300 short processes with ids that fall on the same hint slots open through names that
+    clash"""
+    command = (
+        "for f; do read -r line < \"$f\" && echo \"$line\"; cat \"${f%/*}x/same\" 2>/dev/null && "
+        "echo wrong; done; :"
+    )
     for number in range(300):
         # Ids go on, so that slots chosen by them are used by others soon.
         if os.fork() == 0:
             os._exit(0)
         os.wait()
     running = [
-        subprocess.Popen(["sh", "-c", command, "sh"] + [run.path(f"t{(number + turn) % 16}/same/same/same/same") for turn in range(16)], stdout=subprocess.PIPE)
+        subprocess.Popen(
+            ["sh", "-c", command, "sh"]
+            + [run.path(f"t{(number + turn) % 16}/same/same/same/same") for turn in range(16)],
+            stdout=subprocess.PIPE,
+        )
         for number in range(20)
     ]
     answers = [process.communicate(timeout=120)[0].split(b"tree ")[1:] for process in running]
     # The files do not end in a newline: read fails, and says nothing.
     run.do("nothing wrong", lambda: any(b"wrong" in word for answer in answers for word in answer))
-    cats = [subprocess.run(["cat"] + [run.path(f"t{(number + turn) % 16}/same/same/same/same") for turn in range(16)], capture_output=True, check=False).stdout for number in range(40)]
-    run.do("each its own", lambda: all(out == b"".join(b"tree %d" % ((number + turn) % 16) for turn in range(16)) for number, out in enumerate(cats)))
+    cats = [
+        subprocess.run(
+            ["cat"]
+            + [run.path(f"t{(number + turn) % 16}/same/same/same/same") for turn in range(16)],
+            capture_output=True,
+            check=False,
+        ).stdout
+        for number in range(40)
+    ]
+    run.do(
+        "each its own",
+        lambda: all(
+            out == b"".join(b"tree %d" % ((number + turn) % 16) for turn in range(16))
+            for number, out in enumerate(cats)
+        ),
+    )
 
 
 @case
 def other_pid_namespace(run):
     """callers in a pid namespace of their own (a container)"""
-    for name, command in [("pid", ["unshare", "--pid", "--fork"]), ("pid and mount", ["unshare", "--pid", "--fork", "--mount-proc"]), ("user", ["unshare", "--user", "--map-root-user", "--pid", "--fork"])]:
+    for name, command in [
+        ("pid", ["unshare", "--pid", "--fork"]),
+        ("pid and mount", ["unshare", "--pid", "--fork", "--mount-proc"]),
+        ("user", ["unshare", "--user", "--map-root-user", "--pid", "--fork"]),
+    ]:
         run.do(f"{name}: read", said, *command, "cat", run.path("a/b/c/d/file"))
         run.do(f"{name}: link", said, *command, "cat", run.path("a/link/sub/y"))
         run.do(f"{name}: absent", said, *command, "cat", run.path("a/nope/d/file"))
-        run.do(f"{name}: create", said, *command, "sh", "-c", f"echo new > {run.path('pub', name.replace(' ', '-'))}")
+        run.do(
+            f"{name}: create",
+            said,
+            *command,
+            "sh",
+            "-c",
+            f"echo new > {run.path('pub', name.replace(' ', '-'))}",
+        )
         run.do(f"{name}: created", read, run.path("pub", name.replace(" ", "-")))
 
 
 @case(local=False)
 def bind_mounts(run):
-    """a bind mount of a directory deep below: names, data, and whatever becomes of it when it is renamed"""
+    """a bind mount of a directory deep below: names, data, and whatever becomes of it when it is
+    renamed"""
     point = tempfile.mkdtemp(dir=os.environ.get("WORK", "/var/tmp"))
     run.do("bind", said, "mount", "--bind", run.path("a/b/c"), point)
     try:
@@ -137,7 +196,10 @@ def bind_mounts(run):
         run.do("seen", lambda: os.path.exists(run.path("a/b/c/d/made")))
         run.do("mkdir", os.mkdir, f"{point}/d/dir")
         run.do("rename", os.rename, f"{point}/d/dir", f"{point}/dir")
-        run.do("back out is the point's parent", lambda: os.path.samefile(f"{point}/..", os.path.dirname(point)))
+        run.do(
+            "back out is the point's parent",
+            lambda: os.path.samefile(f"{point}/..", os.path.dirname(point)),
+        )
         run.do("rename it here", os.rename, run.path("a/b"), run.path("pub/b"))
         run.do("still the same", read, f"{point}/d/e/n1")
     finally:
@@ -147,7 +209,8 @@ def bind_mounts(run):
 
 @case
 def overlay_on_top(run):
-    """an overlay file system whose lower layer is ours: names are as they are below, nothing absent appears"""
+    """an overlay file system with ours as its lower layer: names are as they are below, nothing
+    absent appears"""
     work = tempfile.mkdtemp(dir=os.environ.get("WORK", "/var/tmp"))
     for name in ("space", "merged"):
         os.mkdir(f"{work}/{name}")
@@ -159,7 +222,13 @@ def overlay_on_top(run):
         run.do("mount", said, "mount", "-t", "overlay", "overlay", "-o", layers, f"{work}/merged")
         run.do("read", read, f"{work}/merged/b/c/d/e/n1")
         run.do("absent on the way", read, f"{work}/merged/b/nope/d/e/n1")
-        run.do("absent was not made up", lambda: (os.path.lexists(f"{work}/merged/b/nope"), sorted(os.listdir(f"{work}/merged/b"))))
+        run.do(
+            "absent was not made up",
+            lambda: (
+                os.path.lexists(f"{work}/merged/b/nope"),
+                sorted(os.listdir(f"{work}/merged/b")),
+            ),
+        )
         run.do("file on the way", read, f"{work}/merged/b/file/x")
         run.do("link", read, f"{work}/merged/link/sub/y")
         run.do("create", write, f"{work}/merged/b/c/new", b"upper")
@@ -187,7 +256,19 @@ def several_mount_namespaces(run):
     def changed_root():
         os.chroot(run.path("a"))
         os.chdir("/")
-        return read("/b/c/file"), attempt(read, "/../../file"), attempt(read, "/nope/x"), sorted(os.listdir("/b"))
+        return (
+            read("/b/c/file"),
+            attempt(read, "/../../file"),
+            attempt(read, "/nope/x"),
+            sorted(os.listdir("/b")),
+        )
 
     run.child("chroot", changed_root)
-    run.do("python there", said, sys.executable, "-c", "print(open('d/file').read())", cwd=run.path("a/b/c"))
+    run.do(
+        "python there",
+        said,
+        sys.executable,
+        "-c",
+        "print(open('d/file').read())",
+        cwd=run.path("a/b/c"),
+    )

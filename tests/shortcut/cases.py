@@ -4,8 +4,8 @@
     cases.py prepare DIR [--only PATTERN]...
     cases.py run --side NAME=HERE[=THERE]... [--only PATTERN]...
 
-NAME is shortcut, plain or local; HERE shows what was prepared, THERE the same through another mount. In shortcut and plain mode
-requests are counted with `kestrel stats` ($KESTREL).
+NAME is shortcut, plain or local; HERE shows what was prepared, THERE the same through another
+mount. In shortcut and plain mode requests are counted with `kestrel stats` ($KESTREL).
 """
 
 import argparse

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The cases of the VFS shortcut (cases.py) on a served volume: a mount in shortcut mode, a plain mount of the same volume and a
-# local directory must answer the same, and calls must cost the requests they should. Then on an embedded volume.
+# The cases of the VFS shortcut (cases.py) on a served volume: a mount in shortcut mode, a plain
+# mount of the same volume and a local directory must answer the same, and calls must cost the
+# requests they should. Then on an embedded volume.
 #
 # ONLY: names of cases, with wildcards.
 set -euo pipefail
@@ -21,12 +22,15 @@ mount_volume "$volume" "$WORK/maker" --no-shortcut
 mkdir "$WORK/local" "$WORK/local-too"
 mount --bind "$WORK/local" "$WORK/local-too"
 mkdir "$WORK/maker/of-shortcut" "$WORK/maker/of-plain"
-for tree in "$WORK/maker/of-shortcut" "$WORK/maker/of-plain" "$WORK/local"; do cases prepare "$tree"; done
+for tree in "$WORK/maker/of-shortcut" "$WORK/maker/of-plain" "$WORK/local"; do
+    cases prepare "$tree"
+done
 mount_volume "$volume" "$WORK/plain" --no-shortcut
 mount_volume "$volume" "$WORK/shortcut"
 needs_shortcut "$WORK/shortcut"
 counted cases run --side "shortcut=$WORK/shortcut/of-shortcut=$WORK/maker/of-shortcut" \
-    --side "plain=$WORK/plain/of-plain=$WORK/maker/of-plain" --side "local=$WORK/local=$WORK/local-too"
+    --side "plain=$WORK/plain/of-plain=$WORK/maker/of-plain" \
+    --side "local=$WORK/local=$WORK/local-too"
 check "unmounts" umount_volume "$WORK/shortcut"
 check "unmounts the plain one" umount_volume "$WORK/plain"
 close_and_check "$volume" "$WORK/maker"
@@ -45,7 +49,8 @@ mount_volume "$volume" "$WORK/mnt"
 echo "embedded"
 counted cases run --side "shortcut=$WORK/mnt" --side "local=$WORK/local"
 
-# asked DIR: requests for attributes while 20 files are opened, looked at and read to their end, slowly.
+# asked DIR: requests for attributes while 20 files are opened, looked at and read to their end,
+# slowly.
 asked() {
     PYTHONPATH="$ROOT/tests/shortcut" python3 - "$1" <<'END'
 import os, sys, time

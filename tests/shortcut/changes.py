@@ -1,5 +1,5 @@
-"""What another mount changes meanwhile: directories renamed, replaced, removed and made inaccessible under walks, working
-directories and open handles."""
+"""What another mount changes meanwhile: directories renamed, replaced, removed and made
+inaccessible under walks, working directories and open handles."""
 
 import ctypes
 import os
@@ -18,7 +18,8 @@ def exchange(one, other):
 
 @case(remote=True)
 def moved_elsewhere(run):
-    """a directory renamed on another mount: the old path is gone at once, the new one leads to everything"""
+    """a directory renamed on another mount: the old path is gone at once, the new one leads to
+    everything"""
     run.do("walk", read, run.path("a/b/c/file"))
     os.rename(f"{run.there}/a/b", f"{run.there}/a/moved")
     run.do("old", read, run.path("a/b/c/file"))
@@ -34,7 +35,8 @@ def moved_elsewhere(run):
 
 @case(remote=True)
 def replaced_elsewhere(run):
-    """a directory on the way replaced on another mount by another directory, a file, a link, nothing"""
+    """a directory on the way replaced on another mount by another directory, a file, a link,
+    nothing"""
     run.do("walk", read, run.path("a/b/c/file"))
     run.do("stat", lambda: oct(os.stat(run.path("a/b")).st_mode))
     os.rename(f"{run.there}/a/b", f"{run.there}/pub/old")
@@ -65,7 +67,8 @@ def replaced_elsewhere(run):
 
 @case(remote=True)
 def working_directory_moved(run):
-    """a working directory that another mount renames stays the same directory; what then has its name is another"""
+    """a working directory that another mount renames stays the same directory; what then has its
+    name is another"""
 
     def inside():
         os.chdir(run.path("a/b/c"))
@@ -74,11 +77,19 @@ def working_directory_moved(run):
         said += [read("file"), read("d/file"), sorted(os.listdir("."))]
         open_and_close("made", CREATE)
         os.mkdir("made.d")
-        said += [os.path.exists(f"{run.there}/pub/elsewhere/made"), os.stat(".").st_ino == os.stat(run.path("pub/elsewhere")).st_ino]
+        said += [
+            os.path.exists(f"{run.there}/pub/elsewhere/made"),
+            os.stat(".").st_ino == os.stat(run.path("pub/elsewhere")).st_ino,
+        ]
         os.makedirs(f"{run.there}/a/b/c/d")
         write(f"{run.there}/a/b/c/file", b"new")
         write(f"{run.there}/a/b/c/d/file", b"new, deeper")
-        said += [read("file"), read("d/file"), read(run.path("a/b/c/file")), read(run.path("a/b/c/d/file"))]
+        said += [
+            read("file"),
+            read("d/file"),
+            read(run.path("a/b/c/file")),
+            read(run.path("a/b/c/d/file")),
+        ]
         os.rename("d/file", "d/gone")
         said += [read(run.path("a/b/c/d/file")), read(run.path("pub/elsewhere/d/gone"))]
         return said
@@ -103,7 +114,8 @@ def above_working_directory_moved(run):
 
 @case(remote=True)
 def open_directory_moved(run):
-    """a directory held open is the same one after another mount renamed and replaced it; listing goes on"""
+    """a directory held open is the same one after another mount renamed and replaced it; listing
+    goes on"""
     fd = os.open(run.path("a/b/c"), os.O_RDONLY | os.O_DIRECTORY)
     os.rename(f"{run.there}/a/b/c", f"{run.there}/pub/elsewhere")
     run.do("openat", open_and_close, "d/file", dir_fd=fd)
@@ -118,14 +130,21 @@ def open_directory_moved(run):
     run.do("unlinkat", os.unlink, "made2", dir_fd=fd)
     run.do("fstat", lambda: os.fstat(fd).st_ino == os.stat(run.path("pub/elsewhere")).st_ino)
     run.do("fchmod", os.fchmod, fd, 0o711)
-    run.do("chmod seen", lambda: (oct(os.stat(run.path("pub/elsewhere")).st_mode), oct(os.stat(run.path("a/b/c")).st_mode)))
+    run.do(
+        "chmod seen",
+        lambda: (
+            oct(os.stat(run.path("pub/elsewhere")).st_mode),
+            oct(os.stat(run.path("a/b/c")).st_mode),
+        ),
+    )
     os.close(fd)
     run.do("path after", lambda: sorted(os.listdir(run.path("a/b/c"))))
 
 
 @case(remote=True)
 def removed_elsewhere(run):
-    """a working directory and a handle whose directory another mount removed: nothing can be made in it"""
+    """a working directory and a handle of a directory that another mount removed: nothing can be
+    made in it"""
     os.mkdir(f"{run.there}/pub/gone")
     fd = os.open(run.path("pub/gone"), os.O_RDONLY | os.O_DIRECTORY)
 
@@ -137,7 +156,12 @@ def removed_elsewhere(run):
     def attempts():
         from harness import attempt
 
-        return [attempt(open_and_close, "x", CREATE), attempt(os.mkdir, "x"), attempt(os.stat, "x"), attempt(read, "x")]
+        return [
+            attempt(open_and_close, "x", CREATE),
+            attempt(os.mkdir, "x"),
+            attempt(os.stat, "x"),
+            attempt(read, "x"),
+        ]
 
     # Linux says ENOENT; a FUSE file system may say ESTALE: which, is compared with the plain mount.
     run.child("working directory", inside, unlike="local")
@@ -173,7 +197,8 @@ def permissions_elsewhere(run):
 
 @case(remote=True)
 def permissions_of_working_directory(run):
-    """a working directory loses search permission: names in it are refused, it comes back, they are not"""
+    """a working directory loses search permission: names in it are refused, it comes back, they are
+    not"""
 
     def inside():
         from harness import attempt
@@ -204,7 +229,8 @@ def permissions_of_working_directory(run):
 
 @case(remote=True)
 def absent_then_there(run):
-    """what was absent is there as soon as another mount made it, and gone as soon as it removed it"""
+    """what was absent is there as soon as another mount made it, and gone as soon as it removed
+    it"""
     for turn in range(3):
         run.do(f"absent {turn}", os.stat, run.path("pub/x/y/z"))
         run.do(f"absent, open {turn}", open_and_close, run.path("pub/x/y/z"))
@@ -222,7 +248,8 @@ def absent_then_there(run):
 
 @case(remote=True)
 def files_change_elsewhere(run):
-    """files written, replaced, renamed and removed on another mount are read as they are by the next open"""
+    """files written, replaced, renamed and removed on another mount are read as they are by the
+    next open"""
     path = "a/b/c/d/e/n1"
     for turn in range(3):
         write(f"{run.there}/{path}", b"turn %d" % turn)
@@ -236,7 +263,8 @@ def files_change_elsewhere(run):
     run.do("open file of a moved directory", os.pread, fd, 100, 0)
     os.unlink(f"{run.there}/pub/c/d/e/n1")
     run.do("and removed", os.pread, fd, 100, 0)
-    # In shortcut mode attributes of a file may be as old as two ticks of the kernel's clock, 20 ms at most (docs/shortcut.md).
+    # In shortcut mode attributes of a file may be as old as two ticks of the kernel's clock, 20 ms
+    # at most (docs/shortcut.md).
     time.sleep(0.03)
     run.do("its links", lambda: os.fstat(fd).st_nlink)
     os.close(fd)
@@ -283,7 +311,8 @@ def two_way_moves(run):
 
 @case(remote=True)
 def free_again_elsewhere(run):
-    """names whose directory another mount removed are free at once for every call that makes one"""
+    """names in a directory that another mount removed are free at once for every call that makes
+    one"""
     for label, call in [
         ("mkdir", os.mkdir),
         ("create", lambda path: open_and_close(path, CREATE)),
@@ -310,8 +339,9 @@ def free_again_elsewhere(run):
 
 @case(remote=True, local=False)
 def back_out_of_a_moved_directory(run):
-    """`..` of a working directory whose parent was renamed elsewhere: in shortcut mode it goes by the name the kernel remembers
-    (docs/shortcut.md), in plain mode to the directory that was the parent"""
+    """`..` of a working directory with a parent that was renamed elsewhere: in shortcut mode it
+    goes by the name the kernel remembers (docs/shortcut.md), in plain mode to the directory that
+    was the parent"""
 
     def inside():
         os.chdir(run.path("a/b/c"))

@@ -10,14 +10,28 @@ CREATE = os.O_CREAT | os.O_RDWR
 
 
 def place(depth, what):
-    """A directory in which nothing has been done yet, so that a file in it is `depth` names below the case's directory."""
+    """A directory in which nothing has been done yet, so that a file in it is `depth` names below
+    the case's directory."""
     return "/".join([f"{what}{depth}"] + ["d"] * (depth - 2)) if depth > 1 else ""
 
 
 def tree(root):
     shutil.rmtree(f"{root}/a")
     for depth in DEPTHS:
-        for what in ("open", "stat", "create", "unlink", "mkdir", "rename", "rmdir", "symlink", "link", "chmod", "list", "absent"):
+        for what in (
+            "open",
+            "stat",
+            "create",
+            "unlink",
+            "mkdir",
+            "rename",
+            "rmdir",
+            "symlink",
+            "link",
+            "chmod",
+            "list",
+            "absent",
+        ):
             directory = "/".join(filter(None, [root, place(depth, what)]))
             os.makedirs(directory, exist_ok=True)
             write(f"{directory}/{what}-file")
@@ -62,20 +76,26 @@ def listing(fd):
 
 
 def counted(run, label, most, call):
-    """Demands at most so many requests of a call on a mount with the shortcut: without it a look cannot be told from an open."""
+    """Demands at most so many requests of a call on a mount with the shortcut: without it a look
+    cannot be told from an open."""
     if run.side.name != "shortcut":
         return run.do(label, call)
     before = run.side.requests()
     run.do(label, call)
     after = run.side.requests()
-    spent = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
+    spent = {
+        kind: after[kind] - before.get(kind, 0)
+        for kind in after
+        if after[kind] != before.get(kind, 0)
+    }
     if sum(spent.values()) > most:
         run.wrong.append(f"{label}: {sum(spent.values())} requests {spent}, at most {most} wanted")
 
 
 @case(setup=hundred, remote=True)
 def requests_of_a_listing(run):
-    """looking at a hundred names that were listed costs far less than a request each, and removing them one each"""
+    """looking at a hundred names that were listed costs far less than a request each, and removing
+    them one each"""
     fd = os.open(run.path("many"), os.O_RDONLY)
     counted(run, "look at all", 30, lambda: listing(fd))
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Where walk hints cannot be had, the mount serves plain lookups, and status and log say why: no privileges, no kernel types, no
-# tracepoint, switched off. With fentry in place of the tracepoint the shortcut works.
+# Where walk hints cannot be had, the mount serves plain lookups, and status and log say why: no
+# privileges, no kernel types, no tracepoint, switched off. With fentry in place of the tracepoint
+# the shortcut works.
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 needs_kestrel
@@ -11,8 +12,10 @@ mkdir -p "$mnt"
 # works DIR: a deep walk, right and by absent names.
 works() {
     local dir=$1/x/y/z
-    mkdir -p "$dir" && echo deep >"$dir/file" && [ "$(cat "$dir/file")" = deep ] && mv "$1/x" "$1/w" &&
-        [ "$(cat "$1/w/y/z/file")" = deep ] && [ ! -e "$dir/file" ] && ! cat "$1/absent/../w/y/z/file" 2>/dev/null &&
+    mkdir -p "$dir" && echo deep >"$dir/file" && [ "$(cat "$dir/file")" = deep ] &&
+        mv "$1/x" "$1/w" &&
+        [ "$(cat "$1/w/y/z/file")" = deep ] && [ ! -e "$dir/file" ] &&
+        ! cat "$1/absent/../w/y/z/file" 2>/dev/null &&
         ln -s w "$1/link" && [ "$(cat "$1/link/y/z/file")" = deep ]
 }
 
@@ -48,8 +51,8 @@ close_and_check "$volume" "$mnt"
 
 plain "no tracepoint and no fentry" 'tracepoint|KESTREL_WALK_HINTS' env KESTREL_WALK_HINTS=none
 
-# Whoever may not load programs into the kernel: an ordinary user, whose mount fusermount3 makes, in a mount namespace of its own,
-# where users may open /dev/fuse.
+# Users that may not load programs into the kernel: an ordinary user with a mount that fusermount3
+# makes, in a mount namespace of its own, where users may open /dev/fuse.
 as_user() {
     # shellcheck disable=SC2016 # expanded by the inner shells
     unshare --mount bash -c '
@@ -72,7 +75,8 @@ check "an ordinary user: plain, says why, and works" as_user
 cat "$WORK/check.out"
 check "an ordinary user: fsck" fsck_volume "$WORK/of-user/volume" --data
 
-# The kernel does not tell its types: hidden from the mount in a mount namespace of its own, so everything happens in there.
+# The kernel does not tell its types: hidden from the mount in a mount namespace of its own, so
+# everything happens in there.
 # shellcheck disable=SC2016 # expanded by the inner shell
 hidden() {
     unshare --mount bash -c '
@@ -108,7 +112,8 @@ if [ "$(status_field "$mnt" shortcut)" = True ]; then
         echo "$((after - before)) requests"
         [ $((after - before)) -le 3 ] # one, and what reading and closing it takes
     }
-    requests() { "$KESTREL" stats --once --json "$1" | sed -n 's/.*"metadata_requests_total": *\([0-9]*\).*/\1/p'; }
+    requests() { "$KESTREL" stats --once --json "$1" |
+        sed -n 's/.*"metadata_requests_total": *\([0-9]*\).*/\1/p'; }
     check "fentry: a deep walk is one request" cold
     cat "$WORK/check.out"
 else

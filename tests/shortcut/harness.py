@@ -1,11 +1,13 @@
-"""Runs the same cases on several sides (a mount in shortcut mode, a plain one, a local directory) and compares what every
-call answered; counts the requests that a call cost where that is known.
+"""Runs the same cases on several sides (a mount in shortcut mode, a plain one, a local directory)
+and compares what every call answered; counts the requests that a call cost where that is known.
 
-A case is a function of a `Run`. It makes its calls with `run.do(label, call)`, which notes the value or the errno. All sides
-must note the same. `requests=N` demands N requests to metadata nodes in shortcut mode (what comes after the call has returned,
-as RELEASE, does not count); `plain=N` the same in plain mode, without those for the names above the case's directory.
+A case is a function of a `Run`. It makes its calls with `run.do(label, call)`, which notes the
+value or the errno. All sides must note the same. `requests=N` demands N requests to metadata nodes
+in shortcut mode (what comes after the call has returned, as RELEASE, does not count); `plain=N` the
+same in plain mode, without those for the names above the case's directory.
 
-Trees are made beforehand (`prepare`), through another mount, so that the kernel has seen none of their names.
+Trees are made beforehand (`prepare`), through another mount, so that the kernel has seen none of
+their names.
 """
 
 import errno
@@ -30,8 +32,8 @@ class Case:
 
 
 def case(function=None, *, setup=None, remote=False, local=True):
-    """Declares a case. `setup(dir)` adds to its tree; `remote`: it needs a second mount; `local`: a local file system does
-    the same (False: only plain and shortcut are compared)."""
+    """Declares a case. `setup(dir)` adds to its tree; `remote`: it needs a second mount; `local`: a
+    local file system does the same (False: only plain and shortcut are compared)."""
 
     def declare(function):
         CASES.append(Case(function, setup, remote, local))
@@ -91,7 +93,11 @@ def prepare(root, wanted):
 
 
 def chosen(wanted):
-    return [one for one in CASES if any(fnmatch.fnmatch(one.name, pattern) for pattern in wanted or ["*"])]
+    return [
+        one
+        for one in CASES
+        if any(fnmatch.fnmatch(one.name, pattern) for pattern in wanted or ["*"])
+    ]
 
 
 class Side:
@@ -104,10 +110,20 @@ class Side:
             self.mount, self.above = os.path.dirname(self.mount), self.above + 1
 
     def requests(self):
-        """Requests so far that a caller waits for, by kind. Asked of the mount's root: nothing is looked up for that."""
-        said = subprocess.run([KESTREL, "stats", "--once", "--json", self.mount], check=True, capture_output=True, text=True).stdout
+        """Requests so far that a caller waits for, by kind. Asked of the mount's root: nothing is
+        looked up for that."""
+        said = subprocess.run(
+            [KESTREL, "stats", "--once", "--json", self.mount],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         stats = json.loads(said)
-        kinds = {row["kind"]: row["requests"] for row in stats["metadata_requests"] if row["kind"] not in LATER}
+        kinds = {
+            row["kind"]: row["requests"]
+            for row in stats["metadata_requests"]
+            if row["kind"] not in LATER
+        }
         # Once for a directory: nobody waits for it.
         kinds["looked at meanwhile"] = -stats.get("shortcut_directory_looks_total", 0)
         return kinds
@@ -126,17 +142,23 @@ class Run:
         return "/".join([self.here, *names])
 
     def do(self, label, call, *arguments, requests=None, plain=None, unlike=None, **options):
-        """Makes a call and notes how it ended. `unlike="local"`: a local file system answers something else, and why is
-        said beside the call."""
+        """Makes a call and notes how it ended. `unlike="local"`: a local file system answers
+        something else, and why is said beside the call."""
         above = self.side.above + 1  # with the case's own directory
         wanted = {"shortcut": requests, "plain": plain and plain + above}.get(self.side.name)
         before = self.side.requests() if wanted is not None else None
         outcome = attempt(call, *arguments, **options)
         if wanted is not None:
             after = self.side.requests()
-            spent = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
+            spent = {
+                kind: after[kind] - before.get(kind, 0)
+                for kind in after
+                if after[kind] != before.get(kind, 0)
+            }
             if sum(spent.values()) != wanted:
-                self.wrong.append(f"{label}: {sum(spent.values())} requests {spent}, wanted {wanted}")
+                self.wrong.append(
+                    f"{label}: {sum(spent.values())} requests {spent}, wanted {wanted}"
+                )
         self.notes.append((label, show(outcome), unlike))
         return outcome
 
@@ -212,7 +234,9 @@ def run_case(one, sides):
 
 def differences(run, other):
     if len(run.notes) != len(other.notes):
-        return [f"{run.side.name} noted {len(run.notes)} calls, {other.side.name} {len(other.notes)}"]
+        return [
+            f"{run.side.name} noted {len(run.notes)} calls, {other.side.name} {len(other.notes)}"
+        ]
     return [
         f"{label}: {run.side.name} {mine}, {other.side.name} {theirs}"
         for (label, mine, unlike), (_, theirs, _) in zip(run.notes, other.notes)
@@ -228,11 +252,14 @@ def run_all(sides, wanted):
         found = run_case(one, sides)
         if found is None:
             continue
-        what = (one.function.__doc__ or one.name).split("\n")[0]
+        what = " ".join((one.function.__doc__ or one.name).split("\n\n")[0].split())
         if found:
             failed += 1
             print(f"FAIL {one.name}: {what} ({time.monotonic() - begun:.1f} s)")
-            print("\n".join(f"       {line}" for text in found for line in text.split("\n")), flush=True)
+            print(
+                "\n".join(f"       {line}" for text in found for line in text.split("\n")),
+                flush=True,
+            )
         else:
             passed += 1
             print(f"ok   {one.name}: {what}", flush=True)

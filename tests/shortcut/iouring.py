@@ -1,4 +1,5 @@
-"""Calls through io_uring, with nothing but system calls: a ring of a few entries, one call at a time."""
+"""Calls through io_uring, with nothing but system calls: a ring of a few entries, one call at a
+time."""
 
 import ctypes
 import mmap
@@ -22,7 +23,8 @@ class Ring:
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "io_uring_setup")
         entries, completions = struct.unpack_from("II", params, 0)
-        # struct io_sqring_offsets and io_cqring_offsets: head, tail, mask, entries, …, array and cqes.
+        # struct io_sqring_offsets and io_cqring_offsets: head, tail, mask, entries, …, array and
+        # cqes.
         self.sq = struct.unpack_from("IIIIIII", params, 40)
         self.cq = struct.unpack_from("IIIIII", params, 80)
         self.sq_ring = mmap.mmap(self.fd, self.sq[6] + entries * 4, offset=0)
@@ -34,13 +36,17 @@ class Ring:
         """Submits one entry and waits for its completion; the result as from a system call."""
         tail = struct.unpack_from("I", self.sq_ring, self.sq[1])[0]
         index = tail & self.mask
-        self.sqes[index * 64 : index * 64 + 64] = struct.pack("BBHiQQIIQ24x", opcode, sqe_flags, 0, fd, offset, address, length, flags, tail)
+        self.sqes[index * 64 : index * 64 + 64] = struct.pack(
+            "BBHiQQIIQ24x", opcode, sqe_flags, 0, fd, offset, address, length, flags, tail
+        )
         struct.pack_into("I", self.sq_ring, self.sq[6] + index * 4, index)
         struct.pack_into("I", self.sq_ring, self.sq[1], tail + 1)
         if LIBC.syscall(ENTER, self.fd, 1, 1, 1, None, 0) < 0:
             raise OSError(ctypes.get_errno(), "io_uring_enter")
         head = struct.unpack_from("I", self.cq_ring, self.cq[0])[0]
-        _, result, _ = struct.unpack_from("QiI", self.cq_ring, self.cq[5] + (head & self.cq_mask) * 16)
+        _, result, _ = struct.unpack_from(
+            "QiI", self.cq_ring, self.cq[5] + (head & self.cq_mask) * 16
+        )
         struct.pack_into("I", self.cq_ring, self.cq[0], head + 1)
         if result < 0:
             raise OSError(-result, os.strerror(-result))
@@ -60,7 +66,9 @@ class Ring:
     def size(self, path, sqe_flags=0):
         """By statx."""
         name, answer = ctypes.create_string_buffer(path.encode()), ctypes.create_string_buffer(256)
-        self.call(STATX, AT_FDCWD, ctypes.addressof(name), 0x7FF, ctypes.addressof(answer), 0, sqe_flags)
+        self.call(
+            STATX, AT_FDCWD, ctypes.addressof(name), 0x7FF, ctypes.addressof(answer), 0, sqe_flags
+        )
         return struct.unpack_from("Q", answer, 40)[0]
 
     def mkdir(self, path, sqe_flags=0):

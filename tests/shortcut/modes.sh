@@ -1,7 +1,8 @@
 # How the mounts of a test script serve the kernel: sourced by lib.sh.
 #
-# KESTREL_SHORTCUT=on|off: every mount must be in shortcut mode, or is a plain one; unset: as the program decides.
-# KESTREL_TRANSPORT=uring|device: requests come by io_uring (which root has to allow: done while the script runs, and undone by the
+# KESTREL_SHORTCUT=on|off: every mount must be in shortcut mode, or is a plain one; unset: as the
+# program decides. KESTREL_TRANSPORT=uring|device: requests come by io_uring (which root has to
+# allow: done while the script runs, and undone by the
 #   last of those that run at the same time), or from /dev/fuse.
 # A script that the machine cannot serve so says "skipped" and ends well.
 # shellcheck shell=bash disable=SC2034
@@ -10,7 +11,8 @@ MODE_OPTIONS=()
 URING_SWITCH=/sys/module/fuse/parameters/enable_uring
 URING_LOCK=/run/lock/kestrel-uring
 
-# uring_on: allows io_uring; false with a reason in $URING_WHY if that cannot be had. Scripts hold the lock shared on descriptor 8.
+# uring_on: allows io_uring; false with a reason in $URING_WHY if that cannot be had. Scripts hold
+# the lock shared on descriptor 8.
 uring_on() {
     [ -e "$URING_SWITCH" ] || modprobe fuse 2>/dev/null || true
     if [ ! -w "$URING_SWITCH" ]; then
@@ -44,7 +46,8 @@ skip_all() {
 
 # status_field DIR NAME: a field of what the mount says of itself.
 status_field() {
-    "$KESTREL" status "$1" --json | python3 -c 'import json, sys; print(json.load(sys.stdin).get(sys.argv[1]))' "$2"
+    "$KESTREL" status "$1" --json |
+        python3 -c 'import json, sys; print(json.load(sys.stdin).get(sys.argv[1]))' "$2"
 }
 
 # check_mode DIR [MOUNT OPTION…]: the mount serves as the script was told, or the script ends.
@@ -53,14 +56,16 @@ check_mode() {
     shift
     case " $* " in *" --no-shortcut "* | *" --transport "*) return ;; esac
     if [ "${KESTREL_SHORTCUT:-}" = on ]; then needs_shortcut "$dir"; fi
-    if [ "${KESTREL_TRANSPORT:-}" = uring ] && [ "$(status_field "$dir" transport)" != io_uring ]; then
+    if [ "${KESTREL_TRANSPORT:-}" = uring ] && [ "$(status_field "$dir" transport)" != io_uring ]; \
+        then
         fail "$dir is not served over io_uring: $(status_field "$dir" transport)"
         summary || true
         exit 1
     fi
 }
 
-# needs_shortcut DIR: a mount that is not in shortcut mode because the machine does not allow it ends the script.
+# needs_shortcut DIR: a mount that is not in shortcut mode because the machine does not allow it
+# ends the script.
 needs_shortcut() {
     [ "$(status_field "$1" shortcut)" = True ] && return
     skip_all "no shortcut: $(status_field "$1" shortcut_why)"

@@ -1,5 +1,5 @@
-"""Walks through directories that the kernel was told of without asking: every kind of call, symbolic links, `..`, absent
-names and names of the wrong type."""
+"""Walks through directories that the kernel was told of without asking: every kind of call,
+symbolic links, `..`, absent names and names of the wrong type."""
 
 import ctypes
 import os
@@ -31,7 +31,9 @@ def openat2(fd, path, flags, resolve):
     while True:
         try:
             return os.close(checked(LIBC.syscall(437, fd, path.encode(), how, len(how))))
-        except BlockingIOError:  # somebody renamed something somewhere meanwhile: the kernel wants to be asked again
+        except (
+            BlockingIOError
+        ):  # somebody renamed something somewhere meanwhile: the kernel wants to be asked again
             pass
 
 
@@ -44,7 +46,12 @@ def opens(run):
     run.do("stat", mode, run.path(DEEP, "n1"), requests=1)
     run.do("lstat", lambda: oct(os.lstat(run.path(DEEP, "n2")).st_mode), requests=1)
     run.do("odd spelling", open_and_close, run.path("/a//b/./c///d/e/n3"), requests=1)
-    run.do("through a number of points", open_and_close, run.path("./" * 300 + DEEP + "/n4"), requests=1)
+    run.do(
+        "through a number of points",
+        open_and_close,
+        run.path("./" * 300 + DEEP + "/n4"),
+        requests=1,
+    )
 
 
 @case
@@ -53,8 +60,15 @@ def stats_of_what_was_faked(run):
     run.do("walk through", mode, run.path("a/real/x"), requests=1)
     run.do("stat", mode, run.path("a/real"))
     run.do("nlink", lambda: os.stat(run.path("a")).st_nlink)
-    run.do("inode by two ways", lambda: os.stat(run.path("a/real")).st_ino == os.stat(run.path("a/real/sub/..")).st_ino)
-    run.do("inode as listed", lambda: {e.name: e.inode() for e in os.scandir(run.path("a"))}["b"] == os.stat(run.path("a/b")).st_ino)
+    run.do(
+        "inode by two ways",
+        lambda: os.stat(run.path("a/real")).st_ino == os.stat(run.path("a/real/sub/..")).st_ino,
+    )
+    run.do(
+        "inode as listed",
+        lambda: {e.name: e.inode() for e in os.scandir(run.path("a"))}["b"]
+        == os.stat(run.path("a/b")).st_ino,
+    )
     run.do("statfs", lambda: os.statvfs(run.path("a/b/c")).f_namemax, unlike="local")
     run.do("trailing slash", mode, run.path("a/b/c/"))
     run.do("trailing slash on a file", mode, run.path("a/b/file/"))
@@ -109,7 +123,10 @@ def descriptors_of_directories(run):
     run.do("opened", relative, os.O_RDONLY | os.O_DIRECTORY)
     run.do("by path", relative, os.O_PATH)
     run.do("O_DIRECTORY on a file", open_and_close, run.path("a/b/file"), os.O_DIRECTORY)
-    run.do("O_PATH of a real one", lambda: oct(os.fstat(os.open(run.path("a/real"), os.O_PATH)).st_mode))
+    run.do(
+        "O_PATH of a real one",
+        lambda: oct(os.fstat(os.open(run.path("a/real"), os.O_PATH)).st_mode),
+    )
     run.do("O_PATH of a link", open_and_close, run.path("a/link"), os.O_PATH | os.O_NOFOLLOW)
     run.do("O_TMPFILE", open_and_close, run.path("a/b/c"), os.O_TMPFILE | os.O_RDWR)
     run.do("write to a directory", open_and_close, run.path("a/b/c"), os.O_WRONLY)
@@ -117,7 +134,8 @@ def descriptors_of_directories(run):
 
 @case
 def absent_on_the_way(run):
-    """a name on the way that does not exist: ENOENT for every call, and it is not there afterwards"""
+    """a name on the way that does not exist: ENOENT for every call, and it is not there
+    afterwards"""
     for label, call in [
         ("open", lambda: open_and_close(run.path("a/nope/x/y"))),
         ("create", lambda: open_and_close(run.path("a/nope/x/y"), CREATE)),
@@ -161,7 +179,15 @@ def absent_and_back(run):
     run.do("file", mode, run.path("a/file/../file"))
     run.do("directories", mode, run.path("a/b/c/../../real"))
     run.do("directories and back down", read, run.path("a/b/c/../c/d/../../file"))
-    run.do("removed", lambda: (os.mkdir(run.path("pub/r")), open_and_close(run.path("pub/r/x"), CREATE), os.unlink(run.path("pub/r/x")), os.rmdir(run.path("pub/r")))[3])
+    run.do(
+        "removed",
+        lambda: (
+            os.mkdir(run.path("pub/r")),
+            open_and_close(run.path("pub/r/x"), CREATE),
+            os.unlink(run.path("pub/r/x")),
+            os.rmdir(run.path("pub/r")),
+        )[3],
+    )
     run.do("removed and back", mode, run.path("pub/r/../../a"))
 
 
@@ -207,18 +233,49 @@ def links_on_the_way(run):
     run.do("O_NOFOLLOW", open_and_close, run.path("a/link"), os.O_NOFOLLOW)
     run.do("O_NOFOLLOW on the way", open_and_close, run.path("a/link/x"), os.O_NOFOLLOW)
     run.do("O_CREAT to an existing file", open_and_close, run.path("a/link/x"), CREATE)
-    run.do("links made here", lambda: (os.symlink("b/c", run.path("a/new")), read(run.path("a/new/d/file")))[1])
+    run.do(
+        "links made here",
+        lambda: (os.symlink("b/c", run.path("a/new")), read(run.path("a/new/d/file")))[1],
+    )
 
 
 @case
 def replaced_by_link(run):
     """what was a directory on the way becomes a link, a file, a directory again"""
-    run.do("make", lambda: (os.mkdir(run.path("pub/sw")), write(run.path("pub/sw/f"), b"1"), read(run.path("pub/sw/f")))[2])
-    run.do("empty", lambda: (os.unlink(run.path("pub/sw/f")), os.rmdir(run.path("pub/sw")), os.symlink("../a/real", run.path("pub/sw")))[2])
+    run.do(
+        "make",
+        lambda: (
+            os.mkdir(run.path("pub/sw")),
+            write(run.path("pub/sw/f"), b"1"),
+            read(run.path("pub/sw/f")),
+        )[2],
+    )
+    run.do(
+        "empty",
+        lambda: (
+            os.unlink(run.path("pub/sw/f")),
+            os.rmdir(run.path("pub/sw")),
+            os.symlink("../a/real", run.path("pub/sw")),
+        )[2],
+    )
     run.do("through the link", read, run.path("pub/sw/sub/y"))
-    run.do("to file", lambda: (os.unlink(run.path("pub/sw")), write(run.path("pub/sw"), b"2"), read(run.path("pub/sw")))[2])
+    run.do(
+        "to file",
+        lambda: (
+            os.unlink(run.path("pub/sw")),
+            write(run.path("pub/sw"), b"2"),
+            read(run.path("pub/sw")),
+        )[2],
+    )
     run.do("below the file", read, run.path("pub/sw/sub/y"))
-    run.do("to directory", lambda: (os.unlink(run.path("pub/sw")), os.mkdir(run.path("pub/sw")), os.listdir(run.path("pub/sw")))[2])
+    run.do(
+        "to directory",
+        lambda: (
+            os.unlink(run.path("pub/sw")),
+            os.mkdir(run.path("pub/sw")),
+            os.listdir(run.path("pub/sw")),
+        )[2],
+    )
     run.do("create in it", open_and_close, run.path("pub/sw/f"), CREATE)
 
 
@@ -227,8 +284,21 @@ def resolve_flags(run):
     """openat2 with restrictions sees links and .. as they are"""
     no_xdev, no_magic, no_symlinks, beneath, in_root = 1, 2, 4, 8, 16
     fd = os.open(run.here, os.O_PATH)
-    for name, path in [("plain", "a/b/c/file"), ("link", "a/link2/x"), ("cold link", "a/coldlink/y"), ("up", "a/uplink/file"), ("absent", "a/zz/y"), ("back", "a/b/../file")]:
-        for flag, resolve in [("no symlinks", no_symlinks), ("beneath", beneath), ("no xdev", no_xdev), ("in root", in_root), ("no magic", no_magic)]:
+    for name, path in [
+        ("plain", "a/b/c/file"),
+        ("link", "a/link2/x"),
+        ("cold link", "a/coldlink/y"),
+        ("up", "a/uplink/file"),
+        ("absent", "a/zz/y"),
+        ("back", "a/b/../file"),
+    ]:
+        for flag, resolve in [
+            ("no symlinks", no_symlinks),
+            ("beneath", beneath),
+            ("no xdev", no_xdev),
+            ("in root", in_root),
+            ("no magic", no_magic),
+        ]:
             run.do(f"{name}, {flag}", openat2, fd, path, os.O_RDONLY, resolve)
     os.close(fd)
 
@@ -261,7 +331,8 @@ def permissions(run):
 
 @case
 def names_too_long(run):
-    """a name of more than 255 bytes, in a directory that is there, not there, a file, or closed to the caller"""
+    """a name of more than 255 bytes, in a directory that is there, not there, a file, or closed to
+    the caller"""
     long = "n" * 256
     for where in ("a/b", "a/zz", "a/zz/b", "a/real/x", "secret/in"):
         path = run.path(where, long)
@@ -284,7 +355,8 @@ def names_too_long(run):
 
 @case
 def permission_taken_away(run):
-    """what the kernel lets anybody pass without asking (O_PATH, watches) is refused as soon as chmod or rename has its answer"""
+    """what the kernel lets anybody pass without asking (O_PATH, watches) is refused as soon as
+    chmod or rename has its answer"""
 
     def look(names, label):
         run.user(f"{label}, O_PATH", open_and_close, run.path(names), os.O_PATH)
@@ -297,7 +369,9 @@ def permission_taken_away(run):
             run.user(f"{turn}: walked", read, run.path("a/b/c/d/file"))
         look("a/b/c/d", f"{turn}: held")
         closed = ("a/b", "a", "a/b", "a", "a/b")[turn]
-        run.do(f"{turn}: closed", os.chmod, run.path(closed), (0o700, 0o710, 0o766, 0o754, 0o0)[turn])
+        run.do(
+            f"{turn}: closed", os.chmod, run.path(closed), (0o700, 0o710, 0o766, 0o754, 0o0)[turn]
+        )
         look("a/b/c/d", f"{turn}: refused")
         look("a/b/c", f"{turn}: refused above")
         run.do(f"{turn}: root is not", read, run.path("a/b/c/d/file"))
@@ -316,12 +390,15 @@ def permission_taken_away(run):
 
 @case
 def held_while_the_way_closes(run):
-    """who has hold of a directory (O_PATH) goes on from there when search permission above it is taken away, or it is moved"""
+    """a process that has hold of a directory (O_PATH) goes on from there when search permission
+    above it is taken away, or it is moved"""
     os.mkdir(run.path("private"), 0o700)
     for turn in range(4):
         for _ in range(3):
             run.user(f"{turn}: walked", read, run.path("a/b/c/d/file"))
-        held = {name: os.open(run.path(name), os.O_PATH) for name in ("a", "a/b", "a/b/c", "a/b/c/d")}
+        held = {
+            name: os.open(run.path(name), os.O_PATH) for name in ("a", "a/b", "a/b/c", "a/b/c/d")
+        }
         try:
             if turn % 2:
                 run.do(f"{turn}: moved", os.rename, run.path("a"), run.path("private/a"))
@@ -329,9 +406,15 @@ def held_while_the_way_closes(run):
                 run.do(f"{turn}: closed", os.chmod, run.path("a"), 0o700)
             for name, fd in held.items():
                 below = os.path.relpath("a/b/c/d/file", name)
-                run.user(f"{turn}: from {name}, which is held", lambda below=below, fd=fd: os.close(os.open(below, os.O_RDONLY, dir_fd=fd)))
+                run.user(
+                    f"{turn}: from {name}, which is held",
+                    lambda below=below, fd=fd: os.close(os.open(below, os.O_RDONLY, dir_fd=fd)),
+                )
                 run.user(f"{turn}: not there, from {name}", lambda fd=fd: os.stat("h/x", dir_fd=fd))
-                run.user(f"{turn}: listed, from {name}", lambda fd=fd: os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)))
+                run.user(
+                    f"{turn}: listed, from {name}",
+                    lambda fd=fd: os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)),
+                )
             run.user(f"{turn}: by path", read, run.path("a/b/c/d/file"))
             if turn % 2:
                 run.do(f"{turn}: moved back", os.rename, run.path("private/a"), run.path("a"))
@@ -356,14 +439,29 @@ def names_come_and_go(run):
     run.do("mkdir", os.mkdir, run.path("a/b/c/d/e/dir"), requests=2)
     run.do("mkdir again", os.mkdir, run.path("a/b/c/d/e/dir"))
     run.do("mkdir with a slash", os.mkdir, run.path("a/b/c/d/e/dir2/"))
-    run.do("absent, then there", lambda: (os.path.exists(run.path("pub/neg")), open_and_close(run.path("pub/neg"), CREATE), mode(run.path("pub/neg"))))
-    run.do("rename a file", os.rename, run.path("a/b/c/d/e/n0"), run.path("a/b/c/d/e/m0"), requests=3)
+    run.do(
+        "absent, then there",
+        lambda: (
+            os.path.exists(run.path("pub/neg")),
+            open_and_close(run.path("pub/neg"), CREATE),
+            mode(run.path("pub/neg")),
+        ),
+    )
+    run.do(
+        "rename a file", os.rename, run.path("a/b/c/d/e/n0"), run.path("a/b/c/d/e/m0"), requests=3
+    )
     run.do("the old name", os.stat, run.path("a/b/c/d/e/n0"))
     run.do("the new one", read, run.path("a/b/c/d/e/m0"))
     run.do("unlink", os.unlink, run.path("a/b/c/d/e/n1"), requests=2)
     run.do("unlink again", os.unlink, run.path("a/b/c/d/e/n1"))
     run.do("link", os.link, run.path("a/b/c/d/e/n2"), run.path("pub/hard"))
-    run.do("nlink", lambda: (os.stat(run.path("pub/hard")).st_nlink, os.path.samefile(run.path("pub/hard"), run.path(DEEP, "n2"))))
+    run.do(
+        "nlink",
+        lambda: (
+            os.stat(run.path("pub/hard")).st_nlink,
+            os.path.samefile(run.path("pub/hard"), run.path(DEEP, "n2")),
+        ),
+    )
     run.do("rmdir not empty", os.rmdir, run.path("a/b/c"))
     run.do("rmdir of a file", os.rmdir, run.path("a/b/file"))
     run.do("unlink of a directory", os.unlink, run.path("a/b/c"), unlike="local")
@@ -375,7 +473,8 @@ def names_come_and_go(run):
 
 @case
 def renamed_directories(run):
-    """directories renamed, exchanged and replaced here: the old path is gone, the new one leads to all below"""
+    """directories renamed, exchanged and replaced here: the old path is gone, the new one leads to
+    all below"""
     os.makedirs(run.path("pub/r1/in"))
     write(run.path("pub/r1/in/f"), b"1")
     os.makedirs(run.path("pub/s1/in"))
@@ -384,9 +483,19 @@ def renamed_directories(run):
     run.do("rename", os.rename, run.path("pub/r1"), run.path("pub/r2"))
     run.do("old", read, run.path("pub/r1/in/f"))
     run.do("new", read, run.path("pub/r2/in/f"))
-    run.do("exchange", lambda: checked(LIBC.renameat2(-100, run.path("pub/r2").encode(), -100, run.path("pub/s1").encode(), 2)))
+    run.do(
+        "exchange",
+        lambda: checked(
+            LIBC.renameat2(-100, run.path("pub/r2").encode(), -100, run.path("pub/s1").encode(), 2)
+        ),
+    )
     run.do("exchanged", lambda: (read(run.path("pub/r2/in/f")), read(run.path("pub/s1/in/f"))))
-    run.do("exchange with a file", lambda: checked(LIBC.renameat2(-100, run.path("pub/r2").encode(), -100, run.path("a/file").encode(), 2)))
+    run.do(
+        "exchange with a file",
+        lambda: checked(
+            LIBC.renameat2(-100, run.path("pub/r2").encode(), -100, run.path("a/file").encode(), 2)
+        ),
+    )
     run.do("the file", read, run.path("pub/r2"))
     run.do("the directory", read, run.path("a/file/in/f"))
     os.makedirs(run.path("pub/empty"))
@@ -397,13 +506,24 @@ def renamed_directories(run):
     run.do("deep to top", os.rename, run.path("a/b/c/d"), run.path("pub/d"))
     run.do("below it", read, run.path("pub/d/e/n1"))
     run.do("from where it was", read, run.path("a/b/c/d/e/n1"))
-    run.do("remove and use", lambda: (os.unlink(run.path("pub/empty/in/f")), os.rmdir(run.path("pub/empty/in")), read(run.path("pub/empty/in/f"))))
-    run.do("again the same name", lambda: (os.mkdir(run.path("pub/empty/in")), os.listdir(run.path("pub/empty/in")))[1])
+    run.do(
+        "remove and use",
+        lambda: (
+            os.unlink(run.path("pub/empty/in/f")),
+            os.rmdir(run.path("pub/empty/in")),
+            read(run.path("pub/empty/in/f")),
+        ),
+    )
+    run.do(
+        "again the same name",
+        lambda: (os.mkdir(run.path("pub/empty/in")), os.listdir(run.path("pub/empty/in")))[1],
+    )
 
 
 @case
 def attributes(run):
-    """chmod, chown, times, truncate, extended attributes and access by deep path, and of directories that were faked"""
+    """chmod, chown, times, truncate, extended attributes and access by deep path, and of
+    directories that were faked"""
     file, directory = run.path(DEEP, "n0"), run.path("a/b/c")
     for name, path in [("file", file), ("directory", directory)]:
         run.do(f"chmod {name}", os.chmod, path, 0o711)
@@ -412,7 +532,12 @@ def attributes(run):
         run.do(f"setxattr {name}", os.setxattr, path, "user.k", b"v")
         run.do(f"getxattr {name}", os.getxattr, path, "user.k")
         run.do(f"listxattr {name}", os.listxattr, path)
-        run.do(f"stat {name}", lambda path=path: tuple(os.stat(path)[:6][i] for i in (0, 3, 4, 5)) + (os.stat(path).st_mtime_ns,), unlike=None)
+        run.do(
+            f"stat {name}",
+            lambda path=path: tuple(os.stat(path)[:6][i] for i in (0, 3, 4, 5))
+            + (os.stat(path).st_mtime_ns,),
+            unlike=None,
+        )
         run.do(f"access {name}", os.access, path, os.R_OK | os.W_OK | os.X_OK)
         run.user(f"access {name} as its owner", os.access, path, os.W_OK)
         run.do(f"removexattr {name}", os.removexattr, path, "user.k")
@@ -459,7 +584,9 @@ def very_long_paths(run):
     path = "/".join(["n" * 200] * 18 + ["last"])
     run.do("read", read, run.path("pub", path))
     run.do("absent at the end", read, run.path("pub", path) + "x")
-    run.do("absent in the middle", read, run.path("pub", path.replace("n" * 200, "n" * 199 + "x", 9)))
+    run.do(
+        "absent in the middle", read, run.path("pub", path.replace("n" * 200, "n" * 199 + "x", 9))
+    )
     run.child("make", make, 1, 1500)
     run.do("1,500 levels", read, run.path("pub", "n/" * 1500 + "last"))
     run.do("one level too many", read, run.path("pub", "n/" * 1501 + "last"))

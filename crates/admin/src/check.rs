@@ -55,7 +55,7 @@ use crate::rows::{DirId, Rows, get, readable};
 /// on.
 const PATH_DEPTH_MAX: usize = 2048;
 
-/// Inodes whose records are looked for by a second walk, at most: findings beyond wait for the next
+/// Inodes that a second walk looks for the records of, at most: findings beyond wait for the next
 /// check.
 const LOCATE_MAX: usize = 100_000;
 
@@ -238,7 +238,8 @@ struct Check<'a> {
     report: &'a mut dyn FnMut(Finding),
     progress: Progress<'a>,
     totals: Totals,
-    /// Workers whose shares of directories and objects are read; there must be none of others.
+    /// Workers of which the shares of directories and objects are read; there must be none of
+    /// others.
     shares: u32,
     /// The volume in use that the engine is a cut of.
     live: Option<Live<'a>>,
@@ -263,7 +264,7 @@ struct World {
     chunked: Vec<(InodeId, u64)>,
     /// Hard-link references: how many, and of what kind.
     references: HashMap<InodeId, (u32, Kind)>,
-    /// Directories whose sums differ from their entries, with what they should be.
+    /// Directories with sums that differ from their entries, with what they should be.
     sums: Vec<(InodeId, shares::Sums)>,
     /// Inodes with more than one record.
     duplicates: IdSet,
@@ -273,7 +274,7 @@ struct World {
     open_unlinked: u64,
     /// Newest commit timestamp of any inode.
     newest_change: u64,
-    /// Inodes whose records are damaged: nothing can be said about what belongs to them.
+    /// Inodes with damaged records: nothing can be said about what belongs to them.
     unjudged: IdSet,
     /// Files that wrongly deny having extended attributes.
     unmarked: IdSet,
@@ -313,7 +314,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Whether a share's key suffix names a worker whose shares are read.
+    /// Whether a share's key suffix names a worker of which the shares are read.
     fn is_share(&self, suffix: &[u8]) -> bool {
         <[u8; 2]>::try_from(suffix)
             .is_ok_and(|worker| u32::from(u16::from_be_bytes(worker)) < self.shares)

@@ -94,8 +94,8 @@ pub struct ClusterView {
     _scratch: Scratch,
     /// What was found.
     pub findings: Vec<Finding>,
-    /// Nodes whose directories are old copies, or were made anew: what others have of theirs means
-    /// nothing.
+    /// Nodes with directories that are old copies, or were made anew: what others have of theirs
+    /// means nothing.
     pub outdated: Vec<NodeId>,
 }
 
@@ -499,7 +499,8 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
             (Ok(_), None) => "it is about a node that is none of the others".into(),
             (Ok(known), Some(other)) if known.epoch <= starts(other) => continue,
             (Ok(known), Some(other)) => format!(
-                "it has seen start {} of node {peer}, but the directory of that node was started {} times: the directory is an old copy, or made anew",
+                "it has seen start {} of node {peer}, but the directory of that node was started \
+                 {} times: the directory is an old copy, or made anew",
                 known.epoch,
                 starts(other)
             ),

@@ -59,12 +59,14 @@ impl fmt::Display for CutError {
             CutError::Rows(why) => write!(f, "reading the metadata: {why}"),
             CutError::Copy(dir, why) => write!(
                 f,
-                "copying the metadata to {}: {why}; the copy needs as much room as the volume's metadata, or check the \
+                "copying the metadata to {}: {why}; the copy needs as much room as the volume's \
+                 metadata, or check the \
                  volume when it is not mounted",
                 dir.display()
             ),
             CutError::TooBusy => f.write_str(
-                "more than 64 GiB of changes while the metadata was copied; repeat it at a quieter time",
+                "more than 64 GiB of changes while the metadata was copied; repeat it at a quieter \
+                 time",
             ),
         }
     }

@@ -86,7 +86,8 @@ impl fmt::Display for DumpError {
             DumpError::Newer(version) => {
                 write!(
                     f,
-                    "the dump has format version {version}, this program reads {VERSION}; use a newer kestrel"
+                    "the dump has format version {version}, this program reads {VERSION}; use a \
+                     newer kestrel"
                 )
             }
             DumpError::NotEmpty => f.write_str("the volume holds files; load into a new one"),
@@ -150,7 +151,8 @@ pub fn dump(
     writer.line(
         "header",
         &json!({
-            "format": FORMAT, "version": VERSION, "program": about.program, "written": about.now, "volume": about.volume,
+            "format": FORMAT, "version": VERSION, "program": about.program, "written": about.now,
+            "volume": about.volume,
         }),
     )?;
     let spool = Spool::new(spool, SPOOL_BYTES_MAX);

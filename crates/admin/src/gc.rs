@@ -7,9 +7,9 @@
 //! there all the time, then the walk saw it, or a batch wrote it, then the tap did; renames and
 //! clones that move a reference from behind the walk to before it cannot hide one. The tap stays
 //! until the last deletion. An object younger than the grace period is left alone, and so is one
-//! that a packer still holds pinned (whoever commits a reference holds the pin until the commit is
-//! done, so "not pinned" is asked first and the tap's marks after it), one that the deletion
-//! schedule knows, and one whose account (table `objstat`) says that something refers to it, a
+//! that a packer still holds pinned (the packer that commits a reference holds the pin until the
+//! commit is done, so "not pinned" is asked first and the tap's marks after it), one that the
+//! deletion schedule knows, and one that something refers to by its account (table `objstat`), a
 //! second record of the same truth, kept by other code.
 //!
 //! If a page of the store's listing or of the metadata cannot be read, or a row cannot be decoded
@@ -64,8 +64,8 @@ pub struct Totals {
     /// Unreferenced objects that are too young, or open, or that something came to refer to
     /// meanwhile.
     pub young: u64,
-    /// Unreferenced objects whose account says otherwise: left alone until `kestrel fsck --repair`
-    /// has settled it.
+    /// Unreferenced objects that their account says are referred to: left alone until
+    /// `kestrel fsck --repair` has settled it.
     pub disputed: u64,
     /// Leaked objects.
     pub leaked: u64,
@@ -125,7 +125,8 @@ impl fmt::Display for GcError {
             }
             GcError::Damaged(row) => write!(
                 f,
-                "{row} cannot be decoded and may refer to any object; nothing was deleted; run `kestrel fsck` first"
+                "{row} cannot be decoded and may refer to any object; nothing was deleted; run \
+                 `kestrel fsck` first"
             ),
         }
     }
@@ -363,8 +364,9 @@ fn mark_scheduled(
     Ok(())
 }
 
-/// Takes out what an account says is in use, or whose account cannot be read. Shares of one object
-/// are read one after the other; for an object that nothing refers to they do not change any more.
+/// Takes out what an account says is in use, and objects with an account that cannot be read.
+/// Shares of one object are read one after the other; for an object that nothing refers to they do
+/// not change any more.
 fn mark_disputed(
     engine: &dyn Engine,
     objects: &mut Vec<Object>,

@@ -275,7 +275,8 @@ pub fn describe_by(
     if inode.kind == Kind::Dir {
         let sums = tree(inode.ino)?;
         out["tree"] = json!({
-            "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes, "entries_here": sums.children,
+            "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes,
+            "entries_here": sums.children,
         });
     } else if inode.data == Data::Chunked {
         let mut layout = LayoutSums::default();
@@ -374,7 +375,8 @@ fn scan_chunks(
 
 fn extent(at: u64, len: u32, range: &Range, skip: u32) -> Value {
     json!({
-        "file_offset": at, "len": len, "object": range.object, "object_offset": range.offset, "range_len": range.len,
+        "file_offset": at, "len": len, "object": range.object, "object_offset": range.offset,
+        "range_len": range.len,
         "skip": skip,
     })
 }

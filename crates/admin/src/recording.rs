@@ -163,8 +163,8 @@ impl Recording {
         self.finish(&mut state)
     }
 
-    /// Ends the recording of a node that is the only one of its volume, whose moments need not be
-    /// those of others: the bytes that have been recorded.
+    /// Ends the recording of a node that is the only one of its volume, so that its moments need
+    /// not be those of others: the bytes that have been recorded.
     ///
     /// # Errors
     /// If not all was recorded.

@@ -29,7 +29,7 @@ pub enum Seen<'a> {
     Damaged(&'a Key),
 }
 
-/// Tables whose rows refer to stored bytes.
+/// Tables with rows that refer to stored bytes.
 pub const TABLES: [Table; 3] = [Table::Entry, Table::Link, Table::Chunk];
 
 /// Walks all references in the order of their rows.

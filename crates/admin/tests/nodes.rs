@@ -237,8 +237,8 @@ fn counters_above_numbers_of_missing_nodes() {
         decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap())
             .unwrap()
     };
-    // At every node: each may be the coordinator some day, from whose counters those of an added
-    // one begin.
+    // At every node: each may be the coordinator some day, and the counters of an added node begin
+    // from the coordinator's.
     for node in [1, 2, 3] {
         assert_eq!((ceiling(node, b"inodes"), ceiling(node, b"objects")), (3_001, 9_001), "{node}");
     }

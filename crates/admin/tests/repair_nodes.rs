@@ -269,7 +269,7 @@ fn what_is_in_motion_is_not_repaired() {
         );
         assert!(nodes.all() == before);
     }
-    // What others have of a node whose directory is an old copy is no damage.
+    // What others have of a node with an old copy as its directory is no damage.
     let nodes = Several::of(&volume);
     nodes.apply_at(
         1,
@@ -320,7 +320,7 @@ impl Layer for Dying<'_> {
     }
 }
 
-/// Damage whose repair changes rows of several nodes.
+/// Damage of which the repair changes rows of several nodes.
 fn plant(nodes: &Several<'_>) {
     let delete =
         |table, id, suffix: &[u8]| Mutation { key: Key::new(table, id, suffix), value: None };

@@ -54,7 +54,8 @@ pub struct ProcessArgs {
     pub log_level: LevelFilter,
     /// Memory for metadata rows; 512M by default, less where the machine or the control group has
     /// little
-    #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"), value_name = "SIZE")]
+    #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"),
+        value_name = "SIZE")]
     pub metadata_memory: Option<u64>,
     /// Metadata in PostgreSQL: take it over from the process that has it open, which can write
     /// nothing any more. A node of a cluster that is served asks that process to end first
@@ -120,7 +121,8 @@ pub struct BackupScheduleArgs {
     #[arg(long, value_name = "TIME|off", value_parser = every_arg)]
     pub dump_every: Option<Every>,
     /// How many of these dumps are kept: older ones are removed when one was taken [default: 7]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(KEEP_MAX)))]
+    #[arg(long, value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(KEEP_MAX)))]
     pub dump_keep: Option<u16>,
 }
 

@@ -113,7 +113,8 @@ fn are_all(
             format!("node {node} has left the cluster: leave its directory out; it can be deleted")
         } else {
             format!(
-                "node {node} is not one of the cluster's nodes, which it may be about to join: leave its directory out"
+                "node {node} is not one of the cluster's nodes, which it may be about to join: \
+                 leave its directory out"
             )
         };
         return Err(Failure::new(verb, format!("{}: {why}", dir.display())));

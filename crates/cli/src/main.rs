@@ -77,7 +77,8 @@ struct Cli {
     #[arg(long, global = true, value_name = "FILE", help_heading = "Access")]
     token_file: Option<PathBuf>,
     /// Wait so long for a server that is not there; by default a command fails within 2 s
-    #[arg(long, global = true, value_name = "TIME", value_parser = units::duration_arg, help_heading = "Access")]
+    #[arg(long, global = true, value_name = "TIME", value_parser = units::duration_arg,
+        help_heading = "Access")]
     wait: Option<Duration>,
     #[command(subcommand)]
     verb: Verb,

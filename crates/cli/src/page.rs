@@ -92,7 +92,8 @@ mod tests {
         page.line("pass-through", "off");
         page.warning("server", "does not answer");
         page.line("", "more");
-        let plain = "volume       photos\npass-through off\nserver       does not answer\n             more\n";
+        let plain = "volume       photos\npass-through off\nserver       does not \
+                     answer\n             more\n";
         assert_eq!(page.render(false), plain);
         let coloured = page.render(true);
         assert!(coloured.contains("\x1b[1mserver\x1b[0m       \x1b[33mdoes not answer\x1b[0m\n"));

@@ -105,7 +105,9 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     run(&["info", &format!("{}/nothing", place.mnt())]).expect(1, "No such file");
 
     let requests = || {
-        run(&["stats", &place.mnt(), "--once", "--json"]).expect(0, "").json()["metadata_requests_total"]
+        run(&["stats", &place.mnt(), "--once", "--json"])
+            .expect(0, "")
+            .json()["metadata_requests_total"]
             .as_u64()
             .unwrap()
     };

@@ -435,7 +435,8 @@ impl Descriptor {
         let mut descriptor = Self::read(dir)?;
         if let Some(section) = &descriptor.cluster {
             return Err(VolumeError::Invalid(format!(
-                "{}: node {} of a cluster: its settings are those of all its nodes; name the directories of all",
+                "{}: node {} of a cluster: its settings are those of all its nodes; name the \
+                 directories of all",
                 dir.display(),
                 section.node
             )));
@@ -473,7 +474,8 @@ impl Descriptor {
         {
             let [dir, first] = [dir, &dirs[0]].map(|dir| dir.display());
             return Err(VolumeError::Invalid(format!(
-                "{dir}: its settings are not those of {first}: restore kestrel.json of the one or the other from a backup, so that \
+                "{dir}: its settings are not those of {first}: restore kestrel.json of the one or \
+                 the other from a backup, so that \
                  they agree"
             )));
         }
@@ -560,7 +562,8 @@ impl Descriptor {
         self.settings.check()?;
         if self.metadata()?.is_some() && self.settings.durability == Durability::Fsync {
             return Err(VolumeError::Invalid(
-                "a volume with its metadata in a database has durability commit: what is not there is lost with the process".into(),
+                "a volume with its metadata in a database has durability commit: what is not there \
+                 is lost with the process".into(),
             ));
         }
         if self.registry()?.is_some() && self.cluster.is_none() {
@@ -597,13 +600,15 @@ pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
         let rest = rest.trim_start_matches('/');
         let example = if rest.contains('/') { rest } else { "HOST/NAME" };
         return Err(VolumeError::Invalid(format!(
-            "{url}: a served volume has two slashes before its host: kestrel://{example}; write ./{url} if a directory has this \
+            "{url}: a served volume has two slashes before its host: kestrel://{example}; write \
+             ./{url} if a directory has this \
              name"
         )));
     }
     match url.split_once("://") {
         Some(_) => Err(VolumeError::Invalid(format!(
-            "{url}: this needs the volume's directory, a path or file:///PATH; run it on the machine where that is"
+            "{url}: this needs the volume's directory, a path or file:///PATH; run it on the \
+             machine where that is"
         ))),
         None if url.is_empty() => Err(VolumeError::Invalid("the volume's path is empty".into())),
         None => Ok(url.into()),

@@ -97,23 +97,27 @@ impl fmt::Display for VolumeError {
             }
             VolumeError::NotEmpty(dir) => write!(
                 f,
-                "{}: not empty; choose another place, or give --force to format it and lose what a volume there holds",
+                "{}: not empty; choose another place, or give --force to format it and lose what a \
+                 volume there holds",
                 dir.display()
             ),
             VolumeError::NotAVolumes(path) => write!(
                 f,
-                "{}: not a volume's, and not removed; move it away, or choose a place that is missing or empty",
+                "{}: not a volume's, and not removed; move it away, or choose a place that is \
+                 missing or empty",
                 path.display()
             ),
             VolumeError::Newer(path, version) => write!(
                 f,
-                "{}: format version {version} is newer than this program knows; use a newer kestrel",
+                "{}: format version {version} is newer than this program knows; use a newer \
+                 kestrel",
                 path.display()
             ),
             VolumeError::Corrupt(path, why) => write!(f, "{}: damaged: {why}", path.display()),
             VolumeError::OneOfSeveral { dir, node, url } => write!(
                 f,
-                "{0}: node {node} of a cluster, which has only a part of the volume; serve it with `kestrel serve {0}`, as all other \
+                "{0}: node {node} of a cluster, which has only a part of the volume; serve it with \
+                 `kestrel serve {0}`, as all other \
                  nodes, and use {url} instead",
                 dir.display()
             ),

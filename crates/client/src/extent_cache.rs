@@ -113,7 +113,8 @@ mod tests {
         /// The cache says of every chunk what was last told of it, near the largest number as well.
         #[test]
         fn cache_like_a_list_for_each_chunk(
-            steps in prop::collection::vec((0..24u64, 0..12u64, any::<u32>(), any::<bool>()), 1..40),
+            steps in prop::collection::vec((0..24u64, 0..12u64, any::<u32>(), any::<bool>()),
+                1..40),
             at_the_end: bool,
         ) {
             let base = if at_the_end { u64::MAX - 35 } else { 0 };
@@ -135,9 +136,12 @@ mod tests {
                 }
             }
             for (chunk, expected) in (base..=base + 35).zip(&model) {
-                let expected = expected.map(|mark| mark.map_or_else(|| Arc::new(ExtentList::new()), list));
+                let expected =
+                    expected.map(|mark| mark.map_or_else(|| Arc::new(ExtentList::new()), list));
                 prop_assert_eq!(cache.get(chunk), expected.as_deref());
-                let until = (chunk..=base + 35).take_while(|chunk| model[(chunk - base) as usize].is_some()).last();
+                let until =
+                    (chunk..=base + 35)
+                        .take_while(|chunk| model[(chunk - base) as usize].is_some()).last();
                 prop_assert_eq!(cache.known_until(chunk), until);
             }
         }

@@ -347,7 +347,8 @@ impl Fs {
     pub fn also_in_use(&self, in_use: Arc<InUse>) {
         if self.used_elsewhere.set(in_use).is_err() {
             log::error!(
-                "the volume is served twice by one process: objects of the second server's clients are at risk"
+                "the volume is served twice by one process: objects of the second server's clients \
+                 are at risk"
             );
         }
     }

@@ -126,7 +126,7 @@ impl HeldLocks {
         })
     }
 
-    /// A handle is gone: tells whose locks go with it.
+    /// A handle is gone: tells which owners' locks go with it.
     pub fn handle_gone(&self, ino: InodeId, handle: u64) -> Vec<(LockKind, u64)> {
         let mut state = self.state.lock();
         let Some(owners) = state.files.get_mut(&ino) else { return Vec::new() };

@@ -72,14 +72,16 @@ fn volume_key(
     let needed = &encryption.volume_key;
     let Some(path) = key_file(given) else {
         return Err(VolumeError::Key(format!(
-            "volume {name:?} is encrypted; give its key with --key-file FILE or in {KEY_FILE_ENV} (the key's fingerprint is \
+            "volume {name:?} is encrypted; give its key with --key-file FILE or in {KEY_FILE_ENV} \
+             (the key's fingerprint is \
              {needed})"
         )));
     };
     let key = VolumeKey::read(&path)?;
     if key.fingerprint() != *needed {
         return Err(VolumeError::Key(format!(
-            "{}: not the key of volume {name:?}: its fingerprint is {}, that of the volume's key is {needed}; use that key's \
+            "{}: not the key of volume {name:?}: its fingerprint is {}, that of the volume's key \
+             is {needed}; use that key's \
              file",
             path.display(),
             key.fingerprint()
@@ -143,7 +145,7 @@ pub fn change(
     Descriptor::update(dir, |descriptor| apply(descriptor, change, given, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or
+/// The same for a volume that several nodes share and keep in these directories: at all of them or
 /// at none. Data keys are made once.
 ///
 /// # Errors
@@ -250,7 +252,8 @@ fn apply(
         (none, Some(true)) => {
             let Some(path) = key_file(given) else {
                 return Err(VolumeError::Key(format!(
-                    "encryption takes a key; make one with `kestrel key create FILE` and give it with --key-file FILE or \
+                    "encryption takes a key; make one with `kestrel key create FILE` and give it \
+                     with --key-file FILE or \
                      in {KEY_FILE_ENV}"
                 )));
             };
@@ -279,7 +282,7 @@ pub fn rotate(
     Descriptor::update(dir, |descriptor| rotate_in(descriptor, dir, old, new, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or
+/// The same for a volume that several nodes share and keep in these directories: at all of them or
 /// at none. If it finishes a rotation that was cut short, to this key, that is all it does.
 ///
 /// # Errors
@@ -328,14 +331,16 @@ fn rotate_in(
     let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone())
     else {
         return Err(VolumeError::Key(format!(
-            "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` encrypts what is written \
+            "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` \
+             encrypts what is written \
              from then on",
             where_is.display()
         )));
     };
     if encryption.keys.len() >= DATA_KEYS_MAX {
         return Err(VolumeError::Key(format!(
-            "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
+            "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a \
+             new volume to start anew"
         )));
     }
     let is_key_of =

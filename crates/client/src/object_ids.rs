@@ -77,7 +77,7 @@ struct State {
     /// Requests that brought nothing.
     failures: u64,
     givers: Vec<Giver>,
-    /// Nodes whose numbers are not used any more.
+    /// Nodes with numbers that are not used any more.
     avoided: Vec<NodeId>,
     /// Blocks that objects in use may have numbers of, in the order of their turns; none if nobody
     /// will ask.

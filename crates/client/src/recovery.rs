@@ -1,5 +1,5 @@
-//! What survives a power cut is a prefix of what was acknowledged: a change whose file data did not
-//! reach the disk must not survive its data (`docs/design/metadata.md`, section 7, item 3).
+//! What survives a power cut is a prefix of what was acknowledged: a change must not survive if its
+//! file data did not reach the disk (`docs/design/metadata.md`, section 7, item 3).
 //!
 //! Only missing and damaged data say that. A store that fails otherwise says nothing, so the volume
 //! does not open then: its log must not be cut because a disk or a key was not there. In a store

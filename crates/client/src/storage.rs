@@ -121,7 +121,7 @@ fn block_store(place: &Path, error: &kestrel_blockstore::Error) -> VolumeError {
     VolumeError::Io(format!("block store {}: {error}", place.display()))
 }
 
-/// Opens a store in a directory, part of whose disk stays free.
+/// Opens a store in a directory and keeps a part of the disk free.
 fn open_dir(dir: &Path) -> Result<Arc<dyn BlockStore>, VolumeError> {
     let reserve_bytes = disk_bytes(dir).map_or(0, data_reserve);
     let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
@@ -276,7 +276,8 @@ impl Storage {
             {
                 false => Ok(cached.whole_copies()),
                 true => Err(
-                    "the volume is encrypted, and copies of whole files would lie in the cache in the clear",
+                    "the volume is encrypted, and copies of whole files would lie in the cache in \
+                     the clear",
                 ),
             };
             store = Arc::new(cached);

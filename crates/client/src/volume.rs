@@ -80,7 +80,7 @@ pub struct Resources {
 }
 
 impl Resources {
-    /// What a process may use whose memory is divided as `memory` says.
+    /// What a process may use if its memory is divided as `memory` says.
     pub fn within(memory: MemoryPlan) -> Self {
         Self {
             metadata_bytes: memory.metadata_bytes,

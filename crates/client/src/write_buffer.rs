@@ -17,7 +17,7 @@ pub struct WriteBuffer {
 }
 
 impl WriteBuffer {
-    /// An empty buffer whose pieces do not cross multiples of `slot_bytes`, at least 1.
+    /// An empty buffer with pieces that do not cross multiples of `slot_bytes`, at least 1.
     pub fn new(slot_bytes: u32) -> Self {
         Self { slot_bytes: u64::from(slot_bytes.max(1)), pieces: BTreeMap::new(), bytes: 0 }
     }
@@ -194,7 +194,8 @@ mod tests {
         // Offsets around a slot boundary, so that pieces meet it.
         let offset = PIECE_BYTES - 300..PIECE_BYTES + 300;
         let step = prop_oneof![
-            6 => (offset.clone(), 1usize..200, any::<u8>()).prop_map(|(o, l, b)| Step::Write(o, l, b)),
+            6 => (offset.clone(), 1usize..200, any::<u8>())
+                .prop_map(|(o, l, b)| Step::Write(o, l, b)),
             2 => (offset, 0u64..200).prop_map(|(o, l)| Step::Remove(o, l)),
             1 => Just(Step::TakeFull),
             1 => (0u64..900, 0u64..900).prop_map(|(from, to)| Step::Shift(from, to)),
@@ -225,14 +226,17 @@ mod tests {
                         buffer.remove(base + from + moved.len() as u64..base + 900);
                         buffer.shift(base + from, base + to);
                         model[from as usize..].fill(None);
-                        for (at, byte) in moved.into_iter().enumerate().filter(|(_, byte)| byte.is_some()) {
+                        for (at, byte) in moved.into_iter().enumerate()
+                            .filter(|(_, byte)| byte.is_some())
+                        {
                             model[to as usize + at] = byte;
                         }
                     }
                     Step::TakeFull => prop_assert!(buffer.take_full().is_empty()),
                 }
                 prop_assert_eq!(buffer.bytes(), model.iter().flatten().count());
-                prop_assert_eq!(buffer.bytes(), buffer.pieces().map(|(_, piece)| piece.len()).sum::<usize>());
+                prop_assert_eq!(buffer.bytes(),
+                    buffer.pieces().map(|(_, piece)| piece.len()).sum::<usize>());
                 let mut out = vec![0; 900];
                 for (start, piece) in buffer.pieces() {
                     copy_piece(start, piece, base, &mut out);

@@ -48,16 +48,20 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         prop_oneof![1u64..100, 1u64..9_000, 1u64..300_000, Just(u64::from(BLOCK)), Just(270_000)];
     let step = prop_oneof![
         8 => (file.clone(), edge.clone(), len.clone(), 1u8..)
-            .prop_map(|(file, offset, len, byte)| Step::Write { file, offset, len: len as usize, byte }),
+            .prop_map(|(file, offset, len, byte)| Step::Write { file, offset, len: len as usize,
+                byte }),
         2 => (file.clone(), edge.clone()).prop_map(|(file, size)| Step::Truncate { file, size }),
         2 => (file.clone(), 0u8..3, edge.clone(), len.clone(), any::<bool>())
-            .prop_map(|(file, hole, offset, len, keep)| Step::Fallocate { file, hole, offset, len, keep }),
+            .prop_map(|(file, hole, offset, len, keep)| Step::Fallocate { file, hole, offset, len,
+                keep }),
         2 => (file.clone(), edge.clone(), edge.clone(), len.clone())
-            .prop_map(|(from, from_offset, to_offset, len)| Step::Copy { from, from_offset, to_offset, len }),
+            .prop_map(|(from, from_offset, to_offset, len)| Step::Copy { from, from_offset,
+                to_offset, len }),
         2 => file.clone().prop_map(|file| Step::Flush { file }),
         1 => file.clone().prop_map(|file| Step::Fsync { file }),
         1 => file.clone().prop_map(|file| Step::Reopen { file }),
-        4 => (file, edge, len).prop_map(|(file, offset, len)| Step::Read { file, offset, len: len as usize }),
+        4 => (file, edge, len)
+        .prop_map(|(file, offset, len)| Step::Read { file, offset, len: len as usize }),
         1 => Just(Step::Reap),
     ];
     prop::collection::vec(step, 1..40)
@@ -184,7 +188,8 @@ fn check_holes(fs: &Arc<Fs>, file: &Arc<FileHandle>, model: &[u8]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn reads_return_what_an_array_of_bytes_would(steps in steps(), remote in any::<bool>()) {

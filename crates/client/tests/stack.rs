@@ -19,7 +19,8 @@ use kestrel_types::request::{Done, Op, Request};
 
 use common::{client, open};
 
-/// A node during each of whose commits somebody else writes to the file and flushes it.
+/// A node, and another client that writes to the file and flushes it during each of the node's
+/// commits.
 struct Busy {
     node: Embedded,
     others: OnceLock<(Arc<Fs>, Arc<FileHandle>)>,

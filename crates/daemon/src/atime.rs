@@ -25,7 +25,8 @@ pub fn meant(atime: Atime) -> AtimeMode {
 /// For a question to a mount: what a remount has made of it. `mode`: if that was said.
 pub fn question(mode: Option<Atime>, no_directories: bool, read_only: bool) -> Value {
     let mode = mode.map(|atime| meant(atime).as_str());
-    json!({ "verb": "remounted", "atime": mode, "nodiratime": no_directories, "read_only": read_only })
+    json!({ "verb": "remounted", "atime": mode, "nodiratime": no_directories,
+        "read_only": read_only })
 }
 
 /// How a mount that was like `now` keeps access times after such a question.

@@ -79,7 +79,7 @@ impl State {
     }
 }
 
-/// Dumps of a volume, whose store is asked for them once and only if somebody needs them.
+/// Dumps of a volume; its store is asked for them once and only if somebody needs them.
 type LazyRepository<'a> = LazyCell<
     Result<BackupRepository, String>,
     Box<dyn FnOnce() -> Result<BackupRepository, String> + 'a>,
@@ -99,8 +99,10 @@ pub struct BackupScheduler {
 /// What a dump in the store is, for people and programs.
 pub fn describe(kept: &Backup) -> Value {
     json!({
-        "dump": kept.stamp.0, "rows": kept.counts.rows, "changes": kept.counts.changes, "bytes": kept.counts.bytes,
-        "parts": kept.parts, "stored_bytes": kept.stored_bytes, "left_out": kept.left_out, "program": kept.program,
+        "dump": kept.stamp.0, "rows": kept.counts.rows, "changes": kept.counts.changes,
+        "bytes": kept.counts.bytes,
+        "parts": kept.parts, "stored_bytes": kept.stored_bytes, "left_out": kept.left_out,
+        "program": kept.program,
         "name": kept.volume["settings"]["name"], "uuid": kept.volume["uuid"],
     })
 }

@@ -226,18 +226,25 @@ fn may_ask(verb: &str, question: &Value, asker: &AdminRequester) -> Result<(), S
             };
             Err(format!("{what}token {} ({}) may not administer the volume", token.id, token.name))
         }
-        None if verb == "settings" && question.get("after").is_some() => {
-            Err("settings and keys are changed where the volume's directory is: name that, or show a token that may administer".into())
-        }
+        None if verb == "settings" && question.get("after").is_some() => Err(
+            "settings and keys are changed where the volume's directory is: name that, or show \
+                 a token that may administer"
+                .into(),
+        ),
         None if verb == "backup" && question["act"] == "prune" => {
             // They are what is left when somebody has deleted all else.
-            Err("dumps are removed where the volume's directory is: name that, or show a token that may administer".into())
+            Err("dumps are removed where the volume's directory is: name that, or show a token \
+                 that may administer"
+                .into())
         }
         None if verb == "yield" => {
-            Err("a process that serves ends only for nodes of its cluster; on its machine, use `kestrel serve --stop`".into())
+            Err("a process that serves ends only for nodes of its cluster; on its machine, use \
+                 `kestrel serve --stop`"
+                .into())
         }
         None if verb == "token" => {
-            Err("tokens are made where the volume's directory is: name that, or show a token that may \
+            Err("tokens are made where the volume's directory is: name that, or show a token that \
+                 may \
                                         administer"
                 .into())
         }

@@ -297,7 +297,7 @@ impl Serving {
         Ok(done)
     }
 
-    /// Deletes what the schedule holds and whose time has come, which the mount would do by itself
+    /// Deletes what the schedule holds once its time has come, which the mount would do by itself
     /// within seconds.
     fn reap(&self, feed: &ProgressStream<'_>) -> Result<usize, String> {
         let mut reaped = 0;

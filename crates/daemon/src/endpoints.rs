@@ -20,7 +20,7 @@ pub trait ControlEndpoint: Send + Sync + 'static {
     /// listens.
     ///
     /// # Errors
-    /// In words, for the person who asked.
+    /// In words, for the person that asked.
     fn answer(
         &self,
         question: &Value,
@@ -35,8 +35,8 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Opens the control socket in `dir`, whose lock the caller holds, and the port for figures if
-    /// one is wanted.
+    /// Opens the control socket in `dir`, while the caller holds the directory's lock, and the port
+    /// for figures if one is wanted.
     ///
     /// # Errors
     /// If either cannot be opened.

@@ -173,7 +173,7 @@ pub struct FailoverService {
 }
 
 impl FailoverService {
-    /// Of the node of this process, whose descriptor this is.
+    /// Of the node of this process, by its descriptor.
     pub fn new(host: &Arc<NodeHost>, descriptor: &Descriptor, line: StartCommand) -> Arc<Self> {
         Arc::new(Self {
             host: Arc::downgrade(host),
@@ -215,7 +215,8 @@ impl FailoverService {
         self.taken.fetch_add(1, Ordering::Relaxed);
         let pid = child.id();
         log::warn!(
-            "node {node} is served by process {pid} on this machine, which came up in {:.1?}; its log is {}",
+            "node {node} is served by process {pid} on this machine, which came up in {:.1?}; its \
+             log is {}",
             begun.elapsed(),
             log.display()
         );
@@ -430,7 +431,8 @@ impl Watcher {
             }
             RowsOwner::Unknown(why) => {
                 log::warn!(
-                    "nothing is heard of node {node}; which process has its rows is not known: {why}"
+                    "nothing is heard of node {node}; which process has its rows is not known: \
+                     {why}"
                 );
             }
         }
@@ -474,8 +476,10 @@ mod tests {
     #[test]
     fn a_stand_in_is_started_as_this_process_was() {
         let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        let line = "serve /data/v --listen 10.0.0.1:9440 --foreground --report-readiness --in-place-of 2 --lease=5s \
-                    --in-place-of=3 -f --take-over --take-over-from x --replace --failover 1-2 --role metadata";
+        let line = "serve /data/v --listen 10.0.0.1:9440 --foreground --report-readiness \
+                    --in-place-of 2 --lease=5s \
+                    --in-place-of=3 -f --take-over --take-over-from x --replace --failover 1-2 \
+                    --role metadata";
         let kept = without_own(words(line).into_iter());
         assert_eq!(kept, words("serve /data/v --listen 10.0.0.1:9440 --lease=5s --failover 1-2"));
     }

@@ -31,7 +31,8 @@ impl MetricsPort {
     pub fn serve(address: SocketAddr, page: Arc<Page>) -> Result<Self, String> {
         if !address.ip().is_loopback() {
             return Err(format!(
-                "--metrics {address}: only loopback addresses; scrape through a local agent or tunnel"
+                "--metrics {address}: only loopback addresses; scrape through a local agent or \
+                 tunnel"
             ));
         }
         let failed =
@@ -107,7 +108,8 @@ fn answer(mut stream: TcpStream, page: &Page) -> std::io::Result<()> {
 fn respond(stream: &mut TcpStream, status: &str, body: &str) -> std::io::Result<()> {
     write!(
         stream,
-        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: \
+         {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     )
 }

@@ -59,14 +59,18 @@ pub fn describe(serving: &Serving, out: &mut Value) {
     let slots = placement.map.slots_of_members();
     let node = |(member, slots): (&kestrel_types::placement::Member, usize)| {
         json!({
-            "node": member.id, "address": member.address, "slots": slots, "leaving": placement.is_leaving(member.id),
+            "node": member.id, "address": member.address, "slots": slots,
+            "leaving": placement.is_leaving(member.id),
             "role": NodeRole::of(placement.is_idle(member.id)).word(),
         })
     };
     out["nodes"] = placement.map.members().iter().zip(slots).map(node).collect();
     out["coordinator"] = placement.coordinator.into();
     out["kept"] = kept(serving, placement.is_idle(placement.coordinator)).into();
-    let expected = |(node, announced): (NodeId, Announced)| json!({ "node": node, "address": announced.address, "role": NodeRole::of(announced.idle).word() });
+    let expected = |(node, announced): (NodeId, Announced)| {
+        json!({ "node": node, "address": announced.address,
+            "role": NodeRole::of(announced.idle).word() })
+    };
     out["expected"] = host.expected().into_iter().map(expected).collect();
     out["joining"] = serving.node.as_ref().is_some_and(|node| node.is_joining(host)).into();
     out["change"] = stats(&host.change_stats());
@@ -186,9 +190,8 @@ fn part_of_table(host: &NodeHost, question: &Value) -> Result<Value, String> {
         .and_then(|from| bytes.get(from..))
         .ok_or("the table ends before")?;
     let part = &rest[..rest.len().min(PART_BYTES)];
-    Ok(
-        json!({ "version": placement.version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }),
-    )
+    Ok(json!({ "version": placement.version, "moves": moves, "bytes": bytes.len(),
+            "part": to_hex(part) }))
 }
 
 /// Counts the node's entries, and its most frequent names.

@@ -62,7 +62,8 @@ impl Memory {
         let plan = MemoryPlan::new(limit.bytes, work, wanted);
         if plan.bound > limit.bytes {
             log::warn!(
-                "{limit}, but with what is asked for the process may come to use {}, and be killed for it: lower \
+                "{limit}, but with what is asked for the process may come to use {}, and be killed \
+                 for it: lower \
                  --metadata-memory{}, or raise the limit",
                 bytes(plan.bound),
                 if work == Work::Mount { ", --write-buffer or --data-cache" } else { "" }
@@ -70,7 +71,8 @@ impl Memory {
         }
         if plan.is_short {
             log::info!(
-                "{limit}: at most {} for metadata rows, {} for written data, {} for file data in memory; {} in all",
+                "{limit}: at most {} for metadata rows, {} for written data, {} for file data in \
+                 memory; {} in all",
                 bytes(plan.metadata_bytes),
                 bytes(plan.dirty_bytes_max),
                 bytes(plan.data_cache_bytes),
@@ -116,8 +118,8 @@ fn fit(plan: &MemoryPlan, config: Config, workers: usize) -> Config {
         return config;
     }
     let buffers = |request: u32| (plan.transport_bytes / u64::from(request)).max(1) as usize;
-    // A thread holds one buffer, whose memory stays. At most half of them are for those that do not
-    // wait.
+    // A thread holds one buffer and keeps its memory. At most half of them are for those that do
+    // not wait.
     let workers = match config.workers {
         0 => workers.min(buffers(*REQUEST_BYTES.start()) / 2).max(2),
         wanted => wanted,

@@ -99,7 +99,7 @@ impl Snapshot {
         self.figures.insert(figure, value);
     }
 
-    /// What the data plane tells for a metric, whose name is the figure's, counters with `_total`;
+    /// What the data plane tells for a metric, which has the figure's name, counters with `_total`;
     /// 0 if this volume has nothing that tells it.
     fn figure(&self, metric: &str) -> u64 {
         self.figures.get(metric.strip_suffix("_total").unwrap_or(metric)).copied().unwrap_or(0)
@@ -155,7 +155,8 @@ macro_rules! metrics {
     ($($name:literal $shape:ident $unit:literal $stability:ident $help:literal $($read:expr)?;)+) => {
         /// The plain figures.
         pub const METRICS: &[Metric] = &[$(Metric {
-            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability, help: $help,
+            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability,
+            help: $help,
             read: metrics!(@read $name $($read)?),
         },)+];
     };
@@ -504,7 +505,8 @@ pub fn to_json(snapshot: &Snapshot) -> Value {
     }
     let kinds = snapshot.node.kinds.iter().map(|kind| {
         json!({
-            "kind": kind.kind, "requests": kind.requests, "errors": kind.errors, "nanoseconds": kind.nanos,
+            "kind": kind.kind, "requests": kind.requests, "errors": kind.errors,
+            "nanoseconds": kind.nanos,
             "latency_log2_ns": kind.latency,
         })
     });
@@ -549,8 +551,8 @@ Prometheus reads them at `http://ADDR/metrics`, with `kestrel_` before each name
 meaning stay. *Internal*: they may change with the implementation. Counters begin at zero when the
 process starts. [Alarms](operations/monitoring.md#alarms) tells which ones to watch.
 
-The page is made from `crates/cli/src/metrics.rs`; a test keeps the two equal
-(`KESTREL_BLESS=1 cargo test -p kestrel metrics` writes it anew).
+The page is made from `crates/daemon/src/metrics.rs`; a test keeps the two equal
+(`KESTREL_BLESS=1 cargo test -p kestrel-daemon metrics` writes it anew).
 
 | name | shape | unit | stability | meaning |
 | --- | --- | --- | --- | --- |

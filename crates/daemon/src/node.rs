@@ -31,7 +31,7 @@ pub struct NodeOfCluster {
     formed: PlacementMap,
     /// It was formed for a cluster that does not have it yet.
     joins: bool,
-    /// The node on whose machine it is served, and since when, if that is not its own.
+    /// The node on the machine that serves it, and since when, if that is not its own.
     pub stands_in: Option<(NodeId, Instant)>,
 }
 

@@ -49,7 +49,8 @@ fn in_touch(serving: &Serving, section: &ClusterSection) -> Result<(), String> {
     match serving.fs.member().is_none_or(|host| host.may_answer()) {
         true => Ok(()),
         false => Err(format!(
-            "node {} is not in touch with most of the others, or with its metadata, so another process may serve in its place: ask again",
+            "node {} is not in touch with most of the others, or with its metadata, so another \
+             process may serve in its place: ask again",
             section.node
         )),
     }
@@ -80,7 +81,8 @@ fn answer_now(
             url(serving, section)
         )),
         Some(verb @ ("warmup" | "whole")) => Err(format!(
-            "node {} has only a part of the volume, and {verb} does not work on a volume that several nodes share yet",
+            "node {} has only a part of the volume, and {verb} does not work on a volume that \
+             several nodes share yet",
             section.node
         )),
         Some(other) => Err(format!(

@@ -86,7 +86,7 @@ impl ControlEndpoint for RemoteMount {
                 // A client that may not administer sees of a file what its token lets it see.
                 let mut out = asked
                     .or_else(|why| self.own_info(question).map_err(|own| own.unwrap_or(why)))?;
-                // Whose disk cache holds what is a matter of this mount, not of the server.
+                // Which mount's disk cache holds what is a matter of this mount, not of the server.
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
             }
@@ -113,7 +113,8 @@ impl ControlEndpoint for RemoteMount {
                     warmup::warm(&engine, &*self.storage.store, &wish, &ProgressStream::new(tell))
                 }
                 None => Err(format!(
-                    "{} is served by another process: read the files to fill the disk cache of this mount",
+                    "{} is served by another process: read the files to fill the disk cache of \
+                     this mount",
                     self.url
                 )),
             },

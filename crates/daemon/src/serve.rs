@@ -197,9 +197,14 @@ fn reached_at(in_table: Option<&str>, local: SocketAddr) -> Result<String, Strin
     if local.ip().is_unspecified() {
         // The machine is known by the name in the table; the port is this one.
         let host = in_table.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
-        return host.and_then(|host| advertise_arg(&format!("{host}:{}", local.port())).ok()).ok_or_else(|| {
-            format!("--listen {local}: nobody could know where this node is by that; give --advertise HOST:PORT")
-        });
+        return host
+            .and_then(|host| advertise_arg(&format!("{host}:{}", local.port())).ok())
+            .ok_or_else(|| {
+                format!(
+                    "--listen {local}: nobody could know where this node is by that; give \
+                     --advertise HOST:PORT"
+                )
+            });
     }
     let is_local =
         |mut found: std::vec::IntoIter<SocketAddr>| found.any(|address| address == local);
@@ -227,7 +232,8 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     let listen = listen(config, section)?;
     if section.is_none() && config.advertise.is_some() {
         return Err(Failure::usage(
-            "serve: --advertise: one node alone serves this volume; clients know its address by their URL",
+            "serve: --advertise: one node alone serves this volume; clients know its address by \
+             their URL",
         ));
     }
     let node = section.map(role_of).transpose()?;
@@ -237,7 +243,8 @@ pub fn check(config: &ServeConfig) -> Result<Plan, Failure> {
     if config.tls.tls == TlsMode::Off && config.access != Access::Open && !is_loopback(listen.ip())
     {
         return Err(Failure::usage(
-            "serve: --tls off: tokens are not shown in clear, so nobody on another machine could be let in: say --access open besides, or \
+            "serve: --tls off: tokens are not shown in clear, so nobody on another machine could \
+             be let in: say --access open besides, or \
              leave --tls off out",
         ));
     }
@@ -260,7 +267,8 @@ fn not_its_role(wanted: NodeRole, node: Option<(NodeId, NodeRole)>) -> Option<St
     match node {
         Some((_, role)) if role == wanted => None,
         Some((node, role)) => Some(format!(
-            "{word}: the cluster has node {node} as {}, for as long as it is a node; leave --role away, or name the directory of another node",
+            "{word}: the cluster has node {node} as {}, for as long as it is a node; leave --role \
+             away, or name the directory of another node",
             role.word()
         )),
         None if wanted == NodeRole::Metadata => None,
@@ -312,12 +320,17 @@ fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<ExitStatus, Failure
     }
     // First of all: an address that is taken must not cost a recovery.
     let listener = bind(config, plan).map_err(|why| match VolumeLock::holder(&plan.volume) {
-        Some(pid) => fail(format!("{}: in use by process {pid}; end that one first", plan.volume.display())),
+        Some(pid) => fail(format!(
+            "{}: in use by process {pid}; end that one \
+                                   first",
+            plan.volume.display()
+        )),
         None if config.listen.is_some() => {
             fail(format!("--listen {}: {why}; choose another address", plan.listen))
         }
         None => fail(format!(
-            "{}: {why}. That is where this volume, or this node of its cluster, listens unless told otherwise; if it is the \
+            "{}: {why}. That is where this volume, or this node of its cluster, listens unless \
+             told otherwise; if it is the \
              right directory on the right machine, give --listen ADDRESS:PORT",
             plan.listen
         )),
@@ -488,7 +501,7 @@ fn successor(
     plan: &Plan,
     serving: &Arc<Serving>,
 ) -> std::io::Result<Option<FailoverMonitor>> {
-    // Of nodes whose rows lie in their directories the coordinator's may lie elsewhere.
+    // Of nodes that keep their rows in their directories the coordinator's may lie elsewhere.
     let reaches = |idle| serving.descriptor.is_shared(idle).unwrap_or(false);
     let takes = config.failover != Failover::Off && (reaches(false) || reaches(true));
     let Some(host) = serving
@@ -535,7 +548,8 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
     if let Some(why) = host.failure() {
         let why = match node_is_shared(serving) {
             true => format!(
-                "this process cannot go on with the node: {why}; start it again if nobody serves in its place"
+                "this process cannot go on with the node: {why}; start it again if nobody serves \
+                 in its place"
             ),
             false => {
                 format!("the log has failed: {why}; look at the disk, then start this node again")
@@ -594,7 +608,8 @@ fn until_joined(
     while node.is_joining(host) {
         if begun.elapsed() > JOIN_TIME {
             log::warn!(
-                "node {} has not joined after {} s: all nodes have to be up for that; see `kestrel cluster status`",
+                "node {} has not joined after {} s: all nodes have to be up for that; see `kestrel \
+                 cluster status`",
                 node.node,
                 JOIN_TIME.as_secs()
             );

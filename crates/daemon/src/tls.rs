@@ -34,7 +34,8 @@ impl TlsOptions {
         let named = [(&self.tls_cert, "--tls-cert"), (&self.tls_ca, "--tls-ca")];
         match named.iter().find(|(file, _)| file.is_some()) {
             Some((_, name)) if !is_wanted(self.tls, listen) => Err(format!(
-                "{name} is for connections that are encrypted, and with --tls {} none to {listen} is",
+                "{name} is for connections that are encrypted, and with --tls {} none to {listen} \
+                 is",
                 self.tls
             )),
             _ => Ok(()),

@@ -18,7 +18,8 @@ pub fn size_arg(text: &str) -> Result<u64, String> {
         "P" | "PB" | "PIB" => 50,
         _ => {
             return Err(format!(
-                "{text:?} is not a size; write a whole number of bytes, or with K, M, G, T, as 64K or 4M"
+                "{text:?} is not a size; write a whole number of bytes, or with K, M, G, T, as 64K \
+                 or 4M"
             ));
         }
     };

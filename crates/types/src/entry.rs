@@ -105,13 +105,15 @@ pub(crate) mod tests {
     }
 
     prop_compose! {
-        pub(crate) fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000, ids in any::<(u32, u32, u32, u32)>(),
+        pub(crate) fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000,
+            ids in any::<(u32, u32, u32, u32)>(),
             size in 0..=i64::MAX as u64, times in any::<[i64; 4]>(), same in any::<bool>(),
             changes in any::<(u64, u64)>(), data in data(), flags in 0u8..32) -> Inode {
             // Most have none.
             let flags = InodeFlags::from_bits(flags).unwrap_or_default();
             let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };
-            Inode { ino, kind: Kind::from_u8(kind).unwrap(), mode, uid: ids.0, gid: ids.1, nlink: ids.2, rdev: ids.3,
+            Inode { ino, kind: Kind::from_u8(kind).unwrap(), mode, uid: ids.0, gid: ids.1,
+                nlink: ids.2, rdev: ids.3,
                 size, atime, mtime, ctime, btime, change: changes.0,
                 data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, data }
         }

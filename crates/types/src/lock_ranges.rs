@@ -152,7 +152,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_held_as_an_array_of_them_would_be(steps in prop::collection::vec(step(), 1..40)) {
+        fn bytes_are_held_as_an_array_of_them_would_be(
+            steps in prop::collection::vec(step(), 1..40)
+        ) {
             let mut ranges = LockRanges::default();
             let mut mirror: BTreeMap<u64, HeldRange> = BTreeMap::new();
             let mut bytes = [None; BYTES as usize];

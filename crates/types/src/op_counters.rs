@@ -1,9 +1,9 @@
 //! Counters of metadata requests, at a node or at a client of nodes: requests and errors by kind,
 //! latency, batch sizes.
 //!
-//! Each worker has its own counters, written by whoever holds its role, so that counting shares no
-//! cache line between workers and needs no locked instruction. Replies that waited for a sync are
-//! counted by the thread that gave them, in a worker of their own.
+//! Each worker has its own counters, written by the thread that holds its role, so that counting
+//! shares no cache line between workers and needs no locked instruction. Replies that waited for a
+//! sync are counted by the thread that gave them, in a worker of their own.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -134,7 +134,8 @@ impl fmt::Display for WireError {
             WireError::Checksum => f.write_str("a frame with a checksum that does not fit"),
             WireError::Version(v) => write!(
                 f,
-                "the client speaks versions {} to {} of the protocol, this node {} to {}: upgrade the older one",
+                "the client speaks versions {} to {} of the protocol, this node {} to {}: upgrade \
+                 the older one",
                 v.min,
                 v.max,
                 Versions::OURS.min,

@@ -13,7 +13,7 @@ use super::{Check, World, find_records};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{DirId, delete, get_all, put};
 
-/// Directories whose derived rows are looked up together.
+/// Directories of which the derived rows are looked up together.
 const LOOKUP_BATCH: usize = 512;
 
 /// Walks table `entry`, and the directories' shares beside it.
@@ -113,7 +113,7 @@ fn note_inode(world: &mut World, inode: &Inode) {
     }
 }
 
-/// An inode whose record is an entry.
+/// An inode that has its record in an entry.
 fn entry_inode(check: &mut Check<'_>, world: &mut World, key: &Key, inode: &Inode) {
     note_inode(world, inode);
     if inode.kind == Kind::Dir {
@@ -293,7 +293,7 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
     unmarked(check, world)
 }
 
-/// Finds inodes with extended attributes whose record denies it.
+/// Finds inodes with extended attributes and a record that denies it.
 fn unmarked(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError> {
     let mut last = 0;
     for row in check.rows(Table::Xattr) {

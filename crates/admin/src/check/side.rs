@@ -29,7 +29,7 @@ fn places(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         if world.is_dir(key.id) && key.suffix.is_empty() {
             continue;
         }
-        // A directory whose record is lost is put back before its place is judged.
+        // A directory without its record is put back before its place is judged.
         if world.parents.binary_search(&key.id).is_ok() {
             continue;
         }

@@ -96,7 +96,7 @@ pub struct BackupList {
     pub kept: Vec<Backup>,
     /// Dumps without a manifest, the oldest first: being taken, or cut short.
     pub unfinished: Vec<Stamp>,
-    /// Dumps whose manifest cannot be used, the oldest first, and why: damaged, or a newer
+    /// Dumps with a manifest that cannot be used, the oldest first, and why: damaged, or a newer
     /// program's.
     pub damaged: Vec<(Stamp, String)>,
 }
@@ -135,7 +135,8 @@ impl std::fmt::Display for BackupError {
             }
             Self::Newer(Stamp(stamp), version) => write!(
                 f,
-                "dump {stamp} has version {version}, this program reads {VERSION}; use a newer kestrel"
+                "dump {stamp} has version {version}, this program reads {VERSION}; use a newer \
+                 kestrel"
             ),
             Self::Taken(Stamp(stamp)) => {
                 write!(f, "another dump of this volume was begun at second {stamp}; repeat it")
@@ -375,8 +376,10 @@ impl Writing<'_> {
         }
         self.shelf.coded.sync()?;
         let said = json!({
-            "magic": MAGIC, "version": VERSION, "stamp": self.stamp.0, "program": program, "rows": counts.rows,
-            "changes": counts.changes, "bytes": counts.bytes, "parts": self.parts, "left_out": left_out, "volume": volume,
+            "magic": MAGIC, "version": VERSION, "stamp": self.stamp.0, "program": program,
+            "rows": counts.rows,
+            "changes": counts.changes, "bytes": counts.bytes, "parts": self.parts,
+            "left_out": left_out, "volume": volume,
         });
         let document = said.to_string();
         let end = format!("\n{:08x}\n", crc32c::crc32c(document.as_bytes()));

@@ -5,9 +5,9 @@
 //! in its low bits, whichever node made it up, and counters go on above all that is in use. A node
 //! that is added later may get the number of one that made some of them: it begins to count where
 //! the coordinator has come to (`kestrel_cluster`), which any node may be some day, so the counters
-//! of all begin above what all made that are not there. A file whose name belongs to another node
-//! than its number is one that was renamed, as far as the nodes can tell, so it gets the row of
-//! table `moved` that says where it is.
+//! of all begin above what all made that are not there. A file with a name that belongs to another
+//! node than its number is one that was renamed, as far as the nodes can tell, so it gets the row
+//! of table `moved` that says where it is.
 //!
 //! The root directory's entry comes last: without it nobody takes what has been loaded in part for
 //! a volume, and the load can be repeated.
@@ -42,7 +42,7 @@ use crate::rows::{
 /// Changes committed together.
 const BATCH: usize = 4096;
 
-/// Tables whose rows are the same on one node and on several, and only lie elsewhere.
+/// Tables with rows that are the same on one node and on several, and only lie elsewhere.
 const OWNED: [Table; 7] = [
     Table::Entry,
     Table::DirId,
@@ -177,7 +177,8 @@ impl<'a> Spread<'a> {
             if let Some(node) = records.expected.keys().next() {
                 // Its token says where its counters begin.
                 return Err(DumpError::Mismatch(format!(
-                    "node {node} was announced and has not joined; before a dump is loaded let it join, or take it out with \
+                    "node {node} was announced and has not joined; before a dump is loaded let it \
+                     join, or take it out with \
                      `kestrel cluster remove-node`"
                 )));
             }
@@ -287,7 +288,7 @@ impl<'a> Spread<'a> {
         Ok(())
     }
 
-    /// The row that says where a file is whose name belongs to another node than its number, and
+    /// The row that says where a file is if its name belongs to another node than its number, and
     /// its owner.
     fn moved(&self, key: &Key, value: &[u8]) -> Option<(NodeId, Mutation)> {
         if key.table != Table::Entry {

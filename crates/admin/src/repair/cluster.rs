@@ -70,8 +70,10 @@ pub fn repair(
         if let Some(node) = whole.outdated.first() {
             // What the others have of what it lacks would be taken for damage, and thrown away.
             return Err(RepairError::Refused(format!(
-                "node {node}: its directory is an old copy, or was made anew: repeat this with the newest one there is; if it is lost, \
-                 load a dump, the last one of the volume or one of these directories, into new nodes"
+                "node {node}: its directory is an old copy, or was made anew: repeat this with the \
+                 newest one there is; if it is lost, \
+                 load a dump, the last one of the volume or one of these directories, into new \
+                 nodes"
             )));
         }
         let table = MapView::new(first, volume.placement.clone());
@@ -121,7 +123,8 @@ impl ClusterRepair<'_> {
                 || matches!(records.strangers, ForeignRows::Coming(_))
                 || records.table.is_some_and(|table| table.version != self.placement.version)
             {
-                let why = "the table of placement is being changed: start all nodes, wait until `kestrel cluster status` tells of no \
+                let why = "the table of placement is being changed: start all nodes, wait until \
+                           `kestrel cluster status` tells of no \
                            change, stop them and repeat this";
                 return Err(refused(why.into()));
             }

@@ -1,5 +1,5 @@
-//! The rows of several nodes put together, as an engine whose changes also go to the nodes that own
-//! the rows.
+//! The rows of several nodes put together, as an engine that also sends its changes to the nodes
+//! that own the rows.
 //!
 //! A change of rows of one node is one batch of that node's log, and carried out or not. One of
 //! several nodes first writes everywhere and then deletes, with all logs synced in between:
@@ -7,8 +7,8 @@
 //! durable, and the next check finds what is there twice.
 //!
 //! Before the first change come two things. The nodes' figures of a clean stop go, as they would
-//! not be those of what is repaired. And changes that a node had agreed to and whose transaction
-//! was decided are carried out, as they are in the whole: later they would undo repairs.
+//! not be those of what is repaired. And changes that a node had agreed to are carried out if their
+//! transaction was decided, as they are in the whole: later they would undo repairs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,7 +122,7 @@ impl<'a> WriteThrough<'a> {
         }
     }
 
-    /// The nodes whose clocks stand below the value that this record gets.
+    /// The nodes with clocks that stand below the value that this record gets.
     fn behind(&self, change: &Mutation) -> Result<Vec<NodeId>, EngineError> {
         let ceiling = |row: Option<&[u8]>| row.and_then(|row| decode_ceiling(row).ok());
         let Some(least) = ceiling(change.value.as_deref()) else {

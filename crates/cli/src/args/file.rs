@@ -53,8 +53,8 @@ pub struct FromFile {
     pub keys: Vec<String>,
 }
 
-/// Reads a file for a verb whose options are those of `command`; `given` is what came of the
-/// command line alone.
+/// Reads a file for a verb with the options of `command`; `given` is what came of the command line
+/// alone.
 ///
 /// # Errors
 /// File, line, key, and what is allowed there.

@@ -22,10 +22,12 @@ pub struct StoreArgs {
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
     /// Uploads at a time
-    #[arg(long, value_name = "N", value_parser = requests_arg, default_value_t = StoreOptions::default().max_uploads)]
+    #[arg(long, value_name = "N", value_parser = requests_arg,
+        default_value_t = StoreOptions::default().max_uploads)]
     pub max_uploads: usize,
     /// Downloads at a time
-    #[arg(long, value_name = "N", value_parser = requests_arg, default_value_t = StoreOptions::default().max_downloads)]
+    #[arg(long, value_name = "N", value_parser = requests_arg,
+        default_value_t = StoreOptions::default().max_downloads)]
     pub max_downloads: usize,
     /// Most bytes a second to an s3:// store, as 50M; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = size_arg, default_value = "0")]

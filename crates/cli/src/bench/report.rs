@@ -57,8 +57,10 @@ impl ReportRow {
         let us = self.latency_ns.map(|ns| ns as f64 / 1000.0);
         json!({
             "phase": self.phase, "op": self.op, "count": self.count, "seconds": self.seconds,
-            "per_second": self.rate(), "bytes": self.bytes, "megabytes_per_second": self.megabytes_per_second(),
-            "latency_us": { "p50": us[0], "p95": us[1], "p99": us[2], "p99_9": us[3], "max": us[4], "mean": us[5] },
+            "per_second": self.rate(), "bytes": self.bytes,
+            "megabytes_per_second": self.megabytes_per_second(),
+            "latency_us": { "p50": us[0], "p95": us[1], "p99": us[2], "p99_9": us[3], "max": us[4],
+                "mean": us[5] },
             "cpu_us_per_op_machine": self.each(self.machine_us),
             "cpu_us_per_op_process": self.each(self.process_us),
             "cut_by_time_limit": self.cut,
@@ -110,9 +112,12 @@ impl Report {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let (fs_type, source) = mount_of(place);
         let setting = json!({
-            "directory": place, "file_system": fs_type, "source": source, "kernel": kernel.trim(), "cpus": cpus,
-            "processes": args.processes, "threads": args.threads, "files": args.files, "fsync": args.fsync,
-            "depth": args.depth, "warm": args.warm, "seed": args.seed, "large_size": args.large_size,
+            "directory": place, "file_system": fs_type, "source": source, "kernel": kernel.trim(),
+            "cpus": cpus,
+            "processes": args.processes, "threads": args.threads, "files": args.files,
+            "fsync": args.fsync,
+            "depth": args.depth, "warm": args.warm, "seed": args.seed,
+            "large_size": args.large_size,
             "block": args.block, "random_block": args.random_block,
         });
         if !args.json {

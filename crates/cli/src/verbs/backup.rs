@@ -30,10 +30,10 @@ use crate::progress::{Progress, shown};
   kestrel backup fetch 's3://bucket/photos?region=eu-central-1' /tmp/photos.dump
   kestrel backup prune /data/vol --keep 3
 
-Whoever serves a volume puts a dump into its block store once a day and keeps seven (`--dump-every`,
-`--dump-keep` of mount and serve), beside the objects it refers to. So what is left when the machine
-with the metadata is lost restores the volume: list, fetch, then `kestrel load`. For that the URL of
-the store is enough, and the key of a volume that is encrypted.")]
+The process that serves a volume puts a dump into its block store once a day and keeps seven
+(`--dump-every`, `--dump-keep` of mount and serve), beside the objects that the dump refers to. If
+the machine with the metadata is lost, the dump restores the volume: list, fetch, then `kestrel
+load`. For that the URL of the store is enough, and the key if the volume is encrypted.")]
 pub struct BackupArgs {
     #[command(subcommand)]
     verb: BackupVerb,
@@ -191,7 +191,8 @@ fn now(args: &NowArgs) -> Result<ExitStatus, Failure> {
         None | Some(0) => Ok(ExitStatus::Good),
         Some(damaged) => {
             eprintln!(
-                "kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel fsck`"
+                "kestrel backup: {damaged} rows are damaged, and not in the dump; run `kestrel \
+                 fsck`"
             );
             Ok(ExitStatus::Bad)
         }
@@ -319,7 +320,8 @@ fn utc(seconds: u64) -> String {
 fn fetch(args: &FetchArgs) -> Result<ExitStatus, Failure> {
     if RemoteUrl::is_one(&args.place) {
         return Err(Failure::usage(
-            "backup: name the volume's directory, or where its objects are, from where the dump is fetched (s3://… or file:///…)",
+            "backup: name the volume's directory, or where its objects are, from where the dump is \
+             fetched (s3://… or file:///…)",
         ));
     }
     let options = args.store.options();

@@ -34,11 +34,13 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
-  kestrel cluster init /data/node1 --node 10.0.0.1:9440 --node 10.0.0.2:9440 --node 10.0.0.3:9440 --storage s3://…
+  kestrel cluster init /data/node1 --node 10.0.0.1:9440 --node 10.0.0.2:9440 --node 10.0.0.3:9440 \
+      --storage s3://…
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
   kestrel serve /data/node2
   kestrel cluster status kestrel://10.0.0.1/photos
-  kestrel cluster add-node /data/node1 --node 10.0.0.4:9440 | ssh node4 kestrel cluster join - /data/node4
+  kestrel cluster add-node /data/node1 --node 10.0.0.4:9440 | ssh node4 kestrel cluster join - \
+      /data/node4
   kestrel cluster balance kestrel://10.0.0.1/photos
   kestrel cluster remove-node kestrel://10.0.0.1/photos --node 3
   kestrel cluster hand-over kestrel://10.0.0.1/photos --node 2

@@ -80,7 +80,8 @@ fn wish(args: &CompactArgs) -> CompactRequest {
 
 fn question(args: &CompactArgs) -> Value {
     json!({
-        "verb": "compact", "dry_run": args.dry_run, "grace_seconds": args.grace.as_secs(), "bytes_per_second": args.rate,
+        "verb": "compact", "dry_run": args.dry_run, "grace_seconds": args.grace.as_secs(),
+        "bytes_per_second": args.rate,
     })
 }
 

@@ -32,7 +32,8 @@ use crate::at_rest;
 Changes apply to what is written from the next mount on; what is stored already stays as it is and
 stays readable. A mount's own option goes before the volume's --atime; of a served volume restart
 the server, then mount again. Nodes that share a volume have the same settings: name the directories
-of all, and they are changed at all or at none; a change that was cut short is finished by the next.")]
+of all, and they are changed at all or at none; a change that was cut short is finished by the \
+    next.")]
 pub struct ConfigArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME; one of several nodes is only
     /// looked at by URL
@@ -163,7 +164,8 @@ impl OfNode {
 }
 
 /// What is said of settings that the node does not go by yet.
-pub const NOT_YET: &str = "the server has the volume open: changes apply when it is started and volumes are mounted again";
+pub const NOT_YET: &str = "the server has the volume open: changes apply when it is started and \
+                           volumes are mounted again";
 
 /// Shows or changes the settings of a volume that one node serves.
 fn of_node(
@@ -209,7 +211,8 @@ fn of_served(args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, F
     };
     if change.compression.is_some() || change.encrypt.is_some() {
         return Err(Failure::usage(
-            "config: several nodes share the volume; their settings are changed where all their directories are: name those",
+            "config: several nodes share the volume; their settings are changed where all their \
+             directories are: name those",
         ));
     }
     let answers = ask_all(&panel, &json!({ "verb": "coding" })).map_err(|why| failed(&why))?;
@@ -227,7 +230,8 @@ fn of_served(args: &ConfigArgs, change: &SettingsChange) -> Result<ExitStatus, F
     }
     if let Some((node, _)) = other {
         eprintln!(
-            "kestrel config: nodes {first} and {node} differ: one was not started since the last change"
+            "kestrel config: nodes {first} and {node} differ: one was not started since the last \
+             change"
         );
         return Ok(ExitStatus::Bad);
     }

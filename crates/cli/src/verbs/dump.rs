@@ -92,7 +92,8 @@ fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
     written["left_out"] = damaged.into();
     if damaged > 0 {
         eprintln!(
-            "kestrel dump: {damaged} rows or records of the nodes are not as they should be, and not in the dump; run `kestrel fsck`"
+            "kestrel dump: {damaged} rows or records of the nodes are not as they should be, and \
+             not in the dump; run `kestrel fsck`"
         );
     }
     Ok(Some(written))

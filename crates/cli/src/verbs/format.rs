@@ -31,7 +31,8 @@ pub enum DurabilityArg {
   kestrel format /data/vol
   kestrel format /data/vol --name photos --durability commit
   kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
-  kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage 's3://…'
+  kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage \
+      's3://…'
   kestrel format /data/vol --storage 's3://bucket/prefix?endpoint=https://s3.example.org&region=eu-1'
 
 Credentials of a store are never kept in the volume: see --credentials. A volume that several
@@ -123,7 +124,8 @@ impl NewVolumeArgs {
         let encrypt_with = match (self.encrypt, keys::key_file(self.store.key_file.as_deref())) {
             (false, _) => None,
             (true, None) => {
-                let why = "--encrypt needs a key: create one with `kestrel key create FILE` and give --key-file FILE";
+                let why = "--encrypt needs a key: create one with `kestrel key create FILE` and \
+                           give --key-file FILE";
                 return Err(Failure::usage(format!("{verb}: {why}")));
             }
             (true, file) => file,
@@ -146,7 +148,8 @@ pub fn run(args: &FormatArgs) -> Result<ExitStatus, Failure> {
     let durability = match (args.durability, &args.new.metadata) {
         (Some(DurabilityArg::Fsync), Some(_)) => {
             return Err(Failure::usage(
-                "format: --durability fsync: metadata in a database is of durability commit, as what is not there is lost with the process",
+                "format: --durability fsync: metadata in a database is of durability commit, as \
+                 what is not there is lost with the process",
             ));
         }
         (Some(DurabilityArg::Fsync) | None, None) => Durability::Fsync,

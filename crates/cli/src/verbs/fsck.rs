@@ -45,7 +45,7 @@ volume unmounted. What cannot be put back where it belongs goes to /lost+found. 
 several nodes share, the nodes are checked together, and repaired when none of them runs; a repair
 that was cut short is finished by the next.
 
---salvage is for a volume whose metadata is damaged so that it cannot be opened: it makes a new
+--salvage is for a volume that cannot be opened because its metadata is damaged: it makes a new
 volume, in a directory that is missing or empty, from every record that is intact, repairs it, and
 lists by path what could not be recovered. Nothing of the old volume is changed. Objects in its
 directory get a second name in the new one; objects elsewhere are shared, so use only one of the two
@@ -118,7 +118,8 @@ impl Printer {
 
 fn repair_event(finding: &Finding, fix: &Fix) -> Value {
     json!({ "repaired": {
-        "kind": finding.kind.name(), "path": finding.path, "detail": finding.detail, "action": fix.says,
+        "kind": finding.kind.name(), "path": finding.path, "detail": finding.detail,
+        "action": fix.says,
     } })
 }
 
@@ -127,13 +128,15 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
     let target = Target::of("fsck", &args.volume)?;
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
-            "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory, or on those of all its \
+            "fsck: --repair needs the volume itself: stop the server and run it there, on the \
+             volume's directory, or on those of all its \
              nodes",
         ));
     }
     if !args.others.is_empty() && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
-            "fsck: a URL stands alone: all nodes of a volume that is served are asked; directories are for one at rest",
+            "fsck: a URL stands alone: all nodes of a volume that is served are asked; directories \
+             are for one at rest",
         ));
     }
     let mut printer = Printer {
@@ -151,7 +154,8 @@ pub fn run(args: &FsckArgs) -> Result<ExitStatus, Failure> {
     };
     if args.salvage.is_some() && (matches!(target, Target::Served(_)) || !args.others.is_empty()) {
         return Err(Failure::usage(
-            "fsck: --salvage works on the directory of one volume or one node, on the machine that has it and at rest",
+            "fsck: --salvage works on the directory of one volume or one node, on the machine that \
+             has it and at rest",
         ));
     }
     if let Some(new) = &args.salvage {

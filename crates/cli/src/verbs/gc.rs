@@ -82,7 +82,8 @@ impl Printer {
                 number("age_seconds")
             ),
             "disputed" => println!(
-                "left alone: object {:016x}: no file refers to it but its account says so; run `kestrel fsck`",
+                "left alone: object {:016x}: no file refers to it but its account says so; run \
+                 `kestrel fsck`",
                 found.as_u64().unwrap_or(0)
             ),
             "failed" => println!(

@@ -24,8 +24,8 @@ use crate::at_rest;
   kestrel key show /data/vol
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
 
-Whoever loses the key of a volume loses the volume: keep a copy of the key file away from it. See
-docs/encryption.md.")]
+Without its key an encrypted volume cannot be read by anybody: keep a copy of the key file away from
+the volume. See docs/encryption.md.")]
 pub struct KeyArgs {
     #[command(subcommand)]
     action: Action,
@@ -73,7 +73,8 @@ struct ShowArgs {
 #[command(after_help = "Examples:
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
   kestrel key rotate /data/vol --key-file /root/photos.key     (a new data key only)
-  kestrel key rotate kestrel://10.0.0.1/photos --key-file /root/photos.key --new-key-file /root/photos-2.key
+  kestrel key rotate kestrel://10.0.0.1/photos --key-file /root/photos.key --new-key-file \
+      /root/photos-2.key
   kestrel key rotate /data/node1 --node /data/node2 --node /data/node3 --key-file /root/photos.key
 
 Nodes that share a volume have the same keys: name the directories of all, and they are changed at
@@ -118,7 +119,8 @@ fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
     } else {
         println!("key {} created in {}", key.fingerprint(), args.file.display());
         println!(
-            "keep a copy of the file in a safe place: without it the volumes it is for cannot be read"
+            "keep a copy of the file in a safe place: without it the volumes it is for cannot be \
+             read"
         );
     }
     Ok(ExitStatus::Good)
@@ -131,7 +133,8 @@ fn node_at(url: &str) -> Result<OfNode, Failure> {
     match NodeFanOut::reach(url, &who).map_err(failed)? {
         Reached::One(node) => OfNode::ask(node).map_err(failed),
         Reached::Several(_) => Err(Failure::usage(format!(
-            "key: {url}: several nodes share the volume; their keys are changed where all their directories are: name those"
+            "key: {url}: several nodes share the volume; their keys are changed where all their \
+             directories are: name those"
         ))),
     }
 }
@@ -211,7 +214,8 @@ fn rotate(args: &RotateArgs) -> Result<ExitStatus, Failure> {
     tell_rotated(args.json, &dir, &descriptor.map_err(failed)?)?;
     for pid in dirs.iter().filter(|_| !args.json).filter_map(|dir| VolumeLock::holder(dir)) {
         println!(
-            "process {pid} has the volume open and goes on with the data key it has until it is mounted again"
+            "process {pid} has the volume open and goes on with the data key it has until it is \
+             mounted again"
         );
     }
     Ok(ExitStatus::Good)

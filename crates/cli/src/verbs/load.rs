@@ -42,7 +42,8 @@ const OBJECT_BYTES_MAX: u64 = 256 << 20;
 #[command(after_help = "Examples:
   kestrel load /backup/vol.dump /data/restored --objects /data/vol/objects
   kestrel load /backup/vol.dump /data/restored --name restored
-  kestrel load /backup/vol.dump /data/restored --objects 's3://bucket/prefix?endpoint=https://s3.example.org'
+  kestrel load /backup/vol.dump /data/restored --objects \
+      's3://bucket/prefix?endpoint=https://s3.example.org'
 
   kestrel load /backup/vol.dump /data/node1 /data/node2 /data/node3 --objects /data/vol/objects
 
@@ -90,7 +91,8 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
     if at_rest::is_meant("load", &args.volume, &args.others) {
         if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() {
             return Err(Failure::usage(
-                "load: --name, --storage and --metadata are for a volume that is created; these nodes exist",
+                "load: --name, --storage and --metadata are for a volume that is created; these \
+                 nodes exist",
             ));
         }
         return cluster::run(args, counts, from.as_deref());
@@ -100,7 +102,8 @@ pub fn run(args: &LoadArgs) -> Result<ExitStatus, Failure> {
     let existing = Descriptor::read(&dir).ok();
     let made = match &existing {
         Some(_) if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() => {
-            let why = "--name, --storage and --metadata are for a volume that is created; this one exists";
+            let why = "--name, --storage and --metadata are for a volume that is created; this one \
+                       exists";
             return Err(Failure::usage(format!("load: {}: {why}", dir.display())));
         }
         Some(existing) => existing.clone(),
@@ -148,7 +151,8 @@ fn tell(
 ) -> ExitStatus {
     if args.json {
         print_json(&json!({
-            "volume": dir, "name": made.settings.name, "uuid": made.uuid, "rows": counts.rows, "changes": counts.changes,
+            "volume": dir, "name": made.settings.name, "uuid": made.uuid, "rows": counts.rows,
+            "changes": counts.changes,
             "files_without_objects": missing,
         }));
     } else {
@@ -159,7 +163,8 @@ fn tell(
         );
         if missing > 0 {
             println!(
-                "{} files need objects that are not in {}; repeat with --objects, or `kestrel fsck` lists them",
+                "{} files need objects that are not in {}; repeat with --objects, or `kestrel \
+                 fsck` lists them",
                 count(missing),
                 dir.display()
             );
@@ -203,7 +208,8 @@ fn coding_like(
         return Ok((*compression, None));
     }
     let key_file = keys::key_file(args.store.key_file.as_deref()).ok_or_else(|| {
-        let why = "the dumped volume is encrypted, so the new one will be; give a key with --key-file FILE";
+        let why = "the dumped volume is encrypted, so the new one will be; give a key with \
+                   --key-file FILE";
         Failure::new("load", format!("{}: {why}", args.file.display()))
     })?;
     Ok((*compression, Some(key_file)))
@@ -266,7 +272,8 @@ fn look(
         // well as there.
         log::warn!("the dumped volume was damaged ({other}); run `kestrel fsck --repair`");
         eprintln!(
-            "kestrel load: the dumped volume was damaged ({other}); run `kestrel fsck --repair` on the new one"
+            "kestrel load: the dumped volume was damaged ({other}); run `kestrel fsck --repair` on \
+             the new one"
         );
     }
     Ok(missing)

@@ -283,8 +283,8 @@ fn names_arg(text: &str) -> Result<Duration, String> {
     Ok(names)
 }
 
-/// The KestrelFS mount on exactly this directory whose process answers. What a killed process left
-/// there is in nobody's way: mounting takes it away.
+/// The KestrelFS mount on exactly this directory, if its process answers. What a killed process
+/// left there is in nobody's way: mounting takes it away.
 fn live_mount(dir: &Path) -> Option<MountEntry> {
     find(dir).ok().flatten().filter(|entry| entry.is_kestrel() && !is_dead(dir))
 }
@@ -358,12 +358,14 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     }
     if matches!(source, Source::Served(_)) && args.leftovers != CollectorArgs::default() {
         return Err(Failure::usage(
-            "mount: --collect-every, --collect-grace: the volume's server collects: give them to `kestrel serve`",
+            "mount: --collect-every, --collect-grace: the volume's server collects: give them to \
+             `kestrel serve`",
         ));
     }
     if matches!(source, Source::Served(_)) && args.dumps != BackupScheduleArgs::default() {
         return Err(Failure::usage(
-            "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to `kestrel serve`",
+            "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to \
+             `kestrel serve`",
         ));
     }
     Ok(Plan { source, dir, options })
@@ -424,7 +426,7 @@ fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
     result
 }
 
-/// Serves a volume whose metadata is here.
+/// Serves a volume with its metadata here.
 fn serve_here(
     args: &MountArgs,
     plan: &Plan,
@@ -476,7 +478,7 @@ fn serve_here(
     ended(result, stored)
 }
 
-/// Serves a volume whose metadata is at a server.
+/// Serves a volume with its metadata at a server.
 fn serve_elsewhere(
     args: &MountArgs,
     plan: &Plan,
@@ -597,8 +599,8 @@ fn attend(
     }
 }
 
-/// The first signal unmounts (busy: takes the mount out of the tree and waits for those who use
-/// it), the next one cuts them off.
+/// The first signal unmounts (busy: takes the mount out of the tree and waits for the processes
+/// that use it), the next one cuts them off.
 fn unmount_on_signal(session: &Session, dir: &Path) {
     let unmounter = session.unmounter();
     let dir = dir.to_path_buf();

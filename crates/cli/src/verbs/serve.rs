@@ -76,10 +76,13 @@ pub struct ServeArgs {
     #[arg(long, value_enum, value_name = "ROLE")]
     pub role: Option<RoleArg>,
     /// A client that is not heard of for this long loses its locks and what it has open
-    #[arg(long, value_name = "TIME", value_parser = bounded(duration_arg, nanos(LEASE_MIN), nanos(LEASE_MAX), "from 1s to 10m"), default_value = "30s")]
+    #[arg(long, value_name = "TIME",
+        value_parser = bounded(duration_arg, nanos(LEASE_MIN), nanos(LEASE_MAX), "from 1s to 10m"),
+        default_value = "30s")]
     pub lease: Duration,
     /// How long clients of before a restart are waited for; as long as the lease by default
-    #[arg(long, value_name = "TIME", value_parser = bounded(duration_arg, Duration::ZERO, nanos(LEASE_MAX), "at most 10m"))]
+    #[arg(long, value_name = "TIME",
+        value_parser = bounded(duration_arg, Duration::ZERO, nanos(LEASE_MAX), "at most 10m"))]
     pub grace: Option<Duration>,
     /// How often the node that leads changes looks whether nodes are to be evened out: every=TIME,
     /// or off. Of a cluster
@@ -114,12 +117,14 @@ pub struct ServeArgs {
     #[arg(long)]
     pub replace: bool,
     /// End the process that serves the volume
-    #[arg(long, conflicts_with_all = ["replace", "listen", "advertise", "name", "role", "lease", "grace", "balance", "foreground", "check", "tls", "tls_cert", "tls_ca", "access", "audit"])]
+    #[arg(long, conflicts_with_all = ["replace", "listen", "advertise", "name", "role", "lease",
+        "grace", "balance", "foreground", "check", "tls", "tls_cert", "tls_ca", "access", "audit"])]
     pub stop: bool,
     #[command(flatten)]
     pub tls: TlsArgs,
     /// Most requests that a worker executes together, for measurements: 1 switches merging off
-    #[arg(long, hide = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, hide = true, value_name = "N",
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub batch_max: Option<u16>,
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -327,7 +332,8 @@ mod tests {
     #[test]
     fn a_file_says_what_flags_say_and_flags_win() {
         let text = "volume = \"node4\"\nlease = \"60s\"\ngrace = 90\nname = \"photos\"\n\
-                    [process]\nlog = \"serve.log\"\nforeground = false\nlog-level = \"debug\"\n[store]\nmax-uploads = 7\n";
+                    [process]\nlog = \"serve.log\"\nforeground = false\nlog-level = \
+                    \"debug\"\n[store]\nmax-uploads = 7\n";
         let (args, keys) = read(text, &["--lease", "5s", "--foreground"]).unwrap();
         assert_eq!(
             (args.lease, args.grace),
@@ -361,7 +367,8 @@ mod tests {
         for (text, why) in [
             (
                 "volume = \"v\"\nleese = 5\n",
-                "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, balance, collect-every, collect-grace, failover, grace, lease, listen",
+                "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, \
+                 balance, collect-every, collect-grace, failover, grace, lease, listen",
             ),
             (
                 "\n\nlease = true",

@@ -50,7 +50,8 @@ enum Action {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   (umask 077; kestrel token create /data/vol --name trainer --uid 1000-1999 --gid 1000-1999 >token)
-  kestrel token create kestrel://10.0.0.1/photos --name backup --read-only --expires 90d --token-file admin-token
+  kestrel token create kestrel://10.0.0.1/photos --name backup --read-only --expires 90d \
+      --token-file admin-token
   kestrel token create /data/vol --name tenant --subtree /tenants/7 --squash-root --map-uid 500:1500
   (umask 077; kestrel token create /data/vol --name gpu17 --certificate >gpu17.pem)
   kestrel mount 'kestrel://10.0.0.1/photos?ca=sha256:…&cert=/root/gpu17.pem' /mnt")]
@@ -77,7 +78,8 @@ struct CreateArgs {
     #[arg(long, value_name = "GIDS", value_parser = ranges_arg)]
     gid: Option<Ranges>,
     /// What root stands for, before that is looked at; 65534:65534 if nothing is given
-    #[arg(long, value_name = "UID:GID", num_args = 0..=1, default_missing_value = NOBODY, value_parser = pair_arg)]
+    #[arg(long, value_name = "UID:GID", num_args = 0..=1, default_missing_value = NOBODY,
+        value_parser = pair_arg)]
     squash_root: Option<(u32, u32)>,
     /// A user that stands for another one, likewise; may be repeated
     #[arg(long, value_name = "CLAIMED:MEANT", value_parser = pair_arg)]
@@ -171,7 +173,8 @@ fn ask(volume: &str, mut question: Value) -> Result<Value, Failure> {
     let Target::Here(dir) = target else { return Err(fail("nobody answers")) };
     if Descriptor::read(&dir).map_err(fail)?.cluster.is_some() {
         return Err(fail(format!(
-            "{}: one node of a volume that several share, and it does not run: start it, or name one that does",
+            "{}: one node of a volume that several share, and it does not run: start it, or name \
+             one that does",
             dir.display()
         )));
     }
@@ -190,7 +193,8 @@ fn create(args: &CreateArgs) -> Result<ExitStatus, Failure> {
         (true, Target::Here(dir)) => Some(Descriptor::authority_at(&dir).map_err(fail)?),
         (true, Target::Served(_)) => {
             return Err(fail(
-                "a certificate is made on a machine of the volume: run this there, and name the directory",
+                "a certificate is made on a machine of the volume: run this there, and name the \
+                 directory",
             ));
         }
     };
@@ -239,7 +243,8 @@ fn tell_missing(answer: &Value) {
     if let Some(nodes) = missing {
         let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
         eprintln!(
-            "kestrel token: not heard from node {}: it is told when it is back, before it lets anybody in",
+            "kestrel token: not heard from node {}: it is told when it is back, before it lets \
+             anybody in",
             nodes.join(", ")
         );
     }

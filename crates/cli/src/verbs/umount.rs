@@ -37,7 +37,7 @@ pub struct UmountArgs {
     pub force: bool,
 }
 
-/// How long a process may take to end whose mount was taken away by force.
+/// How long a process may take to end after its mount was taken away by force.
 const FORCED_TIME_MAX: Duration = Duration::from_millis(800);
 
 /// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the
@@ -54,7 +54,8 @@ fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(
         let what = if why.contains(NOT_LET_IN) {
             "still mounted; what was written last is not stored, and is given up with --force"
         } else {
-            "still mounted, so that what was written last can be stored; bring the server back or use --force"
+            "still mounted, so that what was written last can be stored; bring the server back or \
+             use --force"
         };
         Failure::new("umount", format!("{dir}: {why}: {what}"))
     })
@@ -104,7 +105,8 @@ pub fn run(args: &UmountArgs) -> Result<ExitStatus, Failure> {
             // It waits for its store, say, and may do so for long: nothing can be done about that
             // here.
             eprintln!(
-                "kestrel umount: {}: unmounted; its process still stores what was written, or waits for its store or server, and ends by \
+                "kestrel umount: {}: unmounted; its process still stores what was written, or \
+                 waits for its store or server, and ends by \
                  itself",
                 args.dir.display()
             );

@@ -49,7 +49,8 @@ pub struct WarmupArgs {
     #[arg(long, conflicts_with_all = ["check", "evict"])]
     pub metadata: bool,
     /// Requests to the store at a time
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=THREADS_MAX as u64))]
+    #[arg(long, value_name = "N", default_value_t = 32,
+        value_parser = clap::value_parser!(u64).range(1..=THREADS_MAX as u64))]
     pub threads: u64,
     /// Only tell what share is cached
     #[arg(long, conflicts_with = "evict")]

@@ -127,7 +127,8 @@ impl ClusterSection {
     pub fn node_uuid(&self) -> Result<u64, VolumeError> {
         let Some(digits) = &self.node_uuid else {
             return Err(VolumeError::Invalid(
-                "the directory has no word to tell it from others of the same node: it was made before nodes had one, or its \
+                "the directory has no word to tell it from others of the same node: it was made \
+                 before nodes had one, or its \
                  descriptor was made by hand; form the cluster anew"
                     .into(),
             ));
@@ -283,7 +284,8 @@ impl Descriptor {
                     return Ok(());
                 }
                 Err(VolumeError::Invalid(
-                    "a volume that several nodes share has durability commit: what a node has told the others must not be \
+                    "a volume that several nodes share has durability commit: what a node has told \
+                     the others must not be \
                      lost with its machine"
                         .into(),
                 ))

@@ -65,7 +65,8 @@ impl Encryption {
         let bad = |what: String| Err(VolumeError::Invalid(what));
         if self.cipher != CIPHER {
             return bad(format!(
-                "the volume is encrypted with {:?}, which this version does not know; use a newer kestrel",
+                "the volume is encrypted with {:?}, which this version does not know; use a newer \
+                 kestrel",
                 self.cipher
             ));
         }

@@ -70,7 +70,8 @@ pub(super) fn finish(nodes: &Nodes<'_>) -> Result<Option<Descriptor>, VolumeErro
             let places: Vec<String> =
                 nodes.iter().map(|(dir, _)| dir.join(NAME).display().to_string()).collect();
             return Err(VolumeError::Invalid(format!(
-                "{}: they are of different changes; remove them, and restore kestrel.json of those that differ from a backup, so \
+                "{}: they are of different changes; remove them, and restore kestrel.json of those \
+                 that differ from a backup, so \
                  that all agree",
                 places.join(", ")
             )));

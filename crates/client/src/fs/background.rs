@@ -1,5 +1,5 @@
 //! What a client does on its own: commits bytes that have been in memory too long, deletes objects
-//! whose grace is over, and, slowly, rewrites objects of which little is in use.
+//! after their grace, and, slowly, rewrites objects of which little is in use.
 //!
 //! One of several nodes deletes objects together with the others, and rewrites none: to know what
 //! refers to an object takes the rows of all of them.
@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(250);
 /// Time between looks for objects to delete.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Objects whose deletion is asked for at a time.
+/// Objects that the client asks to delete at a time.
 const REAP_AT_ONCE: usize = 64;
 
 /// Objects deleted in one look.
@@ -100,7 +100,8 @@ impl Fs {
             (Some(_), _) => threads.len(),
             (None, Some(_)) => {
                 log::info!(
-                    "one of several nodes: objects of which little is in use are rewritten by `kestrel compact` only"
+                    "one of several nodes: objects of which little is in use are rewritten by \
+                     `kestrel compact` only"
                 );
                 threads.len() - 1
             }
@@ -145,7 +146,7 @@ impl Fs {
         result.and(super::wait(|done| self.sync(done))).and(self.metadata.close())
     }
 
-    /// Starts flushing files whose oldest uncommitted byte is older than the flush interval.
+    /// Starts flushing files with an oldest uncommitted byte that is older than the flush interval.
     fn flush_old(self: &Arc<Self>) {
         let before = self.clock.now() - self.config.flush_interval;
         for file in self.files.all() {
@@ -290,7 +291,8 @@ fn repack(fs: &Weak<Fs>, stop: &Stop) {
         match fs.compact_volume(&options, &mut |_, _| {}) {
             Ok(done) if done == Default::default() => {}
             Ok(done) => log::info!(
-                "{} sparse objects: {} references with {} bytes moved, {} changed meanwhile, {} failed; {} windows folded",
+                "{} sparse objects: {} references with {} bytes moved, {} changed meanwhile, {} \
+                 failed; {} windows folded",
                 done.sparse_objects,
                 done.moved,
                 done.stored_bytes,

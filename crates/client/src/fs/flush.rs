@@ -1,9 +1,9 @@
 //! Flushing: what was written to a file becomes its committed content.
 //!
-//! One flush of a file runs at a time; who asks meanwhile waits for the next. A flush takes the
-//! buffer, decides on a layout (`docs/design/data.md`, section 1), stores what is not stored yet,
-//! and commits the layout in one request. If that fails, what was written stays in the layer in
-//! flight, so that a later flush can succeed; the error goes to everybody who waited.
+//! One flush of a file runs at a time; a caller that asks meanwhile waits for the next. A flush
+//! takes the buffer, decides on a layout (`docs/design/data.md`, section 1), stores what is not
+//! stored yet, and commits the layout in one request. If that fails, what was written stays in the
+//! layer in flight, so that a later flush can succeed; the error goes to every caller that waited.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -58,8 +58,8 @@ impl Fs {
         self.listed.closed(dir.ino, &dir.listing);
     }
 
-    /// How long attributes that came with a listing may be used; zero: not at all. On a volume
-    /// whose metadata is in this process nothing is gained by that.
+    /// How long attributes that came with a listing may be used; zero: not at all. On a volume with
+    /// its metadata in this process nothing is gained by that.
     pub fn set_listing_ttl(&self, ttl: Duration) {
         self.listed.set_ttl(if self.is_remote() { ttl } else { Duration::ZERO });
     }

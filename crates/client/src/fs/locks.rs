@@ -351,7 +351,8 @@ impl Fs {
         match self.locks.lost_since(handle.ino(), handle.losses) {
             true => Err(FsError::new(
                 libc::EIO,
-                "locks of this file were lost while the client was cut off from its server; open it anew",
+                "locks of this file were lost while the client was cut off from its server; open \
+                 it anew",
             )),
             false => Ok(()),
         }
@@ -382,7 +383,7 @@ impl Fs {
 }
 
 /// Whether a refusal with this error says that the lock was not granted. Any other may be that of a
-/// call whose answer was lost.
+/// call that lost its answer.
 fn is_certain(errno: i32) -> bool {
     matches!(
         errno,

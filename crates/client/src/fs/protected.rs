@@ -47,7 +47,7 @@ impl Protected {
         value.ok().and_then(|value| value.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Whether it is refused to a caller whose it is not, in this directory, at this level.
+    /// Whether it is refused to a caller that does not own it, in this directory, at this level.
     fn is_refused(self, dir: &Inode, level: u8) -> bool {
         if level == 0 || dir.mode & STICKY == 0 || dir.uid == self.uid {
             return false;

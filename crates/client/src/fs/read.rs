@@ -317,7 +317,7 @@ impl Fs {
         });
     }
 
-    /// Answers a read whose stored bytes were read into `result`.
+    /// Answers a read after its stored bytes were read into `result`.
     fn finish(
         self: &Arc<Self>,
         mut read: Read,

@@ -230,7 +230,8 @@ impl Fs {
                 return Ok(());
             }
             let why = format!(
-                "allocating needs {needed} bytes, and the block store has room for {free}: make room"
+                "allocating needs {needed} bytes, and the block store has room for {free}: make \
+                 room"
             );
             Err(FsError::because(libc::ENOSPC, why))
         };

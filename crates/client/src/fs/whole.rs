@@ -107,7 +107,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Of a handle whose reads do not count.
+    /// Of a handle with reads that do not count.
     fn silent() -> Self {
         Self { bytes: AtomicU64::new(0), told: AtomicBool::new(true) }
     }

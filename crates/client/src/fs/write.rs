@@ -23,8 +23,8 @@ pub enum WriteAt {
     /// To the end of the file (`O_APPEND`). Where that is, is decided when the bytes are committed:
     /// until then others may append.
     End {
-        /// It may be the first part of a write whose rest comes in a moment, through the same
-        /// handle. Nobody else's bytes should come between.
+        /// It may be the first part of a write that goes on in a moment, through the same handle.
+        /// Nobody else's bytes should come between.
         unfinished: bool,
     },
 }

@@ -27,7 +27,8 @@ pub(super) fn read(path: &Path) -> Result<Key, VolumeError> {
     let bad = |why: &str| Err(VolumeError::Key(format!("key file {}: {why}", path.display())));
     if meta.mode() & 0o077 != 0 {
         return bad(&format!(
-            "its mode {:04o} lets others than its owner at it; chmod 600 it, and rotate the key if others may have read it",
+            "its mode {:04o} lets others than its owner at it; chmod 600 it, and rotate the key if \
+             others may have read it",
             meta.mode() & 0o7777
         ));
     }

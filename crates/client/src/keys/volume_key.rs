@@ -114,7 +114,8 @@ impl VolumeKey {
     ) -> Result<Zeroizing<[u8; DATA_KEY_BYTES]>, VolumeError> {
         let altered = || {
             VolumeError::Key(format!(
-                "data key {} of the volume does not open with the volume's key: kestrel.json was altered; restore it from a copy \
+                "data key {} of the volume does not open with the volume's key: kestrel.json was \
+                 altered; restore it from a copy \
                  or from the first line of a dump",
                 wrapped.id
             ))

@@ -31,7 +31,8 @@ impl Seen {
 const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal:        2097152 kB\nMemFree:  1 kB\n");
 const V2: (&str, &str) = (
     "proc/self/mountinfo",
-    "24 1 8:1 / / rw - ext4 /dev/vda rw\n30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n",
+    "24 1 8:1 / / rw - ext4 /dev/vda rw\n30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 \
+     cgroup2 rw\n",
 );
 
 /// Of a group and those above it the least counts, of both files.
@@ -148,10 +149,12 @@ proptest! {
         prop_assert!(plan.bound <= limit, "{} of {limit}", plan.bound);
         prop_assert!(limit < 96 * MIB || plan.bound <= limit - limit / 4 + PARTS.len() as u64);
         for part in &PARTS {
-            let (now, then) = (*(part.place)(&mut plan.clone()), *(part.place)(&mut larger.clone()));
+            let (now, then) =
+                (*(part.place)(&mut plan.clone()), *(part.place)(&mut larger.clone()));
             prop_assert!(part.least <= now && now <= then && then <= part.default);
         }
-        prop_assert!(plan.uploads(32) >= 2 && plan.io_threads(64) >= 4 && plan.fetch_bytes(4 * MIB) >= 128 << 10);
+        prop_assert!(plan.uploads(32) >= 2 && plan.io_threads(64) >= 4
+            && plan.fetch_bytes(4 * MIB) >= 128 << 10);
         prop_assert!(plan.io_threads(1) == 1 && plan.uploads(1) == 1);
     }
 }

@@ -93,7 +93,8 @@ impl Offer {
     pub fn from_json(text: &[u8], server: &str) -> Result<Self, VolumeError> {
         serde_json::from_slice(text).map_err(|error| {
             let why = format!(
-                "its description of the volume is not valid: {error}; use the same version of kestrel"
+                "its description of the volume is not valid: {error}; use the same version of \
+                 kestrel"
             );
             VolumeError::Corrupt(server.into(), why)
         })
@@ -190,8 +191,10 @@ fn find(shared: &SharedDir, server: &str) -> Result<(), VolumeError> {
     let dir = shared.path.display();
     look(&shared.path, &shared.word).map_err(|why| {
         VolumeError::Io(format!(
-            "the volume at {server} keeps its objects in the server's directory {dir}, which is not reached from here: {why}; \
-             share that directory under the same path, or use a volume formatted with --storage s3://…"
+            "the volume at {server} keeps its objects in the server's directory {dir}, which is \
+             not reached from here: {why}; \
+             share that directory under the same path, or use a volume formatted with --storage \
+             s3://…"
         ))
     })
 }
@@ -234,7 +237,8 @@ pub(super) fn recognize(objects: &Path, word: Option<&str>) -> Result<(), Volume
     })?;
     look(objects, word).map_err(|why| {
         VolumeError::Io(format!(
-            "the cluster's objects are in the directory {dir}, which is not reached from here: {why}; share that directory \
+            "the cluster's objects are in the directory {dir}, which is not reached from here: \
+             {why}; share that directory \
              under the same path, or form the cluster with --storage s3://…"
         ))
     })

@@ -68,7 +68,8 @@ fn shared_objects(dir: &Path) -> Result<String, VolumeError> {
     match objects.to_str() {
         Some(path) => Ok(format!("file://{path}")),
         None => Err(VolumeError::Invalid(format!(
-            "{}: not UTF-8, so that other nodes cannot be told where the objects are; give --storage",
+            "{}: not UTF-8, so that other nodes cannot be told where the objects are; give \
+             --storage",
             dir.display()
         ))),
     }

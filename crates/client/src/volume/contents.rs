@@ -192,7 +192,7 @@ mod tests {
         assert!(again(dir.path()).is_err());
     }
 
-    /// What is left of a volume whose making or removal was interrupted is replaced.
+    /// What is left of a volume after its making or removal was interrupted is replaced.
     #[test]
     fn remains_of_a_volume_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ mod tests {
         fs::write(dir.path().join(FILE_NAME), "no descriptor").unwrap();
         fs::write(dir.path().join("serve.log.1"), "").unwrap();
         again(dir.path()).unwrap();
-        // Without an intact descriptor there is no telling whose the rest is.
+        // Without an intact descriptor there is no telling which volume the rest belongs to.
         fs::write(dir.path().join(FILE_NAME), "no descriptor").unwrap();
         fs::remove_file(dir.path().join(crate::descriptor::COPY_NAME)).unwrap();
         put(&dir.path().join("notes"));

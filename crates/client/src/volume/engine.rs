@@ -20,12 +20,12 @@ use crate::recovery::Recovery;
 /// 3).
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The node whose rows these are; in a database a volume of one node has number 0.
+/// The node that owns these rows; in a database a volume of one node has number 0.
 fn node_of(descriptor: &Descriptor) -> u32 {
     descriptor.cluster.as_ref().map_or(0, |section| section.node)
 }
 
-/// Opens the engine of a volume, or of one node's part of one, whose data is in `store`.
+/// Opens the engine of a volume, or of one node's part of one, with its data in `store`.
 pub(super) fn open(
     dir: &Path,
     descriptor: &Descriptor,

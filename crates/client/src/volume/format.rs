@@ -36,8 +36,8 @@ pub struct NewVolume {
 }
 
 impl NewVolume {
-    /// One whose files lie in its directory as they are, with the sizes and times that volumes have
-    /// unless told otherwise.
+    /// A volume that keeps its files in its directory as they are, with the sizes and times that
+    /// volumes have unless told otherwise.
     pub fn plain(name: &str, durability: Durability) -> Self {
         let settings = Settings {
             name: name.into(),
@@ -128,7 +128,8 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     }
     if occupied && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir) {
         return Err(VolumeError::Invalid(format!(
-            "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, remove the directories of all \
+            "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, \
+             remove the directories of all \
              its nodes, its objects, and its schema if its metadata is in a database",
             dir.display(),
             section.node

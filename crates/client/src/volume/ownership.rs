@@ -1,4 +1,4 @@
-//! Which directory serves the rows of a node whose store other machines reach, and the directories
+//! Which directory serves the rows of a node if other machines reach its store, and the directories
 //! from which a machine serves nodes in the place of others.
 
 use std::fs;
@@ -34,7 +34,8 @@ impl Volume {
         match ownership::node_uuid(&*self.engine).map_err(|why| self.failed(why))? {
             Some(node_uuid) => Ok(node_uuid),
             None => Err(VolumeError::Invalid(format!(
-                "{}: its rows have no word by which other nodes know it; form the cluster anew, from a dump",
+                "{}: its rows have no word by which other nodes know it; form the cluster anew, \
+                 from a dump",
                 self.dir.display()
             ))),
         }
@@ -176,7 +177,8 @@ pub fn stand_in(
     }
     if !descriptor.is_shared(placement.is_idle(node))? {
         return Err(refused(format!(
-            "the metadata of node {node} lies in that node's directory, which no other machine can serve; of a cluster with its metadata \
+            "the metadata of node {node} lies in that node's directory, which no other machine can \
+             serve; of a cluster with its metadata \
              in PostgreSQL any can"
         )));
     }

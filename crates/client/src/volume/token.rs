@@ -36,7 +36,8 @@ impl Token {
     pub fn of(descriptor: &Descriptor) -> Result<Self, VolumeError> {
         let section = descriptor.cluster.clone().ok_or_else(|| {
             VolumeError::Invalid(format!(
-                "the volume {:?} is kept by one node; `kestrel cluster init` makes one that several share",
+                "the volume {:?} is kept by one node; `kestrel cluster init` makes one that \
+                 several share",
                 descriptor.settings.name
             ))
         })?;

@@ -40,7 +40,7 @@ pub fn file_system(store: Arc<dyn BlockStore>) -> (Arc<Fs>, Arc<ManualClock>) {
     (fs, clock)
 }
 
-/// A file system on given metadata, whose objects have numbers from `first_object` on.
+/// A file system on given metadata, with objects that have numbers from `first_object` on.
 pub fn client(
     metadata: Arc<dyn Metadata>,
     store: Arc<dyn BlockStore>,

@@ -251,7 +251,7 @@ impl Cluster {
         self.table.home_of(ino).id as usize - 1
     }
 
-    /// A name whose entry is owned by the node at this place; different ones for different numbers.
+    /// A name with an entry that the node at this place owns; different ones for different numbers.
     pub fn name_at(&self, at: usize, number: usize) -> String {
         (0..)
             .map(|n| format!("file-{n}"))

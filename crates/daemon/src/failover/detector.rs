@@ -27,7 +27,7 @@ pub const STEP: Duration = Duration::from_millis(1500);
 /// How long a node is waited for that has ended on purpose, or was not heard of yet.
 pub const SLOW: Duration = Duration::from_secs(30);
 
-/// How long one is waited for whose rows somebody holds.
+/// How long the detector waits for a node while some process holds its rows.
 pub const HELD: Duration = Duration::from_secs(6);
 
 /// How long this node's own store must have answered: after a break all that had their rows open
@@ -119,7 +119,7 @@ impl Observation<'_> {
 }
 
 impl FailureDetector {
-    /// The nodes whose rows are to be looked at now.
+    /// The nodes of which the rows are to be looked at now.
     pub fn look(&mut self, sight: &Observation<'_>) -> Vec<NodeId> {
         if sight.calm < CALM {
             return Vec::new();

@@ -24,7 +24,7 @@ pub struct CompactRequest {
     pub bytes_per_second: u64,
 }
 
-/// Compacts the volume whose metadata this process has.
+/// Compacts the volume that has its metadata in this process.
 ///
 /// # Errors
 /// In words.

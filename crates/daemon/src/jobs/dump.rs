@@ -104,7 +104,6 @@ pub fn write(
         out.flush().map_err(|why| format!("{}: {why}", file.display()))?;
         Ok(counts)
     })?;
-    Ok(
-        json!({ "file": file, "rows": counts.rows, "changes": counts.changes, "bytes": counts.bytes }),
-    )
+    Ok(json!({ "file": file, "rows": counts.rows, "changes": counts.changes,
+            "bytes": counts.bytes }))
 }

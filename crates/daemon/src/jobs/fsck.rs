@@ -25,7 +25,8 @@ const READERS_REMOTE: usize = 32;
 pub fn finding_event(finding: &Finding) -> Value {
     let severity = if finding.kind.severity() == Severity::Error { "error" } else { "info" };
     json!({ "finding": {
-        "kind": finding.kind.name(), "severity": severity, "path": finding.path, "detail": finding.detail,
+        "kind": finding.kind.name(), "severity": severity, "path": finding.path,
+        "detail": finding.detail,
         "repairable": finding.fix.is_some(),
     } })
 }

@@ -74,7 +74,8 @@ fn collect_and(
         if listed <= LISTED_MAX {
             feed.event(&match event {
                 GcEvent::Leaked { object, size, age } => {
-                    json!({ "leaked": { "object": object, "bytes": size, "age_seconds": age / SECOND } })
+                    json!({ "leaked": { "object": object, "bytes": size,
+                        "age_seconds": age / SECOND } })
                 }
                 GcEvent::Disputed(object) => json!({ "disputed": object }),
                 GcEvent::Failed(object, why) => {

@@ -115,7 +115,8 @@ pub fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
                 }
             }
             Err(why) => {
-                nodes.push(json!({ "node": node, "address": address, "up": false, "why": why.to_string() }));
+                nodes.push(json!({ "node": node, "address": address, "up": false,
+                    "why": why.to_string() }));
                 failed = failed.or(Some(why));
             }
         }
@@ -192,8 +193,10 @@ mod tests {
 
     fn part(node: u32, files: i64) -> NodeAnswer {
         let status = json!({
-            "name": "v", "node": node, "table": 1, "files": files, "directories": 2, "bytes": 10 * files, "object_bytes": -1,
-            "metadata_disk_bytes": 5, "served": { "sessions_total": 1, "connected": 1, "opens": 0, "locks": 0, "sessions": [node] },
+            "name": "v", "node": node, "table": 1, "files": files, "directories": 2,
+            "bytes": 10 * files, "object_bytes": -1,
+            "metadata_disk_bytes": 5, "served": { "sessions_total": 1, "connected": 1, "opens": 0,
+                "locks": 0, "sessions": [node] },
             "nodes": [{ "node": 1, "slots": 100 }, { "node": 2, "slots": 200 }],
         });
         NodeAnswer { node, address: format!("node-{node}:1"), answer: Ok(status) }

@@ -110,7 +110,8 @@ mod tests {
                 value.clear();
                 question = json!({ "table": Table::Chunk as u8, "from": next });
             } else {
-                question = json!({ "table": Table::Chunk as u8, "from": last[0], "skip": value.len(), "max": 1 });
+                question = json!({ "table": Table::Chunk as u8, "from": last[0], "skip": value.len(),
+                        "max": 1 });
                 keys -= 1;
             }
         }

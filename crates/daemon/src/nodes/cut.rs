@@ -51,7 +51,8 @@ impl<'a> Recordings<'a> {
                 Ok(answer) => {
                     begun.numbers.push((node, answer["cut"].as_u64().unwrap_or(0)));
                     if answer["table"].as_u64() != table {
-                        let why = "its placement table is another one than others have: it is being changed; repeat it then";
+                        let why = "its placement table is another one than others have: it is \
+                                   being changed; repeat it then";
                         refused = Some(format!("node {node}: {why}"));
                     }
                 }
@@ -92,7 +93,8 @@ impl<'a> Recordings<'a> {
     fn end(&self) -> Result<Vec<(NodeId, u64)>, String> {
         for length in HOLDS {
             let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-            let hold = json!({ "verb": "cut", "act": "hold", "after_ms": millis(AFTER), "for_ms": millis(length) });
+            let hold = json!({ "verb": "cut", "act": "hold", "after_ms": millis(AFTER),
+                    "for_ms": millis(length) });
             let asked = Instant::now();
             self.ask(&hold)?;
             // The last hold has begun, and the first has not ended.
@@ -106,7 +108,9 @@ impl<'a> Recordings<'a> {
             }
             std::thread::sleep(AFTER + length);
         }
-        Err("the nodes answer too slowly to be looked at in one moment; repeat it at a quieter time".into())
+        Err("the nodes answer too slowly to be looked at in one moment; repeat it at a quieter \
+             time"
+            .into())
     }
 }
 

@@ -58,7 +58,8 @@ impl<'a> Pages<'a> {
         else {
             return Ok(false);
         };
-        let question = json!({ "verb": "rows", "table": table as u8, "from": from, "id": self.id, "max": self.max });
+        let question = json!({ "verb": "rows", "table": table as u8, "from": from, "id": self.id,
+                "max": self.max });
         let answer = self.nodes.ask(self.node, &question)?;
         let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
         let mut page =
@@ -74,12 +75,13 @@ impl<'a> Pages<'a> {
         Ok(true)
     }
 
-    /// A row whose value came in part; none if it is gone meanwhile.
+    /// A row with a value that came in part; none if it is gone meanwhile.
     fn rest(&self, key: Key, value: Box<[u8]>) -> Result<Option<Row>, String> {
         let mut value = value.into_vec();
         loop {
             let question = json!({
-                "verb": "rows", "table": key.table as u8, "from": digits(&key), "skip": value.len(), "max": 1,
+                "verb": "rows", "table": key.table as u8, "from": digits(&key), "skip": value.len(),
+                "max": 1,
             });
             let answer = self.nodes.ask(self.node, &question)?;
             let Some((found, piece)) =

@@ -37,7 +37,7 @@ pub struct HomeNode {
     pub host: String,
 }
 
-/// The options for another node, from those of the one whose directory is named.
+/// The options for another node, from those of the node with the directory that is named.
 pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Failure> {
     let dir = locate("serve", config.volume()?)?;
     let descriptor = Descriptor::read(&dir).map_err(fail)?;
@@ -54,7 +54,8 @@ pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Fa
         && let Some(holder) = holder_of(&descriptor, node, known.is_idle(node)).map_err(fail)?
     {
         return Err(fail(format!(
-            "node {node} is served: {holder} has its rows open; --take-over asks that process to end, and takes the node over if it does not"
+            "node {node} is served: {holder} has its rows open; --take-over asks that process to \
+             end, and takes the node over if it does not"
         )));
     }
     let listen = listen(config, Some(section))?;
@@ -96,7 +97,7 @@ fn present_table(dir: &Path) -> Result<Option<PlacementMap>, Failure> {
     }
 }
 
-/// Takes the address. Of one that replaces another process: has that one end, whose address it is,
+/// Takes the address. Of one that replaces another process: has the process with this address end,
 /// and waits until it has let it go.
 pub(super) fn bind(config: &ServeConfig, plan: &Plan) -> std::io::Result<TcpListener> {
     if config.stands_in.is_some() {

@@ -156,7 +156,8 @@ impl fmt::Display for Error {
             Self::NotFound { object } => {
                 write!(
                     f,
-                    "object {object:016x} is missing in the block store; `kestrel fsck` tells which files need it"
+                    "object {object:016x} is missing in the block store; `kestrel fsck` tells \
+                     which files need it"
                 )
             }
             Self::Exists { object } => {
@@ -165,7 +166,8 @@ impl fmt::Display for Error {
             Self::Corrupt { object, offset, what } => {
                 write!(
                     f,
-                    "object {object:016x} is damaged at byte {offset}: {what}; `kestrel fsck --data` lists the files"
+                    "object {object:016x} is damaged at byte {offset}: {what}; `kestrel fsck \
+                     --data` lists the files"
                 )
             }
             Self::Coding { object, why } => write!(f, "object {object:016x}: {why}"),

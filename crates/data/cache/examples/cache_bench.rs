@@ -207,7 +207,8 @@ fn main() {
             println!("{{\"hit\":\"{name}\",\"pread_us\":{plain:.2},\"cached_us\":{cached:.2}}}");
         } else {
             println!(
-                "hit, {name:18} pread {plain:6.2} µs, cached {cached:6.2} µs of CPU per 64 KiB, {:.2} times",
+                "hit, {name:18} pread {plain:6.2} µs, cached {cached:6.2} µs of CPU per 64 KiB, \
+                 {:.2} times",
                 cached / plain
             );
         }
@@ -219,11 +220,13 @@ fn main() {
         {
             if is_json {
                 println!(
-                    "{{\"latency_ms\":{latency},\"epoch\":{epoch},\"gets_per_file\":{gets:.4},\"fetched\":{got:.3},\"files_per_s\":{rate:.0}}}"
+                    "{{\"latency_ms\":{latency},\"epoch\":{epoch},\"gets_per_file\":{gets:.4},\
+                     \"fetched\":{got:.3},\"files_per_s\":{rate:.0}}}"
                 );
             } else {
                 println!(
-                    "epoch {epoch} at {latency:2} ms: {gets:.3} requests a file, {got:.2} bytes fetched for each asked for, {rate:.0} files/s"
+                    "epoch {epoch} at {latency:2} ms: {gets:.3} requests a file, {got:.2} bytes \
+                     fetched for each asked for, {rate:.0} files/s"
                 );
             }
         }

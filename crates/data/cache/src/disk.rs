@@ -130,7 +130,8 @@ impl Disk {
             && free < (size as f64 * options.free_space_ratio) as u64
         {
             log::warn!(
-                "cache directory {}: less than {:.0} % of its disk is free, which is to stay free: nothing will be cached \
+                "cache directory {}: less than {:.0} % of its disk is free, which is to stay free: \
+                 nothing will be cached \
                  until there is room",
                 path.display(),
                 options.free_space_ratio * 100.0
@@ -225,7 +226,8 @@ impl Disk {
         if was_in && !is_in {
             let what = if side == Side::Read { "reads" } else { "writes" };
             log::warn!(
-                "cache directory {}: out of service for {what}: {why}; reads go on from the store, it is tried again",
+                "cache directory {}: out of service for {what}: {why}; reads go on from the store, \
+                 it is tried again",
                 self.path.display()
             );
             self.wished.notify_all();

@@ -98,7 +98,8 @@ impl Core {
             let grant = disk.waiting.acquire(missing.len() as u64 * PAGE_BYTES, Some(until))?;
             let flights = self.fetch_for_disk(&object, &disk, &missing, grant)?;
             if flights.iter().any(|flight| flight.wait_kept(until) != Some(Kept::Written)) {
-                let why = "its disk has no room, failed or is too slow; give the cache more room, or see the log";
+                let why = "its disk has no room, failed or is too slow; give the cache more room, \
+                           or see the log";
                 return Err(cannot_take(id, why));
             }
             if pending.is_empty() {

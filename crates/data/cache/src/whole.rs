@@ -110,7 +110,8 @@ impl WholeCopies {
         };
         self.core.disks.iter().map(tried).collect::<io::Result<_>>().map_err(|error| {
             format!(
-                "a cache directory cannot hold whole copies: {error}; its file system must offer O_TMPFILE and extended \
+                "a cache directory cannot hold whole copies: {error}; its file system must offer \
+                 O_TMPFILE and extended \
                  attributes (ext4, xfs and btrfs do)"
             )
         })

@@ -77,7 +77,8 @@ pub(crate) fn provide(
 }
 
 /// That there are no credentials, and what to do about it.
-pub(crate) const NONE_FOUND: &str = "no credentials for the store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a \
+pub(crate) const NONE_FOUND: &str = "no credentials for the store: set AWS_ACCESS_KEY_ID and \
+                                     AWS_SECRET_ACCESS_KEY, or name a \
                                      file with --credentials FILE";
 
 /// What to do about missing credentials.
@@ -261,7 +262,8 @@ mod tests {
 
     #[test]
     fn profiles_are_told_apart_and_secrets_not_repeated() {
-        let text = "# keys\n[a]\naws_access_key_id = ida\naws_secret_access_key = topsecret\n\n[ b ]\n\
+        let text = "# keys\n[a]\naws_access_key_id = ida\naws_secret_access_key = topsecret\n\n[ b \
+                    ]\n\
                     aws_access_key_id=idb\naws_secret_access_key=x=y\naws_session_token=t\nregion=q\n[c]\n";
         let b = parse(text, "b").unwrap();
         assert_eq!(

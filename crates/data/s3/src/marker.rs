@@ -247,7 +247,8 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
         && skew > SKEW_WARNED
     {
         log::warn!(
-            "{}: this machine's clock and the store's differ by {} s; above 900 s the store refuses requests",
+            "{}: this machine's clock and the store's differ by {} s; above 900 s the store \
+             refuses requests",
             client.options.url,
             skew / SECOND
         );

@@ -111,7 +111,8 @@ impl S3Options {
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         if bucket.contains('@') || bucket.contains(':') {
             return Err(bad(
-                "credentials do not belong into the URL, which the volume keeps: use the environment (AWS_ACCESS_KEY_ID, \
+                "credentials do not belong into the URL, which the volume keeps: use the \
+                 environment (AWS_ACCESS_KEY_ID, \
                  AWS_SECRET_ACCESS_KEY) or --credentials FILE",
             ));
         }
@@ -158,13 +159,15 @@ impl S3Options {
                 }
                 _ if is_secret(name) => {
                     return Err(bad(
-                        "credentials do not belong into the URL, which the volume keeps: use the environment \
+                        "credentials do not belong into the URL, which the volume keeps: use the \
+                         environment \
                          (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or --credentials FILE",
                     ));
                 }
                 _ => {
                     return Err(bad(&format!(
-                        "{name} is not a parameter; there are endpoint, region, path-style, conditional-put, sign-payload"
+                        "{name} is not a parameter; there are endpoint, region, path-style, \
+                         conditional-put, sign-payload"
                     )));
                 }
             }
@@ -278,7 +281,8 @@ fn check_prefix(prefix: &str) -> Result<(), &'static str> {
     let fits = prefix.len() <= PREFIX_BYTES_MAX
         && (prefix.is_empty() || prefix.split('/').all(segment_fits));
     fits.then_some(()).ok_or(
-        "a prefix has up to 900 letters, digits and -_.=+, in parts separated by single slashes, none of them . or ..",
+        "a prefix has up to 900 letters, digits and -_.=+, in parts separated by single slashes, \
+         none of them . or ..",
     )
 }
 

@@ -187,7 +187,8 @@ fn roots() -> Result<rustls::RootCertStore, String> {
     if good == 0 {
         let why = found.errors.first().map(|error| format!(" ({error})")).unwrap_or_default();
         return Err(format!(
-            "this system has no root certificates to check the store's by{why}; install the package ca-certificates or \
+            "this system has no root certificates to check the store's by{why}; install the \
+             package ca-certificates or \
              name a file with SSL_CERT_FILE"
         ));
     }

@@ -402,7 +402,8 @@ fn a_listing_that_ends_too_early_is_found_out() {
 #[test]
 fn clocks_that_differ_are_told_with_the_difference() {
     let Some(gateway) = Gateway::start() else { return };
-    let body = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too large.</Message></Error>";
+    let body = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too \
+                large.</Message></Error>";
     let date = vec!["Date: Sun, 06 Nov 1994 08:49:37 GMT".to_string()];
     let proxy = Proxy::start(gateway.port(), move |_| {
         Fault::Answer("403 Forbidden", date.clone(), body.to_string())

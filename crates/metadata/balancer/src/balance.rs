@@ -6,7 +6,7 @@
 //! taken back that are no longer needed: spread names first, since those cost a client a second
 //! hop, and only if that leaves the nodes below (1/n + ε/2), so that a name does not come and go.
 //!
-//! Differences from FalconFS, whose text leaves these open:
+//! Differences from FalconFS; its text leaves these open:
 //! - Moving is preferred if it brings both nodes within the goal; otherwise whichever leaves the
 //!   smaller maximum. A moved name still takes one hop.
 //! - The most frequent name is passed over if neither helps.
@@ -124,7 +124,8 @@ impl fmt::Display for BalanceError {
             BalanceError::WrongReport(node) => {
                 write!(
                     f,
-                    "balancing: node {node} reports fewer entries than its names have; run kestrel fsck on it"
+                    "balancing: node {node} reports fewer entries than its names have; run kestrel \
+                     fsck on it"
                 )
             }
         }

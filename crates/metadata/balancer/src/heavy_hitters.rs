@@ -133,7 +133,8 @@ mod tests {
                 frequent.count(name(*number).as_bytes());
                 *truth.entry(name(*number)).or_default() += 1;
             }
-            prop_assert!(frequent.counters.len() <= capacity && frequent.rarest.len() == frequent.counters.len());
+            prop_assert!(frequent.counters.len() <= capacity
+                && frequent.rarest.len() == frequent.counters.len());
             let counted: Vec<Name> = frequent.counters.keys().cloned().collect();
             let report = frequent.report(7, usize::MAX);
             prop_assert!(report.adds_up());

@@ -133,7 +133,8 @@ impl fmt::Display for Reason {
             }
             Reason::TooLittle(most, expected, limit) => write!(
                 f,
-                "the fullest node has {most} entries where {limit} are allowed, and exceptions would leave it {expected}"
+                "the fullest node has {most} entries where {limit} are allowed, and exceptions \
+                 would leave it {expected}"
             ),
             Reason::NoPlan(why) => f.write_str(why),
         }

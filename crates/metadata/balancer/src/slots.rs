@@ -93,7 +93,8 @@ mod tests {
         /// Each node gets an equal number of slots, with no more moves than needed.
         #[test]
         fn equal_slots_with_fewest_moves(
-            old in prop::collection::btree_set(0u32..40, 1..12), new in prop::collection::btree_set(40u32..60, 0..6),
+            old in prop::collection::btree_set(0u32..40, 1..12),
+            new in prop::collection::btree_set(40u32..60, 0..6),
             leaving in prop::collection::vec(0u32..60, 0..8), seed in any::<u64>(),
         ) {
             let ids: Vec<NodeId> = old.iter().copied().collect();
@@ -120,10 +121,12 @@ mod tests {
                 surplus += before.saturating_sub(*count);
             }
             prop_assert_eq!(moves.len(), surplus);
-            let changed = (0..SLOTS as Slot).filter(|slot| map.owner(*slot) != after.owner(*slot)).count();
+            let changed =
+                (0..SLOTS as Slot).filter(|slot| map.owner(*slot) != after.owner(*slot)).count();
             prop_assert_eq!(moves.len(), changed);
             for one in &moves {
-                prop_assert_eq!((map.owner(one.slot).id, after.owner(one.slot).id), (one.from, one.to));
+                prop_assert_eq!((map.owner(one.slot).id, after.owner(one.slot).id),
+                    (one.from, one.to));
             }
             // Nothing is left to do.
             prop_assert!(resize(&after, &all, &leaving).unwrap().1.is_empty());

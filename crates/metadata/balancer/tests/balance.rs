@@ -210,7 +210,8 @@ proptest! {
 
     #[test]
     fn plans_keep_their_promises(
-        dirs in 1usize..300, per_dir in 1usize..30, names in 1usize..3000, skew in 0.0f64..2.0, seed in any::<u64>(),
+        dirs in 1usize..300, per_dir in 1usize..30, names in 1usize..3000, skew in 0.0f64..2.0,
+        seed in any::<u64>(),
         nodes in 1usize..40, epsilon in prop_oneof![Just(0.01), 0.0f64..0.05],
         present in prop::collection::vec((0usize..50, prop::option::of(0..SLOTS as Slot)), 0..20),
     ) {
@@ -228,7 +229,8 @@ proptest! {
         prop_assert_eq!(plan.expected.iter().sum::<u64>(), census.entries());
         prop_assert_eq!(&plan.before, &census.loads(&placement));
         // Never worse, and small.
-        let (before, after) = (plan.before.iter().max().unwrap(), plan.expected.iter().max().unwrap());
+        let (before, after) =
+            (plan.before.iter().max().unwrap(), plan.expected.iter().max().unwrap());
         prop_assert!(*after <= (*before).max(plan.limit), "{} {} {}", before, after, plan.limit);
         prop_assert!(plan.exceptions.len() <= exceptions_allowed(nodes).max(placement.exceptions.len()));
         // The changes lead from one table to the other.
@@ -248,7 +250,8 @@ proptest! {
 
     #[test]
     fn a_tree_settles(
-        dirs in 100usize..300, per_dir in 10usize..40, names in 1usize..3000, skew in 0.0f64..2.0, seed in any::<u64>(),
+        dirs in 100usize..300, per_dir in 10usize..40, names in 1usize..3000, skew in 0.0f64..2.0,
+        seed in any::<u64>(),
         nodes in 2usize..20,
     ) {
         let census = skewed(dirs, per_dir, names, skew, seed);

@@ -1,6 +1,6 @@
 //! What an operation on directories costs a cluster in messages, without a network: members in one
-//! process on one thread, whose messages are carried by hand, each to all that wait for a member at
-//! a time, and engines in memory.
+//! process on one thread, with messages that are carried by hand, each to all that wait for a
+//! member at a time, and engines in memory.
 //!
 //! `cargo run --release -p kestrel-cluster --example member_bench -- [NODES,…] [IN-FLIGHT,…]`
 //! (1,2,4,8,16 and 1,256) makes and removes directories below others that all members know. Prints
@@ -160,7 +160,8 @@ impl Cluster {
         let kinds: BTreeMap<_, _> =
             self.said.kinds.iter().map(|(kind, count)| (kind, each(*count))).collect();
         println!(
-            "{{\"operation\":\"{operation}\",\"nodes\":{},\"in_flight\":{in_flight},\"messages\":{},\"moments\":{},\"bytes\":{},\"us\":{},\"kinds\":{kinds:?}}}",
+            "{{\"operation\":\"{operation}\",\"nodes\":{},\"in_flight\":{in_flight},\
+             \"messages\":{},\"moments\":{},\"bytes\":{},\"us\":{},\"kinds\":{kinds:?}}}",
             self.members.len(),
             each(self.said.messages),
             each(self.said.moments),

@@ -13,7 +13,7 @@
 //! | `change/records.rs` | records of a change, in table `system` |
 //!
 //! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it
-//! (`coordinate`), one at a time. Rows whose owner by v + 1 is another than by v are
+//! (`coordinate`), one at a time. Rows with another owner by v + 1 than by v are
 //! *leaving*: their owner, the *source*, sends them to the next one, the *destination*, while it
 //! goes on serving them. An attempt goes through these steps, each when all members have done the
 //! one before:

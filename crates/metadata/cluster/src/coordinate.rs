@@ -231,7 +231,8 @@ fn new(next: &PlacementMap, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<
 
 fn cannot_leave(node: NodeId) -> FsError {
     let text = format!(
-        "metadata: node {node} leads changes of the table: it cannot leave before another one does (`kestrel cluster coordinator`)"
+        "metadata: node {node} leads changes of the table: it cannot leave before another one does \
+         (`kestrel cluster coordinator`)"
     );
     FsError::because(libc::EINVAL, text)
 }
@@ -677,7 +678,7 @@ impl ClusterNode {
         }
     }
 
-    /// All whose turn it was have adopted the table, or are not waited for any longer.
+    /// All nodes that were to adopt the table have done so, or are not waited for any longer.
     fn next_turn(&mut self) {
         let now = self.now;
         let Coordinator { expected, change: Some(Change { next, step, .. }), .. } =
@@ -800,12 +801,14 @@ impl ClusterNode {
                 let lost = asking.heard.iter().find(|(_, heard)| **heard + SILENCE_MAX <= now);
                 if let Some((node, _)) = lost {
                     let text = format!(
-                        "metadata: nothing was heard of node {node} while the table was being changed"
+                        "metadata: nothing was heard of node {node} while the table was being \
+                         changed"
                     );
                     self.fail_attempt(FsError::because(libc::ETIMEDOUT, text));
                 } else if asking.order == Order::Freeze && asking.since + FREEZE_MAX <= now {
                     let text = format!(
-                        "metadata: rows could not be kept from everybody in time: nodes {:?} wait for transactions, or for each other",
+                        "metadata: rows could not be kept from everybody in time: nodes {:?} wait \
+                         for transactions, or for each other",
                         asking.silent
                     );
                     self.fail_attempt(FsError::because(libc::EAGAIN, text));

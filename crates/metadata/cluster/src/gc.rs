@@ -23,7 +23,7 @@
 //! (the sum would come out wrong: some have deleted their shares). Two members that do this at the
 //! same time do not disturb each other: rounds are told apart, and an object may be deleted twice.
 //!
-//! A row whose object is still referred to goes, but not if this node's own part is below nought:
+//! A row goes if its object is still referred to, but not if this node's own part is below nought:
 //! nobody else would know of the object when the sum becomes nought. It is looked at again later.
 
 use std::collections::BTreeMap;
@@ -87,7 +87,7 @@ impl GcRound {
 }
 
 impl ClusterNode {
-    /// Asks all members about objects whose `reap` rows on this node are due, at most `limit`.
+    /// Asks all members about objects with `reap` rows on this node that are due, at most `limit`.
     /// `done` hears which of them nothing refers to: they are condemned. The caller deletes them
     /// from the block store and calls [`ClusterNode::reaped`] with those that are gone; if it never
     /// does, they come up again. `wall` is the time as the volume's clock has it, which is what
@@ -204,7 +204,10 @@ impl ClusterNode {
             // What was released here since it was weighed has written its own row; if the clock was
             // set back, the same one.
             let weighed = answers.get(&self.me);
-            let same = |part| matches!(weighed, Some(PollAnswer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
+            let same = |part| {
+                matches!(weighed, Some(PollAnswer::Weighed(weights))
+                    if weights.get(index) == Some(&Weight::Part(part)))
+            };
             let settled = node.references(*object).is_ok_and(same);
             let owes = node.owes(*object).unwrap_or(true);
             // A member that does not say that nothing refers to it may have something that does.
@@ -247,7 +250,10 @@ impl ClusterNode {
         };
         let Some(answers) = answers else { return self.end_round(Err(out_of_reach())) };
         let stands = |object: ObjectId| {
-            let says = |answer: &PollAnswer| matches!(answer, PollAnswer::Confirmed(some) if some.contains(&object));
+            let says = |answer: &PollAnswer| {
+                matches!(answer,
+                    PollAnswer::Confirmed(some) if some.contains(&object))
+            };
             answers.values().all(says)
         };
         reaping.due.retain(|row| stands(row.object));

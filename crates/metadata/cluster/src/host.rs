@@ -133,7 +133,7 @@ enum Incoming {
     Turn(HostTask),
 }
 
-/// Something to be done with the member, whose lock is held.
+/// Something to be done with the member, while its lock is held.
 type HostTask = Box<dyn FnOnce(&mut ClusterNode, Nanos) + Send>;
 
 /// Somebody to be told something, with no lock held.

@@ -83,9 +83,9 @@
 //! before the change, and is thrown away; locks that it says it holds have been held until then,
 //! and what it agreed to is on record and locked again by its successor.
 //!
-//! **Locked rows that are not confirmed** (`txn::leader`): who was lent all his rows
-//! within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a
-//! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after
+//! **Locked rows that are not confirmed** (`txn::leader`): a leader that was lent all its
+//! rows within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under
+//! a lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after
 //! that was heard, which is more by 250 ms: enough for both if clocks agree within a twentieth. One
 //! that ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and says so
 //! ([`LeaseMessage::Release`]): then the promise to it is over at once.
@@ -474,8 +474,8 @@ impl ClusterNode {
             .then(|| others.map(|node| (node, since(node).max(0))).collect())
     }
 
-    /// Whether this may be said, or done on behalf of others, at this moment: not by a member whose
-    /// store others can claim, unless it has a lease.
+    /// Whether this may be said, or done on behalf of others, at this moment: not by a member with
+    /// a store that others can claim, unless the member has a lease.
     pub(super) fn may_say(&self, from: NodeId, message: &Message) -> bool {
         let own = from == self.me;
         let relied_on = match message {
@@ -548,7 +548,8 @@ impl ClusterNode {
         if std::mem::take(&mut self.leases.held) {
             self.leases.lapses += 1;
             log::warn!(
-                "most nodes of the cluster have not answered in time, or the store has not: this one {} until they do",
+                "most nodes of the cluster have not answered in time, or the store has not: this \
+                 one {} until they do",
                 self.waits_how()
             );
         }
@@ -675,7 +676,8 @@ impl ClusterNode {
         fence.heard(from, round, hold);
         if fence.holds(majority) {
             log::warn!(
-                "node {node} does not answer and has no lease any more: a directory changes without it"
+                "node {node} does not answer and has no lease any more: a directory changes \
+                 without it"
             );
             self.leases.silent.insert(node);
             self.leases.fenced += 1;

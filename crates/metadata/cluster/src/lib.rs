@@ -323,7 +323,7 @@ pub struct ClusterNode {
     object_users: Option<Box<ObjectUsers>>,
     /// Rows that were cut off files are being deleted.
     sweeping: Option<u64>,
-    /// The file whose rows they are, the last one tried.
+    /// The file that the rows belong to, the last one tried.
     swept: InodeId,
     /// That failed.
     sweep_failed: Arc<AtomicBool>,
@@ -377,7 +377,7 @@ impl ClusterNode {
 
     /// Has a new member count on from there: inodes and objects. What it makes up then differs from
     /// what was ever made up under its number by others that this volume's rows came from, if the
-    /// coordinator, whose counters these were, is above all of that. One that is further stays
+    /// counters, which were the coordinator's, are above all of that. One that is further stays
     /// there.
     ///
     /// # Errors
@@ -603,7 +603,8 @@ impl ClusterNode {
                 if let Err(why) = reply {
                     failed.store(true, Ordering::Relaxed);
                     log::error!(
-                        "rows that were cut off file {ino} cannot be deleted: {why:?}; tried again, and kestrel fsck tells more"
+                        "rows that were cut off file {ino} cannot be deleted: {why:?}; tried \
+                         again, and kestrel fsck tells more"
                     );
                 }
             };

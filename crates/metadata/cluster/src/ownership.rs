@@ -1,4 +1,4 @@
-//! Whose rows these are, in table `system` of a store that other machines reach too
+//! Which node owns these rows, in table `system` of a store that other machines reach too
 //! ([`Engine::is_shared`]).
 //!
 //! - **`birth`**: the word by which the other nodes know this one ([`super::peer_identity`]). Of
@@ -100,7 +100,7 @@ pub fn ownership_key() -> Key {
     system_key(SEAT).to_owned()
 }
 
-/// The word by which others know the node whose rows these are, if it has one.
+/// The word by which others know the node that owns these rows, if it has one.
 ///
 /// # Errors
 /// `EIO` if it is damaged; the engine's.

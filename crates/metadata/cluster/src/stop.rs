@@ -6,8 +6,8 @@
 //! decided and could not be synced. Clients hear `EIO`, as those of a node do that has a volume for
 //! itself.
 //!
-//! One whose store others can claim is no more than a process of that member: another one goes on
-//! where it was. So its clients hear nothing, as when it crashes, and ask again.
+//! A process with a store that others can claim is only one process of its member: another one
+//! goes on where it was. So its clients hear nothing, as when it crashes, and ask again.
 
 use kestrel_engine::BatchKind;
 use kestrel_meta::ids::counter_row;
@@ -69,7 +69,7 @@ impl ClusterNode {
         true
     }
 
-    /// A request whose member has stopped.
+    /// A request to a member that has stopped.
     pub(super) fn refuse(&mut self, done: Done, why: FsError) {
         if !self.cluster().is_shared() {
             self.finished.push((done, Err(why.into())));

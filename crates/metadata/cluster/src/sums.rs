@@ -28,8 +28,8 @@
 //! [`PROMISE`](crate::lease::PROMISE) since it heard the question, and the holder uses the sums
 //! until [`LEASE`](crate::lease::LEASE) after it sent that question. So a granter waits for a
 //! holder that does not answer a revocation until its promise is over, and no longer: a grant says
-//! that it does not extend the promise while the holder owes an answer. A holder whose leases of a
-//! granter have lapsed forgets all sums of that granter.
+//! that it does not extend the promise while the holder owes an answer. A holder forgets
+//! all sums of a granter once its leases of that granter have lapsed.
 //!
 //! A granter that starts again does not know what it has told. Before it changes any share it has
 //! all members forget what it said earlier, or waits until what earlier starts may have promised is
@@ -47,8 +47,8 @@
 //! with the sum, and a listing is served from them, page by page (`listing`).
 //!
 //! **Tables.** Members of one table only tell each other sums, and a holder that adopts another
-//! table forgets all it knows. A granter whose shares get an heir revokes all leases before it is
-//! frozen. At a granter leases outlast the adoption of a table: a holder may still have the one
+//! table forgets all it knows. A granter with shares that get an heir revokes all leases before it
+//! is frozen. At a granter leases outlast the adoption of a table: a holder may still have the one
 //! before.
 
 mod granter;
@@ -67,7 +67,7 @@ use super::work::Stage;
 use super::{ClusterNode, RESEND};
 use listing::List;
 
-/// A directory whose lease had to be revoked is not leased again for so long, at first.
+/// After its lease had to be revoked, a directory is not leased again for so long, at first.
 pub const COOL_MIN: Nanos = 50 * MILLISECOND;
 
 /// And at most.
@@ -151,7 +151,7 @@ pub enum SumMessage {
 /// A directory, and what is asked of it besides the sum.
 type Subject = (InodeId, Also);
 
-/// Questions about a directory, whose answers requests wait for.
+/// Questions about a directory with answers that requests wait for.
 struct Gathering {
     /// The members that were asked, by what number.
     asked: BTreeMap<NodeId, u64>,

@@ -13,7 +13,8 @@ use super::message::{Message, Vote};
 /// What an operation fails with that needs such a message.
 fn too_large(why: TooLarge) -> FsError {
     let text = format!(
-        "metadata: this concerns several nodes and too many rows at once: {why}; nothing has changed"
+        "metadata: this concerns several nodes and too many rows at once: {why}; nothing has \
+         changed"
     );
     FsError::because(libc::EFBIG, text)
 }
@@ -23,7 +24,8 @@ impl ClusterNode {
     pub(super) fn unsent(&mut self, to: NodeId, message: Message, why: TooLarge) {
         if !std::mem::replace(&mut self.told_unsent, true) {
             log::warn!(
-                "metadata: a message to node {to} was not sent: {why}; the operation that needs it fails (later ones are not \
+                "metadata: a message to node {to} was not sent: {why}; the operation that needs it \
+                 fails (later ones are not \
                  logged). Work on fewer or smaller things at a time"
             );
         }

@@ -39,7 +39,7 @@ const FLAGS: OpenFlags = OpenFlags {
     append: false,
 };
 
-/// Tables whose rows have owners by name or id.
+/// Tables with rows that have owners by name or id.
 const MOVING: [Table; 8] = [
     Table::Entry,
     Table::DirId,

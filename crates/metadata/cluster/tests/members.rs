@@ -171,7 +171,7 @@ fn link_into_directory_of_the_old_name() {
     let file = cluster.inode(1, mknod("a1"));
     assert_eq!(errno(&cluster.ask(1, Op::Rename(at("a1"), at("c3"), RenameFlags::default()))), 0);
     let dir = cluster.inode(1, Op::MkDir(at("a1"), 0o755));
-    // Its leader does not know the directory, whose entry it locks to look for the file.
+    // Its leader does not know the directory, and locks the directory's entry to look for the file.
     cluster.restart(2);
     let seen = InodeRef { ino: file.ino, seen: Some((1, Name::new(b"a1").unwrap())) };
     let place = PathRef::new(dir.ino, Name::new(b"b2").unwrap());

@@ -234,7 +234,7 @@ fn files_kept_during_the_grace_period() {
     cluster.restart(3);
     wait(&mut cluster, 20);
     assert_eq!(orphans(&cluster), 1);
-    // The claim is of a file whose record is another member's.
+    // The claim is of a file with a record that another member owns.
     let claimed = cluster.claim(3, seen(file.ino, "c3"));
     assert!(
         matches!(&claimed, Ok(Answer::Opened { inode, .. }) if inode.ino == file.ino),
@@ -282,7 +282,10 @@ fn orphans_after_a_restart_of_their_home() {
     cluster.restart(1);
     assert_eq!(orphans(&cluster), 1);
     cluster.tick(SECOND);
-    let asks = |message: &Message| matches!(message, Message::Poll { question: PollQuestion::Held(files), .. } if *files == [file.ino]);
+    let asks = |message: &Message| {
+        matches!(message,
+            Message::Poll { question: PollQuestion::Held(files), .. } if *files == [file.ino])
+    };
     let question = cluster.carry(|to, message| to == 2 && asks(message)).unwrap();
     cluster.under_way.push_back(question);
     wait(&mut cluster, 10);

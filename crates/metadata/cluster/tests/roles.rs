@@ -324,7 +324,8 @@ fn words_of_an_earlier_tenure_mean_nothing() {
         while ended.lock().is_none() {
             cluster.collect();
             let told = cluster.under_way.iter().filter(|(_, told)| {
-                matches!(&told.message, Message::Change(change) if !matches!(change, ChangeMessage::Rows { .. }))
+                matches!(&told.message,
+                    Message::Change(change) if !matches!(change, ChangeMessage::Rows { .. }))
             });
             late.extend(told.cloned());
             if let Some((to, envelope)) = cluster.under_way.pop_front() {

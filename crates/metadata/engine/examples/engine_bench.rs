@@ -368,7 +368,8 @@ fn main() {
     load(&engine, &settings, &mut out);
     let stats = engine.stats();
     out.push(format!(
-        "\"memory\": {{\"rows\": {}, \"accounted_bytes_per_row\": {:.1}, \"resident_bytes_per_row\": {:.1}}}",
+        "\"memory\": {{\"rows\": {}, \"accounted_bytes_per_row\": {:.1}, \
+         \"resident_bytes_per_row\": {:.1}}}",
         stats.rows_in_memory,
         stats.memory_bytes as f64 / stats.rows_in_memory as f64,
         (resident() - base) as f64 / stats.rows_in_memory as f64
@@ -418,7 +419,8 @@ fn main() {
     let reopened = Instant::now();
     let engine = open(&settings, settings.memory_mb);
     out.push(format!(
-        "\"reopen_after_kill_busy\": {{\"s\": {:.3}, \"dirty_mb_before\": {dirty}, \"dirty_mb\": {}}}",
+        "\"reopen_after_kill_busy\": {{\"s\": {:.3}, \"dirty_mb_before\": {dirty}, \"dirty_mb\": \
+         {}}}",
         reopened.elapsed().as_secs_f64(),
         engine.stats().dirty_bytes >> 20
     ));

@@ -1,4 +1,4 @@
-//! An engine whose long scans somebody watches: to stop them, or to slow them down.
+//! An engine with long scans that a caller watches: to stop them, or to slow them down.
 
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};

@@ -1,4 +1,4 @@
-//! What engines have in common whose rows are in a store elsewhere, which a URL names.
+//! What engines have in common that keep their rows in a store elsewhere, which a URL names.
 
 use std::time::Duration;
 

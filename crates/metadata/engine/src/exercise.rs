@@ -94,9 +94,11 @@ pub enum EngineOp {
 pub fn op() -> impl Strategy<Value = EngineOp> {
     let id = 0..6u64;
     prop_oneof![
-        6 => vec((id.clone(), any::<u8>(), proptest::option::weighted(0.7, 0..400u16)), 1..40).prop_map(EngineOp::Commit),
+        6 => vec((id.clone(), any::<u8>(), proptest::option::weighted(0.7, 0..400u16)), 1..40)
+            .prop_map(EngineOp::Commit),
         3 => vec((id.clone(), any::<u8>()), 1..80).prop_map(EngineOp::Get),
-        3 => (id.clone(), proptest::option::of(any::<u8>()), 1..400usize).prop_map(|(a, b, c)| EngineOp::Scan(a, b, c)),
+        3 => (id.clone(), proptest::option::of(any::<u8>()), 1..400usize)
+        .prop_map(|(a, b, c)| EngineOp::Scan(a, b, c)),
         1 => (id, any::<u8>(), 1..2000usize).prop_map(|(a, b, c)| EngineOp::ScanTable(a, b, c)),
         1 => (100..110u64).prop_map(EngineOp::Hint),
         1 => Just(EngineOp::Sync),

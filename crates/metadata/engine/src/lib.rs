@@ -195,7 +195,7 @@ pub trait Engine: Send + Sync {
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<(), EngineError>;
 
-    /// Visits the rows of `(table, id)` whose suffix is above `after` (or all, if `None`) in
+    /// Visits the rows of `(table, id)` with a suffix above `after` (or all, if `None`) in
     /// ascending order, until `visit(suffix, value, changed_at)` breaks. Sees every batch committed
     /// before the call; batches committed during it may be seen in part. Also reports the newest
     /// `changed_at` among rows *deleted* in the range, as the return value.
@@ -322,7 +322,8 @@ impl fmt::Display for EngineError {
             }
             EngineError::Fenced { held, current } => write!(
                 f,
-                "metadata: another process has taken this metadata over (epoch {current}, this one has {held}); nothing was \
+                "metadata: another process has taken this metadata over (epoch {current}, this one \
+                 has {held}); nothing was \
                  changed; end this process, and see that only one runs on it"
             ),
         }

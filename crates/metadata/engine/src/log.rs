@@ -64,7 +64,7 @@ pub(super) struct Log {
 
 /// Where records go.
 struct Tail {
-    /// Whose commits are taken.
+    /// Which owner's commits are taken.
     epoch: Epoch,
     position: Position,
     durable: Position,
@@ -106,7 +106,7 @@ impl Spare {
     }
 }
 
-/// Batches in the log whose rows are not all in memory yet.
+/// Batches in the log with rows that are not all in memory yet.
 struct UnappliedBatch {
     appended: Position,
     open: BTreeSet<Position>,

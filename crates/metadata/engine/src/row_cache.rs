@@ -37,7 +37,7 @@ pub trait RowStore: Sorted {
 #[derive(Default)]
 struct Hand {
     shard: usize,
-    /// Newest position whose rows are marked as the store's.
+    /// Newest position with rows that are marked as the store's.
     cleaned: Position,
 }
 

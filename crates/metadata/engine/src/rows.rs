@@ -190,8 +190,8 @@ impl MemoryRows {
         order
     }
 
-    /// Applies the batch at `position`, whose `len` changes `change` names. Later changes of one
-    /// key win.
+    /// Applies the batch at `position`; `change` names its `len` changes. Later changes of one key
+    /// win.
     pub fn apply<'a>(
         &self,
         position: Position,
@@ -212,7 +212,7 @@ impl MemoryRows {
         }
     }
 
-    /// Looks keys up, showing those whose answer memory knows; the others go to `misses`.
+    /// Looks keys up, showing those that memory can answer; the others go to `misses`.
     pub fn get_many(
         &self,
         keys: &[KeyRef<'_>],
@@ -373,7 +373,7 @@ impl MemoryRows {
         }
     }
 
-    /// Copies rows of a group whose last change lies in `1..=upto` and that the sorted runs need to
+    /// Copies rows of a group with their last change in `1..=upto` and that the sorted runs need to
     /// know of: about `JUDGE_BATCH` rows above `after`. Returns where to go on.
     pub fn copy_dirty(
         &self,
@@ -395,8 +395,8 @@ impl MemoryRows {
         })
     }
 
-    /// Marks rows of a group clean whose last change lies in `1..=upto`: the sorted runs have them.
-    /// Tombstones go.
+    /// Marks rows of a group clean if their last change lies in `1..=upto`: the sorted runs have
+    /// them. Tombstones go.
     pub fn clean(&self, group: GroupKey, upto: Position) {
         let mut dirty_left = false;
         let mut after: Option<Box<[u8]>> = None;

@@ -330,7 +330,8 @@ impl EtcdError {
             _ if outdated => passing(format!("{endpoint}: {text}")),
             _ if text.contains("user name is empty") || text.contains("authentication failed") => {
                 refused(
-                    "name a user in the URL, and give its password in ETCDCTL_PASSWORD or ?passfile=FILE",
+                    "name a user in the URL, and give its password in ETCDCTL_PASSWORD or \
+                     ?passfile=FILE",
                 )
             }
             _ if text.contains("authentication is not enabled") => {
@@ -361,7 +362,8 @@ fn roots(place: &EtcdUrl) -> Result<RootCertStore, EngineError> {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if good == 0 {
             return Err(EngineError::Refused(
-                "metadata in etcd: this system has no root certificates to check etcd's by; install the package ca-certificates or name a \
+                "metadata in etcd: this system has no root certificates to check etcd's by; \
+                 install the package ca-certificates or name a \
                  file with ?ca=FILE"
                     .into(),
             ));

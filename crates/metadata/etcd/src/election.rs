@@ -56,7 +56,8 @@ pub async fn take(
     if take_over {
         let words = words(shard, lease);
         let body = json!({
-            "key": encoded(shard.holder().as_bytes()), "value": encoded(words.as_bytes()), "lease": lease.to_string()
+            "key": encoded(shard.holder().as_bytes()), "value": encoded(words.as_bytes()),
+            "lease": lease.to_string()
         });
         return client.ask("kv/put", &body, until).await.map(|_| lease).map_err(RequestError::why);
     }
@@ -65,7 +66,8 @@ pub async fn take(
         if begun.elapsed() > WAIT {
             revoke(client, lease).await;
             return Err(EngineError::Refused(format!(
-                "metadata in etcd: {holder} has node {} of {} open; unmount or stop it there, or, if it is gone for good, take it over with \
+                "metadata in etcd: {holder} has node {} of {} open; unmount or stop it there, or, \
+                 if it is gone for good, take it over with \
                  --take-over",
                 shard.number,
                 client.place.shown()

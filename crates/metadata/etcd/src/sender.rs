@@ -102,8 +102,10 @@ impl SenderState {
             return EngineError::Fenced { held: held.epoch, current: found.epoch };
         }
         EngineError::Refused(format!(
-            "metadata in etcd: {} stands at batch {} of epoch {}, and this process left it at {} of epoch {}: an old state of etcd was \
-             restored, or somebody else writes there. Nothing more is written there. Bring back the etcd that has the newest state, or \
+            "metadata in etcd: {} stands at batch {} of epoch {}, and this process left it at {} \
+             of epoch {}: an old state of etcd was \
+             restored, or somebody else writes there. Nothing more is written there. Bring back \
+             the etcd that has the newest state, or \
              stop, check with `kestrel fsck`, and go on without what is missing",
             self.shared.client.place.shown(),
             found.position,
@@ -139,7 +141,8 @@ impl SenderState {
                 };
             if since.elapsed() > place.deadline {
                 return Err(io(format!(
-                    "nothing could be written to {} for {} s ({why}); changes that were not acknowledged as durable are lost; see to etcd, \
+                    "nothing could be written to {} for {} s ({why}); changes that were not \
+                     acknowledged as durable are lost; see to etcd, \
                      then end this process and start it again",
                     place.shown(),
                     place.deadline.as_secs()

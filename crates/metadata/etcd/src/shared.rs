@@ -144,7 +144,8 @@ impl EngineShared {
         if kind == BatchKind::Growing && (is_above || queue.full) {
             if is_above {
                 log::error!(
-                    "metadata in etcd: the rows of node {} would grow above {} MiB, which is more than belongs there",
+                    "metadata in etcd: the rows of node {} would grow above {} MiB, which is more \
+                     than belongs there",
                     self.shard.number,
                     SHARD_BYTES_MAX >> 20
                 );

@@ -130,7 +130,8 @@ impl Shard {
             }
             TxnOp::DeleteParts => {
                 let (from, to) = below(&format!("{}part/", self.base));
-                json!({ "request_delete_range": { "key": encoded(&from), "range_end": encoded(&to) } })
+                json!({ "request_delete_range": { "key": encoded(&from),
+                    "range_end": encoded(&to) } })
             }
         }
     }
@@ -148,7 +149,8 @@ fn below(prefix: &str) -> (Vec<u8>, Vec<u8>) {
 
 /// A write, with a lease unless that is zero.
 pub fn put(key: &[u8], value: &[u8], lease: u64) -> Value {
-    json!({ "request_put": { "key": encoded(key), "value": encoded(value), "lease": lease.to_string() } })
+    json!({ "request_put": { "key": encoded(key), "value": encoded(value),
+        "lease": lease.to_string() } })
 }
 
 /// A read of one key.
@@ -157,7 +159,8 @@ pub fn get(key: &str) -> Value {
 }
 
 fn is_absent(key: &str) -> Value {
-    json!({ "key": encoded(key.as_bytes()), "target": "CREATE", "result": "EQUAL", "create_revision": "0" })
+    json!({ "key": encoded(key.as_bytes()), "target": "CREATE", "result": "EQUAL",
+        "create_revision": "0" })
 }
 
 /// A transaction: whether it compared equal, and the key that it read if it did not.
@@ -293,12 +296,14 @@ pub async fn create(
     let place = &client.place;
     if read(client, &meta_key(place), until).await?.is_none() {
         let (from, to) = below(&format!("{}/", place.prefix));
-        let body = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": "1", "keys_only": true });
+        let body = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": "1",
+                "keys_only": true });
         let answer = client.ask("kv/range", &body, until).await.map_err(RequestError::why)?;
         if let Some(first) = answer.get("kvs").and_then(|kvs| kvs.get(0)) {
             let name = decoded(first, "key")?;
             return Err(EngineError::Refused(format!(
-                "metadata in etcd: {}: below the prefix is something else ({}); give the volume a prefix of its own",
+                "metadata in etcd: {}: below the prefix is something else ({}); give the volume a \
+                 prefix of its own",
                 place.shown(),
                 String::from_utf8_lossy(&name)
             )));
@@ -378,7 +383,8 @@ pub async fn fence(
 
 fn no_shard(client: &Client, shard: &Shard) -> EngineError {
     EngineError::Refused(format!(
-        "metadata in etcd: {}: there are no rows of node {}; see that the URL is the one it was made with",
+        "metadata in etcd: {}: there are no rows of node {}; see that the URL is the one it was \
+         made with",
         client.place.shown(),
         shard.number
     ))
@@ -401,7 +407,8 @@ pub async fn swap(
     success.push(put(key.as_bytes(), to.text().as_bytes(), 0));
     success.extend(ops.iter().map(|op| shard.json(op)));
     let body = json!({
-        "compare": [{ "key": encoded(key.as_bytes()), "target": "VALUE", "result": "EQUAL", "value": encoded(from.text().as_bytes()) }],
+        "compare": [{ "key": encoded(key.as_bytes()), "target": "VALUE", "result": "EQUAL",
+            "value": encoded(from.text().as_bytes()) }],
         "success": success,
         "failure": [get(&key)],
     });
@@ -462,7 +469,8 @@ pub async fn load(
     }
     let batch = unpacked(&whole).ok_or_else(|| {
         EngineError::Corrupt(
-            "metadata in etcd: a part of a batch is missing or damaged; restore the metadata from a dump"
+            "metadata in etcd: a part of a batch is missing or damaged; restore the metadata from \
+             a dump"
                 .into(),
         )
     })?;

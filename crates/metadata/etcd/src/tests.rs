@@ -227,7 +227,8 @@ fn second_opener_and_takeover() {
     commit(&*held, vec![put(1, b"a", b"1")]);
     let why = expect_err(open(&place));
     assert!(
-        matches!(&why, EngineError::Refused(text) if text.contains("--take-over") && text.contains("kestrel node 4")),
+        matches!(&why, EngineError::Refused(text) if text.contains("--take-over")
+            && text.contains("kestrel node 4")),
         "{why}"
     );
     let before = holder(&place, 4).unwrap().unwrap();
@@ -312,7 +313,8 @@ fn other_newer_and_missing_volumes() {
     let key = format!("{}/meta", place.prefix);
     let newer = br#"{"format":9,"volume":"30313233343536373839616263646566"}"#;
     aside(&place, move |client, _| async move {
-        let put = serde_json::json!({ "key": client::encoded(key.as_bytes()), "value": client::encoded(newer) });
+        let put = serde_json::json!({ "key": client::encoded(key.as_bytes()),
+            "value": client::encoded(newer) });
         client.ask("kv/put", &put, soon()).await.map_err(client::RequestError::why).map(drop)
     });
     let why = expect_err(open(&place));
@@ -320,7 +322,8 @@ fn other_newer_and_missing_volumes() {
     let away = EtcdUrl::parse("etcd://me:s3cret@127.0.0.1:1/x?deadline=1s").unwrap();
     let why = expect_err(open(&away));
     assert!(
-        matches!(&why, EngineError::Io(text) if text.contains("127.0.0.1:1") && !text.contains("s3cret")),
+        matches!(&why, EngineError::Io(text) if text.contains("127.0.0.1:1")
+            && !text.contains("s3cret")),
         "{why}"
     );
     assert!(holder(&away, 4).is_err());
@@ -558,7 +561,8 @@ fn users_and_passwords_are_asked_for_and_given() {
     ] {
         let why = expect_err(open(&place));
         assert!(
-            matches!(&why, EngineError::Refused(text) if text.contains(said) && !text.contains("wr0ng")),
+            matches!(&why, EngineError::Refused(text) if text.contains(said)
+                && !text.contains("wr0ng")),
             "{why}"
         );
     }

@@ -46,7 +46,8 @@ impl std::fmt::Debug for EtcdUrl {
 
 fn bad(what: &str) -> String {
     format!(
-        "registry URL: {what}; it looks like etcd://[USER@]HOST[:PORT][,HOST2]/PREFIX (etcds:// for TLS), and the password comes from \
+        "registry URL: {what}; it looks like etcd://[USER@]HOST[:PORT][,HOST2]/PREFIX (etcds:// \
+         for TLS), and the password comes from \
          ETCDCTL_PASSWORD or ?passfile=FILE"
     )
 }

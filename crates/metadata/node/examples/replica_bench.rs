@@ -1,8 +1,8 @@
 //! Memory of the namespace replica: `cargo run --release -p kestrel-meta --example replica_bench --
 //! [DIRECTORIES] [NAME-BYTES]` caches so many directories (a million, with names of 12 bytes), of
 //! which each has ten below it, and prints what the process has grown by, and what finding one by
-//! its place costs. With a FILE instead, the directories whose paths it lists, one a line, each
-//! after those above it.
+//! its place costs. With a FILE instead, the directories that it lists the paths of, one a line,
+//! each after those above it.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -58,7 +58,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let bytes: usize = tree.iter().map(|(_, name)| name.len()).sum();
     println!(
-        "{dirs} directories with names of {:.1} bytes: {:.1} bytes each; {} ns to take one in, {} ns to find one",
+        "{dirs} directories with names of {:.1} bytes: {:.1} bytes each; {} ns to take one in, {} \
+         ns to find one",
         bytes as f64 / dirs as f64,
         grown as f64 / dirs as f64,
         made.as_nanos() as u64 / dirs,

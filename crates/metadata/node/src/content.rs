@@ -453,7 +453,7 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// Reads what has to go. `home`: worker whose shares count the file's references.
+    /// Reads what has to go. `home`: worker that counts the file's references in its shares.
     pub fn prepare(view: &mut View<'_>, inode: &Inode, home: usize) -> Run<Self> {
         let xattrs = if inode.xattrs { view.xattrs(inode.ino)? } else { Vec::new() };
         let mut content = match inode.kind {

@@ -74,8 +74,8 @@ pub struct Effects {
     pub moved_rows: bool,
     /// Files with rows to be deleted from a chunk on, or none any more.
     pub sweeps: Vec<(InodeId, Option<u64>)>,
-    /// Directories whose record or place this batch changed: read them from the rows, not from the
-    /// replica.
+    /// Directories of which this batch changed the record or place: read them from the rows, not
+    /// from the replica.
     pub dirs_changed: FxHashSet<InodeId>,
     /// Directories that this batch made, with their names.
     pub dirs_made: Vec<(Dentry, Box<[u8]>)>,

@@ -71,8 +71,8 @@ impl Allocator {
     }
 
     /// As [`Allocator::take`], all of them in one block of `block` numbers; `count` is at most
-    /// that. And the position to wait for before anybody may use them whose own records are in
-    /// another log.
+    /// that. And the position to wait for before a user with its own records in another log may use
+    /// them.
     pub fn take_in_block(
         &self,
         engine: &dyn Engine,

@@ -72,9 +72,9 @@ impl Lease {
 /// something was found in the replica first. The replica's contents change only with every worker's
 /// state held, so all that the batch finds there was true at that moment.
 ///
-/// A member whose store others can claim looks at it before each batch, whatever that finds, and
-/// again when all is read: what was read was true at that second moment, also what came from the
-/// store itself.
+/// A member with a store that others can claim looks at it before each batch, whatever that finds,
+/// and again when all is read: what was read was true at that second moment, also what came from
+/// the store itself.
 pub struct LeaseView<'a> {
     lease: Option<&'a Lease>,
     /// Nothing is answered without it.

@@ -11,10 +11,10 @@
 //! | `node/gc.rs` | objects and chunks that nothing refers to |
 //!
 //! **Workers.** Each worker has a worker: its queue and role. One more worker is for exclusive
-//! batches; whoever holds its role takes all the others too, in order of their numbers, and nobody
-//! takes a second role in any other way, so there is no deadlock. Taking all workers' states is the
-//! quiescence point of `docs/design/metadata.md`, section 3: no operation is running that could
-//! have seen what the exclusive batch is going to change.
+//! batches; the thread that holds its role takes all the others too, in order of their numbers, and
+//! no thread takes a second role in any other way, so there is no deadlock. Taking all workers'
+//! states is the quiescence point of `docs/design/metadata.md`, section 3: no operation is running
+//! that could have seen what the exclusive batch is going to change.
 //!
 //! **Replies** leave when no worker's state is held, so a callback may send the next request. In
 //! mode `fsync` they leave at once. In mode `commit` those that changed something, or saw something
@@ -177,9 +177,9 @@ impl Node {
         self.drive(pending);
     }
 
-    /// Puts a request into its worker, whose bit is returned; one without a worker is served at
-    /// once. What may have been executed before runs with every worker's state held: that is rare,
-    /// and its answer may concern a file without names.
+    /// Puts a request into its worker and returns the worker's bit; one without a worker is served
+    /// at once. What may have been executed before runs with every worker's state held: that is
+    /// rare, and its answer may concern a file without names.
     fn enqueue(
         &self,
         request: Request,

@@ -51,7 +51,7 @@ pub const MEMBER_SHARES: usize = 16;
 
 const _: () = assert!(WORKERS_MAX * NODES_MAX as usize == 1 << 16, "a share's number has 16 bits");
 
-/// Name of the record in table `system` that whoever moves a directory to another parent locks, so
+/// Name of the record in table `system` that each move of a directory to another parent locks, so
 /// that two such moves never form a cycle. It is the coordinator's (`docs/design/metadata.md`,
 /// section 5), and moves with that role.
 pub const DIR_RENAMES: &[u8] = b"dir renames";
@@ -66,7 +66,7 @@ pub struct Owners {
     pub lease: Lease,
     /// What other nodes have said of their shares of directories.
     pub sums: KnownSums,
-    /// Directories of whose shares other nodes were told.
+    /// Directories with shares that other nodes were told.
     pub leased: LeasedShares,
     table: RwLock<Arc<MapView>>,
     /// Version of the table, for callers that need no more of it.
@@ -111,7 +111,7 @@ impl Owners {
         self.sums.get(dir).filter(|_| self.sums.is_held(self.lease.now()))
     }
 
-    /// That of a node whose store others can claim, if they can.
+    /// That of a node with a store that others can claim, if they can.
     pub fn on_shared(self, shared: bool) -> Self {
         Self { shared, ..self }
     }
@@ -245,9 +245,9 @@ impl MapView {
         self.leaving.as_ref().is_some_and(|next| next.map.member(self.me).is_none())
     }
 
-    /// The node whose shares of directories and objects come at this place, from 0
-    /// to [`MapView::share_holders`]: members that are not idle, and then those that have left,
-    /// whose shares their heirs have.
+    /// The node with the shares of directories and objects at this place, from 0
+    /// to [`MapView::share_holders`]: members that are not idle, and then those that have left and
+    /// have left their shares to heirs.
     #[inline]
     pub fn share_holder(&self, at: usize) -> NodeId {
         let PlacementMap { map, idle, former, .. } = &self.placement;
@@ -349,7 +349,7 @@ impl MapView {
     }
 }
 
-/// The node whose number a share bears; 0 if it is none.
+/// The node with the number that a share bears; 0 if it is none.
 #[inline]
 pub fn share_holder_of(suffix: &[u8]) -> NodeId {
     suffix

@@ -12,7 +12,7 @@ use crate::view::{Run, Stop, fail};
 
 pub use kestrel_types::perm::{EXEC, GROUP_EXEC, READ, SET_GID, SET_UID, STICKY, WRITE};
 
-/// What decides who may do what with a file or directory.
+/// What decides which user may do what with a file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guard {
     /// Permission bits, 12 bits, and above them the [`InodeFlags`], 4 bits: see [`Guard::flags`].
@@ -140,7 +140,7 @@ pub struct Dentry {
     pub ino: InodeId,
     /// The directory above; the root's is itself.
     pub parent: InodeId,
-    /// Who may do what.
+    /// Which user may do what.
     pub guard: Guard,
 }
 

@@ -66,7 +66,7 @@ pub struct BatchContext<'a> {
     pub stamps: &'a Timestamps,
     /// The time.
     pub now: Nanos,
-    /// Worker whose role is held, or the number of workers if all are.
+    /// Worker with the role that is held, or the number of workers if all are.
     pub worker: usize,
 }
 

@@ -236,8 +236,8 @@ impl BatchRows {
         }
     }
 
-    /// Wants the rows of `(table, id)` whose suffix, read as a number, is at least `first`, of
-    /// table `chunk` as many as one batch may take; of the other tables all.
+    /// Wants the rows of `(table, id)` with a suffix that, read as a number, is at least `first`,
+    /// of table `chunk` as many as one batch may take; of the other tables all.
     pub fn want_all(&mut self, table: Table, id: u64, first: u64) {
         debug_assert!(is_grouped(table));
         let have = self.scanned.get(&(table, id)).is_some_and(|have| *have <= first);
@@ -476,7 +476,7 @@ fn too_large() -> EngineError {
     EngineError::Io("metadata: a batch would read more than 1 GiB of rows".into())
 }
 
-/// A suffix read as a number, for tables whose suffix is one.
+/// A suffix read as a number, for tables with a number as suffix.
 pub fn number_of(suffix: &[u8]) -> u64 {
     suffix.try_into().map_or(0, u64::from_be_bytes)
 }

@@ -265,9 +265,9 @@ impl Reclaiming {
     }
 }
 
-/// Files without names whose home this node is, one of several: as table `link` has them. Other
-/// nodes may have counted opens of them, so they have to be asked about before they are deleted
-/// (`kestrel_cluster`).
+/// Files without names that have this node, one of several, as their home: as table `link` has
+/// them. Other nodes may have counted opens of them, so they have to be asked about before they are
+/// deleted (`kestrel_cluster`).
 ///
 /// Changes with the rows, before anybody else runs. A file that got a name and lost it again is
 /// another case than before: it has another number.

@@ -4,9 +4,9 @@
 //!
 //! A node has two tables. [`KnownSums`] has what other nodes said of their shares: a directory is
 //! shown from it and the node's own rows, without a message. [`LeasedShares`] has the directories
-//! of whose shares the node told others: a batch must not change such a share before the leases are
-//! revoked. Both change only with every worker's state of the node held, so a batch sees the same
-//! ones from beginning to end.
+//! with shares that the node told others: a batch must not change such a share before the leases
+//! are revoked. Both change only with every worker's state of the node held, so a batch sees the
+//! same ones from beginning to end.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
@@ -120,7 +120,7 @@ impl KnownSums {
 /// was.
 pub type Holders = Vec<(NodeId, u64)>;
 
-/// Directories of whose shares other nodes were told.
+/// Directories with shares that other nodes were told.
 #[derive(Default)]
 pub struct LeasedShares {
     /// How many there are; one more while all are taken for leased.

@@ -262,7 +262,8 @@ fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<Recorde
 fn damaged(origin: Origin, why: &str) -> FsError {
     let Origin { client, seq, .. } = origin;
     let text = format!(
-        "metadata: damaged row: the answer to call {seq} of client {client}: {why}; run kestrel fsck"
+        "metadata: damaged row: the answer to call {seq} of client {client}: {why}; run kestrel \
+         fsck"
     );
     FsError::because(libc::EIO, text)
 }
@@ -293,7 +294,7 @@ mod tests {
         assert_eq!(TxnKey::decode(key.id, &key.suffix), Some(TxnKey::Answer(CLIENT, 3)));
         let key = session_key(CLIENT);
         assert_eq!(TxnKey::decode(key.id, &key.suffix), Some(TxnKey::Session(CLIENT)));
-        // A client whose number begins with zeros has answers under the id of the sessions.
+        // A client with a number that begins with zeros has answers under the id of the sessions.
         let low = ClientId([0; 16]);
         let key = answer_key(low, 1);
         assert_eq!(TxnKey::decode(key.id, &key.suffix), Some(TxnKey::Answer(low, 1)));

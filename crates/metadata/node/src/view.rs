@@ -18,11 +18,11 @@
 //! In a *dry* run `begin` stops the operation: that is how a batch finds out what to fetch, and why
 //! the first half must change nothing.
 //!
-//! **Who may write what.** The entry of a name and its shares belong to the worker that the
-//! placement hash of `(parent, name)` gives; a row of table `link` to that of the inode's number.
-//! Records of directories, names of hard-linked files and of open files change only in *exclusive*
-//! batches, which hold every worker's state. So a thread that holds any worker's state may read all
-//! of them.
+//! **Which worker may write what.** The entry of a name and its shares belong to the worker that
+//! the placement hash of `(parent, name)` gives; a row of table `link` to that of the inode's
+//! number. Records of directories, names of hard-linked files and of open files change only in
+//! *exclusive* batches, which hold every worker's state. So a thread that holds any worker's state
+//! may read all of them.
 
 mod dirs;
 mod inodes;
@@ -79,7 +79,7 @@ pub struct Core {
     pub serves: bool,
     /// The time in which they claim it.
     pub reclaiming: Reclaiming,
-    /// Of one of several nodes: files without names whose home it is.
+    /// Of one of several nodes: files without names that have it as their home.
     pub orphans: Orphans,
     /// Workers that run.
     pub workers: usize,
@@ -277,7 +277,7 @@ pub struct View<'a> {
     pub ids: &'a mut Block,
     /// Paths walked lately.
     pub walks: &'a mut PathCache,
-    /// The worker whose role is held, or `core.workers` if all are.
+    /// The worker with the role that is held, or `core.workers` if all are.
     pub worker: usize,
     /// The time.
     pub now: Nanos,
@@ -300,8 +300,8 @@ pub struct View<'a> {
 
 impl View<'_> {
     /// Home of an entry: the worker that owns it. Of several nodes also which node's:
-    /// `node << 6 | worker`. Of another node it may be a worker that does not run there, whose
-    /// share counts all the same.
+    /// `node << 6 | worker`. Of another node it may be a worker that does not run there; its share
+    /// counts all the same.
     #[inline]
     pub fn home_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
         self.home_of_hashed(parent, name, hash_entry(parent, name))

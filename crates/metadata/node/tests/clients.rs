@@ -100,11 +100,14 @@ fn rows(fixture: &Fixture, table: Table) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn requests_happen_once_and_opens_live_on(raws in raws(150), workers in 1..4usize) {
-        let world = World::new(Fixture::with_engine(serving(workers), MemoryEngine::new(SyncWhen::Told)), false);
+        let world =
+            World::new(Fixture::with_engine(serving(workers), MemoryEngine::new(SyncWhen::Told)),
+                false);
         world.serve(&raws).map_err(TestCaseError::fail)?;
     }
 }
@@ -280,8 +283,8 @@ fn files_without_names_wait_for_their_clients() {
 }
 
 /// A file that was made without a name may be given one after a restart by a client that did not
-/// make it, whose claim cannot say so, and by one whose open is counted again; one that was made
-/// to stay without a name, or lost its name, may not. What the node notes of it goes with the
+/// make it and cannot say so in its claim, and by one with an open that is counted again; one that was
+/// made to stay without a name, or lost its name, may not. What the node notes of it goes with the
 /// file.
 #[test]
 fn names_for_nameless_files_after_a_restart() {
@@ -422,7 +425,7 @@ fn sessions_are_on_record_until_they_are_forgotten() {
     let session = SessionRecord { client: CLIENT, since: 5, who: "host".into(), ended: None };
     record(&fixture, &session);
     record(&fixture, &other);
-    // A client whose number begins with zeros: its answers lie beside the sessions.
+    // A client with a number that begins with zeros: its answers lie beside the sessions.
     let (heard, done) = sink();
     let origin = Origin { client: other.client, seq: 1, retry: false };
     fixture.node.submit_from(Request { creds: Creds::root(), op: create("a") }, origin, done);

@@ -1,4 +1,5 @@
-//! A small volume whose rows must never change their bytes, and that every later version must read.
+//! A small volume with rows that must never change their bytes, and that every later version must
+//! read.
 //!
 //! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the
 //! first two; `golden/clients-2.txt` the rows of tables `moved` and `txn` that clients across a
@@ -195,7 +196,8 @@ fn what_clients_of_version_1_left_can_be_read() {
         (4, Answer::Removed(gone)),
         (5, Answer::Inode(link)),
         (6, Answer::Done),
-    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0) && link.kind == Kind::Symlink),
+    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0)
+    && link.kind == Kind::Symlink),
         "{answers:?}"
     );
 }

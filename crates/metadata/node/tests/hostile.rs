@@ -204,10 +204,12 @@ fn op() -> BoxedStrategy<Op> {
         3 => commit(),
         1 => (file(), number(), extents(), extents())
             .prop_map(|(inode, chunk, old, new)| Op::Compact { inode, chunk, old, new }),
-        1 => (file(), number(), file(), number(), number()).prop_map(|(from, from_offset, to, to_offset, len)| {
+        1 => (file(), number(), file(), number(), number())
+        .prop_map(|(from, from_offset, to, to_offset, len)| {
             Op::Clone { from, from_offset, to, to_offset, len }
         }),
-        1 => (ino(), number(), number()).prop_map(|(ino, first, last)| Op::Chunks { ino, first, last }),
+        1 => (ino(), number(), number())
+        .prop_map(|(ino, first, last)| Op::Chunks { ino, first, last }),
     ];
     let xattrs = prop_oneof![
         (file(), bytes()).prop_map(|(file, name)| Op::GetXattr(file, name)),
@@ -226,7 +228,8 @@ fn request() -> BoxedStrategy<Request> {
     let groups = option::of(vec(any::<u32>(), 0..3).prop_map(Into::into));
     let creds = prop_oneof![
         2 => Just(Creds::root()),
-        1 => (any::<u32>(), any::<u32>(), groups).prop_map(|(uid, gid, groups)| Creds { uid, gid, groups }),
+        1 => (any::<u32>(), any::<u32>(), groups)
+        .prop_map(|(uid, gid, groups)| Creds { uid, gid, groups }),
     ];
     (creds, op()).prop_map(|(creds, op)| Request { creds, op }).boxed()
 }
@@ -299,7 +302,10 @@ proptest! {
         for name in ["a", "b", "c"] {
             let flags = OpenFlags { write: true, ..OpenFlags::default() };
             let place = PathRef::new(ROOT, Name::new(name.as_bytes()).unwrap());
-            let inode = fixture.inode(Op::Create { place: place.clone(), mode: 0o666, flags, exclusive: true });
+            let inode =
+                fixture.inode(Op::Create {
+                    place: place.clone(), mode: 0o666, flags, exclusive: true
+                });
             made.insert(inode.ino, (ROOT, place.name));
             known.insert(inode.ino, inode.data_change);
         }
@@ -310,12 +316,15 @@ proptest! {
             let Some(request) = received(request) else { continue };
             let asked = format!("{request:?}");
             let name = match &request.op {
-                Op::Create { place, .. } | Op::OpenAt(place, _) | Op::MkNod { place, .. } | Op::MkDir(place, _)
-                | Op::Symlink(place, _) | Op::Lookup(place) | Op::Link(_, place) => Some(place.name.clone()),
+                Op::Create { place, .. } | Op::OpenAt(place, _) | Op::MkNod { place, .. }
+                | Op::MkDir(place, _) | Op::Symlink(place, _) | Op::Lookup(place)
+                | Op::Link(_, place) => Some(place.name.clone()),
                 _ => None,
             };
             let reply = fixture.node.call(request);
-            if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }) | Err(Outcome::Conflict(inode)) = &reply {
+            if let Ok(
+                Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }
+            ) | Err(Outcome::Conflict(inode)) = &reply {
                 known.insert(inode.ino, inode.data_change);
                 let parent = match &reply {
                     Ok(Answer::Entry { parent, .. }) => Some(*parent),

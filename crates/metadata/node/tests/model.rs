@@ -22,7 +22,8 @@ fn run(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 20_000, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn one_request_at_a_time(raws in raws(150), workers in 1..4usize) {

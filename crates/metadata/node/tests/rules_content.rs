@@ -137,7 +137,7 @@ fn move_of_a_packed_file() {
     let data = Data::Packed { range: range(9, 60), visible: 60 };
     assert_eq!(moved, Inode { data, ..inode.clone() }, "nothing else changes");
     assert_eq!(f.check().objects.into_iter().collect::<Vec<_>>(), [(9, 60)]);
-    // Of a file with several names too, whose record lies elsewhere.
+    // Of a file with several names too, which has its record elsewhere.
     f.inode(Op::Link(seen(inode.ino, "f"), at(1, "g")));
     assert_eq!(
         f.errno(op(shows(9, 60, 60), shows(10, 80, 60))),

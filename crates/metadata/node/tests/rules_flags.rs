@@ -134,7 +134,7 @@ fn directories_keep_their_names() {
     f.check();
 }
 
-/// Who may set which flags, of what, and who gets them from the directory.
+/// Which user may set which flags, of what, and which files get them from the directory.
 #[test]
 fn flags_are_set_by_owners_and_root() {
     let f = fixture();

@@ -134,18 +134,26 @@ fn bare(url: &str, rows: usize) -> Result<f64, Failure> {
         client
             .batch_execute(
                 "CREATE TEMPORARY TABLE t (x int); DROP TABLE IF EXISTS bare; \
-                 CREATE TABLE bare (shard int NOT NULL, key bytea NOT NULL, value bytea NOT NULL, PRIMARY KEY (shard, key))",
+                 CREATE TABLE bare (shard int NOT NULL, key bytea NOT NULL, value bytea NOT NULL, \
+                 PRIMARY KEY (shard, key))",
             )
             .await?;
         let statement = client
             .prepare(
-                "INSERT INTO bare SELECT 0, k, v FROM unnest($1::bytea[], $2::bytea[]) AS new (k, v) \
+                "INSERT INTO bare SELECT 0, k, v FROM unnest($1::bytea[], $2::bytea[]) AS new (k, \
+                 v) \
                  ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value",
             )
             .await?;
         let upsert = |first: usize| {
             let keys: Vec<Vec<u8>> = (first..first + UPSERT_ROWS)
-                .map(|number| [&[1, 0, 0, 0, 0, 0, 0, 0, (number % DIRS) as u8][..], format!("file{number:08}").as_bytes()].concat())
+                .map(|number| {
+                    [
+                        &[1, 0, 0, 0, 0, 0, 0, 0, (number % DIRS) as u8][..],
+                        format!("file{number:08}").as_bytes(),
+                    ]
+                    .concat()
+                })
                 .collect();
             let values = vec![vec![9u8; VALUE_BYTES]; UPSERT_ROWS];
             let (client, statement) = (&client, &statement);
@@ -153,7 +161,8 @@ fn bare(url: &str, rows: usize) -> Result<f64, Failure> {
         };
         let begun = Instant::now();
         for first in (0..rows).step_by(2 * UPSERT_ROWS) {
-            let (one, two) = futures_util::future::join(upsert(first), upsert(first + UPSERT_ROWS)).await;
+            let (one, two) =
+                futures_util::future::join(upsert(first), upsert(first + UPSERT_ROWS)).await;
             one?;
             two?;
         }
@@ -204,9 +213,13 @@ fn main() -> Result<(), Failure> {
     PgEngine::remove(&place, UUID)?;
     std::fs::remove_dir_all(&dir)?;
     println!(
-        "{{\"creates\":{creates},\"bare_rows_per_s\":[{before:.0},{after:.0}],\"creates_per_s\":{pg_creates:.0},\"transactions\":{transactions},\"mutations\":{mutations},\
-         \"creates_of_bare\":{:.3},\"stats_per_s\":{pg_stats:.0},\"embedded_creates_per_s\":{embedded_creates:.0},\
-         \"embedded_stats_per_s\":{embedded_stats:.0},\"stats_of_embedded\":{:.3},\"stat_us\":{pg_busy:.3},\"embedded_stat_us\":{embedded_busy:.3},\
+        "{{\"creates\":{creates},\"bare_rows_per_s\":[{before:.0},{after:.0}],\
+         \"creates_per_s\":{pg_creates:.0},\"transactions\":{transactions},\
+         \"mutations\":{mutations},\
+         \"creates_of_bare\":{:.3},\"stats_per_s\":{pg_stats:.0},\
+         \"embedded_creates_per_s\":{embedded_creates:.0},\
+         \"embedded_stats_per_s\":{embedded_stats:.0},\"stats_of_embedded\":{:.3},\
+         \"stat_us\":{pg_busy:.3},\"embedded_stat_us\":{embedded_busy:.3},\
          \"stat_time_of_embedded\":{:.3},\"taken_over_ms\":[{:.0},{:.0}]}}",
         pg_creates * 2.0 / (before + after),
         pg_stats / embedded_stats,

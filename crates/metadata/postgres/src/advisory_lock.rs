@@ -18,7 +18,8 @@ const WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The sessions that have the lock of the name `$1` in this database.
-const HOLDERS: &str = "FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) WHERE l.locktype = 'advisory' AND l.granted \
+const HOLDERS: &str = "FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid) WHERE l.locktype \
+                       = 'advisory' AND l.granted \
                        AND l.database = a.datid AND a.datname = current_database() \
                        AND l.classid::bigint << 32 | l.objid::bigint = hashtextextended($1, 0)";
 
@@ -35,7 +36,8 @@ async fn attempt(client: &Client, name: &str) -> Result<bool, EngineError> {
 /// The process that has the lock of this name, in words; none if no process has it.
 async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError> {
     let text = format!(
-        "SELECT coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host') {HOLDERS} LIMIT 1"
+        "SELECT coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host') \
+         {HOLDERS} LIMIT 1"
     );
     let row = client.query_opt(&text, &[&name]).await;
     let row = row.map_err(|why| failed("looking for the holder of the shard", &why))?;
@@ -75,7 +77,8 @@ pub async fn take(
             let holder = who(client, &name).await.ok().flatten();
             let holder = holder.unwrap_or_else(|| "another process".into());
             return Err(EngineError::Refused(format!(
-                "metadata in PostgreSQL: {holder} has node {shard} of schema {schema} open; unmount or stop it there, or, if it is gone for good, \
+                "metadata in PostgreSQL: {holder} has node {shard} of schema {schema} open; \
+                 unmount or stop it there, or, if it is gone for good, \
                  take the volume over with --take-over"
             )));
         }

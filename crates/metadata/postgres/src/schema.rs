@@ -50,26 +50,32 @@ impl Texts {
     pub fn new(schema: &str) -> Self {
         Self {
             write: format!(
-                "WITH held AS (UPDATE {schema}.fence SET position = $1 WHERE shard = $2 AND epoch = $3 AND position = $4 \
+                "WITH held AS (UPDATE {schema}.fence SET position = $1 WHERE shard = $2 AND epoch \
+                 = $3 AND position = $4 \
                  RETURNING shard), \
                  put AS (INSERT INTO {schema}.row (shard, key, value) \
-                 SELECT held.shard, new.key, new.value FROM held, unnest($5::bytea[], $6::bytea[]) AS new (key, value) \
+                 SELECT held.shard, new.key, new.value FROM held, unnest($5::bytea[], $6::bytea[]) \
+                 AS new (key, value) \
                  ON CONFLICT (shard, key) DO UPDATE SET value = excluded.value), \
                  gone AS (DELETE FROM {schema}.row WHERE ctid = ANY (ARRAY(SELECT old.place \
-                 FROM held, unnest($7::bytea[]) AS gone (key), LATERAL (SELECT ctid AS place FROM {schema}.row \
+                 FROM held, unnest($7::bytea[]) AS gone (key), LATERAL (SELECT ctid AS place FROM \
+                 {schema}.row \
                  WHERE shard = held.shard AND key = gone.key OFFSET 0) AS old))) \
                  SELECT count(*) FROM held"
             ),
             get: format!(
-                "SELECT found.key, found.value FROM unnest($2::bytea[]) AS wanted (key), LATERAL (SELECT key, value \
+                "SELECT found.key, found.value FROM unnest($2::bytea[]) AS wanted (key), LATERAL \
+                 (SELECT key, value \
                  FROM {schema}.row WHERE shard = $1 AND key = wanted.key OFFSET 0) AS found"
             ),
             page: format!(
-                "SELECT key, value FROM {schema}.row WHERE shard = $1 AND key >= $2 AND key < $3 ORDER BY key LIMIT $4"
+                "SELECT key, value FROM {schema}.row WHERE shard = $1 AND key >= $2 AND key < $3 \
+                 ORDER BY key LIMIT $4"
             ),
             fence: format!("SELECT epoch, position FROM {schema}.fence WHERE shard = $1"),
             confirm: format!(
-                "UPDATE {schema}.fence SET position = position WHERE shard = $1 AND epoch = $2 RETURNING epoch, position"
+                "UPDATE {schema}.fence SET position = position WHERE shard = $1 AND epoch = $2 \
+                 RETURNING epoch, position"
             ),
         }
     }
@@ -101,8 +107,10 @@ async fn foreign<C: GenericClient>(
     let rows = client
         .query_opt(
             "SELECT pg_describe_object(d.classid, d.objid, d.objsubid) FROM pg_depend AS d \
-             LEFT JOIN pg_class AS c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind = 'r' \
-             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = to_regnamespace($1::text) AND d.deptype <> 'a' \
+             LEFT JOIN pg_class AS c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid AND \
+             c.relkind = 'r' \
+             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = \
+             to_regnamespace($1::text) AND d.deptype <> 'a' \
              AND (c.relname = ANY ($2)) IS NOT TRUE LIMIT 1",
             &[&schema, &&TABLES[..]],
         )
@@ -143,15 +151,18 @@ pub async fn create(client: &mut Client, schema: &str, uuid: &Uuid) -> Result<()
     }
     if let Some(others) = others {
         return Err(EngineError::Refused(format!(
-            "metadata in PostgreSQL: schema {schema} has something else in it ({others}); give the volume a schema of its own (?schema=NAME)"
+            "metadata in PostgreSQL: schema {schema} has something else in it ({others}); give the \
+             volume a schema of its own (?schema=NAME)"
         )));
     }
     if !volume {
         let make = format!(
             "CREATE TABLE {schema}.meta (version integer NOT NULL, volume text NOT NULL); \
-             CREATE TABLE {schema}.fence (shard integer PRIMARY KEY, epoch bigint NOT NULL, position bigint NOT NULL) \
+             CREATE TABLE {schema}.fence (shard integer PRIMARY KEY, epoch bigint NOT NULL, \
+             position bigint NOT NULL) \
              WITH (fillfactor = 10); \
-             CREATE TABLE {schema}.row (shard integer NOT NULL, key bytea NOT NULL, value bytea NOT NULL, \
+             CREATE TABLE {schema}.row (shard integer NOT NULL, key bytea NOT NULL, value bytea \
+             NOT NULL, \
              PRIMARY KEY (shard, key)); \
              ALTER TABLE {schema}.row ALTER COLUMN value SET STORAGE EXTERNAL; \
              INSERT INTO {schema}.meta VALUES ({VERSION}, '{uuid}')",
@@ -174,7 +185,8 @@ pub async fn check<C: GenericClient>(
 ) -> Result<(), EngineError> {
     if !is_there(client, schema, "meta").await? {
         return Err(EngineError::Refused(format!(
-            "metadata in PostgreSQL: schema {schema} has no volume in this database; see that the URL is the one it was formatted with"
+            "metadata in PostgreSQL: schema {schema} has no volume in this database; see that the \
+             URL is the one it was formatted with"
         )));
     }
     let row = client
@@ -182,7 +194,8 @@ pub async fn check<C: GenericClient>(
         .await
         .map_err(|why| match why.code() {
             Some(code) if *code == SqlState::UNDEFINED_COLUMN => EngineError::Refused(format!(
-                "metadata in PostgreSQL: {schema}.meta is not the table of a volume; give the volume a schema of its own (?schema=NAME)"
+                "metadata in PostgreSQL: {schema}.meta is not the table of a volume; give the \
+                 volume a schema of its own (?schema=NAME)"
             )),
             _ => failed("reading the format", &why),
         })?;
@@ -194,12 +207,14 @@ pub async fn check<C: GenericClient>(
     let (version, volume): (i32, String) = (row.get(0), row.get(1));
     if version > VERSION {
         return Err(EngineError::Refused(format!(
-            "metadata in PostgreSQL: schema {schema} has format {version}, newer than this program knows ({VERSION}); use a newer program"
+            "metadata in PostgreSQL: schema {schema} has format {version}, newer than this program \
+             knows ({VERSION}); use a newer program"
         )));
     }
     if volume != hex(uuid) {
         return Err(EngineError::Refused(format!(
-            "metadata in PostgreSQL: schema {schema} belongs to another volume; use another one (?schema=NAME)"
+            "metadata in PostgreSQL: schema {schema} belongs to another volume; use another one \
+             (?schema=NAME)"
         )));
     }
     Ok(())
@@ -265,7 +280,8 @@ pub async fn claim(
     held: Option<Epoch>,
 ) -> Result<ShardRecord, EngineError> {
     let text = format!(
-        "UPDATE {schema}.fence SET epoch = epoch + 1 WHERE shard = $1 AND epoch = coalesce($2, epoch) RETURNING epoch, position"
+        "UPDATE {schema}.fence SET epoch = epoch + 1 WHERE shard = $1 AND epoch = coalesce($2, \
+         epoch) RETURNING epoch, position"
     );
     let held_number = held.map(|epoch| epoch.0.cast_signed());
     let row = client
@@ -319,6 +335,7 @@ fn fence_of(row: &tokio_postgres::Row) -> ShardRecord {
 
 fn no_shard(shard: i32) -> EngineError {
     EngineError::Refused(format!(
-        "metadata in PostgreSQL: there are no rows of node {shard}; see that the URL is the one it was formatted with"
+        "metadata in PostgreSQL: there are no rows of node {shard}; see that the URL is the one it \
+         was formatted with"
     ))
 }

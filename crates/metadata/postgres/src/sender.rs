@@ -278,7 +278,8 @@ impl SenderState {
             return Ok(());
         }
         Err(EngineError::Refused(format!(
-            "metadata in PostgreSQL: {} stands at batch {}, and this process left it at {expected}; somebody else writes there; see that \
+            "metadata in PostgreSQL: {} stands at batch {}, and this process left it at \
+             {expected}; somebody else writes there; see that \
              only one process runs on it",
             self.shared.place.shown(),
             fence.position
@@ -426,7 +427,8 @@ fn silent() -> EngineError {
 
 fn given_up(shared: &EngineShared, why: &EngineError) -> EngineError {
     EngineError::Io(format!(
-        "metadata in PostgreSQL: nothing could be written to {} for {} s ({why}); changes that were not acknowledged as durable are lost; \
+        "metadata in PostgreSQL: nothing could be written to {} for {} s ({why}); changes that \
+         were not acknowledged as durable are lost; \
          see to the database, then end this process and start it again",
         shared.place.shown(),
         shared.place.deadline.as_secs()

@@ -149,9 +149,11 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Session
         }
     };
     let settings = format!(
-        "SET synchronous_commit = {}; SET default_transaction_isolation = 'read committed'; SET statement_timeout = 0; \
+        "SET synchronous_commit = {}; SET default_transaction_isolation = 'read committed'; SET \
+         statement_timeout = 0; \
          SET lock_timeout = {}; SET client_min_messages = 'warning'; \
-         SET tcp_keepalives_idle = 3; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; \
+         SET tcp_keepalives_idle = 3; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = \
+         3; \
          SET tcp_user_timeout = 9000; {PLANNING}",
         place.synchronous_commit,
         STATEMENT_MAX.as_millis()

@@ -166,9 +166,12 @@ impl EngineShared {
         }
         if fence.position < durable || fence.epoch < held {
             return Err(EngineError::Refused(format!(
-                "metadata in PostgreSQL: {} has lost changes that were acknowledged as durable: it stands at batch {} of epoch {}, and had {} \
-                 of epoch {}. A standby was promoted that had not received everything, or a backup was restored. Nothing more is written \
-                 there. Bring back the database that has them, or unmount, check with `kestrel fsck`, and go on without them",
+                "metadata in PostgreSQL: {} has lost changes that were acknowledged as durable: it \
+                 stands at batch {} of epoch {}, and had {} \
+                 of epoch {}. A standby was promoted that had not received everything, or a backup \
+                 was restored. Nothing more is written \
+                 there. Bring back the database that has them, or unmount, check with `kestrel \
+                 fsck`, and go on without them",
                 self.place.shown(),
                 fence.position,
                 fence.epoch,
@@ -210,7 +213,8 @@ impl EngineShared {
             }
             if self.room.wait_until(&mut queue, until).timed_out() {
                 return Err(EngineError::Io(
-                    "metadata in PostgreSQL: too many changes wait for the database; see that it runs and is fast enough, and try again"
+                    "metadata in PostgreSQL: too many changes wait for the database; see that it \
+                     runs and is fast enough, and try again"
                         .into(),
                 ));
             }

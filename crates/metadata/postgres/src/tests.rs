@@ -119,7 +119,8 @@ fn second_opener_and_takeover() {
     commit(&*holder, vec![put(1, b"a", b"1")]);
     let why = expect_err(open(&place));
     assert!(
-        matches!(&why, EngineError::Refused(text) if text.contains("--take-over") && text.contains("kestrel")),
+        matches!(&why, EngineError::Refused(text) if text.contains("--take-over")
+            && text.contains("kestrel")),
         "{why}"
     );
     let second = PgEngine::open(
@@ -173,7 +174,8 @@ fn other_newer_and_missing_volumes() {
     let why =
         expect_err(open(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x?deadline=1s").unwrap()));
     assert!(
-        matches!(&why, EngineError::Io(text) if text.contains("connecting to postgres://kestrel@127.0.0.1:1/x")),
+        matches!(&why, EngineError::Io(text) if text.contains("connecting to \
+            postgres://kestrel@127.0.0.1:1/x")),
         "{why}"
     );
 }
@@ -185,7 +187,8 @@ fn schemas_with_foreign_tables() {
     server.ask(
         "CREATE TABLE public.customers (name text); INSERT INTO customers VALUES ('theirs'); \
          CREATE SCHEMA kinds; CREATE TYPE kinds.mood AS ENUM ('sad'); \
-         CREATE SCHEMA alike; CREATE TABLE alike.meta (a int); CREATE SCHEMA part; CREATE TABLE part.row (a int); \
+         CREATE SCHEMA alike; CREATE TABLE alike.meta (a int); CREATE SCHEMA part; CREATE TABLE \
+         part.row (a int); \
          CREATE SCHEMA empty",
     );
     for (schema, shown) in
@@ -194,13 +197,16 @@ fn schemas_with_foreign_tables() {
         let place = PgUrl::parse(&server.url(schema, "")).unwrap();
         let why = expect_err(PgEngine::create(&place, UUID, 0));
         assert!(
-            matches!(&why, EngineError::Refused(text) if text.contains(shown) && text.contains("?schema=")),
+            matches!(&why, EngineError::Refused(text) if text.contains(shown)
+                && text.contains("?schema=")),
             "{why}"
         );
         PgEngine::remove(&place, UUID).unwrap();
     }
-    let left = "SELECT string_agg(n.nspname || '.' || c.relname, ' ' ORDER BY 1) FROM pg_class AS c JOIN pg_namespace AS n \
-                ON n.oid = relnamespace WHERE relkind IN ('r', 'v') AND nspname !~ '^pg_|information_schema'";
+    let left = "SELECT string_agg(n.nspname || '.' || c.relname, ' ' ORDER BY 1) FROM pg_class AS \
+                c JOIN pg_namespace AS n \
+                ON n.oid = relnamespace WHERE relkind IN ('r', 'v') AND nspname !~ \
+                '^pg_|information_schema'";
     assert_eq!(server.ask(left).split(' ').count(), 3, "{}", server.ask(left));
     let place = made(&server.url("empty", ""));
     // Each of a cluster's nodes does so.
@@ -208,7 +214,8 @@ fn schemas_with_foreign_tables() {
     let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'empty'";
     // Somebody adds to it later.
     server.ask(
-        "CREATE TABLE empty.guest AS SELECT 5 AS a; CREATE VIEW empty.watch AS SELECT * FROM empty.fence",
+        "CREATE TABLE empty.guest AS SELECT 5 AS a; CREATE VIEW empty.watch AS SELECT * FROM \
+         empty.fence",
     );
     assert!(matches!(expect_err(PgEngine::create(&place, UUID, 2)), EngineError::Refused(_)));
     let why = expect_err(PgEngine::remove(&place, UUID));
@@ -319,7 +326,8 @@ fn database_that_lost_durable_commits() {
     write_all(&engine, &|number| number == 20);
     // As if a standby had been promoted that was behind, with everybody's connections gone.
     server.ask(
-        "UPDATE volume.fence SET position = 7; SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+        "UPDATE volume.fence SET position = 7; SELECT pg_terminate_backend(pid) FROM \
+         pg_stat_activity \
          WHERE pid <> pg_backend_pid() AND application_name LIKE 'kestrel%'",
     );
     let lost = engine.commit(BatchKind::Growing, vec![put(1, b"x", b"y")]);
@@ -543,7 +551,8 @@ fn tls_name_of_the_database() {
     let engine = open(&place).unwrap();
     commit(&engine, vec![put(1, b"a", b"1")]);
     engine.sync().unwrap();
-    let encrypted = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'kestrel%'";
+    let encrypted = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE \
+                     application_name LIKE 'kestrel%'";
     assert_eq!(server.ask(encrypted), "t");
     assert!(holder(&place, 0).unwrap().is_some());
     drop(engine);
@@ -569,7 +578,8 @@ fn fill(server: &Server, schema: &str) {
     server.ask(&format!(
         "CREATE FUNCTION {schema}.full() RETURNS trigger LANGUAGE plpgsql AS \
          $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$; \
-         CREATE TRIGGER \"full\" BEFORE INSERT ON {schema}.row FOR EACH ROW EXECUTE FUNCTION {schema}.full()"
+         CREATE TRIGGER \"full\" BEFORE INSERT ON {schema}.row FOR EACH ROW EXECUTE FUNCTION \
+         {schema}.full()"
     ));
 }
 

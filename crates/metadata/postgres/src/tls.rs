@@ -81,7 +81,8 @@ fn authorities_of_system() -> Result<RootCertStore, String> {
     let (good, _) = roots.add_parsable_certificates(found.certs);
     if good == 0 {
         return Err(
-            "this system has no root certificates to check the database's by; install the package ca-certificates, or name the file \
+            "this system has no root certificates to check the database's by; install the package \
+             ca-certificates, or name the file \
              with your authority's by sslrootcert"
                 .into(),
         );

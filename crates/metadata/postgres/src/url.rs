@@ -53,7 +53,8 @@ impl std::fmt::Debug for PgUrl {
 
 fn bad(what: &str) -> String {
     format!(
-        "metadata URL: {what}; it looks like postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME, and the password comes from \
+        "metadata URL: {what}; it looks like \
+         postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME, and the password comes from \
          PGPASSWORD or a password file"
     )
 }
@@ -91,8 +92,10 @@ impl PgUrl {
                 }
                 "passfile" => passfile = Some(PathBuf::from(value)),
                 "sslmode" => {
-                    mode = ["disable", "verify-full"].into_iter().find(|known| *known == value).ok_or_else(|| {
-                        bad("sslmode is disable or verify-full: without a check of its certificate anybody may answer for the database")
+                    mode = ["disable", "verify-full"]
+                        .into_iter().find(|known| *known == value).ok_or_else(|| {
+                        bad("sslmode is disable or verify-full: without a check of its certificate \
+                             anybody may answer for the database")
                     })?;
                 }
                 "sslrootcert" => authorities = Some(PathBuf::from(value)),
@@ -244,7 +247,8 @@ mod tests {
 
     #[test]
     fn urls_are_read_and_passwords_not_shown() {
-        let url = "postgres://me:s3cret@one:5433,two/db?schema=vol_1&deadline=2m&synchronous_commit=remote_apply&connect_timeout=3";
+        let url = "postgres://me:s3cret@one:5433,\
+                   two/db?schema=vol_1&deadline=2m&synchronous_commit=remote_apply&connect_timeout=3";
         let place = PgUrl::parse(url).unwrap();
         assert_eq!(place.shown(), "postgres://me@one:5433,two/db?schema=vol_1");
         assert_eq!(format!("{place:?}"), place.shown());

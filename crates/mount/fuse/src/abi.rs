@@ -97,7 +97,8 @@ wire! {
     struct SxTime = 16 { sec: i64, nsec: u32, reserved: i32 }
     struct StatxOut = 288 {
         attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2],
-        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16,
+        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16,
+        spare0: u16,
         ino: u64, size: u64, blocks: u64, attributes_mask: u64,
         atime: SxTime, btime: SxTime, ctime: SxTime, mtime: SxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
@@ -119,7 +120,8 @@ wire! {
     struct BatchForgetIn = 8 { count: u32, dummy: u32 }
     struct GetattrIn = 16 { getattr_flags: u32, dummy: u32, fh: u64 }
     struct SetattrIn = 88 {
-        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
+        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64,
+        ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32,
         unused5: u32,
     }
@@ -136,7 +138,8 @@ wire! {
         fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
     struct WriteIn = 40 {
-        fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32,
+        fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32,
+        padding: u32,
     }
     struct FsyncIn = 16 { fh: u64, fsync_flags: u32, padding: u32 }
     /// The short form, without [`SETXATTR_EXT`](init::SETXATTR_EXT).
@@ -171,7 +174,8 @@ wire! {
 
     /// Third part of an entry's header over io_uring, after the headers of request or reply and the
     /// operation's structure.
-    struct UringEntInOut = 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
+    struct UringEntInOut = 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32,
+        reserved: u64 }
     /// Arguments of both commands over io_uring.
     struct UringCmdReq = 24 { flags: u64, commit_id: u64, qid: u16, padding0: u16, padding1: u32 }
 }

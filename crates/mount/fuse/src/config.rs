@@ -146,7 +146,8 @@ macro_rules! features {
             }
 
             fn from_flags(flags: u64) -> Features {
-                let readdirplus = match (flags & init::DO_READDIRPLUS != 0, flags & init::READDIRPLUS_AUTO != 0) {
+                let readdirplus =
+                    match (flags & init::DO_READDIRPLUS != 0, flags & init::READDIRPLUS_AUTO != 0) {
                     (false, _) => ReaddirPlus::Never,
                     (true, true) => ReaddirPlus::Auto,
                     (true, false) => ReaddirPlus::Always,

@@ -129,7 +129,9 @@ impl Passthrough {
     ) -> Result<Arc<Self>, String> {
         if !negotiated.features.passthrough {
             return Err(
-                "the kernel does not offer it; Linux 6.9 or newer with CONFIG_FUSE_PASSTHROUGH does".into()
+                "the kernel does not offer it; Linux 6.9 or newer with CONFIG_FUSE_PASSTHROUGH \
+                 does"
+                    .into(),
             );
         }
         let backings = notifier.backings();

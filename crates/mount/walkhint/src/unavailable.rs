@@ -22,7 +22,8 @@ impl Unavailable {
     pub(crate) fn call(what: impl Into<String>, cause: io::Error) -> Unavailable {
         let remedy = match cause.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Some(
-                "run with CAP_BPF and CAP_PERFMON (or CAP_SYS_ADMIN), on a kernel that is not locked down to confidentiality",
+                "run with CAP_BPF and CAP_PERFMON (or CAP_SYS_ADMIN), on a kernel that is not \
+                 locked down to confidentiality",
             ),
             Some(libc::ENOSYS | libc::EINVAL) => {
                 Some("a kernel of 5.15 or later with CONFIG_BPF_SYSCALL")

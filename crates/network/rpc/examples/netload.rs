@@ -42,9 +42,9 @@ const SAMPLE: u64 = 16;
 fn main() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [address, volume, rest @ ..] = words.as_slice() else {
-        return Err(
-            "usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [files|changes|threads] [BURST]".into()
-        );
+        return Err("usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] \
+             [files|changes|threads] [BURST]"
+            .into());
     };
     let seconds = rest.first().map_or(Ok(2.0), |text| text.parse::<f64>())?;
     let dirs = rest.get(1).map_or(Ok(64), |text| text.parse::<u64>())?.max(1);

@@ -91,7 +91,7 @@ pub struct RemoteConfig {
     pub addresses: Vec<String>,
     /// Name of the volume, 1 to 255 bytes.
     pub volume: String,
-    /// For people who read the node's log: host, process, mount point.
+    /// For readers of the node's log: host, process, mount point.
     pub who: String,
     /// How long a call waits for its answer, whatever happens; at most [`DEADLINE_MAX`].
     pub deadline: Duration,
@@ -319,7 +319,8 @@ impl Remote {
                     Ok(said) => failed(format!("{said}; {waited}"), said),
                     Err(why) => {
                         let why = why.unwrap_or_else(|| format!("{server}: no answer"));
-                        let advice = "check the address and that `kestrel serve` runs there, or wait for it: --wait TIME";
+                        let advice = "check the address and that `kestrel serve` runs there, or \
+                                      wait for it: --wait TIME";
                         failed(format!("{why}, {waited}; {advice}"), why)
                     }
                 };
@@ -358,7 +359,8 @@ impl Remote {
     ) -> Result<Arc<Self>, ConnectError> {
         if config.addresses.is_empty() || !(1..=VOLUME_BYTES_MAX).contains(&config.volume.len()) {
             return Err(ConnectError::new(
-                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume",
+                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: \
+                 kestrel://host:port/volume",
             ));
         }
         let client = ClientId(dial::random());

@@ -96,7 +96,7 @@ pub struct LinkConfig {
     pub volume: String,
     /// The client's random name.
     pub client: ClientId,
-    /// For people who read the node's log: host, process, mount point. Cut at [`WHO_BYTES_MAX`].
+    /// For readers of the node's log: host, process, mount point. Cut at [`WHO_BYTES_MAX`].
     pub who: String,
     /// What messages call the node: its address.
     pub server: String,

@@ -140,7 +140,8 @@ impl Tokens {
             let (_, missing) = self.confirmed_in(&state);
             if !missing.is_empty() {
                 let why = format!(
-                    "it is not known that nodes {missing:?} have heard of all that was revoked: when they serve, or have been removed, \
+                    "it is not known that nodes {missing:?} have heard of all that was revoked: \
+                     when they serve, or have been removed, \
                      tokens can be forgotten"
                 );
                 return Err(FsError::because(libc::EAGAIN, why));
@@ -194,7 +195,8 @@ impl Tokens {
         }
         let more = news.iter().filter(|record| !state.records.contains_key(&record.id)).count();
         if state.records.len() + more > TOKENS_MAX {
-            let why = "the volume has 4096 tokens: `kestrel token prune` forgets those that are of no use any more";
+            let why = "the volume has 4096 tokens: `kestrel token prune` forgets those that are of \
+                       no use any more";
             return Err(FsError::new(libc::ENOSPC, why));
         }
         tokens::write(&*self.engine, &news, &[])?;

@@ -71,9 +71,8 @@ fn protocol_errors() {
         let message = message(&mut client, root.clone());
         client.send(&fixture, vec![message]);
         assert!(client.is_closed());
-        assert!(
-            matches!(client.heard().as_slice(), [ToClient::Refused(why)] if why.errno == libc::EPROTO)
-        );
+        assert!(matches!(client.heard().as_slice(),
+                [ToClient::Refused(why)] if why.errno == libc::EPROTO));
         // Nothing more is taken from that connection.
         let call = client.op(create("x"));
         client.send(&fixture, vec![ToServer::Call(call)]);

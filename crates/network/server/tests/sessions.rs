@@ -83,9 +83,8 @@ fn answer_on_the_newest_connection() {
     // Known: answered at once, though the disk has not synced.
     client.incarnation += 1;
     client.send_hello(&fixture, common::hello(1, 2, true));
-    assert!(
-        matches!(client.heard().as_slice(), [ToClient::Welcome(w)] if w.session == SessionState::Known)
-    );
+    assert!(matches!(client.heard().as_slice(),
+            [ToClient::Welcome(w)] if w.session == SessionState::Known));
     client.send(&fixture, vec![ToServer::Call(kestrel_types::wire::Call { retry: true, ..call })]);
     // What the old connection still brings has no effect.
     let late = client.op(Op::MkDir(at("late"), 0o755));

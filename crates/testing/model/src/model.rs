@@ -20,7 +20,7 @@ use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::range::Range;
 use kestrel_types::request::{Answer, Outcome, Reply};
 
-/// [`code`] of a request whose outcome depends on groups that the client must look up.
+/// [`code`] of a request with an outcome that depends on groups that the client must look up.
 pub const NEED_GROUPS: i32 = -1;
 /// [`code`] of a commit on content that has changed meanwhile.
 pub const CONFLICT: i32 = -2;
@@ -114,7 +114,7 @@ pub struct ModelInode {
 }
 
 impl ModelInode {
-    /// A file whose content or owner changes has no capabilities any more.
+    /// A file has no capabilities any more once its content or owner changes.
     fn drop_capabilities(&mut self) {
         if self.kind == Kind::File {
             self.xattrs.remove(&b"security.capability"[..]);
@@ -131,7 +131,7 @@ pub struct Model {
     pub now: Nanos,
     /// Times of replies are compared; else they may be any.
     pub times: bool,
-    /// Inodes made by requests whose reply nobody heard.
+    /// Inodes made by requests with a reply that no client heard.
     unseen: u64,
 }
 
@@ -146,7 +146,7 @@ const WRITE: u16 = 2;
 const EXEC: u16 = 1;
 
 impl Model {
-    /// An empty file system, whose root anybody may write to.
+    /// An empty file system with a root that anybody may write to.
     pub fn new(now: Nanos) -> Self {
         let mut model = Self { nodes: BTreeMap::new(), now, times: true, unseen: 0 };
         let mut root = model.fresh(Kind::Dir, 0o777, 0, 0, 1);

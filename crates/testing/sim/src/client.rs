@@ -33,7 +33,7 @@ pub enum PendingCall {
     Release(InodeId),
 }
 
-/// Whose locks of which file a request is about.
+/// Which owner's locks of which file a request is about.
 fn owner_of(request: &LockRequest) -> (InodeId, u64) {
     match *request {
         LockRequest::Set { lock, .. } | LockRequest::Get(lock) => (lock.ino, lock.owner),

@@ -97,9 +97,9 @@ pub(crate) enum Event {
     Leave(NodeId, u64),
     Start(NodeId),
     Crash(NodeId),
-    /// A process whose store has failed ends, in this start of it.
+    /// A process ends after its store has failed, in this start of it.
     Failed(NodeId, u64),
-    /// A client whose call was misdirected asks again.
+    /// A client asks again if its call was misdirected.
     AskAgain(usize, u64),
     /// A client asks a member for its table.
     Learn(usize, ClientId, NodeId),

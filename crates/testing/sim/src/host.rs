@@ -270,7 +270,7 @@ impl Host {
         due
     }
 
-    /// Clients whose sessions were given up.
+    /// Clients with sessions that were given up.
     pub fn expired(&self, now: Nanos) -> Vec<ClientId> {
         let Some(server) = self.server() else { return Vec::new() };
         let sessions = server.sessions(now).into_iter();

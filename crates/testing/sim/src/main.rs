@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use kestrel_sim::cluster::ClusterRun;
 use kestrel_sim::world::{Failure, RunPlan, RunStats, World};
 
-const USAGE: &str = "usage: kestrel-sim [--nodes N] [--seed N | --seeds FROM..TO | --cpu-seconds S] [--from N] [--calls N] [--trace] [--keep-going]
+const USAGE: &str = "usage: kestrel-sim [--nodes N] [--seed N | --seeds FROM..TO | --cpu-seconds \
+                     S] [--from N] [--calls N] [--trace] [--keep-going]
 example: kestrel-sim --seeds 1..1000";
 
 struct Options {
@@ -126,7 +127,8 @@ fn main() -> ExitCode {
                 failed += 1;
                 println!("seed {seed} FAILED: {why}");
                 println!(
-                    "replay: cargo run --profile ci -p kestrel-sim -- {}--seed {seed} --calls {} --trace",
+                    "replay: cargo run --profile ci -p kestrel-sim -- {}--seed {seed} --calls {} \
+                     --trace",
                     options.nodes.map_or_else(String::new, |nodes| format!("--nodes {nodes} ")),
                     options.calls
                 );
@@ -138,7 +140,11 @@ fn main() -> ExitCode {
     }
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
     println!(
-        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} nodes left, {} coordinators followed, {} calls misdirected, {} leases lost, {} nodes fenced, {} presumed dead ({} commits refused), {} replaced alive, {} stores failed, {:.1} virtual hours",
+        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} \
+         unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} nodes \
+         left, {} coordinators followed, {} calls misdirected, {} leases lost, {} nodes fenced, {} \
+         presumed dead ({} commits refused), {} replaced alive, {} stores failed, {:.1} virtual \
+         hours",
         seeds as f64 / minutes,
         sum.calls,
         sum.unheard,

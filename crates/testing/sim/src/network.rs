@@ -1,4 +1,4 @@
-//! The network between clients and the node: connections whose bytes arrive in order, late, or
+//! The network between clients and the node: connections with bytes that arrive in order, late, or
 //! never.
 //!
 //! As TCP: within a direction of a connection bytes keep their order; between connections nothing

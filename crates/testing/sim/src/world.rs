@@ -55,7 +55,7 @@ pub struct RunPlan {
 pub struct RunStats {
     /// Calls asked.
     pub calls: usize,
-    /// Of these, those whose answer nobody heard.
+    /// Of these, those with an answer that no client heard.
     pub unheard: usize,
     /// Crashes of the node.
     pub crashes: usize,

@@ -20,7 +20,8 @@ pub fn assert_document(path: &str, expected: &str) {
         .find(|(_, (found, expected))| found != expected)
     {
         panic!(
-            "{path}:{}: has\n{found}\nbut should have\n{expected}\n(KESTREL_BLESS=1 writes it anew)",
+            "{path}:{}: has\n{found}\nbut should have\n{expected}\n(KESTREL_BLESS=1 writes it \
+             anew)",
             line + 1
         );
     }

@@ -41,7 +41,8 @@ macro_rules! call {
 }
 
 call!(/// openat(2)
-    openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) = libc::openat(dir, path.as_ptr(), flags, mode));
+    openat(dir: c_int, path: &CStr, flags: c_int, mode: u32) =
+        libc::openat(dir, path.as_ptr(), flags, mode));
 call!(/// close(2)
     close(fd: c_int) = libc::close(fd));
 call!(/// dup(2)
@@ -51,9 +52,11 @@ call!(/// read(2)
 call!(/// write(2)
     write(fd: c_int, buf: &[u8]) = libc::write(fd, buf.as_ptr().cast(), buf.len()));
 call!(/// pread(2)
-    pread(fd: c_int, buf: &mut [u8], off: i64) = libc::pread(fd, buf.as_mut_ptr().cast(), buf.len(), off));
+    pread(fd: c_int, buf: &mut [u8], off: i64) =
+        libc::pread(fd, buf.as_mut_ptr().cast(), buf.len(), off));
 call!(/// pwrite(2)
-    pwrite(fd: c_int, buf: &[u8], off: i64) = libc::pwrite(fd, buf.as_ptr().cast(), buf.len(), off));
+    pwrite(fd: c_int, buf: &[u8], off: i64) =
+        libc::pwrite(fd, buf.as_ptr().cast(), buf.len(), off));
 call!(/// truncate(2)
     truncate(path: &CStr, len: i64) = libc::truncate(path.as_ptr(), len));
 call!(/// ftruncate(2)
@@ -67,9 +70,11 @@ call!(/// mkdirat(2)
 call!(/// unlinkat(2)
     unlinkat(dir: c_int, path: &CStr, flags: c_int) = libc::unlinkat(dir, path.as_ptr(), flags));
 call!(/// mknodat(2)
-    mknodat(dir: c_int, path: &CStr, mode: u32, dev: u64) = libc::mknodat(dir, path.as_ptr(), mode, dev));
+    mknodat(dir: c_int, path: &CStr, mode: u32, dev: u64) =
+        libc::mknodat(dir, path.as_ptr(), mode, dev));
 call!(/// symlinkat(2)
-    symlinkat(target: &CStr, dir: c_int, path: &CStr) = libc::symlinkat(target.as_ptr(), dir, path.as_ptr()));
+    symlinkat(target: &CStr, dir: c_int, path: &CStr) =
+        libc::symlinkat(target.as_ptr(), dir, path.as_ptr()));
 call!(/// readlinkat(2)
     readlinkat(dir: c_int, path: &CStr, buf: &mut [u8])
     = libc::readlinkat(dir, path.as_ptr(), buf.as_mut_ptr().cast(), buf.len()));
@@ -80,7 +85,8 @@ call!(/// renameat2(2)
     renameat2(from_dir: c_int, from: &CStr, to_dir: c_int, to: &CStr, flags: u32)
     = libc::renameat2(from_dir, from.as_ptr(), to_dir, to.as_ptr(), flags));
 call!(/// fchmodat(2), following symbolic links
-    fchmodat(dir: c_int, path: &CStr, mode: u32) = libc::syscall(libc::SYS_fchmodat, dir, path.as_ptr(), mode));
+    fchmodat(dir: c_int, path: &CStr, mode: u32) =
+        libc::syscall(libc::SYS_fchmodat, dir, path.as_ptr(), mode));
 call!(/// fchmod(2)
     fchmod(fd: c_int, mode: u32) = libc::fchmod(fd, mode));
 call!(/// fchownat(2)
@@ -105,7 +111,8 @@ call!(/// syncfs(2)
 call!(/// flock(2)
     flock(fd: c_int, operation: c_int) = libc::flock(fd, operation));
 call!(/// fcntl(2) with a lock
-    fcntl_lock(fd: c_int, cmd: c_int, lock: &mut libc::flock) = libc::fcntl(fd, cmd, lock as *mut libc::flock));
+    fcntl_lock(fd: c_int, cmd: c_int, lock: &mut libc::flock) =
+        libc::fcntl(fd, cmd, lock as *mut libc::flock));
 call!(/// fcntl(2) with a number
     fcntl_int(fd: c_int, cmd: c_int, arg: c_int) = libc::fcntl(fd, cmd, arg));
 call!(/// chdir(2)
@@ -147,7 +154,8 @@ listxattr(path: &CStr, list: &mut [u8], nofollow: bool)
     libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
 });
 call!(/// flistxattr(2)
-    flistxattr(fd: c_int, list: &mut [u8]) = libc::flistxattr(fd, list.as_mut_ptr().cast(), list.len()));
+    flistxattr(fd: c_int, list: &mut [u8]) =
+        libc::flistxattr(fd, list.as_mut_ptr().cast(), list.len()));
 call!(/// removexattr(2), or lremovexattr(2) when `nofollow`
 removexattr(path: &CStr, name: &CStr, nofollow: bool)
 = if nofollow {
@@ -175,11 +183,14 @@ call!(/// geteuid(2)
 call!(/// kill(2)
     kill(pid: i32, signal: c_int) = libc::kill(pid, signal));
 call!(/// Ends this process's life with its parent's
-    die_with_parent() = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as c_long, 0 as c_long, 0 as c_long, 0 as c_long));
+    die_with_parent() = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as c_long, 0 as c_long,
+        0 as c_long, 0 as c_long));
 call!(/// prctl(2): how late the kernel may wake this thread, in nanoseconds
-    timer_slack(ns: u64) = libc::prctl(libc::PR_SET_TIMERSLACK, ns as libc::c_ulong, 0 as c_long, 0 as c_long, 0 as c_long));
+    timer_slack(ns: u64) = libc::prctl(libc::PR_SET_TIMERSLACK, ns as libc::c_ulong, 0 as c_long,
+        0 as c_long, 0 as c_long));
 call!(/// close_range(2)
-    close_range(first: u32, last: u32) = libc::syscall(libc::SYS_close_range, first, last, 0 as c_int));
+    close_range(first: u32, last: u32) =
+        libc::syscall(libc::SYS_close_range, first, last, 0 as c_int));
 call!(/// waitpid(2); the status comes in `status`
     waitpid(pid: i32, status: &mut c_int, flags: c_int) = libc::waitpid(pid, status, flags));
 
@@ -281,8 +292,8 @@ pub fn monotonic_ms() -> u64 {
     ts.tv_sec as u64 * 1000 + ts.tv_nsec as u64 / 1_000_000
 }
 
-/// Sends this process SIGALRM in `ms` milliseconds, whose handler does nothing: a blocked call
-/// returns EINTR. 0 switches it off.
+/// Sends this process SIGALRM in `ms` milliseconds, with a handler that does nothing: a blocked
+/// call returns EINTR. 0 switches it off.
 pub fn alarm_ms(ms: u64) {
     extern "C" fn nothing(_: c_int) {}
     let timer = libc::itimerval {
@@ -406,7 +417,7 @@ pub fn dirents(mut buf: &[u8]) -> Vec<Dirent> {
     out
 }
 
-/// A buffer whose bytes start at a multiple of 4096, as direct I/O wants.
+/// A buffer with bytes that start at a multiple of 4096, as direct I/O wants.
 pub struct AlignedBuf {
     bytes: Vec<u8>,
     start: usize,

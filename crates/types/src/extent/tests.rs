@@ -24,7 +24,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let len = 1..60u32;
     let step = prop_oneof![
         4 => (at.clone(), len.clone(), 0..9u32, 0..9u32, 1..6u64)
-            .prop_map(|(pos, len, skip, tail, object)| Step::Write { pos, len, skip, tail, object }),
+            .prop_map(|(pos, len, skip, tail, object)| Step::Write { pos, len, skip, tail,
+                object }),
         1 => (at.clone(), 0..60u32).prop_map(|(pos, len)| Step::Punch { pos, len }),
         1 => at.clone().prop_map(|len| Step::Truncate { len }),
         2 => (at.clone(), at.clone(), len.clone())
@@ -89,7 +90,8 @@ proptest! {
                         model[(pos + i) as usize] = Some((object, next_offset, skip + i));
                     }
                     added.push((object, i64::from(len)));
-                    list.overlay(Extent { pos, len, source: Source::Stored { range, skip } }).unwrap()
+                    list.overlay(Extent { pos, len,
+                        source: Source::Stored { range, skip } }).unwrap()
                 }
                 Step::Punch { pos, len } => {
                     model[pos as usize..(pos + len) as usize].fill(None);
@@ -129,7 +131,9 @@ proptest! {
                         }
                     }
                     let mut other = list.clone();
-                    other.overlay(Extent::of_range(pos, Range { object: 99, offset: 0, len: 1 })).unwrap();
+                    other
+                        .overlay(Extent::of_range(pos, Range { object: 99, offset: 0, len: 1 }))
+                        .unwrap();
                     let stale = other.slice(pos, len);
                     prop_assert_eq!(
                         list.clone().replace_if(pos, len, &stale, &fresh),
@@ -161,8 +165,10 @@ proptest! {
                         let begin = (at - at % block) as usize;
                         model.iter().skip(begin).take(block as usize).any(Option::is_some)
                     };
-                    prop_assert_eq!(list.next_data(pos, block), (pos..model.len() as u32).find(is_data));
-                    prop_assert_eq!(Some(list.next_hole(pos, block)), (pos..).find(|at| !is_data(at)));
+                    prop_assert_eq!(list.next_data(pos, block),
+                        (pos..model.len() as u32).find(is_data));
+                    prop_assert_eq!(Some(list.next_hole(pos, block)),
+                        (pos..).find(|at| !is_data(at)));
                 }
             }
         }
@@ -174,7 +180,10 @@ proptest! {
     }
 
     #[test]
-    fn decoding_never_panics(mut bytes in proptest::collection::vec(any::<u8>(), 0..80), count in 0..9u8) {
+    fn decoding_never_panics(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..80),
+        count in 0..9u8
+    ) {
         if bytes.len() > 1 {
             (bytes[0], bytes[1]) = (VERSION, count);
         }

@@ -89,7 +89,8 @@ impl fmt::Display for PlacementError {
         match self {
             PlacementError::Newer(format) => write!(
                 f,
-                "placement table: its format is {format}, this program knows {FORMAT}; use the version of kestrel that the \
+                "placement table: its format is {format}, this program knows {FORMAT}; use the \
+                 version of kestrel that the \
                  rest of the cluster runs"
             ),
             PlacementError::Damaged(why) => {
@@ -447,9 +448,11 @@ mod tests {
             idle in prop::collection::vec((0u32..100, any::<bool>()), 0..4)) -> PlacementMap {
             let ids: Vec<u32> = ids.into_iter().collect();
             // Some leave, but the first one stays.
-            let gone: Vec<(u32, bool)> = gone.iter().map(|(at, left)| (ids[at.index(ids.len())], *left)).collect();
+            let gone: Vec<(u32, bool)> =
+                gone.iter().map(|(at, left)| (ids[at.index(ids.len())], *left)).collect();
             let stay: Vec<u32> =
-                ids.iter().copied().filter(|id| *id == ids[0] || gone.iter().all(|(gone, _)| gone != id)).collect();
+                ids.iter().copied().filter(|id| *id == ids[0]
+                    || gone.iter().all(|(gone, _)| gone != id)).collect();
             let members = ids.iter().map(|id| member(*id)).collect();
             let map = SlotMap::new(members, |slot| {
                 stay[seeds[usize::from(slot) / run % seeds.len()] % stay.len()]
@@ -463,7 +466,11 @@ mod tests {
                 if node == ids[0] || table.map.member(node).is_none() || table.is_leaving(node) {
                     continue;
                 }
-                table = if left { table.without(node, ids[0]).unwrap() } else { table.with_leaving(node).unwrap() };
+                table = if left {
+                    table.without(node, ids[0]).unwrap()
+                } else {
+                    table.with_leaving(node).unwrap()
+                };
             }
             for (id, leads) in idle {
                 if table.map.member(id).is_none() && table.heir_of(id).is_none() {
@@ -481,7 +488,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn tables_round_trip_and_part_of_one_is_an_error(table in placement(), cut in any::<prop::sample::Index>()) {
+        fn tables_round_trip_and_part_of_one_is_an_error(
+            table in placement(),
+            cut in any::<prop::sample::Index>()
+        ) {
             let bytes = table.encode();
             prop_assert_eq!(PlacementMap::decode(&bytes).unwrap(), table);
             prop_assert!(PlacementMap::decode(&bytes[..cut.index(bytes.len())]).is_err());
@@ -491,7 +501,11 @@ mod tests {
         }
 
         #[test]
-        fn what_is_decoded_is_what_would_be_encoded(table in placement(), at in any::<prop::sample::Index>(), to in any::<u8>()) {
+        fn what_is_decoded_is_what_would_be_encoded(
+            table in placement(),
+            at in any::<prop::sample::Index>(),
+            to in any::<u8>()
+        ) {
             let mut bytes = table.encode();
             let at = at.index(bytes.len());
             bytes[at] = to;
@@ -501,7 +515,9 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_an_error_not_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn garbage_is_an_error_not_a_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..200)
+        ) {
             let _ = PlacementMap::decode(&bytes);
             for format in [FORMAT_ALL_STAY, FORMAT_ALL_SERVE, FORMAT] {
                 if let Some(first) = bytes.first_mut() {
@@ -512,7 +528,8 @@ mod tests {
         }
 
         #[test]
-        fn rules_decide_and_without_one_the_hash_does(mut table in placement(), name in name(), parent in any::<u64>(),
+        fn rules_decide_and_without_one_the_hash_does(mut table in placement(), name in name(),
+            parent in any::<u64>(),
             rule in prop::option::of(rule())) {
             table.exceptions.set(name.clone(), rule).unwrap();
             let bytes = name.as_bytes();
@@ -525,7 +542,8 @@ mod tests {
                 Some(Rule::PathWalk) => prop_assert_eq!(table.owner_of_name(bytes), Owner::Any),
             }
             if rule != Some(Rule::PathWalk) {
-                prop_assert_eq!(table.owner_of_name(bytes), Owner::Node(table.owner_of(parent, bytes)));
+                prop_assert_eq!(table.owner_of_name(bytes),
+                    Owner::Node(table.owner_of(parent, bytes)));
             }
         }
     }

@@ -53,8 +53,7 @@ pub struct Hello {
     /// Counts the connections of this client, from 1. A connection supersedes those with lower
     /// numbers.
     pub incarnation: u64,
-    /// For people who read logs: host, process, mount point; at most [`super::WHO_BYTES_MAX`]
-    /// bytes.
+    /// For readers of logs: host, process, mount point; at most [`super::WHO_BYTES_MAX`] bytes.
     pub who: String,
     /// A node has welcomed this client before: it may have opens and locks to lose.
     pub established: bool,

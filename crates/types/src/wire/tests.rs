@@ -58,7 +58,10 @@ proptest! {
     }
 
     #[test]
-    fn replies_round_trip_by_themselves(reply in any::reply(), behind in prop::collection::vec(any::<u8>(), 0..4)) {
+    fn replies_round_trip_by_themselves(
+        reply in any::reply(),
+        behind in prop::collection::vec(any::<u8>(), 0..4)
+    ) {
         let mut bytes = Vec::new();
         encode_reply(&reply, &mut bytes);
         bytes.extend_from_slice(&behind);
@@ -95,7 +98,8 @@ proptest! {
     /// Frames are taken only when they are whole; a message cut short is an error.
     #[test]
     fn what_is_truncated_is_not_taken(
-        to_server in any::to_server(), to_client in any::to_client(), at in any::<prop::sample::Index>(),
+        to_server in any::to_server(), to_client in any::to_client(),
+        at in any::<prop::sample::Index>(),
     ) {
         let bytes = server_bytes(&to_server, Checksum::Crc32c);
         prop_assert_eq!(read_server(&bytes[..at.index(bytes.len())]), Ok(None));
@@ -103,12 +107,14 @@ proptest! {
         // An envelope ends with its frame; its content is its member's matter.
         let cut = if matches!(to_server, ToServer::Peer(_)) { 0..0 } else { 0..payload.len() };
         for len in cut {
-            prop_assert!(decode_to_server(Frame { kind, payload: &payload[..len] }).is_err(), "{len}");
+            prop_assert!(decode_to_server(Frame { kind, payload: &payload[..len] }).is_err(),
+                "{len}");
         }
         let bytes = client_bytes(&to_client, Checksum::Off);
         let (kind, payload) = (bytes[4], &bytes[HEADER_BYTES..]);
         for len in 0..payload.len() {
-            prop_assert!(decode_to_client(Frame { kind, payload: &payload[..len] }).is_err(), "{len}");
+            prop_assert!(decode_to_client(Frame { kind, payload: &payload[..len] }).is_err(),
+                "{len}");
         }
     }
 
@@ -148,7 +154,10 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_no_message(kind in any::<u8>(), payload in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn garbage_is_no_message(
+        kind in any::<u8>(),
+        payload in prop::collection::vec(any::<u8>(), 0..300)
+    ) {
         let _ = decode_to_server(Frame { kind, payload: &payload });
         let _ = decode_to_client(Frame { kind, payload: &payload });
         let _ = decode_reply(&mut Reader::new(&payload));

@@ -65,7 +65,8 @@ pub fn run(args: &AddNodeArgs) -> Result<ExitStatus, Failure> {
     let address = address(&args.node)
         .map_err(|why| Failure::usage(format!("cluster: --node {}: {why}", args.node)))?;
     if ["0.0.0.0:", "[::]:", "*:"].iter().any(|anywhere| address.starts_with(anywhere)) {
-        let why = "clients and the other nodes connect to it; `kestrel serve --listen` says where to listen";
+        let why = "clients and the other nodes connect to it; `kestrel serve --listen` says where \
+                   to listen";
         return Err(Failure::usage(format!("cluster: --node {}: {why}", args.node)));
     }
     wait_for_all(&dir, args.wait)?;
@@ -93,7 +94,8 @@ pub fn run(args: &AddNodeArgs) -> Result<ExitStatus, Failure> {
         return Ok(ExitStatus::Good);
     }
     eprintln!(
-        "node {node} may join from {address}: kestrel cluster join TOKEN DIR, then kestrel serve DIR, there"
+        "node {node} may join from {address}: kestrel cluster join TOKEN DIR, then kestrel serve \
+         DIR, there"
     );
     println!("{token}");
     Ok(ExitStatus::Good)
@@ -140,7 +142,8 @@ fn wait_for_all(dir: &Path, limit: Duration) -> Result<(), Failure> {
         let away = away.join(", ");
         if begun.elapsed() >= limit {
             return Err(fail(format!(
-                "not up after {} s: {away}; all nodes take part when one is added: start it, then try again",
+                "not up after {} s: {away}; all nodes take part when one is added: start it, then \
+                 try again",
                 limit.as_secs()
             )));
         }

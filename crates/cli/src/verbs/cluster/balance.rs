@@ -96,8 +96,10 @@ pub fn run(args: &BalanceArgs) -> Result<ExitStatus, Failure> {
     }
     if args.json {
         print_json(&json!({
-            "table": present.version, "dry_run": args.dry_run, "slots_moved": done.slots_moved, "nodes": slots(&present),
-            "exceptions": present.exceptions.len(), "names_changed": done.names, "entries": done.loads, "limit": done.limit,
+            "table": present.version, "dry_run": args.dry_run, "slots_moved": done.slots_moved,
+            "nodes": slots(&present),
+            "exceptions": present.exceptions.len(), "names_changed": done.names,
+            "entries": done.loads, "limit": done.limit,
         }));
     } else if done.slots_moved == 0 && done.names.is_empty() {
         println!("nothing to do: table {}", present.version);

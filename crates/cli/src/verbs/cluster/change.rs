@@ -17,7 +17,7 @@ use crate::progress::Progress;
 /// How long the coordinator may take to say how it is.
 const QUICK: Duration = Duration::from_secs(10);
 
-/// A cluster whose table is to change.
+/// A cluster with a table that is to change.
 pub struct ClusterTarget {
     panel: NodeFanOut,
 }

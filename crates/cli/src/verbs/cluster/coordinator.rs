@@ -17,7 +17,8 @@ use crate::verbs::print_json;
 
 Any node that is not leaving can; one that was added with --role coordinator does nothing else. All
 nodes have to be up. Clients go on; renames of directories wait for a moment. Nodes that were
-announced and have not come yet are known to the new one. The former one can be removed afterwards.")]
+announced and have not come yet are known to the new one. The former one can be removed \
+    afterwards.")]
 pub struct CoordinatorArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,

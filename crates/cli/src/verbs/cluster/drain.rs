@@ -51,9 +51,8 @@ pub fn run(args: &DrainArgs) -> Result<ExitStatus, Failure> {
     let changes = moves > 0 && !args.dry_run;
     let version = if changes { next.version } else { present.version };
     if args.json {
-        print_json(
-            &json!({ "node": args.node, "slots_moved": moves, "table": version, "nodes": slots(&next) }),
-        );
+        print_json(&json!({ "node": args.node, "slots_moved": moves, "table": version,
+                "nodes": slots(&next) }));
     } else if moves == 0 {
         println!("node {} has no slots", args.node);
     } else {

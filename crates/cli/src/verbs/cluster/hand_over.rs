@@ -66,12 +66,12 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     let answer = panel.ask(to, &question, ANSWER).map_err(failed)?;
     let seconds = begun.elapsed().as_secs_f64();
     if args.json {
-        print_json(
-            &json!({ "node": args.node, "to": to, "process": answer["process"], "seconds": seconds }),
-        );
+        print_json(&json!({ "node": args.node, "to": to, "process": answer["process"],
+                "seconds": seconds }));
     } else {
         println!(
-            "node {} is served on the machine of node {to} (process {}, log {}) after {seconds:.1} s",
+            "node {} is served on the machine of node {to} (process {}, log {}) after {seconds:.1} \
+             s",
             args.node,
             answer["process"],
             answer["log"].as_str().unwrap_or("?")
@@ -80,7 +80,8 @@ pub fn run(args: &HandOverArgs) -> Result<ExitStatus, Failure> {
     Ok(ExitStatus::Good)
 }
 
-/// The node whose machine takes it: that one, or the next in cyclic order that serves clients.
+/// The node on the machine that takes it: that one, or the next in cyclic order that serves
+/// clients.
 fn successor(table: &PlacementMap, args: &HandOverArgs) -> Option<NodeId> {
     let members =
         || table.map.members().iter().map(|member| member.id).filter(|node| *node != args.node);

@@ -15,21 +15,26 @@ use crate::verbs::print_json;
 /// Create a volume that several metadata nodes share, and make a directory the first node's.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --node 10.0.0.3 --name photos --storage s3://…
-  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --node 10.0.0.3 --coordinator 10.0.0.9 --storage s3://…
-  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --coordinator 10.0.0.9 --registry etcd://10.0.0.4,10.0.0.5,10.0.0.6/photos
-  kestrel cluster init n1 --node 127.0.0.1:9441 --node 127.0.0.1:9442 --node 127.0.0.1:9443     (all on this machine)
+  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --node 10.0.0.3 --name photos \
+      --storage s3://…
+  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --coordinator 10.0.0.9 \
+      --storage s3://…
+  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --coordinator 10.0.0.9 \\
+    --registry etcd://10.0.0.4,10.0.0.5,10.0.0.6/photos
+  kestrel cluster init n1 --node 127.0.0.1:9441 --node 127.0.0.1:9442 --node 127.0.0.1:9443     \
+      (all on this machine)
 
 The nodes are numbered from 1 in the order of their addresses, the first is the one in this
 directory. Prints the token with which `kestrel cluster join` makes the directories of the others to
 standard output, and all else to standard error, so (umask 077; kestrel cluster init … >token) makes
 a file for `kestrel cluster join token DIR`. A program that has the token can speak as a node: keep
 it as a password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are
-those under which clients and the other nodes reach a node, and cannot be changed later; `kestrel
-cluster add-node` adds nodes. Node 1 coordinates unless --coordinator gives the address of one more
-node, with the last number, that does nothing else; it joins as the others do. Without --storage
-file data goes to objects/ in this directory, which all nodes and all clients must then reach under
-the same path.")]
+those under which clients and the other nodes reach a node. A node can move to another address later
+(`kestrel serve DIR --listen ADDR`, or `--advertise ADDR`), `kestrel cluster add-node` adds a node,
+and `kestrel cluster remove-node` takes one out. Node 1 coordinates unless --coordinator gives the
+address of one more node, with the last number, that does nothing else; it joins as the others do.
+Without --storage file data goes to objects/ in this directory, which all nodes and all clients must
+then reach under the same path.")]
 pub struct InitArgs {
     /// Where: a path or file:///path; missing or empty
     pub directory: String,
@@ -60,7 +65,8 @@ fn addresses(args: &InitArgs) -> Result<Vec<String>, Failure> {
         let address = address(node).map_err(bad)?;
         if ["0.0.0.0:", "[::]:", "*:"].iter().any(|anywhere| address.starts_with(anywhere)) {
             return Err(bad(
-                "clients and the other nodes connect to it; `kestrel serve --listen` says where to listen",
+                "clients and the other nodes connect to it; `kestrel serve --listen` says where to \
+                 listen",
             ));
         }
         if addresses.contains(&address) {
@@ -87,7 +93,8 @@ pub fn run(args: &InitArgs) -> Result<ExitStatus, Failure> {
     let addresses = addresses(args)?;
     if args.durability != DurabilityArg::Commit {
         return Err(Failure::usage(
-            "cluster: --durability fsync: what a node has told the others must not be lost with its machine, so a volume that \
+            "cluster: --durability fsync: what a node has told the others must not be lost with \
+             its machine, so a volume that \
              several share has durability commit",
         ));
     }
@@ -101,7 +108,10 @@ pub fn run(args: &InitArgs) -> Result<ExitStatus, Failure> {
     if args.new.json {
         let nodes: Vec<Value> = (1..)
             .zip(&addresses)
-            .map(|(node, address)| json!({ "node": node, "address": address, "role": role(args, node).word() }))
+            .map(|(node, address)| {
+                json!({ "node": node, "address": address,
+                    "role": role(args, node).word() })
+            })
             .collect();
         print_json(&json!({
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": 1, "nodes": nodes,

@@ -29,11 +29,13 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 #[command(after_help = "Examples:
   kestrel cluster join /root/token /data/node2 --node 2
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
-  kestrel cluster add-node /data/node1 --node 10.0.0.4 | ssh node4 kestrel cluster join - /data/node4
+  kestrel cluster add-node /data/node1 --node 10.0.0.4 | ssh node4 kestrel cluster join - \
+      /data/node4
 
-Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was
-lost cannot be made anew: what it held is lost, and the other nodes refuse one that is not the one
-they know. Restore all nodes from backups of one moment.")]
+Needs no node that runs: all it takes is in the token. Each node joins once, unless it has lost its
+directory. If the volume keeps its metadata in PostgreSQL, that node joins again with --node N and
+finds its rows in the database. If it kept them in its directory, they are lost, and the other nodes
+refuse a directory that was made anew: restore all nodes from a dump (docs/operations/backup.md).")]
 pub struct JoinArgs {
     /// The token that `kestrel cluster init`, `token` or `add-node` printed, a file with it, or -
     /// for standard input

@@ -21,15 +21,16 @@ const LINE_BYTES_MAX: u64 = 16 * 1024;
 /// Names with exceptions that are shown; JSON has them all.
 const SHOWN_MAX: usize = 20;
 
-/// Count how evenly a tree would lie on the nodes of a cluster, and what balancing makes of it.
-/// Needs no cluster.
+/// Count how evenly a tree would lie on the nodes of a cluster once it is balanced. Needs no
+/// cluster
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
   kestrel cluster plan --nodes 4 --paths list.txt --json
-  zcat Contents-amd64.gz | sed 's/ *[^ ]*$//' | kestrel cluster plan --nodes 16     (all files of all Debian packages)
+  zcat Contents-amd64.gz | sed 's/ *[^ ]*$//' | kestrel cluster plan --nodes 16     (all files of \
+      all Debian packages)
 
-A node owns the entries whose names hash to it. Names of which so many directories have one that
+A name's hash says which node owns its entries. Names of which so many directories have one that
 their node would overflow are spread by directory, which costs clients a second hop for these names;
 where few names meet many nodes, single names are moved. Both are exceptions, and every node and
 client holds the table of them. What is printed is counted with the exceptions in force, not
@@ -200,7 +201,8 @@ fn show(args: &PlanArgs, goal: &Goal, found: &PlanReport) {
     }
     if !found.reaches_goal() {
         println!(
-            "\nthe goal is not reached with the {} exceptions that {} nodes may have; give it a larger --epsilon",
+            "\nthe goal is not reached with the {} exceptions that {} nodes may have; give it a \
+             larger --epsilon",
             count(exceptions_allowed(args.nodes) as u64),
             args.nodes
         );
@@ -243,7 +245,10 @@ fn document(args: &PlanArgs, goal: &Goal, found: &PlanReport) -> Value {
         .census
         .most_frequent(10)
         .iter()
-        .map(|name| json!({ "name": String::from_utf8_lossy(name.name.as_bytes()), "entries": name.entries }))
+        .map(|name| {
+            json!({ "name": String::from_utf8_lossy(name.name.as_bytes()),
+            "entries": name.entries })
+        })
         .collect();
     json!({
         "nodes": args.nodes,

@@ -32,11 +32,11 @@ const VERB: &str = "kestrel cluster remove-node";
   kestrel cluster remove-node kestrel://10.0.0.1/photos --node 4 --undo
 
 What the node owns goes to the others, as `kestrel cluster drain` does. Then clients are told to
-open elsewhere what they have open there; they go on working meanwhile, and who is waited for is
-told. When none has anything there, another node gets its part of the figures of directories and
-objects, and it is a node of the cluster no more: its process ends by itself, and its directory can
-be deleted. Its number is never used again. All nodes have to be up. A verb that was stopped, or
-whose time was over, can be run again; --undo takes it back.
+open elsewhere what they have open there; they go on working meanwhile, and the command names the
+clients that it waits for. When no client has anything open there, another node gets the node's part
+of the sums of directories and objects, and the node leaves the cluster: its process ends by itself,
+and its directory can be deleted. Its number is never used again. All nodes have to be up. A command
+that was stopped or timed out can be run again; --undo takes it back.
 
 A node that was announced and never came, and one that was added and was lost before it joined, are
 taken out at once: start it no more. A node that has joined and was lost cannot be removed: restore
@@ -70,7 +70,8 @@ pub fn run(args: &RemoveNodeArgs) -> Result<ExitStatus, Failure> {
     let present = target.table()?;
     if present.coordinator == args.node {
         return Err(fail(format!(
-            "node {} leads changes of this cluster; have another one do so first: kestrel cluster coordinator {} --node N",
+            "node {} leads changes of this cluster; have another one do so first: kestrel cluster \
+             coordinator {} --node N",
             args.node, args.url
         )));
     }

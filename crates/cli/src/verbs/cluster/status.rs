@@ -104,7 +104,8 @@ fn changes(status: &Value, nodes: &[Value]) {
         if let Some(home) = node["stands_in"]["machine_of"].as_u64() {
             let seconds = node["stands_in"]["seconds"].as_u64().unwrap_or(0);
             println!(
-                "node {} is served in place of its own process, on the machine of node {home}, for {} s",
+                "node {} is served in place of its own process, on the machine of node {home}, for \
+                 {} s",
                 node["node"],
                 count(seconds)
             );

@@ -63,7 +63,8 @@ pub(super) fn print(done: &Value) {
     );
     if done["is_node"] == true {
         println!(
-            "a node of a cluster: put it in the old directory's place, then `kestrel fsck --repair` with all nodes"
+            "a node of a cluster: put it in the old directory's place, then `kestrel fsck \
+             --repair` with all nodes"
         );
     }
 }

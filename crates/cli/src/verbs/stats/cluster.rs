@@ -47,7 +47,8 @@ fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
                 );
             }
             Err(why) => {
-                nodes.push(json!({ "node": node, "address": address, "up": false, "why": why.to_string() }));
+                nodes.push(json!({ "node": node, "address": address, "up": false,
+                    "why": why.to_string() }));
                 failed = failed.or(Some(why));
             }
         }
@@ -180,8 +181,10 @@ mod tests {
     fn figures_are_added_up_and_who_is_away_is_told() {
         let stats = |requests: u64, kind: &str| {
             json!({
-                "uptime_seconds": requests, "cluster_nodes_up": requests, "metadata_requests_total": requests, "metadata_batches_log2": [requests, 1],
-                "metadata_requests": [{ "kind": kind, "requests": requests, "latency_log2_ns": [0, requests] }],
+                "uptime_seconds": requests, "cluster_nodes_up": requests,
+                "metadata_requests_total": requests, "metadata_batches_log2": [requests, 1],
+                "metadata_requests": [{ "kind": kind, "requests": requests,
+                    "latency_log2_ns": [0, requests] }],
             })
         };
         let answer = |node: u32, answer| NodeAnswer { node, address: format!("n{node}:1"), answer };

@@ -173,7 +173,8 @@ fn way(span: &Span<'_>, out: &mut String) {
     if span.now("metadata_sent_bytes_total") > 0 {
         let _ = writeln!(
             out,
-            "server: sent {}, received {}, {} in flight; {} calls sent again, {} reconnects, {} given up",
+            "server: sent {}, received {}, {} in flight; {} calls sent again, {} reconnects, {} \
+             given up",
             span.rate("metadata_sent_bytes_total"),
             span.rate("metadata_received_bytes_total"),
             span.now["metadata_in_flight"],
@@ -185,7 +186,8 @@ fn way(span: &Span<'_>, out: &mut String) {
     if span.now("server_accepted_total") > 0 {
         let _ = writeln!(
             out,
-            "clients: {} of {} connected; received {}, sent {}; {} calls sent again, {} sessions expired",
+            "clients: {} of {} connected; received {}, sent {}; {} calls sent again, {} sessions \
+             expired",
             span.now["server_connected"],
             span.now["server_sessions"],
             span.rate("server_received_bytes_total"),
@@ -225,7 +227,8 @@ mod tests {
                         "nanoseconds": 5000 * requests, "latency_log2_ns": [0, requests] })
             })
             .collect();
-        json!({ "metadata_requests": kinds, "metadata_requests_total": requests, "metadata_open_files": 3,
+        json!({ "metadata_requests": kinds, "metadata_requests_total": requests,
+            "metadata_open_files": 3,
                 "metadata_batches_log2": [requests], "dirty_bytes": 4096 })
     }
 

@@ -93,7 +93,8 @@ mod tests {
 
     fn session(who: &str, peer: Option<&str>, opens: u64) -> Value {
         json!({
-            "who": who, "peer": peer, "state": "live", "since": format!("2026-01-0{opens}"), "opens": opens, "locks": 1,
+            "who": who, "peer": peer, "state": "live", "since": format!("2026-01-0{opens}"),
+            "opens": opens, "locks": 1,
             "lease_left_seconds": 7.9,
         })
     }

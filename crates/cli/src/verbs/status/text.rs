@@ -276,14 +276,20 @@ mod tests {
 
     fn mounted() -> Value {
         json!({
-            "name": "photos", "volume": "/data/vol", "uuid": "0f", "format_version": 1, "created": "2026-01-01",
-            "durability": "fsync", "files": 6, "directories": 1, "bytes": 9 << 20, "objects": 1, "object_bytes": 4096,
-            "metadata_disk_bytes": 1 << 20, "mounted": true, "mount_point": "/mnt", "pid": 77, "uptime_seconds": 130,
+            "name": "photos", "volume": "/data/vol", "uuid": "0f", "format_version": 1,
+            "created": "2026-01-01",
+            "durability": "fsync", "files": 6, "directories": 1, "bytes": 9 << 20, "objects": 1,
+            "object_bytes": 4096,
+            "metadata_disk_bytes": 1 << 20, "mounted": true, "mount_point": "/mnt", "pid": 77,
+            "uptime_seconds": 130,
             "shortcut": true, "shortcut_why": "walk hints", "transport": "device",
-            "transport_why": "io_uring: it is switched off", "passthrough": { "on": false, "why": "no cache" },
-            "access_times": { "mode": "none", "directories": true }, "memory": { "limit": "all", "bound_bytes": 1024 },
+            "transport_why": "io_uring: it is switched off",
+            "passthrough": { "on": false, "why": "no cache" },
+            "access_times": { "mode": "none", "directories": true },
+            "memory": { "limit": "all", "bound_bytes": 1024 },
             "dumps": { "every_seconds": 86_400.0, "last": null, "why": null },
-            "leftovers": { "every_seconds": 86_400.0, "running": false, "runs": 1, "deleted_objects": 2,
+            "leftovers": { "every_seconds": 86_400.0, "running": false, "runs": 1,
+                "deleted_objects": 2,
                            "deleted_bytes": 10, "why": null },
         })
     }
@@ -340,7 +346,8 @@ shortcut     on
     }
 
     fn session(who: &str, peer: &str) -> Value {
-        json!({ "who": who, "peer": peer, "state": "live", "since": "2026", "opens": 1, "locks": 0 })
+        json!({ "who": who, "peer": peer, "state": "live", "since": "2026", "opens": 1,
+            "locks": 0 })
     }
 
     /// A cluster in ten lines: a client with sessions at all nodes once, a node that is away by
@@ -351,9 +358,12 @@ shortcut     on
         let sessions = [(0, "10.0.0.8:41"), (0, "10.0.0.8:42"), (1, "10.0.0.8:43")];
         let sessions = sessions.map(|(name, peer)| session(who[name], peer));
         let mut status = json!({
-            "name": "photos", "volume": "kestrel://n1/photos", "durability": "commit", "files": 2, "directories": 1,
-            "bytes": 0, "object_bytes": 0, "storage": "s3://b/p", "metadata": "postgres://p", "mounted": false,
-            "served": { "name": "photos", "sessions_total": 3, "opens": 2, "locks": 0, "sessions": sessions },
+            "name": "photos", "volume": "kestrel://n1/photos", "durability": "commit", "files": 2,
+            "directories": 1,
+            "bytes": 0, "object_bytes": 0, "storage": "s3://b/p", "metadata": "postgres://p",
+            "mounted": false,
+            "served": { "name": "photos", "sessions_total": 3, "opens": 2, "locks": 0,
+                "sessions": sessions },
             "dumps": { "every_seconds": 86_400.0, "last": null },
             "nodes": [{ "node": 1, "address": "n1:1", "up": true, "entries": 2, "connected": 1 },
                       { "node": 2, "address": "n2:1", "up": true }],

@@ -178,7 +178,8 @@ pub fn run(dir: PathBuf, seconds: f64) {
     }
     let [raw, process, raw_sync, disk] = runs.map(median);
     println!(
-        "{{\n  \"threads\": {THREADS}, \"file_bytes\": {FILE_BYTES}, \"seconds_per_run\": {seconds},"
+        "{{\n  \"threads\": {THREADS}, \"file_bytes\": {FILE_BYTES}, \"seconds_per_run\": \
+         {seconds},"
     );
     let print = |name: &str, figure: Figure| {
         println!(

@@ -128,12 +128,14 @@ pub fn run(milliseconds: u64, files: usize) {
     drop(small);
     println!("{{\n  \"milliseconds\": {milliseconds}, \"threads\": {THREADS}, \"files\": {files},");
     println!(
-        "  \"packed\": {{\"files_per_second\": {packed:.0}, \"puts\": {puts}, \"cpu_us\": {cpu:.1}}},"
+        "  \"packed\": {{\"files_per_second\": {packed:.0}, \"puts\": {puts}, \"cpu_us\": \
+         {cpu:.1}}},"
     );
     for connections in [1, 2, 20, 64] {
         let single = write_one_by_one(latency, connections);
         println!(
-            "  \"one_put_a_file_{connections}\": {{\"files_per_second\": {single:.0}, \"ratio\": {:.1}}},",
+            "  \"one_put_a_file_{connections}\": {{\"files_per_second\": {single:.0}, \"ratio\": \
+             {:.1}}},",
             packed / single
         );
     }
@@ -142,6 +144,7 @@ pub fn run(milliseconds: u64, files: usize) {
     let (written, blocks) = write_large(&large);
     let read = read_large(&store, &blocks);
     println!(
-        "  \"large\": {{\"write_mb_per_second\": {written:.0}, \"read_mb_per_second\": {read:.0}}}\n}}"
+        "  \"large\": {{\"write_mb_per_second\": {written:.0}, \"read_mb_per_second\": \
+         {read:.0}}}\n}}"
     );
 }

@@ -154,12 +154,14 @@ proptest! {
 
     #[test]
     fn every_window_reads_what_was_written(
-        len in 1..5 * FRAME, cut in 1..3 * FRAME, offset in 0..200u32, a in 0.0..1.0f64, b in 0.0..1.0f64,
+        len in 1..5 * FRAME, cut in 1..3 * FRAME, offset in 0..200u32, a in 0.0..1.0f64,
+        b in 0.0..1.0f64,
     ) {
         let bytes = pattern(len);
         let (store, range) = stored(&bytes, cut.max(len / 50), offset);
         let skip = (a * len as f64) as usize;
         let wanted = ((b * (len - skip) as f64) as usize).max(1);
-        prop_assert_eq!(read(&store, range, skip as u32, wanted).unwrap(), &bytes[skip..skip + wanted]);
+        prop_assert_eq!(read(&store, range, skip as u32, wanted).unwrap(),
+            &bytes[skip..skip + wanted]);
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! A lone store is due at once, and while an upload is under way the next round gathers behind it.
 //! Between the two lies the moment when an upload has just ended: its owners are about to store
-//! their next files, and whoever waits already would leave without them, so that two crowds would
-//! take turns, each with half the files and twice the wait. So a round that expects others waits
-//! for them, as long as that pays: one more moment costs every waiting store that moment, and saves
-//! whoever arrives within it a whole upload. With `n` stores waiting and uploads that take `t`,
-//! waiting on is right while stores keep arriving less than about `t / n` apart (an optimal
-//! stopping rule; group commits of databases wait for a fixed time instead, as PostgreSQL's
+//! their next files, and the stores that wait already would leave without them, so that two crowds
+//! would take turns, each with half the files and twice the wait. So a round that expects others
+//! waits for them, as long as that pays: one more moment costs every waiting store that moment, and
+//! saves each store that arrives within it a whole upload. With `n` stores waiting and uploads that
+//! take `t`, waiting on is right while stores keep arriving less than about `t / n` apart (an
+//! optimal stopping rule; group commits of databases wait for a fixed time instead, as PostgreSQL's
 //! `commit_delay`). Owners that do not come back end this: after some vain waits in a row the next
 //! uploads do without.
 //!

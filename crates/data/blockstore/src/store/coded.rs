@@ -224,13 +224,12 @@ impl CodedStore {
     fn judge(&self, object: ObjectId, start: &[u8], how: How) -> Result<ObjectCoding> {
         let must_be_encrypted =
             self.coding.cipher.as_ref().is_some_and(|keys| !keys.is_plain_allowed());
-        let refused = || {
-            Error::Coding {
+        let refused = || Error::Coding {
             object,
-            why: "it is not encrypted, but every object of this volume is: somebody else put it there; replace it by the \
+            why: "it is not encrypted, but every object of this volume is: somebody else put it \
+                  there; replace it by the \
                   right object from a copy of the store"
                 .into(),
-        }
         };
         let likeness = start.iter().zip(&MAGIC).filter(|(is, coded)| is == coded).count();
         if likeness < MAGIC.len() {

@@ -100,8 +100,10 @@ proptest! {
         files in prop::collection::vec(any_file(), 1..200), need in 1..100_000u64,
     ) {
         let plan = plan(&files, need, NOW);
-        let newest = |volume| files.iter().filter(|file| file.volume == volume).map(|file| file.touched).max();
-        let is_idle = |volume| newest(volume).is_none_or(|touched: Nanos| NOW - touched > IDLE_AFTER);
+        let newest =
+            |volume| files.iter().filter(|file| file.volume == volume).map(|file| file.touched).max();
+        let is_idle =
+            |volume| newest(volume).is_none_or(|touched: Nanos| NOW - touched > IDLE_AFTER);
         let (before, after) = (left(&files, &[], 4), left(&files, &plan, 4));
         for loser in (0..4).filter(|volume| after[*volume] < before[*volume] && !is_idle(*volume)) {
             for other in (0..4).filter(|volume| *volume != loser && after[*volume] > 0) {

@@ -119,16 +119,20 @@ proptest! {
         reads in prop::collection::vec((0..20usize, 0..120u32, 1..8u32), 1..300),
         credit in 0..64u64,
     ) {
-        let config = SpanConfig { credit: credit * PAGE_BYTES, earnings: 0, ..SpanConfig::default() };
-        let reads: Vec<_> = reads.into_iter().map(|(object, page, len)| (object, page..page + len)).collect();
-        let asked: u64 = reads.iter().map(|(_, range)| u64::from(range.end - range.start) * PAGE_BYTES).sum();
+        let config =
+            SpanConfig { credit: credit * PAGE_BYTES, earnings: 0, ..SpanConfig::default() };
+        let reads: Vec<_> =
+            reads.into_iter().map(|(object, page, len)| (object, page..page + len)).collect();
+        let asked: u64 =
+            reads.iter().map(|(_, range)| u64::from(range.end - range.start) * PAGE_BYTES).sum();
         let (_, bytes) = run(&reads, 20, 128, config);
         prop_assert!(bytes <= asked + asked / 8 + credit * PAGE_BYTES);
     }
 
     #[test]
     fn a_plan_contains_what_was_wanted_and_stays_aligned(
-        start in 0..1000u32, len in 1..200u32, requests in 0..10u32, end in 0..1300u32, here in 0..1200u32,
+        start in 0..1000u32, len in 1..200u32, requests in 0..10u32, end in 0..1300u32,
+        here in 0..1200u32,
     ) {
         let wanted = start..start + len;
         let end = end.max(wanted.end);

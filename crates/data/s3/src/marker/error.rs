@@ -93,7 +93,8 @@ impl fmt::Display for OpenError {
             }
             Self::Denied { place, credentials, why } => write!(
                 f,
-                "{place}: no permission: {why}; check the credentials from {credentials} and what they are allowed to do"
+                "{place}: no permission: {why}; check the credentials from {credentials} and what \
+                 they are allowed to do"
             ),
             Self::ClockSkew { place, ahead_seconds } => {
                 match ahead_seconds {
@@ -114,22 +115,26 @@ impl fmt::Display for OpenError {
                 }
                 write!(
                     f,
-                    ", too much for the store; set the clock (chronyc makestep, timedatectl set-ntp true)"
+                    ", too much for the store; set the clock (chronyc makestep, timedatectl \
+                     set-ntp true)"
                 )
             }
             Self::OtherVolume { place, found, wanted } => write!(
                 f,
-                "{place}: belongs to the volume {found}, not to {wanted}; another bucket or prefix is meant, or the volume's \
+                "{place}: belongs to the volume {found}, not to {wanted}; another bucket or prefix \
+                 is meant, or the volume's \
                  descriptor is from elsewhere"
             ),
             Self::NoMarker { place } => write!(
                 f,
-                "{place}: belongs to no volume (no object kestrel-volume); check bucket and prefix, or create a volume with \
+                "{place}: belongs to no volume (no object kestrel-volume); check bucket and \
+                 prefix, or create a volume with \
                  kestrel format"
             ),
             Self::NotEmpty { place } => write!(
                 f,
-                "{place}: there are objects below objects/ of an unknown volume; choose an empty prefix"
+                "{place}: there are objects below objects/ of an unknown volume; choose an empty \
+                 prefix"
             ),
             Self::Newer { place, version } => {
                 write!(
@@ -139,7 +144,8 @@ impl fmt::Display for OpenError {
             }
             Self::Damaged { place, why } => write!(
                 f,
-                "{place}: the object kestrel-volume is damaged: {why}; restore it (docs/format/objects.md says what it holds)"
+                "{place}: the object kestrel-volume is damaged: {why}; restore it \
+                 (docs/format/objects.md says what it holds)"
             ),
             Self::Unreachable { place, why } => {
                 write!(f, "{place}: {why}; check the endpoint and the network")

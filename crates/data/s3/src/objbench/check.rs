@@ -250,12 +250,14 @@ fn conditional_put(
     Ok(match (lost, plan.puts_conditionally) {
         (0, true) => CheckOutcome::Good,
         (_, false) => CheckOutcome::Poor(
-            "the store cannot refuse to overwrite by itself: each put costs a request more, and only one process at a time \
+            "the store cannot refuse to overwrite by itself: each put costs a request more, and \
+             only one process at a time \
              may write to a volume"
                 .to_string(),
         ),
-        (lost, true) => {
-            CheckOutcome::Bad(format!("in {lost} of {ROUNDS} rounds there was not exactly one winner"))
-        }
+        (lost, true) => CheckOutcome::Bad(format!(
+            "in {lost} of {ROUNDS} rounds there was not exactly one \
+                                       winner"
+        )),
     })
 }

@@ -63,7 +63,8 @@ mod tests {
     fn page(count: &str, keys: usize, truncated: bool, token: &str) -> String {
         let keys = "<Contents><Key>a</Key><Size>1</Size></Contents>".repeat(keys);
         format!(
-            "<?xml version=\"1.0\"?>\n<ListBucketResult xmlns=\"x\"><IsTruncated>{truncated}</IsTruncated>{keys}\
+            "<?xml version=\"1.0\"?>\n<ListBucketResult \
+             xmlns=\"x\"><IsTruncated>{truncated}</IsTruncated>{keys}\
              {count}{token}</ListBucketResult>\n"
         )
     }

@@ -21,7 +21,7 @@ use super::records::{self, ForeignRows};
 use super::{ChangeMessage, Step};
 use crate::ClusterNode;
 
-/// Tables whose rows may get other owners.
+/// Tables with rows that may get other owners.
 const TABLES: [Table; 10] = [
     Table::Entry,
     Table::DirId,

@@ -225,7 +225,10 @@ impl ClusterNode {
 
     /// A transaction has ended.
     pub(crate) fn forget_borrows(&mut self, txn: TxnId) {
-        let of_it = |message: &Message| matches!(message, Message::Borrow { txn: other, .. } if *other == txn);
+        let of_it = |message: &Message| {
+            matches!(message,
+                Message::Borrow { txn: other, .. } if *other == txn)
+        };
         self.sums.borrows.retain(|(_, borrow)| !of_it(borrow));
     }
 }

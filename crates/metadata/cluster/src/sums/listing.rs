@@ -31,7 +31,7 @@ const NAMES_MAX: usize = 10_240;
 /// And most bytes of their names and values, so that they fit a message.
 const NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// Most directories whose names a member keeps.
+/// Most directories of which a member keeps the names.
 const LISTS_MAX: usize = 16;
 
 /// A list that was not looked at for so long is forgotten.

@@ -124,7 +124,7 @@ pub fn read(engine: &dyn Engine) -> FsResult<Records> {
             Some(TxnKey::Decided(txn)) => {
                 decode_decision(row).map(|participants| records.decided.push((txn, participants)))
             }
-            // A client whose number begins with these bytes has its answers here.
+            // A client with a number that begins with these bytes has its answers here.
             _ => Ok(()),
         };
         damage = damage.take().or(read.err());

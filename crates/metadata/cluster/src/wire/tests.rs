@@ -355,7 +355,11 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_does_no_harm(envelope in any_envelope(), change in 1u8.., at in any::<prop::sample::Index>()) {
+    fn a_changed_byte_does_no_harm(
+        envelope in any_envelope(),
+        change in 1u8..,
+        at in any::<prop::sample::Index>()
+    ) {
         let mut bytes = encoded(&envelope);
         let at = at.index(bytes.len());
         bytes[at] ^= change;

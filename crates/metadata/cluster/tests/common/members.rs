@@ -61,7 +61,7 @@ impl Cluster {
         Self::of(placement(nodes))
     }
 
-    /// Members whose stores others can claim.
+    /// Members with stores that others can claim.
     pub fn on_shared(nodes: u32) -> Self {
         Self::formed_by(placement(nodes), true)
     }
@@ -141,7 +141,7 @@ impl Cluster {
         self.open_member(id, joining, true);
     }
 
-    /// Another process takes a member over, whose own goes on.
+    /// Another process takes a member over while the member's own goes on.
     pub fn take_over(&mut self, id: NodeId, exclusive: bool) -> ClusterNode {
         let zombie = self.members.remove(&id).unwrap();
         self.open_member(id, false, exclusive);

@@ -2,7 +2,7 @@
 //! other, which pins its bytes, and bytes that are none. Also a plain fuzzer for everybody: the
 //! check of the target over mutations of the corpus, the same ones in each run.
 //!
-//! A new message goes into `samples.rs`; `cargo test -p kestrel-meta --test envelope_corpus --
+//! A new message goes into `samples.rs`; `cargo test -p kestrel-cluster --test envelope_corpus --
 //! --ignored` then writes its file.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -3,7 +3,7 @@
 //! A flush is fuzzy: commits go on. Let C be a position that is durable and below which all batches
 //! are in memory.
 //! 0. The checkpoint says that the log is durable up to C.
-//! 1. Every row whose last change lies at or below C is copied and ingested. Rows changed later are
+//! 1. Every row with its last change at or below C is copied and ingested. Rows changed later are
 //!    left out, although an older change of theirs may lie below C and be in no run: therefore
 //! 2. the log is synced once more, so that whatever replaced those changes is durable,
 //! 3. and only then the checkpoint moves to C: a recovery starts from the runs and applies
@@ -112,7 +112,9 @@ impl Shared {
             self.flusher.changed.notify_all();
             if state.stop || self.flusher.changed.wait_until(&mut state, until).timed_out() {
                 return Err(EngineError::Io(
-                    "metadata engine: no memory for more changes: writing them to disk is too slow; try again".into(),
+                    "metadata engine: no memory for more changes: writing them to disk is too \
+                     slow; try again"
+                        .into(),
                 ));
             }
         }

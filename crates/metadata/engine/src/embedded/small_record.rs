@@ -30,7 +30,8 @@ pub(crate) struct RecordKind {
 }
 
 /// What users are told about metadata that cannot be read.
-pub(crate) const ADVICE: &str = "`kestrel fsck VOLUME --salvage NEW` recovers what is intact; or restore a dump with `kestrel load`";
+pub(crate) const ADVICE: &str = "`kestrel fsck VOLUME --salvage NEW` recovers what is intact; or \
+                                 restore a dump with `kestrel load`";
 
 /// The name of the second copy.
 pub(crate) fn copy_of(name: &str) -> String {
@@ -77,7 +78,8 @@ impl RecordKind {
         let version = bytes[8..12].iter().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
         if version > self.version {
             return Err(EngineError::Refused(format!(
-                "{name} {file}: format {version} is newer than this program knows ({known}); use a newer program",
+                "{name} {file}: format {version} is newer than this program knows ({known}); use a \
+                 newer program",
                 known = self.version
             )));
         }

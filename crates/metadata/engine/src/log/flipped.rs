@@ -1,4 +1,4 @@
-//! Finds the one flipped bit of a record whose checksum is wrong.
+//! Finds the one flipped bit of a record with a wrong checksum.
 //!
 //! A checksum is linear: the difference between the one that a record has and the one that it
 //! should have depends only on which bits are wrong, and for a single bit each place has a
@@ -37,7 +37,7 @@ pub(crate) fn unflip(bytes: &[u8], generation: u64) -> Option<Cow<'_, [u8]>> {
     None
 }
 
-/// The bit of a message of `len` bytes whose flip makes this difference of checksums.
+/// The bit of a message of `len` bytes that, flipped, makes this difference of checksums.
 fn flipped_bit(len: usize, difference: u32) -> Option<usize> {
     let shift = |state: u32| if state & 1 == 1 { state >> 1 ^ POLYNOMIAL } else { state >> 1 };
     // That of the last bit of the last byte; each bit before it is one step of the checksum further

@@ -108,8 +108,8 @@ fn header_crc(generation: u64, header: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&generation.to_be_bytes()), &header[4..RECORD_HEADER])
 }
 
-/// Fills in the first [`RECORD_HEADER`] bytes of `record`, whose payload follows them and whose
-/// checksum is `payload_crc`.
+/// Fills in the first [`RECORD_HEADER`] bytes of `record`; its payload follows them and has the
+/// checksum `payload_crc`.
 pub(crate) fn seal(
     record: &mut [u8],
     payload_len: usize,

@@ -233,7 +233,8 @@ fn find_end(
     end.next = next.unwrap_or(checkpoint + 1);
     if end.next <= durable {
         return Err(EngineError::Corrupt(format!(
-            "log segment {place} is damaged or missing, although the checkpoint says that it was durable (position {}); \
+            "log segment {place} is damaged or missing, although the checkpoint says that it was \
+             durable (position {}); \
              nothing was changed; {ADVICE}",
             end.next
         )));
@@ -258,7 +259,8 @@ fn deny_durable(
     };
     if (0..bytes.len().saturating_sub(RECORD_HEADER - 1)).step_by(ALIGN).any(proves) {
         return Err(EngineError::Corrupt(format!(
-            "log segment {place} is damaged or missing, although a later one says that it was durable (position {missing}); \
+            "log segment {place} is damaged or missing, although a later one says that it was \
+             durable (position {missing}); \
              nothing was changed; {ADVICE}"
         )));
     }

@@ -163,8 +163,8 @@ impl Segments {
         Ok((self.disk.open(name)?, bytes))
     }
 
-    /// Gives up a segment whose records nobody needs. The caller syncs names when it has given up
-    /// all it wants to.
+    /// Gives up a segment with records that nobody needs. The caller syncs names when it has given
+    /// up all it wants to.
     pub fn retire(&mut self, generation: u64, bytes: u64) -> io::Result<()> {
         let name = name_of(generation);
         if self.keeps(bytes) {

@@ -137,7 +137,7 @@ impl Index {
         segment.find(hash, key).map(|at| row(segment.slots[at]))
     }
 
-    /// Adds a row whose key is not in the index.
+    /// Adds a row with a key that is not in the index.
     pub fn insert(&mut self, hash: u64, new: RowPtr, hasher: &Hasher) {
         assert!(new.address() & !ADDRESS == 0, "user addresses have 48 bits");
         while self.segments[self.segment_of(hash)].rows >= ROWS_MAX {

@@ -48,7 +48,7 @@ impl Order {
         self.len - self.dead
     }
 
-    /// Notes a row whose key no live row of the order has.
+    /// Notes a row with a key that no live row of the order has.
     pub fn push(&mut self, row: RowPtr) {
         self.pending.push(row);
         self.len += 1;
@@ -188,8 +188,8 @@ impl Order {
         debug_assert_eq!(self.dead, 0);
     }
 
-    /// The last chunk at or after `from` whose first row is at or below `suffix`; `from` if there
-    /// is none.
+    /// The last chunk at or after `from` with a first row at or below `suffix`; `from` if there is
+    /// none.
     fn chunk_of(&self, from: usize, suffix: &[u8]) -> usize {
         let reaches = |chunk: usize| {
             self.chunks.get(chunk).is_some_and(|chunk| chunk.starts_at_or_below(suffix))

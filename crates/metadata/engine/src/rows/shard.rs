@@ -249,7 +249,8 @@ impl Shard {
 
     /// Whether [`Shard::read`] must wait for [`Shard::settle`].
     pub fn is_settled(&self, key: GroupKey) -> bool {
-        !matches!(self.groups.get(&key), Some(Group { rows: Rows::Many(order), .. }) if !order.is_settled())
+        !matches!(self.groups.get(&key),
+            Some(Group { rows: Rows::Many(order), .. }) if !order.is_settled())
     }
 
     /// Sorts the group's rows.

@@ -115,7 +115,8 @@ fn error(what: &str, dir: &Path, why: &lsm_tree::Error) -> EngineError {
         }
         lsm_tree::Error::Io(why) => EngineError::Io(format!("{what} {place}: {why}")),
         lsm_tree::Error::InvalidVersion(version) => EngineError::Refused(format!(
-            "{what} {place}: format {version} of the sorted runs is not known to this program; use a newer one"
+            "{what} {place}: format {version} of the sorted runs is not known to this program; use \
+             a newer one"
         )),
         why => EngineError::Corrupt(format!("{what} {place}: {why}; {ADVICE}")),
     }

@@ -144,7 +144,8 @@ pub(super) fn mend(dir: &Path) -> Result<(), EngineError> {
     }
     let Some(copy) = Manifest::read_copy(dir).map_err(fail)? else {
         return Err(EngineError::Corrupt(format!(
-            "sorted runs {}: the files `{CURRENT}` and `vN` are damaged, and so is their copy; {ADVICE}",
+            "sorted runs {}: the files `{CURRENT}` and `vN` are damaged, and so is their copy; \
+             {ADVICE}",
             dir.display()
         )));
     };

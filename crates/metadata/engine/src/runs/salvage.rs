@@ -80,7 +80,8 @@ pub(crate) fn read_intact(
         None => {
             if !tables.is_empty() {
                 note(format!(
-                    "sorted runs {}: the manifest and its copy are damaged; where a row is in several tables, the one with the \
+                    "sorted runs {}: the manifest and its copy are damaged; where a row is in \
+                     several tables, the one with the \
                      highest number counts, which need not be the newest",
                     dir.display()
                 ));
@@ -189,7 +190,7 @@ fn stretches_of(bytes: &[u8]) -> (Vec<Stretch>, bool) {
     (stretches, is_packed)
 }
 
-/// Where, from `from` on, a block begins whose header is intact; the end if nowhere.
+/// Where, from `from` on, a block with an intact header begins; the end if nowhere.
 fn next_block(bytes: &[u8], from: usize) -> usize {
     (from..bytes.len())
         .find(|at| bytes[*at] == BLOCK_MAGIC[0] && block_at(&bytes[*at..]).is_some())

@@ -186,7 +186,9 @@ impl Node {
         // Everything from the first slot on; another client's rows under the same id, should there
         // be one, are passed over.
         let visited = self.engine.scan(Table::Txn, first.id, None, &mut |suffix, _, _| {
-            if matches!(TxnKey::decode(first.id, suffix), Some(TxnKey::Answer(whose, _)) if whose == client) {
+            if matches!(TxnKey::decode(first.id, suffix),
+                Some(TxnKey::Answer(whose, _)) if whose == client)
+            {
                 gone.push(Key::new(Table::Txn, first.id, suffix));
             }
             ControlFlow::Continue(())
@@ -254,7 +256,8 @@ impl Node {
                     && failed.fetch_add(1, Ordering::Relaxed) == 0
                 {
                     log::warn!(
-                        "metadata: file {ino}, which has no name and is not open, was not deleted: {why}"
+                        "metadata: file {ino}, which has no name and is not open, was not deleted: \
+                         {why}"
                     );
                 }
             });

@@ -420,7 +420,7 @@ pub struct AllWorkers<'a> {
 }
 
 impl AllWorkers<'_> {
-    /// The memory of the worker for exclusive batches, whose role is the first.
+    /// The memory of the worker for exclusive batches, which has the first role.
     pub fn exclusive(&mut self) -> &mut WorkerState {
         &mut self.states[0]
     }

@@ -153,7 +153,7 @@ impl Node {
         self.core.replica.get(dir).map(|(dentry, _)| dentry.parent)
     }
 
-    /// Files without names whose home it is.
+    /// Files without names that have it as their home.
     pub fn orphans(&self) -> usize {
         self.core.orphans.len()
     }

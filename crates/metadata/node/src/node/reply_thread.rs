@@ -68,8 +68,8 @@ impl ReplyThread {
         Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
-    /// A queue whose replies count in worker `worker` of the counters. `silent`: others can claim
-    /// the store.
+    /// A queue with replies that count in worker `worker` of the counters. `silent`: others can
+    /// claim the store.
     pub fn tray(&self, counters: Arc<[WorkerCounters]>, worker: usize, silent: bool) -> ReplyQueue {
         ReplyQueue { rounds: self.rounds.clone(), counters, worker, silent }
     }

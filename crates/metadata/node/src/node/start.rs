@@ -75,7 +75,7 @@ fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
     })
 }
 
-/// Files whose rows were being deleted when the volume was last open.
+/// Files with rows that were being deleted when the volume was last open.
 fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<PendingChunkDeletes> {
     let sweeps = PendingChunkDeletes::default();
     let visited = engine.scan_table(Table::Sweep, None, &mut |key, _| {

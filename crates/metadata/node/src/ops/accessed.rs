@@ -2,7 +2,7 @@
 //!
 //! No permission is asked for: the reader had one, and the message may be about reads of several
 //! users. The time never moves backwards, and never beyond the node's present time, so a client
-//! whose clock is ahead does no lasting harm. Times of change stay.
+//! with a clock that is ahead does no lasting harm. Times of change stay.
 //!
 //! With `relative` the node looks at Linux's rule again, since another client may have told of a
 //! read meanwhile. For a directory of several nodes the client's word has to do: when names in it

@@ -1,4 +1,4 @@
-//! Commit: new content of a file, whose bytes are already in the block store (or come along, if
+//! Commit: new content of a file, with bytes that are already in the block store (or come along, if
 //! they are few).
 //!
 //! - The change was made on a certain content, named by its `data_change`. If the file has another

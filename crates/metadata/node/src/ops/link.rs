@@ -85,9 +85,9 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef
     Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }
 
-/// The rule that Linux calls `protected_hardlinks` and all distributions turn on: who does not own
-/// a file may link it only if it is a regular one without set-id bits that he may read and write.
-/// The kernel leaves it to a daemon that checks permissions.
+/// The rule that Linux calls `protected_hardlinks` and all distributions turn on: a user that does
+/// not own a file may link it only if it is a regular one without set-id bits that the user may
+/// read and write. The kernel leaves it to a daemon that checks permissions.
 fn check_source(creds: &Creds, found: &LocatedInode) -> Run<()> {
     const UNSAFE: FsError =
         FsError::new(libc::EPERM, "another user's file that the caller may not read and write");

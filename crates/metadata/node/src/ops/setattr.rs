@@ -179,7 +179,7 @@ fn is_explicit(time: Option<SetTime>) -> bool {
     matches!(time, Some(SetTime::At(_)))
 }
 
-/// Whether somebody who does not own the file may set these times.
+/// Whether a user that does not own the file may set these times.
 fn check_times(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<()> {
     if is_explicit(set.atime) || is_explicit(set.mtime) {
         return Err(fail(libc::EPERM, "only the owner sets a time"));

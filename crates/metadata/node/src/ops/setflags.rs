@@ -1,9 +1,9 @@
 //! SetFlags: chattr.
 //!
-//! Order of errors as on ext4: `EPERM` for who neither owns it nor is the superuser, and for who is
-//! not the superuser where "immutable" or "append only" change (the kernel asks for
-//! `CAP_LINUX_IMMUTABLE` before it asks us); `EOPNOTSUPP` for what is neither file nor directory;
-//! `EPERM` where something immutable stays so and another flag changes. Sets ctime.
+//! Order of errors as on ext4: `EPERM` for a user that neither owns it nor is the superuser, and
+//! for a user that is not the superuser where "immutable" or "append only" change (the kernel asks
+//! for `CAP_LINUX_IMMUTABLE` before it asks us); `EOPNOTSUPP` for what is neither file nor
+//! directory; `EPERM` where something immutable stays so and another flag changes. Sets ctime.
 //!
 //! A directory's flags are in the replica of every worker: exclusive.
 

@@ -1,6 +1,6 @@
 //! TmpFile: `open(O_TMPFILE)`: a file without a name, open.
 //!
-//! Needs write and search permission of the directory, whose group it takes if that is
+//! Needs write and search permission of the directory, and takes the directory's group if that is
 //! set-group-id. It lies in table `link` with no name. Link gives it one unless it was opened
 //! `O_EXCL`. The last release, or a crash, deletes it. Of several nodes its home is that of the
 //! directory, which leads the request.

@@ -73,7 +73,7 @@ pub struct Scope<'a> {
     pub table: &'a MapView,
     /// What is lent.
     pub locks: &'a LockTable,
-    /// Of whose shares other nodes were told.
+    /// Directories with shares that other nodes were told.
     pub leased: &'a LeasedShares,
 }
 

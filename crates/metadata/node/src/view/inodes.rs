@@ -56,7 +56,7 @@ pub enum InodeUse {
 /// Where an inode's record lies.
 #[derive(Debug, Clone, Copy)]
 pub enum At {
-    /// Under a name; the worker that owns it and the directory whose share counts its bytes.
+    /// Under a name; the worker that owns it and the directory that counts its bytes in a share.
     Name {
         /// The record.
         cell: CellId,
@@ -77,7 +77,7 @@ pub enum At {
 }
 
 impl At {
-    /// Worker whose shares count what the inode refers to.
+    /// Worker that counts in its shares what the inode refers to.
     pub fn home(&self) -> usize {
         match self {
             At::Name { home, .. } | At::Link { home, .. } => *home,

@@ -324,8 +324,8 @@ impl View<'_> {
             self.depends = true;
             return Ok(*first);
         }
-        // A transaction over several nodes reads the row at the file's home, whose memory says the
-        // same to the home itself.
+        // A transaction over several nodes reads the row at the file's home; the home's own memory
+        // says the same to the home itself.
         if self.no_dirs.is_none() {
             let here = self.core.is_own(self.home_of_inode(ino));
             return if here { Ok(self.core.sweeps.get(ino)) } else { Err(Stop::Away) };

@@ -65,7 +65,7 @@ pub(super) fn mount(dir: &Path, options: &MountOptions) -> Result<(OwnedFd, Opti
     }
 }
 
-/// Unmounts on behalf of a user who may not.
+/// Unmounts on behalf of a user that may not.
 pub(super) fn unmount(dir: &Path, how: How) -> Result<()> {
     let what = || format!("cannot unmount {}", dir.display());
     let mut child = spawn(|program| {

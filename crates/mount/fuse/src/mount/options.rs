@@ -33,7 +33,7 @@ pub struct MountOptions {
     pub source: String,
     /// The type is shown as `fuse.` and this.
     pub subtype: String,
-    /// Others than the mounting user may use it. For users who are not root it needs
+    /// Others than the mounting user may use it. For users other than root it needs
     /// `user_allow_other` in `/etc/fuse.conf`.
     pub allow_other: bool,
     /// The kernel checks permissions by mode bits, from attributes that it fetches; without, the
@@ -41,7 +41,7 @@ pub struct MountOptions {
     pub default_permissions: bool,
     /// No changes.
     pub read_only: bool,
-    /// Set-user-ID bits do nothing. On by default, as for every FUSE mount; users who are not root
+    /// Set-user-ID bits do nothing. On by default, as for every FUSE mount; users other than root
     /// cannot turn it off.
     pub nosuid: bool,
     /// Device nodes cannot be opened. Likewise.
@@ -265,8 +265,10 @@ mod tests {
     #[test]
     fn options_that_mount_knows() {
         let before = MountOptions::default();
-        for ignored in "defaults auto noauto user users nouser owner group nofail _netdev silent loud norelatime \
-                        nostrictatime nolazytime noiversion nomand noacl user_xattr x-systemd.automount X-mount.mkdir"
+        for ignored in "defaults auto noauto user users nouser owner group nofail _netdev silent \
+                        loud norelatime \
+                        nostrictatime nolazytime noiversion nomand noacl user_xattr \
+                        x-systemd.automount X-mount.mkdir"
             .split_whitespace()
         {
             let mut options = before.clone();

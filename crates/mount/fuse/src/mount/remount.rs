@@ -53,7 +53,8 @@ pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Re
         }
     }
     if fixed(&wanted) != fixed(&now) {
-        let why = "allow_other, default_permissions and max_read stay as they are; unmount, and mount with them";
+        let why = "allow_other, default_permissions and max_read stay as they are; unmount, and \
+                   mount with them";
         return Err(refused(why.into()));
     }
     let target =

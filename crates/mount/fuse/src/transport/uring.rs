@@ -127,7 +127,8 @@ impl Prepared {
 fn explain(error: io::Error) -> io::Error {
     let hint = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
-            "this process may not use io_uring (sysctl kernel.io_uring_disabled, or the container's rules)"
+            "this process may not use io_uring (sysctl kernel.io_uring_disabled, or the \
+             container's rules)"
         }
         Some(libc::ENOSYS) => "the kernel has no io_uring, or the container's rules forbid it",
         Some(libc::EINVAL) => "the kernel's io_uring is too old; Linux 6.14 is needed",

@@ -342,7 +342,10 @@ proptest! {
 
     /// Damaged BTF ends in an error or an answer.
     #[test]
-    fn damage(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12), cut in 0usize..40) {
+    fn damage(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
+        cut in 0usize..40
+    ) {
         let kernel = sample();
         let mut module = Writer::module(&kernel);
         module.structure("s", 8, &[("a", 18, 0), ("", 17, 0)]);
@@ -359,7 +362,10 @@ proptest! {
 
     /// Words at random, behind a header that fits.
     #[test]
-    fn noise(words in prop::collection::vec(prop_oneof![0u32..40, any::<u32>(), (0u32..20, 0u32..4).prop_map(|(k, n)| k << 24 | n)], 0..200)) {
+    fn noise(
+        words in prop::collection::vec(prop_oneof![0u32..40, any::<u32>(), (0u32..20, 0u32..4)
+            .prop_map(|(k, n)| k << 24 | n)], 0..200)
+    ) {
         let mut w = Writer::kernel();
         w.name("s");
         w.name("a");

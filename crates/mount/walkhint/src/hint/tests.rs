@@ -147,7 +147,8 @@ proptest! {
     /// Whatever a slot holds: no panic, and `rest` is the end of the text.
     #[test]
     fn any_record(
-        text in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()], 0..40),
+        text in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()],
+            0..40),
         name in prop::collection::vec(prop_oneof![Just(b'.'), Just(b'a')], 0..4),
         (flags, depth, component_bytes) in (any::<u32>(), 0u32..3, 0u32..5),
         number in -1i64..500,

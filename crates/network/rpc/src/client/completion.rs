@@ -8,7 +8,7 @@ use kestrel_types::wire::{Answered, LockReply};
 use parking_lot::{Condvar, Mutex};
 
 /// Takes a reply, on a thread of the connection; must not wait.
-pub type Done = Box<dyn FnOnce(Reply) + Send>;
+pub use kestrel_types::request::Done;
 
 /// As [`Done`], and takes back a request that another node leads ([`Outcome::Misdirected`]).
 pub type CompletionOrBack = Box<dyn FnOnce(Reply, Option<Request>) + Send>;

@@ -97,7 +97,8 @@ fn in_clear(bytes: &[u8]) -> String {
         _ => String::new(),
     };
     format!(
-        "it was asked to encrypt and answers in clear{said}: its TLS is switched off, or somebody is between it and you; start it with \
+        "it was asked to encrypt and answers in clear{said}: its TLS is switched off, or somebody \
+         is between it and you; start it with \
          --tls auto, or add ?tls=off to the URL on a network that nobody else can read or change"
     )
 }
@@ -112,12 +113,14 @@ pub(super) fn in_words(error: &Error) -> String {
             | Certificate::NotValidYet
             | Certificate::NotValidYetContext { .. } => {
                 format!(
-                    "the server's certificate is of another time ({error}): compare the clocks of both machines"
+                    "the server's certificate is of another time ({error}): compare the clocks of \
+                     both machines"
                 )
             }
             Certificate::Other(why) => format!("the server is not the one it should be: {}", why.0),
             _ => format!(
-                "the server is not the one it should be: {error}; check the fingerprint or file that ?ca= names"
+                "the server is not the one it should be: {error}; check the fingerprint or file \
+                 that ?ca= names"
             ),
         },
         Error::AlertReceived(AlertDescription::CertificateRequired) => {
@@ -130,7 +133,8 @@ pub(super) fn in_words(error: &Error) -> String {
             | AlertDescription::CertificateUnknown
             | AlertDescription::DecryptError,
         ) => format!(
-            "the server does not accept this side's certificate ({error}): it is expired, or another volume's"
+            "the server does not accept this side's certificate ({error}): it is expired, or \
+             another volume's"
         ),
         _ => format!("TLS: {error}"),
     }

@@ -156,7 +156,8 @@ fn introduce(
     };
     time(None)?;
     if !proof::holds(secret, Prover::Reached, &hello, &challenge.nonce, &challenge.proof) {
-        let why = "it does not know the secret of this cluster: it belongs to another one, or one of the descriptors was written anew";
+        let why = "it does not know the secret of this cluster: it belongs to another one, or one \
+                   of the descriptors was written anew";
         return Err(why.into());
     }
     let proof = proof::prove(secret, Prover::Dialed, &hello, &challenge.nonce);

@@ -24,10 +24,13 @@ use crate::handler::{Connection, Outbox};
 /// First byte of a TLS handshake.
 const TLS_HANDSHAKE: u8 = 0x16;
 
-const NOT_IN_CLEAR: &str = "this server takes nothing in clear from another machine: leave ?tls=off out of the URL; and give \
+const NOT_IN_CLEAR: &str = "this server takes nothing in clear from another machine: leave \
+                            ?tls=off out of the URL; and give \
     ?ca=sha256:…, which `kestrel cluster ca DIR` shows on the server";
 
-const NOT_ENCRYPTED: &str = "TLS is switched off on this server, or it was started for this machine only: start it with `kestrel serve --tls on`, or add ?tls=off to the URL \
+const NOT_ENCRYPTED: &str = "TLS is switched off on this server, or it was started for this \
+                             machine only: start it with `kestrel serve --tls on`, or add ?tls=off \
+                             to the URL \
     on a network that nobody else can read or change";
 
 /// A connection's bytes, in clear or encrypted.

@@ -440,9 +440,10 @@ fn an_unlock_is_pursued_beyond_its_deadline() {
     world.connect();
     world.deliver_up(usize::MAX);
     world.deliver_down(usize::MAX);
-    let again = world.up.iter().any(
-        |message| matches!(message, ToServer::Call(call) if call.retry && call.body == Body::Lock(unlock)),
-    );
+    let again = world.up.iter().any(|message| {
+        matches!(message, ToServer::Call(call) if call.retry
+            && call.body == Body::Lock(unlock))
+    });
     assert!(again, "{:?}", world.up);
 }
 
@@ -486,18 +487,22 @@ proptest! {
     fn a_node_may_say_anything(said in prop::collection::vec(nonsense(), 1..60)) {
         let mut link: Link<usize> = Link::new(config(), 0);
         let (mut ids, mut ended, mut output) = (Vec::new(), Vec::new(), Vec::new());
-        let bodies = [make(1), lock(true), lock(false), op(Op::Release(3)), Body::Admin(Box::default())];
+        let bodies =
+            [make(1), lock(true), lock(false), op(Op::Release(3)), Body::Admin(Box::default())];
         link.connected(0, Security::Loopback);
         for (number, (kind, which, session)) in said.into_iter().enumerate() {
             let now = number as Nanos * SECOND / 100;
-            ids.push(link.submit(bodies[which % bodies.len()].clone(), CallDeadline::Until(DEADLINE), number).0);
+            ids.push(link.submit(bodies[which % bodies.len()].clone(),
+                CallDeadline::Until(DEADLINE), number).0);
             let id = ids.get(which).copied().unwrap_or(which as u64);
             let done = FsError::new(libc::EIO, "so there");
-            let answered = |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id, table: 1, answered });
+            let answered =
+                |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id, table: 1, answered });
             let message = match kind {
                 0 | 1 => {
                     let descriptor = Box::default();
-                    ToClient::Welcome(Welcome { version: VERSION, node: 1, epoch: 1, descriptor, session, lease_ms: 0, table: 9, root: 1 })
+                    ToClient::Welcome(Welcome { version: VERSION, node: 1, epoch: 1, descriptor,
+                        session, lease_ms: 0, table: 9, root: 1 })
                 }
                 2 => ToClient::Pong { table: 0 },
                 3 => ToClient::Event { id, json: Box::default() },

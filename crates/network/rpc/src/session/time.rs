@@ -124,10 +124,12 @@ impl<D> Link<D> {
         let server = &self.config.server;
         let reason = match silent {
             Some(seconds) => format!(
-                "the metadata server {server} has not answered for {seconds} s; {outcome}: try again when it is back"
+                "the metadata server {server} has not answered for {seconds} s; {outcome}: try \
+                 again when it is back"
             ),
             None => format!(
-                "the metadata server {server} was too slow for the call's deadline; {outcome}: try again"
+                "the metadata server {server} was too slow for the call's deadline; {outcome}: try \
+                 again"
             ),
         };
         let error = FsError::because(libc::EIO, reason);

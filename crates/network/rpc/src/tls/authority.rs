@@ -75,7 +75,8 @@ impl FromStr for Fingerprint {
     fn from_str(text: &str) -> Result<Self, TlsError> {
         let bad = || {
             TlsError(format!(
-                "{text:?} is no fingerprint: {SHA256} and 64 hexadecimal digits; `kestrel cluster ca DIR` shows that of a volume"
+                "{text:?} is no fingerprint: {SHA256} and 64 hexadecimal digits; `kestrel cluster \
+                 ca DIR` shows that of a volume"
             ))
         };
         let digits = text.strip_prefix(SHA256).ok_or_else(bad)?;

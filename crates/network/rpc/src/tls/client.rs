@@ -143,8 +143,10 @@ impl ClientTls {
         }
         let config = self.config.clone().ok_or_else(|| {
             TlsError(format!(
-                "{other} is another machine, or TLS is asked for, and nothing says by what to know the volume's server: add \
-                 ?ca=sha256:… to the URL (`kestrel cluster ca DIR` shows it on the server), or ?ca=FILE with a certificate; or \
+                "{other} is another machine, or TLS is asked for, and nothing says by what to know \
+                 the volume's server: add \
+                 ?ca=sha256:… to the URL (`kestrel cluster ca DIR` shows it on the server), or \
+                 ?ca=FILE with a certificate; or \
                  ?tls=off on a network that nobody else can read or change"
             ))
         })?;

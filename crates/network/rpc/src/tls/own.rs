@@ -189,7 +189,8 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
     let forbidden = if about.uid() == 0 { 0o027 } else { 0o077 };
     if about.mode() & forbidden != 0 {
         return Err(format!(
-            "it holds a private key, and its mode {:04o} lets others at it; `chmod 600` it, and have the certificate replaced if they may \
+            "it holds a private key, and its mode {:04o} lets others at it; `chmod 600` it, and \
+             have the certificate replaced if they may \
              have read it",
             about.mode() & 0o7777
         ));

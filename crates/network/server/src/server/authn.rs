@@ -14,12 +14,14 @@ use crate::grant::Grant;
 
 const NEEDED: FsError = FsError::new(
     libc::EACCES,
-    "clients of this node show a token: `kestrel token create` makes one on the server; give it with --token-file or \
+    "clients of this node show a token: `kestrel token create` makes one on the server; give it \
+     with --token-file or \
      KESTREL_TOKEN_FILE",
 );
 const NOT_IN_CLEAR: FsError = FsError::new(
     libc::EACCES,
-    "a token is not shown over a connection that others can read: connect with TLS, or from this machine",
+    "a token is not shown over a connection that others can read: connect with TLS, or from this \
+     machine",
 );
 const NOT_PROVED: FsError = FsError::new(
     libc::EACCES,

@@ -99,7 +99,8 @@ impl Server {
             FsError::because(
                 libc::EPROTONOSUPPORT,
                 format!(
-                    "the client speaks versions {} to {} of the protocol, this node {} to {}: upgrade the older one",
+                    "the client speaks versions {} to {} of the protocol, this node {} to {}: \
+                     upgrade the older one",
                     theirs.min, theirs.max, ours.min, ours.max
                 ),
             )
@@ -130,8 +131,10 @@ impl Server {
     /// It passes: the client comes again, and asks other nodes where this one is.
     pub(crate) fn why_mute(&self) -> FsError {
         let why = format!(
-            "node {} has no lease: it does not reach most nodes of the cluster, or its metadata, so another process may serve in its \
-             place, and it answers nobody until that has passed; ask again, or the other nodes (on its machine `kestrel status` goes on)",
+            "node {} has no lease: it does not reach most nodes of the cluster, or its metadata, \
+             so another process may serve in its \
+             place, and it answers nobody until that has passed; ask again, or the other nodes (on \
+             its machine `kestrel status` goes on)",
             self.shared.config.node
         );
         FsError::because(libc::EAGAIN, why)

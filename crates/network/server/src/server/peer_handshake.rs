@@ -117,7 +117,8 @@ impl PeerHandshake {
     /// Whether it is a node of this cluster, and the one it says it is.
     fn believe(&self, PeerClaim { hello, nonce, proof, security }: &PeerClaim<'_>) -> FsResult<()> {
         if !holds(&self.identity.secret, Prover::Dialed, hello, nonce, proof) {
-            let why = "the secrets of the clusters differ: this node belongs to another cluster than the one that connects, or one of \
+            let why = "the secrets of the clusters differ: this node belongs to another cluster \
+                       than the one that connects, or one of \
                        their descriptors was written anew";
             return Err(FsError::new(libc::EACCES, why));
         }
@@ -150,7 +151,8 @@ impl PeerHandshake {
         }
         if hello.from == me {
             let why = format!(
-                "two processes are node {me} of this cluster: one of them was started on a copy of the other's directory; stop it"
+                "two processes are node {me} of this cluster: one of them was started on a copy of \
+                 the other's directory; stop it"
             );
             return refused(libc::EEXIST, why);
         }
@@ -167,7 +169,8 @@ impl PeerHandshake {
         }
         if !self.belongs(hello.from) {
             let why = format!(
-                "node {} is not one of the cluster's, as far as node {me} knows: one that joins is let in when `kestrel cluster \
+                "node {} is not one of the cluster's, as far as node {me} knows: one that joins is \
+                 let in when `kestrel cluster \
                  add-node` has announced it, by all nodes when its turn comes",
                 hello.from
             );
@@ -206,7 +209,8 @@ impl PeerHandshake {
                     return Err(why);
                 }
                 let why = format!(
-                    "node {} has been started since the process at {address} was (start {}, node {} has seen start {}): another one \
+                    "node {} has been started since the process at {address} was (start {}, node \
+                     {} has seen start {}): another one \
                      serves in its place, and that one ends when it notices",
                     hello.from,
                     came.epoch,
@@ -237,15 +241,18 @@ fn judge(
     let refused = |errno, why: String| Err(FsError::because(errno, why));
     if came.node_uuid != seen.node_uuid {
         let why = format!(
-            "node {from}, which connects from {address}, is not the node {from} that this cluster knows: its directory was made \
-             anew, and what the old one held is gone; stop it and start the old directory, or restore all nodes from backups of one \
+            "node {from}, which connects from {address}, is not the node {from} that this cluster \
+             knows: its directory was made \
+             anew, and what the old one held is gone; stop it and start the old directory, or \
+             restore all nodes from backups of one \
              moment"
         );
         return refused(REFUSED_NODE_UUID, why);
     }
     if came.epoch < seen.epoch {
         let why = format!(
-            "an old copy of the directory of node {from} was started at {address} (start {}, node {me} has seen start {}); stop it \
+            "an old copy of the directory of node {from} was started at {address} (start {}, node \
+             {me} has seen start {}); stop it \
              and start the present one, or restore all nodes from backups of one moment",
             came.epoch, seen.epoch
         );
@@ -253,7 +260,8 @@ fn judge(
     }
     if came.epoch == seen.epoch && came.start != seen.start {
         let why = format!(
-            "two processes serve node {from}: the one that connects from {address} was started on a copy of the directory (both \
+            "two processes serve node {from}: the one that connects from {address} was started on \
+             a copy of the directory (both \
              are its start {}); stop it, and see that one directory of node {from} is left",
             came.epoch
         );

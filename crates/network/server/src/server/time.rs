@@ -73,8 +73,10 @@ impl Server {
         for session in self.all_sessions() {
             let line = session.state.lock().line.as_ref().map(|line| line.outbox.clone());
             if let Some(outbox) = line {
-                outbox
-                    .close("the node answers nobody at present, and another process may serve in its place");
+                outbox.close(
+                    "the node answers nobody at present, and another process may serve in \
+                            its place",
+                );
             }
         }
     }

@@ -191,8 +191,8 @@ impl Model {
         Ok(())
     }
 
-    /// Compares chunks that were shown. Only a file whose content lies in chunks has any within its
-    /// size; beyond it there may be some that are on their way out.
+    /// Compares chunks that were shown. Only a file with content in chunks has any within its size;
+    /// beyond it there may be some that are on their way out.
     fn same_chunks(
         &self,
         ino: u64,

@@ -63,8 +63,8 @@ impl ClusterRun {
         self.plan_in(after, Event::Failed(node, start));
     }
 
-    /// The process of a member whose store has failed ends; what the store has shows at its next
-    /// start.
+    /// The process of a member ends after its store has failed; what the store has shows at its
+    /// next start.
     pub(super) fn end_failed(&mut self, node: NodeId, start: u64) {
         if !self.hosts[&node].is_up(start) {
             return;

@@ -77,7 +77,8 @@ impl ClusterRun {
                 .map(|(node, _)| *node)
                 .collect();
             let why = format!(
-                "no rest {} s after the faults ended: clients {waiting:?} wait, nodes {busy:?} are busy",
+                "no rest {} s after the faults ended: clients {waiting:?} wait, nodes {busy:?} are \
+                 busy",
                 REST_MAX / SECOND
             );
             self.fail(why);

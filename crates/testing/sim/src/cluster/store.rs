@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 /// Positions of what never gets through are above those of what may.
 const NEVER_IN: Position = 1 << 40;
 
-/// What becomes of a process whose store another one claims.
+/// What becomes of a process when another one claims its store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fate {
     /// What it commits from then on is refused; if not, it is taken and never gets through.

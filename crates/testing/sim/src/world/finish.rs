@@ -59,7 +59,8 @@ impl World {
         for (place, client) in self.clients.iter().enumerate() {
             if client.calls > 0 || !client.link.is_up() {
                 let why = format!(
-                    "client {place} has {} calls without an end {} s after the faults ended; served: {}",
+                    "client {place} has {} calls without an end {} s after the faults ended; \
+                     served: {}",
                     client.calls,
                     REST_MAX / SECOND,
                     client.link.is_up()

@@ -45,7 +45,8 @@ impl World {
 
 /// Whether a token was the reason not to do something.
 pub(super) fn is_refused(reply: &Reply) -> bool {
-    matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EACCES && why.reason.contains("token"))
+    matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EACCES
+        && why.reason.contains("token"))
 }
 
 /// The same of any answer.

@@ -20,8 +20,10 @@ usage: kestrel-compare --a DIR --b DIR [options]
 
   --a DIR            a directory of the file system under test
   --b DIR            a directory of the reference (tmpfs, ext4, XFS)
-  --elsewhere DIR    the directory of --a through another mount of the same volume: one actor makes, renames, replaces and
-                     removes names and changes owners and modes there, call by call between those of the others
+  --elsewhere DIR    the directory of --a through another mount of the same volume: one actor \
+      makes, renames, replaces and
+                     removes names and changes owners and modes there, call by call between those \
+                         of the others
   --seed S           first seed (default 1); the same seed means the same calls
   --ops N            calls of one run (default 10000)
   --workers N        runs side by side, each in a subtree of its own, seeds S, S+1, … (default 1)
@@ -210,7 +212,8 @@ fn report_missing(args: &Args, seed: u64, lines: &[String]) {
 fn report_same(args: &Args, seed: u64, tally: &RunStats, seconds: f64, lacking: &[String]) {
     if args.flag("json") {
         println!(
-            "{{\"result\":\"same\",\"seed\":{seed},\"steps\":{},\"succeeded\":{},\"seconds\":{seconds:.1},\"left_out\":{}}}",
+            "{{\"result\":\"same\",\"seed\":{seed},\"steps\":{},\"succeeded\":{},\
+             \"seconds\":{seconds:.1},\"left_out\":{}}}",
             tally.steps,
             tally.steps - tally.failed.len(),
             json::texts(lacking)
@@ -254,7 +257,8 @@ fn report_different(
     }
     if args.flag("json") {
         println!(
-            "{{\"result\":\"different\",\"seed\":{seed},\"kind\":{},\"difference\":{},\"at_the_end\":{},\"script\":{},\"replay\":{}}}",
+            "{{\"result\":\"different\",\"seed\":{seed},\"kind\":{},\"difference\":{},\
+             \"at_the_end\":{},\"script\":{},\"replay\":{}}}",
             json::text(&found.difference.key),
             json::text(&found.difference.text),
             found.in_walk,

@@ -11,20 +11,27 @@ use kestrel_testkit::crash::verify::{Promise, Verdict, verify};
 use kestrel_testkit::{errno, json};
 
 const HELP: &str = "\
-kestrel-crashload: a workload that logs what was acknowledged, and what must be left of it after a crash
+kestrel-crashload: a workload that logs what was acknowledged, and what must be left of it after a \
+crash
 
-usage: kestrel-crashload run    --dir DIR --log FILE [--threads N] [--seed S] [--ops N] [--seconds N] [--disk DIR]
+usage: kestrel-crashload run    --dir DIR --log FILE [--threads N] [--seed S] [--ops N] [--seconds \
+    N] [--disk DIR]
                              [--json]
        kestrel-crashload verify --dir DIR --log FILE --mode MODE [--within-ms N] [--json]
 
-run     DIR is an empty directory of the file system under test, FILE lies on another one. Ends after
-        --ops operations a thread (default: no limit) or --seconds (default 10), or when the mount dies or is full.
-        --disk DIR     on the disk that is shut down during the run: what is said after that is not heard
+run     DIR is an empty directory of the file system under test, FILE lies on another one. Ends \
+    after
+        --ops operations a thread (default: no limit) or --seconds (default 10), or when the mount \
+            dies or is full.
+        --disk DIR     on the disk that is shut down during the run: what is said after that is \
+            not heard
         exit: 0, or 1 when a call failed or a read gave wrong bytes while the mount was alive
 verify  MODE: process  every acknowledged operation is there, the one in flight wholly or not at all
               commit   the same, after power loss of a volume in mode commit
-              power    what is there is a prefix of what was acknowledged, at least up to the last sync
-        --within-ms N  with power: what was acknowledged more than N ms before the end must be there too
+              power    what is there is a prefix of what was acknowledged, at least up to the last \
+                  sync
+        --within-ms N  with power: what was acknowledged more than N ms before the end must be \
+            there too
         exit: 0 promise kept, 1 broken, 2 it could not be told
 
 examples:

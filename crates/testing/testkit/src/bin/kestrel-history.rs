@@ -12,9 +12,11 @@ use kestrel_testkit::history::tree::{Tree, mark_repeated};
 use kestrel_testkit::history::{RecordedCall, appends, registers};
 
 const HELP: &str = "\
-kestrel-history: threads on one or more mounts of a volume make calls on a few names at once; is what they saw linearizable?
+kestrel-history: threads on one or more mounts of a volume make calls on a few names at once; is \
+what they saw linearizable?
 
-usage: kestrel-history run --dir DIR [--dir DIR]... [--threads N] [--ops N] [--seed S] [--overwriting N] [--sharing N]
+usage: kestrel-history run --dir DIR [--dir DIR]... [--threads N] [--ops N] [--seed S] \
+    [--overwriting N] [--sharing N]
                            [--pause-us N] [--save FILE] [--strict] [--json]
 
 --dir DIR       the same directory through each mount; thread N works in number N modulo their count
@@ -22,15 +24,20 @@ usage: kestrel-history run --dir DIR [--dir DIR]... [--threads N] [--ops N] [--s
 --ops N         calls of each thread (default 2000)
 --seed S        seed of what is called (default 1); what happens at once differs from run to run
 --overwriting N calls of 100 that overwrite a file in place or read one that is (default 10)
---sharing N     calls of 100 others that append to a log, read it, or count under a lock (default 10)
+--sharing N     calls of 100 others that append to a log, read it, or count under a lock (default \
+    10)
 --pause-us N    longest pause before a call (default 0): spreads the run over faults from outside
 --strict        with several --dir, judges also reads of the log that are not the last one
 --save FILE     writes the history, one call a line, in the order of beginnings
 
-Judges creat, publish (write and rename), unlink, mkdir, rmdir, rename, stat, open, read and readdir for linearizability, and
-overwriting in place for close-to-open. Records that threads append to one log (O_APPEND, no lock) are all in it, once, in the order
-of appends that did not overlap, for every later open; additions under flock or F_OFD_SETLKW to numbers in files that stay open are
-judged for linearizability. A call that ends with EIO, ETIMEDOUT or ENOTCONN may have happened or not.
+Judges creat, publish (write and rename), unlink, mkdir, rmdir, rename, stat, open, read and \
+    readdir for linearizability, and
+overwriting in place for close-to-open. Records that threads append to one log (O_APPEND, no lock) \
+    are all in it, once, in the order
+of appends that did not overlap, for every later open; additions under flock or F_OFD_SETLKW to \
+    numbers in files that stay open are
+judged for linearizability. A call that ends with EIO, ETIMEDOUT or ENOTCONN may have happened or \
+    not.
 
 exit: 0 all is explained, 1 something is not, 2 it could not be told
 
@@ -139,13 +146,15 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
     wrong.iter().for_each(|what| eprintln!("FAIL seed {}: {what}", load.seed));
     if args.flag("json") {
         println!(
-            "{{\"calls\":{calls},\"overwriting\":{overwritten},\"sharing\":{shared},\"unknown\":{unknown},\"stale\":{},\"configurations\":{configurations},\"wrong\":{}}}",
+            "{{\"calls\":{calls},\"overwriting\":{overwritten},\"sharing\":{shared},\
+             \"unknown\":{unknown},\"stale\":{},\"configurations\":{configurations},\"wrong\":{}}}",
             recorded.stale,
             wrong.len()
         );
     } else {
         println!(
-            "{calls} calls on names, {overwritten} on overwritten files, {shared} on shared ones; {unknown} without an answer, {} repeated for ESTALE; \
+            "{calls} calls on names, {overwritten} on overwritten files, {shared} on shared ones; \
+             {unknown} without an answer, {} repeated for ESTALE; \
              at most {configurations} explanations at a time: {}",
             recorded.stale,
             if wrong.is_empty() { "linearizable" } else { "NOT LINEARIZABLE" }

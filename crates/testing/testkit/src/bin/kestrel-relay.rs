@@ -13,7 +13,8 @@ kestrel-relay: relays TCP connections and holds every byte back for a while
 usage: kestrel-relay --to HOST:PORT [--listen HOST:PORT] [--delay-us N]
 
 --to HOST:PORT      where connections go
---listen HOST:PORT  where it listens (default 127.0.0.1:0: a free port); the address is printed when it does
+--listen HOST:PORT  where it listens (default 127.0.0.1:0: a free port); the address is printed \
+    when it does
 --delay-us N        how long every byte is held back in each direction (default 0)
 
 Runs until it is killed.

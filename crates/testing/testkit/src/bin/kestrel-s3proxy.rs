@@ -10,20 +10,25 @@ use kestrel_testkit::s3proxy::server::{Proxy, start};
 use kestrel_testkit::s3proxy::socket::Address;
 
 const HELP: &str = "\
-kestrel-s3proxy: a proxy in front of an S3 store that fails on purpose, by rule and seed, and counts requests
+kestrel-s3proxy: a proxy in front of an S3 store that fails on purpose, by rule and seed, and \
+counts requests
 
-usage: kestrel-s3proxy serve  --store ADDRESS [--listen ADDRESS] [--control ADDRESS] [--seed S] [--rules RULES] [--log FILE]
+usage: kestrel-s3proxy serve  --store ADDRESS [--listen ADDRESS] [--control ADDRESS] [--seed S] \
+    [--rules RULES] [--log FILE]
        kestrel-s3proxy rules  --control ADDRESS [--set RULES]
        kestrel-s3proxy counts --control ADDRESS [--reset]
 
-serve   ADDRESS of the store: HOST:PORT or unix:PATH. Listens at free ports of 127.0.0.1 unless told otherwise, and prints
-        one line: listening ADDRESS control ADDRESS. Nothing of a request is changed: signatures stay valid.
+serve   ADDRESS of the store: HOST:PORT or unix:PATH. Listens at free ports of 127.0.0.1 unless \
+    told otherwise, and prints
+        one line: listening ADDRESS control ADDRESS. Nothing of a request is changed: signatures \
+            stay valid.
         --log FILE   a line for each request: milliseconds, kind, method, target, range, faults
 rules   shows the rules, or replaces them (\"\" for none); requests that hang are let go
 counts  requests by kind, requests in flight at most, faults by name, bytes; as JSON
 
 RULES   FAULT[:NAME=VALUE,...] separated by blanks. Every rule takes
-          kind=K+K   to which requests: put part copy get head list delete delete-many multipart other
+          kind=K+K   to which requests: put part copy get head list delete delete-many multipart \
+              other
           rate=R     share that is hit, 0 to 1         match=TEXT  only targets that contain it
           skip=N     spare the first N                 count=N     hit N at most
         latency:ms=N,jitter=N      wait before the store is asked
@@ -32,12 +37,15 @@ RULES   FAULT[:NAME=VALUE,...] separated by blanks. Every rule takes
         reset                      connection reset, the store sees nothing
         hang                       no answer until the rules change
         lost-answer                the store does it, then a reset
-        truncate short long wrong-bytes      bodies: cut with the connection, whole but shorter, longer, changed
-        list-cut list-gap list-repeat        listings: end too early, an empty page, the same page again
+        truncate short long wrong-bytes      bodies: cut with the connection, whole but shorter, \
+            longer, changed
+        list-cut list-gap list-repeat        listings: end too early, an empty page, the same page \
+            again
 
 examples:
   kestrel-s3proxy serve --store 127.0.0.1:7070 --rules 'latency:ms=20'
-  kestrel-s3proxy rules --control 127.0.0.1:4000 --set 'status:code=503,kind=put,rate=0.1 wrong-bytes:rate=0.01'
+  kestrel-s3proxy rules --control 127.0.0.1:4000 --set 'status:code=503,kind=put,rate=0.1 \
+      wrong-bytes:rate=0.01'
   kestrel-s3proxy rules --control 127.0.0.1:4000 --set 'status:code=500,kind=list,skip=1,count=1'
 ";
 

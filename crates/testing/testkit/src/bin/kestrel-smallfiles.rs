@@ -17,9 +17,12 @@ kestrel-smallfiles: many files of one size, written or read by many threads
 
 usage: kestrel-smallfiles write|read --dir DIR [--files N] [--size BYTES] [--threads N] [--seed S]
 
-write   makes DIR/NNN/NNNNNN (a thousand files a directory), each opened, written and closed by one of the threads
-read    opens, reads and closes each once, in a random order that --seed changes, and compares every byte
-Prints JSON: files, bytes, seconds, files_per_second, megabytes_per_second (10^6). exit: 0, or 1 at the first failure.
+write   makes DIR/NNN/NNNNNN (a thousand files a directory), each opened, written and closed by \
+    one of the threads
+read    opens, reads and closes each once, in a random order that --seed changes, and compares \
+    every byte
+Prints JSON: files, bytes, seconds, files_per_second, megabytes_per_second (10^6). exit: 0, or 1 \
+    at the first failure.
 
 examples:
   kestrel-smallfiles write --dir /mnt/k/small --files 10000 --size 102400 --threads 64
@@ -132,7 +135,8 @@ fn run(args: &Args, write: bool) -> Result<(), String> {
     }
     let (files, bytes) = (done.into_inner(), files * size as u64);
     println!(
-        "{{\"files\":{files},\"bytes\":{bytes},\"seconds\":{seconds:.6},\"files_per_second\":{:.1},\"megabytes_per_second\":{:.2}}}",
+        "{{\"files\":{files},\"bytes\":{bytes},\"seconds\":{seconds:.6},\"files_per_second\":{:.1},\
+         \"megabytes_per_second\":{:.2}}}",
         files as f64 / seconds,
         bytes as f64 / seconds / 1e6
     );

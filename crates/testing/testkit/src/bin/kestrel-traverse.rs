@@ -10,7 +10,8 @@ use kestrel_testkit::traverse::{self, Call, Shape};
 const HELP: &str = "\
 kestrel-traverse: makes a tree of a known shape, and opens files in it at random
 
-usage: kestrel-traverse make|walk --dir DIR [--levels N] [--fanout N] [--files N] [--size BYTES] [--threads N]
+usage: kestrel-traverse make|walk --dir DIR [--levels N] [--fanout N] [--files N] [--size BYTES] \
+    [--threads N]
                                   [--seconds N] [--call open|read|stat] [--seed S]
 
 --dir DIR     where; `make` wants it empty

@@ -1,4 +1,4 @@
-//! Actors: the users who make the calls. Each actor is one process on each side, locked into its
+//! Actors: the users that make the calls. Each actor is one process on each side, locked into its
 //! tree with chroot, so that working directory, umask, locks and credentials are its own and no
 //! `..` can leave the tree.
 

@@ -199,7 +199,8 @@ mod tests {
 
     #[test]
     fn list_is_read_strictly() {
-        let text = "# comment\n\nunsupported fallocate.collapse-range rarely used\nerrno rename ENOTEMPTY EEXIST both fit\n";
+        let text = "# comment\n\nunsupported fallocate.collapse-range rarely used\nerrno rename \
+                    ENOTEMPTY EEXIST both fit\n";
         let list = Allowances::parse(text).unwrap();
         assert!(list.may_lack("fallocate.collapse-range") && !list.may_lack("xattr"));
         let (a, b) = (Outcome::of(Err(libc::ENOTEMPTY)), Outcome::of(Err(libc::EEXIST)));

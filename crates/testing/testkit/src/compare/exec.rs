@@ -34,7 +34,7 @@ pub struct World {
     dirs: [Option<i32>; DIR_SLOTS],
 }
 
-/// Something whose times are watched across a call.
+/// A file or directory of which the times are watched across a call.
 enum Watched {
     Fd(i32),
     At(i32, CString, i32),
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// Objects whose times the operation may change: label, where before, where after (if
+    /// Objects of which the operation may change the times: label, where before, where after (if
     /// elsewhere).
     fn watched(&self, op: &Op) -> Vec<(&'static str, Watched, Option<Watched>)> {
         let parent = |loc: &Loc| {

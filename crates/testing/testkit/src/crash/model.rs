@@ -221,7 +221,7 @@ impl State {
         out
     }
 
-    /// The names whose state `op` may change, seen from before it.
+    /// The names of which `op` may change the state, seen from before it.
     pub fn touched(&self, op: &Op) -> Vec<String> {
         let file = |path: &String| match self.nodes.get(path) {
             Some(Node::File(ino)) => self.names_of(*ino),

@@ -300,7 +300,8 @@ impl<'a> Worker<'a> {
             Err(e) => Err(format!("thread {}: reading {path}: {}", self.thread, errno::name(e))),
             Ok(()) if found[..have] == expected[..] => Ok(None),
             Ok(()) => Err(format!(
-                "thread {}: {path} reads wrong: {have} bytes instead of {}, first difference at {:?}",
+                "thread {}: {path} reads wrong: {have} bytes instead of {}, first difference at \
+                 {:?}",
                 self.thread,
                 expected.len(),
                 found.iter().zip(&expected).position(|(a, b)| a != b)

@@ -174,7 +174,10 @@ fn fits(state: &State, tree: &Tree, path: &str) -> bool {
         (Some(Node::Symlink(target)), Some(Found::Symlink(found))) => target.as_bytes() == found,
         (Some(Node::File(ino)), Some(Found::File(file))) => {
             let names = state.names_of(*ino);
-            let same = |name: &String| matches!(tree.get(name), Some(Found::File(other)) if other.ino == file.ino);
+            let same = |name: &String| {
+                matches!(tree.get(name),
+                    Some(Found::File(other)) if other.ino == file.ino)
+            };
             state.inodes.get(ino).is_some_and(|inode| file_fits(inode, file))
                 && file.nlink == names.len() as u64
                 && names.iter().all(same)
@@ -318,7 +321,8 @@ fn order_broken(log: &Log, survived: &BTreeMap<u64, Survived>) -> Vec<String> {
             };
             if there.intent_at > acked_at {
                 out.push(format!(
-                    "not a prefix: thread {lost_thread} lost \"{}\", acknowledged before thread {thread} began \"{}\", which survived",
+                    "not a prefix: thread {lost_thread} lost \"{}\", acknowledged before thread \
+                     {thread} began \"{}\", which survived",
                     show_op(&gone.op),
                     show_op(&there.op)
                 ));

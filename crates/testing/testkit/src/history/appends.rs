@@ -2,10 +2,10 @@
 //! what a reader of it sees.
 //!
 //! An append is write and close, or write and fsync; a read is open, read, close. When the append
-//! has returned, its record is in the log once, behind all whose appends had returned before it
-//! began, and stays there. So every read that begins later sees it, and sees such records in the
-//! order that the last read finds. Records whose append is under way may be seen anywhere, or not:
-//! they move while a read goes on. Those that failed are in the log once or not at all.
+//! has returned, its record is in the log once, behind all records with appends that had returned
+//! before it began, and stays there. So every read that begins later sees it, and sees such records
+//! in the order that the last read finds. Records with an append under way may be seen anywhere, or
+//! not: they move while a read goes on. Those that failed are in the log once or not at all.
 //!
 //! Of several mounts one shows the bytes of an append where they would be if it were alone until
 //! its client has heard where they are, so reads beside an append on the same mount are not judged,

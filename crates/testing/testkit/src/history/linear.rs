@@ -52,7 +52,7 @@ pub enum Verdict<M> {
     },
     /// There is none.
     Violation {
-        /// Index of the event whose return nothing explains.
+        /// Index of the event with a return that nothing explains.
         event: usize,
         /// Indexes of the other events that were pending then, in the order of their beginnings.
         pending: Vec<usize>,

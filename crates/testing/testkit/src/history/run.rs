@@ -18,8 +18,8 @@ use crate::sys::{self, Sys};
 /// How often a call that says `ESTALE` is made again.
 const STALE_MAX: usize = 100;
 
-/// After so many calls whose outcome nobody knows no more calls are made: judging them would take
-/// too long.
+/// After so many calls with an unknown outcome no more calls are made: judging them would take too
+/// long.
 const UNKNOWN_MAX: usize = 12;
 
 /// What to run.
@@ -132,7 +132,7 @@ fn prepare(home: &Path) -> Result<(), String> {
 struct Shared {
     /// When the clock was zero.
     origin: Instant,
-    /// Calls whose outcome nobody knows, so far.
+    /// Calls with an unknown outcome, so far.
     unknown: AtomicUsize,
     /// The next content.
     token: AtomicU64,

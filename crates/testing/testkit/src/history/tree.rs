@@ -188,7 +188,8 @@ impl Tree {
     fn has(&self, ino: u64) -> bool {
         self.root.iter().flatten().any(|node| {
             *(*node).clone().ino() == Some(ino)
-                || matches!(node, Node::Dir { entries, .. } if entries.iter().flatten().any(|file| file.ino == Some(ino)))
+                || matches!(node, Node::Dir { entries, .. }
+                    if entries.iter().flatten().any(|file| file.ino == Some(ino)))
         })
     }
 

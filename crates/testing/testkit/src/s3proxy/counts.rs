@@ -87,7 +87,8 @@ impl Counts {
         let faults: Vec<_> =
             inner.faults.iter().map(|(name, count)| format!("\"{name}\":{count}")).collect();
         let text = format!(
-            "{{\"requests\":{},\"forwarded\":{},\"store_errors\":{},\"in_flight_max\":{},\"faults\":{{{}}},\"bytes_up\":{},\"bytes_down\":{}}}",
+            "{{\"requests\":{},\"forwarded\":{},\"store_errors\":{},\"in_flight_max\":{},\
+             \"faults\":{{{}}},\"bytes_up\":{},\"bytes_down\":{}}}",
             column(|of| of.requests),
             column(|of| of.forwarded),
             column(|of| of.failed),

@@ -9,7 +9,7 @@ use super::kind::Kind;
 use super::rule::{Fault, Rule};
 use crate::rng::{Rng, mix};
 
-/// Targets whose repetitions are told apart. Beyond, the count begins anew.
+/// Targets with repetitions that are told apart. Beyond, the count begins anew.
 const TARGETS_MAX: usize = 1 << 20;
 
 /// What happens to one request.

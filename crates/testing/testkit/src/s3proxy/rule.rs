@@ -99,7 +99,7 @@ pub struct Rule {
     pub kinds: Vec<Kind>,
     /// Share of them that is hit, in millionths.
     pub rate_ppm: u64,
-    /// Only to requests whose target contains this text; empty: to all.
+    /// Only to requests with a target that contains this text; empty: to all.
     pub contains: String,
     /// The first so many that the rule would hit are spared.
     pub skip: u64,
@@ -197,7 +197,8 @@ mod tests {
     #[test]
     fn rules_are_read() {
         let rules = Rule::parse_all(
-            " latency:ms=20,jitter=5\nstatus:code=503,kind=put+get,rate=0.25,skip=1,count=3,match=/00/ wrong-bytes",
+            " latency:ms=20,jitter=5\nstatus:code=503,kind=put+get,rate=0.25,skip=1,count=3,\
+             match=/00/ wrong-bytes",
         )
         .unwrap();
         assert_eq!(rules[0].fault, Fault::Latency { ms: 20, jitter_ms: 5 });

@@ -118,7 +118,8 @@ pub fn to_client() -> BoxedStrategy<ToClient> {
     ];
     prop_oneof![
         1 => welcome.prop_map(ToClient::Welcome),
-        1 => error().prop_map(|FsError { errno, reason }| ToClient::Refused(Refused { errno, reason })),
+        1 => error()
+        .prop_map(|FsError { errno, reason }| ToClient::Refused(Refused { errno, reason })),
         8 => (number(), number(), answered)
             .prop_map(|(id, table, answered)| ToClient::Reply(ReplyTo { id, table, answered })),
         1 => (number(), blob(200)).prop_map(|(id, json)| ToClient::Event { id, json }),
@@ -220,8 +221,10 @@ fn set_time() -> BoxedStrategy<SetTime> {
 }
 
 prop_compose! {
-    fn set_attr()(mode in option::of(mode()), uid in option::of(any::<u32>()), gid in option::of(any::<u32>()),
-        size in option::of(number()), atime in option::of(set_time()), mtime in option::of(set_time()),
+    fn set_attr()(mode in option::of(mode()), uid in option::of(any::<u32>()),
+        gid in option::of(any::<u32>()),
+        size in option::of(number()), atime in option::of(set_time()),
+        mtime in option::of(set_time()),
         through_handle in any::<bool>(), kill_suid in any::<bool>()) -> SetAttr {
         SetAttr { mode, uid, gid, size, atime, mtime, through_handle, kill_suid }
     }
@@ -238,7 +241,8 @@ fn new_data() -> BoxedStrategy<NewData> {
 }
 
 prop_compose! {
-    fn commit()(inode in inode_ref(), base in any::<u64>(), data in new_data(), size in option::of(number()),
+    fn commit()(inode in inode_ref(), base in any::<u64>(), data in new_data(),
+        size in option::of(number()),
         mtime in any::<Nanos>(), kill_suid in any::<bool>()) -> Commit {
         Commit { inode, base, data, size, mtime, kill_suid }
     }
@@ -363,7 +367,8 @@ pub fn reply() -> BoxedStrategy<Reply> {
         1 => Just(Outcome::NeedGroups),
         1 => boxed_inode().prop_map(Outcome::Conflict),
         1 => (number(), number(), blob(100))
-            .prop_map(|(resolved, dir, target)| Outcome::Symlink { resolved: resolved as usize, dir, target }),
+            .prop_map(|(resolved, dir, target)| Outcome::Symlink { resolved: resolved as usize, dir,
+                target }),
         1 => number().prop_map(|table| Outcome::Misdirected { table }),
     ];
     prop_oneof![3 => answer.prop_map(Ok), 1 => outcome.prop_map(Err)].boxed()

@@ -56,7 +56,9 @@ fn bytes_are_pinned() {
     assert_eq!(summed[8..12], crc32c::crc32c(&covered).to_be_bytes());
 
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
-    let mut expected = framed(1, b"KSTL\0\x09\0\x09\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
+    let mut expected =
+        framed(1,
+            b"KSTL\0\x09\0\x09\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
     assert_eq!(hello, expected);
     assert_eq!(server_bytes(&ToServer::Proof([5; 32]), Checksum::Off), framed(9, &[5; 32]));
     assert_eq!(client_bytes(&ToClient::Challenge([6; 32]), Checksum::Off), framed(0x87, &[6; 32]));

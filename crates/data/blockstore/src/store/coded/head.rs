@@ -232,7 +232,8 @@ impl Head {
                 if key.open(NoncePart::Head, &bytes[..HEADER_BYTES + table_len], &mut tag).is_none()
                 {
                     let why = format!(
-                        "its head does not open with data key {} of this volume: it was written with another key or \
+                        "its head does not open with data key {} of this volume: it was written \
+                         with another key or \
                          forged; if the descriptor was restored, restore the newest copy of it",
                         header.key.unwrap_or(0)
                     );
@@ -273,11 +274,16 @@ pub(super) fn object_key(header: &Header, keys: Option<&Keys>) -> Result<Option<
     let Some(number) = header.key else { return Ok(None) };
     let missing = |why: String| Error::Coding { object: header.object, why: why.into() };
     let keys = keys.ok_or_else(|| {
-        missing("it is encrypted, and this volume's descriptor has no keys; restore the newest copy of kestrel.json".into())
+        missing(
+            "it is encrypted, and this volume's descriptor has no keys; restore the newest \
+                 copy of kestrel.json"
+                .into(),
+        )
     })?;
     let key = keys.object_key(number, &header.salt, &header.volume, header.object).ok_or_else(|| {
         missing(format!(
-            "it is encrypted with data key {number}, which this volume's descriptor does not have; restore the newest copy \
+            "it is encrypted with data key {number}, which this volume's descriptor does not have; \
+             restore the newest copy \
              of kestrel.json, then mount again"
         ))
     })?;

@@ -39,7 +39,7 @@ impl Fate for Chance<'_> {
     }
 }
 
-/// Exactly the sectors whose bit is set survive; all names do.
+/// Exactly the sectors with a set bit survive; all names do.
 struct Mask(u64);
 
 impl Fate for Mask {

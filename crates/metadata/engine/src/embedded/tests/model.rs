@@ -60,7 +60,8 @@ proptest! {
             if let Some(engine) = engine {
                 if clean { engine.close().unwrap() } else { drop(engine) }
             }
-            EmbeddedEngine::open(dir.path(), UUID, small_options(), no_hook(), &mut |_| true).unwrap()
+            EmbeddedEngine::open(dir.path(), UUID, small_options(), no_hook(), &mut |_| true)
+                .unwrap()
         });
     }
 }

@@ -119,7 +119,7 @@ fn salvage_after_a_flipped_bit() {
     assert_eq!((found, lost), (expected, vec![]));
 }
 
-/// Tables whose end is cut off or whose manifest is gone give the rows that are left.
+/// Tables without their end or without their manifest give the rows that are left.
 #[test]
 fn salvage_of_cut_tables() {
     let dir = tempfile::tempdir().unwrap();

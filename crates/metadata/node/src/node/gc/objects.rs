@@ -26,7 +26,7 @@ use kestrel_engine::{BatchKind, Mutation};
 /// Most objects looked at in one call: roles are held meanwhile.
 pub const DUE_MAX: usize = 1024;
 
-/// A row of table `reap` whose time has come.
+/// A row of table `reap` that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Due {
     /// When it was due, seconds.
@@ -56,11 +56,11 @@ pub enum ReferencePart {
 }
 
 impl Node {
-    /// Up to `limit` objects whose grace period is over and that nothing refers to. From now on
-    /// until [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`.
-    /// Objects for which `in_use` holds (somebody may still come to refer to bytes just stored
-    /// there) stay due; it is asked with every worker's state held. While clients claim what they
-    /// had open before a restart nobody knows that: none.
+    /// Up to `limit` objects that nothing refers to, after their grace period. From now on until
+    /// [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`. Objects
+    /// for which `in_use` holds (somebody may still come to refer to bytes just stored there) stay
+    /// due; it is asked with every worker's state held. While clients claim what they had open
+    /// before a restart nobody knows that: none.
     ///
     /// # Errors
     /// The engine's. `EINVAL` for one of several nodes: its member asks them all.
@@ -142,8 +142,8 @@ impl Node {
         Ok(())
     }
 
-    /// Rows whose time has come, the oldest first, at most `DUE_MAX`; perhaps only those of
-    /// objects that are deleted.
+    /// Rows that are due, the oldest first, at most `DUE_MAX`; perhaps only those of objects that
+    /// are deleted.
     pub fn due_rows(&self, now: Nanos, limit: usize, deleted_only: bool) -> FsResult<Vec<Due>> {
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();
         let mut due: Vec<Due> = Vec::new();

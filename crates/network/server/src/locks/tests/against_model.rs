@@ -40,7 +40,8 @@ fn span() -> impl Strategy<Value = (LockOwner, LockSpan)> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        10 => (span(), any::<bool>()).prop_map(|((owner, span), wait)| Step::Set(owner, span, wait)),
+        10 => (span(), any::<bool>())
+            .prop_map(|((owner, span), wait)| Step::Set(owner, span, wait)),
         6 => span().prop_map(|(owner, span)| Step::Unlock(owner, span)),
         2 => span().prop_map(|(owner, span)| Step::Release(owner, span)),
         3 => span().prop_map(|(owner, span)| Step::Test(owner, span)),

@@ -238,7 +238,8 @@ impl fmt::Display for Op {
             }
             Op::LockWait { slot, range, other, other_slot } => write!(
                 f,
-                "fcntl(fd{slot}, F_SETLKW, F_WRLCK, start {}, len {}) while [{}] unlocks its fd{other_slot}",
+                "fcntl(fd{slot}, F_SETLKW, F_WRLCK, start {}, len {}) while [{}] unlocks its \
+                 fd{other_slot}",
                 range.start, range.len, ACTORS[*other as usize].name
             ),
             Op::Getcwd => write!(f, "getcwd()"),

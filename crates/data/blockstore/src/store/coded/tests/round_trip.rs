@@ -44,7 +44,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => any_coding().prop_map(Step::Settings),
         2 => (any_len(), cuts()).prop_map(|(len, cuts)| Step::Put { len, cuts }),
         6 => (0..100usize, 0.0..=1.0f64, 0.0..=1.0f64, cuts(), 0..5u8)
-            .prop_map(|(object, from, until, cuts, how)| Step::Read { object, from, until, cuts, how }),
+            .prop_map(|(object, from, until, cuts, how)| Step::Read { object, from, until, cuts,
+                how }),
     ]
 }
 
@@ -120,11 +121,13 @@ proptest! {
                     model.push(written);
                 }
                 Step::Read { object, from, until, cuts, how } => {
-                    let Some(written) = (!model.is_empty()).then(|| &model[object % model.len()]) else { continue };
+                    let Some(written) =
+                        (!model.is_empty()).then(|| &model[object % model.len()]) else { continue };
                     let place = |share: f64| (share * written.len() as f64) as usize;
                     let (from, until) = (place(from.min(until)), place(from.max(until)));
                     let object = (object % model.len()) as u64 + 1;
-                    let got = read_in_pieces(&store, object, from, until - from, &cuts, how).unwrap();
+                    let got =
+                        read_in_pieces(&store, object, from, until - from, &cuts, how).unwrap();
                     match got {
                         Some(got) => prop_assert_eq!(&got, &written[from..until]),
                         None => prop_assert!(how == 1),
