@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tokens, with real mounts on loopback (`--access tokens`): which clients are let in, what a token
-# allows, what is left of it when it is revoked or over, what leads out of a subtree (nothing), who
-# may administer, and that nothing secret is in logs, process lists and errors.
+# allows, what is left of it when it is revoked or over, what leads out of a subtree (nothing),
+# which clients may administer, and that nothing secret is in logs, process lists and errors.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_SERVE=1

@@ -79,7 +79,7 @@ pub(super) struct RemoteShared {
 }
 
 impl RemoteMetadata {
-    /// Over connections whose sessions stand for `reclaimable`. Starts two threads if there are
+    /// Over connections; their sessions stand for `reclaimable`. Starts two threads if there are
     /// several nodes.
     ///
     /// # Errors

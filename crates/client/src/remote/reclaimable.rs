@@ -1,8 +1,8 @@
 //! What sessions stand for: what is open, locked and being written here, kept so that it can be
 //! claimed again from a server that has lost it.
 //!
-//! With several nodes each has its own part: the opens that it counts, the locks of files whose
-//! home it is, and the object numbers that it handed out.
+//! With several nodes each has its own part: the opens that it counts, the locks of files
+//! that have it as their home, and the object numbers that it handed out.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

@@ -1,8 +1,8 @@
 //! Which of several nodes is asked.
 //!
-//! | what the request is about | who is asked |
+//! | what the request is about | the node that is asked |
 //! | --- | --- |
-//! | an entry, an inode, what is found by a number | who leads it by the placement map ([`PlacementMap::leader`]) |
+//! | an entry, an inode, what is found by a number | its leader by the placement map ([`PlacementMap::leader`]) |
 //! | a file that is open ([`Subject::Held`]) | a node that lets this client write it; one where it is open at all; else its home |
 //! | an open that is given back | a node that counts one, those first that do not let it be written ([`super::opens`]) |
 //! | object numbers, figures of the volume, what is to be durable | the node that was there first, or another one if it does not answer |

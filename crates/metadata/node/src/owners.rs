@@ -6,7 +6,7 @@
 //! | table | owner |
 //! | --- | --- |
 //! | `entry` | by placement of the name |
-//! | `dirstat`, `objstat` | the node whose share it is, or its heir if it has left: shares are numbered `node << 6 \| worker` |
+//! | `dirstat`, `objstat` | the node of the share, or its heir if it has left: shares are numbered `node << 6 \| worker` |
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
 //! | `reap` | the node that wrote it |

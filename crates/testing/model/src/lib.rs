@@ -28,7 +28,7 @@
 //!
 //! - [`Model::judge`] does what a request asks and says whether the reply fits. Numbers that the
 //!   node chooses (of inodes and of states of content) are taken from the reply.
-//! - [`Model::assume`] does what a request asks whose reply was lost. Numbers that the reply would
+//! - [`Model::assume`] does what a request without a reply asks. Numbers that the reply would
 //!   have told are unknown until a later reply shows them.
 //! - A model is cheap to clone and can be compared and hashed, so a search may branch on it:
 //!   whether a history has an order in which every reply fits. After an error a model may be

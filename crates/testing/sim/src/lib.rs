@@ -24,7 +24,7 @@
 //! | [`world`] | one run of one node and its clients: events, faults, the check at the end |
 //! | [`cluster`] | one run of several nodes that share a volume |
 //! | [`client`], [`host`] | a client's machine; the node's machine: disk, process, connections |
-//! | [`network`] | connections whose bytes arrive in order, late, or never |
+//! | [`network`] | connections that bring bytes in order, late, or never |
 //! | [`workload`] | what clients ask |
 //! | [`history`], [`linear`] | calls and answers; the search for an order that explains them |
 //! | [`prng`], `event_queue` | randomness from the seed; the virtual clock |
