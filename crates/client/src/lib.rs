@@ -55,8 +55,8 @@
 //! # Invariants
 //!
 //! - Calls of [`Fs`] do not block on a disk on purpose. They answer through a callback, once.
-//! - A commit that names bytes is sent when the bytes are stored; a change is lost
-//!   with file data of its that did not reach the disk.
+//! - A commit that names bytes is sent when the bytes are stored: after a power
+//!   loss no change survives without its file data.
 //! - One process at a time has an embedded volume open ([`volume::VolumeLock`]).
 
 mod accesses;
