@@ -66,10 +66,12 @@ fail() {
 # does not tell it has failed.
 counted() {
     local passed='' failed=''
-    "$@" >"$WORK/counted.out" 2>&1 || true
+    # Unbuffered: cut short, it leaves what it has come to.
+    PYTHONUNBUFFERED=1 "$@" >"$WORK/counted.out" 2>&1 || true
     cat "$WORK/counted.out"
     read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' \
         "$WORK/counted.out" | tail -n 1) || true
+    rm -f "$WORK/counted.out"
     PASSED=$((PASSED + ${passed:-0})) FAILED=$((FAILED + ${failed:-1}))
 }
 
@@ -128,7 +130,7 @@ cleanup() {
     [ -z "$PROXY_PID" ] || no_faults
     if [ "$status" != 0 ] || [ "$FAILED" != 0 ]; then
         # What the mount said is part of a failure's report.
-        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/*/serve.log \
+        for volume in "$WORK"/counted.out "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/*/serve.log \
             "$WORK"/proxy.err; do
             if [ -s "$volume" ]; then
                 echo "--- end of $volume"
