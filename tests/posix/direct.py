@@ -132,9 +132,10 @@ def run(directory, seconds):
         queue = Queue(fd)
         written, end = 0, time.monotonic() + seconds
         draw = random.Random(5)
-        while time.monotonic() < end or queue.blocks:
+        # Whether it goes on is decided once a turn: nothing completes where nothing was submitted.
+        while (goes_on := time.monotonic() < end) or queue.blocks:
             idle = [block for block in range(BLOCKS) if block not in queue.blocks.values()]
-            while time.monotonic() < end and queue.free:
+            while goes_on and queue.free:
                 block = idle.pop(draw.randrange(len(idle)))
                 last[block] += 1
                 queue.submit(block, content(last[block]))
