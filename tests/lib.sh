@@ -130,7 +130,8 @@ cleanup() {
     [ -z "$PROXY_PID" ] || no_faults
     if [ "$status" != 0 ] || [ "$FAILED" != 0 ]; then
         # What the mount said is part of a failure's report.
-        for volume in "$WORK"/counted.out "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/*/serve.log \
+        for volume in "$WORK"/counted.out "$WORK"/*/mount.log "$WORK"/*/*/mount.log \
+            "$WORK"/*/serve.log \
             "$WORK"/proxy.err; do
             if [ -s "$volume" ]; then
                 echo "--- end of $volume"
