@@ -600,7 +600,13 @@ impl Fs {
                 if error.errno == libc::EIO && last {
                     note_unanswered(&mut state);
                 }
-                if self.has_lost(&state, pin) {
+                let upto = state.flush.as_ref().map_or(0, |flush| flush.upto);
+                let pin_lost = self
+                    .metadata
+                    .remote()
+                    .zip(pin)
+                    .is_some_and(|(remote, pin)| remote.is_lost(pin.range.object));
+                if self.forget_lost(&mut state, upto) || pin_lost {
                     // The bytes are still in memory: they are stored again.
                     state.committing = false;
                     return self.try_again(file, state, CONFLICTS_MAX, error);
@@ -630,15 +636,6 @@ impl Fs {
             return self.flush_failed(file, error);
         }
         self.plan_flush(file, state);
-    }
-
-    /// Whether bytes of the commit that has failed may be deleted, as the node that keeps them from
-    /// being deleted has not been heard of for a lease.
-    fn has_lost(&self, state: &FileState, pin: Option<&StoredRange>) -> bool {
-        let Some(remote) = self.metadata.remote() else { return false };
-        let upto = state.flush.as_ref().map_or(0, |flush| flush.upto);
-        let pieces = state.inflight[..upto].iter().filter_map(|piece| piece.placed.as_ref());
-        pieces.chain(pin).any(|placed| remote.is_lost(placed.range.object))
     }
 
     fn flush_succeeded(self: &Arc<Self>, file: &Arc<OpenFile>, inode: Inode) {
