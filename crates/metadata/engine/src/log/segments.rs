@@ -240,15 +240,12 @@ mod tests {
         assert_eq!(Sizes::new(256 * KIB, 64 * KIB).next(), 64 * KIB, "a small disk");
     }
 
-    /// A file is used again for a segment of at least a quarter of its size; one that is too small
-    /// for the next is not kept.
-    #[test]
-    fn files_that_fit_are_used_again() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(None));
+    /// Segments without files, on a disk of so many bytes.
+    fn segments(disk_bytes: Option<u64>, sizes: Sizes) -> Segments {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(disk_bytes));
         let uuid = [7; 16];
         let fence = Arc::new(Fenced::open(&*disk, &uuid, Epoch(0)).unwrap());
-        let sizes = Sizes::new(16 * KIB, 256 * KIB);
-        let mut segments = Segments {
+        Segments {
             disk,
             uuid,
             epoch: fence.held(),
@@ -257,7 +254,14 @@ mod tests {
             sizes,
             next_generation: 1,
             free: Vec::new(),
-        };
+        }
+    }
+
+    /// A file is used again for a segment of at least a quarter of its size; one that is too small
+    /// for the next is not kept.
+    #[test]
+    fn files_that_fit_are_used_again() {
+        let mut segments = segments(None, Sizes::new(16 * KIB, 256 * KIB));
         let made: Vec<Segment> = [0, 60 * KIB, 256 * KIB, 400 * KIB]
             .map(|bytes| segments.prepare(bytes).unwrap())
             .into();
@@ -290,21 +294,7 @@ mod tests {
     /// On a full disk a free file serves for a segment of any size that it holds.
     #[test]
     fn free_files_on_a_full_disk() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(Some(90 * KIB)));
-        let uuid = [7; 16];
-        let fence = Arc::new(Fenced::open(&*disk, &uuid, Epoch(0)).unwrap());
-        let sizes = Sizes::new(8 * KIB, 64 * KIB);
-        let free = Vec::new();
-        let mut segments = Segments {
-            disk,
-            uuid,
-            epoch: fence.held(),
-            base: 0,
-            fence,
-            sizes,
-            next_generation: 1,
-            free,
-        };
+        let mut segments = segments(Some(90 * KIB), Sizes::new(8 * KIB, 64 * KIB));
         let large = segments.prepare(64 * KIB).unwrap();
         while segments.prepare(0).is_ok() {}
         segments.retire(large.generation, large.bytes).unwrap();
