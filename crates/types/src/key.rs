@@ -36,11 +36,14 @@ pub enum Table {
     /// `(inode, chunk u64)` → nothing: rows of table `chunk` from this one on were cut off and are
     /// being deleted.
     Sweep = 12,
+    /// `(id of a row, table u8 ‖ suffix ‖ snapshot u64)` → what that row was at the snapshot, if it
+    /// has changed since ([`crate::snapshot`]).
+    History = 13,
 }
 
 impl Table {
     /// All tables, in key order.
-    pub const ALL: [Table; 13] = [
+    pub const ALL: [Table; 14] = [
         Table::System,
         Table::Entry,
         Table::DirStat,
@@ -54,6 +57,7 @@ impl Table {
         Table::Moved,
         Table::Txn,
         Table::Sweep,
+        Table::History,
     ];
 
     /// The table with this number, if there is one.

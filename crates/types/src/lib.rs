@@ -39,6 +39,7 @@
 //! | [`name`] | names and paths, checked when they are made |
 //! | [`inode`], [`entry`] | an inode; what a name in a directory stands for |
 //! | [`extent`], [`range`] | which stored bytes make up a chunk of a file; where these bytes are |
+//! | [`snapshot`] | snapshots of directories |
 //! | [`stat`] | shares: what each worker knows of a directory or an object |
 //! | [`key`] | the tables of a volume, and the keys of their rows |
 //! | [`request`] | requests, operations, answers |
@@ -78,6 +79,7 @@ pub mod placement;
 pub mod range;
 pub mod request;
 pub mod security;
+pub mod snapshot;
 pub mod stat;
 pub mod token;
 pub mod wire;
@@ -90,3 +92,4 @@ pub use key::{Key, KeyRef, Table};
 pub use name::{InodeRef, Name, PathRef};
 pub use placement::PlacementMap;
 pub use request::{Answer, Creds, Op, Outcome, Reply, Request};
+pub use snapshot::{SnapshotId, SnapshotInfo};

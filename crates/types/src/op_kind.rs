@@ -3,7 +3,7 @@
 use crate::request::Op;
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 35] = [
+pub const KINDS: [&str; 41] = [
     "lookup",
     "parent",
     "getattr",
@@ -39,6 +39,12 @@ pub const KINDS: [&str; 35] = [
     "locate",
     "setflags",
     "accessed",
+    "snapshot_read",
+    "snapshot_create",
+    "snapshot_rename",
+    "snapshot_remove",
+    "snapshot_hold",
+    "snapshot_list",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -80,5 +86,11 @@ pub fn kind(op: &Op) -> usize {
         Op::Locate { .. } => 32,
         Op::SetFlags(..) => 33,
         Op::Accessed(..) => 34,
+        Op::At(..) => 35,
+        Op::SnapshotCreate { .. } => 36,
+        Op::SnapshotRename { .. } => 37,
+        Op::SnapshotRemove { .. } => 38,
+        Op::SnapshotHold { .. } => 39,
+        Op::SnapshotList { .. } => 40,
     }
 }

@@ -11,6 +11,7 @@ use crate::ids::{InodeId, ObjectId};
 use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, PathRef};
 use crate::range::Range;
+use crate::snapshot::{SnapshotId, SnapshotInfo};
 
 /// Most entries in one answer to [`Op::ReadDir`].
 pub const READDIR_ENTRIES_MAX: usize = 4096;
@@ -335,6 +336,54 @@ pub enum Op {
     TreeUsage(InodeId),
     /// Makes everything acknowledged so far durable. Answer: Done.
     Sync,
+    /// A read operation on the volume as it was at a snapshot. `ESTALE` if there is no such
+    /// snapshot any more, `EROFS` if it is no read operation. An open is not counted: nothing gives
+    /// it back. No operation of this kind is within another one. Answer: that of the operation.
+    At(SnapshotId, Box<Op>),
+    /// Makes a snapshot of a directory. The directory's owner or the superuser (`EPERM`), as for
+    /// all changes of snapshots. Answer: [`Answer::Snapshots`] with it.
+    SnapshotCreate {
+        /// The directory.
+        dir: InodeId,
+        /// Its name, see [`crate::snapshot::is_snapshot_name`] (`EINVAL`).
+        name: Name,
+    },
+    /// Gives a snapshot another name. Answer: Done.
+    SnapshotRename {
+        /// The directory that it is of.
+        dir: InodeId,
+        /// Its name.
+        from: Name,
+        /// Its name from now on; `EEXIST` if another snapshot of the directory has it.
+        to: Name,
+    },
+    /// Removes a snapshot, unless it is held (`EBUSY`). What only it needed is given back in the
+    /// background. Answer: Done.
+    SnapshotRemove {
+        /// The directory that it is of.
+        dir: InodeId,
+        /// Its name.
+        name: Name,
+    },
+    /// Adds (`EEXIST`) or takes away (`ENOENT`) a tag that keeps a snapshot from being removed.
+    /// Answer: Done.
+    SnapshotHold {
+        /// The directory that it is of.
+        dir: InodeId,
+        /// Its name.
+        name: Name,
+        /// The tag.
+        tag: Name,
+        /// Add it.
+        hold: bool,
+    },
+    /// Lists snapshots, oldest first. Answer: [`Answer::Snapshots`].
+    SnapshotList {
+        /// Those of this directory; `None`: all of the volume, for the superuser (`EPERM`).
+        dir: Option<InodeId>,
+        /// Also those of the directories that are now above it, as far as it was below them then.
+        ancestors: bool,
+    },
 }
 
 /// An inode number in an operation.
@@ -391,6 +440,14 @@ impl Op {
             Op::Clone { from, to, .. } => {
                 visit(Named::Ref(from));
                 visit(Named::Ref(to));
+            }
+            Op::At(_, op) => op.visit_named(visit),
+            Op::SnapshotCreate { dir, .. }
+            | Op::SnapshotRename { dir, .. }
+            | Op::SnapshotRemove { dir, .. }
+            | Op::SnapshotHold { dir, .. } => visit(Named::Dir(dir)),
+            Op::SnapshotList { dir, .. } => {
+                dir.iter_mut().for_each(|dir| visit(Named::Dir(dir)));
             }
             Op::AllocObjects(_) | Op::Usage | Op::Sync => {}
         }
@@ -451,7 +508,17 @@ impl Op {
             | Op::TmpFile { dir: ino, .. }
             | Op::ReadDir { dir: ino, .. }
             | Op::ReadDirPlus { dir: ino, .. } => Subject::Number(*ino),
-            Op::Locate { .. } | Op::AllocObjects(_) | Op::Usage | Op::Sync => Subject::Volume,
+            // One node keeps all snapshots of a volume.
+            Op::At(..)
+            | Op::SnapshotCreate { .. }
+            | Op::SnapshotRename { .. }
+            | Op::SnapshotRemove { .. }
+            | Op::SnapshotHold { .. }
+            | Op::SnapshotList { .. }
+            | Op::Locate { .. }
+            | Op::AllocObjects(_)
+            | Op::Usage
+            | Op::Sync => Subject::Volume,
         }
     }
 
@@ -473,6 +540,8 @@ impl Op {
             | Op::AllocObjects(_)
             | Op::Usage
             | Op::TreeUsage(_)
+            | Op::At(..)
+            | Op::SnapshotList { .. }
             | Op::Sync => false,
             Op::SetAttr(..)
             | Op::SetFlags(..)
@@ -494,7 +563,11 @@ impl Op {
             | Op::Clone { .. }
             | Op::Sweep(_)
             | Op::SetXattr(..)
-            | Op::RemoveXattr(..) => true,
+            | Op::RemoveXattr(..)
+            | Op::SnapshotCreate { .. }
+            | Op::SnapshotRename { .. }
+            | Op::SnapshotRemove { .. }
+            | Op::SnapshotHold { .. } => true,
         }
     }
 }
@@ -612,6 +685,8 @@ pub enum Answer {
     },
     /// Counts.
     Usage(Usage),
+    /// Snapshots, oldest first.
+    Snapshots(Vec<SnapshotInfo>),
 }
 
 /// How a request ended other than with an answer.

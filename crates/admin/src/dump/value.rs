@@ -15,7 +15,7 @@ use crate::rows::{DirId, decode_ceiling, decode_xattr, encode_ceiling, encode_xa
 type Object = Map<String, Value>;
 
 /// Names of the tables, by number.
-const TABLES: [(&str, Table); 13] = [
+const TABLES: [(&str, Table); 14] = [
     ("system", Table::System),
     ("entry", Table::Entry),
     ("dirstat", Table::DirStat),
@@ -29,6 +29,7 @@ const TABLES: [(&str, Table); 13] = [
     ("moved", Table::Moved),
     ("txn", Table::Txn),
     ("sweep", Table::Sweep),
+    ("history", Table::History),
 ];
 
 /// A row.
@@ -96,7 +97,7 @@ fn key_shape(table: Table) -> Option<(&'static str, Suffix)> {
         Table::ObjStat => ("object", Suffix::U16("worker")),
         Table::Reap => ("due", Suffix::U64("object")),
         Table::Sweep => ("ino", Suffix::U64("chunk")),
-        Table::Moved | Table::Txn => return None,
+        Table::Moved | Table::Txn | Table::History => return None,
     })
 }
 
@@ -203,7 +204,9 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
             object.insert("referenced".into(), ObjStat::decode(bytes).ok()?.referenced.into());
         }
         Table::Subdir | Table::Reap | Table::Sweep if bytes.is_empty() => {}
-        Table::Subdir | Table::Reap | Table::Sweep | Table::Moved | Table::Txn => return None,
+        Table::Subdir | Table::Reap | Table::Sweep | Table::Moved | Table::Txn | Table::History => {
+            return None;
+        }
     }
     Some(object)
 }
@@ -238,7 +241,7 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
         Table::Xattr => encode_xattr(&get_bytes(object, "value")?),
         Table::ObjStat => ObjStat { referenced: signed("referenced")? }.encode(),
         Table::Subdir | Table::Reap | Table::Sweep => Box::new([]),
-        Table::Moved | Table::Txn => return None,
+        Table::Moved | Table::Txn | Table::History => return None,
     })
 }
 

@@ -108,6 +108,12 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         | Op::Locate { .. }
         | Op::Usage
         | Op::TreeUsage(_)
+        | Op::At(..)
+        | Op::SnapshotCreate { .. }
+        | Op::SnapshotRename { .. }
+        | Op::SnapshotRemove { .. }
+        | Op::SnapshotHold { .. }
+        | Op::SnapshotList { .. }
         | Op::Sync => Err(fail(libc::EINVAL, "this request needs no worker")),
     }
 }

@@ -377,7 +377,7 @@ pub fn owner(placement: &PlacementMap, me: NodeId, table: Table, id: u64, suffix
             placement.home_of(id).id
         }
         Table::System if suffix == DIR_RENAMES => placement.coordinator,
-        Table::System | Table::Txn | Table::Reap => me,
+        Table::System | Table::Txn | Table::Reap | Table::History => me,
     }
 }
 

@@ -65,6 +65,7 @@ fn sequences_reach_every_operation() {
     println!("succeeded {succeeded:?}\nfailed {failed:?}");
     for kind in kestrel_types::op_kind::KINDS {
         let unused = ["compact", "alloc_objects", "tree_usage", "sync", "sweep"];
-        assert!(unused.contains(&kind) || succeeded[kind] >= 30, "{kind}: {succeeded:?}");
+        let unused = unused.contains(&kind) || kind.starts_with("snapshot_");
+        assert!(unused || succeeded[kind] >= 30, "{kind}: {succeeded:?}");
     }
 }

@@ -443,7 +443,15 @@ impl Connection {
             Op::ReadDir { dir, .. } | Op::ReadDirPlus { dir, .. } => Some(dir),
             _ => None,
         };
-        let submitted = Submitted { id, seq, effect, lists, listed: judged.listed, refused };
+        let submitted = Submitted {
+            id,
+            seq,
+            effect,
+            lists,
+            at_snapshot: matches!(request.op, Op::At(..)),
+            listed: judged.listed,
+            refused,
+        };
         if !judged.doubts.is_empty() {
             work.doubtful.push((
                 judged.doubts,

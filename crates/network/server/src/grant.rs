@@ -15,6 +15,7 @@ use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::InodeRef;
 use kestrel_types::range::Range;
 use kestrel_types::request::{Creds, Named, Op, Request};
+use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::token::{Ended, TokenRecord};
 use kestrel_types::wire::{LockKind, LockMode, LockRequest};
 
@@ -34,6 +35,11 @@ const NOT_FOR_WRITING: FsError = FsError::new(
 );
 const NOT_LISTABLE: FsError =
     FsError::new(libc::EACCES, "this client has not opened the directory for reading");
+
+const NO_SNAPSHOTS: FsError = FsError::new(
+    libc::EPERM,
+    "the token of this client is confined to a subtree: snapshots need one for the whole volume",
+);
 
 const NOT_OPEN_FOR_WRITING: FsError =
     FsError::new(libc::EBADF, "this client does not have the file open for writing");
@@ -73,10 +79,10 @@ pub enum UnverifiedInode {
 /// A directory that a session may list that is allowed what it asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listable {
-    /// This one.
-    Dir(InodeId),
-    /// The one that the answer names.
-    Answered,
+    /// This one, as it is (0) or was at a snapshot.
+    Dir(SnapshotId, InodeId),
+    /// The one that the answer names, as it is (0) or was at a snapshot.
+    Answered(SnapshotId),
 }
 
 /// What a request that may be carried out leaves to find out, or to note of its answer.
@@ -176,6 +182,9 @@ impl Grant {
             self.judge_user(request, given, &mut judged)?;
         }
         if let Some(root) = self.root() {
+            if is_of_snapshots(&request.op) {
+                return Err(NO_SNAPSHOTS);
+            }
             if matches!(request.op, Op::Locate { .. }) {
                 // Its answer tells of names all over the volume.
                 return Err(OUTSIDE);
@@ -285,8 +294,9 @@ impl Grant {
         let covered = self.map_user(&mut request.creds);
         // An honest client goes on with a listing, and ends what it does through handles, as nobody
         // in particular.
-        if let Op::ReadDir { dir, check, .. } = &mut request.op {
-            if !*check && given.listed.get(*dir).is_none() {
+        let (at, op) = read_at(&mut request.op);
+        if let Op::ReadDir { dir, check, .. } = op {
+            if !*check && given.listed.get((at, *dir)).is_none() {
                 *check = true;
                 if covered.is_err() {
                     return Err(NOT_LISTABLE);
@@ -294,16 +304,16 @@ impl Grant {
             }
             if *check {
                 covered?;
-                judged.listed = Some(Listable::Dir(*dir));
+                judged.listed = Some(Listable::Dir(at, *dir));
             }
             return Ok(());
         }
         match covered {
             Ok(()) => {
-                judged.listed = allows_listing(&request.op);
+                judged.listed = allows_listing(at, op);
                 Ok(())
             }
-            Err(_) if asks_for_nobody(&mut request.op) => {
+            Err(_) if asks_for_nobody(op) => {
                 request.creds = Creds { uid: NOBODY, gid: NOBODY, groups: Some([].into()) };
                 Ok(())
             }
@@ -340,7 +350,7 @@ impl Grant {
 /// What a mount asks for as nobody, or without a permission's being looked at, because it has the
 /// file open: it has to.
 fn judge_handles(op: &mut Op, opens: &Opens) -> Result<(), FsError> {
-    match op {
+    match read_at(op).1 {
         Op::Compact { inode, .. } if !opens.get(inode.ino).write => Err(NOT_OPEN_FOR_WRITING),
         // A client then copies what it can read.
         Op::Clone { from, .. } if opens.get(from.ino).count == 0 => Err(NOT_OPEN_HERE),
@@ -352,6 +362,27 @@ fn judge_handles(op: &mut Op, opens: &Opens) -> Result<(), FsError> {
             Ok(())
         }
         _ => Ok(()),
+    }
+}
+
+/// Whether an operation is about snapshots.
+fn is_of_snapshots(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::At(..)
+            | Op::SnapshotCreate { .. }
+            | Op::SnapshotRename { .. }
+            | Op::SnapshotRemove { .. }
+            | Op::SnapshotHold { .. }
+            | Op::SnapshotList { .. }
+    )
+}
+
+/// The operation that is executed, and at which snapshot; 0 for the present.
+fn read_at(op: &mut Op) -> (SnapshotId, &mut Op) {
+    match op {
+        Op::At(at, op) => (*at, op),
+        op => (0, op),
     }
 }
 
@@ -394,13 +425,13 @@ fn asks_for_nobody(op: &mut Op) -> bool {
 
 /// The directory, if it is one, that a session may list that is allowed this: a mount asks so when
 /// it opens one.
-fn allows_listing(op: &Op) -> Option<Listable> {
+fn allows_listing(at: SnapshotId, op: &Op) -> Option<Listable> {
     match op {
         Op::Access(inode, mask) => {
-            (mask & libc::R_OK as u32 != 0).then_some(Listable::Dir(inode.ino))
+            (mask & libc::R_OK as u32 != 0).then_some(Listable::Dir(at, inode.ino))
         }
-        Op::Open(inode, flags) => flags.read.then_some(Listable::Dir(inode.ino)),
-        Op::OpenAt(_, flags) => flags.read.then_some(Listable::Answered),
+        Op::Open(inode, flags) => flags.read.then_some(Listable::Dir(at, inode.ino)),
+        Op::OpenAt(_, flags) => flags.read.then_some(Listable::Answered(at)),
         _ => None,
     }
 }

@@ -6,6 +6,7 @@ use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
 use crate::inode::InodeFlags;
+use crate::name::Name;
 use crate::request::{
     Accessed, Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
 };
@@ -47,6 +48,12 @@ const LOCATE: u8 = 35;
 const READ_DIR_PLUS: u8 = 36;
 const SET_FLAGS: u8 = 37;
 const ACCESSED: u8 = 38;
+const AT: u8 = 39;
+const SNAPSHOT_CREATE: u8 = 40;
+const SNAPSHOT_RENAME: u8 = 41;
+const SNAPSHOT_REMOVE: u8 = 42;
+const SNAPSHOT_HOLD: u8 = 43;
+const SNAPSHOT_LIST: u8 = 44;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -224,6 +231,28 @@ fn put_op(op: &Op, w: &mut WireWriter<'_>) {
         Op::Usage => w.u8(USAGE),
         Op::TreeUsage(dir) => put_id(TREE_USAGE, *dir, w),
         Op::Sync => w.u8(SYNC),
+        Op::At(snapshot, op) => {
+            let nested = usize::from(matches!(**op, Op::At(..)));
+            w.limit(nested, 0, "the number of snapshots in each other");
+            put_id(AT, *snapshot, w);
+            put_op(op, w);
+        }
+        Op::SnapshotCreate { dir, name } => put_named(SNAPSHOT_CREATE, *dir, name, w),
+        Op::SnapshotRename { dir, from, to } => {
+            put_named(SNAPSHOT_RENAME, *dir, from, w);
+            w.name(to);
+        }
+        Op::SnapshotRemove { dir, name } => put_named(SNAPSHOT_REMOVE, *dir, name, w),
+        Op::SnapshotHold { dir, name, tag, hold } => {
+            put_named(SNAPSHOT_HOLD, *dir, name, w);
+            w.name(tag);
+            w.u8(u8::from(*hold));
+        }
+        Op::SnapshotList { dir, ancestors } => {
+            w.u8(SNAPSHOT_LIST);
+            w.u8(u8::from(*ancestors));
+            put_expected(*dir, w);
+        }
     }
 }
 
@@ -317,8 +346,38 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         USAGE => Op::Usage,
         TREE_USAGE => Op::TreeUsage(r.varint()?),
         SYNC => Op::Sync,
+        AT => Op::At(r.varint()?, op_at(r)?),
+        SNAPSHOT_CREATE => Op::SnapshotCreate { dir: r.varint()?, name: basic::name(r)? },
+        SNAPSHOT_RENAME => {
+            Op::SnapshotRename { dir: r.varint()?, from: basic::name(r)?, to: basic::name(r)? }
+        }
+        SNAPSHOT_REMOVE => Op::SnapshotRemove { dir: r.varint()?, name: basic::name(r)? },
+        SNAPSHOT_HOLD => Op::SnapshotHold {
+            dir: r.varint()?,
+            name: basic::name(r)?,
+            tag: basic::name(r)?,
+            hold: basic::boolean(r)?,
+        },
+        SNAPSHOT_LIST => {
+            let ancestors = basic::boolean(r)?;
+            Op::SnapshotList { dir: expected(r)?, ancestors }
+        }
         _ => return Err(DecodeError("unknown operation")),
     })
+}
+
+/// The operation within another one, which no third one is within.
+#[inline(never)]
+fn op_at(r: &mut Reader<'_>) -> Result<Box<Op>, DecodeError> {
+    if r.clone().u8() == Ok(AT) {
+        return Err(DecodeError("a snapshot within a snapshot"));
+    }
+    op(r).map(Box::new)
+}
+
+fn put_named(tag: u8, dir: InodeId, name: &Name, w: &mut WireWriter<'_>) {
+    put_id(tag, dir, w);
+    w.name(name);
 }
 
 fn put_id(tag: u8, id: u64, w: &mut WireWriter<'_>) {

@@ -6,6 +6,7 @@ use crate::extent::Extent;
 use crate::inode::Inode;
 use crate::name::Name;
 use crate::request::{Answer, DirEntry, Outcome, Reply, Usage};
+use crate::snapshot::{HOLDS_MAX, SNAPSHOTS_MAX, SnapshotInfo};
 
 // First byte of an answer. Numbers are never given to another one.
 const DONE: u8 = 1;
@@ -24,6 +25,7 @@ const OPENED_AT: u8 = 12;
 const RENAMED: u8 = 13;
 const LOCATED: u8 = 14;
 const ENTRIES_PLUS: u8 = 15;
+const SNAPSHOTS: u8 = 16;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -123,6 +125,10 @@ fn put_answer(answer: &Answer, w: &mut WireWriter<'_>) {
             w.u8(USAGE);
             [files, dirs, bytes].into_iter().for_each(|number| w.varint(*number));
         }
+        Answer::Snapshots(snapshots) => {
+            w.u8(SNAPSHOTS);
+            w.list(snapshots, put_snapshot);
+        }
     }
 }
 
@@ -130,6 +136,17 @@ fn put_entry(w: &mut WireWriter<'_>, entry: &DirEntry) {
     w.varint(entry.ino);
     w.u8(entry.kind as u8);
     w.name(&entry.name);
+}
+
+fn put_snapshot(w: &mut WireWriter<'_>, snapshot: &SnapshotInfo) {
+    let SnapshotInfo { id, dir, name, created, removing, holds } = snapshot;
+    w.varint(*id);
+    w.varint(*dir);
+    w.name(name);
+    w.fixed(created.to_be_bytes());
+    w.u8(u8::from(*removing));
+    w.limit(holds.len(), HOLDS_MAX, "the number of holds of a snapshot");
+    w.list(holds, |w, tag| w.name(tag));
 }
 
 fn put_outcome(outcome: &Outcome, w: &mut WireWriter<'_>) {
@@ -195,6 +212,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
         }
         OBJECTS => Answer::Objects { first: r.varint()?, count: r.varint32()? },
         USAGE => Answer::Usage(Usage { files: r.varint()?, dirs: r.varint()?, bytes: r.varint()? }),
+        SNAPSHOTS => Answer::Snapshots(list(r, SNAPSHOTS_MAX, 14, snapshot)?),
         FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),
         NEED_GROUPS => return Ok(Err(Outcome::NeedGroups)),
         CONFLICT => return Ok(Err(Outcome::Conflict(inode(r)?))),
@@ -210,6 +228,17 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
 fn entry(r: &mut Reader<'_>) -> Result<DirEntry, DecodeError> {
     let (ino, kind) = (r.varint()?, basic::kind(r)?);
     Ok(DirEntry { name: basic::name(r)?, ino, kind })
+}
+
+fn snapshot(r: &mut Reader<'_>) -> Result<SnapshotInfo, DecodeError> {
+    Ok(SnapshotInfo {
+        id: r.varint()?,
+        dir: r.varint()?,
+        name: basic::name(r)?,
+        created: r.i64()?,
+        removing: basic::boolean(r)?,
+        holds: list(r, HOLDS_MAX, 2, basic::name)?,
+    })
 }
 
 fn entry_plus(r: &mut Reader<'_>) -> Result<(Name, Box<Inode>), DecodeError> {

@@ -9,6 +9,7 @@ use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags,
     Request, SetAttr, SetTime, Usage, XattrFlags,
 };
+use kestrel_types::snapshot::SnapshotInfo;
 use kestrel_types::token::TokenId;
 use kestrel_types::wire::*;
 
@@ -141,7 +142,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 9, max: 9 },
+        versions: Versions { min: 10, max: 10 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -150,7 +151,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 9,
+        version: 10,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -160,7 +161,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 9, max: 9 },
+        versions: Versions { min: 10, max: 10 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
@@ -313,6 +314,22 @@ fn ops() -> Vec<(&'static str, Op)> {
             "op-accessed",
             Op::Accessed(inode_ref(), Accessed { at: 1_700_000_000_000_000_001, relative: true }),
         ),
+        (
+            "op-at",
+            Op::At(5000, Box::new(Op::ReadDir { dir: 77, after: None, limit: 100, check: true })),
+        ),
+        ("op-snapshot-create", Op::SnapshotCreate { dir: 77, name: name("monday") }),
+        (
+            "op-snapshot-rename",
+            Op::SnapshotRename { dir: 77, from: name("monday"), to: name("week-48") },
+        ),
+        ("op-snapshot-remove", Op::SnapshotRemove { dir: 77, name: name("monday") }),
+        (
+            "op-snapshot-hold",
+            Op::SnapshotHold { dir: 77, name: name("monday"), tag: name("backup"), hold: true },
+        ),
+        ("op-snapshot-list", Op::SnapshotList { dir: Some(77), ancestors: true }),
+        ("op-snapshot-list-all", Op::SnapshotList { dir: None, ancestors: false }),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }
@@ -392,6 +409,17 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 found: vec![(77, DirEntry { name: name("b"), ino: 4711, kind: Kind::File })],
                 next: Some((300, name("c"))),
             },
+        ),
+        (
+            "answer-snapshots",
+            Answer::Snapshots(vec![SnapshotInfo {
+                id: 5000,
+                dir: 77,
+                name: name("monday"),
+                created: 1_700_000_000_000_000_000,
+                removing: false,
+                holds: vec![name("backup")],
+            }]),
         ),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];

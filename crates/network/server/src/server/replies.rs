@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use super::{Server, ServerShared};
 use crate::authz::SessionEffect;
 use crate::grant::{Grant, Listable};
+use crate::session::opens::Opens;
 use crate::session::{Session, State};
 
 /// Bytes that most answers have at most, header included.
@@ -61,6 +62,8 @@ pub(crate) struct Submitted {
     pub effect: SessionEffect,
     /// It lists this directory.
     pub lists: Option<InodeId>,
+    /// It reads a snapshot: what the session has open is of the present.
+    pub at_snapshot: bool,
     /// If it is allowed, the session may list this one.
     pub listed: Option<Listable>,
     /// Its session's token does not allow it now: only what is on record of it is asked for.
@@ -239,15 +242,18 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
     | Ok(Answer::Removed(inode) | Answer::Renamed { other: Some(inode), .. })
     | Err(Outcome::Conflict(inode)) = reply
     {
-        grant.withhold(inode, opens);
+        match call.at_snapshot {
+            true => grant.withhold(inode, &Opens::default()),
+            false => grant.withhold(inode, opens),
+        }
     }
     match (&*reply, call.listed) {
-        (Ok(_), Some(Listable::Dir(dir))) => given.listed.add(dir, ()),
+        (Ok(_), Some(Listable::Dir(at, dir))) => given.listed.add((at, dir), ()),
         (
             Ok(Answer::Entry { inode, .. } | Answer::Opened { inode, .. }),
-            Some(Listable::Answered),
+            Some(Listable::Answered(at)),
         ) if inode.kind == Kind::Dir => {
-            given.listed.add(inode.ino, ());
+            given.listed.add((at, inode.ino), ());
         }
         _ => {}
     }

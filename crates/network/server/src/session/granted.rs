@@ -7,7 +7,10 @@
 //! its time. A file is known by the directory that it was named in, as long as that is within the
 //! subtree. What is forgotten for want of room is looked for again.
 
+use std::hash::Hash;
+
 use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::snapshot::SnapshotId;
 use rustc_hash::FxHashMap;
 
 /// Inode numbers of each kind that a session is known to have been given; half of them may be
@@ -31,12 +34,12 @@ pub trait Tree {
 #[derive(Debug, Default)]
 pub struct GrantedInodes {
     /// Directories that are within the subtree, after so many changes of directories.
-    dirs: TwoGenerations<()>,
+    dirs: TwoGenerations<InodeId, ()>,
     changes: u64,
     /// Files, and other things that are no directories, and in which directory each was named.
-    files: TwoGenerations<InodeId>,
-    /// Directories that the session was allowed to list.
-    pub listed: TwoGenerations<()>,
+    files: TwoGenerations<InodeId, InodeId>,
+    /// Directories that the session was allowed to list, at a snapshot or (0) at present.
+    pub listed: TwoGenerations<(SnapshotId, InodeId), ()>,
 }
 
 impl GrantedInodes {
@@ -109,30 +112,30 @@ impl GrantedInodes {
 
 /// What is known of inode numbers, of which those are forgotten that were named longest ago.
 #[derive(Debug)]
-pub struct TwoGenerations<T> {
-    young: FxHashMap<InodeId, T>,
-    old: FxHashMap<InodeId, T>,
+pub struct TwoGenerations<K, T> {
+    young: FxHashMap<K, T>,
+    old: FxHashMap<K, T>,
 }
 
-impl<T> Default for TwoGenerations<T> {
+impl<K, T> Default for TwoGenerations<K, T> {
     fn default() -> Self {
         Self { young: FxHashMap::default(), old: FxHashMap::default() }
     }
 }
 
-impl<T: Copy> TwoGenerations<T> {
+impl<K: Eq + Hash, T: Copy> TwoGenerations<K, T> {
     /// What is known of this one. That it was asked for does not make it younger.
     #[inline]
-    pub fn get(&self, ino: InodeId) -> Option<T> {
-        self.young.get(&ino).or_else(|| self.old.get(&ino)).copied()
+    pub fn get(&self, key: K) -> Option<T> {
+        self.young.get(&key).or_else(|| self.old.get(&key)).copied()
     }
 
     /// Adds one.
-    pub fn add(&mut self, ino: InodeId, what: T) {
+    pub fn add(&mut self, key: K, what: T) {
         if self.young.len() >= GIVEN_MAX / 2 {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(ino, what);
+        self.young.insert(key, what);
     }
 }
 

@@ -17,6 +17,7 @@ use crate::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply,
     Request, SetAttr, SetTime, Usage, XattrFlags,
 };
+use crate::snapshot::SnapshotInfo;
 use crate::token::TokenId;
 
 pub fn call() -> BoxedStrategy<Call> {
@@ -248,7 +249,39 @@ prop_compose! {
     }
 }
 
+fn snapshot_op() -> BoxedStrategy<Op> {
+    let dir = number;
+    prop_oneof![
+        (dir(), name()).prop_map(|(dir, name)| Op::SnapshotCreate { dir, name }),
+        (dir(), name(), name()).prop_map(|(dir, from, to)| Op::SnapshotRename { dir, from, to }),
+        (dir(), name()).prop_map(|(dir, name)| Op::SnapshotRemove { dir, name }),
+        (dir(), name(), name(), any::<bool>())
+            .prop_map(|(dir, name, tag, hold)| Op::SnapshotHold { dir, name, tag, hold }),
+        (option::of(1..=u64::MAX), any::<bool>())
+            .prop_map(|(dir, ancestors)| Op::SnapshotList { dir, ancestors }),
+    ]
+    .boxed()
+}
+
+fn snapshot() -> BoxedStrategy<SnapshotInfo> {
+    (number(), number(), name(), any::<Nanos>(), any::<bool>(), vec(name(), 0..4))
+        .prop_map(|(id, dir, name, created, removing, holds)| SnapshotInfo {
+            id,
+            dir,
+            name,
+            created,
+            removing,
+            holds,
+        })
+        .boxed()
+}
+
 fn op() -> BoxedStrategy<Op> {
+    let at = (number(), plain_op()).prop_map(|(snapshot, op)| Op::At(snapshot, Box::new(op)));
+    prop_oneof![10 => plain_op(), 1 => at, 1 => snapshot_op()].boxed()
+}
+
+fn plain_op() -> BoxedStrategy<Op> {
     let id = number;
     let changes =
         prop_oneof![
@@ -356,6 +389,7 @@ pub fn reply() -> BoxedStrategy<Reply> {
         (vec((number(), vec(extent(), 0..5)), 0..5), any::<bool>())
             .prop_map(|(chunks, end)| Answer::Chunks { chunks, end }),
         (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),
+        vec(snapshot(), 0..4).prop_map(Answer::Snapshots),
         (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
             files,
             dirs,

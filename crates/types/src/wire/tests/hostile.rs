@@ -2,6 +2,7 @@
 
 use super::super::*;
 use super::{client_bytes, one_frame, read_client, read_server, server_bytes};
+use crate::codec::Reader;
 use crate::name::{Name, PathRef};
 use crate::request::{Answer, Creds, Op, Outcome, Request};
 
@@ -58,7 +59,7 @@ fn bytes_are_pinned() {
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
     let mut expected =
         framed(1,
-            b"KSTL\0\x09\0\x09\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
+            b"KSTL\0\x0a\0\x0a\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
     assert_eq!(hello, expected);
     assert_eq!(server_bytes(&ToServer::Proof([5; 32]), Checksum::Off), framed(9, &[5; 32]));
     assert_eq!(client_bytes(&ToClient::Challenge([6; 32]), Checksum::Off), framed(0x87, &[6; 32]));
@@ -85,7 +86,7 @@ fn bytes_are_pinned() {
     let tail =
         [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
     let head = [
-        b"KSTL\0\x09\0\x09".as_slice(),
+        b"KSTL\0\x0a\0\x0a".as_slice(),
         &[8; 16],
         &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5],
     ];
@@ -192,12 +193,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x0a\0\x0bwhat comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 10, max: 11 })));
-    let none = framed(1, b"KSTL\0\x0a\0\x02what comes then");
-    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 10, max: 2 })));
-    assert_eq!(Versions { min: 0, max: 9 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 10, max: 11 }.common(Versions::OURS), None);
+    let future = framed(1, b"KSTL\0\x0b\0\x0cwhat comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 11, max: 12 })));
+    let none = framed(1, b"KSTL\0\x0b\0\x02what comes then");
+    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 11, max: 2 })));
+    assert_eq!(Versions { min: 0, max: 10 }.common(Versions::OURS), Some(VERSION));
+    assert_eq!(Versions { min: 11, max: 12 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in [
@@ -325,4 +326,19 @@ fn large_frame_and_its_memory() {
     assert_eq!(decode_to_client(frames.next_frame().unwrap().unwrap()).unwrap(), event);
     assert!(frames.space().len() <= 64 * 1024);
     assert_eq!(frames.next_frame(), Ok(None));
+}
+
+/// What reads at a snapshot does not do so within another one, however deep.
+#[test]
+fn snapshots_within_snapshots() {
+    let at = |op| Op::At(7, Box::new(op));
+    let request = |op| Request { creds: Creds::root(), op };
+    let mut bytes = Vec::new();
+    let nested = encode_request(&request(at(at(Op::Usage))), &mut bytes);
+    assert!(nested.is_err() && bytes.is_empty());
+    encode_request(&request(at(Op::Usage)), &mut bytes).unwrap();
+    let (head, tail) = bytes.split_at(bytes.len() - 3);
+    let deep = [head, &tail[..2].repeat(100_000), &tail[2..]].concat();
+    assert!(decode_request(&mut Reader::new(&bytes)).is_ok());
+    assert!(decode_request(&mut Reader::new(&deep)).is_err());
 }
