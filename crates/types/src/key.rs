@@ -137,6 +137,11 @@ impl Key {
     }
 }
 
+/// A suffix read as a number, for tables with a number as suffix; 0 for one of another length.
+pub fn number_of(suffix: &[u8]) -> u64 {
+    suffix.try_into().map_or(0, u64::from_be_bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

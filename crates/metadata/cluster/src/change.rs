@@ -109,7 +109,7 @@ use std::sync::Arc;
 
 use kestrel_engine::{BatchKind, Mutation};
 use kestrel_meta::owners::{MapView, has_shares_of};
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};

@@ -6,7 +6,8 @@
 
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::perm::{Dentry, Guard};
-use kestrel_meta::view::{Want, decode_dir_id, guard_of};
+use kestrel_meta::stop::Want;
+use kestrel_meta::view::{decode_dir_id, guard_of};
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};

@@ -17,7 +17,7 @@
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::ids::{counter_row, decode_counter, system_key};
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::Key;

@@ -3,7 +3,7 @@
 //! cluster has. And where it was last ([`super::addresses`]).
 
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::codec::{DecodeError, Reader, put_string};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, KeyRef, Table};

@@ -16,7 +16,7 @@
 //! at that moment, which is the stat's place in the order.
 //!
 //! **Revoking.** A batch that changes a share of a leased directory stops before it has changed
-//! anything ([`kestrel_meta::view::Stop::Leased`]), and a transaction that wants such a share
+//! anything ([`kestrel_meta::stop::Stop::Leased`]), and a transaction that wants such a share
 //! exclusively is kept waiting. The granter tells all holders to forget the sum; when they have
 //! said that they did, the change goes on. The change itself waits, not only its acknowledgement: a
 //! client that sees the change at the granter and then asks the holder must see it there too. A

@@ -17,7 +17,7 @@
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::rows::{Missing, Span};
-use kestrel_meta::view::Want;
+use kestrel_meta::stop::Want;
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};

@@ -2,17 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use kestrel_meta::ops::open::Claim;
-use kestrel_meta::view::Want;
+use kestrel_meta::session::Claim;
+use kestrel_meta::stop::Want;
 use kestrel_meta::worker::{HandedBack, NotAloneReason};
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 
-use super::lease;
 use super::poll::{PollQuestion, Then, out_of_reach};
 use super::txn::leader::LeaderTxn;
-use super::{ClusterNode, DEADLINE, Deferred, RESEND, Requester};
+use super::{ClusterNode, DEADLINE, Deferred, RESEND, Requester, lease};
 
 /// The longest random pause before something is tried again.
 const PAUSE_MAX: Nanos = 500 * MILLISECOND;

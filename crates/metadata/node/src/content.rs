@@ -13,7 +13,8 @@ use kestrel_types::range::Range;
 
 use crate::ref_deltas::RefDeltas;
 use crate::rows::{CellId, Value};
-use crate::view::{Chunks, Run, Stop, View, fail};
+use crate::stop::{Run, Stop, fail};
+use crate::view::{Chunks, View};
 
 /// Content to be, and what has to change for it.
 #[derive(Debug, Default)]
@@ -157,7 +158,7 @@ fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> 
     chunks.retain(|(_, cell)| content.chunks.iter().all(|(changed, _)| changed != cell));
     content.drop_chunks(view, chunks)?;
     for (cell, list) in &mut content.chunks {
-        let chunk = crate::rows::number_of(view.rows.suffix(*cell));
+        let chunk = kestrel_types::key::number_of(view.rows.suffix(*cell));
         let keep = match chunk.cmp(&last) {
             std::cmp::Ordering::Less => continue,
             std::cmp::Ordering::Equal => within,

@@ -45,12 +45,13 @@
 //! | [`pipeline`] | one batch: prefetch, execute, commit, what each request hears |
 //! | [`ops`] | the operations, a file each |
 //! | [`view`] | what an operation sees and may do |
+//! | [`stop`] | why an operation stops before it has an answer |
 //! | [`rows`] | the rows of one batch |
 //! | [`content`] | changes of a file's content: chunks and references to objects |
 //! | [`ref_deltas`], [`effects`] | changes of references; what a batch does besides changing rows |
 //! | [`perm`] | permission rules of POSIX |
 //! | [`replica`], [`path_cache`] | caches of dentries and of walked paths |
-//! | [`session`] | what clients hold: open files |
+//! | [`session`] | what clients hold: open files; what they claim after a restart |
 //! | [`txn`] | answers already given, so that a request is executed once |
 //! | [`tokens`] | records of tokens |
 //! | [`ids`] | numbers of inodes and objects, and timestamps, given out once |
@@ -81,6 +82,7 @@ pub mod ref_deltas;
 pub mod replica;
 pub mod rows;
 pub mod session;
+pub mod stop;
 pub mod sums;
 pub mod tokens;
 pub mod txn;

@@ -35,17 +35,17 @@ use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::Mutex;
 
 use crate::ids::{Allocator, Timestamps, system_key};
 use crate::ops::{self, RunsOn};
-use crate::pipeline::engine_error;
 use crate::rows::SCAN_ROWS_MAX;
-use crate::view::{Core, Route};
+use crate::stop::{Route, engine_error};
+use crate::view::Core;
 use crate::worker::{QueuedRequest, ReplyTarget, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
-use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 
 use reply_thread::ReplyThread;
 

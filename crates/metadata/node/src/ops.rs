@@ -58,7 +58,8 @@ pub mod xattr;
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::request::{Answer, Op, Request, Subject};
 
-use crate::view::{Core, Route, Run, View, fail};
+use crate::stop::{Route, Run, fail};
+use crate::view::{Core, View};
 
 /// Runs a request. Operations that need no worker never come here.
 pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {

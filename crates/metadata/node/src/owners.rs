@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Table, number_of};
 use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_id};
 use kestrel_types::request::Op;
 use kestrel_types::stat::DirStat;
@@ -38,7 +38,6 @@ use parking_lot::RwLock;
 
 use crate::lease::{Lease, LeaseView};
 use crate::locks::LockTable;
-use crate::rows::number_of;
 use crate::sums::{KnownSums, LeasedShares};
 
 /// Most nodes of a cluster: their numbers are below, because shares and inode numbers carry them.

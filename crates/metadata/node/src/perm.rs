@@ -8,7 +8,7 @@ use kestrel_types::inode::InodeFlags;
 use kestrel_types::perm;
 use kestrel_types::request::{Creds, Outcome};
 
-use crate::view::{Run, Stop, fail};
+use crate::stop::{Run, Stop, fail};
 
 pub use kestrel_types::perm::{EXEC, GROUP_EXEC, READ, SET_GID, SET_UID, STICKY, WRITE};
 

@@ -26,28 +26,20 @@ use kestrel_types::request::{Outcome, Reply};
 
 use crate::effects::{Effects, Mark};
 use crate::ids::{Allocator, Block, Timestamps};
-use crate::lease::LeaseView;
-use crate::lease::PROMISE;
+use crate::lease::{LeaseView, PROMISE};
 use crate::ops::{self, RunsOn};
 use crate::owners::{MapView, Owners};
 use crate::path_cache::PathCache;
 use crate::rows::{BatchRows, Scope};
+use crate::stop::{Route, Run, Stop, engine_error};
 use crate::txn::{self, RecordedReply};
-use crate::view::{Core, Planned, Route, Run, Stop, View};
+use crate::view::{Core, Planned, View};
 use crate::worker::{NotAloneReason, QueuedRequest};
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
 /// After so many stops for rows a batch plans only the operation that stopped, not the whole rest
 /// again.
 const REPLANS_MAX: usize = 4;
-
-/// How an engine's error looks to a client.
-pub fn engine_error(error: EngineError) -> FsError {
-    match error {
-        EngineError::NoSpace => FsError::because(libc::ENOSPC, error.to_string()),
-        other => FsError::because(libc::EIO, other.to_string()),
-    }
-}
 
 /// What batches run on.
 #[derive(Clone, Copy)]
@@ -314,7 +306,7 @@ fn execute(
 ) -> Result<(), EngineError> {
     scratch.rows.clear();
     scratch.effects.clear();
-    let told = txn::recall(context.engine, jobs)?;
+    let told = txn::recall(context.engine, jobs.iter().map(|job| job.origin))?;
     let told = |number: usize| told.get(number).and_then(Option::as_ref);
     let mut planned = vec![None; jobs.len()];
     for (number, job) in jobs.iter().enumerate() {

@@ -21,7 +21,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::Position;
 use kestrel_types::inode::Inode;
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::placement::hash_entry;
 use kestrel_types::stat::{DirStat, ObjStat};
 use rustc_hash::FxHashMap;
@@ -474,9 +474,4 @@ impl BatchRows {
 #[cold]
 fn too_large() -> EngineError {
     EngineError::Io("metadata: a batch would read more than 1 GiB of rows".into())
-}
-
-/// A suffix read as a number, for tables with a number as suffix.
-pub fn number_of(suffix: &[u8]) -> u64 {
-    suffix.try_into().map_or(0, u64::from_be_bytes)
 }

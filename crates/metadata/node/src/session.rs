@@ -36,6 +36,15 @@ pub struct OpenState {
     pub linkable: bool,
 }
 
+/// Opens that a client had before the node restarted, or before its session expired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// How many, above zero.
+    pub count: u32,
+    /// The file was made without a name and may be given one.
+    pub linkable: bool,
+}
+
 /// Open files by inode.
 ///
 /// Counts go up under the state of the worker that owns the name (or the inode, for one without),

@@ -6,7 +6,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::token::{TokenId, TokenRecord};
 
-use crate::pipeline::engine_error;
+use crate::stop::engine_error;
 use kestrel_engine::{BatchKind, Engine, Mutation};
 
 /// How their names begin; the token's number follows.

@@ -26,7 +26,6 @@ use kestrel_types::request::Reply;
 use kestrel_types::wire::{ClientId, WHO_BYTES_MAX, decode_reply, encode_reply};
 
 use crate::locks::TxnId;
-use crate::worker::QueuedRequest;
 use kestrel_engine::{Engine, EngineError, Mutation};
 
 /// Most numbered requests of one client that may be unanswered.
@@ -206,16 +205,16 @@ pub struct RecordedReply {
     pub changed_at: Position,
 }
 
-/// Looks up the answers to those of the jobs that may have been executed already: one element a
-/// job, or none at all if nobody asks again.
+/// Looks up the answers to those of a batch's requests that may have been executed already: one
+/// element a request, or none at all if nobody asks again.
 pub fn recall(
     engine: &dyn Engine,
-    jobs: &[QueuedRequest],
+    origins: impl ExactSizeIterator<Item = Option<Origin>> + Clone,
 ) -> Result<Vec<Option<RecordedReply>>, EngineError> {
     let retries = || {
-        let origins =
-            jobs.iter().enumerate().filter_map(|(number, job)| Some((number, job.origin?)));
-        origins.filter(|(_, origin)| origin.retry)
+        let known = origins.clone().enumerate();
+        let known = known.filter_map(|(number, origin)| Some((number, origin?)));
+        known.filter(|(_, origin)| origin.retry)
     };
     if retries().next().is_none() {
         return Ok(Vec::new());
@@ -224,7 +223,7 @@ pub fn recall(
     let keys: Vec<Key> =
         asked.iter().map(|(_, origin)| answer_key(origin.client, origin.seq)).collect();
     let keys: Vec<_> = keys.iter().map(Key::borrow).collect();
-    let mut told: Vec<Option<RecordedReply>> = jobs.iter().map(|_| None).collect();
+    let mut told: Vec<Option<RecordedReply>> = origins.map(|_| None).collect();
     engine.get_many(&keys, &mut |index, row| {
         let (number, origin) = asked[index];
         told[number] = row.value.and_then(|bytes| told_by(origin, bytes, row.changed_at));

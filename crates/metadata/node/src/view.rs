@@ -37,13 +37,11 @@ use kestrel_engine::Mutation;
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
-use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::NAME_MAX;
 use kestrel_types::placement::{NodeId, WORKERS_MAX, hash_entry, hash_inode, place_of};
-use kestrel_types::request::Outcome;
 use kestrel_types::stat::DirStat;
 
 use crate::effects::Effects;
@@ -56,6 +54,7 @@ use crate::rows::{BatchRows, CellId, Value, share_suffix};
 use crate::session::{
     MovedTable, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
 };
+use crate::stop::{Route, Run, Stop, Want, damaged};
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;
@@ -170,95 +169,6 @@ impl Core {
 /// The home of a node's worker.
 fn home_at(node: NodeId, worker: usize) -> usize {
     node as usize * WORKERS_MAX + worker
-}
-
-/// A directory that the replica lacks and another node knows.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Want {
-    /// What has this name in this directory.
-    Name(InodeId, Box<[u8]>),
-    /// The one with this number.
-    Id(InodeId),
-}
-
-/// Where a request that names an inode is looked for; changes when it has to go to another worker.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Route {
-    /// Where the request says.
-    AsAsked,
-    /// At this name, where it was renamed to.
-    Name(InodeId, Box<[u8]>),
-    /// By number, in table `link`.
-    Number,
-}
-
-/// Why an operation did not come to an answer.
-#[derive(Debug)]
-pub enum Stop {
-    /// Rows are wanted: fetch and run again.
-    Need,
-    /// It changes what only exclusive batches may: run it there.
-    Exclusive,
-    /// It belongs to another worker.
-    Forward(usize, Route),
-    /// Rows of this file must be deleted first, from this chunk on: run it after that.
-    Unswept(InodeId, u64),
-    /// It needs rows of other nodes: run it as a transaction of several.
-    Away,
-    /// It needs a row that is lent: run it when that has come back.
-    Locked,
-    /// Its path leads through this directory: run it when the replica has it.
-    Dentry(Want),
-    /// Its path led through the replica, and the node has no lease: run it when it has.
-    Unleased,
-    /// It shows this directory: run it when the node knows what other nodes' shares come to.
-    Sum(InodeId),
-    /// It changes a share of this directory that other nodes were told of: run it when they do not
-    /// rely on that any more.
-    Leased(InodeId),
-    /// It failed.
-    Fail(FsError),
-    /// It ended otherwise.
-    Out(Box<Outcome>),
-}
-
-impl Stop {
-    /// How a request ends that asked for no row: the rest of the reasons to stop cannot come up
-    /// then.
-    pub fn without_rows(self) -> Outcome {
-        match self {
-            Stop::Fail(error) => Outcome::Failed(error),
-            Stop::Out(outcome) => *outcome,
-            Stop::Need
-            | Stop::Exclusive
-            | Stop::Forward(..)
-            | Stop::Unswept(..)
-            | Stop::Away
-            | Stop::Locked
-            | Stop::Dentry(_)
-            | Stop::Sum(_)
-            | Stop::Leased(_)
-            | Stop::Unleased => Outcome::Failed(FsError::new(
-                libc::EIO,
-                "metadata: a check stopped without a reason",
-            )),
-        }
-    }
-}
-
-/// Result of an operation or a part of one.
-pub type Run<T> = Result<T, Stop>;
-
-/// An error with a fixed reason.
-pub const fn fail(errno: i32, reason: &'static str) -> Stop {
-    Stop::Fail(FsError::new(errno, reason))
-}
-
-fn damaged(what: &str, why: &DecodeError) -> Stop {
-    Stop::Fail(FsError::because(
-        libc::EIO,
-        format!("metadata: damaged row: {what}: {why}; run kestrel fsck"),
-    ))
 }
 
 /// See the module's header.

@@ -22,11 +22,11 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::effects::Effects;
 use crate::ids::Block;
-use crate::ops::open::Claim;
 use crate::path_cache::PathCache;
 use crate::rows::BatchRows;
+use crate::session::Claim;
+use crate::stop::{Route, Want};
 use crate::txn::Origin;
-use crate::view::{Route, Want};
 
 /// Takes the replies to many requests, each with the request's number among them; on any thread,
 /// and must not block. One object instead of a callback a request.

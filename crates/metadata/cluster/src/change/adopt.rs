@@ -11,13 +11,12 @@ use std::sync::Arc;
 use kestrel_engine::{BatchKind, Mutation};
 use kestrel_meta::node::{Moved, figures_of};
 use kestrel_meta::owners::{MapView, owner};
-use kestrel_meta::pipeline::engine_error;
-use kestrel_meta::rows::number_of;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::codec::Reader;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::Position;
 use kestrel_types::inode::Inode;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Table, number_of};
 use kestrel_types::placement::PlacementMap;
 
 use super::records::{self, ForeignRows};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kestrel_engine::{Mutation, TapGuard};
 use kestrel_meta::node::Node;
 use kestrel_meta::owners::{MapView, owner};
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsResult;
 use kestrel_types::key::Key;

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::Node;
 use kestrel_meta::owners::{MapView, share_holder_of};
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::key::{Key, KeyRef, Table};

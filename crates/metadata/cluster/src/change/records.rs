@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kestrel_engine::{Engine, Mutation};
 use kestrel_meta::ids::{counter_row, decode_counter};
 use kestrel_meta::owners::MapView;
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_types::codec::{DecodeError, Reader, put_varint};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, Table};

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use kestrel_engine::{Engine, Mutation};
 use kestrel_meta::locks::TxnId;
-use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::stop::engine_error;
 use kestrel_meta::txn::{RECORDS_ID, TxnKey};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::error::{FsError, FsResult};

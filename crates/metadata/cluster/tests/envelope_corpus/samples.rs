@@ -15,7 +15,7 @@ use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::node::{ReferencePart, TreePart};
 use kestrel_meta::rows::{Missing, Span};
-use kestrel_meta::view::Want;
+use kestrel_meta::stop::Want;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;

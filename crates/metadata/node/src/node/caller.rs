@@ -20,8 +20,9 @@ use super::{Durability, Node};
 use crate::ops::{chunks, locate, readdir, usage};
 use crate::owners::MapView;
 use crate::perm::{self, Dentry, EXEC, READ};
-use crate::pipeline::{self, engine_error};
-use crate::view::{Stop, decode_dir_id, guard_of};
+use crate::pipeline;
+use crate::stop::{Stop, engine_error};
+use crate::view::{decode_dir_id, guard_of};
 use crate::worker::{HandedBack, NotAloneReason, ReplySlot, ReplyTarget, Woken};
 
 /// Most object numbers handed out at once.

@@ -16,9 +16,8 @@ use kestrel_types::wire::ClientId;
 
 use super::Node;
 use crate::ids::{counter_row, decode_counter, system_key};
-use crate::ops::open::Claim;
-use crate::pipeline::engine_error;
-use crate::session::OpenState;
+use crate::session::{Claim, OpenState};
+use crate::stop::engine_error;
 use crate::txn::{
     Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key,
 };

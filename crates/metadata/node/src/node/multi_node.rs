@@ -10,7 +10,7 @@ use kestrel_types::codec::Reader;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::inode::Inode;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Table, number_of};
 use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::stat::DirStat;
 
@@ -20,14 +20,15 @@ use crate::effects::{Mark, OpenChange};
 use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::ops;
-use crate::ops::open::Claim;
 use crate::ops::{readdir, usage};
 use crate::owners::{MapView, Owners};
 use crate::perm::Dentry;
-use crate::pipeline::{UsageChange, engine_error};
-use crate::rows::{Missing, TxnRows, number_of};
+use crate::pipeline::UsageChange;
+use crate::rows::{Missing, TxnRows};
+use crate::session::Claim;
+use crate::stop::{Route, Run, Stop, Want, engine_error};
 use crate::txn::{self, Origin};
-use crate::view::{Core, Route, Run, Stop, View, Want};
+use crate::view::{Core, View};
 use crate::worker::{QueuedRequest, ReplySink, ReplyTarget, WorkerState};
 use kestrel_engine::{Engine, Mutation};
 

@@ -18,7 +18,7 @@ use kestrel_engine::EngineError;
 use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::request::{Outcome, Reply};
 
-use crate::pipeline::engine_error;
+use crate::stop::engine_error;
 use crate::worker::ReplyTarget;
 
 /// A reply on its way out.

@@ -11,7 +11,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use kestrel_types::op_counters::WorkerCounters;
 use kestrel_types::placement::WORKERS_MAX;
 use kestrel_types::request::{Creds, Op, Request};
@@ -22,13 +22,12 @@ use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
 use crate::owners::{MEMBER_SHARES, Owners};
-use crate::pipeline::engine_error;
 use crate::replica::Replica;
-use crate::rows::number_of;
 use crate::session::{
     Moved, MovedTable, NewPath, OpenState, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes,
     Reclaiming,
 };
+use crate::stop::engine_error;
 use crate::view::{Core, decode_dir_id, encode_dir_id};
 use crate::worker::Worker;
 

@@ -8,7 +8,8 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Outcome};
 
 use crate::perm;
-use crate::view::{InodeUse, Run, Stop, View, fail, guard_of};
+use crate::stop::{Run, Stop, fail};
+use crate::view::{InodeUse, View, guard_of};
 
 /// Runs Access.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> Run<Answer> {

@@ -17,7 +17,8 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Accessed, Answer};
 
 use crate::rows::Value;
-use crate::view::{At, InodeUse, LocatedInode, Run, View};
+use crate::stop::Run;
+use crate::view::{At, InodeUse, LocatedInode, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, inode: &InodeRef, accessed: Accessed) -> Run<Answer> {

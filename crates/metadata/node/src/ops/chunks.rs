@@ -13,11 +13,10 @@ use kestrel_types::codec::Reader;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::key::Table;
+use kestrel_types::key::{Table, number_of};
 use kestrel_types::request::Answer;
 
-use crate::pipeline::engine_error;
-use crate::rows::number_of;
+use crate::stop::engine_error;
 use kestrel_engine::Engine;
 
 /// An answer ends with the chunk that brings it to so many extents. With those of one more chunk it

@@ -13,7 +13,8 @@ use kestrel_types::request::{Answer, Creds};
 use crate::content::{self, Content};
 use crate::ops::xattr;
 use crate::perm;
-use crate::view::{InodeUse, LocatedInode, Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{InodeUse, LocatedInode, View};
 
 /// Most chunks one request may touch.
 pub const CLONE_CHUNKS_MAX: u64 = 4096;

@@ -22,7 +22,8 @@ use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData,
 use crate::content::{self, Content};
 use crate::ops::xattr;
 use crate::perm;
-use crate::view::{InodeUse, LocatedInode, Run, Stop, View, fail};
+use crate::stop::{Run, Stop, fail};
+use crate::view::{InodeUse, LocatedInode, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {

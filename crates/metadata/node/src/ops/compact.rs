@@ -12,7 +12,8 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Outcome};
 
 use crate::content;
-use crate::view::{InodeUse, Run, Stop, View, fail};
+use crate::stop::{Run, Stop, fail};
+use crate::view::{InodeUse, View};
 
 /// Runs the operation.
 pub fn run(

@@ -16,7 +16,8 @@ use kestrel_types::request::{Answer, Creds, OpenFlags};
 
 use super::make::{self, New};
 use super::open;
-use crate::view::{Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::View;
 
 /// Runs Create.
 pub fn run(

@@ -8,7 +8,8 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::Answer;
 
-use crate::view::{InodeUse, Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{InodeUse, View};
 
 /// Runs GetAttr.
 pub fn run(view: &mut View<'_>, inode: &InodeRef) -> Run<Answer> {

@@ -20,7 +20,8 @@ use super::make;
 use crate::perm::{self, GROUP_EXEC, READ, SET_GID, SET_UID, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::view::{At, InodeUse, LINK_MAX, LocatedInode, Run, Stop, View, fail};
+use crate::stop::{Run, Stop, fail};
+use crate::view::{At, InodeUse, LINK_MAX, LocatedInode, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef) -> Run<Answer> {

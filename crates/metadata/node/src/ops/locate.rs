@@ -15,7 +15,7 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, DirEntry, LOCATE_MAX};
 
-use crate::pipeline::engine_error;
+use crate::stop::engine_error;
 use kestrel_engine::Engine;
 
 /// Names read for one request.

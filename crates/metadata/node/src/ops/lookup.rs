@@ -7,7 +7,8 @@
 use kestrel_types::name::PathRef;
 use kestrel_types::request::{Answer, Creds};
 
-use crate::view::{InodeUse, Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{InodeUse, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {

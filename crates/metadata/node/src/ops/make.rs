@@ -6,7 +6,8 @@ use kestrel_types::request::Creds;
 
 use crate::perm::{self, Dentry, WRITE};
 use crate::rows::Value;
-use crate::view::{Run, Spot, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{Spot, View};
 
 /// What is to be created.
 #[derive(Debug)]

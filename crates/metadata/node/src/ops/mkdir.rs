@@ -14,7 +14,8 @@ use kestrel_types::request::{Answer, Creds};
 use super::make::{self, New};
 use crate::perm::Dentry;
 use crate::rows::Value;
-use crate::view::{DIR_SIZE, Run, View, encode_dir_id, guard_of};
+use crate::stop::Run;
+use crate::view::{DIR_SIZE, View, encode_dir_id, guard_of};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, mode: u16) -> Run<Answer> {

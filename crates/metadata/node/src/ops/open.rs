@@ -20,9 +20,10 @@ use crate::content::{self, Content, Removal};
 use crate::ops::xattr;
 use crate::perm::{self, EXEC, READ, WRITE};
 use crate::rows::Value;
-use crate::session::OpenState;
+use crate::session::{Claim, OpenState};
+use crate::stop::{Run, Stop, fail};
 use crate::txn::RecordedReply;
-use crate::view::{At, InodeUse, LocatedInode, Run, Stop, View, fail};
+use crate::view::{At, InodeUse, LocatedInode, View};
 
 /// What is needed of the inode.
 pub fn use_for(flags: &OpenFlags) -> InodeUse {
@@ -181,15 +182,6 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     }
     view.count_release(ino);
     Ok(Answer::Done)
-}
-
-/// Opens that a client had before the node restarted, or before its session expired.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Claim {
-    /// How many, above zero.
-    pub count: u32,
-    /// The file was made without a name and may be given one.
-    pub linkable: bool,
 }
 
 /// Counts opens that a client claims, of the file that `op`, an Open, names; no permission is

@@ -18,9 +18,8 @@ use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Creds, DirEntry, READDIR_ENTRIES_MAX};
 
 use crate::perm::{self, Dentry, EXEC, READ};
-use crate::pipeline::engine_error;
 use crate::rows::{Span, SpanRows};
-use crate::view::{Run, Stop};
+use crate::stop::{Run, Stop, engine_error};
 use kestrel_engine::Engine;
 
 /// A page of rows, the position to wait for before it may be shown in mode `commit`, and whether

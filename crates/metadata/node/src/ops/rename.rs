@@ -25,7 +25,8 @@ use super::unlink::{Detach, check_removal};
 
 use crate::perm::{self, WRITE};
 use crate::rows::Value;
-use crate::view::{At, InodeUse, LocatedInode, Run, Spot, View, encode_dir_id, fail};
+use crate::stop::{Run, fail};
+use crate::view::{At, InodeUse, LocatedInode, Spot, View, encode_dir_id};
 
 /// Runs the operation.
 pub fn run(

@@ -15,7 +15,8 @@ use kestrel_types::request::{Answer, Creds};
 use super::unlink::check_removal;
 
 use crate::rows::{CellId, Value};
-use crate::view::{InodeUse, Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{InodeUse, View};
 
 /// Runs the operation.
 pub fn run(

@@ -27,7 +27,8 @@ use crate::content::{self, Content};
 use crate::ops::xattr;
 use crate::perm::{self, SET_GID, WRITE};
 use crate::rows::Value;
-use crate::view::{At, InodeUse, LocatedInode, Run, Stop, View, fail, guard_of};
+use crate::stop::{Run, Stop, fail};
+use crate::view::{At, InodeUse, LocatedInode, View, guard_of};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) -> Run<Answer> {

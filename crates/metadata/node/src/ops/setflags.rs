@@ -12,7 +12,8 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds};
 
 use crate::perm;
-use crate::view::{At, InodeUse, LocatedInode, Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{At, InodeUse, LocatedInode, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: InodeFlags) -> Run<Answer> {

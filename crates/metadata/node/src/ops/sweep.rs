@@ -17,7 +17,8 @@ use kestrel_types::request::Answer;
 
 use crate::content::Content;
 use crate::rows::Value;
-use crate::view::{Run, View};
+use crate::stop::Run;
+use crate::view::View;
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {

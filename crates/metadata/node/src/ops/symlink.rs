@@ -8,7 +8,8 @@ use kestrel_types::name::{PATH_MAX, PathRef};
 use kestrel_types::request::{Answer, Creds};
 
 use super::make::{self, New};
-use crate::view::{Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::View;
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, target: &[u8]) -> Run<Answer> {

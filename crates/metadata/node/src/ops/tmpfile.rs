@@ -12,7 +12,8 @@ use super::make::{self, New};
 use crate::perm::{self, EXEC, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::view::{Run, View};
+use crate::stop::Run;
+use crate::view::View;
 
 /// Runs the operation.
 pub fn run(

@@ -21,7 +21,8 @@ use crate::content::Removal;
 use crate::perm::{self, EXEC, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::view::{At, InodeUse, LocatedInode, Run, Spot, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{At, InodeUse, LocatedInode, Spot, View};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef) -> Run<Answer> {

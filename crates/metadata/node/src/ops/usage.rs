@@ -5,12 +5,11 @@ use std::ops::ControlFlow;
 use kestrel_types::codec::DecodeError;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
-use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::key::{KeyRef, Table, number_of};
 use kestrel_types::request::Usage;
 use kestrel_types::stat::DirStat;
 
-use crate::pipeline::engine_error;
-use crate::rows::number_of;
+use crate::stop::engine_error;
 use kestrel_engine::{Engine, EngineError};
 
 fn damaged(why: &DecodeError) -> FsError {

@@ -21,7 +21,8 @@ use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, Xat
 
 use crate::perm::{self, READ, STICKY, WRITE};
 use crate::rows::{CellId, Value};
-use crate::view::{InodeUse, LocatedInode, Run, View, fail};
+use crate::stop::{Run, fail};
+use crate::view::{InodeUse, LocatedInode, View};
 
 /// Most bytes of all names of one inode, NULs included: a bound on what one operation reads. Linux
 /// lists 64 KiB of them.
@@ -106,7 +107,7 @@ fn check(creds: &Creds, found: &LocatedInode, space: Space, write: bool) -> Run<
     }
 }
 
-fn missing() -> crate::view::Stop {
+fn missing() -> crate::stop::Stop {
     fail(libc::ENODATA, "no such extended attribute")
 }
 

@@ -3,15 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, KeyRef, Table, number_of};
 use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
-use super::{BatchRows, CellId, Value, is_full, number_of};
+use super::{BatchRows, CellId, Value, is_full};
 use crate::locks::{LockTable, RowLockMode};
 use crate::owners::MapView;
+use crate::stop::{Run, Stop};
 use crate::sums::LeasedShares;
-use crate::view::{Run, Stop};
 
 /// Why a row is not to be had by a request of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use std::ops::ControlFlow;
 
 use kestrel_types::ids::Position;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Table, number_of};
 
-use super::{BatchRows, READ_BYTES_MAX, Value, number_of, too_large};
+use super::{BatchRows, READ_BYTES_MAX, Value, too_large};
 use kestrel_engine::{Engine, EngineError};
 
 /// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in

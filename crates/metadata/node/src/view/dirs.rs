@@ -12,13 +12,11 @@ use kestrel_types::placement::hash_entry;
 use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
 
-use super::{
-    DIR_SIZE, LocatedInode, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id,
-    fail, guard_of,
-};
+use super::{DIR_SIZE, LocatedInode, Planned, Spot, View, decode_dir_id, guard_of};
 use crate::owners::DIR_RENAMES;
 use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
+use crate::stop::{Route, Run, Stop, Want, damaged, fail};
 
 impl View<'_> {
     /// Something was found in the replica: stops unless that counts.

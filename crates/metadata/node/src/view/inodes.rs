@@ -7,10 +7,10 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, PathRef};
 use kestrel_types::placement::{COUNTERS_MAX, id_in, slot_of_id};
 
-use super::{Route, Run, Stop, View, damaged, fail};
+use super::View;
 use crate::perm::{Dentry, Guard, guard_mode};
-use crate::pipeline::engine_error;
 use crate::rows::{CellId, Value};
+use crate::stop::{Route, Run, Stop, damaged, engine_error, fail};
 
 /// A place in the tree: the directory, and the cells of the entry and of its worker's share of the
 /// directory.

@@ -3,16 +3,17 @@
 
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Table, number_of};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::Owner;
 use kestrel_types::stat::ObjStat;
 
-use super::{At, LocatedInode, Run, Stop, View, damaged, decode_dir_id, encode_dir_id, fail};
+use super::{At, LocatedInode, View, decode_dir_id, encode_dir_id};
 use crate::effects::OpenUndo;
 use crate::ref_deltas::RefDeltas;
-use crate::rows::{CellId, Value, number_of, share_suffix};
+use crate::rows::{CellId, Value, share_suffix};
 use crate::session::{Moved, NewPath, OpenState};
+use crate::stop::{Run, Stop, damaged, fail};
 
 /// Rows of a file's chunks, by chunk.
 pub type Chunks = Vec<(u64, CellId)>;

@@ -13,14 +13,14 @@ use std::ops::ControlFlow;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{ObjectId, Position};
-use kestrel_types::key::{Key, Table};
+use kestrel_types::key::{Key, Table, number_of};
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::ObjStat;
 
 use super::super::Node;
 use crate::owners::share_holder_of;
-use crate::pipeline::engine_error;
-use crate::rows::{number_of, share_suffix};
+use crate::rows::share_suffix;
+use crate::stop::engine_error;
 use kestrel_engine::{BatchKind, Mutation};
 
 /// Most objects looked at in one call: roles are held meanwhile.
