@@ -25,7 +25,7 @@ help:
 	@echo "make bench-passthrough read and mmap of a cached 1 GiB file, against the local file system: target/bench/passthrough.json, passthrough.svg"
 	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
-	@echo "make lint    formatting, clippy, dependencies, docs/style.md, arrows between crates"
+	@echo "make lint    formatting, clippy, dependencies, style, crates, circles of modules"
 	@echo "make fmt     format the code"
 
 build:
@@ -132,6 +132,10 @@ lint:
 	cargo clippy --profile $(LINT_PROFILE) --locked --workspace --all-targets -- -D warnings
 	scripts/audit.py
 	scripts/draw-overview.py --check
+	scripts/lint-style.py
+	scripts/lint-crates.py
+	scripts/lint-modules.py
+	python3 tests/scripts/lint_test.py
 
 audit:
 	scripts/audit.py

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of scripts/lint-style.py and scripts/lint-crates.py. `make lint` runs them."""
+"""Tests of scripts/lint-style.py, lint-crates.py and lint-modules.py. `make lint` runs them."""
 
 import importlib.util
 import os
@@ -23,6 +23,7 @@ def script(name):
 
 style = script("lint-style.py")
 crates = script("lint-crates.py")
+modules = script("lint-modules.py")
 
 CARGO = '[package]\nname = "x"\n'
 
@@ -280,6 +281,63 @@ class Arrows(unittest.TestCase):
             ]
         }
         self.assertEqual(crates.arrows_of(data, "/w"), {"x/a": {"b"}, "b": set(), "c": set()})
+
+
+class Modules(unittest.TestCase):
+    """lint-modules.py."""
+
+    def circles(self, **files):
+        """What circles a crate with these files has, by directory."""
+        with tempfile.TemporaryDirectory() as root:
+            for name, text in files.items():
+                path = os.path.join(root, "crates/x/src", name.replace("__", "/") + ".rs")
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            graphs = modules.Crate(root, "x").graphs()
+        found = {where: modules.circles(graph) for where, graph in graphs.items()}
+        return {where: all_of for where, all_of in found.items() if all_of}
+
+    def test_two_modules(self):
+        files = {"a": "use crate::b::B;", "b": "fn f() { crate::a::f() }", "c": "use crate::a;"}
+        self.assertEqual(self.circles(**files), {"x": [["a", "b"]]})
+        self.assertEqual(self.circles(**{**files, "b": "fn f() {}"}), {})
+
+    def test_no_code(self):
+        for text in (
+            "// crate::a\n",
+            'const A: &str = "crate::a::f()";',
+            "#[cfg(test)]\nmod tests { use crate::a; }",
+            "#[cfg(test)] use crate::a::{A,\n B};",
+            "pub(in crate::a) fn f() {}",
+        ):
+            self.assertEqual(self.circles(a="use crate::b;", b=text), {}, text)
+
+    def test_files_of_tests(self):
+        files = {"a": "use crate::b;", "b": "#[cfg(test)]\nmod tests;", "b__tests": "use crate::a;"}
+        self.assertEqual(self.circles(**files), {})
+
+    def test_a_directory_and_its_root(self):
+        files = {"a": "mod b; mod c; use self::b::B; pub struct A;", "a__b": "use super::A;"}
+        self.assertEqual(self.circles(**files, a__c="use super::b::B;"), {})
+        found = self.circles(**{**files, "a__b": "use super::c::C;"}, a__c="use super::b::B;")
+        self.assertEqual(found, {"x/a": [["b", "c"]]})
+
+    def test_reexports_and_imported_names(self):
+        root = "pub use b::{self, B as Name}; use crate::c::*;"
+        found = self.circles(lib=root, a="use crate::Name;", b="use crate::a::{x, y::Z};", c="")
+        self.assertEqual(found, {"x": [["a", "b"]]})
+        files = {"a": "use crate::d; fn f() { d::e::g() }", "d": "mod e;"}
+        found = self.circles(**files, d__e="use super::super::a;")
+        self.assertEqual(found, {"x": [["a", "d"]]})
+        files = {"d": "use crate::d;", "d__a": "use crate::d; fn f() { d::b::g() }"}
+        self.assertEqual(self.circles(**files, d__b="use super::a;"), {"x/d": [["a", "b"]]})
+
+    def test_globs_lead_where_names_lead(self):
+        files = {"a": "pub use crate::c::C;", "c": "use crate::b;"}
+        found = self.circles(**files, b="use crate::a::*; fn f(_: C) {}")
+        self.assertEqual(found, {"x": [["a", "b", "c"]]})
+        self.assertEqual(self.circles(**files, b="fn f(_: C) {}"), {})
 
 
 if __name__ == "__main__":
