@@ -7,11 +7,14 @@
 //! | `contact` | how long the first contact to a server is waited for |
 //! | `access` | the token that this process shows to servers |
 //! | `metadata` | [`RemoteMetadata`]: the metadata of a volume that servers serve |
+//! | `calls` | each call to the node that leads it, and its answer back |
 //! | `nodes` | a connection to each metadata node of the volume |
-//! | `addresses` | the present addresses of nodes |
+//! | `addresses` | the present addresses of nodes: asked for when a connection is lost |
+//! | `node_query` | what one node is asked: its placement map, and where other nodes are |
 //! | `routes` | which of several nodes is asked |
 //! | `pending` | calls without an answer: which answers lead to another attempt |
-//! | `redirects` | calls that went to a node that does not lead them, and go on to another |
+//! | `redirects` | calls that went to a node that does not lead them, while they wait |
+//! | `map_refresher` | the thread that fetches newer placement maps and sends redirected calls on |
 //! | `opens` | what a client has open at its servers, as their answers say |
 //! | `reclaimable` | what is open, locked and being written, kept for a reclaim |
 //! | `durable` | bytes are durable before the metadata that names them is sent |
@@ -45,11 +48,14 @@
 
 mod access;
 mod addresses;
+mod calls;
 mod contact;
 mod durable;
 mod fan_out;
 mod leaving;
+mod map_refresher;
 mod metadata;
+mod node_query;
 mod nodes;
 mod opens;
 mod pending;
@@ -68,10 +74,11 @@ use kestrel_types::clock::{Clock, SystemClock};
 pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
 pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
 pub use self::fan_out::{NodeFanOut, Reached, SingleNode};
-pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
+pub use self::metadata::{MOVED_OUT, RemoteMetadata};
+pub use self::node_query::table_in_parts;
 pub use self::nodes::NodeLink;
+pub use self::pending::is_answering;
 pub use self::query::{NodeAnswer, ask, ask_each};
-pub use self::redirects::table_in_parts;
 pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;

@@ -12,22 +12,20 @@
 //! A node may also be gone without a word. What it was asked stays without an answer then, which is
 //! noticed within two seconds ([`Remote::missing`]); the connection is given up when somebody says
 //! that the node is elsewhere, or in the end because it is silent.
+//!
+//! [`Remote::missing`]: kestrel_rpc::client::Remote::missing
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kestrel_rpc::client::{ASK, Remote, ask_for_others};
+use kestrel_rpc::client::{ASK, ask_for_others};
 use kestrel_types::placement::NodeId;
 use parking_lot::{Condvar, Mutex};
-use serde_json::{Value, json};
 
-use super::metadata::RemoteShared;
-use super::nodes::is_anywhere;
+use super::node_query::{NodeAddress, ask_addresses};
+use super::nodes::{NodeConnections, NodeLink, NodeSet};
 use crate::error::VolumeError;
-
-/// How long a node has to answer.
-const TELL_TIME: Duration = Duration::from_secs(1);
 
 /// Most nodes that are asked about at a time.
 const ASKED_MAX: usize = 64;
@@ -37,26 +35,6 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Longest time from the loss of a connection to the first question.
 const FIRST_MAX: Duration = Duration::from_millis(50);
-
-/// Where a start of a node is.
-pub(super) struct NodeAddress {
-    pub node: NodeId,
-    pub epoch: u64,
-    pub address: String,
-}
-
-/// Asks a node where these are.
-pub(super) fn ask(remote: &Remote, nodes: &[NodeId]) -> Result<Vec<NodeAddress>, String> {
-    let question = json!({ "verb": "whereabouts", "nodes": nodes });
-    let answer =
-        remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
-    let read = |told: &Value| {
-        let node = NodeId::try_from(told[0].as_u64()?).ok()?;
-        let address = told[2].as_str().filter(|address| !is_anywhere(address))?;
-        Some(NodeAddress { node, epoch: told[1].as_u64()?, address: address.into() })
-    };
-    Ok(answer["nodes"].as_array().map_or(Vec::new(), |told| told.iter().filter_map(read).collect()))
-}
 
 /// Wakes the seeker.
 #[derive(Default)]
@@ -100,29 +78,38 @@ impl LostNodes {
 }
 
 /// See the module's header.
-pub(super) struct AddressResolver(Mutex<Option<JoinHandle<()>>>);
+pub(super) struct AddressResolver {
+    losses: Arc<LostNodes>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
 
 impl AddressResolver {
     /// Starts it, unless there is only one node: nobody else could be asked.
-    pub fn start(shared: &Arc<RemoteShared>) -> Result<Self, VolumeError> {
-        if shared.nodes.known().placement.is_none() {
-            return Ok(Self(Mutex::default()));
+    pub fn start(nodes: &Arc<NodeConnections>) -> Result<Self, VolumeError> {
+        let losses = Arc::<LostNodes>::default();
+        if nodes.known().placement.is_none() {
+            return Ok(Self { losses, thread: Mutex::default() });
         }
-        let (weak, losses) = (Arc::downgrade(shared), shared.losses.clone());
+        let (weak, noticed) = (Arc::downgrade(nodes), losses.clone());
         let thread = std::thread::Builder::new()
             .name("kestrel-where".into())
-            .spawn(move || run(&weak, &losses))
+            .spawn(move || run(&weak, &noticed))
             .map_err(|why| {
                 VolumeError::Io(format!("cannot start the thread kestrel-where: {why}"))
             })?;
-        Ok(Self(Mutex::new(Some(thread))))
+        Ok(Self { losses, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// What wakes it.
+    pub fn losses(&self) -> Arc<LostNodes> {
+        self.losses.clone()
     }
 
     /// Ends it.
-    pub fn end(&self, shared: &RemoteShared) {
-        shared.losses.state.lock().closed = true;
-        shared.losses.changed.notify_all();
-        let thread = self.0.lock().take();
+    pub fn end(&self) {
+        self.losses.state.lock().closed = true;
+        self.losses.changed.notify_all();
+        let thread = self.thread.lock().take();
         if let Some(thread) =
             thread.filter(|thread| thread.thread().id() != std::thread::current().id())
         {
@@ -132,22 +119,22 @@ impl AddressResolver {
     }
 }
 
-fn run(weak: &Weak<RemoteShared>, losses: &LostNodes) {
+fn run(weak: &Weak<NodeConnections>, losses: &LostNodes) {
     ask_for_others();
     let mut turn = RetryJitter::begin();
     while losses.wait() {
         let mut pause = turn.draw(Duration::ZERO, FIRST_MAX);
         loop {
-            let Some(shared) = weak.upgrade() else { return };
-            if shared.lost().is_empty() {
+            let Some(nodes) = weak.upgrade() else { return };
+            if lost(&nodes.known()).is_empty() {
                 break;
             }
-            drop(shared);
+            drop(nodes);
             if !losses.pause(pause) {
                 return;
             }
-            let Some(shared) = weak.upgrade() else { return };
-            shared.seek(&mut turn);
+            let Some(nodes) = weak.upgrade() else { return };
+            seek(&nodes.known(), &mut turn);
             pause = turn.draw(ASK * 4 / 5, ASK * 6 / 5);
         }
     }
@@ -175,43 +162,38 @@ impl RetryJitter {
     }
 }
 
-impl RemoteShared {
-    /// Nodes that do not seem well.
-    fn lost(&self) -> Vec<NodeId> {
-        let nodes = self.nodes.known();
-        let lost =
-            nodes.links.iter().filter(|link| !link.has_left() && link.remote.missing().is_some());
-        lost.map(|link| link.node).take(ASKED_MAX).collect()
-    }
+/// Nodes that do not seem well.
+fn lost(nodes: &NodeSet) -> Vec<NodeId> {
+    let lost =
+        nodes.links.iter().filter(|link| !link.has_left() && link.remote.missing().is_some());
+    lost.map(|link| link.node).take(ASKED_MAX).collect()
+}
 
-    /// Asks one node that is well where those are that are not, and goes there.
-    fn seek(&self, turn: &mut RetryJitter) {
-        let nodes = self.nodes.known();
-        let well =
-            |link: &&Arc<super::NodeLink>| !link.has_left() && link.remote.missing().is_none();
-        let well: Vec<_> = nodes.links.iter().filter(well).collect();
-        let lost = self.lost();
-        let (Some(at), false) = ((turn.next() as usize).checked_rem(well.len()), lost.is_empty())
-        else {
-            return;
-        };
-        match ask(&well[at].remote, &lost) {
-            Ok(told) => {
-                for NodeAddress { node, epoch, address } in told {
-                    if let Some(link) =
-                        nodes.links.iter().find(|link| link.node == node && lost.contains(&node))
-                    {
-                        link.is_at(epoch, &address);
-                    }
+/// Asks one node that is well where those are that are not, and goes there.
+fn seek(nodes: &NodeSet, turn: &mut RetryJitter) {
+    let well = |link: &&Arc<NodeLink>| !link.has_left() && link.remote.missing().is_none();
+    let well: Vec<_> = nodes.links.iter().filter(well).collect();
+    let lost = lost(nodes);
+    let (Some(at), false) = ((turn.next() as usize).checked_rem(well.len()), lost.is_empty())
+    else {
+        return;
+    };
+    match ask_addresses(&well[at].remote, &lost) {
+        Ok(told) => {
+            for NodeAddress { node, epoch, address } in told {
+                if let Some(link) =
+                    nodes.links.iter().find(|link| link.node == node && lost.contains(&node))
+                {
+                    link.is_at(epoch, &address);
                 }
             }
-            Err(why) => {
-                log::debug!(
-                    "node {} at {}: where other nodes are: {why}",
-                    well[at].node,
-                    well[at].address()
-                );
-            }
+        }
+        Err(why) => {
+            log::debug!(
+                "node {} at {}: where other nodes are: {why}",
+                well[at].node,
+                well[at].address()
+            );
         }
     }
 }

@@ -9,8 +9,8 @@ use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use serde_json::Value;
 
 use super::RemoteUrl;
+use super::node_query::table_of;
 use super::query::connect;
-use super::redirects::table_of;
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};

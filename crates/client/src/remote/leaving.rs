@@ -23,7 +23,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 use parking_lot::Mutex;
 
-use super::metadata::RemoteShared;
+use super::calls::RemoteShared;
 use super::nodes::{NodeLink, NodeSet};
 use super::opens::{Open, OpenEffect, OpenRow};
 use super::pending::{PendingCall, RequestRoute};
@@ -47,41 +47,43 @@ pub(super) struct Moves {
     sealed: Mutex<Option<Instant>>,
 }
 
-impl RemoteShared {
+impl Moves {
     /// Does what can be done to move out of nodes that leave. When to look again, if anything is
     /// left to do.
-    pub fn move_out(self: &Arc<Self>) -> Option<Duration> {
-        let nodes = self.nodes.known();
+    pub fn move_out(self: &Arc<Self>, shared: &Arc<RemoteShared>) -> Option<Duration> {
+        let nodes = shared.nodes.known();
         let leaving = nodes.placement.as_ref().map_or(&[][..], |placement| &placement.leaving);
         let links =
             nodes.links.iter().filter(|link| leaving.contains(&link.node) && !link.has_left());
         let links: Vec<&Arc<NodeLink>> = links.collect();
         // In this order: what has been answered by now may have left a spare open.
-        let all_answered = self.moves.under_way.load(Ordering::Acquire) == 0;
+        let all_answered = self.under_way.load(Ordering::Acquire) == 0;
         for link in &links {
-            self.move_opens(link.node);
+            self.move_opens(shared, link.node);
         }
-        for row in self.reclaimable.opens.spare(leaving) {
-            self.release(&nodes, row);
+        for row in shared.reclaimable.opens.spare(leaving) {
+            release(shared, &nodes, row);
         }
-        let left =
-            links.into_iter().filter(|link| !(all_answered && self.leave_if_done(link))).count();
-        let failed = self.moves.failed.swap(false, Ordering::Relaxed);
+        let left = links
+            .into_iter()
+            .filter(|link| !(all_answered && self.leave_if_done(shared, link)))
+            .count();
+        let failed = self.failed.swap(false, Ordering::Relaxed);
         (left > 0 || !all_answered).then_some(if failed { LOOK_LATER } else { LOOK })
     }
 
-    fn move_opens(self: &Arc<Self>, node: NodeId) {
-        let room = MOVES_MAX.saturating_sub(self.moves.under_way.load(Ordering::Relaxed));
-        for (row, open) in self.reclaimable.opens.to_move(node, room) {
-            self.moves.under_way.fetch_add(1, Ordering::Relaxed);
-            self.open_elsewhere(row, open);
+    fn move_opens(self: &Arc<Self>, shared: &Arc<RemoteShared>, node: NodeId) {
+        let room = MOVES_MAX.saturating_sub(self.under_way.load(Ordering::Relaxed));
+        for (row, open) in shared.reclaimable.opens.to_move(node, room) {
+            self.under_way.fetch_add(1, Ordering::Relaxed);
+            self.open_elsewhere(shared, row, open);
         }
     }
 
-    fn open_elsewhere(self: &Arc<Self>, row: OpenRow, open: Open) {
+    fn open_elsewhere(self: &Arc<Self>, shared: &Arc<RemoteShared>, row: OpenRow, open: Open) {
         let flags = OpenFlags { read: true, write: open.write, ..OpenFlags::default() };
-        let op = Op::Open(self.reclaimable.last_seen(row.ino), flags);
-        let shared = self.clone();
+        let op = Op::Open(shared.reclaimable.last_seen(row.ino), flags);
+        let (moves, reclaimable) = (self.clone(), shared.reclaimable.clone());
         let done = Box::new(move |reply| {
             let opened = matches!(reply, Ok(Answer::Opened { .. }));
             if !opened {
@@ -90,39 +92,25 @@ impl RemoteShared {
                     row.ino,
                     row.node
                 );
-                shared.moves.failed.store(true, Ordering::Relaxed);
+                moves.failed.store(true, Ordering::Relaxed);
             }
-            shared.reclaimable.opens.moved(&row, opened);
-            shared.moves.under_way.fetch_sub(1, Ordering::Release);
+            reclaimable.opens.moved(&row, opened);
+            moves.under_way.fetch_sub(1, Ordering::Release);
         });
         let asked = PendingCall::new(&op, done);
-        self.send(Request { creds: Creds::root(), op }, asked);
-    }
-
-    /// Gives a spare open back. If that fails it is counted as before, and spare no more: what its
-    /// node keeps of it goes with the session.
-    fn release(self: &Arc<Self>, nodes: &NodeSet, row: OpenRow) {
-        let op = Op::Release(row.ino);
-        let asked = PendingCall::new(&op, Box::new(|_| ()));
-        let request = Request { creds: Creds::root(), op };
-        self.send_to(
-            nodes,
-            nodes.index_of(row.node),
-            request,
-            RequestRoute::of(OpenEffect::Releases(row)),
-            asked,
-        );
+        shared.send(Request { creds: Creds::root(), op }, asked);
     }
 
     /// Ends the session with a node if nothing is held there any more. Waits for the farewell, not
     /// for long.
-    fn leave_if_done(&self, link: &NodeLink) -> bool {
+    fn leave_if_done(&self, shared: &RemoteShared, link: &NodeLink) -> bool {
         let stats = link.remote.stats();
-        let is_quiet =
-            stats.in_flight == 0 && stats.waiting == 0 && !self.nodes.is_routed_by_an_older_table();
-        let is_done = self.reclaimable.opens.all_at(link.node).is_empty()
+        let is_quiet = stats.in_flight == 0
+            && stats.waiting == 0
+            && !shared.nodes.is_routed_by_an_older_table();
+        let is_done = shared.reclaimable.opens.all_at(link.node).is_empty()
             && is_quiet
-            && !self.has_objects_of(link.node);
+            && !self.has_objects_of(shared, link.node);
         if is_done {
             log::info!(
                 "node {} at {}: it leaves, and nothing is held there any more",
@@ -135,35 +123,50 @@ impl RemoteShared {
     }
 
     /// Whether there are objects that bear numbers of this node and that nothing refers to yet.
-    fn has_objects_of(&self, node: NodeId) -> bool {
-        let Some(fs) = self.reclaimable.fs() else { return false };
-        self.reclaimable.numbers.done_below(node, fs.packer());
-        if self.reclaimable.numbers.held_of(node).is_empty() {
+    fn has_objects_of(&self, shared: &RemoteShared, node: NodeId) -> bool {
+        let Some(fs) = shared.reclaimable.fs() else { return false };
+        shared.reclaimable.numbers.done_below(node, fs.packer());
+        if shared.reclaimable.numbers.held_of(node).is_empty() {
             return false;
         }
-        let mut sealed = self.moves.sealed.lock();
+        let mut sealed = self.sealed.lock();
         if sealed.is_none_or(|sealed| sealed.elapsed() > LOOK_LATER) {
             fs.packer().seal_all();
             *sealed = Some(Instant::now());
         }
         true
     }
+}
 
-    /// A node is not in the table any more: nothing is asked there again, and what is still held
-    /// there is lost.
-    pub fn let_go(&self, link: &NodeLink) {
-        if link.has_left() {
-            return;
-        }
-        let opens = self.reclaimable.opens.all_at(link.node);
-        opens.iter().for_each(|(ino, _)| self.reclaimable.opens.lost(link.node, *ino));
-        self.reclaimable.lose_objects(link.node);
-        log::warn!(
-            "node {} at {} has left the cluster while this client was away: {} files that were open there are gone (ESTALE)",
-            link.node,
-            link.address(),
-            opens.len()
-        );
-        link.leave();
+/// Gives a spare open back. If that fails it is counted as before, and spare no more: what its
+/// node keeps of it goes with the session.
+fn release(shared: &Arc<RemoteShared>, nodes: &NodeSet, row: OpenRow) {
+    let op = Op::Release(row.ino);
+    let asked = PendingCall::new(&op, Box::new(|_| ()));
+    let request = Request { creds: Creds::root(), op };
+    shared.send_to(
+        nodes,
+        nodes.index_of(row.node),
+        request,
+        RequestRoute::of(OpenEffect::Releases(row)),
+        asked,
+    );
+}
+
+/// A node is not in the table any more: nothing is asked there again, and what is still held
+/// there is lost.
+pub(super) fn let_go(shared: &RemoteShared, link: &NodeLink) {
+    if link.has_left() {
+        return;
     }
+    let opens = shared.reclaimable.opens.all_at(link.node);
+    opens.iter().for_each(|(ino, _)| shared.reclaimable.opens.lost(link.node, *ino));
+    shared.reclaimable.lose_objects(link.node);
+    log::warn!(
+        "node {} at {} has left the cluster while this client was away: {} files that were open there are gone (ESTALE)",
+        link.node,
+        link.address(),
+        opens.len()
+    );
+    link.leave();
 }

@@ -3,32 +3,28 @@
 //! Counts what it asks as a node counts what it is asked, so that figures of both kinds of volumes
 //! can be compared; here the time of a request includes its way. Keeps the table of what is open up
 //! to date, and holds commits back until the bytes they name are durable where that takes a sync.
-//! Which node is asked: [`super::routes`]; which answers lead to another attempt:
-//! [`super::pending`].
+//! How each call gets to a node and its answer back: [`super::calls`].
 
-use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kestrel_rpc::client::{Remote, RemoteStats};
-use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, ObjectId, ROOT};
-use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::{ObjectId, ROOT};
+use kestrel_types::op_counters::{self, NodeStats};
 use kestrel_types::placement::PlacementMap;
-use kestrel_types::request::{Answer, Done, Op, Reply, Request};
+use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
 use serde_json::Value;
 
-use super::addresses::{AddressResolver, LostNodes};
-use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
-use super::leaving::Moves;
-use super::nodes::{NodeConnections, NodeLink, NodeSet};
-use super::opens::{OpenEffect, ReleasedOpen};
-use super::pending::{INTERRUPTED, Next, PendingCall, PendingLock, RedirectedCall, RequestRoute};
+use super::addresses::AddressResolver;
+use super::calls::RemoteShared;
+use super::durable::{SyncFirst, names_new_bytes};
+use super::map_refresher::MapRefresher;
+use super::nodes::{NodeConnections, NodeLink};
+use super::pending::{PendingCall, PendingLock};
 use super::query::NodeAnswer;
 use super::reclaimable::Reclaimable;
-use super::redirects::{CLOSED, MapRefresher, Redirects};
-use super::routes::SecondTry;
 use super::subtree;
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
@@ -37,28 +33,6 @@ use crate::metadata::{LockCall, LockServer, Metadata};
 pub const MOVED_OUT: &str =
     "it leaves the cluster, and this mount has moved out of it; ask the volume by its URL";
 
-/// Why new bytes are not committed.
-const BYTES_LOST: &str = "the data was stored while this client was cut off, for longer than its lease, from the metadata node that \
-    keeps such data from being deleted; it is not committed: write it again";
-
-thread_local! {
-    /// This thread is calling back with an answer of a server.
-    static ANSWERING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread brings an answer from a server. It is the one that reads them all then, or
-/// the one that ends calls at their deadline, and must wait for neither a server nor a disk.
-pub fn is_answering() -> bool {
-    ANSWERING.get()
-}
-
-/// Calls back with an answer of a server.
-pub(super) fn answering(call: impl FnOnce()) {
-    let before = ANSWERING.replace(true);
-    call();
-    ANSWERING.set(before);
-}
-
 /// The way to a volume's metadata across a network.
 pub struct RemoteMetadata {
     shared: Arc<RemoteShared>,
@@ -66,16 +40,6 @@ pub struct RemoteMetadata {
     seeker: AddressResolver,
     /// Where bytes need a sync before a commit may name them.
     sync_first: OnceLock<SyncFirst>,
-}
-
-/// What answers need.
-pub(super) struct RemoteShared {
-    pub nodes: NodeConnections,
-    pub redirects: Redirects,
-    pub moves: Moves,
-    pub losses: Arc<LostNodes>,
-    pub reclaimable: Arc<Reclaimable>,
-    counters: [WorkerCounters; 1],
 }
 
 impl RemoteMetadata {
@@ -88,9 +52,9 @@ impl RemoteMetadata {
         nodes: NodeConnections,
         reclaimable: Arc<Reclaimable>,
     ) -> Result<Self, VolumeError> {
-        let (redirects, moves, losses, counters) = Default::default();
-        let shared =
-            Arc::new(RemoteShared { nodes, redirects, moves, losses, reclaimable, counters });
+        let (redirects, counters) = Default::default();
+        let nodes = Arc::new(nodes);
+        let shared = Arc::new(RemoteShared { nodes, redirects, reclaimable, counters });
         let weak = Arc::downgrade(&shared);
         shared.reclaimable.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
@@ -98,11 +62,11 @@ impl RemoteMetadata {
             }
         }));
         let guide = MapRefresher::start(&shared).inspect_err(|_| shared.nodes.close())?;
-        let seeker = AddressResolver::start(&shared).inspect_err(|_| {
+        let seeker = AddressResolver::start(&shared.nodes).inspect_err(|_| {
             guide.end(&shared);
             shared.nodes.close();
         })?;
-        let losses = shared.losses.clone();
+        let losses = seeker.losses();
         shared.reclaimable.when_a_node_is_lost(Box::new(move || losses.noticed()));
         let weak = Arc::downgrade(&shared);
         shared.reclaimable.when_a_table_is_newer(Box::new(move |node, version| {
@@ -192,159 +156,6 @@ impl RemoteMetadata {
     }
 }
 
-impl RemoteShared {
-    /// Ends the requests that wait for nodes and name new bytes which may be deleted.
-    fn fail_lost(&self) {
-        for link in &self.nodes.known().links {
-            link.remote.fail_waiting(|op| self.names_lost(op), BYTES_LOST);
-        }
-    }
-
-    fn names_lost(&self, op: &Op) -> bool {
-        let numbers = &self.reclaimable.numbers;
-        numbers.losses() > 0 && names_bytes_in(op, |object| numbers.is_lost(object))
-    }
-
-    /// Sends a request to the node that leads it.
-    pub fn send(self: &Arc<Self>, request: Request, asked: PendingCall) {
-        let losses = self.reclaimable.numbers.losses();
-        if self.names_lost(&request.op) {
-            return self.answer(asked, Err(FsError::new(libc::EIO, BYTES_LOST).into()));
-        }
-        if let Op::Release(ino) = request.op {
-            return self.give_back(ino, request, asked);
-        }
-        let nodes = self.nodes.known();
-        let used = nodes.begin_use(&request.op, &self.reclaimable.opens);
-        let at = nodes.leader(&request.op, used.map(|row| row.node));
-        let second_try = nodes.second_try(&request, at);
-        let route = RequestRoute { effect: OpenEffect::of(&request.op), used, second_try };
-        self.send_to(&nodes, at, request, route, asked);
-        if self.reclaimable.numbers.losses() != losses {
-            // It may wait since after the others were ended.
-            self.fail_lost();
-        }
-    }
-
-    /// Sends a release to a node that counts an open, unless its node has lost it.
-    fn give_back(self: &Arc<Self>, ino: InodeId, request: Request, asked: PendingCall) {
-        let nodes = self.nodes.known();
-        match self.reclaimable.opens.leave(ino) {
-            ReleasedOpen::Back(given) => {
-                let at = nodes.index_of(given.node);
-                self.send_to(
-                    &nodes,
-                    at,
-                    request,
-                    RequestRoute::of(OpenEffect::Releases(given)),
-                    asked,
-                );
-            }
-            ReleasedOpen::Lost => self.answer(asked, Ok(Answer::Done)),
-            ReleasedOpen::Unknown => {
-                self.send_to(
-                    &nodes,
-                    nodes.home_of(ino),
-                    request,
-                    RequestRoute::of(OpenEffect::None),
-                    asked,
-                );
-            }
-        }
-    }
-
-    /// Sends a request to this node, and takes in what its answer means before the caller gets it.
-    pub fn send_to(
-        self: &Arc<Self>,
-        nodes: &NodeSet,
-        at: usize,
-        request: Request,
-        route: RequestRoute,
-        asked: PendingCall,
-    ) {
-        let RequestRoute { effect, used, second_try } = route;
-        let (shared, version) = (self.clone(), nodes.version());
-        let link = &nodes.links[at];
-        let node = link.node;
-        let numbers = &self.reclaimable.numbers;
-        let generation =
-            matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
-        // The time that is left is counted from the first node that was asked.
-        let left = (asked.redirected > 0).then(|| self.time_left(asked.since));
-        let answered = move |reply: Reply, request: Option<Request>| {
-            if let Some(row) = &used {
-                shared.reclaimable.opens.end_use(row);
-            }
-            // An open is given back where it is counted.
-            let redirect = request.filter(|_| !matches!(effect, OpenEffect::Releases(_)));
-            let next = PendingCall::retry((&reply).into(), redirect, second_try);
-            if let Next::Redirect { call, table } = next {
-                if let Some(table) = table {
-                    shared.redirects.heard_of(node, table);
-                }
-                return shared.led_elsewhere(RedirectedCall::Op(call, asked.redirects()), version);
-            }
-            if let (Some(generation), Ok(Answer::Objects { first, count })) = (generation, &reply) {
-                shared.reclaimable.numbers.gave(node, generation, (*first, *count));
-            }
-            shared.reclaimable.opens.answered(node, effect, &reply);
-            match next {
-                Next::SecondTry(SecondTry { ino, request }) => answering(|| {
-                    let nodes = shared.nodes.known();
-                    let (home, route) = (nodes.home_of(ino), RequestRoute::of(effect));
-                    shared.send_to(&nodes, home, request, route, asked);
-                }),
-                _ => shared.answer(asked, reply),
-            }
-        };
-        link.remote.submit_or_back(request, left, Box::new(answered));
-    }
-
-    /// What is left of the time that a call may wait.
-    pub fn time_left(&self, since: Instant) -> Duration {
-        self.nodes.deadline().saturating_sub(since.elapsed())
-    }
-
-    /// Goes on with what a node does not lead, which was asked by a table of this version.
-    fn led_elsewhere(self: &Arc<Self>, redirected_call: RedirectedCall, version: u64) {
-        if self.nodes.known().version() > version {
-            // There is a newer one meanwhile.
-            answering(|| redirected_call.go_on(self));
-        } else if let Some(redirected_call) = self.redirects.park(redirected_call, version) {
-            answering(|| redirected_call.end(self, CLOSED));
-        }
-    }
-
-    /// Asks the home of a file about a lock.
-    pub fn ask_lock(self: &Arc<Self>, asked: PendingLock) {
-        let nodes = self.nodes.known();
-        let link = nodes.links[nodes.home_of(asked.request.ino())].clone();
-        let (shared, version) = (self.clone(), nodes.version());
-        let (request, place, attempt) = (asked.request, asked.place.clone(), asked.redirected);
-        if !place.lock().is_wanted() {
-            return asked.end(Err(INTERRUPTED));
-        }
-        let answered = move |reply: LockReply| {
-            // Locks are always asked for at the home of the file: there is no second try.
-            match PendingCall::retry((&reply).into(), Some(()), None::<()>) {
-                Next::Redirect { .. } => {
-                    shared.led_elsewhere(RedirectedCall::Lock(asked.redirects()), version);
-                }
-                _ => asked.end(reply),
-            }
-        };
-        let call = link.remote.lock(request, Box::new(answered));
-        let cancelled = place.lock().asked(attempt, link, call);
-        if let Some((link, call)) = cancelled {
-            link.remote.cancel(call);
-        }
-    }
-
-    pub fn answer(&self, asked: PendingCall, reply: Reply) {
-        asked.end(&self.counters[0], reply);
-    }
-}
-
 impl Metadata for RemoteMetadata {
     fn submit(&self, mut request: Request, mut done: Done) {
         let root = self.shared.reclaimable.root();
@@ -384,7 +195,7 @@ impl Metadata for RemoteMetadata {
 
     fn close(&self) -> FsResult<()> {
         self.guide.end(&self.shared);
-        self.seeker.end(&self.shared);
+        self.seeker.end();
         self.shared.nodes.close();
         Ok(())
     }

@@ -22,9 +22,10 @@ use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use parking_lot::{Mutex, RwLock};
 
-use super::addresses::{self, NodeAddress};
 use super::contact::{Waiting, contact};
+use super::node_query::{NodeAddress, ask_addresses};
 use super::reclaimable::{NodeReclaimable, Reclaimable};
+use super::url::is_anywhere;
 use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
 use crate::storage::Offer;
@@ -254,7 +255,7 @@ impl FirstConnection {
             if !self.are_asked {
                 waiting.goes_on(&named, remote);
             }
-            let told = addresses::ask(&self.remote, &[*id]).unwrap_or_default();
+            let told = ask_addresses(&self.remote, &[*id]).unwrap_or_default();
             let told = told.into_iter().find(|told| told.node == *id && told.epoch > newest);
             if let Some(NodeAddress { epoch, address, .. }) = told {
                 newest = epoch;
@@ -450,10 +451,4 @@ fn config(
 ) -> RemoteConfig {
     let (volume, who, Shows { tls, token }) = (url.name.clone(), how.who.clone(), shows.clone());
     RemoteConfig { addresses, volume, who, deadline: how.deadline, tls, token }
-}
-
-/// Whether an address says "all addresses of this machine", which is of use only for listening.
-pub(super) fn is_anywhere(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    matches!(host, "" | "*" | "0.0.0.0" | "[::]" | "::")
 }

@@ -25,6 +25,7 @@
 //! A misdirected, stale or conflicting call has changed nothing at the node. A lost connection is
 //! no answer: the session sends its calls again under the same numbers.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,13 +37,30 @@ use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use parking_lot::Mutex;
 
-use super::metadata::{RemoteShared, answering};
 use super::nodes::NodeLink;
 use super::opens::{OpenEffect, OpenRow};
 use super::routes::SecondTry;
 
 pub(super) const INTERRUPTED: FsError =
     FsError::new(libc::EINTR, "waiting for the lock was given up");
+
+thread_local! {
+    /// This thread is calling back with an answer of a server.
+    static ANSWERING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread brings an answer from a server. It is the one that reads them all then, or
+/// the one that ends calls at their deadline, and must wait for neither a server nor a disk.
+pub fn is_answering() -> bool {
+    ANSWERING.get()
+}
+
+/// Calls back with an answer of a server.
+pub(super) fn answering(call: impl FnOnce()) {
+    let before = ANSWERING.replace(true);
+    call();
+    ANSWERING.set(before);
+}
 
 /// A request that wants an answer, and since when. The request itself is at the connection.
 pub(super) struct PendingCall {
@@ -168,22 +186,6 @@ pub(super) enum RedirectedCall {
 }
 
 impl RedirectedCall {
-    /// Asks the node that leads it by the present table.
-    pub fn go_on(self, shared: &Arc<RemoteShared>) {
-        match self {
-            Self::Op(request, asked) => shared.send(request, asked),
-            Self::Lock(asked) => shared.ask_lock(asked),
-        }
-    }
-
-    /// Answers it with an error.
-    pub fn end(self, shared: &RemoteShared, why: FsError) {
-        match self {
-            Self::Op(_, asked) => shared.answer(asked, Err(why.into())),
-            Self::Lock(asked) => asked.end(Err(why)),
-        }
-    }
-
     pub fn since(&self) -> Instant {
         match self {
             Self::Op(_, asked) => asked.since,
