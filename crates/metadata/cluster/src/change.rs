@@ -9,7 +9,6 @@
 //! | `change/adopt.rs` | the next table becomes the present one |
 //! | `change/range_delete.rs` | walks over rows; deletes those of other members |
 //! | `change/departure.rs` | a member that leaves |
-//! | `change/message.rs` | messages of a change |
 //! | `change/records.rs` | records of a change, in table `system` |
 //!
 //! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it
@@ -99,7 +98,6 @@ pub(crate) mod adopt;
 mod copying;
 mod departure;
 mod freeze;
-mod message;
 mod range_delete;
 pub mod records;
 mod taking;
@@ -121,8 +119,8 @@ use copying::Copying;
 use range_delete::RangeDelete;
 use records::{ChangeRecords, ForeignRows};
 
+pub use super::message::changes::{Announced, Attempt, ChangeMessage, ChangeStats, Charge, Phase};
 pub use departure::DepartureGuard;
-pub use message::{Announced, Attempt, ChangeMessage, ChangeStats, Charge, Phase};
 
 /// Time between two questions of a member that waits for the coordinator.
 const ASK: Nanos = SECOND;

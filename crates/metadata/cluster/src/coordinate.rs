@@ -26,8 +26,9 @@ use kestrel_types::placement::slot_map::ADDRESS_MAX;
 use kestrel_types::placement::{Member as MapMember, NodeId, PlacementMap};
 
 use super::change::records::{self, ChangeRecords};
-use super::change::{Announced, Attempt, ChangeMessage, Changed, Charge, Expected};
+use super::change::{Changed, Expected};
 use super::{ClusterNode, Deferred, RESEND, peer_identity};
+use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
 
 /// An attempt ends when nothing was heard of a member for so long.
 const SILENCE_MAX: Nanos = 30 * SECOND;

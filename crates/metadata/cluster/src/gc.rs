@@ -35,21 +35,13 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::NodeId;
 
-use super::poll::{PollAnswer, PollQuestion, Then, out_of_reach};
+use super::message::polls::{PollAnswer, PollQuestion, Weight};
+use super::poll::{Then, out_of_reach};
 use super::{ClusterNode, Deferred};
 
 /// How many grace periods later an object is looked at again of which this node released more than
 /// it added.
 const LATER: Nanos = 16;
-
-/// A member's part of what decides about an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weight {
-    /// One of its clients may still come to refer to it.
-    Used,
-    /// Its shares.
-    Part(ReferencePart),
-}
 
 /// Hears which objects to delete.
 pub type GcListener = Box<dyn FnOnce(FsResult<Vec<ObjectId>>) + Send>;

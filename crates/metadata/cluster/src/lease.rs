@@ -1,6 +1,10 @@
 //! Leases: a member resolves paths only while most members let it, and one that does not answer is
 //! fenced.
 //!
+//! | file | what it has |
+//! | --- | --- |
+//! | `lease/self_lease.rs` | which start of a member speaks for it where leases are granted |
+//!
 //! A change of a directory has to be forgotten by all members before it is decided. One that does
 //! not answer may be down, or go on serving paths from a replica that is out of date. So what a
 //! replica says counts only under a *lease*.
@@ -94,6 +98,8 @@
 //! member ask for no lease, so that another process, which may reach it, can take over. When nobody
 //! reaches it nobody has leases there.
 
+mod self_lease;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -103,15 +109,17 @@ use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 
-use super::change::ChangeMessage;
+use super::fence::Fence;
 use super::message::Message;
+use super::message::changes::ChangeMessage;
+use super::message::sums::SumMessage;
 use super::peer_identity::PeerIdentity;
-use super::self_lease::SelfLease;
-use super::sums::SumMessage;
-use super::txn::leader::TxnPhase;
+use super::work::transaction::TxnPhase;
 use super::work::{Stage, Work};
 use super::{ClusterNode, DEADLINE, RESEND};
+use self_lease::SelfLease;
 
+pub use super::message::leases::{HoldId, LeaseMessage};
 pub use kestrel_meta::lease::{LEASE, PROMISE};
 
 /// Time between two questions for it.
@@ -125,61 +133,6 @@ pub const PATIENCE: Nanos = 500 * MILLISECOND;
 
 /// Nothing is granted for so long after the last question about a fence.
 pub const HOLD: Nanos = SECOND;
-
-/// What members say to each other about leases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeaseMessage {
-    /// Asks for a lease.
-    Ask {
-        /// The sender's number.
-        number: u64,
-        /// Which of his starts he is.
-        epoch: u64,
-        /// No earlier start of his can be running, or get a lease.
-        exclusive: bool,
-    },
-    /// This start of the sender has no lease any more, and will have none.
-    Release {
-        /// Which.
-        epoch: u64,
-    },
-    /// Granted.
-    Granted {
-        /// As asked.
-        number: u64,
-        /// The sender keeps its promise about sums as well ([`super::sums`]).
-        sums: bool,
-    },
-    /// Asks to grant a member nothing.
-    Fence {
-        /// For this transaction.
-        txn: TxnId,
-        /// Counts the rounds of such questions.
-        round: u32,
-        /// The member.
-        node: NodeId,
-    },
-    /// Nothing is granted to it, and what was has run out.
-    Fenced {
-        /// As asked.
-        txn: TxnId,
-        /// As asked.
-        round: u32,
-        /// As asked.
-        node: NodeId,
-        /// Since when.
-        hold: HoldId,
-    },
-}
-
-/// A time in which a member has granted another one nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HoldId {
-    /// Start of the member that holds.
-    pub epoch: u64,
-    /// Its number since.
-    pub number: u64,
-}
 
 /// What there is to say of a member's lease.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -261,58 +214,6 @@ impl Leases {
         if !self.silent.is_empty() {
             self.silent.remove(&node);
         }
-    }
-}
-
-/// The fence that the leader of a change puts around a member.
-///
-/// Rounds of questions to the others. A member that answered one in round `a` and answers another
-/// of round `b > a` by the same hold has held it all the time in between, so also when each of the
-/// rounds `a + 1` to `b` began.
-#[derive(Default)]
-pub(super) struct Fence {
-    /// When the next round begins.
-    due: Nanos,
-    /// The present round; 0: none has begun.
-    round: u32,
-    /// A majority has answered.
-    answered: bool,
-    seen: BTreeMap<NodeId, Seen>,
-}
-
-/// What was heard of a member that is to hold.
-struct Seen {
-    hold: HoldId,
-    /// In which round this hold was heard of first.
-    since: u32,
-    /// The newest round that was answered by it.
-    until: u32,
-}
-
-impl Fence {
-    /// One that is not there until then.
-    pub fn at(due: Nanos) -> Self {
-        Self { due, ..Self::default() }
-    }
-
-    fn heard(&mut self, from: NodeId, round: u32, hold: HoldId) {
-        if round > self.round {
-            return;
-        }
-        match self.seen.get_mut(&from) {
-            Some(seen) if seen.hold == hold => seen.until = seen.until.max(round),
-            _ => {
-                self.seen.insert(from, Seen { hold, since: self.round, until: round });
-            }
-        }
-    }
-
-    /// Whether so many held through the beginning of one round.
-    fn holds(&self, majority: usize) -> bool {
-        let began = |round: u32| {
-            self.seen.values().filter(move |seen| seen.since < round && round <= seen.until)
-        };
-        self.seen.values().any(|seen| began(seen.until).count() >= majority)
     }
 }
 
@@ -682,7 +583,7 @@ impl ClusterNode {
             self.leases.silent.insert(node);
             self.leases.fenced += 1;
             self.invalidated(node, txn);
-        } else if !fence.answered && fence.seen.len() >= majority {
+        } else if !fence.answered && fence.answers() >= majority {
             (fence.answered, fence.due) = (true, now);
             self.drive_fences(ticket);
         }
@@ -722,49 +623,4 @@ impl ClusterNode {
 pub(super) fn unleased() -> FsError {
     let text = "metadata: this node cannot reach most nodes of the cluster; nothing has changed";
     FsError::new(libc::ETIMEDOUT, text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fence_holds_when_most_held_through_one_moment() {
-        let hold = |epoch| HoldId { epoch, number: 1 };
-        let mut fence = Fence { round: 1, ..Fence::default() };
-        fence.heard(1, 1, hold(1));
-        fence.heard(2, 1, hold(1));
-        assert!(!fence.holds(2), "the first may have started again before the second answered");
-        fence.round = 2;
-        fence.heard(1, 2, hold(2));
-        fence.heard(2, 2, hold(1));
-        assert!(!fence.holds(2), "it has");
-        // Answers to questions of the round in which it was heard of first say nothing of the time
-        // between.
-        fence.heard(1, 2, hold(2));
-        assert!(!fence.holds(2));
-        fence.round = 3;
-        fence.heard(1, 3, hold(2));
-        assert!(!fence.holds(2));
-        fence.heard(2, 3, hold(1));
-        assert!(fence.holds(2) && !fence.holds(3));
-    }
-
-    /// Answers of different rounds of a fence count if they have a moment in common.
-    #[test]
-    fn fence_answers_of_different_rounds() {
-        let hold = HoldId { epoch: 1, number: 1 };
-        let mut fence = Fence { round: 1, ..Fence::default() };
-        fence.heard(1, 1, hold);
-        fence.round = 3;
-        fence.heard(1, 2, hold);
-        fence.heard(2, 1, hold);
-        fence.round = 4;
-        fence.heard(2, 4, hold);
-        assert!(!fence.holds(2), "one to the beginning of round 2, the other at that of round 4");
-        fence.heard(1, 4, hold);
-        assert!(fence.holds(2));
-        fence.heard(3, 9, hold);
-        assert_eq!(fence.seen.len(), 2, "a round that has not begun");
-    }
 }

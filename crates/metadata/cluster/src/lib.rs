@@ -92,11 +92,11 @@
 //! | module | what it has |
 //! | --- | --- |
 //! | [`host`] | [`NodeHost`]: a member with threads around it |
-//! | `work` | requests that a member leads, through its node and back |
+//! | `work`, `serve` | requests that a member leads: how far each is; through its node and back |
 //! | `txn` | transactions over several nodes: leader, participant, two-phase commit |
 //! | `fetch` | dentries of other members |
 //! | `tree` | figures of a directory and of everything below it |
-//! | [`lease`], `self_lease` | leases, fencing; which start of a member speaks for it |
+//! | [`lease`], `fence` | leases; the fence around a member that does not answer |
 //! | [`sums`] | sums of shares that members tell each other under leases |
 //! | [`change`], `coordinate` | changes of the placement map: every member, and the coordinator |
 //! | [`addresses`], [`peer_identity`] | where the nodes are; how a node is told from a copy of it |
@@ -109,6 +109,7 @@
 pub mod addresses;
 pub mod change;
 mod coordinate;
+mod fence;
 mod fetch;
 mod gc;
 pub mod host;
@@ -119,7 +120,7 @@ mod orphans;
 pub mod ownership;
 pub mod peer_identity;
 mod poll;
-mod self_lease;
+mod serve;
 mod stop;
 pub mod sums;
 mod tree;
@@ -157,7 +158,8 @@ use coordinate::Coordinator;
 use fetch::Fetching;
 use gc::GcRound;
 use host::Wakeup;
-use lease::{LeaseMessage, Leases};
+use lease::Leases;
+use message::leases::LeaseMessage;
 use orphans::Asking;
 use poll::Poll;
 use sums::Sums;
@@ -166,12 +168,12 @@ use txn::commit::Decision;
 use txn::participant::LockedRows;
 use work::{Back, Work};
 
-pub use gc::{Forgot, GcListener, Weight};
+pub use gc::{Forgot, GcListener};
 pub use host::{Carrier, NodeHost};
 pub use load::{LoadListener, LoadSource};
+pub use message::polls::{PollAnswer, PollQuestion, Weight};
+pub use message::sums::SumMessage;
 pub use message::{Envelope, Fetched, LockedRowsId, Message, TokensMessage, Vote};
-pub use poll::{PollAnswer, PollQuestion};
-pub use sums::SumMessage;
 pub use txn::records::{
     Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared,
 };

@@ -10,7 +10,8 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::placement::NodeId;
 
 use super::ClusterNode;
-use super::poll::{PollAnswer, PollQuestion, Then, out_of_reach};
+use super::poll::{Then, out_of_reach};
+use crate::message::polls::{PollAnswer, PollQuestion};
 
 /// Tells what a node has by this table, or begins to count and tells nothing yet. It must not
 /// block.

@@ -1,5 +1,17 @@
 //! What members of a cluster say to each other. Values; the carrier may lose, repeat and reorder
 //! them.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `message/changes.rs` | changes of the placement map |
+//! | `message/leases.rs` | leases |
+//! | `message/polls.rs` | questions to all members, and their answers |
+//! | `message/sums.rs` | sums of shares |
+
+pub(crate) mod changes;
+pub(crate) mod leases;
+pub(crate) mod polls;
+pub(crate) mod sums;
 
 use kestrel_engine::Mutation;
 use kestrel_meta::locks::{RowLockMode, TxnId};
@@ -12,10 +24,10 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::token::{TokenId, TokenRecord};
 
 use super::addresses::NodeAddress;
-use super::change::ChangeMessage;
-use super::lease::LeaseMessage;
-use super::poll::{PollAnswer, PollQuestion};
-use super::sums::SumMessage;
+use changes::ChangeMessage;
+use leases::LeaseMessage;
+use polls::{PollAnswer, PollQuestion};
+use sums::SumMessage;
 
 /// A message on its way, and the newest timestamp of its sender.
 #[derive(Debug, Clone, PartialEq)]

@@ -21,10 +21,11 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Creds, Op, Reply, Request};
 
-use super::poll::{PollAnswer, PollQuestion, Then};
-use super::txn::leader::TxnPhase;
+use super::poll::Then;
 use super::work::{Back, Stage};
 use super::{ClusterNode, Requester};
+use crate::message::polls::{PollAnswer, PollQuestion};
+use crate::work::transaction::TxnPhase;
 
 /// The first and the longest pause between two questions about a file.
 const PAUSE_MIN: Nanos = 50 * MILLISECOND;

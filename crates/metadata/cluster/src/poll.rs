@@ -8,84 +8,17 @@
 
 use std::collections::BTreeMap;
 
-use kestrel_balancer::load_report::LoadReport;
-use kestrel_meta::node::TreePart;
 use kestrel_meta::ops::locate;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, ObjectId, Position};
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer as Answered, DirEntry, Usage};
+use kestrel_types::request::{Answer as Answered, Usage};
 
-use super::gc::Weight;
 use super::message::Message;
-use super::tree::TreePosition;
+use super::message::polls::{PollAnswer, PollQuestion};
 use super::{ClusterNode, DEADLINE, Deferred, RESEND};
-
-/// What members are asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PollQuestion {
-    /// The volume's figures, as far as the member's own shares have them.
-    Usage,
-    /// Which of these files somebody has open there, or may have.
-    Held(Vec<InodeId>),
-    /// Of these directories: their figures, unless that is a question for more, and which
-    /// directories are in them, after this place.
-    Tree(Vec<InodeId>, Option<TreePosition>),
-    /// A round of deleting objects begins (`gc`): what the member has to say of each of
-    /// them.
-    Weigh(u64, Vec<ObjectId>),
-    /// Of this round: which of these objects nothing there has come to refer to; they are
-    /// condemned.
-    Confirm(u64, Vec<ObjectId>),
-    /// This round has ended, and these objects are deleted.
-    Forget(u64, Vec<ObjectId>),
-    /// What entries the node has. A node that has not counted them does not answer yet.
-    Entries,
-    /// Which of these files are among the next names that the node owns, after this directory and
-    /// name.
-    Locate(Vec<InodeId>, Option<(InodeId, Name)>),
-}
-
-/// What a member says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PollAnswer {
-    /// Files, directories, bytes: parts of sums, so below nought too.
-    Usage([i64; 3]),
-    /// Those of the files that are open, or may be.
-    Held(Vec<InodeId>),
-    /// What the rows there say of the directories.
-    Tree(TreePart),
-    /// One for each object asked about.
-    Weighed(Vec<Weight>),
-    /// Those of the objects that are condemned.
-    Confirmed(Vec<ObjectId>),
-    /// It is done, durably.
-    Done,
-    /// Entries, and names.
-    Entries(LoadReport),
-    /// Files, each with its directory, and the directory and name that were read last; `None` if
-    /// all names were.
-    Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
-}
-
-impl PollQuestion {
-    /// Whether this is an answer to it.
-    fn is_answered_by(&self, answer: &PollAnswer) -> bool {
-        matches!(
-            (self, answer),
-            (PollQuestion::Usage, PollAnswer::Usage(_))
-                | (PollQuestion::Held(_), PollAnswer::Held(_))
-                | (PollQuestion::Tree(..), PollAnswer::Tree(_))
-                | (PollQuestion::Weigh(..), PollAnswer::Weighed(_))
-                | (PollQuestion::Confirm(..), PollAnswer::Confirmed(_))
-                | (PollQuestion::Forget(..), PollAnswer::Done)
-                | (PollQuestion::Entries, PollAnswer::Entries(_))
-                | (PollQuestion::Locate(..), PollAnswer::Located(..))
-        )
-    }
-}
 
 /// What happens when a poll has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,17 +12,14 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Op, Usage};
 
 use super::ClusterNode;
-use super::poll::{PollAnswer, PollQuestion, Then, out_of_reach};
+use super::message::polls::{PollAnswer, PollQuestion, TreePosition};
+use super::poll::{Then, out_of_reach};
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 64;
 
 /// Most directories in them that a member tells at a time.
 pub(super) const CHILDREN_MAX: usize = 4096;
-
-/// A place in the answer to a question about directories: which of them, and the last directory in
-/// it that was told.
-pub type TreePosition = (u32, InodeId);
 
 /// A walk under way.
 #[derive(Default)]

@@ -7,8 +7,8 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::wire::TooLarge;
 
 use super::ClusterNode;
-use super::change::ChangeMessage;
 use super::message::{Message, Vote};
+use crate::message::changes::ChangeMessage;
 
 /// What an operation fails with that needs such a message.
 fn too_large(why: TooLarge) -> FsError {

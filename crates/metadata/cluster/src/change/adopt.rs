@@ -20,7 +20,8 @@ use kestrel_types::key::{Table, number_of};
 use kestrel_types::placement::PlacementMap;
 
 use super::records::{self, ForeignRows};
-use super::{ChangeMessage, Charge, RangeDelete, gains, hands_over, inherits, loses, shares_move};
+use super::{RangeDelete, gains, hands_over, inherits, loses, shares_move};
+use crate::message::changes::{ChangeMessage, Charge};
 use crate::work::Stage;
 use crate::{ClusterNode, Deferred, Message};
 

@@ -17,7 +17,8 @@ use kestrel_types::placement::{NodeId, PlacementMap};
 use parking_lot::Mutex;
 
 use super::range_delete::{Cursor, visited_max};
-use super::{Attempt, ChangeMessage, Step, loses};
+use super::{Step, loses};
+use crate::message::changes::{Attempt, ChangeMessage};
 use crate::{ClusterNode, RESEND};
 
 /// A message has no more bytes of rows, unless it is one row.

@@ -6,7 +6,8 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};
 
-use super::{Attempt, ChangeMessage, Step, hands_over, loses, records};
+use super::{Step, hands_over, loses, records};
+use crate::message::changes::{Attempt, ChangeMessage};
 use crate::{ClusterNode, Deferred, Message};
 
 impl ClusterNode {

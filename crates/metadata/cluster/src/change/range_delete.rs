@@ -17,9 +17,10 @@ use kestrel_types::error::FsResult;
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::stat::ObjStat;
 
+use super::Step;
 use super::records::{self, ForeignRows};
-use super::{ChangeMessage, Step};
 use crate::ClusterNode;
+use crate::message::changes::ChangeMessage;
 
 /// Tables with rows that may get other owners.
 const TABLES: [Table; 10] = [

@@ -14,7 +14,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::slot_map::ADDRESS_MAX;
 use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, PlacementMap};
 
-use super::{Announced, Attempt};
+use crate::message::changes::{Announced, Attempt};
 
 /// The present table.
 pub const TABLE: &str = "table";

@@ -6,7 +6,8 @@ use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 
 use super::records::{self, ForeignRows};
-use super::{Attempt, ChangeMessage, Step, Taken, forgotten};
+use super::{Step, Taken, forgotten};
+use crate::message::changes::{Attempt, ChangeMessage};
 use crate::{ClusterNode, Deferred, Message};
 
 impl ClusterNode {

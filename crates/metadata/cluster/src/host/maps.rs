@@ -6,10 +6,9 @@ use kestrel_meta::owners::MapView;
 use kestrel_types::placement::{NodeId, PlacementMap};
 
 use super::NodeHost;
-use crate::change::{
-    Announced, ChangeStats, Changed, DepartureGuard, Expected, LockGuard, MapListener,
-};
+use crate::change::{Changed, DepartureGuard, Expected, LockGuard, MapListener};
 use crate::lease::LeaseStats;
+use crate::message::changes::{Announced, ChangeStats};
 use crate::{LoadListener, LoadSource};
 
 impl NodeHost {

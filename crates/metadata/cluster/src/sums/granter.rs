@@ -12,9 +12,10 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::DirStat;
 
-use super::{Also, COOL_MAX, COOL_MIN, Cooling, Names, Revoking, Subject, SumMessage};
+use super::{COOL_MAX, COOL_MIN, Cooling, Revoking, Subject};
 use crate::lease::PROMISE;
 use crate::message::Message;
+use crate::message::sums::{Also, Names, SumMessage};
 use crate::{ClusterNode, Deferred, RESEND};
 
 /// Most questions for rows that wait for leases to be revoked; more are dropped.

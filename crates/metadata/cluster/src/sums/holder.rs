@@ -9,9 +9,10 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::DirStat;
 
-use super::{Also, COOL_MAX, Gathering, Names, Subject, SumMessage};
+use super::{COOL_MAX, Gathering, Subject};
 use crate::lease::LEASE;
 use crate::message::Message;
+use crate::message::sums::{Also, Names, SumMessage};
 use crate::work::Stage;
 use crate::{ClusterNode, RESEND};
 

@@ -20,9 +20,9 @@ use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, READDIR_ENTRIES_MAX};
 
-use super::{Also, Names};
 use crate::ClusterNode;
 use crate::message::SpanRow;
+use crate::message::sums::{Also, Names};
 use crate::work::Stage;
 
 /// Most entries that a member tells at once.

@@ -17,10 +17,10 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 
 use crate::message::{Message, Vote};
-use crate::txn::leader::{SURE, TxnPhase};
-use crate::txn::participant::encode_decision;
-use crate::txn::records::decision_key;
+use crate::txn::leader::SURE;
+use crate::txn::records::{decision_key, encode_decision};
 use crate::work::Stage;
+use crate::work::transaction::TxnPhase;
 use crate::{ClusterNode, Deferred, RESEND, without};
 
 /// Most transactions in one message about directories to be forgotten: each changes a few, so it

@@ -1,10 +1,10 @@
 //! The leader of a transaction: borrows rows until the operation needs no more, then ends it
 //! ([`crate::txn::commit`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kestrel_meta::locks::{RowLockMode, TxnId};
-use kestrel_meta::node::{Ended, Ran};
+use kestrel_meta::node::Ran;
 use kestrel_meta::rows::{Missing, Span, TxnRows};
 use kestrel_types::clock::Nanos;
 use kestrel_types::key::{Key, Table};
@@ -12,9 +12,9 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::Op;
 
 use crate::ClusterNode;
-use crate::lease::Fence;
 use crate::message::{LockedRowsId, Message, SpanRow};
 use crate::work::Stage;
+use crate::work::transaction::{LeaderTxn, TxnPhase};
 
 /// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path
 /// has up to 2,048 parts.
@@ -23,60 +23,6 @@ const ROUNDS_MAX: u32 = 4096;
 /// For so long after a transaction has begun no participant has lost a set of locked rows: silence
 /// takes him longer ([`crate::txn::participant`]), and so does a restart ([`crate::RESTART_MIN`]).
 pub(crate) const SURE: Nanos = crate::RESTART_MIN;
-
-/// A participant, as the leader sees him.
-#[derive(Default)]
-pub(crate) struct Participant {
-    pub locked: Option<LockedRowsId>,
-    /// What he was asked for and has not answered.
-    asked: Option<(u32, Missing)>,
-}
-
-/// How far a transaction is.
-pub(crate) enum TxnPhase {
-    /// It borrows rows, or waits for a dentry.
-    Borrowing,
-    /// It waits for these members to forget the directories it changes, or to be fenced.
-    Invalidating(BTreeMap<NodeId, Fence>, Box<Ended>),
-    /// It waits for these participants to agree; what each is to change.
-    Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<kestrel_engine::Mutation>>, Box<Ended>),
-    /// It is decided, and waits for the log. The participants that have something to change; the
-    /// answer.
-    Decided(Vec<NodeId>, Box<Ended>),
-}
-
-/// One attempt of a transaction.
-pub(crate) struct LeaderTxn {
-    pub txn: TxnId,
-    mode: RowLockMode,
-    lent: TxnRows,
-    round: u32,
-    pub participants: BTreeMap<NodeId, Participant>,
-    pub phase: TxnPhase,
-    /// When it asked the first participant, or was about to.
-    pub begun: Nanos,
-    /// When somebody was asked last.
-    pub sent: Nanos,
-}
-
-impl LeaderTxn {
-    pub fn is_decided(&self) -> bool {
-        matches!(self.phase, TxnPhase::Decided(..))
-    }
-
-    pub fn sent(&self) -> Nanos {
-        self.sent
-    }
-
-    /// Whether a row was lent.
-    fn has(&self, key: &Key) -> bool {
-        // Whatever part of a range was lent, all of it is locked.
-        let locked = |span: &Span| (span.table, span.id) == (key.table, key.id);
-        self.lent.rows.contains_key(key)
-            || matches!(key.table, Table::Xattr | Table::Chunk | Table::Sweep)
-                && self.lent.spans.keys().any(locked)
-    }
-}
 
 impl ClusterNode {
     /// Begins a transaction for a request.

@@ -17,7 +17,7 @@ use kestrel_types::placement::NodeId;
 
 use crate::message::{LockedRowsId, Message, SpanRow, Vote};
 use crate::txn::commit::Decision;
-use crate::txn::records::{self, Prepared, Records, encode_prepared, prepared_key};
+use crate::txn::records::{Prepared, Records, encode_prepared, prepared_key};
 use crate::{ClusterNode, Deferred, RESEND, without};
 
 /// A leader that has not been heard of for so long loses what it was lent, unless that is prepared.
@@ -304,5 +304,3 @@ impl ClusterNode {
         }
     }
 }
-
-pub(crate) use records::encode_decision;

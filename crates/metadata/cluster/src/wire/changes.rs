@@ -10,7 +10,7 @@ use kestrel_types::request::Outcome;
 use kestrel_types::wire::{decode_reply, encode_reply};
 
 use super::{KEY_MIN, failure, list, put_list, put_row, row};
-use crate::change::{Announced, Attempt, ChangeMessage, Charge};
+use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
 
 // What a message says. Numbers are never given to another one.
 const JOIN: u8 = 1;

@@ -3,7 +3,7 @@
 use kestrel_types::codec::{DecodeError, Reader, put_varint};
 
 use super::{boolean, put_numbered, put_txn, txn};
-use crate::lease::{HoldId, LeaseMessage};
+use crate::message::leases::{HoldId, LeaseMessage};
 
 // What a message says. Numbers are never given to another one.
 const ASK: u8 = 1;

@@ -9,9 +9,7 @@ use kestrel_types::name::{NAME_MAX, Name};
 use kestrel_types::request::DirEntry;
 
 use super::{boolean, list, put_ids, put_list, put_numbered};
-use crate::gc::Weight;
-use crate::poll::{PollAnswer, PollQuestion};
-use crate::tree::TreePosition;
+use crate::message::polls::{PollAnswer, PollQuestion, TreePosition, Weight};
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
 const USAGE: u8 = 1;

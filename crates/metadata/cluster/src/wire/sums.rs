@@ -5,7 +5,7 @@ use kestrel_types::name::NAME_MAX;
 use kestrel_types::stat::DirStat;
 
 use super::{boolean, list, put_ids, put_list, put_numbered, span_row};
-use crate::sums::{Also, Names, SumMessage};
+use crate::message::sums::{Also, Names, SumMessage};
 
 // What a message says. Numbers are never given to another one.
 const ASK: u8 = 1;

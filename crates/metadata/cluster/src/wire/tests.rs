@@ -18,12 +18,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::addresses::NodeAddress;
-use crate::change::{Announced, Attempt, ChangeMessage, Charge};
-use crate::gc::Weight;
-use crate::lease::{HoldId, LeaseMessage};
 use crate::message::TokensMessage;
-use crate::poll::{PollAnswer, PollQuestion};
-use crate::sums::{Also, Names, SumMessage};
+use crate::message::changes::{Announced, Attempt, ChangeMessage, Charge};
+use crate::message::leases::{HoldId, LeaseMessage};
+use crate::message::polls::{PollAnswer, PollQuestion, Weight};
+use crate::message::sums::{Also, Names, SumMessage};
 
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {

@@ -29,8 +29,8 @@ use kestrel_meta::ids::counter_row;
 use kestrel_meta::lease::{FOREVER, NEVER};
 use kestrel_types::clock::Nanos;
 
-use super::lease::{LEASE, PROMISE, RENEW};
-use super::{ClusterNode, Deferred};
+use super::{LEASE, PROMISE, RENEW};
+use crate::{ClusterNode, Deferred};
 
 /// How long a start has the self lease after a commit that got through was made.
 pub const SELF_LEASE: Nanos = 2 * LEASE;
@@ -39,7 +39,7 @@ pub const SELF_LEASE: Nanos = 2 * LEASE;
 pub const SELF_LEASE_PAST: Nanos = SELF_LEASE + SELF_LEASE / 8;
 
 /// See the module's header.
-pub(super) struct SelfLease {
+pub(crate) struct SelfLease {
     from: Nanos,
     until: Nanos,
     /// When the newest of its commits was made.
@@ -105,7 +105,7 @@ impl SelfLease {
 
 impl ClusterNode {
     /// Asks the store whether it is still this start's.
-    pub(super) fn tick_self_lease(&mut self) {
+    pub(crate) fn tick_self_lease(&mut self) {
         let (now, shared) = (self.time(), self.cluster().is_shared());
         let confirmations = self.node.engine().confirmations();
         let self_lease = &mut self.leases.self_lease;
