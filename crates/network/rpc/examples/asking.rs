@@ -3,8 +3,8 @@
 //! the callers, 256 at a time. One thread, so instructions repeat:
 //!
 //! `valgrind --tool=callgrind target/release/examples/asking [ROUNDS]` answers so many rounds of
-//! 256 calls; with 0 rounds nothing is asked; that share is to be subtracted, and so is
-//! `Node::hear`, the other side. Prints nanoseconds a call.
+//! 256 calls; with 0 rounds it makes no calls; that share is to be subtracted, and so is
+//! `Node::receive`, the other side. Prints nanoseconds a call.
 
 use std::time::{Duration, Instant};
 
@@ -23,17 +23,17 @@ type Failure = Box<dyn std::error::Error>;
 
 const BATCH: u64 = 256;
 
-/// The node's side: what it is told, and what it says.
+/// The node's side: the messages that it receives, and those that it sends.
 #[derive(Default)]
 struct Node {
     heard: Frames,
-    says: Vec<u8>,
+    output: Vec<u8>,
 }
 
 impl Node {
     /// Answers everything alike.
     #[inline(never)]
-    fn hear(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    fn receive(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.heard.push(bytes);
         while let Some(frame) = self.heard.next_frame()? {
             match decode_to_server(frame)? {
@@ -48,14 +48,14 @@ impl Node {
                         table: 1,
                         root: ROOT,
                     };
-                    encode_to_client(&ToClient::Welcome(welcome), Checksum::Off, &mut self.says)?;
+                    encode_to_client(&ToClient::Welcome(welcome), Checksum::Off, &mut self.output)?;
                 }
                 ToServer::Call(call) => {
                     let inode =
                         Box::new(Inode::new(4711, Kind::File, 1_700_000_000_000_000_000, 7));
                     let answered = Answered::Op(Ok(Answer::Entry { parent: 42, inode }));
                     let reply = ReplyTo { id: call.id, table: 1, answered };
-                    encode_reply_to(&reply, Checksum::Off, &mut self.says);
+                    encode_reply_to(&reply, Checksum::Off, &mut self.output);
                 }
                 _ => {}
             }
@@ -93,10 +93,10 @@ fn main() -> Result<(), Failure> {
         output.clear();
         link.take_output(&mut output);
         took += begun.elapsed();
-        node.hear(&output)?;
+        node.receive(&output)?;
         let begun = Instant::now();
-        frames.push(&node.says);
-        node.says.clear();
+        frames.push(&node.output);
+        node.output.clear();
         while let Some(frame) = frames.next_frame()? {
             messages.push(decode_to_client(frame)?);
         }

@@ -95,44 +95,44 @@ fn cpu_seconds() -> f64 {
 
 /// Both sides by hand.
 fn raw(depth: usize, time: Duration) -> Result<(), Failure> {
-    let mut asked = Vec::new();
+    let mut encoded = Vec::new();
     let call = Call { id: 1 << 17, seq: 0, acked: 0, retry: false, body: Body::Op(request()?) };
-    wire::encode_call(&call, Checksum::Off, &mut asked)?;
+    wire::encode_call(&call, Checksum::Off, &mut encoded)?;
     let mut answered = Vec::new();
     let reply = ReplyTo { id: 1 << 17, table: 0, answered: Answered::Op(Ok(answer())) };
     wire::encode_reply_to(&reply, Checksum::Off, &mut answered);
 
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
-    let (asked_len, replies) = (asked.len(), answered.repeat(4096));
+    let (request_len, replies) = (encoded.len(), answered.repeat(4096));
     let reply_len = answered.len();
     let server = std::thread::spawn(move || -> std::io::Result<u64> {
         let (mut stream, _) = listener.accept()?;
         stream.set_nodelay(true)?;
-        let (mut buffer, mut held, mut writes) = (vec![0; asked_len * 4096], 0, 0);
+        let (mut buffer, mut held, mut writes) = (vec![0; request_len * 4096], 0, 0);
         loop {
             let read = stream.read(&mut buffer)?;
             if read == 0 {
                 return Ok(writes);
             }
             held += read;
-            let whole = held / asked_len;
-            held %= asked_len;
+            let whole = held / request_len;
+            held %= request_len;
             stream.write_all(&replies[..whole * reply_len])?;
             writes += 1;
         }
     });
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
-    let requests = asked.repeat(depth.max(4096));
+    let requests = encoded.repeat(depth.max(4096));
     let (mut buffer, mut held, mut done, mut writes) = (vec![0; reply_len * 4096], 0, 0u64, 1u64);
     let meter = Meter::start();
-    stream.write_all(&requests[..depth * asked_len])?;
+    stream.write_all(&requests[..depth * request_len])?;
     while meter.begun.elapsed() < time {
         held += stream.read(&mut buffer)?;
         let whole = held / reply_len;
         held %= reply_len;
-        stream.write_all(&requests[..whole * asked_len])?;
+        stream.write_all(&requests[..whole * request_len])?;
         done += whole as u64;
         writes += 1;
     }
@@ -248,7 +248,7 @@ struct Run {
     over: AtomicBool,
 }
 
-/// One request after the other, each asked by the completion of the one before.
+/// One request after the other, each submitted by the completion of the one before.
 fn next(run: &Arc<Run>) {
     let then = run.clone();
     run.remote.submit(

@@ -1,7 +1,7 @@
 //! Load on a real server, or the metadata nodes of a cluster, by a native client: what one
 //! connection to each with whole paths gets out of them. Requests go to the node that leads them.
 //!
-//! Each way keeps a number of calls in flight, each asked by the completion of the one before.
+//! Each way keeps a number of calls in flight, each submitted by the completion of the one before.
 //! Requests that went over the wire are counted, so that "one request an operation, however deep
 //! the path" is a measured figure. Directories lie five levels deep; each has as many files as were
 //! created in it. Calls for existing files take them in turn, so all of them are touched.
@@ -15,7 +15,7 @@
 //! and removed, files renamed and linked; or `threads`, files created and stat'ed by as many
 //! blocking threads. BURST calls one after the other are for the same directory (1 by default;
 //! stats are in the order of the creates if it is given). A VOLUME that ends in `?ca=sha256:…` is
-//! asked over TLS.
+//! reached over TLS.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -126,27 +126,26 @@ impl Nodes {
         self.remotes.iter().map(|remote| remote.stats().sent).sum()
     }
 
-    /// What nodes have said to each other so far. (The question makes them say a few things
-    /// themselves.)
-    fn said(&self) -> Said {
-        let mut said = Said::default();
+    /// Messages between nodes so far. (The question itself makes the nodes send a few.)
+    fn node_traffic(&self) -> NodeTraffic {
+        let mut node_traffic = NodeTraffic::default();
         for remote in &self.remotes {
             let question = serde_json::json!({ "verb": "status" });
             let status = remote
                 .admin(&question, Some(Duration::from_secs(30)), &mut |_| ())
                 .unwrap_or_default();
             for peer in status["peers"].as_array().map_or(&[][..], Vec::as_slice) {
-                said.messages += peer["envelopes"].as_u64().unwrap_or(0);
-                said.writes += peer["writes"].as_u64().unwrap_or(0);
+                node_traffic.messages += peer["envelopes"].as_u64().unwrap_or(0);
+                node_traffic.writes += peer["writes"].as_u64().unwrap_or(0);
             }
         }
-        said
+        node_traffic
     }
 }
 
-/// What nodes have said to each other.
+/// Messages between nodes.
 #[derive(Default)]
-struct Said {
+struct NodeTraffic {
     messages: u64,
     /// Those of one moment to one node leave with one.
     writes: u64,
@@ -235,7 +234,7 @@ fn make_dir(nodes: &Nodes, path: &str) -> Result<u64, Failure> {
     }
 }
 
-/// What is asked for.
+/// The requests that are made.
 enum Way {
     MkDir,
     Create,
@@ -322,7 +321,7 @@ struct Run {
     tree: Arc<Tree>,
     what: Way,
     limit: u64,
-    asked: AtomicU64,
+    started: AtomicU64,
     done: AtomicU64,
     failed: AtomicU64,
     running: AtomicU64,
@@ -350,7 +349,7 @@ fn run(
     run_by(nodes, tree, what, depth, time, limit, Callers::Completions)
 }
 
-/// Runs one way of asking; answers how many calls succeeded.
+/// Runs one way of making requests; answers how many calls succeeded.
 fn run_by(
     nodes: &Arc<Nodes>,
     tree: &Arc<Tree>,
@@ -361,8 +360,8 @@ fn run_by(
     callers: Callers,
 ) -> u64 {
     let name = what.name();
-    // What asking costs is not counted.
-    let said = nodes.said();
+    // The cost of the requests themselves is not counted.
+    let node_traffic = nodes.node_traffic();
     let before = nodes.sent();
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let run = Arc::new(Run {
@@ -370,7 +369,7 @@ fn run_by(
         tree: tree.clone(),
         what,
         limit,
-        asked: AtomicU64::new(0),
+        started: AtomicU64::new(0),
         done: AtomicU64::new(0),
         failed: AtomicU64::new(0),
         running: AtomicU64::new(depth),
@@ -404,7 +403,7 @@ fn run_by(
     latencies.sort_unstable();
     let at =
         |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
-    let (sent, said_since) = (nodes.sent() - before, nodes.said());
+    let (sent, traffic_after) = (nodes.sent() - before, nodes.node_traffic());
     let each =
         |count: u64| (count as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0;
     let line = serde_json::json!({
@@ -416,8 +415,8 @@ fn run_by(
         "operations": done + failed,
         "per_s": (done as f64 / seconds).round(),
         "requests_per_operation": each(sent),
-        "messages_per_operation": each(said_since.messages - said.messages),
-        "writes_per_operation": each(said_since.writes - said.writes),
+        "messages_per_operation": each(traffic_after.messages - node_traffic.messages),
+        "writes_per_operation": each(traffic_after.writes - node_traffic.writes),
         "failed": failed,
         "client_cpu_us": ((cpu_seconds() - cpu) * 1e6 / done.max(1) as f64 * 100.0).round() / 100.0,
         "p50_us": at(0.5),
@@ -427,16 +426,16 @@ fn run_by(
     done
 }
 
-/// What is asked next, if anything: its number, where, when it is noted.
-struct Asked {
+/// The next request, if there is one: its number, where, when it is noted.
+struct StartedCall {
     number: u64,
     at: usize,
     begun: Option<Instant>,
 }
 
-impl Asked {
+impl StartedCall {
     fn next(run: &Run) -> Option<(Self, Request)> {
-        let number = run.asked.fetch_add(1, Ordering::Relaxed);
+        let number = run.started.fetch_add(1, Ordering::Relaxed);
         if run.over.load(Ordering::Relaxed) || number >= run.limit {
             run.running.fetch_sub(1, Ordering::SeqCst);
             return None;
@@ -479,12 +478,12 @@ impl Asked {
 
 /// One call; its completion begins the next.
 fn next(run: &Arc<Run>) {
-    let Some((asked, request)) = Asked::next(run) else { return };
+    let Some((started, request)) = StartedCall::next(run) else { return };
     let then = run.clone();
-    run.nodes.remotes[asked.at].submit(
+    run.nodes.remotes[started.at].submit(
         request,
         Box::new(move |reply: Reply| {
-            asked.answered(&then, reply);
+            started.answered(&then, reply);
             next(&then);
         }),
     );
@@ -492,9 +491,9 @@ fn next(run: &Arc<Run>) {
 
 /// A thread's calls.
 fn one_after_the_other(run: &Run) {
-    while let Some((asked, request)) = Asked::next(run) {
-        let reply = run.nodes.remotes[asked.at].call(request);
-        asked.answered(run, reply);
+    while let Some((started, request)) = StartedCall::next(run) {
+        let reply = run.nodes.remotes[started.at].call(request);
+        started.answered(run, reply);
     }
 }
 

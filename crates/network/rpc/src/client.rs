@@ -15,18 +15,18 @@
 //! | `admin` | questions of the control protocol: long, rare, with messages before the answer |
 //! | `stats` | counters of a connection |
 //!
-//! **Sending.** The thread that asks also writes: it puts the call into the link's output and, if
-//! no other thread is writing, writes what is there until nothing is left (combining). What is
-//! asked from within completions leaves with one write for every few of them, so that the node
-//! works on it while the rest of what a read brought is completed here.
+//! **Sending.** The thread that submits a call also writes: it puts the call into the link's output
+//! and, if no other thread is writing, writes what is there until nothing is left (combining).
+//! Calls submitted from within completions leave with one write for every few of them, so that the
+//! node works on it while the rest of what a read brought is completed here.
 //!
 //! **Receiving.** One thread reads, decodes, and runs the completions of everything that one read
 //! brought; another one looks at deadlines and sends pings. Completions run on either, one at a
-//! time on each; they may ask for more, but must not wait.
+//! time on each; they may submit more calls, but must not wait.
 //!
 //! **Outages.** The reading thread reconnects, with exponential backoff and jitter, to the
 //! addresses in turn, for ever. Calls wait meanwhile, each until its own deadline. The
-//! [`ReclaimSource`] is told at the beginning and the end.
+//! [`ReclaimSource`] is notified at the beginning and the end.
 //!
 //! **The reader never blocks in a write.** A node that has answers we did not take stops reading
 //! us, so a reader that waits for room to write would wait for itself; nor may a reader wait for
@@ -76,9 +76,9 @@ pub use completion::{CompletionOrBack, Done, LockDone};
 pub use reentrancy::ask_for_others;
 pub use stats::RemoteStats;
 
-/// After so many completions what they have asked is written. With all of a read at once, a client
-/// with completions that ask and its node take turns, and one of them always waits; with a few at a
-/// time writing costs more than is won.
+/// After so many completions, the calls that they have submitted are written. With all completions
+/// of a read run first, a client with completions that submit calls and its node would take turns,
+/// and one of them would always wait; with a few at a time, writing costs more than is won.
 const WRITE_EVERY: usize = 32;
 
 /// Time between two questions where a node is that does not answer.
@@ -93,11 +93,11 @@ pub struct RemoteConfig {
     pub volume: String,
     /// For readers of the node's log: host, process, mount point.
     pub who: String,
-    /// How long a call waits for its answer, whatever happens; at most [`DEADLINE_MAX`].
+    /// How long a call waits for its answer, at most [`DEADLINE_MAX`].
     pub deadline: Duration,
     /// Which connections are encrypted, and how the node is recognized.
     pub tls: ClientTls,
-    /// What is shown to a node that asks for it.
+    /// The token that is shown to a node that asks for one.
     pub token: Option<Arc<Token>>,
 }
 
@@ -113,7 +113,7 @@ pub trait ReclaimSource: Send + Sync {
     /// connections have been delivered.
     fn reclaim(&self, lost: SessionState) -> Vec<Reclaim>;
 
-    /// What the node says to that, part by part; the session goes on.
+    /// The node's answer to the reclaim, part by part; the session goes on.
     fn reclaimed(&self, replies: Vec<ReclaimReply>, lost: SessionState);
 
     /// Objects below this number that this client allocated are referenced or abandoned; `u64::MAX`
@@ -121,7 +121,7 @@ pub trait ReclaimSource: Send + Sync {
     fn oldest_open_object(&self) -> u64;
 
     /// The node may have ended the session by now: nothing that was sent within the last lease has
-    /// been answered. Called again and again while that is so, on the thread that knows the time.
+    /// been answered. Called again and again while that is so, on the ticker thread.
     fn overdue(&self) {}
 
     /// The node does not answer: once an outage, when the first attempt to come back has failed.
@@ -175,23 +175,23 @@ fn count(counter: &AtomicU64, by: usize) {
 /// What came of the first attempts to connect.
 enum Start {
     Waiting {
-        /// What came of the last attempts: by address, and under none where nobody could be
-        /// connected to.
+        /// What came of the last attempts: by address, and under none where no address took a
+        /// connection.
         tried: BTreeMap<Option<String>, String>,
-        /// Somebody has been there, at one address or another.
+        /// Some address has taken a connection.
         reached: bool,
     },
-    /// Nobody waits for it.
+    /// No thread waits for the first connection.
     NotAwaited,
     Serving(Box<Welcome>),
     Hopeless(String),
 }
 
-/// Why nobody serves us, as far as the attempts tell: what each address said that answered.
-fn said_by(tried: &BTreeMap<Option<String>, String>) -> Option<String> {
-    let said: Vec<_> =
+/// Why no node serves this client: the reason that each address gave that answered.
+fn reasons_of(tried: &BTreeMap<Option<String>, String>) -> Option<String> {
+    let reasons: Vec<_> =
         tried.iter().filter_map(|(at, why)| Some(format!("{}: {why}", at.as_ref()?))).collect();
-    (!said.is_empty()).then(|| said.join("; "))
+    (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
 /// How long was waited, for people.
@@ -223,7 +223,7 @@ struct Shared {
     noted: AtomicI64,
     link: Mutex<Link<CallCompletion>>,
     writer: SocketWriter,
-    admin: admin::Conversations,
+    admin: admin::PendingQuestions,
     traffic: Traffic,
     start: Mutex<Start>,
     started: Condvar,
@@ -240,7 +240,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Connects; waits until the node serves us, refuses us, or the deadline has passed.
+    /// Connects; waits until the node serves this client, refuses it, or the deadline has passed.
     ///
     /// # Errors
     /// With the reason, and what to do.
@@ -252,10 +252,10 @@ impl Remote {
         Self::connect_asking(config, holder, contact, &mut |_| ())
     }
 
-    /// The same; as long as nobody takes a connection at any address it waits for `contact` only
-    /// (and for a first attempt that neither succeeds nor fails a little longer). While it waits it
-    /// calls `meanwhile` every [`ASK`], which may tell it where the node is by now
-    /// ([`Remote::redirect`]).
+    /// Connects like [`Remote::connect`], but while no address takes a connection it waits for
+    /// `contact` only (and a little longer for a first attempt that neither succeeds nor fails).
+    /// While it waits it calls `meanwhile` every [`ASK`], which may pass it the node's present
+    /// address ([`Remote::redirect`]).
     ///
     /// # Errors
     /// As [`Remote::connect`].
@@ -292,7 +292,7 @@ impl Remote {
                     return failed(why.clone(), why);
                 }
                 Start::Waiting { tried, reached } => {
-                    // A caller that says how long to wait may mean longer than a call does.
+                    // The caller's time for the contact may be longer than a call's deadline.
                     let most = shared.config.deadline.max(contact);
                     let wait = match (reached, tried.is_empty()) {
                         (true, _) => most,
@@ -304,19 +304,18 @@ impl Remote {
                 Start::NotAwaited => shared.config.deadline.saturating_sub(waited),
             };
             if left.is_zero() {
-                let said = match &*start {
+                let reasons = match &*start {
                     Start::Waiting { tried, .. } => {
-                        said_by(tried).ok_or_else(|| tried.get(&None).cloned())
+                        reasons_of(tried).ok_or_else(|| tried.get(&None).cloned())
                     }
                     _ => Err(None),
                 };
                 drop(start);
-                // There is no session that could be told of it, and a thread that connects takes
-                // its time.
+                // There is no session to end, and a thread that connects takes its time.
                 shared.close(Duration::ZERO);
                 let waited = for_so_long(waited);
-                return match said {
-                    Ok(said) => failed(format!("{said}; {waited}"), said),
+                return match reasons {
+                    Ok(reasons) => failed(format!("{reasons}; {waited}"), reasons),
                     Err(why) => {
                         let why = why.unwrap_or_else(|| format!("{server}: no answer"));
                         let advice = "check the address and that `kestrel serve` runs there, or \
@@ -331,17 +330,17 @@ impl Remote {
         }
     }
 
-    /// Why nobody has served us so far, while the first connection is waited for; none before an
-    /// attempt has failed.
+    /// Why no node has served this client so far, while the first connection is waited for; none
+    /// before an attempt has failed.
     pub fn in_vain(&self) -> Option<String> {
         match &*self.shared.start.lock() {
-            Start::Waiting { tried, .. } => said_by(tried).or_else(|| tried.get(&None).cloned()),
+            Start::Waiting { tried, .. } => reasons_of(tried).or_else(|| tried.get(&None).cloned()),
             _ => None,
         }
     }
 
-    /// Begins to connect, for ever, and does not wait: until the node serves us, calls wait as in
-    /// any outage.
+    /// Begins to connect, for ever, and does not wait: until the node serves this client, calls
+    /// wait as in any outage.
     ///
     /// # Errors
     /// If the settings make no sense, or a thread does not start.
@@ -378,7 +377,7 @@ impl Remote {
             noted: AtomicI64::new(0),
             link: Mutex::new(Link::new(link, 0)),
             writer: SocketWriter::default(),
-            admin: admin::Conversations::default(),
+            admin: admin::PendingQuestions::default(),
             traffic: Traffic::default(),
             start: Mutex::new(start),
             started: Condvar::new(),
@@ -406,15 +405,15 @@ impl Remote {
     }
 
     /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node.
-    /// Releases have no deadline: nobody waits for them, but the node's count has to be right in
-    /// the end. They go with the next message, or after `deferred::DEFERRED_MAX`;
-    /// so do reads for access times.
+    /// Releases have no deadline: no caller waits for them, but the node's count has to be right in
+    /// the end. They go with the next message, or after `deferred::DEFERRED_MAX`; so do reads for
+    /// access times.
     pub fn submit(&self, request: Request, done: Done) {
         let deadline = self.shared.deadline_of(&request.op);
         self.shared.submit(request, deadline, CallCompletion::Op(done));
     }
 
-    /// As [`Remote::submit`], for callers that ask another node if this one does not lead the
+    /// As [`Remote::submit`], for callers that try another node if this one does not lead the
     /// request. `left` is how long the reply may take, if that is not the usual time.
     pub fn submit_or_back(&self, request: Request, left: Option<Duration>, done: CompletionOrBack) {
         let deadline = match left {
@@ -426,7 +425,7 @@ impl Remote {
 
     /// Sends several requests with one write.
     pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
-        self.shared.ask(|link| {
+        self.shared.with_link(|link| {
             for (request, done) in requests {
                 let deadline = self.shared.deadline_of(&request.op);
                 link.submit(Body::Op(request), deadline, CallCompletion::Op(done));
@@ -439,27 +438,28 @@ impl Remote {
         completion::wait(|done| self.submit(request, done))
     }
 
-    /// Sends a request about locks. One that waits has no deadline while the node is heard of.
+    /// Sends a request about locks. One that waits has no deadline while the node answers.
     pub fn lock(&self, request: LockRequest, done: LockDone) -> CallId {
         let deadline = if matches!(request, LockRequest::Set { wait: true, .. }) {
             CallDeadline::Outage(self.shared.deadline())
         } else {
             CallDeadline::Until(self.shared.now().saturating_add(self.shared.deadline()))
         };
-        self.shared
-            .ask(|link| link.submit(Body::Lock(request), deadline, CallCompletion::Lock(done)))
+        self.shared.with_link(|link| {
+            link.submit(Body::Lock(request), deadline, CallCompletion::Lock(done))
+        })
     }
 
     /// Ends the waiting of a call (`EINTR`), unless it is answered before.
     pub fn cancel(&self, id: CallId) {
-        self.shared.ask(|link| link.cancel(id));
+        self.shared.with_link(|link| link.cancel(id));
     }
 
     /// Ends with `EIO` the requests that `wanted` picks and that wait for a connection, be it that
     /// they were sent on an earlier one.
     pub fn fail_waiting(&self, wanted: impl Fn(&Op) -> bool, reason: &'static str) {
         let wanted = |body: &Body| matches!(body, Body::Op(request) if wanted(&request.op));
-        self.shared.ask(|link| link.fail_waiting(wanted, reason));
+        self.shared.with_link(|link| link.fail_waiting(wanted, reason));
     }
 
     /// The address of the present connection, or of the last one or the next attempt if there is
@@ -486,8 +486,8 @@ impl Remote {
         }
     }
 
-    /// How long nothing was heard of the node, unless it seems well: it is not connected, or does
-    /// not say that it is there.
+    /// Time since the last message of the node; none while it seems well: connected, and answering
+    /// pings.
     pub fn missing(&self) -> Option<Duration> {
         let now = self.shared.now();
         let since = self.shared.link.lock().missing_since(now)?;
@@ -501,11 +501,10 @@ impl Remote {
 
     /// Newest version of the placement map that the node mentioned.
     pub fn table(&self) -> u64 {
-        self.shared.link.lock().table()
+        self.shared.link.lock().map_version()
     }
 
-    /// Why the node does not let this client in, if it said so when it was asked last, and not for
-    /// a moment only.
+    /// Why the node does not let this client in, if it gave a lasting reason at the last attempt.
     pub fn refusal(&self) -> Option<String> {
         self.shared.refusal.lock().clone()
     }
@@ -538,8 +537,8 @@ impl Remote {
         }
     }
 
-    /// Ends the session: waits up to two seconds for what was asked, says Bye, fails what is left.
-    /// Further calls fail. Not from within completions.
+    /// Ends the session: waits up to two seconds for open calls, sends Bye, fails the calls that
+    /// are left. Further calls fail. Not from within completions.
     pub fn close(&self) {
         self.shared.close(Duration::from_secs(2));
         let mut life = self.shared.life.lock();
@@ -563,7 +562,7 @@ impl Shared {
         Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
 
-    /// The time, also for what is asked within the completions that follow: calls may come by the
+    /// The time, also for calls submitted within the completions that follow: calls may come by the
     /// thousand.
     fn note_time(&self) -> Nanos {
         let now = self.now();
@@ -594,26 +593,26 @@ impl Shared {
         CallDeadline::Until(self.now().saturating_add(left))
     }
 
-    fn submit(&self, request: Request, deadline: CallDeadline, sink: CallCompletion) {
+    fn submit(&self, request: Request, deadline: CallDeadline, completion: CallCompletion) {
         if !matches!(request.op, Op::Release(_) | Op::Accessed(..)) {
-            self.ask(|link| link.submit(Body::Op(request), deadline, sink));
+            self.with_link(|link| link.submit(Body::Op(request), deadline, completion));
             return;
         }
-        let is_deferred = self.ask(|link| {
-            link.submit_deferred(Body::Op(request), deadline, sink);
+        let is_deferred = self.with_link(|link| {
+            link.submit_deferred(Body::Op(request), deadline, completion);
             link.has_deferred()
         });
         if is_deferred && self.deferred.begin(self.now()) {
-            self.ask_for_a_look();
+            self.wake_ticker();
         }
     }
 
     /// Does something with the link, and what follows from it: writes, runs completions.
-    fn ask<T>(&self, ask: impl FnOnce(&mut Link<CallCompletion>) -> T) -> T {
+    fn with_link<T>(&self, act: impl FnOnce(&mut Link<CallCompletion>) -> T) -> T {
         let mut ended = Vec::new();
         let (answer, output) = {
             let mut link = self.link.lock();
-            let answer = ask(&mut link);
+            let answer = act(&mut link);
             if link.has_completions() {
                 link.take_completions(&mut ended);
             }
@@ -621,10 +620,10 @@ impl Shared {
         };
         if output {
             self.writer.offer();
-            let duty = ReentrancyGuard::of(self);
-            if duty.is_elsewhere() {
+            let guard = ReentrancyGuard::of(self);
+            if guard.is_elsewhere() {
                 self.write_in_passing();
-            } else if !duty.is_on() {
+            } else if !guard.is_on() {
                 self.write_all();
             }
         }
@@ -632,7 +631,7 @@ impl Shared {
         answer
     }
 
-    /// Runs completions. What the last of them ask is left to be written.
+    /// Runs completions. The calls that the last of them submit are left to be written.
     fn complete(&self, ended: &mut Vec<FinishedCall<CallCompletion>>) {
         for (number, FinishedCall { id, done, result, misdirected }) in ended.drain(..).enumerate()
         {
@@ -641,12 +640,12 @@ impl Shared {
             }
             match done {
                 CallCompletion::Admin => self.admin.end(id, result),
-                sink => sink.give(result, misdirected),
+                completion => completion.give(result, misdirected),
             }
         }
     }
 
-    /// Whether the node was said to be somewhere else since it had been so often.
+    /// Whether the node has moved since `moves` moves were counted.
     fn is_elsewhere(&self, moves: u64) -> bool {
         self.route.lock().moves() != moves
     }
@@ -672,7 +671,7 @@ impl Shared {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.ask(Link::bye);
+        self.with_link(Link::bye);
         self.write_some();
         {
             let mut life = self.life.lock();

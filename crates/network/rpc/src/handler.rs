@@ -1,5 +1,5 @@
-//! What stands between sockets and the server: the transport knows nothing of sessions, the server
-//! nothing of sockets.
+//! The interface between sockets and the server: the transport has no code for sessions, the server
+//! none for sockets.
 //!
 //! **Batches.** Everything that one read brought goes to [`Connection::receive`] as one batch, and
 //! what is sent meanwhile leaves with one write: that is where the throughput comes from, far more
@@ -17,7 +17,7 @@ use kestrel_types::wire::{ToServer, WireError};
 
 /// Serves connections.
 pub trait Handler: Send + Sync + 'static {
-    /// A connection was accepted, and what it runs over is settled; it has not said anything yet.
+    /// A connection was accepted, and whether it is encrypted is decided; no message has come yet.
     fn connect(
         &self,
         peer: SocketAddr,

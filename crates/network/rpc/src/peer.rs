@@ -15,10 +15,10 @@
 //! writer that has written enough leaves over, is for the link's thread.
 //!
 //! **The thread** dials, names its node, and watches: another thread reads, because the node on the
-//! other side says why it refuses, or closes. A node that takes nothing more is given up after
-//! [`PeerConfig::dead_after`] (`TCP_USER_TIMEOUT`; there is a Ping every second, so silence does
-//! not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`]; at once when the
-//! node was heard of ([`PeerLink::hurry`]).
+//! other side sends why it refuses, or closes. A node that takes nothing more is given up after
+//! [`PeerConfig::dead_after`] (`TCP_USER_TIMEOUT`; there is a Ping every second, so an idle link
+//! does not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`]; at once when
+//! another message shows that the node is there ([`PeerLink::hurry`]).
 
 mod link_thread;
 pub mod proof;
@@ -75,7 +75,7 @@ pub struct PeerConfig {
     pub queue_bytes_max: usize,
     /// A node that takes nothing of what was sent for this long is given up.
     pub dead_after: Duration,
-    /// What is said first over each connection.
+    /// The message that is sent first over each connection.
     pub greeting: Option<Greeting>,
 }
 
@@ -149,15 +149,15 @@ struct Notice {
 struct Shared {
     config: PeerConfig,
     queue: Mutex<Queue>,
-    desk: Mutex<WriteState>,
+    write_state: Mutex<WriteState>,
     /// There is something in the queue.
     offered: AtomicBool,
     notice: Mutex<Notice>,
     changed: Condvar,
     counters: Counters,
-    /// Why there is no connection, as far as is known.
+    /// Why there is no connection, if a reason has been found.
     why_down: Mutex<Option<String>>,
-    /// What the node said when it refused this one for good.
+    /// The node's reason, when it refused this one for good.
     expelled: Mutex<Option<String>>,
 }
 
@@ -176,7 +176,7 @@ impl PeerLink {
         let shared = Arc::new(Shared {
             config,
             queue: Mutex::new(Queue { bytes: Vec::new(), checksum: None }),
-            desk: Mutex::default(),
+            write_state: Mutex::default(),
             offered: AtomicBool::new(false),
             notice: Mutex::default(),
             changed: Condvar::new(),
@@ -219,12 +219,12 @@ impl PeerLink {
         self.shared.flush();
     }
 
-    /// Why there is no connection, if there is none and that is known.
+    /// Why there is no connection; none if there is one, or no reason has been found yet.
     pub fn why_down(&self) -> Option<String> {
         self.shared.why_down.lock().clone()
     }
 
-    /// The node has refused this one for good ([`wire::is_refused_for_good`]): what it said. This
+    /// The node has refused this one for good ([`wire::is_refused_for_good`]): its reason. This
     /// node must not go on.
     pub fn expelled(&self) -> Option<String> {
         self.shared.expelled.lock().clone()
@@ -281,7 +281,7 @@ impl Shared {
             let mut notice = self.notice.lock();
             *notice = Notice { closed: notice.closed, ..Notice::default() };
         }
-        *self.desk.lock() = WriteState { socket: Some(socket), bytes: begin, written: 0 };
+        *self.write_state.lock() = WriteState { socket: Some(socket), bytes: begin, written: 0 };
         self.queue.lock().checksum = Some(checksum);
     }
 
@@ -291,8 +291,8 @@ impl Shared {
             let mut queue = self.queue.lock();
             *queue = Queue { bytes: Vec::new(), checksum: None };
         }
-        let desk = std::mem::take(&mut *self.desk.lock());
-        if let Some(socket) = desk.socket {
+        let write_state = std::mem::take(&mut *self.write_state.lock());
+        if let Some(socket) = write_state.socket {
             socket.cut();
         }
     }
@@ -303,12 +303,12 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The node has refused this one with this error; answers that in words. What it says for good
+    /// The node has refused this one with this error; answers the text for logs. A refusal for good
     /// is logged once, as an error.
     fn refused(&self, errno: i32, reason: &str) -> String {
-        let said = format!("it refuses: {reason}");
+        let refusal = format!("it refuses: {reason}");
         if !wire::is_refused_for_good(errno) {
-            return said;
+            return refusal;
         }
         let PeerConfig { address, hello, .. } = &self.config;
         let why = format!("node {} at {address} refuses this node: {reason}", hello.to);
@@ -317,7 +317,7 @@ impl Shared {
             log::error!("net: {why}");
             *expelled = Some(why);
         }
-        said
+        refusal
     }
 
     fn leave_over(&self) {
@@ -330,8 +330,8 @@ impl Shared {
             if !self.offered.load(Ordering::SeqCst) {
                 return;
             }
-            let Some(mut desk) = self.desk.try_lock() else { return };
-            if !self.write(&mut desk) {
+            let Some(mut write_state) = self.write_state.try_lock() else { return };
+            if !self.write(&mut write_state) {
                 return;
             }
         }
@@ -339,29 +339,29 @@ impl Shared {
     }
 
     /// Writes what is queued. False if something is in the way.
-    fn write(&self, desk: &mut WriteState) -> bool {
-        let Some(socket) = desk.socket.clone() else {
+    fn write(&self, write_state: &mut WriteState) -> bool {
+        let Some(socket) = write_state.socket.clone() else {
             self.offered.store(false, Ordering::SeqCst);
             return true;
         };
         loop {
-            if desk.written == desk.bytes.len() {
-                desk.bytes.clear();
-                desk.bytes.shrink_to(BYTES_KEPT);
-                desk.written = 0;
+            if write_state.written == write_state.bytes.len() {
+                write_state.bytes.clear();
+                write_state.bytes.shrink_to(BYTES_KEPT);
+                write_state.written = 0;
                 let mut queue = self.queue.lock();
                 self.offered.store(false, Ordering::SeqCst);
-                std::mem::swap(&mut queue.bytes, &mut desk.bytes);
-                if desk.bytes.is_empty() {
+                std::mem::swap(&mut queue.bytes, &mut write_state.bytes);
+                if write_state.bytes.is_empty() {
                     return true;
                 }
             }
-            match socket.write_some(&desk.bytes[desk.written..]) {
+            match socket.write_some(&write_state.bytes[write_state.written..]) {
                 Ok(written) => {
-                    desk.written += written;
+                    write_state.written += written;
                     count(&self.counters.bytes_out, written);
                     count(&self.counters.writes, 1);
-                    if desk.written == desk.bytes.len() {
+                    if write_state.written == write_state.bytes.len() {
                         // What others have queued meanwhile is the caller's next round, of which
                         // there are not many.
                         return true;

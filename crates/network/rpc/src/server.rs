@@ -17,11 +17,11 @@
 //! calls have no reply, or more than [`ListenerConfig::unsent_bytes_max`] of replies have not been
 //! taken by the peer; what the peer sends then stays in its own buffers.
 //!
-//! **Bad peers** are cut off: those that say no Hello, or are silent (a frame that trickles in
+//! **Bad peers** are cut off: those that send no Hello, or are silent (a frame that trickles in
 //! counts when it is complete), or take nothing of what is sent to them, each for a bounded time;
 //! and those that send bytes that are no messages, with a reason. A handshake of TLS is part of the
-//! time for a Hello, and a connection in one counts as a stranger. Strangers are always taken, and
-//! make room for each other (`unidentified`).
+//! time for a Hello, and a connection in one counts as unidentified. Unidentified connections are
+//! always taken, and make room for each other (`unidentified`).
 //!
 //! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new
 //! ones.
@@ -64,10 +64,10 @@ pub struct ListenerConfig {
     pub threads: usize,
     /// Most connections; further ones are refused with a reason.
     pub connections_max: usize,
-    /// Most connections that have not said Hello; above that one is cut off for each that comes.
-    pub strangers_max: usize,
+    /// Most connections that have not sent Hello; above that one is cut off for each that comes.
+    pub unidentified_max: usize,
     /// Most of them of one address, in the same way.
-    pub strangers_share: usize,
+    pub unidentified_share: usize,
     /// Time for a Hello.
     pub greeting: Duration,
     /// Longest time between two whole frames of a client.
@@ -96,8 +96,8 @@ impl Default for ListenerConfig {
         Self {
             threads: std::thread::available_parallelism().map_or(2, usize::from),
             connections_max: 10_000,
-            strangers_max: 512,
-            strangers_share: 64,
+            unidentified_max: 512,
+            unidentified_share: 64,
             greeting: Duration::from_secs(10),
             silent: Duration::from_secs(90),
             stalled: Duration::from_secs(30),
@@ -166,8 +166,8 @@ struct Shared {
     config: ListenerConfig,
     counters: Counters,
     channels: Mutex<FxHashMap<u64, Arc<Channel>>>,
-    /// Connections that have not said Hello.
-    strangers: Mutex<UnidentifiedConns>,
+    /// Connections that have not sent Hello.
+    unidentified: Mutex<UnidentifiedConns>,
     /// A connection is gone.
     gone: Notify,
     stopping: AtomicBool,
@@ -205,7 +205,7 @@ pub fn serve(
         config,
         counters: Counters::default(),
         channels: Mutex::default(),
-        strangers: Mutex::default(),
+        unidentified: Mutex::default(),
         gone: Notify::new(),
         stopping: AtomicBool::new(false),
         rounds: AtomicU64::new(0),
@@ -221,8 +221,9 @@ pub fn serve(
 }
 
 /// Has the kernel keep [`QUEUE`] connections, not the 128 of the standard library, until they are
-/// accepted. Where many strangers come at a moment, those that the queue has no room for are not
-/// told: an honest client among them tries again after 1 s, then after 2 s more.
+/// accepted. Where many connections come at a moment, those that the queue has no room for are
+/// dropped without an answer: an honest client among them tries again after 1 s, then after 2 s
+/// more.
 fn widen_queue(listener: &TcpListener) -> io::Result<()> {
     // SAFETY: the descriptor is open and listens; listening again changes the length of its queue.
     match unsafe { libc::listen(listener.as_raw_fd(), QUEUE) } {
@@ -259,8 +260,8 @@ impl Serving {
     }
 
     /// Accepts and reads nothing more, waits up to `grace` until all calls received are answered
-    /// and the answers have left, then closes. Every connection's handler has been told when this
-    /// returns.
+    /// and the answers have left, then closes. Every connection's handler has been called for the
+    /// end when this returns.
     pub fn stop(mut self, grace: Duration) {
         self.shut(grace);
     }

@@ -14,21 +14,21 @@
 //!
 //! **Exactly once.** Calls that change something carry numbers 1, 2, 3 and so on, given when they
 //! are first sent, at most [`WINDOW`] of them unanswered. After a reconnect everything unanswered
-//! is sent again, marked as a retry, in its old order; the node knows from the number whether it
-//! was carried out. Each call tells up to which number the client needs no answers any more.
+//! is sent again, marked as a retry, in its old order; the node finds by the number whether it was
+//! carried out. Each call carries the number up to which the client needs no answers any more.
 //!
 //! **Every call ends.** Within its [`CallDeadline`] each call gets its answer or a failure. A
 //! failure says whether the call was sent: if it was, it may or may not have been carried out. It
 //! is not sent again then, so numbers have gaps, with one exception: what adds an open or a lock to
-//! the session, or takes a lock away, is pursued until the answer is known, and what was added is
+//! the session, or takes a lock away, is pursued until the answer has come, and what was added is
 //! taken back, as long as the session lives.
 //!
-//! **After an outage** the node says what became of the session. If it has lost it, the driver is
-//! asked what it holds ([`LinkEvent::ReclaimWanted`]), and nothing else is sent before that has
-//! been answered. A reclaim is repeated if its answer was lost.
+//! **After an outage** the node's Welcome carries what became of the session. If the node has lost
+//! it, the driver is asked for what it holds ([`LinkEvent::ReclaimWanted`]), and nothing else is
+//! sent before that has been answered. A reclaim is repeated if its answer was lost.
 //!
-//! **Order.** Calls are sent in the order they were asked. Completions come in the order of the
-//! answers; nothing is to be concluded from it. A caller that wants B after A asks for B when A has
+//! **Order.** Calls are sent in the order they were submitted. Completions come in the order of the
+//! answers; nothing is to be concluded from it. A caller that wants B after A submits B when A has
 //! been answered.
 //!
 //! **Bounds.** [`CALLS_MAX`] calls without answer, [`IN_FLIGHT_MAX`] of them sent and
@@ -100,7 +100,7 @@ pub struct LinkConfig {
     pub who: String,
     /// What messages call the node: its address.
     pub server: String,
-    /// What the client shows to a server that asks for it.
+    /// The token that the client shows to a server that asks for one.
     pub token: Option<Arc<Token>>,
 }
 
@@ -109,10 +109,11 @@ pub struct LinkConfig {
 pub enum CallDeadline {
     /// Until this time; then it fails with `EIO`.
     Until(Nanos),
-    /// As long as the node is heard of; it fails with `EIO` when there was no session for this
-    /// long. For waiting locks.
+    /// As long as the node answers; it fails with `EIO` when there was no session for this long.
+    /// For waiting locks.
     Outage(Nanos),
-    /// Until it is answered. For what nobody waits for, but has to be right in the end (releases).
+    /// Until it is answered. For calls that no caller waits for and that have to be right in the
+    /// end (releases).
     Always,
     /// Until this time, and not beyond the end of the connection: it is never sent twice. For
     /// administration.
@@ -138,7 +139,7 @@ pub enum LinkEvent {
     /// The node answered the Hello: call [`Link::accept`] if it is the one that is meant, else
     /// close the connection.
     Welcomed(Welcome),
-    /// The node does not serve us; the connection is of no use any more.
+    /// The node does not serve this client; the connection is of no use any more.
     Refused(Refused),
     /// The session is lost at the node: call [`Link::reclaim`]. All answers of earlier connections
     /// are among the completions.
@@ -149,7 +150,8 @@ pub enum LinkEvent {
     },
     /// The node has answered the reclaim; the session goes on.
     Reclaimed {
-        /// How the session was lost: Restarted, Expired, or New (the node knows nothing of us).
+        /// How the session was lost: Restarted, Expired, or New (the node has no record of this
+        /// client).
         lost: SessionState,
         /// Its answers, in the order of the parts.
         replies: Vec<ReclaimReply>,
@@ -157,12 +159,12 @@ pub enum LinkEvent {
     /// Calls are served (again).
     Serving,
     /// The node has mentioned a newer placement map than before.
-    Table {
+    MapVersion {
         /// Its version.
         version: u64,
     },
     /// A message that precedes the answer to an admin call.
-    Told {
+    AdminEvent {
         /// The call.
         id: CallId,
         /// JSON text.
@@ -170,7 +172,7 @@ pub enum LinkEvent {
     },
 }
 
-/// The node did not keep to the protocol, or does not want us. The connection must be closed.
+/// The node did not keep to the protocol, or refuses this client. The connection must be closed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken(pub String);
 
@@ -185,7 +187,7 @@ impl std::error::Error for Broken {}
 /// Counters since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Calls asked.
+    /// Calls submitted.
     pub calls: u64,
     /// Calls sent, retries not counted.
     pub sent: u64,
@@ -211,8 +213,8 @@ enum Stage {
     /// Hello is sent, and then what it has promised to prove.
     Greeting { since: Nanos, hello: Option<Box<Hello>> },
     /// It was answered; the driver has not accepted the node.
-    Welcomed { since: Nanos, greeted: Nanos, session: SessionState, table: u64 },
-    /// The node has lost the session and takes nothing but what we hold.
+    Welcomed { since: Nanos, greeted: Nanos, session: SessionState, map_version: u64 },
+    /// The node has lost the session and takes nothing but the reclaim.
     Reclaiming { parts: Option<Parts> },
     /// Calls are served.
     Up,
@@ -236,16 +238,16 @@ pub struct Link<D> {
     stage: Stage,
     /// Connections so far.
     incarnation: u64,
-    /// A node has welcomed us.
+    /// A node has welcomed this client.
     established: bool,
     /// The session was lost, and its reclaim is not answered.
     lost: Option<SessionState>,
     calls: Calls<D>,
     /// Calls to send, in order; those that have ended meanwhile are skipped.
     queue: VecDeque<CallId>,
-    /// How many calls at the front of the queue are retries. Nothing else is said to a node that
-    /// has lost the session before these are sent, so that it knows when it has them all: a Ping
-    /// follows.
+    /// How many calls at the front of the queue are retries. Nothing else is sent to a node that
+    /// has lost the session before these are, so that the node can tell when it has them all: a
+    /// Ping follows.
     retrying: usize,
     /// That Ping is due.
     announce: bool,
@@ -263,20 +265,20 @@ pub struct Link<D> {
     events: VecDeque<LinkEvent>,
     /// There has been no session since; none while there is one.
     silent_since: Option<Nanos>,
-    heard: Nanos,
+    last_received: Nanos,
     pinged: Nanos,
     /// When the Pings of the present connection were sent that have no answer, oldest first: one in
     /// a third of the lease.
     pings: VecDeque<Nanos>,
-    /// When the last thing was sent that the node is known to have heard, for it has answered it: a
-    /// Hello or a Ping.
+    /// When the last message was sent that the node must have received, because it has answered it:
+    /// a Hello or a Ping.
     proven: Nanos,
     /// The last tick.
     looked: Nanos,
     lease: Nanos,
-    /// No call's patience ends before this.
+    /// No call's deadline ends before this.
     earliest: Nanos,
-    table: u64,
+    map_version: u64,
     stats: LinkStats,
 }
 
@@ -308,23 +310,23 @@ impl<D> Link<D> {
             completions: Vec::new(),
             events: VecDeque::new(),
             silent_since: Some(now),
-            heard: now,
+            last_received: now,
             pinged: now,
             pings: VecDeque::new(),
             proven: now,
             looked: now,
             lease: Nanos::MAX,
             earliest: Nanos::MAX,
-            table: 0,
+            map_version: 0,
             stats: LinkStats::default(),
         }
     }
 
-    /// Asks for something. The call is sent as soon as there is a session and room, or ends with
-    /// its patience.
+    /// Submits a request. The call is sent as soon as there is a session and room, or ends with its
+    /// deadline.
     pub fn submit(&mut self, body: Body, deadline: CallDeadline, done: D) -> CallId {
         self.stats.calls += 1;
-        let id = self.enqueue(body, deadline, CallOwner::Asker(done));
+        let id = self.enqueue(body, deadline, CallOwner::Requester(done));
         if let Some(error) = self.unwelcome(id) {
             self.end(id, Err(error));
         } else {
@@ -348,7 +350,8 @@ impl<D> Link<D> {
         }
     }
 
-    /// Ends the session: the node is told, if there is a connection, and calls without answer fail.
+    /// Ends the session: the node gets a Bye, if there is a connection, and calls without answer
+    /// fail.
     pub fn bye(&mut self) {
         if matches!(self.stage, Stage::Up | Stage::Reclaiming { .. }) {
             self.say(&ToServer::Bye);
@@ -379,7 +382,7 @@ impl<D> Link<D> {
         self.deferred > 0
     }
 
-    /// As [`Link::submit`], for what nobody waits for: it makes no output to write now.
+    /// As [`Link::submit`], for a call that no caller waits for: it makes no output to write now.
     pub fn submit_deferred(&mut self, body: Body, deadline: CallDeadline, done: D) -> CallId {
         let is_prompt = self.has_output();
         let id = self.submit(body, deadline, done);
@@ -404,8 +407,8 @@ impl<D> Link<D> {
     }
 
     /// Newest version of the placement map that the node mentioned.
-    pub fn table(&self) -> u64 {
-        self.table
+    pub fn map_version(&self) -> u64 {
+        self.map_version
     }
 
     /// Since when there has been no session; none while there is one.
@@ -418,8 +421,8 @@ impl<D> Link<D> {
         matches!(self.stage, Stage::Up)
     }
 
-    /// Whether the node may have ended the session by now: what it is known to have heard last was
-    /// said a lease ago, or longer.
+    /// Whether the node may have ended the session by now: the last message that it must have
+    /// received was sent a lease ago, or longer.
     pub fn is_overdue(&self, now: Nanos) -> bool {
         self.established && !matches!(self.stage, Stage::Ended) && now >= self.overdue_from()
     }
@@ -451,9 +454,9 @@ impl<D> Link<D> {
 
     /// The node has this version of the placement map.
     fn mention(&mut self, version: u64) {
-        if version > self.table {
-            self.table = version;
-            self.events.push_back(LinkEvent::Table { version });
+        if version > self.map_version {
+            self.map_version = version;
+            self.events.push_back(LinkEvent::MapVersion { version });
         }
     }
 
@@ -498,7 +501,7 @@ impl<D> Link<D> {
             .then(|| FsError::new(libc::ENOLCK, "8192 calls of this client wait for locks already"))
     }
 
-    /// Takes a call out of the table and tells its owner.
+    /// Removes a call and gives its owner the result.
     fn end(&mut self, id: CallId, result: FsResult<Answered>) {
         let Some(pending) = self.calls.remove(id) else { return };
         if pending.sent != Sent::Never && !matches!(pending.owner, CallOwner::Reclaim) {
@@ -507,7 +510,7 @@ impl<D> Link<D> {
         if pending.call.seq != 0 {
             self.numbers.finish(pending.call.seq);
         }
-        if let CallOwner::Asker(done) = pending.owner {
+        if let CallOwner::Requester(done) = pending.owner {
             self.stats.failed += u64::from(result.is_err());
             let misdirected = match (pending.call.body, &result) {
                 (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => {
@@ -531,7 +534,7 @@ impl<D> Link<D> {
     }
 }
 
-/// A request that the link itself makes, to undo what nobody wants any more.
+/// A request that the link itself makes, to undo a call that its caller has given up.
 fn undo(op: Op) -> Body {
     Body::Op(Request { creds: Creds::root(), op })
 }

@@ -1,4 +1,4 @@
-//! Connections that nobody else can read or change: TLS 1.3, and which side trusts which.
+//! Connections that no third party can read or change: TLS 1.3, and which side trusts which.
 //!
 //! | file | |
 //! | --- | --- |
@@ -18,8 +18,8 @@
 //! does not connect to another machine: encryption with an unknown peer keeps no attacker out.
 //!
 //! **Nothing falls back.** Which connections are encrypted is decided by addresses and settings
-//! alone ([`TlsMode`]), never by what the other side says: an attacker between the two cannot talk
-//! them out of it.
+//! alone ([`TlsMode`]), never by what the other side sends: an attacker between the two cannot make
+//! them use less.
 
 mod authority;
 mod client;
@@ -96,7 +96,7 @@ impl fmt::Display for TlsMode {
     }
 }
 
-/// Why certificates or keys cannot be used. Never says anything of a key.
+/// Why certificates or keys cannot be used. Never contains anything of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsError(pub String);
 

@@ -1,7 +1,7 @@
 //! Tokens: what a client has, and how it proves that without saying it.
 //!
 //! ```text
-//! key      = HMAC-SHA-256(secret, "kestrel token 1")        what only who has the token can make
+//! key      = HMAC-SHA-256(secret, "kestrel token 1")        only a holder of the token has it
 //! verifier = SHA-256(key)                                   what nodes have on record
 //! proof    = key ⊕ HMAC-SHA-256(verifier, nonce ‖ context)  what is sent, once
 //! ```
@@ -79,7 +79,7 @@ impl Token {
     /// Reads what [`Token::reveal`] wrote.
     ///
     /// # Errors
-    /// Says what is wrong, and nothing of the text.
+    /// The message says what is wrong, and nothing of the text.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let rest = text
             .trim()
@@ -132,7 +132,7 @@ pub fn is_proof(
 ) -> bool {
     let mut key = mask(verifier, nonce, hello, over);
     key.iter_mut().zip(proof).for_each(|(byte, proof)| *byte ^= proof);
-    // What is compared is a hash of what was sent: how long that takes says nothing about the
+    // A hash of what was sent is compared, so the time that it takes gives nothing away about the
     // verifier.
     hash(&key) == *verifier
 }
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    const NEAR: Security = Security::Loopback;
+    const LOOPBACK: Security = Security::Loopback;
     const FAR: Security = Security::Tls { peer: None };
 
     fn hello(token: &Token) -> Hello {
@@ -211,28 +211,34 @@ mod tests {
         let (token, other) = (Token::new(None).unwrap(), Token::new(None).unwrap());
         let (verifier, hello) = (token.verifier(), hello(&token));
         let nonce = nonce().unwrap();
-        let proof = token.prove(&nonce, &hello, &NEAR);
-        assert!(is_proof(&verifier, &nonce, &hello, &NEAR, &proof));
-        assert!(!is_proof(&verifier, &[1; 32], &hello, &NEAR, &proof));
+        let proof = token.prove(&nonce, &hello, &LOOPBACK);
+        assert!(is_proof(&verifier, &nonce, &hello, &LOOPBACK, &proof));
+        assert!(!is_proof(&verifier, &[1; 32], &hello, &LOOPBACK, &proof));
         assert!(!is_proof(
             &verifier,
             &nonce,
             &Hello { incarnation: 4, ..hello.clone() },
-            &NEAR,
+            &LOOPBACK,
             &proof
         ));
         assert!(!is_proof(
             &verifier,
             &nonce,
             &Hello { volume: "w".into(), ..hello.clone() },
-            &NEAR,
+            &LOOPBACK,
             &proof
         ));
         assert!(!is_proof(&verifier, &nonce, &hello, &FAR, &proof));
         assert!(is_proof(&verifier, &nonce, &hello, &FAR, &token.prove(&nonce, &hello, &FAR)));
-        assert!(!is_proof(&other.verifier(), &nonce, &hello, &NEAR, &proof));
-        assert!(!is_proof(&verifier, &nonce, &hello, &NEAR, &other.prove(&nonce, &hello, &NEAR)));
-        assert!(!is_proof(&verifier, &nonce, &hello, &NEAR, &[0; 32]));
+        assert!(!is_proof(&other.verifier(), &nonce, &hello, &LOOPBACK, &proof));
+        assert!(!is_proof(
+            &verifier,
+            &nonce,
+            &hello,
+            &LOOPBACK,
+            &other.prove(&nonce, &hello, &LOOPBACK)
+        ));
+        assert!(!is_proof(&verifier, &nonce, &hello, &LOOPBACK, &[0; 32]));
     }
 
     /// Token texts read back, and errors about them do not show the secret.

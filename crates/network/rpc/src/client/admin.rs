@@ -32,25 +32,25 @@ impl std::error::Error for AdminError {
 }
 
 /// What comes back.
-enum Word {
+enum AdminMessage {
     Event(Box<[u8]>),
     Answer(FsResult<Box<[u8]>>),
 }
 
 /// Questions that wait for their answers.
 #[derive(Default)]
-pub(super) struct Conversations(Mutex<FxHashMap<CallId, Sender<Word>>>);
+pub(super) struct PendingQuestions(Mutex<FxHashMap<CallId, Sender<AdminMessage>>>);
 
-impl Conversations {
+impl PendingQuestions {
     /// A message before the answer. A caller that does not listen any more does not need it.
-    pub fn told(&self, id: CallId, json: Box<[u8]>) {
-        if let Some(asker) = self.0.lock().get(&id) {
-            let _ = asker.send(Word::Event(json));
+    pub fn event(&self, id: CallId, json: Box<[u8]>) {
+        if let Some(waiting) = self.0.lock().get(&id) {
+            let _ = waiting.send(AdminMessage::Event(json));
         }
     }
 
     pub fn end(&self, id: CallId, result: FsResult<Answered>) {
-        let Some(asker) = self.0.lock().remove(&id) else { return };
+        let Some(waiting) = self.0.lock().remove(&id) else { return };
         let answer = result.and_then(|answered| match answered {
             Answered::Admin(answer) => answer,
             _ => Err(FsError::new(
@@ -58,14 +58,14 @@ impl Conversations {
                 "the metadata server answered something that was not asked",
             )),
         });
-        let _ = asker.send(Word::Answer(answer));
+        let _ = waiting.send(AdminMessage::Answer(answer));
     }
 }
 
 impl Remote {
     /// Asks a question of the control protocol and waits for the answer, at most `limit`;
-    /// `on_event` gets what is told before. Never asked twice: if the connection is lost, so is the
-    /// answer. Not from within completions.
+    /// `on_event` gets the messages before the answer. A question is never sent twice: if the
+    /// connection is lost, so is the answer. Not from within completions.
     ///
     /// # Errors
     /// If there is no answer, or it is no JSON.
@@ -81,16 +81,16 @@ impl Remote {
             limit.and_then(|limit| Nanos::try_from(limit.as_nanos()).ok()).unwrap_or(Nanos::MAX);
         let deadline = CallDeadline::Connection(shared.now().saturating_add(limit));
         let question = question.to_string().into_bytes().into_boxed_slice();
-        let (asker, words) = channel();
-        shared.ask(|link| {
+        let (waiting, messages) = channel();
+        shared.with_link(|link| {
             let id = link.submit(Body::Admin(question), deadline, CallCompletion::Admin);
             // Under the link's lock: no answer can come before this.
-            shared.admin.0.lock().insert(id, asker);
+            shared.admin.0.lock().insert(id, waiting);
         });
         loop {
-            match words.recv() {
-                Ok(Word::Event(json)) => on_event(parse(&json)?),
-                Ok(Word::Answer(answer)) => return parse(&answer.map_err(AdminError)?),
+            match messages.recv() {
+                Ok(AdminMessage::Event(json)) => on_event(parse(&json)?),
+                Ok(AdminMessage::Answer(answer)) => return parse(&answer.map_err(AdminError)?),
                 Err(_) => {
                     return Err(AdminError(FsError::new(
                         libc::ESHUTDOWN,

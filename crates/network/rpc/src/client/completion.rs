@@ -47,16 +47,16 @@ fn reply(result: FsResult<Answered>) -> Reply {
     }
 }
 
-/// The link lets only fitting answers pass; this says so if it does not.
+/// The link lets only fitting answers pass; this is the error if it does not.
 fn misfit() -> FsError {
     FsError::new(libc::EIO, "the metadata server answered something that was not asked")
 }
 
-/// Waits for what `ask` asks for.
-pub(super) fn wait(ask: impl FnOnce(Done)) -> Reply {
+/// Waits for the reply to what `submit` submits.
+pub(super) fn wait(submit: impl FnOnce(Done)) -> Reply {
     let slot = Arc::new((Mutex::new(None), Condvar::new()));
     let filled = slot.clone();
-    ask(Box::new(move |reply| {
+    submit(Box::new(move |reply| {
         *filled.0.lock() = Some(reply);
         filled.1.notify_one();
     }));

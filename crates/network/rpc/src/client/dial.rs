@@ -21,9 +21,9 @@ const RESOLVED_MAX: usize = 8;
 pub(crate) struct NotDialed {
     /// In words.
     pub why: String,
-    /// Trying again is of no use until somebody changes something.
+    /// Trying again is of no use until a person changes the settings.
     pub hopeless: bool,
-    /// Somebody took a connection, though nothing came of it.
+    /// An address took the connection, though nothing came of it.
     pub reached: bool,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn dial(
         let address = &addresses[index];
         let connected = connect(address).map_err(Unsafe::from_socket);
         failed.reached |= connected.is_ok();
-        let why = match connected.and_then(|stream| settle(stream, address, tls)) {
+        let why = match connected.and_then(|stream| secure(stream, address, tls)) {
             Ok(socket) => return Ok((socket, index)),
             Err(Unsafe::Broken(why)) => why,
             Err(Unsafe::Refused(why)) => {
@@ -60,7 +60,7 @@ impl Unsafe {
 }
 
 /// Encrypts the connection, if it is one to be encrypted.
-fn settle(stream: TcpStream, address: &str, tls: &ClientTls) -> Result<Socket, Unsafe> {
+fn secure(stream: TcpStream, address: &str, tls: &ClientTls) -> Result<Socket, Unsafe> {
     let other = stream.peer_addr().map_err(Unsafe::from_socket)?;
     match tls.choose(other.ip(), address).map_err(|why| Unsafe::Refused(why.0))? {
         None => Ok(Socket::clear(stream)),
@@ -78,7 +78,8 @@ fn connect(address: &str) -> io::Result<TcpStream> {
     }
     let stream = result?;
     stream.set_nodelay(true)?;
-    // A port of our own range can be connected to itself while nobody listens on it.
+    // While no process listens on a port, a socket that the kernel gives that very port connects to
+    // itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }

@@ -20,20 +20,20 @@ use crate::session::{FinishedCall, LinkEvent};
 /// may do so again.
 const LASTING: Duration = Duration::from_secs(1);
 
-/// Longest pause while nobody answers, or a node has no lease yet: a server that was started again
+/// Longest pause while no node answers, or a node has no lease yet: a server that was started again
 /// waits for its clients no longer than their lease.
 const PAUSE_AWAY_MAX: Nanos = SECOND / 2;
 
 /// Time between two looks, while it connects, whether it should connect elsewhere.
-const DIAL_LOOK: Duration = Duration::from_millis(20);
+const DIAL_POLL: Duration = Duration::from_millis(20);
 
-/// What an outage has come to.
+/// An outage of the node, as this client sees it.
 #[derive(Default)]
 struct Outage {
     /// Served before, and not since.
     since: Option<Instant>,
-    /// The holder knows.
-    told: bool,
+    /// The source of what is reclaimed ([`ReclaimSource`]) was told of it.
+    reported: bool,
 }
 
 /// Until the connection is closed: connects, serves, and again.
@@ -49,8 +49,12 @@ fn connect(shared: &Shared) {
     let mut backoff = Backoff::new(u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
     // Calls may wait for the first connection as for any other.
     let since = matches!(*shared.start.lock(), Start::NotAwaited).then(Instant::now);
-    let mut reader =
-        Reader { shared, outage: Outage { since, told: false }, served: false, shut_out: false };
+    let mut reader = Reader {
+        shared,
+        outage: Outage { since, reported: false },
+        served: false,
+        shut_out: false,
+    };
     while !shared.is_closing() {
         (reader.served, reader.shut_out) = (false, false);
         let begun = Instant::now();
@@ -112,9 +116,9 @@ fn connect(shared: &Shared) {
     }
 }
 
-/// Connects, on a thread of its own: a machine that is gone says nothing for seconds, while others
-/// may know already where the node is by now. None if that was told, or the connection is being
-/// closed.
+/// Connects, on a thread of its own: a machine that is gone answers nothing for seconds, while
+/// another node may already have given the node's new address. None if a new address came, or the
+/// connection is being closed.
 fn dial(
     shared: &Shared,
     addresses: &[String],
@@ -131,7 +135,7 @@ fn dial(
         return Some(dial::dial(addresses, first, &shared.config.tls));
     }
     loop {
-        match dialed.recv_timeout(DIAL_LOOK) {
+        match dialed.recv_timeout(DIAL_POLL) {
             Ok(result) => return Some(result),
             Err(RecvTimeoutError::Timeout) if shared.is_closing() || shared.is_elsewhere(moves) => {
                 return None;
@@ -155,24 +159,24 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Somebody is there.
+    /// An address has taken a connection.
     fn reached(&self) {
         if let Start::Waiting { reached, .. } = &mut *self.shared.start.lock() {
             *reached = true;
         }
     }
 
-    /// An attempt failed, at this address if somebody was there.
+    /// An attempt failed, at this address if it took a connection.
     fn failed(&mut self, at: Option<String>, why: String) {
-        if self.outage.since.is_some() && !self.outage.told {
-            self.outage.told = true;
+        if self.outage.since.is_some() && !self.outage.reported {
+            self.outage.reported = true;
             let why = at.as_ref().map_or_else(|| why.clone(), |at| format!("{at}: {why}"));
             self.shared.holder.outage(&why);
         }
         if let Start::Waiting { tried, reached } = &mut *self.shared.start.lock() {
             *reached |= at.is_some();
             if at.is_none() {
-                // Nobody is anywhere any more.
+                // No address takes connections any more.
                 tried.clear();
             }
             tried.insert(at, why);
@@ -183,7 +187,7 @@ impl Reader<'_> {
     fn serve(&mut self, socket: Arc<Socket>, moves: u64) -> String {
         let shared = self.shared;
         shared.writer.install(socket.clone());
-        // A thread that says later that the node is elsewhere finds this connection and cuts it.
+        // A thread that redirects this client later finds this connection and cuts it.
         if shared.is_elsewhere(moves) {
             shared.writer.remove();
             return "the node is elsewhere".into();
@@ -244,7 +248,7 @@ impl Reader<'_> {
             };
             // What precedes an answer, the answers, and then the session: what the holder reclaims
             // has to include them.
-            let events = self.told();
+            let events = self.take_events();
             shared.complete(&mut ended);
             if let Err(why) = self.events(events) {
                 return why;
@@ -257,14 +261,14 @@ impl Reader<'_> {
     }
 
     /// Passes on what precedes answers, and answers what else happened.
-    fn told(&self) -> VecDeque<LinkEvent> {
+    fn take_events(&self) -> VecDeque<LinkEvent> {
         let mut events: VecDeque<LinkEvent> = {
             let mut link = self.shared.link.lock();
             std::iter::from_fn(|| link.next_event()).collect()
         };
         events.retain_mut(|event| {
-            if let LinkEvent::Told { id, json } = event {
-                self.shared.admin.told(*id, std::mem::take(json));
+            if let LinkEvent::AdminEvent { id, json } = event {
+                self.shared.admin.event(*id, std::mem::take(json));
                 return false;
             }
             true
@@ -281,7 +285,7 @@ impl Reader<'_> {
                 None => return Ok(()),
                 Some(LinkEvent::Welcomed(welcome)) => self.welcomed(welcome)?,
                 Some(LinkEvent::Serving) => self.serving(),
-                Some(LinkEvent::Table { version }) => shared.holder.newer_table(version),
+                Some(LinkEvent::MapVersion { version }) => shared.holder.newer_table(version),
                 Some(LinkEvent::ReclaimWanted { lost }) => {
                     let held = shared.holder.reclaim(lost);
                     shared.link.lock().reclaim(held);
@@ -290,7 +294,7 @@ impl Reader<'_> {
                 Some(LinkEvent::Reclaimed { lost, replies }) => {
                     shared.holder.reclaimed(replies, lost)
                 }
-                Some(LinkEvent::Told { id, json }) => shared.admin.told(id, json),
+                Some(LinkEvent::AdminEvent { id, json }) => shared.admin.event(id, json),
                 Some(LinkEvent::Refused(refused)) => {
                     // Some refusals pass: too many connections, a node that starts or stops.
                     let passing = matches!(
@@ -308,8 +312,8 @@ impl Reader<'_> {
     }
 
     fn welcomed(&mut self, welcome: Welcome) -> Result<(), String> {
-        let verdict = self.shared.holder.welcomed(&welcome);
-        match verdict {
+        let answer = self.shared.holder.welcomed(&welcome);
+        match answer {
             Ok(()) => {
                 self.shared.link.lock().accept();
                 self.shared.writer.offer();
@@ -341,7 +345,7 @@ impl Reader<'_> {
         self.served = true;
         *self.shared.refusal.lock() = None;
         let outage = std::mem::take(&mut self.outage);
-        if let (Some(since), true) = (outage.since, outage.told) {
+        if let (Some(since), true) = (outage.since, outage.reported) {
             self.shared.holder.restored(since.elapsed());
         }
     }

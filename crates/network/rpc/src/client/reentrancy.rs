@@ -1,15 +1,15 @@
-//! Which threads run completions at present: what is asked on them is not written at once.
+//! Which threads run completions at present: the calls submitted on them are not written at once.
 
 use std::cell::Cell;
 use std::ptr;
 
 use super::Shared;
 
-/// Stands for a connection that is nobody's.
+/// Stands for a connection that no thread has.
 static NOBODY: u8 = 0;
 
-/// Has the present thread, for as long as it lives, never wait until there is room to write: what
-/// it asks, it asks for others.
+/// Has the present thread, for as long as it lives, never wait until there is room to write: it
+/// submits calls on behalf of other threads.
 pub fn ask_for_others() {
     ON.set(ptr::from_ref(&NOBODY).cast());
 }

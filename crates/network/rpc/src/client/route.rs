@@ -6,7 +6,7 @@ pub(super) struct Route {
     addresses: Vec<String>,
     /// The one of the present connection or the next attempt.
     at: usize,
-    /// Counts how often the node was said to be somewhere else.
+    /// Counts how often the node has moved.
     moves: u64,
 }
 
@@ -27,7 +27,7 @@ impl Route {
         &self.addresses[self.at]
     }
 
-    /// How often the node was said to be somewhere else so far.
+    /// How often the node has moved so far.
     pub fn moves(&self) -> u64 {
         self.moves
     }
@@ -45,7 +45,7 @@ impl Route {
 
     /// This one answers. (If it was given up meanwhile, this connection is the last there.)
     pub fn turn_to(&mut self, address: &str) {
-        self.at = self.addresses.iter().position(|known| known == address).unwrap_or(self.at);
+        self.at = self.addresses.iter().position(|have| have == address).unwrap_or(self.at);
     }
 
     /// The next one is tried.

@@ -21,7 +21,7 @@ const TLS_RECORDS: [u8; 2] = [0x16, 0x15];
 pub(crate) enum Unsafe {
     /// It may work the next time.
     Broken(String),
-    /// It will not, until somebody changes something.
+    /// It will not until a person changes the settings.
     Refused(String),
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn encrypt(stream: TcpStream, chosen: Chosen) -> Result<Socket, Unsaf
         .map_err(|why| Unsafe::Refused(format!("TLS: {why}")))?;
     session.set_buffer_limit(None);
     let deadline = Instant::now() + HANDSHAKE_MAX;
-    let mut heard = false;
+    let mut received = false;
     loop {
         while session.wants_write() {
             stream.set_write_timeout(Some(left(deadline)?))?;
@@ -59,7 +59,7 @@ pub(crate) fn encrypt(stream: TcpStream, chosen: Chosen) -> Result<Socket, Unsaf
             let why = "the other side has closed the connection in the TLS handshake";
             return Err(Unsafe::Broken(why.into()));
         }
-        if !std::mem::replace(&mut heard, true) && !TLS_RECORDS.contains(&bytes[0]) {
+        if !std::mem::replace(&mut received, true) && !TLS_RECORDS.contains(&bytes[0]) {
             return Err(Unsafe::Refused(in_clear(&bytes[..read])));
         }
         let mut rest = &bytes[..read];
@@ -70,7 +70,7 @@ pub(crate) fn encrypt(stream: TcpStream, chosen: Chosen) -> Result<Socket, Unsaf
                 ));
             }
             if let Err(why) = session.process_new_packets() {
-                // It is told why, if that goes.
+                // The peer gets an alert with the reason, if it can still be sent.
                 let _ = session.write_tls(&mut &stream);
                 return Err(Unsafe::Refused(in_words(&why)));
             }
@@ -88,18 +88,19 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// What to say of a server that has answered in clear. What it says may be anybody's words.
+/// The message about a server that has answered in clear. Its text is not authenticated: any host
+/// on the way may have written it.
 fn in_clear(bytes: &[u8]) -> String {
     let mut frames = Frames::new(HELLO_BYTES_MAX);
     frames.push(bytes);
-    let said = match frames.next_frame().ok().flatten().map(wire::decode_to_client) {
+    let message = match frames.next_frame().ok().flatten().map(wire::decode_to_client) {
         Some(Ok(ToClient::Refused(refused))) => format!(" ({})", refused.reason),
         _ => String::new(),
     };
     format!(
-        "it was asked to encrypt and answers in clear{said}: its TLS is switched off, or somebody \
-         is between it and you; start it with \
-         --tls auto, or add ?tls=off to the URL on a network that nobody else can read or change"
+        "it was asked to encrypt and answers in clear{message}: its TLS is switched off, or \
+         somebody is between it and you; start it with --tls auto, or add ?tls=off to the URL \
+         on a network that nobody else can read or change"
     )
 }
 

@@ -3,8 +3,8 @@
 //!
 //! **Encrypted**, both ways share the state of the encryption, behind a lock that no thread holds
 //! while it waits for the other side. A write encrypts what there is and sends it as far as there
-//! is room; it is done when all of that has left. So a writer that is told that there is no room
-//! comes again with the same bytes, which are not encrypted twice.
+//! is room; it is done when all of that has left. So a writer that finds no room comes again with
+//! the same bytes, which are not encrypted twice.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -43,7 +43,7 @@ struct Sealed {
     bytes: Vec<u8>,
     from: usize,
     to: usize,
-    /// There may be decrypted bytes that nobody has taken.
+    /// There may be decrypted bytes that no reader has taken.
     opened: bool,
 }
 
@@ -192,7 +192,7 @@ impl Sealed {
             tls.session.read_tls(&mut rest)?;
             self.from = self.to - rest.len();
             if let Err(why) = tls.session.process_new_packets() {
-                // It is told why, if there is room for that.
+                // The peer gets an alert with the reason, if there is room for it.
                 let _ = tls.send(stream);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, secure::in_words(&why)));
             }

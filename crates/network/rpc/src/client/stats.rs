@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Counters since the connection was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RemoteStats {
-    /// Calls asked.
+    /// Calls submitted.
     pub calls: u64,
     /// Calls sent, retries not counted: round trips.
     pub sent: u64,

@@ -30,7 +30,7 @@ use crate::testing::{
     Script, encoded, errno, eventually, listen, obliging, reply, request, serving, welcome,
 };
 
-/// Notes what it is told.
+/// Notes the notifications that it gets.
 #[derive(Default)]
 struct Notes {
     outages: AtomicUsize,
@@ -160,11 +160,11 @@ fn calls_sent_between_completions() {
         ListenerConfig::default(),
     );
     let (remote, _) = connect(&serving);
-    let (told, done) = std::sync::mpsc::channel();
+    let (tell, done) = std::sync::mpsc::channel();
     let each = |number: usize| {
-        let (remote, seen, told) = (remote.clone(), seen.clone(), told.clone());
+        let (remote, seen, tell) = (remote.clone(), seen.clone(), tell.clone());
         let done = Box::new(move |_| {
-            remote.submit(stat(), Box::new(move |_| told.send(()).unwrap()));
+            remote.submit(stat(), Box::new(move |_| tell.send(()).unwrap()));
             if number + 1 == 2 * WRITE_EVERY {
                 eventually("more was asked", || seen.load(Ordering::SeqCst) >= 3 * WRITE_EVERY);
             }
@@ -241,8 +241,8 @@ fn calls_of_threads_over_node_restarts() {
 
 #[test]
 fn a_half_open_connection_is_left_for_another_address() {
-    // The first one welcomes, and is never heard of again: its machine is gone, and no packet says
-    // so.
+    // The first node welcomes and then never answers again: its machine is gone, and no packet
+    // tells the client.
     let hole = listen();
     let hole_address = hole.local_addr().unwrap();
     let swallowed = std::thread::spawn(move || {
@@ -262,9 +262,9 @@ fn a_half_open_connection_is_left_for_another_address() {
 }
 
 #[test]
-fn who_is_told_where_the_node_is_goes_there_at_once() {
-    // Nobody is there, and nothing says so; then a server that accepts and is silent; then the
-    // node.
+fn redirect_during_a_dial() {
+    // At first no process listens and no packet comes back; then a server accepts and is silent;
+    // then the node serves.
     let (mute, node) = (listen(), serving(Script::new(obliging), ListenerConfig::default()));
     let nowhere = SocketAddr::from(([192, 0, 2, 1], 9));
     let remote = Remote::begin(config(&[nowhere], LONG), Arc::new(Notes::default())).unwrap();
@@ -278,7 +278,7 @@ fn who_is_told_where_the_node_is_goes_there_at_once() {
     assert_eq!(remote.call(stat()), Ok(Answer::Done));
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     assert_eq!((remote.address(), remote.missing()), (node.address().to_string(), None));
-    // Said again, it disturbs nobody.
+    // A second redirect to the same address disturbs no call.
     remote.redirect(&node.address().to_string());
     assert_eq!((remote.call(stat()), remote.stats().reconnects), (Ok(Answer::Done), 0));
     remote.close();
@@ -287,8 +287,8 @@ fn who_is_told_where_the_node_is_goes_there_at_once() {
 /// A node that falls silent is reported as missing before its connection is closed.
 #[test]
 fn silent_node_noticed_before_disconnect() {
-    let deaf = Arc::new(AtomicBool::new(false));
-    let hearing = deaf.clone();
+    let mute = Arc::new(AtomicBool::new(false));
+    let hearing = mute.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if !hearing.load(Ordering::SeqCst) {
             obliging(message, outbox);
@@ -299,7 +299,7 @@ fn silent_node_noticed_before_disconnect() {
         serving(Script::new(obliging), ListenerConfig::default()),
     );
     let (remote, _) = connect(&dead);
-    deaf.store(true, Ordering::SeqCst);
+    mute.store(true, Ordering::SeqCst);
     assert_eq!(remote.missing(), None);
     let begun = Instant::now();
     std::thread::scope(|scope| {
@@ -317,8 +317,8 @@ fn silent_node_noticed_before_disconnect() {
 /// A call ends at its deadline, and the connection goes on.
 #[test]
 fn call_deadline() {
-    let deaf = Arc::new(AtomicBool::new(true));
-    let hearing = deaf.clone();
+    let mute = Arc::new(AtomicBool::new(true));
+    let hearing = mute.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if !(hearing.load(Ordering::SeqCst) && matches!(message, ToServer::Call(_))) {
             obliging(message, outbox);
@@ -331,7 +331,7 @@ fn call_deadline() {
     let outcome = remote.call(stat());
     assert_eq!(errno(&outcome), Some(libc::EIO));
     assert!(format!("{outcome:?}").contains("whether it was done is unknown"), "{outcome:?}");
-    deaf.store(false, Ordering::SeqCst);
+    mute.store(false, Ordering::SeqCst);
     assert_eq!(remote.call(stat()), Ok(Answer::Done));
     // Without a node: an error at the deadline, and service when it is back.
     let listener = TcpListener::bind(node.address());
@@ -345,7 +345,7 @@ fn call_deadline() {
     assert_eq!(errno(&remote.call(stat())), Some(libc::ESHUTDOWN));
 }
 
-/// The holder of the connection is told once about an outage, and about its end.
+/// The holder of the connection is notified once of an outage, and about its end.
 #[test]
 fn outage_events() {
     let listener = listen();
@@ -361,12 +361,12 @@ fn outage_events() {
     let (remote, notes) = connect(&node);
     assert_eq!(remote.call(stat()), Ok(Answer::Done));
     drop(node);
-    // Nobody listens: every attempt fails.
+    // No process listens: every attempt fails.
     let address = listener.local_addr().unwrap();
     drop(listener);
     eventually("the outage is told", || notes.outages.load(Ordering::SeqCst) == 1);
     let Ok(listener) = TcpListener::bind(address) else {
-        // Somebody else has the port meanwhile: nothing more to see here.
+        // Another process has taken the port: nothing more to test here.
         return remote.close();
     };
     let node = start(&listener);
@@ -378,9 +378,9 @@ fn outage_events() {
 }
 
 #[test]
-fn what_cannot_be_connected_to_says_why() {
+fn reasons_of_failed_connects() {
     let notes = || Arc::new(Notes::default());
-    // Nobody listens on a port that was ours a moment ago.
+    // No process listens on a port that this test had a moment ago.
     let address = listen().local_addr().unwrap();
     let error =
         Remote::connect(config(&[address], Duration::from_millis(300)), notes()).err().unwrap();
@@ -402,12 +402,12 @@ fn what_cannot_be_connected_to_says_why() {
     let both = [one.address(), two.address()];
     let error =
         Remote::connect(config(&both, Duration::from_secs(2)), notes()).err().unwrap().to_string();
-    let said = [(both[0], "node 1 has no lease"), (both[1], "node 2 has none either")];
+    let received = [(both[0], "node 1 has no lease"), (both[1], "node 2 has none either")];
     assert!(
-        said.iter().all(|(at, why)| error.contains(&format!("{at}: refused: {why}"))),
+        received.iter().all(|(at, why)| error.contains(&format!("{at}: refused: {why}"))),
         "{error}"
     );
-    // A node that refuses is not asked until the deadline.
+    // A node that refuses is not dialed again and again until the deadline.
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if let ToServer::Hello(_) = message {
             let refused =
@@ -587,8 +587,8 @@ fn control_questions() {
 /// A waiting lock can be cancelled, and Bye ends the session.
 #[test]
 fn cancelled_lock_and_bye() {
-    let said: Arc<Mutex<Vec<ToServer>>> = Arc::default();
-    let noting = said.clone();
+    let received: Arc<Mutex<Vec<ToServer>>> = Arc::default();
+    let noting = received.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
         noting.lock().push(message.clone());
         match message {
@@ -621,7 +621,7 @@ fn cancelled_lock_and_bye() {
     remote.cancel(id);
     assert_eq!(receive.recv().unwrap().unwrap_err().errno, libc::EINTR);
     remote.close();
-    eventually("Bye has come", || said.lock().last() == Some(&ToServer::Bye));
+    eventually("Bye has come", || received.lock().last() == Some(&ToServer::Bye));
     assert_eq!(errno(&remote.call(stat())), Some(libc::ESHUTDOWN));
 }
 

@@ -1,7 +1,7 @@
 //! Writing: a thread with something to send tries to become the writer, and the writer writes for
 //! all (combining).
 //!
-//! **Nothing is forgotten.** A thread that queues something says so (`offered`), *then* tries the
+//! **Nothing is forgotten.** A thread that queues something sets `offered`, *then* tries the
 //! writer's lock. The writer lets the lock go, *then* looks again whether something was offered.
 //! Fences order the two on both sides.
 
@@ -36,13 +36,13 @@ struct WriteState {
 /// The way out.
 #[derive(Default)]
 pub(super) struct SocketWriter {
-    desk: Mutex<WriteState>,
-    /// The link has output that nobody has taken.
+    state: Mutex<WriteState>,
+    /// The link has output that no writer has taken.
     offered: AtomicBool,
     /// The socket had no room, and bytes are left.
     stuck: AtomicBool,
     /// A writer had enough, and there is more.
-    relief: AtomicBool,
+    handed_over: AtomicBool,
     /// The present connection, to be cut by any thread that finds it dead, even while another one
     /// writes.
     present: Mutex<Option<Arc<Socket>>>,
@@ -55,9 +55,9 @@ impl SocketWriter {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the ticker is asked to write. It is asked once.
-    pub fn wants_relief(&self) -> bool {
-        self.relief.swap(false, Ordering::Relaxed)
+    /// Takes over the request that the ticker write; true once for each request.
+    pub fn take_handed_over(&self) -> bool {
+        self.handed_over.swap(false, Ordering::Relaxed)
     }
 
     fn has_work(&self) -> bool {
@@ -73,7 +73,7 @@ impl SocketWriter {
     /// A new connection.
     pub fn install(&self, socket: Arc<Socket>) {
         *self.present.lock() = Some(socket.clone());
-        *self.desk.lock() = WriteState { socket: Some(socket), ..WriteState::default() };
+        *self.state.lock() = WriteState { socket: Some(socket), ..WriteState::default() };
         self.stuck.store(false, Ordering::Relaxed);
     }
 
@@ -81,7 +81,7 @@ impl SocketWriter {
     pub fn remove(&self) {
         self.cut();
         *self.present.lock() = None;
-        *self.desk.lock() = WriteState::default();
+        *self.state.lock() = WriteState::default();
         self.stuck.store(false, Ordering::Relaxed);
     }
 
@@ -92,7 +92,7 @@ impl SocketWriter {
         }
     }
 
-    /// Everything was said: the node sees the end after the last byte written, and closes.
+    /// All messages are written: the node sees the end after the last byte, and closes.
     pub fn finish(&self) {
         if let Some(socket) = &*self.present.lock() {
             socket.finish();
@@ -100,9 +100,9 @@ impl SocketWriter {
     }
 }
 
-/// How a turn at the desk ended.
+/// How one turn of writing ended.
 enum WriteEnd {
-    /// Nothing is left, or somebody else writes.
+    /// Nothing is left, or another thread writes.
     Done,
     /// The socket has no room.
     Stuck,
@@ -127,18 +127,18 @@ impl Shared {
     pub(super) fn write_in_passing(&self) {
         self.write(false);
         if self.writer.is_stuck() {
-            self.ask_for_relief();
+            self.hand_to_ticker();
         }
     }
 
     /// Has the ticker write.
-    fn ask_for_relief(&self) {
-        self.writer.relief.store(true, Ordering::Relaxed);
-        self.ask_for_a_look();
+    fn hand_to_ticker(&self) {
+        self.writer.handed_over.store(true, Ordering::Relaxed);
+        self.wake_ticker();
     }
 
     /// Has the ticker look how long it may sleep.
-    pub(super) fn ask_for_a_look(&self) {
+    pub(super) fn wake_ticker(&self) {
         // The lock, because the ticker must not miss it between its look and its sleep.
         drop(self.life.lock());
         self.changed.notify_all();
@@ -147,22 +147,22 @@ impl Shared {
     fn write(&self, patient: bool) {
         let mut rounds = ROUNDS_MAX;
         while self.writer.has_work() {
-            let Some(mut desk) = self.writer.desk.try_lock() else { return };
-            match self.write_at(&mut desk, patient, &mut rounds) {
+            let Some(mut state) = self.writer.state.try_lock() else { return };
+            match self.write_at(&mut state, patient, &mut rounds) {
                 WriteEnd::Done => {}
                 WriteEnd::Stuck => return,
                 WriteEnd::Enough => {
-                    drop(desk);
-                    self.ask_for_relief();
+                    drop(state);
+                    self.hand_to_ticker();
                     return;
                 }
             }
         }
     }
 
-    fn write_at(&self, desk: &mut WriteState, patient: bool, rounds: &mut u32) -> WriteEnd {
+    fn write_at(&self, state: &mut WriteState, patient: bool, rounds: &mut u32) -> WriteEnd {
         loop {
-            if desk.bytes.is_empty() {
+            if state.bytes.is_empty() {
                 if *rounds == 0 {
                     return WriteEnd::Enough;
                 }
@@ -171,27 +171,27 @@ impl Shared {
                 {
                     let mut link = self.link.lock();
                     self.deferred.end();
-                    link.take_output(&mut desk.bytes);
+                    link.take_output(&mut state.bytes);
                 }
-                if desk.bytes.is_empty() {
+                if state.bytes.is_empty() {
                     return WriteEnd::Done;
                 }
-                count(&self.traffic.messages, usize::from(desk.socket.is_some()));
+                count(&self.traffic.messages, usize::from(state.socket.is_some()));
             }
-            let Some(socket) = &desk.socket else {
+            let Some(socket) = &state.socket else {
                 // What was meant for a connection that is gone is sent again on the next one.
-                desk.bytes.clear();
+                state.bytes.clear();
                 continue;
             };
-            match socket.write_some(&desk.bytes[desk.written..]) {
+            match socket.write_some(&state.bytes[state.written..]) {
                 Ok(written) => {
-                    desk.written += written;
+                    state.written += written;
                     count(&self.traffic.bytes_sent, written);
                     count(&self.traffic.writes, 1);
-                    if desk.written == desk.bytes.len() {
-                        desk.bytes.clear();
-                        desk.bytes.shrink_to(BYTES_KEPT);
-                        desk.written = 0;
+                    if state.written == state.bytes.len() {
+                        state.bytes.clear();
+                        state.bytes.shrink_to(BYTES_KEPT);
+                        state.written = 0;
                         self.writer.stuck.store(false, Ordering::Relaxed);
                     }
                 }
@@ -201,21 +201,21 @@ impl Shared {
                         return WriteEnd::Stuck;
                     }
                     if let Err(error) = socket.wait(false, WAIT) {
-                        self.broken(desk, &error);
+                        self.broken(state, &error);
                     }
                 }
-                Err(error) => self.broken(desk, &error),
+                Err(error) => self.broken(state, &error),
             }
         }
     }
 
     /// Writing failed: the reader will see the end of the connection.
-    fn broken(&self, desk: &mut WriteState, error: &std::io::Error) {
+    fn broken(&self, state: &mut WriteState, error: &std::io::Error) {
         log::debug!("net: writing to the metadata server failed: {error}");
-        if let Some(socket) = desk.socket.take() {
+        if let Some(socket) = state.socket.take() {
             socket.cut();
         }
-        (desk.bytes, desk.written) = (Vec::new(), 0);
+        (state.bytes, state.written) = (Vec::new(), 0);
         self.writer.stuck.store(false, Ordering::Relaxed);
     }
 }

@@ -30,16 +30,16 @@ const LASTED: Duration = Duration::from_secs(2);
 /// Most reasons of one outage that are logged.
 const REASONS_MAX: usize = 8;
 
-/// What is known, and was said, of an outage.
+/// An outage, and what was logged of it.
 struct Outage {
     since: Instant,
     /// What was logged of it.
-    told: Vec<String>,
+    logged: Vec<String>,
 }
 
 impl Outage {
     fn begun() -> Self {
-        Self { since: Instant::now(), told: Vec::new() }
+        Self { since: Instant::now(), logged: Vec::new() }
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn run(shared: &Arc<Shared>, seed: u64) {
         if lasted >= LASTED {
             backoff.served();
         }
-        tell(shared, outage.get_or_insert_with(Outage::begun), why);
+        log_failure(shared, outage.get_or_insert_with(Outage::begun), why);
         let pause = Duration::from_nanos(backoff.failed(0).max(0).cast_unsigned());
         let mut notice = shared.notice.lock();
         if !notice.closed && !notice.hurry {
@@ -69,9 +69,11 @@ pub(super) fn run(shared: &Arc<Shared>, seed: u64) {
 }
 
 /// Logs what is wrong, each thing once.
-fn tell(shared: &Shared, outage: &mut Outage, why: String) {
+fn log_failure(shared: &Shared, outage: &mut Outage, why: String) {
     *shared.why_down.lock() = Some(why.clone());
-    if shared.notice.lock().closed || outage.told.len() >= REASONS_MAX || outage.told.contains(&why)
+    if shared.notice.lock().closed
+        || outage.logged.len() >= REASONS_MAX
+        || outage.logged.contains(&why)
     {
         return;
     }
@@ -79,7 +81,7 @@ fn tell(shared: &Shared, outage: &mut Outage, why: String) {
     log::warn!(
         "net: no connection to node {node} at {address}: {why}; trying again until there is one"
     );
-    outage.told.push(why);
+    outage.logged.push(why);
 }
 
 /// A connection to its end; why it ended.
@@ -101,7 +103,7 @@ fn serve(shared: &Arc<Shared>, socket: Socket, outage: &mut Option<Outage>) -> S
         .greeting
         .as_ref()
         .and_then(|greeting| greeting.0())
-        .map(|said| shared.send(&said))
+        .map(|message| shared.send(&message))
     {
         log::error!("net: what node {} is to hear first: {why}", shared.config.hello.to);
     }
@@ -125,8 +127,8 @@ fn serve(shared: &Arc<Shared>, socket: Socket, outage: &mut Option<Outage>) -> S
     why
 }
 
-/// Names this node, and has the other node prove that it knows the secret: answers this side's
-/// proof, to be sent first, and what was read besides.
+/// Names this node, and has the other node prove that it has the secret: answers this side's proof,
+/// to be sent first, and what was read besides.
 fn introduce(
     shared: &Shared,
     socket: &Socket,
@@ -171,12 +173,12 @@ fn introduce(
 fn watch(shared: &Shared, socket: &Socket, outage: &mut Option<Outage>) -> String {
     let (begun, mut pinged) = (Instant::now(), Instant::now());
     loop {
-        // A node that refuses says so at once.
+        // A node that refuses does it at once; the connection counts as made after this time.
         if begun.elapsed() >= PING / 2
-            && let Some(Outage { since, told }) = outage.take()
+            && let Some(Outage { since, logged }) = outage.take()
         {
             *shared.why_down.lock() = None;
-            if !told.is_empty() {
+            if !logged.is_empty() {
                 let (node, after) = (shared.config.hello.to, since.elapsed());
                 log::info!(
                     "net: node {node} is connected again after {:.1} s",
@@ -216,7 +218,7 @@ fn watch(shared: &Shared, socket: &Socket, outage: &mut Option<Outage>) -> Strin
 
 impl Shared {
     fn write_left(&self) {
-        let wrote = self.write(&mut self.desk.lock());
+        let wrote = self.write(&mut self.write_state.lock());
         if wrote {
             self.flush();
         }

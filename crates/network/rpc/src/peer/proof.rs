@@ -1,9 +1,9 @@
-//! Proofs between nodes that each knows the cluster's secret, which is never sent.
+//! Proofs between nodes that each has the cluster's secret, which is never sent.
 //!
 //! Each side signs the same Hello with both sides' random numbers, so nothing of one connection is
-//! of use in another, and nothing that one side says is of use to the other. Over TLS the
-//! certificates have said the same already, and the node's number besides; in clear (within a
-//! machine, or where TLS is switched off by name) this is what keeps strangers out.
+//! of use in another, and no proof of one side is a proof of the other. Over TLS the certificates
+//! have proved the same already, and the node's number besides; in clear (within a machine, or
+//! where TLS is switched off by name) this is what keeps other processes out.
 
 use kestrel_types::wire::{PROOF_BYTES, PeerHello, PeerSecret, Prover};
 use ring::hmac::{HMAC_SHA256, Key, sign, verify};
@@ -16,7 +16,7 @@ pub fn nonce() -> Option<[u8; 16]> {
     Some(nonce)
 }
 
-/// That this side knows the secret. `nonce` is that of the node that was reached.
+/// The proof that this side has the secret. `nonce` is that of the node that was reached.
 pub fn prove(
     secret: &PeerSecret,
     prover: Prover,
@@ -29,7 +29,7 @@ pub fn prove(
     proof
 }
 
-/// Whether the other side knows the secret. Takes the same time wherever the proof is wrong.
+/// Whether the other side has the secret. Takes the same time wherever the proof differs.
 pub fn holds(
     secret: &PeerSecret,
     prover: Prover,

@@ -32,19 +32,19 @@ fn config(address: SocketAddr) -> PeerConfig {
 
 const SECRET: PeerSecret = PeerSecret([3; 16]);
 
-/// A node that knows this secret.
+/// A node that has this secret.
 fn challenge(secret: &PeerSecret, hello: &PeerHello) -> Vec<u8> {
     let proof = proof::prove(secret, Prover::Reached, hello, &[7; 16]);
     encoded(&ToClient::PeerChallenge(PeerChallenge { nonce: [7; 16], proof }))
 }
 
 /// Notes what comes.
-fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
+fn noting(listener: TcpListener, received: Arc<Mutex<Vec<ToServer>>>) -> Serving {
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if let ToServer::PeerHello(hello) = &message {
             outbox.send(&challenge(&SECRET, hello));
         }
-        said.lock().push(message);
+        received.lock().push(message);
     };
     serve(
         listener,
@@ -54,19 +54,19 @@ fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
     .unwrap()
 }
 
-fn envelopes(said: &Mutex<Vec<ToServer>>) -> Vec<u64> {
+fn envelopes(received: &Mutex<Vec<ToServer>>) -> Vec<u64> {
     let number = |message: &ToServer| match message {
         ToServer::Peer(bytes) => Some(u64::from_be_bytes(bytes[..8].try_into().unwrap())),
         _ => None,
     };
-    said.lock().iter().filter_map(number).collect()
+    received.lock().iter().filter_map(number).collect()
 }
 
 /// Envelopes of many threads arrive once, and many of them leave with one write.
 #[test]
 fn envelopes_of_many_threads() {
-    let said = Arc::default();
-    let serving = noting(listen(), Arc::clone(&said));
+    let received = Arc::default();
+    let serving = noting(listen(), Arc::clone(&received));
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
     eventually("the link is up", || link.stats().up);
     std::thread::scope(|scope| {
@@ -84,13 +84,13 @@ fn envelopes_of_many_threads() {
             });
         }
     });
-    eventually("all have arrived", || envelopes(&said).len() == 10_000);
-    let came = envelopes(&said);
+    eventually("all have arrived", || envelopes(&received).len() == 10_000);
+    let came = envelopes(&received);
     for thread in 0..4 {
         let of: Vec<_> = came.iter().filter(|number| *number / 10_000 == thread).collect();
         assert!(of.is_sorted() && of.len() == 2500, "in the order in which they were sent");
     }
-    assert!(matches!(said.lock()[0], ToServer::PeerHello(PeerHello { from: 1, to: 2, .. })));
+    assert!(matches!(received.lock()[0], ToServer::PeerHello(PeerHello { from: 1, to: 2, .. })));
     let stats = link.stats();
     assert_eq!((stats.envelopes, stats.dropped, stats.connects), (10_000, 0, 1));
     assert!(stats.writes <= 2100, "{stats:?}");
@@ -99,8 +99,8 @@ fn envelopes_of_many_threads() {
 
 #[test]
 fn each_connection_begins_with_what_there_is_to_say() {
-    let said = Arc::default();
-    let serving = noting(listen(), Arc::clone(&said));
+    let received = Arc::default();
+    let serving = noting(listen(), Arc::clone(&received));
     let mut config = config(serving.address());
     let times = AtomicU64::new(6);
     config.greeting = Some(Greeting(Arc::new(move || {
@@ -108,7 +108,7 @@ fn each_connection_begins_with_what_there_is_to_say() {
         (time != 8).then(|| time.to_be_bytes().to_vec())
     })));
     let link = PeerLink::start(config, 1).unwrap();
-    eventually("it was said", || envelopes(&said) == [7]);
+    eventually("it was said", || envelopes(&received) == [7]);
     for connects in 2..=3 {
         link.shared.broken("by this test".into());
         link.hurry();
@@ -118,16 +118,16 @@ fn each_connection_begins_with_what_there_is_to_say() {
         // Of no use while it is up.
         link.hurry();
     }
-    eventually("it was said again, when there was something", || envelopes(&said) == [7, 9]);
+    eventually("it was said again, when there was something", || envelopes(&received) == [7, 9]);
     assert_eq!(link.address(), serving.address().to_string());
 }
 
 #[test]
-fn a_link_comes_back_and_drops_what_nobody_can_take() {
-    let said = Arc::default();
+fn dropped_envelopes_without_connection() {
+    let received = Arc::default();
     let listener = listen();
     let address = listener.local_addr().unwrap();
-    let serving = noting(listener, Arc::clone(&said));
+    let serving = noting(listener, Arc::clone(&received));
     let link = PeerLink::start(config(address), 1).unwrap();
     eventually("the link is up", || link.stats().up);
     drop(serving);
@@ -135,13 +135,13 @@ fn a_link_comes_back_and_drops_what_nobody_can_take() {
     link.send(&7u64.to_be_bytes()).unwrap();
     link.flush();
     assert_eq!(link.stats().dropped, 1);
-    let serving = noting(TcpListener::bind(address).unwrap(), Arc::clone(&said));
+    let serving = noting(TcpListener::bind(address).unwrap(), Arc::clone(&received));
     eventually("the link is up again", || link.stats().up);
     link.send(&8u64.to_be_bytes()).unwrap();
     link.flush();
-    eventually("it carries again", || envelopes(&said) == [8]);
+    eventually("it carries again", || envelopes(&received) == [8]);
     eventually("a sign of life comes", || {
-        said.lock().iter().any(|message| matches!(message, ToServer::Ping { .. }))
+        received.lock().iter().any(|message| matches!(message, ToServer::Ping { .. }))
     });
     drop(link);
     drop(serving);
@@ -175,7 +175,7 @@ fn queue_bound_for_a_stalled_peer() {
 }
 
 #[test]
-fn a_node_that_refuses_is_asked_again_not_too_often() {
+fn backoff_after_refusals() {
     let serving = refusing(libc::EACCES, "another cluster");
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
     eventually("it has tried again", || serving.stats().accepted >= 3);
@@ -196,9 +196,9 @@ fn a_node_that_must_not_go_on_learns_it() {
 }
 
 #[test]
-fn who_does_not_know_the_secret_is_told_nothing_more() {
-    let said = Arc::new(Mutex::new(Vec::new()));
-    let noted = said.clone();
+fn peer_without_the_secret() {
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let noted = received.clone();
     let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if let ToServer::PeerHello(hello) = &message {
             outbox.send(&challenge(&PeerSecret([4; 16]), hello));
@@ -209,7 +209,7 @@ fn who_does_not_know_the_secret_is_told_nothing_more() {
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
     eventually("it has tried again", || serving.stats().accepted >= 2);
     assert!(link.why_down().unwrap().contains("does not know the secret"));
-    assert!(said.lock().iter().all(|message| matches!(message, ToServer::PeerHello(_))));
+    assert!(received.lock().iter().all(|message| matches!(message, ToServer::PeerHello(_))));
     assert_eq!(link.stats().connects, 0);
 }
 

@@ -62,15 +62,16 @@ fn begin(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr, number: u64)
         channels.insert(number, channel.clone());
     }
     let entry = Entry { shared: shared.clone(), channel: channel.clone(), number, peer };
-    let limits = (shared.config.strangers_share, shared.config.strangers_max);
-    let crowded = shared.strangers.lock().enter((number, peer), &channel, limits, Instant::now());
+    let limits = (shared.config.unidentified_share, shared.config.unidentified_max);
+    let crowded =
+        shared.unidentified.lock().enter((number, peer), &channel, limits, Instant::now());
     if let Some(other) = crowded {
         count(&shared.counters.cut_off, 1);
         other.abort("it said no Hello, and others wait");
     }
     let shared = shared.clone();
     tokio::spawn(async move {
-        if let Some((stream, connection)) = sniff::settle(&shared, &channel, stream, peer).await {
+        if let Some((stream, connection)) = sniff::sniff(&shared, &channel, stream, peer).await {
             Task::new(shared, channel, stream, connection, (number, peer)).run().await;
         }
         drop(entry);
@@ -91,14 +92,14 @@ impl Drop for Entry {
         self.channel.shut();
         self.shared.channels.lock().remove(&self.number);
         if !self.channel.greeted.load(Ordering::Relaxed) {
-            self.shared.strangers.lock().forget(self.number, self.peer);
+            self.shared.unidentified.lock().forget(self.number, self.peer);
         }
         self.shared.gone.notify_one();
     }
 }
 
-/// Says why there is no service. A new connection has room for that; if it had not, the reason
-/// would be lost, no more.
+/// Sends the reason why there is no service. A new connection has room for it; if it had not, only
+/// the reason would be lost.
 fn turn_away(shared: &Shared, stream: &TcpStream) {
     count(&shared.counters.turned_away, 1);
     let why = Refused {

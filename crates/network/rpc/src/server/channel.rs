@@ -36,13 +36,13 @@ pub(super) enum Order {
     Abort,
 }
 
-/// One connection, as seen from outside of its task.
+/// One connection, for code outside of its task.
 #[derive(Default)]
 pub(super) struct Channel {
     queue: Mutex<Queue>,
     /// Calls received that have no reply yet.
     pub calls: AtomicUsize,
-    /// The task does not read: the peer is not silent, but not heard.
+    /// The task does not read: messages of the peer may be waiting, so it does not count as silent.
     pub paused: AtomicBool,
     /// A Hello came.
     pub greeted: AtomicBool,
@@ -51,7 +51,7 @@ pub(super) struct Channel {
     /// There are unsent bytes.
     pub unsent: AtomicBool,
     /// Round of the watch in which the last whole frame came.
-    pub heard: AtomicU64,
+    pub last_received: AtomicU64,
     /// Round of the watch in which the peer last took something, or there began to be something to
     /// take.
     pub moved: AtomicU64,
@@ -61,7 +61,12 @@ pub(super) struct Channel {
 
 impl Channel {
     pub fn new(peer: String, round: u64) -> Self {
-        Self { heard: AtomicU64::new(round), moved: AtomicU64::new(round), peer, ..Self::default() }
+        Self {
+            last_received: AtomicU64::new(round),
+            moved: AtomicU64::new(round),
+            peer,
+            ..Self::default()
+        }
     }
 
     /// Takes what is queued, if `out` has been written completely. Also answers how many bytes are
@@ -76,9 +81,9 @@ impl Channel {
 
     /// Goes to sleep, unless there is something to do that was not there at the last
     /// [`Channel::collect`]. `flushed`: what is queued could be written at once.
-    pub fn sleep(&self, waker: &Waker, known: Order, flushed: bool) -> bool {
+    pub fn sleep(&self, waker: &Waker, seen: Order, flushed: bool) -> bool {
         let mut queue = self.queue.lock();
-        if queue.order() != known || (flushed && !queue.bytes.is_empty()) {
+        if queue.order() != seen || (flushed && !queue.bytes.is_empty()) {
             return false;
         }
         queue.sleeper = Some(waker.clone());

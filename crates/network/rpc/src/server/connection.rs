@@ -29,8 +29,8 @@ enum Stage {
     /// Messages are read and answered.
     Serving,
     /// The peer sent what is no message: nothing more is read, the reason is being sent.
-    Deaf,
-    /// Everything is said; this many bytes were thrown away while waiting for the peer to close.
+    Refusing,
+    /// Everything is written; this many bytes were thrown away while waiting for the peer to close.
     Lingering(usize),
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Task {
     written: usize,
     /// Bytes queued besides.
     queued: usize,
-    /// A client has said which token it has, and has yet to prove it.
+    /// A client has named its token, and has yet to prove that it has it.
     proving: bool,
     /// Some of what was written may be on this side of the encryption still.
     unflushed: bool,
@@ -107,13 +107,13 @@ impl Task {
                 }
                 Poll::Pending => false,
             };
-            // Other nodes are heard to the end: what clients have asked may need them.
+            // Messages of other nodes are read to the end: open calls of clients may need them.
             let stopping = self.shared.stopping() && !self.channel.node.load(Ordering::Relaxed);
-            let over = order == Order::Close || self.stage == Stage::Deaf || (stopping && idle);
+            let over = order == Order::Close || self.stage == Stage::Refusing || (stopping && idle);
             let progress = match (order, self.stage) {
                 (Order::Abort, _) => return Poll::Ready(Ok(())),
                 (_, Stage::Lingering(_)) => self.poll_linger(cx)?,
-                _ if over && flushed => self.poll_last_word(cx)?,
+                _ if over && flushed => self.poll_end(cx)?,
                 _ if over || stopping || self.full() => Poll::Pending,
                 _ => self.poll_receive(cx)?,
             };
@@ -202,7 +202,7 @@ impl Task {
             count(&self.shared.counters.malformed, 1);
             log::debug!("net: {} sent {error}", self.channel.peer);
             self.connection.refuse(&error);
-            self.stage = Stage::Deaf;
+            self.stage = Stage::Refusing;
         }
         Ok(Poll::Ready(true))
     }
@@ -217,8 +217,8 @@ impl Task {
                     self.undecoded = false;
                     return Ok(());
                 }
-                // A stranger that speaks another protocol is told so, rather than which header it
-                // seems to have sent.
+                // A peer that speaks another protocol gets this error, not one about the header
+                // that it seems to have sent.
                 Err(_) if !greeted => return Err(WireError::NotHello),
                 Err(error) => return Err(error),
             };
@@ -231,7 +231,7 @@ impl Task {
                         "a second Hello on one connection",
                     )));
                 }
-                // A stranger until it has proved that it is one.
+                // A node's connection stays unidentified until the node has proved that it is one.
                 (ToServer::PeerHello(_), false) => self.channel.node.store(true, Ordering::Relaxed),
                 (ToServer::Hello(hello), false) if hello.token.is_some() => self.proving = true,
                 (ToServer::Hello(_), false) => self.greeted(),
@@ -249,11 +249,11 @@ impl Task {
         self.channel.node.load(Ordering::Relaxed)
     }
 
-    /// It has said what it has to say first.
+    /// The peer is identified: its Hello, and the proof if there is to be one, have come.
     fn greeted(&mut self) {
         self.channel.greeted.store(true, Ordering::Relaxed);
         let (number, address) = self.peer;
-        self.shared.strangers.lock().forget(number, address);
+        self.shared.unidentified.lock().forget(number, address);
         self.frames.set_payload_max(FRAME_BYTES_MAX);
     }
 
@@ -261,15 +261,17 @@ impl Task {
         let calls =
             self.batch.iter().filter(|message| matches!(message, ToServer::Call(_))).count();
         self.channel.calls.fetch_add(calls, Ordering::Relaxed);
-        self.channel.heard.store(self.shared.rounds.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.channel
+            .last_received
+            .store(self.shared.rounds.load(Ordering::Relaxed), Ordering::Relaxed);
         count(&self.shared.counters.messages, self.batch.len());
         count(&self.shared.counters.batches, 1);
         self.connection.receive(&mut self.batch);
         self.batch.clear();
     }
 
-    /// Everything is said: tells the peer that nothing follows.
-    fn poll_last_word(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
+    /// Everything is written: shuts the sending side, so that the peer sees the end.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
         match Pin::new(&mut self.stream).poll_shutdown(cx) {
             Poll::Pending => return Ok(Poll::Pending),
             Poll::Ready(result) => result?,
@@ -281,7 +283,8 @@ impl Task {
         Ok(Poll::Ready(true))
     }
 
-    /// Waits for the peer to close. To close with bytes unread would take back what was said.
+    /// Waits for the peer to close. To close with bytes unread would make the kernel send a reset
+    /// in place of the last bytes.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
         let Stage::Lingering(thrown) = self.stage else { return Ok(Poll::Ready(false)) };
         self.frames = Frames::new(0);

@@ -1,9 +1,8 @@
-//! What a connection runs over: its first byte says whether it is encrypted, its address whether it
-//! has to be.
+//! Whether a connection is encrypted, by its first byte, and whether it has to be, by its address.
 //!
 //! A frame begins with a byte 0, the highest of the length of its payload; a TLS handshake with
-//! another one. A peer that is refused here is told so in clear: nothing in that is secret, and an
-//! attacker in between could have said it as well.
+//! another one. The refusal of a peer here is sent in clear: nothing in it is secret, and an
+//! attacker in between could have sent it as well.
 
 use std::io;
 use std::net::SocketAddr;
@@ -42,27 +41,27 @@ pub(super) enum Stream {
 /// What to make of a connection.
 enum SniffOutcome {
     Serve(Stream, Security),
-    /// It is told this.
+    /// It gets this reason.
     Refuse(TcpStream, &'static str),
 }
 
-/// Waits until it is known what the connection runs over, and hands it to the task that serves it;
-/// none if it has ended before that. It takes as long as the watch lets it.
-pub(super) async fn settle(
+/// Waits until the first byte shows whether the connection is encrypted, and hands it to the task
+/// that serves it; none if it has ended before that. It takes as long as the watch lets it.
+pub(super) async fn sniff(
     shared: &Shared,
     channel: &Arc<Channel>,
     stream: TcpStream,
     peer: SocketAddr,
 ) -> Option<(Stream, Box<dyn Connection>)> {
-    let mut judging = pin!(judge(shared, stream, peer));
-    let judged = std::future::poll_fn(|cx| {
-        if let Poll::Ready(judged) = judging.as_mut().poll(cx) {
-            return Poll::Ready(Some(judged));
+    let mut sniffing = pin!(sniff_first(shared, stream, peer));
+    let sniffed = std::future::poll_fn(|cx| {
+        if let Poll::Ready(sniffed) = sniffing.as_mut().poll(cx) {
+            return Poll::Ready(Some(sniffed));
         }
         let stays = !shared.stopping() && channel.sleep(cx.waker(), Order::Serve, false);
         if stays { Poll::Pending } else { Poll::Ready(None) }
     });
-    match judged.await {
+    match sniffed.await {
         Some(Ok(SniffOutcome::Serve(stream, security))) => {
             let connection = shared.handler.connect(peer, security, channel.clone());
             Some((stream, connection))
@@ -80,7 +79,11 @@ pub(super) async fn settle(
     }
 }
 
-async fn judge(shared: &Shared, stream: TcpStream, peer: SocketAddr) -> io::Result<SniffOutcome> {
+async fn sniff_first(
+    shared: &Shared,
+    stream: TcpStream,
+    peer: SocketAddr,
+) -> io::Result<SniffOutcome> {
     let mut first = [0];
     if stream.peek(&mut first).await? == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -115,7 +118,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// Tells the peer why it is not served, whatever it says.
+/// Sends the peer the reason why it is not served, for each of its messages.
 struct Refusing {
     channel: Arc<Channel>,
     why: &'static str,

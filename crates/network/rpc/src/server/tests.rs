@@ -205,7 +205,7 @@ fn silent_and_trickling_peers_are_cut_off() {
     for mut peer in [silent, greeted] {
         assert_eq!(peer.message(), None);
     }
-    // The handler has not heard of a peer that has said nothing at all.
+    // The handler is not called for a peer that has sent nothing at all.
     eventually("all are closed", || *closed.lock() == 2);
     assert_eq!(serving.stats().cut_off, 3);
 }
@@ -225,10 +225,10 @@ fn peer_that_never_reads() {
     let mut peer = Peer::greeted(&serving);
     // As many calls as the server takes: it stops reading, our writes block, it closes, they fail.
     let calls: Vec<u8> = (0..100).flat_map(|id| sent(&call(id))).collect();
-    let mut asked = 0u64;
+    let mut sent = 0u64;
     while peer.stream.write_all(&calls).is_ok() {
-        asked += 100;
-        assert!(asked < 10_000_000, "the server reads without end");
+        sent += 100;
+        assert!(sent < 10_000_000, "the server reads without end");
     }
     eventually("the connection is closed", || *closed.lock() == 1);
     let stats = serving.stats();
@@ -263,7 +263,7 @@ fn calls_without_reply_are_limited() {
 }
 
 #[test]
-fn there_is_a_limit_of_connections_and_of_strangers() {
+fn limits_of_connections() {
     let config = ListenerConfig { connections_max: 2, ..patient() };
     let serving = serving(Script::new(obliging), config);
     let _one = Peer::greeted(&serving);
@@ -275,23 +275,23 @@ fn there_is_a_limit_of_connections_and_of_strangers() {
     Peer::greeted(&serving);
 }
 
-/// Strangers that say nothing, or a byte, delay nobody, however many there are: for each new one
-/// above the share of an address an old one is cut off, and a connection that has said Hello is no
-/// stranger.
+/// Unidentified connections that send nothing, or a byte, delay no other one, however many there
+/// are: for each new one above the share of an address an old one is cut off, and a connection that
+/// has sent Hello does not count.
 #[test]
-fn slow_strangers_make_room() {
-    let config = ListenerConfig { strangers_share: 2, ..patient() };
+fn room_from_slow_unidentified_peers() {
+    let config = ListenerConfig { unidentified_share: 2, ..patient() };
     let serving = serving(Script::new(obliging), config);
-    let mut known = Peer::greeted(&serving);
+    let mut greeted = Peer::greeted(&serving);
     let mut slow: Vec<_> = (0..20).map(|_| Peer::connect(&serving)).collect();
-    for stranger in &mut slow {
+    for peer in &mut slow {
         // It may have been cut off before.
-        let _ = stranger.stream.write_all(&[0]);
+        let _ = peer.stream.write_all(&[0]);
     }
     Peer::greeted(&serving);
     eventually("all above the share are cut off", || serving.stats().cut_off >= 18);
-    known.write(&sent(&ToServer::Ping { oldest_open_object: 0 }));
-    assert_eq!(known.message(), Some(ToClient::Pong { table: 0 }));
+    greeted.write(&sent(&ToServer::Ping { oldest_open_object: 0 }));
+    assert_eq!(greeted.message(), Some(ToClient::Pong { table: 0 }));
     drop(slow);
     eventually("they are gone", || serving.stats().connections == 1);
 }
@@ -371,7 +371,7 @@ fn stop_with_calls_never_answered() {
 }
 
 /// More connections than the standard library has room for can wait to be accepted, as they do when
-/// many strangers come at a moment: the next one need not try again.
+/// many come at a moment: the next one need not try again.
 #[test]
 fn many_wait_to_be_accepted() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,10 +1,10 @@
-//! Connections that have not said Hello: how many there may be, and which of them make room for
+//! Connections that have not sent Hello: how many there may be, and which of them make room for
 //! others.
 //!
 //! A new connection is always taken. Where an address has more than its share, or all together are
 //! too many, one of them is cut off: the oldest of its address if that had time for an honest
-//! handshake ([`HANDSHAKE`]), any of its address otherwise. So connections that say nothing, or a
-//! byte now and then, delay nobody's handshake, and one address takes no room from others.
+//! handshake ([`HANDSHAKE`]), any of its address otherwise. So connections that send nothing, or a
+//! byte now and then, delay no handshake of others, and one address takes no room from others.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -18,7 +18,7 @@ use super::channel::Channel;
 /// An honest handshake takes no longer, as a rule: a few round trips.
 const HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// A connection that has not said Hello.
+/// A connection that has not sent Hello.
 struct UnidentifiedConn {
     number: u64,
     channel: Arc<Channel>,
@@ -60,7 +60,7 @@ impl UnidentifiedConns {
         } else if self.count > max {
             self.by_address
                 .iter()
-                .max_by_key(|(_, strangers)| strangers.len())
+                .max_by_key(|(_, conns)| conns.len())
                 .map(|(address, _)| *address)?
         } else {
             return None;
@@ -70,35 +70,34 @@ impl UnidentifiedConns {
 
     /// Takes out one of an address, but not the newest, `number`.
     fn make_room(&mut self, address: IpAddr, number: u64, now: Instant) -> Option<Arc<Channel>> {
-        let strangers = self.by_address.get_mut(&address)?;
-        let others = strangers.iter().filter(|stranger| stranger.number != number).count();
-        let had_time = |stranger: &UnidentifiedConn| {
-            now.saturating_duration_since(stranger.since) >= HANDSHAKE
-        };
-        let at = if strangers.front().is_some_and(had_time) {
+        let conns = self.by_address.get_mut(&address)?;
+        let others = conns.iter().filter(|conn| conn.number != number).count();
+        let had_time =
+            |conn: &UnidentifiedConn| now.saturating_duration_since(conn.since) >= HANDSHAKE;
+        let at = if conns.front().is_some_and(had_time) {
             0
         } else {
-            // Any: a host that sends many cannot tell which of them stay. (Fibonacci hashing.)
+            // Any: a host that sends many cannot foresee which of them stay. (Fibonacci hashing.)
             (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % others.max(1)
         };
-        let number = strangers.get(at)?.number;
+        let number = conns.get(at)?.number;
         self.leave(number, address)
     }
 
-    /// A connection has said Hello, or has ended.
+    /// A connection has sent Hello, or has ended.
     pub fn forget(&mut self, number: u64, address: SocketAddr) {
         self.leave(number, counted(address));
     }
 
     fn leave(&mut self, number: u64, address: IpAddr) -> Option<Arc<Channel>> {
-        let strangers = self.by_address.get_mut(&address)?;
-        let at = strangers.iter().position(|stranger| stranger.number == number)?;
-        let stranger = strangers.remove(at)?;
-        if strangers.is_empty() {
+        let conns = self.by_address.get_mut(&address)?;
+        let at = conns.iter().position(|conn| conn.number == number)?;
+        let conn = conns.remove(at)?;
+        if conns.is_empty() {
             self.by_address.remove(&address);
         }
         self.count -= 1;
-        Some(stranger.channel)
+        Some(conn.channel)
     }
 }
 
@@ -117,55 +116,53 @@ mod tests {
     /// An address never has more than its share, and takes nothing from another one.
     #[test]
     fn an_address_has_a_share() {
-        let (mut strangers, now) = (UnidentifiedConns::default(), Instant::now());
+        let (mut conns, now) = (UnidentifiedConns::default(), Instant::now());
         let honest = channel();
-        assert!(strangers.enter((1, address(1, 1)), &honest, (4, 8), now).is_none());
+        assert!(conns.enter((1, address(1, 1)), &honest, (4, 8), now).is_none());
         let mut cut = 0;
         for number in 2..600 {
-            let gone =
-                strangers.enter((number, address(2, number as u16)), &channel(), (4, 8), now);
+            let gone = conns.enter((number, address(2, number as u16)), &channel(), (4, 8), now);
             cut += usize::from(gone.is_some_and(|gone| !Arc::ptr_eq(&gone, &honest)));
         }
-        assert_eq!((cut, strangers.count, strangers.by_address.len()), (594, 5, 2));
-        strangers.forget(1, address(1, 1));
-        strangers.forget(1, address(1, 1));
-        assert_eq!((strangers.count, strangers.by_address.len()), (4, 1));
+        assert_eq!((cut, conns.count, conns.by_address.len()), (594, 5, 2));
+        conns.forget(1, address(1, 1));
+        conns.forget(1, address(1, 1));
+        assert_eq!((conns.count, conns.by_address.len()), (4, 1));
     }
 
     /// Above the bound of all addresses it is the most crowded one that makes room.
     #[test]
     fn the_most_crowded_address_makes_room() {
-        let (mut strangers, now) = (UnidentifiedConns::default(), Instant::now());
+        let (mut conns, now) = (UnidentifiedConns::default(), Instant::now());
         let crowd: Vec<_> = (0..4).map(|_| channel()).collect();
         for (number, one) in (0..).zip(&crowd) {
-            assert!(strangers.enter((number, address(1, 1)), one, (4, 8), now).is_none());
+            assert!(conns.enter((number, address(1, 1)), one, (4, 8), now).is_none());
         }
         for host in 2..6 {
             let number = u64::from(host) * 10;
-            assert!(strangers.enter((number, address(host, 1)), &channel(), (4, 8), now).is_none());
+            assert!(conns.enter((number, address(host, 1)), &channel(), (4, 8), now).is_none());
         }
         let gone =
-            strangers.enter((99, address(9, 1)), &channel(), (4, 8), now).expect("one is cut off");
+            conns.enter((99, address(9, 1)), &channel(), (4, 8), now).expect("one is cut off");
         assert!(crowd.iter().any(|one| Arc::ptr_eq(one, &gone)));
-        assert_eq!(strangers.count, 8);
+        assert_eq!(conns.count, 8);
     }
 
     /// Those that had time for their handshake go first, in order; the newest never goes.
     #[test]
     fn the_oldest_goes_when_it_had_time() {
-        let (mut strangers, begun) = (UnidentifiedConns::default(), Instant::now());
+        let (mut conns, begun) = (UnidentifiedConns::default(), Instant::now());
         let old: Vec<_> = (0..3).map(|_| channel()).collect();
         for (number, one) in (0..).zip(&old) {
-            strangers.enter((number, address(1, 1)), one, (3, 8), begun);
+            conns.enter((number, address(1, 1)), one, (3, 8), begun);
         }
         for (number, one) in (3..).zip(&old) {
-            let gone =
-                strangers.enter((number, address(1, 1)), &channel(), (3, 8), begun + HANDSHAKE);
+            let gone = conns.enter((number, address(1, 1)), &channel(), (3, 8), begun + HANDSHAKE);
             assert!(gone.is_some_and(|gone| Arc::ptr_eq(&gone, one)));
         }
         for number in 10..200 {
             let newest = channel();
-            let gone = strangers.enter((number, address(1, 1)), &newest, (3, 8), begun + HANDSHAKE);
+            let gone = conns.enter((number, address(1, 1)), &newest, (3, 8), begun + HANDSHAKE);
             assert!(gone.is_some_and(|gone| !Arc::ptr_eq(&gone, &newest)));
         }
     }

@@ -1,4 +1,4 @@
-//! Cuts off peers that take too long, and tells the handler the time.
+//! Cuts off peers that take too long, and calls the handler's ticks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,15 +59,15 @@ impl Limits {
         if channel.paused.load(Ordering::Relaxed) {
             return None;
         }
-        let heard = of(&channel.heard);
+        let last_received = of(&channel.last_received);
         if !channel.greeted.load(Ordering::Relaxed) {
-            return (heard >= self.greeting).then_some("it said no Hello");
+            return (last_received >= self.greeting).then_some("it said no Hello");
         }
-        (heard >= self.silent).then_some("it is silent")
+        (last_received >= self.silent).then_some("it is silent")
     }
 }
 
-/// Tells the handler that time passes, as often as it asks for.
+/// Calls the handler's tick, as often as it wants to be called.
 pub(super) async fn tick(shared: Arc<Shared>) {
     loop {
         let pause = shared.handler.tick().clamp(PERIOD.0, PERIOD.1);
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!((at(12), at(13)), (None, Some("it said no Hello")));
         channel.greeted.store(true, Ordering::Relaxed);
         assert_eq!((at(15), at(16)), (None, Some("it is silent")));
-        channel.heard.store(20, Ordering::Relaxed);
+        channel.last_received.store(20, Ordering::Relaxed);
         assert_eq!((at(25), at(26)), (None, Some("it is silent")));
         // Not to be read is not to be silent, but what is sent has to be taken.
         channel.paused.store(true, Ordering::Relaxed);

@@ -7,11 +7,11 @@ use kestrel_types::wire::{Body, Call, LockRequest};
 use super::{CALLS_MAX, CallDeadline};
 
 /// Bits of an id that are the place in the table; the rest counts how often the place was used.
-const PLACE_BITS: u32 = PLACES_MAX.ilog2();
+const POSITION_BITS: u32 = POSITIONS_MAX.ilog2();
 
 /// Places in the table: the link's own calls need some when askers have all of theirs. A power of
 /// two.
-const PLACES_MAX: usize = 2 * CALLS_MAX;
+const POSITIONS_MAX: usize = 2 * CALLS_MAX;
 
 /// A call of this client. Ids are never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,9 +20,9 @@ pub struct CallId(pub u64);
 /// The waiter for the answer.
 #[derive(Debug)]
 pub(super) enum CallOwner<D> {
-    /// Somebody.
-    Asker(D),
-    /// Nobody any more, but what becomes of it matters to the session.
+    /// A requester.
+    Requester(D),
+    /// No requester any more, but the outcome matters to the session.
     GivenUp,
     /// The link: part of a reclaim.
     Reclaim,
@@ -45,20 +45,21 @@ pub(super) struct Pending<D> {
     pub call: Call,
     pub owner: CallOwner<D>,
     pub deadline: CallDeadline,
-    /// Counts calls in the order they were asked, which is the order of sending.
+    /// Counts calls in the order they were submitted, which is the order of sending.
     pub order: u64,
     pub sent: Sent,
     pub cancelled: bool,
 }
 
 impl<D> Pending<D> {
-    /// When it ends at the latest, with the node not heard of since `silent_since`.
+    /// When it ends at the latest, without a session since `silent_since`.
     pub fn limit(&self, silent_since: Option<Nanos>) -> Nanos {
         match (&self.owner, self.deadline) {
-            (CallOwner::Asker(_), CallDeadline::Until(time) | CallDeadline::Connection(time)) => {
-                time
-            }
-            (CallOwner::Asker(_), CallDeadline::Outage(longest)) => {
+            (
+                CallOwner::Requester(_),
+                CallDeadline::Until(time) | CallDeadline::Connection(time),
+            ) => time,
+            (CallOwner::Requester(_), CallDeadline::Outage(longest)) => {
                 silent_since.map_or(Nanos::MAX, |since| since.saturating_add(longest))
             }
             _ => Nanos::MAX,
@@ -70,8 +71,8 @@ impl<D> Pending<D> {
         matches!(self.call.body, Body::Lock(LockRequest::Set { wait: true, .. }))
     }
 
-    /// Its outcome matters to the session even if nobody waits for it any more: it adds an open or
-    /// a lock, which then has to be taken back, or takes away a lock.
+    /// Its outcome matters to the session even if no requester waits for it any more: it adds an
+    /// open or a lock, which then has to be taken back, or takes away a lock.
     pub fn is_pursued(&self) -> bool {
         match &self.call.body {
             Body::Op(request) => {
@@ -86,10 +87,10 @@ impl<D> Pending<D> {
     }
 }
 
-/// A table of calls by id.
+/// Calls by id.
 #[derive(Debug)]
 pub(super) struct Calls<D> {
-    places: Vec<CallPosition<D>>,
+    positions: Vec<CallPosition<D>>,
     free: Vec<u32>,
 }
 
@@ -101,49 +102,49 @@ struct CallPosition<D> {
 
 impl<D> Calls<D> {
     pub fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new() }
+        Self { positions: Vec::new(), free: Vec::new() }
     }
 
     pub fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.positions.len() - self.free.len()
     }
 
     /// Keeps what `make` makes of the new id. The caller sees to it that there are at most
-    /// [`PLACES_MAX`].
+    /// [`POSITIONS_MAX`].
     pub fn insert(&mut self, make: impl FnOnce(u64) -> Pending<D>) -> CallId {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(CallPosition { uses: 0, pending: None });
-            (self.places.len() - 1) as u32
+            self.positions.push(CallPosition { uses: 0, pending: None });
+            (self.positions.len() - 1) as u32
         });
-        let place = &mut self.places[index as usize];
-        place.uses += 1;
-        let id = place.uses << PLACE_BITS | u64::from(index);
-        place.pending = Some(make(id));
+        let position = &mut self.positions[index as usize];
+        position.uses += 1;
+        let id = position.uses << POSITION_BITS | u64::from(index);
+        position.pending = Some(make(id));
         CallId(id)
     }
 
     pub fn get_mut(&mut self, id: CallId) -> Option<&mut Pending<D>> {
-        let place = self.places.get_mut(id.0 as usize & (PLACES_MAX - 1))?;
-        place.pending.as_mut().filter(|pending| pending.call.id == id.0)
+        let position = self.positions.get_mut(id.0 as usize & (POSITIONS_MAX - 1))?;
+        position.pending.as_mut().filter(|pending| pending.call.id == id.0)
     }
 
     pub fn remove(&mut self, id: CallId) -> Option<Pending<D>> {
-        let index = id.0 as usize & (PLACES_MAX - 1);
-        let place = self.places.get_mut(index)?;
-        let pending = place.pending.take_if(|pending| pending.call.id == id.0)?;
+        let index = id.0 as usize & (POSITIONS_MAX - 1);
+        let position = self.positions.get_mut(index)?;
+        let pending = position.pending.take_if(|pending| pending.call.id == id.0)?;
         self.free.push(index as u32);
         Some(pending)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Pending<D>> {
-        self.places.iter().filter_map(|place| place.pending.as_ref())
+        self.positions.iter().filter_map(|position| position.pending.as_ref())
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending<D>> {
-        self.places.iter_mut().filter_map(|place| place.pending.as_mut())
+        self.positions.iter_mut().filter_map(|position| position.pending.as_mut())
     }
 
-    /// Ids of the calls that `wanted` picks, in the order they were asked.
+    /// Ids of the calls that `wanted` picks, in the order they were submitted.
     pub fn ids(&self, mut wanted: impl FnMut(&Pending<D>) -> bool) -> Vec<CallId> {
         let mut found: Vec<_> = self
             .iter()

@@ -20,7 +20,7 @@ impl<D> Link<D> {
         debug_assert!(matches!(self.stage, Stage::Down), "one connection at a time");
         self.incarnation += 1;
         self.security = security;
-        (self.heard, self.pinged) = (now, now);
+        (self.last_received, self.pinged) = (now, now);
         self.pings.clear();
         self.greet(now);
         self.incarnation
@@ -36,7 +36,7 @@ impl<D> Link<D> {
         self.deferred = 0;
         if self.silent_since.is_none() {
             self.silent_since = Some(now);
-            // Outages end some calls' patience: let the next tick see which.
+            // Some deadlines count from the outage: let the next tick see which.
             self.earliest = now;
         }
         self.fail_all(
@@ -57,10 +57,10 @@ impl<D> Link<D> {
     /// Messages came on the present connection, in this order. Leaves `messages` empty.
     ///
     /// # Errors
-    /// If the node refuses us or breaks the protocol: close the connection and call
+    /// If the node refuses this client or breaks the protocol: close the connection and call
     /// [`Link::disconnected`].
     pub fn received(&mut self, now: Nanos, messages: &mut Vec<ToClient>) -> Result<(), Broken> {
-        self.heard = now;
+        self.last_received = now;
         let mut outcome = Ok(());
         for message in messages.drain(..) {
             if outcome.is_ok() {
@@ -86,7 +86,7 @@ impl<D> Link<D> {
             // again when the call is.
             (Stage::Welcomed { .. }, ToClient::Reply(_)) => Ok(()),
             (Stage::Up, ToClient::Event { id, json }) => {
-                self.events.push_back(LinkEvent::Told { id: CallId(id), json });
+                self.events.push_back(LinkEvent::AdminEvent { id: CallId(id), json });
                 Ok(())
             }
             (Stage::Reclaiming { .. } | Stage::Up, ToClient::Pong { table }) => {
@@ -125,7 +125,7 @@ impl<D> Link<D> {
             return Err(Broken("the metadata server answered something that was not asked".into()));
         }
         match &pending.owner {
-            CallOwner::Asker(_) => {}
+            CallOwner::Requester(_) => {}
             CallOwner::Reclaim => return self.reclaimed(id, reply.answered),
             CallOwner::GivenUp => {
                 if let Some(body) = undoing(pending, &reply.answered) {
@@ -138,7 +138,7 @@ impl<D> Link<D> {
     }
 }
 
-/// Whether an answer is of the kind that was asked for.
+/// Whether an answer is of the kind that the call wants.
 fn fits(body: &Body, answered: &Answered) -> bool {
     matches!(
         (body, answered),

@@ -9,7 +9,7 @@ use super::{Broken, Link, LinkEvent, Stage};
 const LEASE_MIN: Nanos = kestrel_types::clock::SECOND / 100;
 
 impl<D> Link<D> {
-    /// Says Hello; the node answers with a challenge, a Welcome or a refusal.
+    /// Sends Hello; the node answers with a challenge, a Welcome or a refusal.
     pub(super) fn greet(&mut self, now: Nanos) {
         let hello = Hello {
             versions: Versions::OURS,
@@ -25,7 +25,8 @@ impl<D> Link<D> {
         self.stage = Stage::Greeting { since: now, hello };
     }
 
-    /// Proves that we have the token, once a connection, and never where somebody could hear it.
+    /// Proves that this client has the token, once a connection, and never where a third party
+    /// could read it.
     pub(super) fn challenged(&mut self, nonce: &[u8; 32]) -> Result<(), Broken> {
         if !self.security.is_private() {
             let reason =
@@ -44,7 +45,7 @@ impl<D> Link<D> {
         Ok(())
     }
 
-    /// Takes the Welcome: the driver is asked whether it is that of the node that is meant.
+    /// Takes the Welcome: the driver checks that it is from the node that is meant.
     pub(super) fn welcomed(&mut self, welcome: Welcome, greeted: Nanos) -> Result<(), Broken> {
         if !(Versions::OURS.min..=Versions::OURS.max).contains(&welcome.version) {
             return Err(Broken(format!(
@@ -53,8 +54,8 @@ impl<D> Link<D> {
             )));
         }
         self.lease = Nanos::from(welcome.lease_ms).saturating_mul(1_000_000).max(LEASE_MIN);
-        let (session, table) = (welcome.session, welcome.table);
-        self.stage = Stage::Welcomed { since: self.heard, greeted, session, table };
+        let (session, map_version) = (welcome.session, welcome.table);
+        self.stage = Stage::Welcomed { since: self.last_received, greeted, session, map_version };
         self.events.push_back(LinkEvent::Welcomed(welcome));
         Ok(())
     }
@@ -62,9 +63,9 @@ impl<D> Link<D> {
     /// The node that answered the Hello is the one that is meant: what is owed to it is sent.
     /// Ignored at other times.
     pub fn accept(&mut self) {
-        let Stage::Welcomed { session, greeted, table, .. } = self.stage else { return };
+        let Stage::Welcomed { session, greeted, map_version, .. } = self.stage else { return };
         self.proven = greeted;
-        self.mention(table);
+        self.mention(map_version);
         self.stats.welcomes += 1;
         let lost = match session {
             SessionState::New => self.established.then_some(session),
@@ -93,7 +94,8 @@ impl<D> Link<D> {
             self.fail_all(
                 |_| true,
                 libc::EACCES,
-                "the metadata server does not let this client in: its log, and this client's, say why",
+                "the metadata server does not let this client in: its log, and this client's, \
+                 say why",
             );
         }
         self.events.push_back(LinkEvent::Refused(refused));

@@ -27,7 +27,7 @@ impl Numbers {
         Some(self.acked + self.done.len() as u64)
     }
 
-    /// A number has its answer, or nobody wants it any more.
+    /// A number has its answer, or its caller has given up.
     pub fn finish(&mut self, number: u64) {
         let Some(index) = number.checked_sub(self.acked + 1) else { return };
         if let Some(done) = usize::try_from(index).ok().and_then(|index| self.done.get_mut(index)) {

@@ -7,9 +7,9 @@ use super::calls::CallOwner;
 use super::{Broken, CallDeadline, CallId, Link, LinkEvent, Parts, Stage};
 
 impl<D> Link<D> {
-    /// What the node counted for us is gone, and the reclaim sets it anew: there is nothing to undo
-    /// any more. A node that knows nothing of us does not know either what became of numbered
-    /// calls.
+    /// The node's counts for this client are gone, and the reclaim sets them anew: there is nothing
+    /// to undo any more. A node without a record of this client has none of its numbered calls
+    /// either.
     pub(super) fn forget(&mut self, lost: SessionState) {
         for id in self.calls.ids(|pending| matches!(pending.owner, CallOwner::GivenUp)) {
             self.end(id, Err(FsError::new(libc::EIO, "given up")));
@@ -18,7 +18,8 @@ impl<D> Link<D> {
             self.fail_all(
                 |pending| pending.call.seq != 0,
                 libc::EIO,
-                "the metadata server has forgotten this client; whether the call was carried out is unknown: look, and try again",
+                "the metadata server has forgotten this client; whether the call was carried \
+                 out is unknown: look, and try again",
             );
         }
     }
@@ -79,7 +80,8 @@ impl<D> Link<D> {
     }
 }
 
-/// Checks what a driver holds before it is sent: the last part, and no other, says that it is.
+/// Checks what a driver holds before it is sent: the last part, and no other, is marked as the
+/// last.
 fn mark_last(parts: &mut Vec<Reclaim>) {
     if parts.is_empty() {
         parts.push(Reclaim { oldest_open_object: u64::MAX, ..Reclaim::default() });

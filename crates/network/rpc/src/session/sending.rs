@@ -46,14 +46,14 @@ impl<D> Link<D> {
         self.retrying = self.retrying.saturating_sub(1);
     }
 
-    /// Says what had to wait until everything was sent again.
+    /// Sends what had to wait until everything was sent again.
     pub(super) fn retried(&mut self) {
         if self.retrying > 0 {
             return;
         }
         if std::mem::take(&mut self.announce) {
-            // Later than the node was heard of last.
-            self.ping(self.heard);
+            // Later than the last message of the node.
+            self.ping(self.last_received);
         }
         for id in std::mem::take(&mut self.cancels) {
             self.say(&ToServer::Cancel { id: id.0 });
@@ -83,7 +83,7 @@ impl<D> Link<D> {
         }
     }
 
-    /// Says that this client lives; `now` is not later than that.
+    /// Sends a Ping, the client's sign of life; `now` is not later than that.
     pub(super) fn ping(&mut self, now: Nanos) {
         self.pings.push_back(now);
         self.say(&ToServer::Ping { oldest_open_object: self.oldest_open_object });
@@ -92,7 +92,7 @@ impl<D> Link<D> {
     /// Encodes a message that is no call. These are small and within their limits, so there is
     /// nothing to fail.
     pub(super) fn say(&mut self, message: &ToServer) {
-        let said = wire::encode_to_server(message, self.security.checksum(), &mut self.output);
-        debug_assert!(said.is_ok(), "{said:?}");
+        let encoded = wire::encode_to_server(message, self.security.checksum(), &mut self.output);
+        debug_assert!(encoded.is_ok(), "{encoded:?}");
     }
 }

@@ -20,7 +20,7 @@ use kestrel_types::wire::{
 use proptest::prelude::*;
 
 use super::*;
-use world::{Asked, World};
+use world::{Submitted, World};
 
 const DEADLINE: Nanos = 10 * SECOND;
 
@@ -109,11 +109,11 @@ fn run(steps: Vec<Step>) {
         let number = number as u64;
         let until = CallDeadline::Until(world.now + DEADLINE);
         match step {
-            Step::Make => world.ask(make(number), Asked::Make(number), until),
+            Step::Make => world.submit(make(number), Submitted::Make(number), until),
             Step::Create => {
                 let (place, flags) = (named(number), OpenFlags::default());
                 let create = Op::Create { place, mode: 0o644, flags, exclusive: false };
-                world.ask(op(create), Asked::Create(number), until);
+                world.submit(op(create), Submitted::Create(number), until);
             }
             Step::Open(ino) => {
                 let flags = OpenFlags::default();
@@ -121,22 +121,34 @@ fn run(steps: Vec<Step>) {
                     0 => Op::Open(InodeRef::by_id(ino), flags),
                     _ => Op::OpenAt(PathRef { base: ino, ..named(number) }, flags),
                 };
-                world.ask(op(open), Asked::Open(ino), until);
+                world.submit(op(open), Submitted::Open(ino), until);
             }
             Step::Release(ino) => {
-                // Nobody closes what it has not opened, or twice.
-                let releasing = world.asked.iter().enumerate().filter(|(index, (asked, _))| {
-                    *asked == Asked::Release(ino) && !world.outcomes.contains_key(index)
+                // A client closes only what it has opened, and once.
+                let releasing = world.submitted.iter().enumerate().filter(|(index, (asked, _))| {
+                    *asked == Submitted::Release(ino) && !world.outcomes.contains_key(index)
                 });
                 if world.held.get(&ino).copied().unwrap_or(0) > releasing.count() as i64 {
-                    world.ask(op(Op::Release(ino)), Asked::Release(ino), CallDeadline::Always);
+                    world.submit(
+                        op(Op::Release(ino)),
+                        Submitted::Release(ino),
+                        CallDeadline::Always,
+                    );
                 }
             }
-            Step::Read => world.ask(op(Op::GetAttr(InodeRef::by_id(3))), Asked::Other, until),
-            Step::Lock => world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE)),
+            Step::Read => {
+                world.submit(op(Op::GetAttr(InodeRef::by_id(3))), Submitted::Other, until)
+            }
+            Step::Lock => {
+                world.submit(lock(true), Submitted::Other, CallDeadline::Outage(DEADLINE))
+            }
             Step::Admin => {
                 let question = Body::Admin(b"{}".to_vec().into());
-                world.ask(question, Asked::Other, CallDeadline::Connection(world.now + DEADLINE));
+                world.submit(
+                    question,
+                    Submitted::Other,
+                    CallDeadline::Connection(world.now + DEADLINE),
+                );
             }
             Step::Cancel(which) if !world.ids.is_empty() => {
                 world.link.cancel(world.ids[which % world.ids.len()]);
@@ -158,7 +170,7 @@ fn run(steps: Vec<Step>) {
             }
         }
     }
-    world.settle();
+    world.run_to_end();
     world.check();
 }
 
@@ -176,7 +188,7 @@ proptest! {
 
 fn up() -> World {
     let mut world = World::new();
-    world.settle();
+    world.run_to_end();
     assert!(world.link.is_up());
     world
 }
@@ -184,11 +196,11 @@ fn up() -> World {
 #[test]
 fn a_lost_answer_is_given_again() {
     let mut world = up();
-    world.ask(make(1), Asked::Make(1), CallDeadline::Until(DEADLINE));
+    world.submit(make(1), Submitted::Make(1), CallDeadline::Until(DEADLINE));
     world.deliver_up(usize::MAX);
     assert_eq!(world.down.len(), 1);
     world.cut();
-    world.settle();
+    world.run_to_end();
     world.check();
     assert_eq!((world.link.stats().sent, world.link.stats().retries), (1, 1));
 }
@@ -197,7 +209,7 @@ fn a_lost_answer_is_given_again() {
 fn the_window_holds_back_what_does_not_fit() {
     let mut world = up();
     for number in 0..WINDOW + 10 {
-        world.ask(make(number), Asked::Make(number), CallDeadline::Until(DEADLINE));
+        world.submit(make(number), Submitted::Make(number), CallDeadline::Until(DEADLINE));
     }
     assert_eq!(world.up.len() as u64, WINDOW);
     // All but the oldest are answered: nothing moves on.
@@ -209,7 +221,7 @@ fn the_window_holds_back_what_does_not_fit() {
     world.deliver_up(1);
     world.deliver_down(1);
     assert_eq!(world.up.len(), 10);
-    world.settle();
+    world.run_to_end();
     world.check();
 }
 
@@ -217,14 +229,14 @@ fn the_window_holds_back_what_does_not_fit() {
 fn too_many_calls_are_refused_and_none_is_lost() {
     let mut world = World::new();
     for _ in 0..CALLS_MAX + 5 {
-        world.ask(op(Op::GetAttr(InodeRef::by_id(3))), Asked::Other, CallDeadline::Always);
+        world.submit(op(Op::GetAttr(InodeRef::by_id(3))), Submitted::Other, CallDeadline::Always);
     }
     let refused = world
         .outcomes
         .values()
         .filter(|outcome| outcome.as_ref().is_err_and(|e| e.errno == libc::EAGAIN));
     assert_eq!(refused.count(), 6);
-    world.settle();
+    world.run_to_end();
     world.check();
 }
 
@@ -232,17 +244,17 @@ fn too_many_calls_are_refused_and_none_is_lost() {
 #[test]
 fn late_success_of_an_abandoned_open() {
     let mut world = up();
-    world.ask(
+    world.submit(
         op(Op::Open(InodeRef::by_id(2), OpenFlags::default())),
-        Asked::Open(2),
+        Submitted::Open(2),
         CallDeadline::Until(DEADLINE),
     );
     world.deliver_up(usize::MAX);
     world.now = DEADLINE;
-    world.heard_until_now();
+    world.receive_pong();
     world.tick();
     assert_eq!(world.outcomes[&0].as_ref().unwrap_err().errno, libc::EIO);
-    world.settle();
+    world.run_to_end();
     world.check();
     assert!(world.node.opens.values().all(|count| *count == 0));
 }
@@ -283,7 +295,7 @@ fn overdue_node() {
     assert_eq!(world.link.next_tick(), Nanos::MAX);
     world.connect();
     assert!(world.link.is_overdue(world.now), "it has not answered");
-    world.settle();
+    world.run_to_end();
     assert!(!world.link.is_overdue(world.now));
 }
 
@@ -291,19 +303,19 @@ fn overdue_node() {
 #[test]
 fn ending_of_calls_not_yet_sent() {
     let mut world = up();
-    world.ask(make(1), Asked::Other, CallDeadline::Until(DEADLINE));
+    world.submit(make(1), Submitted::Other, CallDeadline::Until(DEADLINE));
     world.cut();
     world.connect();
-    world.settle();
-    world.ask(make(2), Asked::Other, CallDeadline::Until(DEADLINE));
+    world.run_to_end();
+    world.submit(make(2), Submitted::Other, CallDeadline::Until(DEADLINE));
     world.link.fail_waiting(|_| true, "test");
-    world.settle();
-    world.ask(make(3), Asked::Other, CallDeadline::Until(DEADLINE));
+    world.run_to_end();
+    world.submit(make(3), Submitted::Other, CallDeadline::Until(DEADLINE));
     world.cut();
-    world.ask(make(4), Asked::Other, CallDeadline::Until(DEADLINE));
+    world.submit(make(4), Submitted::Other, CallDeadline::Until(DEADLINE));
     world.link.fail_waiting(|_| true, "test");
     world.connect();
-    world.settle();
+    world.run_to_end();
     let failed: Vec<_> = (0..4).map(|asked| world.outcomes[&asked].is_err()).collect();
     assert_eq!(failed, [false, false, true, true]);
 }
@@ -312,10 +324,10 @@ fn ending_of_calls_not_yet_sent() {
 #[test]
 fn waiting_lock_and_an_outage() {
     let mut world = up();
-    world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
+    world.submit(lock(true), Submitted::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
     world.now = 100 * SECOND;
-    world.heard_until_now();
+    world.receive_pong();
     world.tick();
     assert!(world.outcomes.is_empty());
     world.cut();
@@ -325,7 +337,7 @@ fn waiting_lock_and_an_outage() {
     world.now += 1;
     world.tick();
     assert_eq!(world.outcomes[&0].as_ref().unwrap_err().errno, libc::EIO);
-    // The node is told that nobody waits any more.
+    // The node is told to cancel a call that no caller waits for any more.
     world.connect();
     world.deliver_up(usize::MAX);
     world.deliver_down(usize::MAX);
@@ -339,19 +351,19 @@ fn waiting_lock_and_an_outage() {
 #[test]
 fn a_cancelled_wait_ends_with_the_answer_of_the_node() {
     let mut world = up();
-    world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
+    world.submit(lock(true), Submitted::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
     world.link.cancel(world.ids[0]);
-    world.settle();
+    world.run_to_end();
     assert!(
         matches!(&world.outcomes[&0], Ok(Answered::Lock(Err(error))) if error.errno == libc::EINTR)
     );
     // One that was granted before stays granted.
-    world.ask(lock(true), Asked::Other, CallDeadline::Outage(DEADLINE));
+    world.submit(lock(true), Submitted::Other, CallDeadline::Outage(DEADLINE));
     world.deliver_up(usize::MAX);
     world.node.grant(&mut world.down);
     world.link.cancel(world.ids[1]);
-    world.settle();
+    world.run_to_end();
     assert!(matches!(world.outcomes[&1], Ok(Answered::Lock(Ok(LockAnswer::Done)))));
 }
 
@@ -379,7 +391,7 @@ fn no_calls_before_the_node_is_accepted() {
     link.received(0, &mut vec![welcome(SessionState::New)]).unwrap();
     link.take_output(&mut more);
     assert!(!hello.is_empty() && more.is_empty());
-    // It was another volume's: what it said about the session means nothing.
+    // It was another volume's: what it answered about the session means nothing.
     link.disconnected(0);
     link.connected(0, Security::Loopback);
     link.received(0, &mut vec![welcome(SessionState::New)]).unwrap();
@@ -392,14 +404,14 @@ fn a_node_that_breaks_the_protocol_is_left() {
     let reply =
         |answered| ToClient::Reply(kestrel_types::wire::ReplyTo { id: 0, table: 1, answered });
     let mut world = up();
-    world.ask(make(1), Asked::Make(1), CallDeadline::Until(DEADLINE));
+    world.submit(make(1), Submitted::Make(1), CallDeadline::Until(DEADLINE));
     let ToServer::Call(call) = world.up.pop_front().unwrap() else { panic!("a call") };
     let ToClient::Reply(mut wrong) = reply(Answered::Lock(Ok(LockAnswer::Done))) else {
         panic!("a reply")
     };
     wrong.id = call.id;
     assert!(world.link.received(0, &mut vec![ToClient::Reply(wrong)]).is_err());
-    // An answer to what was never asked, or was given up, is no news.
+    // An answer to a call that was never made, or was given up, is ignored.
     let mut world = up();
     world.link.received(0, &mut vec![reply(Answered::Op(Ok(Answer::Done)))]).unwrap();
     // Before the Welcome nothing else makes sense.
@@ -414,10 +426,10 @@ fn a_node_that_breaks_the_protocol_is_left() {
 #[test]
 fn a_closed_session_fails_what_is_left() {
     let mut world = up();
-    world.ask(make(1), Asked::Make(1), CallDeadline::Always);
+    world.submit(make(1), Submitted::Make(1), CallDeadline::Always);
     world.link.bye();
     world.collect();
-    world.ask(make(2), Asked::Make(2), CallDeadline::Always);
+    world.submit(make(2), Submitted::Make(2), CallDeadline::Always);
     assert!(
         world
             .outcomes
@@ -432,7 +444,7 @@ fn a_closed_session_fails_what_is_left() {
 fn an_unlock_is_pursued_beyond_its_deadline() {
     let mut world = up();
     let unlock = LockRequest::Unlock { ino: 5, owner: 1, kind: LockKind::Posix, start: 0, end: 9 };
-    world.ask(Body::Lock(unlock), Asked::Other, CallDeadline::Until(DEADLINE));
+    world.submit(Body::Lock(unlock), Submitted::Other, CallDeadline::Until(DEADLINE));
     world.cut();
     world.now = DEADLINE;
     world.tick();
@@ -463,12 +475,12 @@ fn repeated_reclaim() {
         assert!(world.reclaimed.is_empty());
     }
     world.cut();
-    world.settle();
+    world.run_to_end();
     assert_eq!(world.reclaimed, [SessionState::Expired]);
     assert!(world.link.is_up());
 }
 
-/// A message that a confused or hostile node could send; `id` is mostly one that was asked.
+/// A message that a confused or hostile node could send; `id` is mostly one of an open call.
 fn nonsense() -> impl Strategy<Value = (u8, usize, SessionState)> {
     let session = prop_oneof![
         Just(SessionState::New),
@@ -482,7 +494,7 @@ fn nonsense() -> impl Strategy<Value = (u8, usize, SessionState)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
-    /// Whatever a node says, the link does not panic, and calls end at their deadline.
+    /// Whatever a node sends, the link does not panic, and calls end at their deadline.
     #[test]
     fn a_node_may_say_anything(said in prop::collection::vec(nonsense(), 1..60)) {
         let mut link: Link<usize> = Link::new(config(), 0);

@@ -1,4 +1,4 @@
-//! Time passes: patience that ends, pings, silence.
+//! Time passes: deadlines, pings, silence.
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsError;
@@ -7,8 +7,7 @@ use kestrel_types::ids::ObjectId;
 use super::calls::{CallOwner, Sent};
 use super::{CallId, GREETING_MAX, Link, Stage};
 
-/// A node that leaves calls unanswered for this long is asked whether it is there; it answers such
-/// a question at once.
+/// A node that leaves calls unanswered for this long gets a Ping, which it answers at once.
 const QUIET: Nanos = SECOND;
 
 /// After so long without an answer to that, something is wrong with it, or with the way there.
@@ -33,7 +32,7 @@ impl<D> Link<D> {
             Stage::Reclaiming { .. } | Stage::Up => self
                 .pinged
                 .saturating_add(self.ping_every())
-                .min(self.heard.saturating_add(self.silence_max())),
+                .min(self.last_received.saturating_add(self.silence_max())),
             Stage::Down | Stage::Ended => Nanos::MAX,
         };
         // What is overdue has been noticed.
@@ -57,10 +56,10 @@ impl<D> Link<D> {
                 return ConnectionHealth::Lost;
             }
             Stage::Reclaiming { .. } | Stage::Up => {
-                if now >= self.heard.saturating_add(self.silence_max()) {
+                if now >= self.last_received.saturating_add(self.silence_max()) {
                     return ConnectionHealth::Lost;
                 }
-                let quiet = self.heard.max(self.pinged).saturating_add(QUIET);
+                let quiet = self.last_received.max(self.pinged).saturating_add(QUIET);
                 if now >= self.pinged.saturating_add(self.ping_every())
                     || (self.in_flight[0] > 0 && now >= quiet)
                 {
@@ -76,17 +75,19 @@ impl<D> Link<D> {
         ConnectionHealth::Fine
     }
 
-    /// Since when nothing was heard of the node, unless it seems well: there is no connection that
-    /// serves calls, or it leaves a Ping unanswered.
+    /// Time of the last message of the node; none while it seems well: a connection serves calls,
+    /// and every Ping is answered.
     pub fn missing_since(&self, now: Nanos) -> Option<Nanos> {
         if !matches!(self.stage, Stage::Up) {
-            return self.silent_since.or(Some(self.heard));
+            return self.silent_since.or(Some(self.last_received));
         }
-        let asked = self.pings.front().copied()?;
-        (now >= asked.max(self.heard).saturating_add(ANSWER_MAX)).then_some(self.heard)
+        let ping = self.pings.front().copied()?;
+        (now >= ping.max(self.last_received).saturating_add(ANSWER_MAX))
+            .then_some(self.last_received)
     }
 
-    /// The lease lasts as long as the node hears of us: it does three times within one.
+    /// The lease lasts as long as the node receives messages of this client: three Pings within
+    /// one.
     fn ping_every(&self) -> Nanos {
         self.lease / 3
     }
@@ -115,14 +116,14 @@ impl<D> Link<D> {
     }
 
     fn give_up_one(&mut self, id: CallId, now: Nanos) {
-        let silent = self.silent_since.map(|since| (now - since) / SECOND);
+        let outage = self.silent_since.map(|since| (now - since) / SECOND);
         let Some(pending) = self.calls.get_mut(id) else { return };
         let outcome = match pending.sent {
             Sent::Never => "nothing was done",
             Sent::Before | Sent::Now => "whether it was done is unknown",
         };
         let server = &self.config.server;
-        let reason = match silent {
+        let reason = match outage {
             Some(seconds) => format!(
                 "the metadata server {server} has not answered for {seconds} s; {outcome}: try \
                  again when it is back"
@@ -138,13 +139,13 @@ impl<D> Link<D> {
             return;
         }
         // It goes on without its asker.
-        let asker = std::mem::replace(&mut pending.owner, CallOwner::GivenUp);
+        let owner = std::mem::replace(&mut pending.owner, CallOwner::GivenUp);
         pending.cancelled |= pending.waits();
         let cancel = pending.cancelled && pending.sent == Sent::Now;
         if cancel {
             self.say_cancel(id);
         }
-        if let CallOwner::Asker(done) = asker {
+        if let CallOwner::Requester(done) = owner {
             self.stats.failed += 1;
             self.completions.push(super::FinishedCall {
                 id,

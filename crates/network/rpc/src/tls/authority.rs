@@ -132,7 +132,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key), certificate, anchor, fingerprint })
     }
 
-    /// Whether a certificate says that it is the authority of some volume.
+    /// Whether a certificate is marked as that of the authority of some volume.
     pub(super) fn has_made(certificate: &CertificateDer<'_>) -> bool {
         let named = anchor_from_trusted_cert(certificate).map(|anchor| anchor.subject.to_vec());
         named.is_ok_and(|subject| subject.ends_with(AUTHORITY.as_bytes()))

@@ -28,8 +28,8 @@ pub enum Trust {
 }
 
 impl Trust {
-    /// What a file says: the certificate of a volume's authority, as `kestrel cluster ca` prints
-    /// it, or an operator's authorities.
+    /// The contents of a file: the certificate of a volume's authority, as `kestrel cluster ca`
+    /// prints it, or an operator's authorities.
     ///
     /// # Errors
     /// If it cannot be read, or has no certificates.
@@ -70,7 +70,8 @@ enum Named {
 pub struct ClientTls {
     mode: TlsMode,
     named: Named,
-    /// None: nobody is trusted, so nothing leaves this machine but in clear by [`TlsMode::Off`].
+    /// None: no authority is trusted, so nothing leaves this machine but in clear by
+    /// [`TlsMode::Off`].
     config: Option<Arc<rustls::ClientConfig>>,
 }
 
@@ -133,10 +134,10 @@ impl ClientTls {
     }
 
     /// What to encrypt a connection to there with; none: it is in clear. `dialed` is the name or
-    /// address that was asked for.
+    /// address that was dialed first.
     ///
     /// # Errors
-    /// If it must be encrypted, and nobody is trusted.
+    /// If it must be encrypted, and no authority is trusted.
     pub(crate) fn choose(&self, other: IpAddr, dialed: &str) -> Result<Option<Chosen>, TlsError> {
         if !self.mode.wants(other) {
             return Ok(None);

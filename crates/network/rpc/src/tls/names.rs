@@ -1,5 +1,5 @@
-//! Names in certificates of a volume's authority. They are DNS names below one that nobody can
-//! register, as that is what TLS has.
+//! Names in certificates of a volume's authority. They are DNS names below one that cannot be
+//! registered, as that is what TLS has.
 
 use kestrel_types::placement::NodeId;
 use kestrel_types::security::PeerName;
@@ -7,7 +7,7 @@ use kestrel_types::security::PeerName;
 /// What all names end with. `.internal` is reserved for names that the DNS does not know.
 pub(super) const DOMAIN: &str = ".kestrel.internal";
 
-/// What a client that wants any node of a volume asks for.
+/// The name that a client asks for if any node of a volume will do.
 pub(super) const ANY_NODE: &str = "volume.kestrel.internal";
 
 const CLIENT: &str = ".client";

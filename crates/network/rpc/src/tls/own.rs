@@ -29,7 +29,7 @@ const VALID: Nanos = 7 * 24 * 3600 * SECOND;
 const RENEWED: Nanos = 24 * 3600 * SECOND;
 
 /// Time between two looks whether files have changed.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The certificate of this process: a new key and a new date whenever it is a day old.
 pub(super) struct Own {
@@ -78,11 +78,11 @@ impl ResolvesClientCert for Own {
     }
 }
 
-/// What a file is known by.
+/// The stamp by which a change of a file is noticed.
 type Stamp = Option<(SystemTime, u64)>;
 
-/// A certificate and its key in an operator's files. Read again when they have changed: nothing has
-/// to be told.
+/// A certificate and its key in an operator's files. Read again when they have changed: no signal
+/// is needed.
 pub struct OwnFiles {
     certificate: PathBuf,
     key: PathBuf,
@@ -91,7 +91,7 @@ pub struct OwnFiles {
 
 struct Present {
     stamps: [Stamp; 2],
-    looked: Instant,
+    checked: Instant,
     certified: Arc<CertifiedKey>,
 }
 
@@ -106,7 +106,7 @@ impl OwnFiles {
         let stamps = [certificate, key].map(stamp);
         let present = Present {
             stamps,
-            looked: Instant::now(),
+            checked: Instant::now(),
             certified: Arc::new(read(certificate, key)?),
         };
         Ok(Self { certificate: certificate.into(), key: key.into(), present: Mutex::new(present) })
@@ -114,8 +114,8 @@ impl OwnFiles {
 
     fn present(&self) -> Arc<CertifiedKey> {
         let mut present = self.present.lock();
-        if present.looked.elapsed() >= LOOK {
-            present.looked = Instant::now();
+        if present.checked.elapsed() >= CHECK_EVERY {
+            present.checked = Instant::now();
             let stamps = [&self.certificate, &self.key].map(|path| stamp(path));
             if stamps != present.stamps {
                 match read(&self.certificate, &self.key) {
@@ -126,8 +126,8 @@ impl OwnFiles {
                             self.certificate.display()
                         );
                     }
-                    // One file may be there before the other: what was good is kept, and this said
-                    // once for each change.
+                    // One file may be there before the other: the last good certificate is kept,
+                    // and this is logged once for each change.
                     Err(why) => log::warn!("net: {why}; the certificate of before is used"),
                 }
                 present.stamps = stamps;
@@ -211,8 +211,8 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     if read.is_empty() { Err(bad(&"there is none in the file")) } else { Ok(read) }
 }
 
-/// What a server shows: its own certificate of the volume's authority to peers that ask for a name
-/// of it, the operator's to others.
+/// What a server shows: its own certificate of the volume's authority to peers that name it, the
+/// operator's to others.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub own: Own,

@@ -180,7 +180,7 @@ fn encrypted_calls_of_many_threads() {
 }
 
 #[test]
-fn a_client_takes_nobody_else_for_the_server() {
+fn servers_that_are_not_the_node() {
     let (serving, seen) = serving(Some(server_tls(3, TlsMode::On)));
     let why = refusal(serving.address(), trusting([8; 16]));
     assert!(
@@ -213,7 +213,7 @@ fn certificates_that_are_no_server_s() {
         (node(3), now, now + DAY, Some(2), "which is not node-2"),
         (PeerName::Client("t-1".into()), now, now + DAY, None, "not the one it should be"),
     ];
-    for (name, from, until, wanted, says) in cases {
+    for (name, from, until, wanted, reason) in cases {
         let certified = authority(SECRET).certify(&name, from, until).unwrap();
         let shown = Arc::new(rustls::sign::SingleCertAndKey::from(certified));
         let config = rustls::ServerConfig::builder_with_provider(provider())
@@ -225,7 +225,7 @@ fn certificates_that_are_no_server_s() {
         let tls = wanted.map_or(tls.clone(), |node| tls.to_node(node));
         let why = handshake(config, &tls).err().unwrap_or_default();
         assert!(
-            if says.is_empty() { why.is_empty() } else { why.contains(says) },
+            if reason.is_empty() { why.is_empty() } else { why.contains(reason) },
             "{name:?}: {why}"
         );
     }
@@ -250,7 +250,7 @@ fn handshake(config: rustls::ServerConfig, tls: &ClientTls) -> Result<Security, 
 }
 
 #[test]
-fn nodes_and_clients_are_known_by_their_certificates() {
+fn identities_from_certificates() {
     let (serving, seen) = serving(Some(server_tls(3, TlsMode::On)));
     let node = ClientTls::of_node(&authority(SECRET), 5, TlsMode::On).unwrap();
     connect(serving.address(), node.to_node(3)).unwrap().close();
@@ -333,7 +333,7 @@ fn certificates_of_operator_and_clients() {
 }
 
 #[test]
-fn clients_may_be_asked_for_certificates() {
+fn client_certificates_wanted() {
     let dir = TempDir::new().unwrap();
     let made = rcgen::generate_simple_self_signed(vec!["gpu7".into()]).unwrap();
     let ca = dir.path().join("ca");
@@ -354,7 +354,7 @@ fn clients_may_be_asked_for_certificates() {
     let own =
         files(&dir, "own", &format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem()));
     Remote::connect(config(Some(own)), Arc::new(Bare)).unwrap().0.close();
-    // It is let in, and is nobody of this volume's.
+    // The client is let in although its certificate is not of this volume.
     assert_eq!(*seen.lock(), [Security::Tls { peer: None }]);
     // Nodes are, too.
     let node = ClientTls::of_node(&authority(SECRET), 5, TlsMode::On).unwrap();
@@ -386,7 +386,7 @@ fn mismatch_of_tls_and_clear_text() {
 /// A relay cannot make a client send in clear text.
 #[test]
 fn relay_that_strips_tls() {
-    // It passes on what the client says without its TLS, as far as it can: it answers as an open
+    // It passes on what the client sends without its TLS, as far as it can: it answers as an open
     // server would.
     let (open, seen) = serving(None);
     let listener = listen();
@@ -395,18 +395,18 @@ fn relay_that_strips_tls() {
     let relay = std::thread::spawn(move || relayed(&listener, to));
     let why = refusal(address, trusting(SECRET));
     assert!(why.contains("answers in clear"), "{why}");
-    let heard = relay.join().unwrap();
-    assert_eq!(heard[0], 0x16, "all that it heard is a handshake");
-    assert!(!heard.windows(4).any(|bytes| bytes == b"KSTL"));
+    let received = relay.join().unwrap();
+    assert_eq!(received[0], 0x16, "all that it heard is a handshake");
+    assert!(!received.windows(4).any(|bytes| bytes == b"KSTL"));
     assert_eq!(*seen.lock(), [Security::Loopback], "the relay's own connection");
 }
 
-/// Hears a connection out, and says a Welcome of an open server.
+/// Reads a connection to its end, and sends a Welcome of an open server.
 fn relayed(listener: &TcpListener, to: SocketAddr) -> Vec<u8> {
     let (mut client, _) = listener.accept().unwrap();
-    let mut heard = vec![0; 4096];
-    let read = client.read(&mut heard).unwrap();
-    heard.truncate(read);
+    let mut received = vec![0; 4096];
+    let read = client.read(&mut received).unwrap();
+    received.truncate(read);
     let mut server = TcpStream::connect(to).unwrap();
     server.write_all(&crate::testing::sent(&crate::testing::hello())).unwrap();
     let mut answer = vec![0; 4096];
@@ -415,8 +415,8 @@ fn relayed(listener: &TcpListener, to: SocketAddr) -> Vec<u8> {
     client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut rest = Vec::new();
     let _ = client.read_to_end(&mut rest);
-    heard.extend(rest);
-    heard
+    received.extend(rest);
+    received
 }
 
 /// A handshake that takes too long is cut off, and the number of handshakes at a time is bounded.
@@ -424,7 +424,7 @@ fn relayed(listener: &TcpListener, to: SocketAddr) -> Vec<u8> {
 fn slow_and_numerous_handshakes() {
     let config = ListenerConfig {
         threads: 2,
-        strangers_max: 4,
+        unidentified_max: 4,
         greeting: Duration::from_millis(800),
         tls: Some(Arc::new(server_tls(3, TlsMode::On))),
         ..ListenerConfig::default()
@@ -448,7 +448,7 @@ fn slow_and_numerous_handshakes() {
 }
 
 #[test]
-fn a_server_that_says_nothing_is_not_waited_for() {
+fn server_without_a_handshake() {
     let listener = listen();
     let config = RemoteConfig {
         addresses: vec![listener.local_addr().unwrap().to_string()],

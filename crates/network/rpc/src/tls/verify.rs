@@ -1,5 +1,5 @@
 //! A client, or a node that dials, verifies that it has reached a node of the volume, by the
-//! authority that it knows.
+//! authority that it trusts.
 
 use std::sync::Arc;
 

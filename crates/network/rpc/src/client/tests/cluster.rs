@@ -1,4 +1,4 @@
-//! A client with several connections; its completions ask over others.
+//! A client with several connections; its completions submit calls over the others.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! A model of a node, as far as a session can tell: exactly-once execution, opens, and what
-//! restarts and expiries take away.
+//! A model of a node, as far as a session sees it: exactly-once execution, opens, and what restarts
+//! and expiries take away.
 //!
 //! It panics where the link breaks the protocol.
 
@@ -28,17 +28,17 @@ pub struct Model {
     /// What a Hello is answered; none before the first one.
     session: Option<SessionState>,
     incarnation: u64,
-    /// Numbers that were seen.
+    /// Numbers of calls that were received.
     seen: BTreeSet<u64>,
     acked: u64,
     must_reclaim: bool,
-    /// Opens told in parts of a reclaim so far.
+    /// Opens in parts of a reclaim so far.
     reclaiming: BTreeMap<u64, i64>,
     /// Calls that wait for locks.
     waits: Vec<u64>,
     /// Everything was sent again that had no answer.
     retries_over: bool,
-    /// There is a connection that said Hello.
+    /// There is a connection that sent Hello.
     greeted: bool,
 }
 
@@ -55,7 +55,7 @@ impl Model {
         if how == SessionState::New {
             self.rows.clear();
         }
-        // What a node knows nothing of, it cannot lose in another way.
+        // A session of which the node has no record cannot be lost in another way.
         if !(self.must_reclaim && self.session == Some(SessionState::New)) {
             self.session = Some(how);
         }
@@ -241,8 +241,8 @@ impl Model {
         })
     }
 
-    /// Grants all waiting locks. Answers nobody can be told are given when they are asked for
-    /// again.
+    /// Grants all waiting locks. Answers for which there is no connection are given when the client
+    /// sends the calls again.
     pub fn grant(&mut self, replies: &mut VecDeque<ToClient>) {
         for id in self.waits.drain(..).filter(|_| self.greeted) {
             let answered = Answered::Lock(Ok(LockAnswer::Done));

@@ -17,7 +17,7 @@ use crate::session::*;
 
 /// What a call was, as far as its outcome can be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum Submitted {
     Make(u64),
     Create(u64),
     Open(u64),
@@ -28,15 +28,15 @@ pub enum Asked {
 /// A link, a node, and the connection between them.
 pub struct World {
     pub now: Nanos,
-    pub link: Link<(usize, Asked)>,
+    pub link: Link<(usize, Submitted)>,
     pub node: Model,
     pub up: VecDeque<ToServer>,
     pub down: VecDeque<ToClient>,
     pub connected: bool,
-    pub asked: Vec<(Asked, CallDeadline)>,
+    pub submitted: Vec<(Submitted, CallDeadline)>,
     pub ids: Vec<CallId>,
     pub outcomes: BTreeMap<usize, FsResult<Answered>>,
-    /// Opens that the client knows it has, by inode.
+    /// Opens that the client has, by inode.
     pub held: BTreeMap<u64, i64>,
     /// Cuts messages out of the link's output.
     frames: Frames,
@@ -53,7 +53,7 @@ impl World {
             up: VecDeque::new(),
             down: VecDeque::new(),
             connected: false,
-            asked: Vec::new(),
+            submitted: Vec::new(),
             ids: Vec::new(),
             outcomes: BTreeMap::new(),
             held: BTreeMap::new(),
@@ -62,10 +62,10 @@ impl World {
         }
     }
 
-    pub fn ask(&mut self, body: Body, asked: Asked, deadline: CallDeadline) {
-        let index = self.asked.len();
-        self.asked.push((asked, deadline));
-        self.ids.push(self.link.submit(body, deadline, (index, asked)));
+    pub fn submit(&mut self, body: Body, submitted: Submitted, deadline: CallDeadline) {
+        let index = self.submitted.len();
+        self.submitted.push((submitted, deadline));
+        self.ids.push(self.link.submit(body, deadline, (index, submitted)));
         self.collect();
     }
 
@@ -73,12 +73,12 @@ impl World {
     pub fn collect(&mut self) {
         let mut ended = Vec::new();
         self.link.take_completions(&mut ended);
-        for FinishedCall { done: (index, asked), result, .. } in ended {
-            match (asked, &result) {
+        for FinishedCall { done: (index, submitted), result, .. } in ended {
+            match (submitted, &result) {
                 (_, Ok(Answered::Op(Ok(Answer::Opened { inode, .. })))) => {
                     *self.held.entry(inode.ino).or_default() += 1
                 }
-                (Asked::Release(ino), Ok(_)) => *self.held.entry(ino).or_default() -= 1,
+                (Submitted::Release(ino), Ok(_)) => *self.held.entry(ino).or_default() -= 1,
                 _ => {}
             }
             assert!(self.outcomes.insert(index, result).is_none(), "call {index} ended twice");
@@ -86,7 +86,9 @@ impl World {
         while let Some(event) = self.link.next_event() {
             match event {
                 LinkEvent::Welcomed(_) => self.link.accept(),
-                LinkEvent::Table { version } => assert_eq!(version, self.link.table()),
+                LinkEvent::MapVersion { version } => {
+                    assert_eq!(version, self.link.map_version());
+                }
                 LinkEvent::ReclaimWanted { .. } => {
                     let opens =
                         self.held.iter().filter(|(_, count)| **count > 0).map(|(ino, count)| {
@@ -118,7 +120,7 @@ impl World {
                     self.link.reclaim(parts);
                 }
                 LinkEvent::Reclaimed { lost, .. } => self.reclaimed.push(lost),
-                LinkEvent::Serving | LinkEvent::Told { .. } => {}
+                LinkEvent::Serving | LinkEvent::AdminEvent { .. } => {}
                 LinkEvent::Refused(refused) => panic!("{refused:?}"),
             }
         }
@@ -173,7 +175,7 @@ impl World {
         if pulse == ConnectionHealth::Lost {
             self.cut();
         }
-        for (index, (_, deadline)) in self.asked.iter().enumerate() {
+        for (index, (_, deadline)) in self.submitted.iter().enumerate() {
             if let CallDeadline::Until(limit) | CallDeadline::Connection(limit) = deadline
                 && *limit <= self.now
             {
@@ -186,7 +188,7 @@ impl World {
     }
 
     /// Everything gets through, until nothing moves any more.
-    pub fn settle(&mut self) {
+    pub fn run_to_end(&mut self) {
         self.connect();
         self.collect();
         loop {
@@ -201,19 +203,21 @@ impl World {
 
     /// What must hold when all is over.
     pub fn check(&self) {
-        assert_eq!(self.outcomes.len(), self.asked.len(), "every call ends");
-        for (index, (asked, _)) in self.asked.iter().enumerate() {
-            let name = match asked {
-                Asked::Make(number) | Asked::Create(number) => format!("d{number}").into_bytes(),
+        assert_eq!(self.outcomes.len(), self.submitted.len(), "every call ends");
+        for (index, (submitted, _)) in self.submitted.iter().enumerate() {
+            let name = match submitted {
+                Submitted::Make(number) | Submitted::Create(number) => {
+                    format!("d{number}").into_bytes()
+                }
                 _ => continue,
             };
             let made = self.node.made.get(&name).copied().unwrap_or(0);
             match &self.outcomes[&index] {
-                Ok(_) => assert_eq!(made, 1, "{asked:?} succeeded"),
+                Ok(_) => assert_eq!(made, 1, "{submitted:?} succeeded"),
                 Err(error) if error.reason.contains("nothing was done") => {
-                    assert_eq!(made, 0, "{asked:?}: {error}")
+                    assert_eq!(made, 0, "{submitted:?}: {error}")
                 }
-                Err(error) => assert!(made <= 1, "{asked:?} {made} times: {error}"),
+                Err(error) => assert!(made <= 1, "{submitted:?} {made} times: {error}"),
             }
         }
         let counts = |opens: &BTreeMap<u64, i64>| {
@@ -231,7 +235,7 @@ impl World {
     }
 
     /// As if pongs had come all the time.
-    pub fn heard_until_now(&mut self) {
+    pub fn receive_pong(&mut self) {
         self.link.received(self.now, &mut vec![ToClient::Pong { table: 0 }]).unwrap();
     }
 }
