@@ -57,10 +57,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 _ => Op::GetAttr(InodeRef::by_id(31_000 + at % 30_000)),
             };
             let mut request = black_box(Request { creds: creds.clone(), op });
-            let judged = grant
-                .judge(&mut request, &mut given, &opens, &Still)
+            let authorized = grant
+                .authorize(&mut request, &mut given, &opens, &Still)
                 .map_err(|why| why.to_string())?;
-            if !judged.doubts.is_empty() {
+            if !authorized.unverified.is_empty() {
                 return Err("the example is wrong: nothing should be in doubt".into());
             }
             black_box(request);

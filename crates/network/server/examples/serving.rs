@@ -2,12 +2,12 @@
 //! frames are cut out of a stream, decoded, admitted, executed, answered and encoded as in a
 //! server, 256 at a time. One thread, so instructions repeat:
 //!
-//! `perf stat -e instructions:u target/release/examples/serving DIR [ROUNDS]
-//! [NODES]` makes a volume in `DIR `, which it removes again: 64 directories five levels deep with
-//! 256 files each. One round looks every file up; with 0 rounds only the volume is made; that share
-//! is to be subtracted. Prints nanoseconds a request. With NODES above 1 the node is one of so many
-//! that share the volume, and all names are such that it leads what concerns them: the others are
-//! never asked.
+//! `perf stat -e instructions:u target/release/examples/serving DIR [ROUNDS] [NODES]` makes a
+//! volume in `DIR `, which it removes again: 64 directories five levels deep with 256 files each.
+//! One round looks every file up; with 0 rounds only the volume is made; that share is to be
+//! subtracted. Prints nanoseconds a request. With NODES above 1 the node is one of so many that
+//! share the volume, and all names are such that it leads what concerns them: no request goes to
+//! the others.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -99,7 +99,7 @@ impl Names {
     }
 }
 
-/// The others are never asked for anything but leases, which they grant.
+/// No request goes to the others but for leases, which they grant.
 #[derive(Default)]
 struct Nobody(OnceLock<Weak<NodeHost>>);
 
@@ -193,7 +193,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let done: Done = Box::new(move |reply| drop(told.send(reply)));
         let request = Request { creds: Creds::root(), op };
         match &backend {
-            Backend::Alone(node) => node.submit(request, done),
+            Backend::Standalone(node) => node.submit(request, done),
             Backend::Member(host) => host.submit(request, done),
         }
         answer.recv()?.map_err(|why| format!("{why:?}"))?;

@@ -28,7 +28,7 @@ pub struct AdminRequester {
     pub(crate) grant: Option<Arc<Grant>>,
     pub(crate) incarnation: u64,
     pub(crate) id: u64,
-    pub(crate) table: u64,
+    pub(crate) map_version: u64,
 }
 
 impl AdminRequester {
@@ -47,15 +47,15 @@ impl AdminRequester {
         self.grant.as_ref().map(|grant| &grant.record)
     }
 
-    /// What the asker is told if the token has ended since: until its session is given up, which is
-    /// soon.
+    /// The error for the requester if the token has ended since: until its session is given up,
+    /// which is soon.
     pub fn ended(&self) -> Option<FsError> {
         let grant = self.grant.as_ref()?;
         Some(grant.why_ended(grant.ended()?))
     }
 
-    /// Tells something before the answer is ready. False if nobody listens any more: then nobody
-    /// waits for the answer either.
+    /// Sends a message before the answer is ready. False if the requester is not connected any
+    /// more: then nothing waits for the answer either.
     pub fn event(&self, json: &[u8]) -> bool {
         let listens = self.session.state.lock().is_current(self.incarnation);
         if listens && json.len() <= JSON_BYTES_MAX {
@@ -68,7 +68,7 @@ impl AdminRequester {
     pub fn answer(self, answer: FsResult<Box<[u8]>>) {
         self.send(&ToClient::Reply(ReplyTo {
             id: self.id,
-            table: self.table,
+            table: self.map_version,
             answered: Answered::Admin(answer),
         }));
     }

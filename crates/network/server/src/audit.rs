@@ -1,6 +1,6 @@
 //! The audit log: refusals, and acts of administration. One JSON object a line, oldest first.
 //!
-//! Every administrative operation is in it. Refusals, which anybody can cause, are in a file of
+//! Every administrative operation is in it. Refusals, which any client can cause, are in a file of
 //! their own, so that they push nothing else out: as many as can be read, above [`REFUSALS_MAX`] a
 //! second, or [`REFUSALS_SHARE`] from one address, they are counted, and the count is in the next
 //! line (`left_out`). Nothing secret is ever handed to it.
@@ -31,12 +31,12 @@ pub const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Longest text in a line, bytes.
 const TEXT_MAX: usize = 1024;
 
-/// Something to be told.
+/// One line of the log.
 #[derive(Debug, Clone, Copy)]
 pub struct AuditEntry<'a> {
     /// What kind of thing.
     pub event: AuditEvent,
-    /// The client: what it says of itself.
+    /// The client's name, as its Hello has it.
     pub who: &'a str,
     /// Where from: its address, or `local`.
     pub from: &'a str,
@@ -82,7 +82,7 @@ struct State {
     refused: Log,
     /// Lines for refusals.
     refusals: Quota,
-    /// That it cannot be written was said.
+    /// A failure to write has been logged.
     failed: bool,
 }
 
@@ -97,8 +97,7 @@ impl std::fmt::Debug for Audit {
 }
 
 impl Audit {
-    /// Goes on with the file and that of refusals, or begins them; nobody but their owner may read
-    /// them.
+    /// Goes on with the file and that of refusals, or begins them; only their owner may read them.
     ///
     /// # Errors
     /// If one cannot be opened.
@@ -110,12 +109,12 @@ impl Audit {
         Ok(Self(Some(Mutex::new(state))))
     }
 
-    /// Tells something, at this time by the wall.
+    /// Writes an entry, at this time by the wall.
     pub fn tell(&self, now: Nanos, entry: AuditEntry<'_>) {
         let Some(state) = &self.0 else { return };
         let mut state = state.lock();
         let refused = entry.event != AuditEvent::Admin;
-        if refused && !state.refusals.admits(now, entry.from) {
+        if refused && !state.refusals.allows(now, entry.from) {
             return;
         }
         let mut line = Map::new();

@@ -42,13 +42,13 @@ fn writable(opens: &Opens, ino: InodeId) -> Result<(), FsError> {
     if opens.get(ino).write { Ok(()) } else { Err(NOT_WRITABLE) }
 }
 
-/// Whether a session may ask for this, and what its answer will mean. A release is counted here
-/// already.
+/// Whether a session may make this request, and what its answer will mean. A release is counted
+/// here already.
 ///
 /// # Errors
 /// `EBADF` for a file that is not open, or not for writing; `EPERM` for what only the node does;
 /// `ENFILE` above `opens_max`.
-pub fn admit(
+pub fn session_effect(
     request: &Request,
     opens: &mut Opens,
     opens_max: usize,

@@ -14,20 +14,20 @@ use crate::server::Submission;
 use crate::session::granted::Tree;
 
 /// Version of the placement map of a node that has a volume to itself.
-const TABLE_ALONE: u64 = 1;
+const STANDALONE_VERSION: u64 = 1;
 
 /// See the module's header.
 #[derive(Clone)]
 pub enum Backend {
     /// A node that has a volume to itself.
-    Alone(Arc<Node>),
+    Standalone(Arc<Node>),
     /// A member of a cluster. It refuses requests that another one leads.
     Member(Arc<NodeHost>),
 }
 
 impl From<Arc<Node>> for Backend {
     fn from(node: Arc<Node>) -> Self {
-        Self::Alone(node)
+        Self::Standalone(node)
     }
 }
 
@@ -41,17 +41,17 @@ impl Backend {
     /// The node: sessions, what they hold and claim are its own matter, cluster or not.
     pub fn node(&self) -> &Arc<Node> {
         match self {
-            Self::Alone(node) => node,
+            Self::Standalone(node) => node,
             Self::Member(host) => host.node(),
         }
     }
 
     /// Version of the present placement map.
-    pub fn table(&self) -> u64 {
+    pub fn map_version(&self) -> u64 {
         version(self.node())
     }
 
-    /// Whether it is a node that has left its cluster: it serves nobody.
+    /// Whether it is a node that has left its cluster: it serves no client.
     pub fn has_left(&self) -> bool {
         self.node().cluster().is_some_and(|cluster| cluster.table().has_left())
     }
@@ -62,19 +62,19 @@ impl Backend {
         may_answer(self.node())
     }
 
-    /// What the table says, for callers that must not keep the node open.
-    pub(crate) fn tables(&self) -> CurrentMap {
+    /// The present map, for callers that must not keep the node open.
+    pub(crate) fn current_map(&self) -> CurrentMap {
         CurrentMap(Arc::downgrade(self.node()))
     }
 
-    /// Executes requests of a session; `sink` hears each reply with the request's index.
+    /// Executes requests of a session; `sink` gets each reply with the request's index.
     pub(crate) fn submit_batch(
         &self,
         requests: Vec<(Request, Option<Origin>)>,
         sink: &Arc<impl ReplySink + 'static>,
     ) {
         match self {
-            Self::Alone(node) => node.submit_batch(requests, sink),
+            Self::Standalone(node) => node.submit_batch(requests, sink),
             Self::Member(host) => host.submit_batch(requests, sink),
         }
     }
@@ -83,7 +83,7 @@ impl Backend {
     pub(crate) fn reclaim_open(&self, open: ReclaimOpen, done: Done) {
         let ReclaimOpen { file, count, linkable } = open;
         match self {
-            Self::Alone(node) => node.reclaim_open(file, count, linkable, done),
+            Self::Standalone(node) => node.reclaim_open(file, count, linkable, done),
             Self::Member(host) => host.reclaim_open(file, count, linkable, done),
         }
     }
@@ -91,7 +91,7 @@ impl Backend {
     /// Executes requests of the server's own.
     pub(crate) fn submit_own(&self, requests: Vec<Submission>) {
         match self {
-            Self::Alone(node) => node.submit_many(requests),
+            Self::Standalone(node) => node.submit_many(requests),
             Self::Member(host) => {
                 requests.into_iter().for_each(|(request, done)| host.submit(request, done))
             }
@@ -111,7 +111,7 @@ impl Tree for Backend {
 }
 
 fn version(node: &Node) -> u64 {
-    node.cluster().map_or(TABLE_ALONE, Owners::version)
+    node.cluster().map_or(STANDALONE_VERSION, Owners::version)
 }
 
 fn may_answer(node: &Node) -> bool {
@@ -125,7 +125,7 @@ pub(crate) struct CurrentMap(Weak<Node>);
 impl CurrentMap {
     /// Its version.
     pub fn version(&self) -> u64 {
-        self.0.upgrade().map_or(TABLE_ALONE, |node| version(&node))
+        self.0.upgrade().map_or(STANDALONE_VERSION, |node| version(&node))
     }
 
     /// As [`Backend::may_answer`].

@@ -20,7 +20,7 @@ pub const OPENS_MAX: usize = 1 << 20;
 /// Most ranges of object numbers that one client may hold.
 pub const OBJECT_RANGES_MAX: usize = 65_536;
 
-/// Shortest lease: a client has to be heard of three times within it, over a network.
+/// Shortest lease: a client has to send three messages within it, over a network.
 pub const LEASE_MIN: Nanos = SECOND;
 
 /// Longest lease: what a client leaves behind blocks others for so long.
@@ -35,14 +35,14 @@ pub enum Access {
     Auto,
     /// Everybody.
     Tokens,
-    /// Nobody.
+    /// No client.
     Open,
 }
 
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct SessionServerConfig {
-    /// Name of the volume; clients must ask for it.
+    /// Name of the volume; clients must name it.
     pub volume: String,
     /// The volume's descriptor as JSON, shown to every client.
     pub descriptor: Box<[u8]>,
@@ -50,14 +50,15 @@ pub struct SessionServerConfig {
     pub node: u32,
     /// Counts the starts of the node.
     pub epoch: u64,
-    /// A client not heard of for this long has lost its session; [`LEASE_MIN`] to [`LEASE_MAX`].
+    /// A client without a message for this long has lost its session; [`LEASE_MIN`] to
+    /// [`LEASE_MAX`].
     pub lease: Nanos,
-    /// How long after a start clients of before may claim what they held; longer if the lease was
-    /// longer before, unless it is shorter than [`SessionServerConfig::lease`].
+    /// How long after a start clients of the start before may claim what they held; longer if that
+    /// start's lease was longer, unless it is shorter than [`SessionServerConfig::lease`].
     pub grace: Nanos,
     /// How long the answers of a client that vanished are kept.
     pub keep_expired: Nanos,
-    /// What other nodes of the cluster are known by, if it is a member's server.
+    /// The node's identity for other nodes of the cluster, if it is a member's server.
     pub peers: Option<Identity>,
     /// The clients that must show a token.
     pub access: Access,

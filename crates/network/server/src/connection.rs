@@ -1,7 +1,7 @@
 //! One connection of a client, and the way of a batch through it.
 //!
 //! 1. With the session's lock held every message is looked at: does it belong to the session, has
-//!    its call been executed, may the client ask for it. What is decided then is noted in the
+//!    its call been executed, may the client make the request. What is decided then is noted in the
 //!    session at once.
 //! 2. Without it the node gets what is to be executed, as one batch, and what was gathered
 //!    meanwhile is sent.
@@ -9,8 +9,8 @@
 //! The handshake before that is in `connection/handshake.rs`: the Hello, and the proof of a client
 //! with a token or of a node.
 //!
-//! A client that breaks the protocol is told so and loses the connection, not its session. Another
-//! node's connection has no session: what it brings goes to the member.
+//! A client that breaks the protocol gets a refusal and loses the connection, not its session.
+//! Another node's connection has no session: its messages go to the cluster node.
 
 mod handshake;
 
@@ -31,7 +31,7 @@ use kestrel_types::wire::{
 
 use crate::admin::AdminRequester;
 use crate::audit::{self, REFUSALS_MAX};
-use crate::authz::{SessionEffect, admit};
+use crate::authz::{SessionEffect, session_effect};
 use crate::grant::{Authorized, Grant, UnverifiedInode};
 use crate::server::{AcceptedPeer, Batch, Outside, Server, Submitted};
 use crate::session::window::{CallDecision, Waiter};
@@ -56,14 +56,13 @@ const RECALL: Request =
 
 /// Where a connection stands.
 enum Stage {
-    /// Nothing has been said.
+    /// No message has come.
     Silent,
-    /// The client has to prove what its Hello says, in answer to this.
+    /// The client has to prove what its Hello claims, in answer to this challenge.
     Proving(Box<Hello>, [u8; 32]),
     /// It serves this session, as its connection with this number.
     Serving(Arc<Session>, u64),
-    /// A node says that it is there, and is to prove that it is of the cluster, by this random
-    /// number.
+    /// A peer claims to be a node of the cluster, and is to prove it, by this random number.
     Challenged(Box<PeerHello>, [u8; 16]),
     /// It is another node's.
     Peer(AcceptedPeer),
@@ -76,10 +75,10 @@ pub struct Connection {
     server: Arc<Server>,
     outbox: Arc<dyn Outbox>,
     security: Security,
-    /// What that asks for.
+    /// The effect of the operation on the session.
     checksum: Checksum,
     peer: Arc<str>,
-    /// What the client says of itself, and the token that it names.
+    /// The client's name as its Hello has it, and the token that it names.
     who: Arc<str>,
     token: Option<TokenId>,
     stage: Stage,
@@ -92,17 +91,17 @@ struct Work {
     requests: Vec<(Request, Option<Origin>)>,
     submitted: Vec<Submitted>,
     questions: Vec<(u64, Box<[u8]>)>,
-    /// What names node ids of which it is not known yet whether the session may.
-    doubtful: Vec<(Vec<UnverifiedInode>, UnverifiedCall)>,
-    /// What was not allowed, and why, as far as it will be told.
+    /// Calls that name inodes of which it has to be found out whether the session may use them.
+    unverified: Vec<(Vec<UnverifiedInode>, UnverifiedCall)>,
+    /// What was not allowed, and why, as far as it goes to the log.
     refused: Vec<(&'static str, FsError)>,
-    /// Calls, whatever they ask.
+    /// Calls, whatever their operation.
     calls: u64,
     claims: bool,
     bye: bool,
 }
 
-/// A call that waits until its node ids are known.
+/// A call that waits until its inodes are verified.
 enum UnverifiedCall {
     Request(Box<Request>, Option<Origin>, Submitted),
     Lock(u64, LockRequest),
@@ -145,21 +144,21 @@ impl Connection {
         self.server.audit().tell(self.server.clock.now(), entry);
     }
 
-    /// Carries out what names node ids that are not known, when that is settled.
+    /// Carries out calls that name unverified inodes, when these are verified.
     fn resolve(
         &self,
-        doubtful: Vec<(Vec<UnverifiedInode>, UnverifiedCall)>,
+        unverified: Vec<(Vec<UnverifiedInode>, UnverifiedCall)>,
         session: &Arc<Session>,
         incarnation: u64,
         grant: &Arc<Grant>,
     ) {
         let Some(root) = grant.root() else { return };
-        for (doubts, call) in doubtful {
+        for (unverified, call) in unverified {
             let answers = self.batch(session, incarnation, Some(grant.clone()));
             answers.submitted();
             let (server, waiting) = (self.server.clone(), session.clone());
             let (peer, who, token) = (self.peer.clone(), self.who.clone(), self.token);
-            let settled = move |outside: Outside| {
+            let checked = move |outside: Outside| {
                 let refused = outside.into_iter().next().map(|(ino, why)| {
                     server.shared.counts.calls_refused.add(1);
                     let (event, what) = (audit::AuditEvent::Operation, format!("inode {ino}"));
@@ -187,7 +186,7 @@ impl Connection {
                         let state = waiting.state.lock();
                         if state.is_current(incarnation)
                             && let Some(reply) =
-                                server.shared.desk.lock().serve(state.holder, id, &request)
+                                server.shared.lock_service.lock().serve(state.holder, id, &request)
                         {
                             answers.answer(id, Answered::Lock(reply));
                         }
@@ -197,7 +196,7 @@ impl Connection {
                     }
                 }
             };
-            self.server.settle(session, root, doubts, Box::new(settled));
+            self.server.check_subtree(session, root, unverified, Box::new(checked));
         }
     }
 
@@ -212,8 +211,8 @@ impl Connection {
                 let (session, incarnation) = (session.clone(), *incarnation);
                 self.serve(&session, incarnation, messages, now);
             }
-            Stage::Peer(guest) => {
-                if let Err(why) = self.server.hear_peer(*guest, messages) {
+            Stage::Peer(peer) => {
+                if let Err(why) = self.server.receive_from_peer(*peer, messages) {
                     self.break_off(why);
                 }
             }
@@ -246,11 +245,11 @@ impl Connection {
                 shared.counts.stale_messages.add(messages.len() as u64);
                 return;
             }
-            session.hear(now);
+            session.note_message(now);
             let answers = self.batch(session, incarnation, state.grant.clone());
             if let Some(grant) = state.grant.clone() {
                 // However long ago the server had time to look.
-                grant.look(self.server.clock.now());
+                grant.refresh(self.server.clock.now());
             }
             state.denied = None;
             for message in &mut messages {
@@ -288,9 +287,9 @@ impl Connection {
             ToServer::Peer(_) | ToServer::PeerProof(_) => return Err(NO_NODE),
             ToServer::Proof(_) => return Err(UNPROVED),
             ToServer::Ping { oldest_open_object } => {
-                settle(state);
+                note_retries_in(state);
                 self.server.shared.objects.lock().raise(state.holder, oldest_open_object);
-                // By the answer the client knows that it still has its locks. Each answers the
+                // The answer lets the client rely on its locks for another lease. Each answers the
                 // oldest Ping that has none, so without one the connection has to end.
                 if !self.server.backend.may_answer() {
                     return Err(self.server.why_mute());
@@ -298,7 +297,8 @@ impl Connection {
                 answers.send_pong();
             }
             ToServer::Cancel { id } => {
-                if let Some(reply) = self.server.shared.desk.lock().cancel(state.holder, id) {
+                if let Some(reply) = self.server.shared.lock_service.lock().cancel(state.holder, id)
+                {
                     answers.answer(id, Answered::Lock(reply));
                 }
             }
@@ -317,7 +317,7 @@ impl Connection {
                     return Err(TOO_EARLY);
                 }
                 if !call.retry {
-                    settle(state);
+                    note_retries_in(state);
                 }
                 return self.take_call(call, session, state, answers, work);
             }
@@ -343,24 +343,24 @@ impl Connection {
                 return self.take_op((id, seq, retry), request, session, state, answers, work);
             }
             Body::Lock(request) => {
-                let doubt = match state.grant.clone() {
+                let unverified = match state.grant.clone() {
                     None => Ok(None),
-                    Some(grant) => grant.judge_lock(
+                    Some(grant) => grant.authorize_lock(
                         &request,
                         &mut state.given,
                         &state.opens,
                         &self.server.backend,
                     ),
                 };
-                match doubt {
+                match unverified {
                     Ok(None) => {
-                        let mut desk = self.server.shared.desk.lock();
-                        if let Some(reply) = desk.serve(state.holder, id, &request) {
+                        let mut lock_service = self.server.shared.lock_service.lock();
+                        if let Some(reply) = lock_service.serve(state.holder, id, &request) {
                             answers.answer(id, Answered::Lock(reply));
                         }
                     }
-                    Ok(Some(doubt)) => {
-                        work.doubtful.push((vec![doubt], UnverifiedCall::Lock(id, request)))
+                    Ok(Some(unverified)) => {
+                        work.unverified.push((vec![unverified], UnverifiedCall::Lock(id, request)))
                     }
                     Err(why) => {
                         work.refused("lock", &why);
@@ -387,7 +387,7 @@ impl Connection {
     ) -> Result<(), FsError> {
         let counts = &self.server.shared.counts;
         if seq != 0 {
-            match state.window.admit(seq, Waiter { id, incarnation: state.incarnation }, retry) {
+            match state.window.decide(seq, Waiter { id, incarnation: state.incarnation }, retry) {
                 CallDecision::Run => {}
                 CallDecision::Answered(reply) => {
                     let reply = reply.clone();
@@ -403,21 +403,24 @@ impl Connection {
                 CallDecision::Beyond => return Err(BEYOND),
             }
         }
-        let judged = match state.grant.clone() {
+        let authorized = match state.grant.clone() {
             None => Ok(Authorized::default()),
             Some(grant) => {
                 let tree = &self.server.backend;
-                grant.judge(&mut request, &mut state.given, &state.opens, tree).inspect_err(|why| {
-                    work.refused(op_kind::KINDS[op_kind::kind(&request.op)], why);
-                })
+                grant.authorize(&mut request, &mut state.given, &state.opens, tree).inspect_err(
+                    |why| {
+                        work.refused(op_kind::KINDS[op_kind::kind(&request.op)], why);
+                    },
+                )
             }
         };
-        let refused = judged.is_err();
-        let admitted = judged.and_then(|judged| {
-            let effect = admit(&request, &mut state.opens, self.server.shared.config.opens_max)?;
-            Ok((judged, effect))
+        let refused = authorized.is_err();
+        let admitted = authorized.and_then(|authorized| {
+            let effect =
+                session_effect(&request, &mut state.opens, self.server.shared.config.opens_max)?;
+            Ok((authorized, effect))
         });
-        let (judged, effect) = match admitted {
+        let (authorized, effect) = match admitted {
             Ok(admitted) => admitted,
             // It may have been carried out when the session still allowed it: then that answer is
             // the answer.
@@ -449,12 +452,12 @@ impl Connection {
             effect,
             lists,
             at_snapshot: matches!(request.op, Op::At(..)),
-            listed: judged.listed,
+            listed: authorized.listed,
             refused,
         };
-        if !judged.doubts.is_empty() {
-            work.doubtful.push((
-                judged.doubts,
+        if !authorized.unverified.is_empty() {
+            work.unverified.push((
+                authorized.unverified,
                 UnverifiedCall::Request(Box::new(request), origin, submitted),
             ));
             return Ok(());
@@ -479,8 +482,8 @@ impl Connection {
             server.backend.submit_batch(work.requests, answers);
         }
         answers.submitted();
-        if let Some(grant) = answers.grant().filter(|_| !work.doubtful.is_empty()) {
-            self.resolve(work.doubtful, session, incarnation, grant);
+        if let Some(grant) = answers.grant().filter(|_| !work.unverified.is_empty()) {
+            self.resolve(work.unverified, session, incarnation, grant);
         }
         for (what, why) in work.refused {
             self.audit(audit::AuditEvent::Operation, what, &why);
@@ -498,7 +501,7 @@ impl Connection {
                 grant: answers.grant().cloned(),
                 incarnation,
                 id,
-                table: server.backend.table(),
+                map_version: server.backend.map_version(),
             };
             server.admin.submit(question, asker);
         }
@@ -514,14 +517,14 @@ impl Connection {
         }
     }
 
-    /// Bytes came that are no message: tells the client. The transport closes.
+    /// Bytes came that are no message: sends the client the reason. The transport closes.
     pub fn refuse(&mut self, error: &WireError) {
         let errno =
             if let WireError::Version(_) = error { libc::EPROTONOSUPPORT } else { libc::EPROTO };
         self.break_off(FsError::because(errno, error.to_string()));
     }
 
-    /// Tells the client why nothing more is taken from it.
+    /// Sends the client the reason why nothing more is taken from it.
     fn break_off(&mut self, why: FsError) {
         self.server.log_refused(&self.peer, &why);
         // Others pass: the same client is let in a moment later.
@@ -540,11 +543,11 @@ impl Connection {
             Stage::Serving(session, incarnation) => {
                 let mut state = session.state.lock();
                 if state.is_current(incarnation) {
-                    state.line = None;
-                    self.server.shared.desk.lock().disconnect(state.holder);
+                    state.conn = None;
+                    self.server.shared.lock_service.lock().disconnect(state.holder);
                 }
             }
-            Stage::Peer(guest) => self.server.peer_left(guest),
+            Stage::Peer(peer) => self.server.peer_left(peer),
             Stage::Silent | Stage::Proving(..) | Stage::Challenged(..) | Stage::Over => {}
         }
     }
@@ -559,9 +562,9 @@ fn take_reclaim(id: u64, reclaim: Reclaim, state: &mut State, work: &mut Work) {
 
 /// Something came that is neither claim nor retry: if everything has been reclaimed, all retries
 /// have come before it.
-fn settle(state: &mut State) {
-    if state.phase == Phase::Live && !state.settled {
-        state.settled = true;
+fn note_retries_in(state: &mut State) {
+    if state.phase == Phase::Live && !state.retries_in {
+        state.retries_in = true;
         state.claims = Claims::default();
     }
 }

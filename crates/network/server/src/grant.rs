@@ -1,10 +1,11 @@
-//! What a session may do: what the token allows that it was begun with. Looked at for every call,
-//! before the node hears of it.
+//! What a session may do: what the token allows that it was begun with. Checked for every call,
+//! before the node gets it.
 //!
 //! A request that may be carried out is changed to what it may mean: users are squashed and mapped,
-//! and an operation that does not depend on its user is asked for without one. Node ids are judged
-//! by what the session was given ([`crate::session::granted`]); what is not known there is a
-//! [`UnverifiedInode`], which the node's rows decide ([`crate::server`]'s confinement).
+//! and an operation that does not depend on its user is carried out without one. Inodes are
+//! authorized by what the session was granted ([`crate::session::granted`]); one that is not found
+//! there is an [`UnverifiedInode`], which is looked up in the node's rows
+//! (`crate::server::subtree`).
 
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
@@ -65,18 +66,18 @@ pub struct Grant {
     ended: AtomicU8,
 }
 
-/// A node id in a request that nobody knows yet to be within the subtree.
+/// An inode in a request that is not verified yet to be within the subtree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UnverifiedInode {
     /// A directory, by number.
     Dir(InodeId),
-    /// Something, and where it was seen.
+    /// An inode, and where it was seen.
     Ref(InodeRef),
     /// A file that the session was given, by number, and the directory in which it was named then.
     Given(InodeId, InodeId),
 }
 
-/// A directory that a session may list that is allowed what it asks for.
+/// A directory that a session may list if the request is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Listable {
     /// This one, as it is (0) or was at a snapshot.
@@ -89,7 +90,7 @@ pub enum Listable {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Authorized {
     /// To be within the subtree before it is carried out.
-    pub doubts: Vec<UnverifiedInode>,
+    pub unverified: Vec<UnverifiedInode>,
     /// Read permission of this directory is checked: if that is allowed, the session may list it.
     pub listed: Option<Listable>,
 }
@@ -101,18 +102,18 @@ impl Grant {
         Self { record, expires, ended: AtomicU8::new(LIVE) }
     }
 
-    /// Takes over what has become known of the token. True if it ends by that.
+    /// Takes over changes of the token. True if it ends by that.
     pub fn learn(&self, record: &TokenRecord, now: Nanos) -> bool {
         self.expires.fetch_min(record.expires.unwrap_or(Nanos::MAX), Ordering::Relaxed);
         if record.revoked.is_some() {
             return self.end(REVOKED);
         }
-        self.look(now)
+        self.refresh(now)
     }
 
     /// Time has passed. True if the token ends by that. The clock may also have been wrong: one
     /// that expired by it is good again when it is back, unlike one that was revoked.
-    pub fn look(&self, now: Nanos) -> bool {
+    pub fn refresh(&self, now: Nanos) -> bool {
         if self.expires.load(Ordering::Relaxed) <= now {
             return self.end(EXPIRED);
         }
@@ -139,7 +140,7 @@ impl Grant {
         }
     }
 
-    /// What a client is told when its token has ended.
+    /// The error for a client after its token has ended.
     pub fn why_ended(&self, ended: Ended) -> FsError {
         let why = format!(
             "token {} ({}) has {}: ask an administrator of the volume for a new one",
@@ -158,12 +159,12 @@ impl Grant {
         self.record.subtree.as_ref().map(|tree| tree.dir)
     }
 
-    /// Whether a session may ask for this, which is changed to what it may mean.
+    /// Whether a session may make this request, which is changed to what it may mean.
     ///
     /// # Errors
     /// `EACCES` for a user or group that the token does not cover; `EROFS` for changes if it is
     /// read-only; `EACCES` once it has ended.
-    pub fn judge(
+    pub fn authorize(
         &self,
         request: &mut Request,
         given: &mut GrantedInodes,
@@ -176,30 +177,30 @@ impl Grant {
         if self.record.read_only && changes(&request.op) {
             return Err(READ_ONLY);
         }
-        let mut judged = Authorized::default();
+        let mut authorized = Authorized::default();
         if self.limits_users() {
-            judge_handles(&mut request.op, opens)?;
-            self.judge_user(request, given, &mut judged)?;
+            authorize_handles(&mut request.op, opens)?;
+            self.authorize_user(request, given, &mut authorized)?;
         }
         if let Some(root) = self.root() {
             if is_of_snapshots(&request.op) {
                 return Err(NO_SNAPSHOTS);
             }
             if matches!(request.op, Op::Locate { .. }) {
-                // Its answer tells of names all over the volume.
+                // Its answer contains names from all over the volume.
                 return Err(OUTSIDE);
             }
             let mut within = Within { root, given, opens, tree };
-            confine(&mut request.op, &mut within, &mut judged.doubts);
+            collect_unverified(&mut request.op, &mut within, &mut authorized.unverified);
         }
-        Ok(judged)
+        Ok(authorized)
     }
 
-    /// As [`Grant::judge`], of a request about a lock.
+    /// As [`Grant::authorize`], of a request about a lock.
     ///
     /// # Errors
     /// `EBADF` for a POSIX lock for writing if the token is read-only; `EACCES` once it has ended.
-    pub fn judge_lock(
+    pub fn authorize_lock(
         &self,
         request: &LockRequest,
         given: &mut GrantedInodes,
@@ -215,11 +216,11 @@ impl Grant {
         {
             return Err(NOT_FOR_WRITING);
         }
-        Ok(self.doubt(request.ino(), given, opens, tree))
+        Ok(self.unverified(request.ino(), given, opens, tree))
     }
 
-    /// Whether nobody knows yet that a file is within the subtree.
-    pub fn doubt(
+    /// An entry if a file is not verified yet to be within the subtree.
+    pub fn unverified(
         &self,
         ino: InodeId,
         given: &mut GrantedInodes,
@@ -227,12 +228,12 @@ impl Grant {
         tree: &dyn Tree,
     ) -> Option<UnverifiedInode> {
         let mut within = Within { root: self.root()?, given, opens, tree };
-        (!within.has(ino)).then(|| within.doubt(&InodeRef::by_id(ino)))
+        (!within.has(ino)).then(|| within.unverified(&InodeRef::by_id(ino)))
     }
 
-    /// How a session that is to have a file open, by what it says itself, has it: for writing or
-    /// not; not at all if none of the users that the token covers could open it. More than an open
-    /// would give it such a claim does not.
+    /// How a session that is to have a file open, by its own claim, has it: for writing or not; not
+    /// at all if none of the users that the token covers could open it. More than an open would
+    /// give it such a claim does not.
     pub fn claimed(&self, inode: &Inode) -> Option<bool> {
         let may = |bits| !self.limits_users() || self.some_user_may(inode, bits);
         may(0o7).then(|| may(0o2))
@@ -240,7 +241,7 @@ impl Grant {
 
     /// Takes the content of a small file out of an answer, unless the session has it open or could
     /// read it by opening it. What it has instead is no content anywhere, and cannot be taken for
-    /// some: a client that reads it fails, and asks again.
+    /// some: a client that reads it fails, and sends the request again.
     pub fn withhold(&self, inode: &mut Inode, opens: &Opens) {
         let Inode { kind: Kind::File, data: Data::Inline(content), .. } = inode else { return };
         let len = content.len() as u32;
@@ -285,15 +286,15 @@ impl Grant {
             || *gids != kestrel_types::token::Ids::All
     }
 
-    fn judge_user(
+    fn authorize_user(
         &self,
         request: &mut Request,
         given: &mut GrantedInodes,
-        judged: &mut Authorized,
+        authorized: &mut Authorized,
     ) -> Result<(), FsError> {
         let covered = self.map_user(&mut request.creds);
-        // An honest client goes on with a listing, and ends what it does through handles, as nobody
-        // in particular.
+        // An honest client goes on with a listing, and ends what it does through handles,
+        // without a particular user.
         let (at, op) = read_at(&mut request.op);
         if let Op::ReadDir { dir, check, .. } = op {
             if !*check && given.listed.get((at, *dir)).is_none() {
@@ -304,16 +305,16 @@ impl Grant {
             }
             if *check {
                 covered?;
-                judged.listed = Some(Listable::Dir(at, *dir));
+                authorized.listed = Some(Listable::Dir(at, *dir));
             }
             return Ok(());
         }
         match covered {
             Ok(()) => {
-                judged.listed = allows_listing(at, op);
+                authorized.listed = allows_listing(at, op);
                 Ok(())
             }
-            Err(_) if asks_for_nobody(op) => {
+            Err(_) if needs_no_user(op) => {
                 request.creds = Creds { uid: NOBODY, gid: NOBODY, groups: Some([].into()) };
                 Ok(())
             }
@@ -347,9 +348,9 @@ impl Grant {
     }
 }
 
-/// What a mount asks for as nobody, or without a permission's being looked at, because it has the
-/// file open: it has to.
-fn judge_handles(op: &mut Op, opens: &Opens) -> Result<(), FsError> {
+/// A mount's request without a user, or without a check of permissions, because it has the file
+/// open: it has to have it open here.
+fn authorize_handles(op: &mut Op, opens: &Opens) -> Result<(), FsError> {
     match read_at(op).1 {
         Op::Compact { inode, .. } if !opens.get(inode.ino).write => Err(NOT_OPEN_FOR_WRITING),
         // A client then copies what it can read.
@@ -398,7 +399,7 @@ fn changes(op: &Op) -> bool {
 
 /// Whether the node does not look at the credentials, or only at what their user may leave as it
 /// was. The latter is taken away.
-fn asks_for_nobody(op: &mut Op) -> bool {
+fn needs_no_user(op: &mut Op) -> bool {
     match op {
         Op::Parent(_)
         | Op::GetAttr(_)
@@ -423,8 +424,8 @@ fn asks_for_nobody(op: &mut Op) -> bool {
     }
 }
 
-/// The directory, if it is one, that a session may list that is allowed this: a mount asks so when
-/// it opens one.
+/// The directory, if it is one, that a session may list if the request is allowed: a mount sends
+/// such a request when it opens one.
 fn allows_listing(at: SnapshotId, op: &Op) -> Option<Listable> {
     match op {
         Op::Access(inode, mask) => {
@@ -436,7 +437,7 @@ fn allows_listing(at: SnapshotId, op: &Op) -> Option<Listable> {
     }
 }
 
-/// What is known to be within the subtree of a session.
+/// What is verified to be within the subtree of a session.
 struct Within<'a> {
     root: InodeId,
     given: &'a mut GrantedInodes,
@@ -456,8 +457,8 @@ impl Within<'_> {
             || self.has_dir(ino)
     }
 
-    /// What is to be found out of one that nobody knows to be.
-    fn doubt(&self, inode: &InodeRef) -> UnverifiedInode {
+    /// How to verify an inode.
+    fn unverified(&self, inode: &InodeRef) -> UnverifiedInode {
         match self.given.dir_of(inode.ino).filter(|_| inode.seen.is_none()) {
             Some(dir) => UnverifiedInode::Given(inode.ino, dir),
             None => UnverifiedInode::Ref(inode.clone()),
@@ -465,24 +466,24 @@ impl Within<'_> {
     }
 }
 
-/// Finds the node ids in a request that nobody knows to be within the subtree. A path never leaves
-/// it: names are names, and links are the client's to follow.
-fn confine(op: &mut Op, within: &mut Within<'_>, doubts: &mut Vec<UnverifiedInode>) {
+/// Collects the inodes in a request that are not verified to be within the subtree. A path never
+/// leaves it: names are names, and links are the client's to follow.
+fn collect_unverified(op: &mut Op, within: &mut Within<'_>, unverified: &mut Vec<UnverifiedInode>) {
     // What is above it is itself, as above the root.
     if *op == Op::Parent(within.root) {
         *op = Op::GetAttr(InodeRef::by_id(within.root));
         return;
     }
-    // No client may ask for that, wherever the file is.
+    // No client may make that request, wherever the file is.
     if matches!(op, Op::Sweep(_)) {
         return;
     }
     op.visit_named(&mut |named| match named {
         Named::Dir(dir) if within.has_dir(*dir) => {}
-        Named::Dir(dir) => doubts.push(UnverifiedInode::Dir(*dir)),
+        Named::Dir(dir) => unverified.push(UnverifiedInode::Dir(*dir)),
         Named::Ref(inode) if within.has(inode.ino) => {}
-        Named::Ref(inode) => doubts.push(within.doubt(inode)),
+        Named::Ref(inode) => unverified.push(within.unverified(inode)),
         Named::File(ino) if within.has(*ino) => {}
-        Named::File(ino) => doubts.push(within.doubt(&InodeRef::by_id(*ino))),
+        Named::File(ino) => unverified.push(within.unverified(&InodeRef::by_id(*ino))),
     });
 }

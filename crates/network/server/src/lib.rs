@@ -1,8 +1,8 @@
 //! A metadata node as a server: clients, their sessions, and what they hold.
 //!
-//! A [`Server`] stands between connections, which know nothing of sessions, and the node, which
-//! knows nothing of clients. Behind it is one [`Backend`]: a node that has its volume to itself, or
-//! a member of a cluster. [`ClockedServer`] gives it the time and joins it to the transport,
+//! A [`Server`] stands between connections, which have no code for sessions, and the node, which
+//! has none for clients. Behind it is one [`Backend`]: a node that has its volume to itself, or a
+//! member of a cluster. [`ClockedServer`] gives it the time and joins it to the transport,
 //! [`kestrel_rpc`].
 //!
 //! ```
@@ -69,8 +69,8 @@
 //! - **Exactly once.** A numbered call is executed once, whatever is lost or sent again, also
 //!   across a restart of the node ([`session::window`], `kestrel_meta::txn`).
 //! - **Sessions.** What a client holds (open files, locks, object numbers) is its own, survives
-//!   broken connections and, if the client reclaims it, restarts; it goes when the client says
-//!   farewell or is not heard of for the lease.
+//!   broken connections and, if the client reclaims it, restarts; it goes when the client says Bye
+//!   or sends no message for the lease.
 //! - **A lie gains nothing.** Operations on handles are for the sessions that hold them
 //!   ([`authz`]); a client that shows a token does what it allows, and nothing else ([`grant`],
 //!   [`tokens`]). Refusals are on record ([`audit`]).

@@ -1,4 +1,4 @@
-//! The server behind real sockets: gives it the time, and tells it what a connection is.
+//! The server behind real sockets: gives it the time, and connects it to the transport.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Handler for ClockedServer {
         outbox: Arc<dyn Outbox>,
     ) -> Box<dyn handler::Connection> {
         let connection = self.server.connect(outbox, security, &peer.to_string());
-        Box::new(ClockedConn { connection, door: self.clone() })
+        Box::new(ClockedConn { connection, server: self.clone() })
     }
 
     fn tick(&self) -> Duration {
@@ -56,12 +56,12 @@ impl Handler for ClockedServer {
 /// A connection with a clock.
 struct ClockedConn {
     connection: Connection,
-    door: ClockedServer,
+    server: ClockedServer,
 }
 
 impl handler::Connection for ClockedConn {
     fn receive(&mut self, batch: &mut Vec<ToServer>) {
-        self.connection.receive(batch, self.door.now());
+        self.connection.receive(batch, self.server.now());
     }
 
     fn refuse(&mut self, error: &WireError) {

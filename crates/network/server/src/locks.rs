@@ -8,7 +8,8 @@
 //! | `deadlock` | circles of owners that wait for each other's byte ranges |
 //!
 //! Pure: no threads, no clock, no I/O, and the same calls give the same answers in the same order.
-//! Its owner calls it under one mutex and answers the calls that it says have waited long enough.
+//! Its owner calls it under one mutex and answers the calls that it returns as having waited long
+//! enough.
 //!
 //! **Semantics** are those of Linux on one machine, with an owner being (session, what the client's
 //! kernel calls the owner). Byte ranges: `fcntl(2)`; BSD locks: `flock(2)`. The two do not see each
@@ -18,8 +19,8 @@
 //!   waiting calls are looked at in the order in which they came, and each that nothing held
 //!   excludes any more gets its lock. A call that waits for an exclusive lock does not keep readers
 //!   out, as in Linux: related processes take shared locks one inside the other (`flock -s f make`,
-//!   which runs `flock -s f …`), and would wait for ever if somebody else's wish could come
-//!   between.
+//!   which runs `flock -s f …`), and would wait for ever if the request of another process could
+//!   come between.
 //! - `EDEADLK`: a wait for a byte range is refused if it would close a circle of owners that wait
 //!   for each other, over all files and sessions. Locks of an open file description are byte ranges
 //!   like others here: FUSE does not tell them apart. (Linux has no such check for them. Circles
@@ -29,10 +30,10 @@
 //! - Everything is idempotent: a request that is repeated because its answer was lost changes
 //!   nothing.
 //!
-//! **Sessions.** When a connection breaks, the session's waits stay where they are in line without
-//! anybody to answer ([`Locks::orphan_waits`]), until the same request comes again over the next
-//! connection. When a session ends, all it holds and waits for goes. What the node knew of locks
-//! before a restart, clients tell it ([`Locks::reclaim`]).
+//! **Sessions.** When a connection breaks, the session's waits keep their place in the queue
+//! without a connection for the answer ([`Locks::orphan_waits`]), until the same request comes
+//! again over the next connection. When a session ends, all it holds and waits for goes. After a
+//! restart, clients reclaim their locks ([`Locks::reclaim`]).
 //!
 //! **Bounds** are in [`LockLimits`]; beyond them requests get `ENOLCK`. Giving up what an owner has
 //! as a whole always works.
@@ -246,7 +247,7 @@ impl Locks {
     /// `EAGAIN` if another has claimed it: the client has lost it. `ENOLCK`, `EINVAL` as
     /// [`Locks::set`].
     pub fn reclaim(&mut self, session: u64, span: &LockSpan) -> FsResult<()> {
-        // Nobody waits before everybody has reclaimed, so nobody is woken.
+        // No call waits before all clients have reclaimed, so none is woken.
         self.set(session, span, None, &mut Vec::new()).map(|_| ())
     }
 
@@ -291,9 +292,9 @@ impl Locks {
         true
     }
 
-    /// The session's connection is gone: nobody can be answered. Its waits keep their places until
-    /// the same requests come again; one that gets its lock meanwhile holds it, as the request will
-    /// then find.
+    /// The session's connection is gone: there is none for answers. Its waits keep their places in
+    /// the queue until the same requests come again; one that gets its lock meanwhile holds it, as
+    /// the request will then find.
     pub fn orphan_waits(&mut self, session: u64) {
         let Some(held) = self.sessions.get_mut(&session) else { return };
         for (key, number) in std::mem::take(&mut held.calls).into_values() {
@@ -315,8 +316,8 @@ impl Locks {
         for (key, number) in waits {
             self.remove_wait(key, number);
         }
-        // All goes before anybody is woken: else a later request could pass one that all of it kept
-        // out.
+        // All goes before any call is woken: else a later request could pass one that all of it
+        // kept out.
         for (key, id) in &owners {
             self.let_go(LockOwner { session, id: *id }, *key, 0, LOCK_END);
         }
@@ -366,7 +367,7 @@ impl Locks {
         }
     }
 
-    /// Gives up a range and wakes nobody. False if nothing of it was held.
+    /// Gives up a range and wakes no call. False if nothing of it was held.
     fn let_go(&mut self, owner: LockOwner, key: FileKey, start: u64, end: u64) -> bool {
         let Some(file) = self.files.get_mut(&key) else { return false };
         if file.ranges(owner).is_none_or(|ranges| ranges.overlapping(start, end).next().is_none()) {

@@ -1,8 +1,8 @@
 //! Object numbers that clients were given and may still come to refer to.
 //!
-//! A client stores bytes under a number first and refers to them later; in between nothing on the
-//! node says that they are wanted. So an object is in use while its number was given to a living
-//! session and is not below what that client said it is done with.
+//! A client stores bytes under a number first and refers to them later; in between no row of the
+//! node refers to them. So an object is in use while its number was given to a living session and
+//! is not below the number up to which that client is done.
 
 use std::collections::BTreeMap;
 
@@ -27,8 +27,8 @@ struct Holder {
     starts: BTreeMap<ObjectId, ()>,
 }
 
-/// Numbers by session. Invariant: stretches do not overlap, none is empty, and each is known on
-/// both sides.
+/// Numbers by session. Invariant: stretches do not overlap, none is empty, and each is in both
+/// maps.
 #[derive(Debug, Default)]
 pub struct Objects {
     stretches: BTreeMap<ObjectId, Stretch>,
@@ -41,8 +41,8 @@ impl Objects {
         self.holders.get(&holder).is_none_or(|held| held.starts.len() < OBJECT_RANGES_MAX)
     }
 
-    /// A session was given `count` numbers from `first` on. What a claim says of numbers of another
-    /// session is ignored.
+    /// A session was given `count` numbers from `first` on. A claim of numbers of another session
+    /// is ignored.
     pub fn give(&mut self, holder: u64, first: ObjectId, count: u32) {
         let Some(end) = first.checked_add(u64::from(count)).filter(|end| *end > first) else {
             return;
@@ -94,7 +94,7 @@ impl Objects {
         }
     }
 
-    /// Whether somebody may still come to refer to the object.
+    /// Whether a client may still come to refer to the object.
     pub fn in_use(&self, object: ObjectId) -> bool {
         let Some((_, stretch)) = self.stretches.range(..=object).next_back() else { return false };
         object < stretch.end

@@ -1,13 +1,13 @@
 //! The other nodes of the cluster: connections to them, over which envelopes of this node's member
 //! leave.
 //!
-//! What comes from them comes over connections that they have dialed, to the same port that clients
-//! use ([`crate::server`]'s gate).
+//! Their messages come over connections that they have dialed, to the same port that clients use
+//! (`crate::server::peer_handshake`).
 //!
-//! A node is dialed where it was last heard of ([`kestrel_cluster::addresses`]): at once when it,
-//! or somebody else, says where that is. The connection to where it was is given up then: that
-//! start of it has ended, or must not be talked to any more. A node that is connected to is told
-//! first where the others are.
+//! A node is dialed at its newest address ([`kestrel_cluster::addresses`]): at once when the node
+//! itself, or another one, sends a newer one. The connection to the old address is given up then:
+//! the start of the node there has ended, or must get no more messages. The first message over a
+//! connection has the addresses of the other nodes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,12 +22,12 @@ use kestrel_types::placement::{NodeId, PlacementMap};
 use kestrel_types::wire::{PeerHello, PeerSecret, Versions};
 use parking_lot::RwLock;
 
-/// What tells nodes of one cluster from all others.
+/// What distinguishes the nodes of one cluster from all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The volume's number.
     pub volume: [u8; 16],
-    /// What its nodes know and nobody else.
+    /// The secret that only its nodes have.
     pub secret: PeerSecret,
     /// The word that this node's directory was born with.
     pub node_uuid: u64,
@@ -65,7 +65,7 @@ impl Introduction {
         let mut config = PeerConfig::new(address, hello, identity.secret, &self.tls);
         let (me, address_book) = (self.me, self.address_book.clone());
         config.greeting = Some(Greeting(Arc::new(move || {
-            // The receiver knows where it is itself, and has just been told where this node is.
+            // The receiver has its own address, and has just got that of this node.
             let others =
                 address_book.all().into_iter().filter(|at| at.node != me && at.node != node);
             envelope(me, others.collect())
@@ -78,7 +78,7 @@ impl Introduction {
     }
 }
 
-/// What tells where these nodes are; none if there is nothing to tell.
+/// The message with the addresses of these nodes; none if there are none.
 fn envelope(from: NodeId, nodes: Vec<NodeAddress>) -> Option<Vec<u8>> {
     if nodes.is_empty() {
         return None;
@@ -119,8 +119,8 @@ impl Peers {
         });
     }
 
-    /// Begins to connect to those nodes of a table that there are no connections to, each where it
-    /// was last heard of. Does not wait for them.
+    /// Begins to connect to those nodes of a map that there are no connections to, each at its
+    /// newest address. Does not wait for them.
     ///
     /// # Errors
     /// If a thread does not start; the rest is tried again when this is called again.
@@ -138,7 +138,7 @@ impl Peers {
         Ok(())
     }
 
-    /// A node has said where it is, or others have.
+    /// A node has sent its address, or others have.
     fn found(&self, at: &NodeAddress, is_new: bool) {
         let Some(introduction) = self.introduction.get() else { return };
         if at.node == introduction.me {
@@ -162,7 +162,7 @@ impl Peers {
     /// Dials a node where it is by now, in the place of the connection there was.
     fn redirect(&self, introduction: &Introduction, node: NodeId) {
         let mut links = self.links.write();
-        // Somebody else may have been faster, with newer news.
+        // Another thread may have been faster, with a newer address.
         let Some(at) = introduction.address_book.of(node) else { return };
         let Some(link) = links.get(&node).filter(|link| link.address() != at.address) else {
             return;
@@ -189,7 +189,7 @@ impl Peers {
         }
     }
 
-    /// Tells all other nodes that one is elsewhere. A node that does not hear it is told when it is
+    /// Sends all other nodes the new address of one. A node that does not get it gets it when it is
     /// connected to.
     fn pass_on(&self, introduction: &Introduction, at: &NodeAddress) {
         let links = self.links.read();
@@ -201,8 +201,8 @@ impl Peers {
         }
     }
 
-    /// Lets go of nodes that are not in the table any more, when they have gone. Until then they
-    /// may have to hear that.
+    /// Lets go of nodes that are not in the map any more, when they have gone. Until then they may
+    /// have to be told that they have left.
     pub fn forget_former(&self, placement: &PlacementMap) {
         if let Some(introduction) = self.introduction.get() {
             introduction.address_book.forget(|node| placement.heir_of(node).is_some());
@@ -224,12 +224,12 @@ impl Peers {
         }
     }
 
-    /// Why there is no connection to a node, if there is none and that is known.
+    /// Why there is no connection to a node; none if there is one, or no reason has been found yet.
     pub fn why_down(&self, node: NodeId) -> Option<String> {
         self.links.read().get(&node)?.why_down()
     }
 
-    /// Another node has refused this one for good, and said so: this node must end.
+    /// Another node has refused this one for good: this node must end.
     pub fn expelled(&self) -> Option<String> {
         self.links.read().values().find_map(PeerLink::expelled)
     }
@@ -242,7 +242,7 @@ impl Peers {
 
 impl Carrier for Peers {
     fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Undeliverable>> {
-        // Nobody else would take it: it is from a node that is not in the table.
+        // No other node would take it: it is from a node that is not in the map.
         let links = self.links.read();
         let Some(link) = links.get(&to) else { return Ok(()) };
         let mut bytes = Vec::new();

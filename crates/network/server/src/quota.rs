@@ -1,10 +1,10 @@
-//! How many lines may be written about what anybody can cause: so many for each address and so many
-//! in all, in a window of time.
+//! How many lines may be written about what any client can cause: so many for each address and so
+//! many in all, in a window of time.
 
 use kestrel_types::clock::Nanos;
 use rustc_hash::FxHashMap;
 
-/// See the module's header. Whatever the clock does, a window has its lines once.
+/// See the module's header. Also if the clock goes back, a window has its lines once.
 #[derive(Debug)]
 pub struct Quota {
     window: Nanos,
@@ -33,7 +33,7 @@ impl Quota {
     }
 
     /// Whether something about `peer`, an address with or without its port, gets a line.
-    pub fn admits(&mut self, now: Nanos, peer: &str) -> bool {
+    pub fn allows(&mut self, now: Nanos, peer: &str) -> bool {
         self.turn(now);
         let address = host(peer);
         let of_address = self.by_address.get(address).copied().unwrap_or_default();
@@ -47,7 +47,7 @@ impl Quota {
         true
     }
 
-    /// How many got no line since this was asked for last.
+    /// How many got no line since the last call.
     pub fn take_left_out(&mut self) -> u64 {
         std::mem::take(&mut self.left_out)
     }
@@ -80,7 +80,7 @@ mod tests {
     fn lines_are_bounded_by_address_and_in_all() {
         let mut quota = Quota::new(10, 5, 2);
         let mut lines = |now, hosts: &[&str]| {
-            let admitted = hosts.iter().filter(|host| quota.admits(now, &format!("{host}:7")));
+            let admitted = hosts.iter().filter(|host| quota.allows(now, &format!("{host}:7")));
             (admitted.count(), quota.take_left_out())
         };
         assert_eq!(lines(0, &["a", "a", "a", "a", "b"]), (3, 2));
@@ -90,11 +90,11 @@ mod tests {
         assert_eq!(lines(-25, &["a", "a", "a"]), (2, 1));
     }
 
-    /// What was left out is told when its window is over.
+    /// The count of lines left out is reported when their window is over.
     #[test]
-    fn what_was_left_out_is_told_later() {
+    fn left_out_lines_of_past_windows() {
         let mut quota = Quota::new(10, 1, 1);
-        assert!(quota.admits(3, "a:1") && !quota.admits(4, "a:2") && !quota.admits(5, "b:1"));
+        assert!(quota.allows(3, "a:1") && !quota.allows(4, "a:2") && !quota.allows(5, "b:1"));
         assert_eq!(quota.take_left_out_before(9), 0);
         assert_eq!((quota.take_left_out_before(10), quota.take_left_out_before(30)), (2, 0));
     }

@@ -13,8 +13,8 @@
 //! | `time` | time passes: leases end, old answers are forgotten, the grace period ends |
 //!
 //! **Locks of this crate, in the order in which they may be taken:** the directory of sessions; one
-//! session; then one of lock desk, objects, grace, releases. The node is called with none of them
-//! held, and so are outboxes except where noted.
+//! session; then one of lock service, objects, grace, releases. The node is called with none of
+//! them held, and so are outboxes except where noted.
 //!
 //! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that
 //! outlive the process carry wall time, which comes from the volume's clock.
@@ -66,14 +66,14 @@ pub(crate) use subtree::Outside;
 /// A request of the server's own.
 pub(crate) type Submission = (Request, Done);
 
-/// Most clients that are named when somebody waits for them.
+/// Most clients that are named in a log line about a wait for them.
 const NAMED_MAX: usize = 5;
 
 /// Lines in the log about connections that were refused: so many in this time, and so many of them
 /// about one address.
-const REFUSED_LINES: (Nanos, u32, u32) = (60 * SECOND, 30, 5);
+const LOG_QUOTA: (Nanos, u32, u32) = (60 * SECOND, 30, 5);
 
-/// What clients are told of a volume by a placement map.
+/// Makes the description of a volume for clients out of a placement map.
 pub type Describe = dyn Fn(&PlacementMap) -> Box<[u8]> + Send + Sync;
 
 /// By which table it was made, and after how many changes of nodes' addresses.
@@ -84,28 +84,28 @@ type Description = ((u64, u64), Box<[u8]>);
 pub(crate) struct ServerShared {
     pub config: SessionServerConfig,
     /// The placement map.
-    pub tables: CurrentMap,
-    /// Makes what clients are told of the volume, of which several nodes have a table.
+    pub current_map: CurrentMap,
+    /// Makes the description of the volume for clients, if several nodes share it.
     describe: OnceLock<Box<Describe>>,
     /// What it made last.
     description: Mutex<Description>,
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
-    pub desk: Mutex<LockService>,
+    pub lock_service: Mutex<LockService>,
     pub objects: Mutex<Objects>,
     pub grace: Mutex<Option<Grace>>,
     /// Opens to give back to the node: their sessions are gone.
     pub releases: Mutex<Vec<(InodeId, u32)>>,
     pub counts: Counts,
     /// Lines about refused connections.
-    refused_lines: Mutex<Quota>,
+    log_quota: Mutex<Quota>,
 }
 
 /// See the module's header.
 pub struct Server {
     pub(crate) backend: Backend,
-    gate: Option<PeerHandshake>,
+    peer_handshake: Option<PeerHandshake>,
     tokens: Arc<Tokens>,
     pub(crate) shared: Arc<ServerShared>,
     pub(crate) admin: Arc<dyn Admin>,
@@ -140,7 +140,7 @@ impl Server {
         }
         let backend = backend.into();
         let records = backend.node().sessions()?;
-        let gate = PeerHandshake::of(&backend, config.peers.as_ref());
+        let peer_handshake = PeerHandshake::of(&backend, config.peers.as_ref());
         let tokens = Arc::new(Tokens::read(backend.node().engine().clone())?);
         if let Some(identity) = &config.peers {
             tokens.let_nodes_in(&identity.secret.0);
@@ -149,31 +149,30 @@ impl Server {
             describe: OnceLock::new(),
             description: Mutex::default(),
             config,
-            tables: backend.tables(),
+            current_map: backend.current_map(),
             directory: Mutex::default(),
             last_holder: AtomicU64::new(0),
-            desk: Mutex::new(LockService::new(limits, backend.tables())),
+            lock_service: Mutex::new(LockService::new(limits, backend.current_map())),
             objects: Mutex::default(),
             grace: Mutex::default(),
             releases: Mutex::default(),
             counts: Counts::default(),
-            refused_lines: Mutex::new(Quota::new(
-                REFUSED_LINES.0,
-                REFUSED_LINES.1,
-                REFUSED_LINES.2,
-            )),
+            log_quota: Mutex::new(Quota::new(LOG_QUOTA.0, LOG_QUOTA.1, LOG_QUOTA.2)),
         };
         let shared = Arc::new(shared);
         if let Backend::Member(host) = &backend {
             let clients = shared.clone();
             host.set_object_users(Box::new(move |object| clients.in_use(object)));
             let locks = shared.clone();
-            host.set_lock_guard(Box::new(move |leaves| locks.desk.lock().files_kept(leaves)));
+            host.set_lock_guard(Box::new(move |leaves| {
+                locks.lock_service.lock().files_kept(leaves)
+            }));
             let sessions = shared.clone();
-            host.set_departure_guard(Box::new(move || sessions.who_is_here()));
+            host.set_departure_guard(Box::new(move || sessions.connected_client()));
         }
         let (ticked, mute) = (Mutex::new(now), Mutex::default());
-        let server = Arc::new(Self { backend, gate, tokens, shared, admin, clock, ticked, mute });
+        let server =
+            Arc::new(Self { backend, peer_handshake, tokens, shared, admin, clock, ticked, mute });
         server.restore(records, now)?;
         Ok(server)
     }
@@ -187,12 +186,12 @@ impl Server {
         let shared = node.cluster().is_some_and(|cluster| cluster.is_shared());
         let before = node.lease_on_record()?;
         let longest = before.unwrap_or(0).clamp(config.lease, LEASE_MAX);
-        // A client that asks for less than its lease has that, where no other process may have been
+        // A client that wants less than its lease has that, where no other process may have been
         // the node.
         let covers = shared || config.grace >= config.lease;
         let mut grace = Grace::of(if covers { config.grace.max(longest) } else { config.grace });
         if before != Some(longest) {
-            // Clients hear of this lease next.
+            // The next Welcome has this lease.
             node.record_lease(longest)?;
             node.engine().sync().map_err(|why| FsError::because(libc::EIO, why.to_string()))?;
         }
@@ -210,7 +209,7 @@ impl Server {
                 match record.ended {
                     None => {
                         state.begin_reclaim();
-                        state.told = SessionState::Restarted;
+                        state.announced = SessionState::Restarted;
                         state.may_claim_locks = true;
                         grace.awaits(client);
                     }
@@ -225,15 +224,15 @@ impl Server {
         drop(directory);
         if grace.is_over(now) {
             self.backend.node().end_grace()?;
-            self.settle_lease();
+            self.record_lease();
         } else {
-            self.shared.desk.lock().begin_grace();
+            self.shared.lock_service.lock().begin_grace();
             *self.shared.grace.lock() = Some(grace);
         }
         Ok(())
     }
 
-    /// A connection that has said nothing yet. `peer` is for people.
+    /// A connection without a message yet. `peer` is for people.
     pub fn connect(
         self: &Arc<Self>,
         outbox: Arc<dyn Outbox>,
@@ -249,14 +248,14 @@ impl Server {
         self.shared.in_use(object)
     }
 
-    /// Has clients told what `describe` makes of the present placement map, with nodes where they
-    /// are, in the place of [`SessionServerConfig::descriptor`]. Once; of use to a member's server
-    /// only. It must not wait.
+    /// Makes clients get the description that `describe` makes of the present placement map, with
+    /// the nodes' present addresses, in the place of [`SessionServerConfig::descriptor`]. Once; of
+    /// use to a member's server only. It must not wait.
     pub fn describe_by(&self, describe: Box<Describe>) {
         let _ = self.shared.describe.set(describe);
     }
 
-    /// What clients are told of the volume.
+    /// The description of the volume for clients.
     fn description(&self) -> Box<[u8]> {
         let (Some(describe), Backend::Member(host)) = (self.shared.describe.get(), &self.backend)
         else {
@@ -273,7 +272,7 @@ impl Server {
 
     /// Writes to the log that a connection was refused, or counts it where there were many.
     pub(crate) fn log_refused(&self, peer: &str, why: &FsError) {
-        let admitted = self.shared.refused_lines.lock().admits(self.clock.now(), peer);
+        let admitted = self.shared.log_quota.lock().allows(self.clock.now(), peer);
         // All of them for a caller that looks for them.
         let level = if admitted { log::Level::Warn } else { log::Level::Debug };
         log::log!(level, "{peer}: connection refused: {why}");
@@ -281,7 +280,7 @@ impl Server {
 
     /// Writes to the log how many refused connections got no line, once their minute is over.
     fn log_refused_more(&self) {
-        let left_out = self.shared.refused_lines.lock().take_left_out_before(self.clock.now());
+        let left_out = self.shared.log_quota.lock().take_left_out_before(self.clock.now());
         if left_out > 0 {
             log::warn!("{left_out} more connections were refused in a minute");
         }
@@ -304,8 +303,8 @@ impl Server {
 
     /// Lets nodes in that the table does not name: they are to join.
     pub fn expect(&self, nodes: impl IntoIterator<Item = NodeId>) {
-        if let Some(gate) = &self.gate {
-            gate.expect(nodes);
+        if let Some(handshake) = &self.peer_handshake {
+            handshake.expect(nodes);
         }
     }
 
@@ -317,13 +316,13 @@ impl Server {
             let state = session.state.lock();
             if state.is_alive() {
                 stats.sessions += 1;
-                stats.connected += u64::from(state.line.is_some());
+                stats.connected += u64::from(state.conn.is_some());
             } else {
                 stats.expired += 1;
             }
             stats.opens += state.opens.total() as u64;
         }
-        let locks = self.shared.desk.lock().locks.counts();
+        let locks = self.shared.lock_service.lock().locks.counts();
         stats.lock_ranges = locks.ranges as u64;
         stats.lock_waits = locks.waits as u64;
         stats.grace_left = self.shared.grace.lock().as_ref().map_or(0, |grace| grace.left(now));
@@ -337,17 +336,17 @@ impl Server {
             SessionInfo {
                 client: session.client,
                 who: state.who.clone(),
-                peer: state.line.as_ref().map(|line| line.peer.to_string()),
+                peer: state.conn.as_ref().map(|conn| conn.peer.to_string()),
                 state: match state.phase {
                     Phase::Live => "live",
                     Phase::Reclaiming => "reclaiming",
                     Phase::Expired | Phase::Ended => "expired",
                 },
                 since: session.since,
-                lease_left: (session.heard() + self.shared.config.lease - now).max(0),
+                lease_left: (session.last_message() + self.shared.config.lease - now).max(0),
                 incarnation: state.incarnation,
                 opens: state.opens.total(),
-                locks: self.shared.desk.lock().locks.session_counts(state.holder).ranges,
+                locks: self.shared.lock_service.lock().locks.session_counts(state.holder).ranges,
             }
         };
         self.all_sessions().into_iter().map(info).collect()
@@ -358,9 +357,9 @@ impl Server {
     pub fn close(&self) {
         self.close_peers();
         for session in self.all_sessions() {
-            let line = session.state.lock().line.take();
-            if let Some(line) = line {
-                line.outbox.close("the node is shutting down");
+            let conn = session.state.lock().conn.take();
+            if let Some(conn) = conn {
+                conn.outbox.close("the node is shutting down");
             }
         }
     }
@@ -398,7 +397,7 @@ impl Server {
 
 impl ServerShared {
     /// The clients that have a session that is alive.
-    fn who_is_here(&self) -> Option<String> {
+    fn connected_client(&self) -> Option<String> {
         let sessions: Vec<_> = self.directory.lock().values().cloned().collect();
         let alive = sessions.iter().filter_map(|session| {
             let state = session.state.lock();
@@ -423,7 +422,7 @@ impl ServerShared {
         self.last_holder.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Tells a client why it is not served, and closes its connection.
+    /// Sends a client the reason why it is not served, and closes its connection.
     pub fn refuse(&self, outbox: &dyn Outbox, checksum: Checksum, why: FsError) {
         self.counts.refused.add(1);
         let close = why.reason.to_string();

@@ -16,11 +16,11 @@
 //! ```
 //!
 //! - **Live**: calls are served, as soon as the record of the session is durable.
-//! - **Reclaiming**: the node does not know what the client holds, because it restarted, had given
-//!   the session up, or never heard of a client that says it was here. Nothing but Reclaim is
-//!   served.
-//! - **Expired**: the client was not heard of for the lease. Its opens and locks are gone; what
-//!   became of its calls is still known, so one that comes back executes nothing twice.
+//! - **Reclaiming**: the node has no record of what the client holds, because it restarted, had
+//!   given the session up, or never had the session of a client that claims one. Nothing but
+//!   Reclaim is served.
+//! - **Expired**: no message of the client came for the lease. Its opens and locks are gone; the
+//!   replies to its calls are still recorded, so one that comes back executes nothing twice.
 //!
 //! A session has one connection at most, that with the highest incarnation. Under the session's
 //! lock it is decided whether a frame belongs to it; what is found to do then is marked there (a
@@ -58,7 +58,7 @@ pub enum Phase {
     Live,
     /// Given up.
     Expired,
-    /// The client said farewell.
+    /// The client said Bye.
     Ended,
 }
 
@@ -85,26 +85,26 @@ pub struct ClaimMessage {
     pub lost: Reclaimed,
     /// Nothing more follows.
     pub last: bool,
-    /// The client has begun again: nobody waits for the answer.
+    /// The client has begun again: no call waits for the answer.
     pub superseded: bool,
 }
 
-/// What a client has told so far of what it holds.
+/// What a client has claimed so far.
 #[derive(Debug, Default)]
 pub struct Claims {
     /// The message that is being worked on: one at a time.
-    pub part: Option<ClaimMessage>,
+    pub message: Option<ClaimMessage>,
     /// Messages that came meanwhile: call and content.
     pub parked: VecDeque<(u64, Reclaim)>,
-    /// How often each file is said to be open, in this attempt.
+    /// How often each file is claimed to be open, in this attempt.
     pub opens: BTreeMap<InodeId, u32>,
-    /// Locks claimed so far, over all attempts, and whether they were had: the client may not have
-    /// heard of it, and what was lost once stays lost even if it is free by now.
+    /// Locks claimed so far, over all attempts, and whether they were had: the answer may not have
+    /// reached the client, and what was lost once stays lost even if it is free by now.
     pub locks: FxHashMap<LockSpan, bool>,
     /// Whether what the next message names is within the subtree is being looked at: the number of
     /// that look.
     pub vetting: Option<u64>,
-    /// What of the next message is not, once that is known.
+    /// Inodes of the next message that are outside, once they are checked.
     pub outside: Option<Vec<InodeId>>,
 }
 
@@ -112,12 +112,12 @@ pub struct Claims {
 pub struct State {
     /// Where it is in its life.
     pub phase: Phase,
-    /// What the client was, or will be, told of its session.
-    pub told: SessionState,
+    /// The state of the session, as the client's Welcome had it or will have it.
+    pub announced: SessionState,
     /// Number of the newest connection.
     pub incarnation: u64,
     /// The connection, if there is one.
-    pub line: Option<SessionConn>,
+    pub conn: Option<SessionConn>,
     /// For people.
     pub who: String,
     /// Its number as an owner of locks and objects: a new one each time the session is given up.
@@ -133,12 +133,12 @@ pub struct State {
     pub may_claim_locks: bool,
     /// Something came that is neither claim nor retry since everything was reclaimed: all retries
     /// are in.
-    pub settled: bool,
+    pub retries_in: bool,
     /// The session's record is durable.
     pub recorded: bool,
-    /// The session was lost, but its client says in its newest Hello that it holds nothing, and
-    /// nothing has confirmed that yet: what it would have been told. (That Hello may be an old one
-    /// that was long under way.)
+    /// The session was lost, but its client's newest Hello claims that it holds nothing, and
+    /// nothing has confirmed that yet: the state that its Welcome would have had. (That Hello may
+    /// be an old one that was long under way.)
     pub denied: Option<SessionState>,
     /// When it was given up.
     pub expired_at: Nanos,
@@ -147,8 +147,8 @@ pub struct State {
     /// What it was given, if it is confined.
     pub given: GrantedInodes,
     /// How often it was looked at whether what a message claims is within the subtree.
-    pub looks: u64,
-    /// Its token is known: another token than that of its grant does not take it over.
+    pub vettings: u64,
+    /// Its token has been checked: another token than that of its grant does not take it over.
     pub bound: bool,
 }
 
@@ -158,8 +158,8 @@ pub struct Session {
     pub client: ClientId,
     /// When it began, wall time.
     pub since: Nanos,
-    /// When the client was last heard of, by the server's clock.
-    heard: AtomicI64,
+    /// Time of the client's last message, by the server's clock.
+    last_message: AtomicI64,
     /// The rest.
     pub state: Mutex<State>,
 }
@@ -169,36 +169,36 @@ impl Session {
     pub fn new(client: ClientId, since: Nanos, who: String, holder: u64, now: Nanos) -> Self {
         let state = State {
             phase: Phase::Live,
-            told: SessionState::New,
+            announced: SessionState::New,
             incarnation: 0,
-            line: None,
+            conn: None,
             who,
             holder,
             window: Window::default(),
             opens: Opens::default(),
             claims: Claims::default(),
             may_claim_locks: false,
-            settled: true,
+            retries_in: true,
             recorded: false,
             denied: None,
             expired_at: 0,
             grant: None,
             given: GrantedInodes::default(),
-            looks: 0,
+            vettings: 0,
             bound: false,
         };
-        Self { client, since, heard: AtomicI64::new(now), state: Mutex::new(state) }
+        Self { client, since, last_message: AtomicI64::new(now), state: Mutex::new(state) }
     }
 
-    /// The client was heard of.
+    /// A message of the client came.
     #[inline]
-    pub fn hear(&self, now: Nanos) {
-        self.heard.fetch_max(now, Ordering::Relaxed);
+    pub fn note_message(&self, now: Nanos) {
+        self.last_message.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// When the client was last heard of.
-    pub fn heard(&self) -> Nanos {
-        self.heard.load(Ordering::Relaxed)
+    /// Time of the client's last message.
+    pub fn last_message(&self) -> Nanos {
+        self.last_message.load(Ordering::Relaxed)
     }
 }
 
@@ -216,19 +216,19 @@ impl State {
     /// The client has to say what it holds before anything else.
     pub fn begin_reclaim(&mut self) {
         self.phase = Phase::Reclaiming;
-        self.settled = false;
+        self.retries_in = false;
         self.claims = Claims::default();
     }
 
-    /// The client says it again from the beginning, over a new connection. What the node is still
-    /// working on goes on.
+    /// The client begins its reclaim again, over a new connection. What the node is still working
+    /// on goes on.
     pub fn restart_reclaim(&mut self) {
         self.claims.parked.clear();
         self.claims.opens.clear();
         (self.claims.vetting, self.claims.outside) = (None, None);
-        if let Some(part) = &mut self.claims.part {
-            part.superseded = true;
-            part.last = false;
+        if let Some(message) = &mut self.claims.message {
+            message.superseded = true;
+            message.last = false;
         }
     }
 }

@@ -53,7 +53,7 @@ counts! {
     sessions_begun,
     /// Sessions that ended with a farewell.
     sessions_ended,
-    /// Sessions of clients that were not heard of within the lease.
+    /// Sessions of clients that sent no message within the lease.
     sessions_expired,
     /// Sessions that reclaimed what they held.
     sessions_reclaimed,
@@ -110,12 +110,12 @@ pub struct ServerStats {
     pub grace_left: Nanos,
 }
 
-/// What is known of a session.
+/// One session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionInfo {
     /// The client.
     pub client: ClientId,
-    /// What the client says of itself.
+    /// The client's name, as its Hello has it.
     pub who: String,
     /// Where it is connected from, if it is.
     pub peer: Option<String>,
@@ -123,7 +123,7 @@ pub struct SessionInfo {
     pub state: &'static str,
     /// When the session began, wall time.
     pub since: Nanos,
-    /// Time until the session is given up, unless the client is heard of.
+    /// Time until the session is given up, unless a message of the client comes.
     pub lease_left: Nanos,
     /// Connections so far.
     pub incarnation: u64,

@@ -2,12 +2,12 @@
 //! same of them.
 //!
 //! **No coordinator.** Every node has all records ([`kestrel_types::token`]: they only ever allow
-//! less). Once a second it tells each other node a hash of what it has; a node that has something
+//! less). Once a second it sends each other node a hash of what it has; a node that has something
 //! else answers with all of its own, and takes over what it lacks. So a token that was revoked
 //! anywhere is of no use anywhere within two seconds of the nodes reaching each other.
 //!
-//! **A node that starts** may have missed that a token was revoked. It takes nobody's until it
-//! knows the same as most nodes, itself included; most of them are needed to serve at all.
+//! **A node that starts** may have missed that a token was revoked. It takes no token until it has
+//! the same records as most nodes, itself included; most of them are needed to serve at all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,8 +25,8 @@ use parking_lot::Mutex;
 
 use crate::grant::Grant;
 
-/// Time between two times that a node tells the others what it has.
-const TELL: Nanos = SECOND;
+/// Time between two announcements of a node's hash.
+const ANNOUNCE_EVERY: Nanos = SECOND;
 
 /// Bytes of records in one message to another node, about.
 const RECORDS_BYTES: usize = 1 << 20;
@@ -40,11 +40,11 @@ struct State {
     digest: Digest,
     /// What sessions refer to.
     grants: BTreeMap<TokenId, Weak<Grant>>,
-    /// What the others said last that they have.
-    heard: BTreeMap<NodeId, Digest>,
+    /// The last hashes of the others.
+    digests: BTreeMap<NodeId, Digest>,
     /// This node has had the same as most nodes since it was started.
-    settled: bool,
-    told: Nanos,
+    agreed: bool,
+    announced: Nanos,
 }
 
 /// The other nodes, and the way to them.
@@ -82,8 +82,8 @@ impl Tokens {
         })
     }
 
-    /// There are other nodes: `nodes` says which, this one, `me`, among them. Once, before anybody
-    /// is served.
+    /// There are other nodes: `nodes` lists them, this one, `me`, among them. Once, before any
+    /// client is served.
     pub fn are_shared(
         &self,
         me: NodeId,
@@ -93,8 +93,8 @@ impl Tokens {
         let _ = self.others.set(Others { me, carrier, nodes });
     }
 
-    /// Nodes of the cluster with this secret are let in as clients, to administer. Once, before
-    /// anybody is served.
+    /// Nodes of the cluster with this secret are let in as clients, to administer. Once, before any
+    /// client is served.
     pub fn let_nodes_in(&self, secret: &[u8]) {
         let token = Token::of_nodes(secret, None);
         let all = TokenRecord::new(token.id, "nodes of the cluster", token.verifier(), 0);
@@ -115,25 +115,25 @@ impl Tokens {
         self.state.lock().records.get(&id).cloned()
     }
 
-    /// Puts what has become known of some tokens on record and tells the other nodes; returns when
-    /// it is durable here.
+    /// Puts changes of some tokens on record and sends them to the other nodes; returns when it is
+    /// durable here.
     ///
     /// # Errors
     /// `ENOSPC` if there would be too many; `EPERM` for that of nodes; `EINVAL` for what is no
     /// record; the engine's: what is on record did not change.
     pub fn learn(&self, records: Vec<TokenRecord>, now: Nanos) -> FsResult<()> {
         if self.take_over(records, now)? {
-            self.tell(None);
+            self.announce(None);
         }
         Ok(())
     }
 
     /// Forgets tokens that are of no use any more, here and at the other nodes; how many that were.
-    /// Only once all nodes have the same: one that has not heard that a token was revoked would
-    /// bring it back, as good as new. A node that knows it brings it back revoked.
+    /// Only once all nodes have the same: one that missed that a token was revoked would bring it
+    /// back, as good as new. A node that still has the record brings it back revoked.
     ///
     /// # Errors
-    /// `EAGAIN` while a node is not known to have what this one has; the engine's.
+    /// `EAGAIN` until each node has announced the same hash as this one; the engine's.
     pub fn prune(&self, now: Nanos) -> FsResult<usize> {
         let over: Vec<TokenId> = {
             let state = self.state.lock();
@@ -173,7 +173,7 @@ impl Tokens {
         let mut state = self.state.lock();
         let mut news = Vec::new();
         if records.iter().any(|record| record.id == OF_NODES) {
-            // Known to nodes by their secret: a record could only be somebody else's.
+            // Nodes have it by their secret: a record could only be another token's.
             return Err(FsError::new(
                 libc::EPERM,
                 "the token of nodes is neither made nor revoked",
@@ -182,10 +182,10 @@ impl Tokens {
         for record in records {
             match state.records.get(&record.id) {
                 None => news.push(record),
-                Some(known) => {
-                    let mut known = known.clone();
-                    if known.merge(&record) {
-                        news.push(known);
+                Some(have) => {
+                    let mut have = have.clone();
+                    if have.merge(&record) {
+                        news.push(have);
                     }
                 }
             }
@@ -220,7 +220,7 @@ impl Tokens {
             return Ok(Arc::new(Grant::new(record.clone())));
         }
         let mut state = self.state.lock();
-        if !self.is_settled(&mut state) {
+        if !self.has_agreed(&mut state) {
             let why =
                 "this node has not heard from the others yet which tokens there are: connect again";
             return Err(FsError::new(libc::EAGAIN, why));
@@ -232,7 +232,7 @@ impl Tokens {
             return Err(FsError::because(libc::EACCES, why));
         };
         if let Some(grant) = state.grants.get(&id).and_then(Weak::upgrade) {
-            grant.look(now);
+            grant.refresh(now);
             return grant.ended().map_or(Ok(grant.clone()), |ended| Err(grant.why_ended(ended)));
         }
         let grant = Arc::new(Grant::new(record.clone()));
@@ -245,41 +245,43 @@ impl Tokens {
     }
 
     /// Whether this node has had the same as most nodes since it was started.
-    fn is_settled(&self, state: &mut State) -> bool {
-        let Some(others) = self.others.get().filter(|_| !state.settled) else { return true };
+    fn has_agreed(&self, state: &mut State) -> bool {
+        let Some(others) = self.others.get().filter(|_| !state.agreed) else { return true };
         let nodes = (others.nodes)();
         let same = nodes.iter().filter(|node| {
-            **node == others.me || state.heard.get(node).is_some_and(|heard| *heard == state.digest)
+            **node == others.me
+                || state.digests.get(node).is_some_and(|digests| *digests == state.digest)
         });
-        state.settled = 2 * same.count() > nodes.len();
-        state.settled
+        state.agreed = 2 * same.count() > nodes.len();
+        state.agreed
     }
 
-    /// Time has passed, by the wall and by the server's clock: tokens end, and the others are told
-    /// what there is.
+    /// Time has passed, by the wall and by the server's clock: tokens end, and this node's hash is
+    /// announced.
     pub fn tick(&self, wall: Nanos, now: Nanos) {
         let due = {
             let mut state = self.state.lock();
             for grant in state.grants.values().filter_map(Weak::upgrade) {
-                grant.look(wall);
+                grant.refresh(wall);
             }
-            let due = self.others.get().is_some() && now.saturating_sub(state.told) >= TELL;
+            let due = self.others.get().is_some()
+                && now.saturating_sub(state.announced) >= ANNOUNCE_EVERY;
             if due {
-                state.told = now;
+                state.announced = now;
             }
             due
         };
         if due {
-            self.tell(None);
+            self.announce(None);
         }
     }
 
-    /// Takes what another node says of its tokens.
-    pub fn heard(&self, from: NodeId, message: TokensMessage, wall: Nanos) {
+    /// Takes another node's message about tokens.
+    pub fn receive(&self, from: NodeId, message: TokensMessage, wall: Nanos) {
         match message {
             TokensMessage::Digest(theirs) => {
                 let mut state = self.state.lock();
-                state.heard.insert(from, theirs);
+                state.digests.insert(from, theirs);
                 if theirs != state.digest {
                     let parts = parts(state.records.values().cloned());
                     drop(state);
@@ -289,20 +291,20 @@ impl Tokens {
                 }
             }
             TokensMessage::Records(records) => match self.take_over(records, wall) {
-                // It hears at once that this node knows it, too.
-                Ok(_) => self.tell(Some(from)),
+                // It learns at once that this node has them, too.
+                Ok(_) => self.announce(Some(from)),
                 Err(why) => log::error!("tokens of node {from}: {why}"),
             },
             TokensMessage::Prune(ids) => {
                 if let Err(why) = self.forget(&ids, wall) {
                     log::error!("tokens that node {from} has forgotten: {why}");
                 }
-                self.tell(Some(from));
+                self.announce(Some(from));
             }
         }
     }
 
-    /// Which nodes are known to have the same as this one, and which are not.
+    /// Which nodes have announced the same as this one, and which have not.
     pub fn confirmed(&self) -> (Vec<NodeId>, Vec<NodeId>) {
         self.confirmed_in(&self.state.lock())
     }
@@ -310,12 +312,12 @@ impl Tokens {
     fn confirmed_in(&self, state: &State) -> (Vec<NodeId>, Vec<NodeId>) {
         let Some(others) = self.others.get() else { return Default::default() };
         let knows =
-            |node: &NodeId| *node == others.me || state.heard.get(node) == Some(&state.digest);
+            |node: &NodeId| *node == others.me || state.digests.get(node) == Some(&state.digest);
         (others.nodes)().into_iter().partition(knows)
     }
 
-    /// Tells one other node, or all of them, what there is.
-    fn tell(&self, node: Option<NodeId>) {
+    /// Announces this node's hash to one other node, or to all of them.
+    fn announce(&self, node: Option<NodeId>) {
         let digest = TokensMessage::Digest(self.state.lock().digest);
         match node {
             Some(node) => self.send(node, digest),
@@ -330,7 +332,7 @@ impl Tokens {
         }
     }
 
-    /// Sends a message. What is lost is said again.
+    /// Sends a message. What is lost is sent again.
     fn send(&self, to: NodeId, message: TokensMessage) {
         let Some(Others { me, carrier, .. }) = self.others.get() else { return };
         let envelope = Envelope { from: *me, stamp: 0, message: Message::Tokens(message) };

@@ -17,7 +17,7 @@ use kestrel_types::wire::{
     Refused, ToClient, ToServer, VERSION, Versions, decode_to_client, encode_peer,
 };
 
-/// As a node that was started once says it.
+/// The Hello of a node that was started once.
 fn hello(from: u32, to: u32) -> PeerHello {
     let identity = identity(from, 1);
     PeerHello {
@@ -40,7 +40,7 @@ fn say(address: SocketAddr, messages: &[ToServer]) -> TcpStream {
     stream
 }
 
-/// A node's connection, and what it says when it has proved that it knows the secret.
+/// A node's connection, and the messages that it sends after the proof that it has the secret.
 fn come(address: SocketAddr, hello: &PeerHello, rest: &[ToServer]) -> Result<TcpStream, Refused> {
     let mut stream = TcpStream::connect(address).unwrap();
     introduce(&mut stream, hello, identity(2, 1).secret, rest).map(|()| stream)
@@ -74,7 +74,7 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
     let cluster = Cluster::start();
     let address = cluster.sites[0].address;
     let good = || hello(2, 1);
-    for (hello, errno, says) in [
+    for (hello, errno, reason) in [
         (PeerHello { volume: [8; 16], ..good() }, libc::ENOENT, "another volume"),
         (PeerHello { from: 1, ..good() }, libc::EEXIST, "two processes are node 1"),
         (PeerHello { to: 3, ..good() }, libc::EINVAL, "this is node 1, not node 3"),
@@ -87,7 +87,7 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
     ] {
         let why = refused(address, hello);
         assert_eq!(why.errno, errno, "{why:?}");
-        assert!(why.reason.contains(says), "{why:?}");
+        assert!(why.reason.contains(reason), "{why:?}");
     }
     let client = cluster.client();
     client.done(mknod("a file"));
@@ -110,11 +110,11 @@ fn peers_without_the_cluster_secret() {
             "{why:?}"
         );
     }
-    // What a node has said on another connection, to the byte.
+    // Messages that a node has sent on another connection, to the byte.
     let proof = ToServer::PeerProof([6; 32]);
-    let heard =
+    let received =
         [ToServer::PeerHello(hello(2, 1)), proof.clone(), ToServer::Ping { oldest_open_object: 0 }];
-    let mut stream = say(address, &heard);
+    let mut stream = say(address, &received);
     let mut frames = Frames::default();
     let read = stream.read(frames.space()).unwrap();
     frames.filled(read);
@@ -126,7 +126,7 @@ fn peers_without_the_cluster_secret() {
         other => panic!("{other:?}"),
     };
     assert_eq!(again.errno, libc::EACCES);
-    // Before the proof nothing else is heard, and a proof by itself is nothing.
+    // Before the proof no other message is taken, and a proof by itself is not enough.
     for messages in [
         vec![ToServer::PeerHello(hello(2, 1)), ToServer::Peer(b"me".as_slice().into())],
         vec![proof],
@@ -140,39 +140,39 @@ fn peers_without_the_cluster_secret() {
 }
 
 /// Both other nodes have been let in by node 1.
-fn all_are_known(cluster: &Cluster, welcomed: u64) {
+fn peers_welcomed(cluster: &Cluster, welcomed: u64) {
     let server = &cluster.sites[0].running().server;
     eventually("the others are known", || server.stats(0).totals.peers_welcomed >= welcomed);
 }
 
-fn is_refused(cluster: &Cluster, hello: PeerHello, errno: i32, says: &str) {
+fn is_refused(cluster: &Cluster, hello: PeerHello, errno: i32, reason: &str) {
     let why = refused(cluster.sites[0].address, hello);
     assert_eq!(why.errno, errno, "{why:?}");
-    assert!(why.reason.contains(says), "{why:?}");
+    assert!(why.reason.contains(reason), "{why:?}");
 }
 
 /// The handshake refuses a directory that was made anew, an old copy and a second process.
 #[test]
 fn new_old_and_duplicate_node_directories() {
     let mut cluster = Cluster::start();
-    all_are_known(&cluster, 2);
+    peers_welcomed(&cluster, 2);
     let anew = || PeerHello { node_uuid: 7, epoch: 9, ..hello(2, 1) };
     let twice = || PeerHello { start: 77, ..hello(2, 1) };
     is_refused(&cluster, anew(), REFUSED_NODE_UUID, "its directory was made anew");
     is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
     let before = || PeerHello { epoch: 0, ..hello(2, 1) };
     is_refused(&cluster, before(), REFUSED_OLD, "(start 0, node 1 has seen start 1)");
-    // The node that refuses is started again, and still knows.
+    // The node that refuses is started again, and still has the record.
     cluster.sites[0].kill();
     cluster.sites[0].run();
     is_refused(&cluster, anew(), REFUSED_NODE_UUID, "its directory was made anew");
     is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
     is_refused(&cluster, before(), REFUSED_OLD, "an old copy");
     // The same directory started again is let in, and its start before that no more.
-    all_are_known(&cluster, 2);
+    peers_welcomed(&cluster, 2);
     cluster.sites[1].kill();
     cluster.sites[1].run();
-    all_are_known(&cluster, 3);
+    peers_welcomed(&cluster, 3);
     is_refused(&cluster, hello(2, 1), REFUSED_OLD, "(start 1, node 1 has seen start 2)");
     let client = cluster.client();
     client.done(Op::MkDir(at("dir"), 0o755));
@@ -186,7 +186,7 @@ fn new_old_and_duplicate_node_directories() {
 #[test]
 fn node_with_a_copy_started_later() {
     let cluster = Cluster::start();
-    all_are_known(&cluster, 2);
+    peers_welcomed(&cluster, 2);
     assert_eq!(cluster.sites[1].running().peers.expelled(), None);
     let address = cluster.sites[0].address;
     let _copy = come(address, &PeerHello { epoch: 2, start: 77, ..hello(2, 1) }, &[]).unwrap();

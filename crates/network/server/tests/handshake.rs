@@ -75,13 +75,13 @@ fn peer() -> ToServer {
 
 /// The corpus by names of files.
 fn samples() -> Vec<(&'static str, Vec<u8>)> {
-    let said = |access: u8, over: u8, messages: &[ToServer]| {
+    let encoded = |access: u8, over: u8, messages: &[ToServer]| {
         let mut bytes = vec![access, over];
         messages.iter().for_each(|message| bytes.extend(frame(message)));
         bytes
     };
     let honest = |access: u8, over: u8, which: usize| {
-        let mut bytes = said(access, over, &[hello(Some(which))]);
+        let mut bytes = encoded(access, over, &[hello(Some(which))]);
         bytes.push(HONEST);
         bytes.extend(frame(&call()));
         bytes
@@ -93,19 +93,19 @@ fn samples() -> Vec<(&'static str, Vec<u8>)> {
         ("token-revoked", honest(OPEN, LOOPBACK, 1)),
         (
             "token-not-proved",
-            said(ONLY_TOKENS, TLS, &[hello(Some(0)), ToServer::Proof([9; 32]), call()]),
+            encoded(ONLY_TOKENS, TLS, &[hello(Some(0)), ToServer::Proof([9; 32]), call()]),
         ),
         ("token-and-certificate", honest(ONLY_TOKENS, REVOKED, 0)),
-        ("token-then-call", said(ONLY_TOKENS, LOOPBACK, &[hello(Some(0)), call()])),
-        ("none-here", said(AUTO, LOOPBACK, &[hello(None), call(), ToServer::Bye])),
-        ("none-there", said(AUTO, TLS, &[hello(None), call()])),
-        ("none-needed", said(OPEN, PLAIN, &[hello(None), call()])),
-        ("certificate", said(ONLY_TOKENS, CERTIFIED, &[hello(None), call()])),
-        ("certificate-revoked", said(ONLY_TOKENS, REVOKED, &[hello(None), call()])),
-        ("call", said(OPEN, LOOPBACK, &[call()])),
-        ("proof", said(ONLY_TOKENS, LOOPBACK, &[ToServer::Proof([0; 32]), hello(None)])),
-        ("hello-twice", said(OPEN, LOOPBACK, &[hello(None), hello(Some(0)), call()])),
-        ("node", said(OPEN, LOOPBACK, &[peer(), ToServer::PeerProof([0; 32]), call()])),
+        ("token-then-call", encoded(ONLY_TOKENS, LOOPBACK, &[hello(Some(0)), call()])),
+        ("none-here", encoded(AUTO, LOOPBACK, &[hello(None), call(), ToServer::Bye])),
+        ("none-there", encoded(AUTO, TLS, &[hello(None), call()])),
+        ("none-needed", encoded(OPEN, PLAIN, &[hello(None), call()])),
+        ("certificate", encoded(ONLY_TOKENS, CERTIFIED, &[hello(None), call()])),
+        ("certificate-revoked", encoded(ONLY_TOKENS, REVOKED, &[hello(None), call()])),
+        ("call", encoded(OPEN, LOOPBACK, &[call()])),
+        ("proof", encoded(ONLY_TOKENS, LOOPBACK, &[ToServer::Proof([0; 32]), hello(None)])),
+        ("hello-twice", encoded(OPEN, LOOPBACK, &[hello(None), hello(Some(0)), call()])),
+        ("node", encoded(OPEN, LOOPBACK, &[peer(), ToServer::PeerProof([0; 32]), call()])),
         ("nothing", vec![AUTO, LOOPBACK]),
     ]
 }
@@ -127,7 +127,7 @@ fn the_corpus_has_every_sample() {
 }
 
 #[test]
-fn nobody_is_let_in_who_may_not_be() {
+fn clients_without_access() {
     let mut random = Random(0x6b65_7374_7265_6c02);
     let files: Vec<Vec<u8>> = samples().into_iter().map(|(_, sample)| sample).collect();
     let names =

@@ -49,7 +49,7 @@ fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
 
 /// What comes next.
 fn next(line: &Line) -> Vec<ToClient> {
-    eventually(|| Some(line.heard()).filter(|heard| !heard.is_empty()))
+    eventually(|| Some(line.received()).filter(|received| !received.is_empty()))
 }
 
 /// A ping that may not be answered ends the connection.

@@ -29,7 +29,7 @@ fn work(client: &Client, thread: usize, rounds: usize) -> usize {
             let dir = format!("left/d{thread}-{round}");
             client.done(Op::MkDir(at(&dir), 0o755));
             client.done(mknod(&format!("{dir}/inside")));
-            assert_eq!(errno(&client.ask(Op::RmDir(at(&dir), None))), libc::ENOTEMPTY);
+            assert_eq!(errno(&client.execute(Op::RmDir(at(&dir), None))), libc::ENOTEMPTY);
             client.done(rename(&dir, &format!("right/d{thread}-{round}")));
             client.done(Op::Unlink(at(&format!("right/d{thread}-{round}/inside"))));
             client.done(Op::RmDir(at(&format!("right/d{thread}-{round}")), None));
@@ -95,10 +95,10 @@ fn calls_over_cut_and_restarted_nodes() {
             .map(|(number, client)| {
                 let stop = &stop;
                 scope.spawn(move || {
-                    let (mut left, mut part) = (0, number);
+                    let (mut left, mut chunk) = (0, number);
                     while !stop.load(Ordering::Relaxed) {
-                        left += work(client, part, 5);
-                        part += 4;
+                        left += work(client, chunk, 5);
+                        chunk += 4;
                     }
                     left
                 })
@@ -141,11 +141,11 @@ fn requests_with_a_dead_node() {
     let served =
         (100..).map(|number| format!("n{number}")).find(|name| client.leader(&mknod(name)) == 1);
     client.done(mknod(&served.unwrap()));
-    let asked = Instant::now();
+    let begun = Instant::now();
     let list = Op::ReadDir { dir: 1, after: None, limit: 100, check: true };
     if client.leader(&list) != 2 {
-        assert_eq!(errno(&client.ask(list)), libc::ETIMEDOUT);
-        assert!(asked.elapsed() < Duration::from_secs(30));
+        assert_eq!(errno(&client.execute(list)), libc::ETIMEDOUT);
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
 }
 
@@ -162,7 +162,7 @@ fn open_rename_and_remove_over_nodes() {
         let leader = client.leader(&create);
         let wrong = leader % 3 + 1;
         assert!(matches!(
-            client.ask_at(wrong, create.clone()),
+            client.execute_at(wrong, create.clone()),
             Err(Outcome::Misdirected { table: 5 })
         ));
         let Answer::Opened { inode, .. } = client.done(create) else { panic!("not opened") };
@@ -170,8 +170,8 @@ fn open_rename_and_remove_over_nodes() {
         client.done(Op::Unlink(at(&moved)));
         // It is open, so it is there.
         assert_eq!(errno(&client.stat(inode.ino)), 0);
-        assert_eq!(errno(&client.ask_at(wrong, Op::Release(inode.ino))), libc::EBADF);
-        assert_eq!(errno(&client.ask_at(leader, Op::Release(inode.ino))), 0);
+        assert_eq!(errno(&client.execute_at(wrong, Op::Release(inode.ino))), libc::EBADF);
+        assert_eq!(errno(&client.execute_at(leader, Op::Release(inode.ino))), 0);
         eventually("the file is gone", || errno(&client.stat(inode.ino)) == libc::ESTALE);
     }
     let misdirected: u64 =

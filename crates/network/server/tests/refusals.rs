@@ -1,4 +1,4 @@
-//! What clients may not do, and what they are told.
+//! What clients may not do, and the errors that they get.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;
@@ -15,7 +15,7 @@ fn refused(fixture: &Fixture, hello: Hello) -> i32 {
     client.send_hello(fixture, hello);
     fixture.sync();
     assert!(client.is_closed());
-    match client.heard().as_slice() {
+    match client.received().as_slice() {
         [ToClient::Refused(refused)] => {
             assert!(!refused.reason.is_empty());
             refused.errno
@@ -25,7 +25,7 @@ fn refused(fixture: &Fixture, hello: Hello) -> i32 {
 }
 
 #[test]
-fn strangers_are_told_why() {
+fn reasons_of_refusals() {
     let fixture = Fixture::new();
     let newer = Versions { min: Versions::OURS.max + 1, max: Versions::OURS.max + 2 };
     assert_eq!(
@@ -71,24 +71,24 @@ fn protocol_errors() {
         let message = message(&mut client, root.clone());
         client.send(&fixture, vec![message]);
         assert!(client.is_closed());
-        assert!(matches!(client.heard().as_slice(),
+        assert!(matches!(client.received().as_slice(),
                 [ToClient::Refused(why)] if why.errno == libc::EPROTO));
         // Nothing more is taken from that connection.
         let call = client.op(create("x"));
         client.send(&fixture, vec![ToServer::Call(call)]);
-        assert!(client.heard().is_empty());
+        assert!(client.received().is_empty());
         client.seq = 0;
         client.connect(&fixture);
     }
-    assert_eq!(errno(&client.ask(&fixture, Op::Lookup(at("x")))), libc::ENOENT);
+    assert_eq!(errno(&client.execute(&fixture, Op::Lookup(at("x")))), libc::ENOENT);
 }
 
 #[test]
-fn handles_are_for_those_who_hold_them() {
+fn handles_of_other_sessions() {
     let fixture = Fixture::new();
     let mut owner = Client::connected(1, &fixture);
     let mut thief = Client::connected(2, &fixture);
-    let (inode, _) = opened(&owner.ask(&fixture, create("a")));
+    let (inode, _) = opened(&owner.execute(&fixture, create("a")));
     let file = || seen(&inode, "a");
     let commit = || {
         let (data, size) = (NewData::Inline((*b"x").into()), Some(1));
@@ -113,66 +113,70 @@ fn handles_are_for_those_who_hold_them() {
         Op::Release(1),
         Op::Release(u64::MAX),
     ] {
-        assert_eq!(errno(&thief.ask(&fixture, op)), libc::EBADF);
+        assert_eq!(errno(&thief.execute(&fixture, op)), libc::EBADF);
     }
-    assert_eq!(errno(&thief.ask(&fixture, Op::Sweep(inode.ino))), libc::EPERM);
+    assert_eq!(errno(&thief.execute(&fixture, Op::Sweep(inode.ino))), libc::EPERM);
     let unprivileged = Creds { uid: 7, gid: 7, groups: Some([].into()) };
     let compact = Op::Compact { inode: file(), chunk: 0, old: Vec::new(), new: Vec::new() };
     let call = thief.call(Body::Op(Request { creds: unprivileged, op: compact }));
-    assert_eq!(errno(&thief.ask_call(&fixture, call)), libc::EBADF);
+    assert_eq!(errno(&thief.execute_call(&fixture, call)), libc::EBADF);
     // Reading is not writing.
     let read = OpenFlags { read: true, ..OpenFlags::default() };
-    assert_eq!(errno(&thief.ask(&fixture, Op::Open(file(), read))), 0);
-    assert_eq!(errno(&thief.ask(&fixture, commit())), libc::EBADF);
-    assert_eq!(errno(&thief.ask(&fixture, Op::Release(inode.ino))), 0);
-    assert_eq!(errno(&thief.ask(&fixture, Op::Release(inode.ino))), libc::EBADF);
+    assert_eq!(errno(&thief.execute(&fixture, Op::Open(file(), read))), 0);
+    assert_eq!(errno(&thief.execute(&fixture, commit())), libc::EBADF);
+    assert_eq!(errno(&thief.execute(&fixture, Op::Release(inode.ino))), 0);
+    assert_eq!(errno(&thief.execute(&fixture, Op::Release(inode.ino))), libc::EBADF);
     assert_eq!(fixture.open_files(), 1);
-    assert_eq!(errno(&owner.ask(&fixture, commit())), 0);
-    assert_eq!(errno(&owner.ask(&fixture, Op::Open(InodeRef::by_id(1 << 40), read))), libc::ESTALE);
+    assert_eq!(errno(&owner.execute(&fixture, commit())), 0);
+    assert_eq!(
+        errno(&owner.execute(&fixture, Op::Open(InodeRef::by_id(1 << 40), read))),
+        libc::ESTALE
+    );
 }
 
 #[test]
 fn a_client_has_so_many_opens_and_no_more() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
-    let (inode, _) = opened(&client.ask(&fixture, create("a")));
+    let (inode, _) = opened(&client.execute(&fixture, create("a")));
     for _ in 1..100 {
-        opened(&client.ask(&fixture, create("a")));
+        opened(&client.execute(&fixture, create("a")));
     }
-    assert_eq!(errno(&client.ask(&fixture, create("a"))), libc::ENFILE);
-    assert_eq!(errno(&client.ask(&fixture, Op::Release(inode.ino))), 0);
-    assert_eq!(errno(&client.ask(&fixture, create("b"))), 0);
+    assert_eq!(errno(&client.execute(&fixture, create("a"))), libc::ENFILE);
+    assert_eq!(errno(&client.execute(&fixture, Op::Release(inode.ino))), 0);
+    assert_eq!(errno(&client.execute(&fixture, create("b"))), 0);
 }
 
 #[test]
 fn an_open_directory_is_nothing_to_release() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
-    assert_eq!(errno(&client.ask(&fixture, Op::MkDir(at("d"), 0o755))), 0);
-    let (dir, _) = opened(&client.ask(&fixture, Op::OpenAt(at("d"), OpenFlags::default())));
+    assert_eq!(errno(&client.execute(&fixture, Op::MkDir(at("d"), 0o755))), 0);
+    let (dir, _) = opened(&client.execute(&fixture, Op::OpenAt(at("d"), OpenFlags::default())));
     assert_eq!(
-        opened(&client.ask(&fixture, Op::Open(InodeRef::by_id(dir.ino), OpenFlags::default()))).0,
+        opened(&client.execute(&fixture, Op::Open(InodeRef::by_id(dir.ino), OpenFlags::default())))
+            .0,
         dir
     );
-    assert_eq!(errno(&client.ask(&fixture, Op::Release(dir.ino))), libc::EBADF);
-    let (file, _) = opened(&client.ask(&fixture, create("d/f")));
+    assert_eq!(errno(&client.execute(&fixture, Op::Release(dir.ino))), libc::EBADF);
+    let (file, _) = opened(&client.execute(&fixture, create("d/f")));
     let open = Op::OpenAt(at("d/f"), OpenFlags { write: true, ..OpenFlags::default() });
-    assert_eq!(opened(&client.ask(&fixture, open)).0.ino, file.ino);
+    assert_eq!(opened(&client.execute(&fixture, open)).0.ino, file.ino);
     for expected in [0, 0, libc::EBADF] {
-        assert_eq!(errno(&client.ask(&fixture, Op::Release(file.ino))), expected);
+        assert_eq!(errno(&client.execute(&fixture, Op::Release(file.ino))), expected);
     }
     assert_eq!(fixture.open_files(), 0);
 }
 
 #[test]
-fn questions_are_answered_where_they_were_asked() {
+fn answers_to_admin_questions() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
     let call = client.call(Body::Admin((*b"{\"what\":1}").into()));
     client.send(&fixture, vec![ToServer::Call(call)]);
-    let heard = client.heard();
-    let [ToClient::Event { id: 1, .. }, ToClient::Reply(reply)] = heard.as_slice() else {
-        panic!("{heard:?}")
+    let received = client.received();
+    let [ToClient::Event { id: 1, .. }, ToClient::Reply(reply)] = received.as_slice() else {
+        panic!("{received:?}")
     };
     assert_eq!(reply.answered, Answered::Admin(Ok((*b"{\"what\":1}").into())));
 }

@@ -46,26 +46,26 @@ fn issue(fixture: &Fixture, change: impl FnOnce(&mut TokenRecord)) -> Arc<Token>
 }
 
 fn revoke(fixture: &Fixture, token: &Token) {
-    let known = fixture.server.tokens().record(token.id).unwrap();
-    fixture.server.tokens().learn(vec![TokenRecord { revoked: Some(5), ..known }], 5).unwrap();
+    let record = fixture.server.tokens().record(token.id).unwrap();
+    fixture.server.tokens().learn(vec![TokenRecord { revoked: Some(5), ..record }], 5).unwrap();
 }
 
 /// Connects with a token; what the last message was.
-fn greet(client: &mut Client, fixture: &Fixture, hello: Hello, token: &Token) -> ToClient {
+fn present(client: &mut Client, fixture: &Fixture, hello: Hello, token: &Token) -> ToClient {
     client.send_hello(fixture, Hello { token: Some(token.id), ..hello.clone() });
-    let heard = client.heard();
-    let [ToClient::Challenge(nonce)] = heard.as_slice() else { panic!("{heard:?}") };
+    let received = client.received();
+    let [ToClient::Challenge(nonce)] = received.as_slice() else { panic!("{received:?}") };
     let proof = token.prove(nonce, &Hello { token: Some(token.id), ..hello }, &Security::Loopback);
     client.send(fixture, vec![ToServer::Proof(proof)]);
     fixture.sync();
-    client.heard().pop().unwrap()
+    client.received().pop().unwrap()
 }
 
 /// A client with a token, and what it takes for the root.
 fn holder(id: u8, fixture: &Fixture, token: &Token) -> (Client, InodeId) {
     let mut client = Client::new(id);
     client.incarnation = 1;
-    match greet(&mut client, fixture, hello(id, 1, false), token) {
+    match present(&mut client, fixture, hello(id, 1, false), token) {
         ToClient::Welcome(welcome) => (client, welcome.root),
         other => panic!("{other:?}"),
     }
@@ -82,13 +82,13 @@ fn refused_over(fixture: &Fixture, security: Security, hello: Hello) -> Vec<ToCl
     let mut client = Client::new(9);
     client.send_hello_over(fixture, security, hello);
     fixture.sync();
-    client.heard()
+    client.received()
 }
 
-fn ask_as(client: &mut Client, fixture: &Fixture, (uid, gid): (u32, u32), op: Op) -> Reply {
+fn execute_as(client: &mut Client, fixture: &Fixture, (uid, gid): (u32, u32), op: Op) -> Reply {
     let creds = Creds { uid, gid, groups: Some([].into()) };
     let call = client.call(Body::Op(Request { creds, op }));
-    client.ask_call(fixture, call)
+    client.execute_call(fixture, call)
 }
 
 fn below(dir: InodeId, path: &str) -> PathRef {
@@ -103,7 +103,7 @@ fn dir_of(reply: &Reply) -> InodeId {
 }
 
 #[test]
-fn who_must_show_a_token() {
+fn access_modes() {
     let fixture = Fixture::new();
     let plain = refused_over(&fixture, Security::Plain, hello(1, 1, false));
     assert!(refusal(&plain[0]).1.contains("kestrel token create"), "{plain:?}");
@@ -111,13 +111,13 @@ fn who_must_show_a_token() {
     assert_eq!(refusal(&tls[0]).0, libc::EACCES);
     let near = refused_over(&fixture, Security::Loopback, hello(1, 1, false));
     assert!(matches!(near[0], ToClient::Welcome(_)));
-    // Never where others can hear it.
+    // Never where others can read it.
     let token = issue(&fixture, |_| ());
     let shown = Hello { token: Some(token.id), ..hello(2, 1, false) };
     let plain = refused_over(&fixture, Security::Plain, shown.clone());
     assert!(refusal(&plain[0]).1.contains("TLS"), "{plain:?}");
-    let asked = refused_over(&fixture, Security::Tls { peer: None }, shown);
-    assert!(matches!(asked[0], ToClient::Challenge(_)));
+    let answers = refused_over(&fixture, Security::Tls { peer: None }, shown);
+    assert!(matches!(answers[0], ToClient::Challenge(_)));
     // A certificate of the volume's authority does.
     let certified = |name: String| Security::Tls { peer: Some(PeerName::Client(name)) };
     let welcomed = refused_over(&fixture, certified(token.id.to_string()), hello(3, 1, false));
@@ -130,21 +130,25 @@ fn who_must_show_a_token() {
     for (access, near, far) in [(Access::Tokens, false, false), (Access::Open, true, true)] {
         let fixture = Fixture::with_access(access);
         for (id, security, welcome) in [(1, Security::Loopback, near), (2, Security::Plain, far)] {
-            let heard = refused_over(&fixture, security, hello(id, 1, false));
-            assert_eq!(matches!(heard[0], ToClient::Welcome(_)), welcome, "{access:?}: {heard:?}");
+            let received = refused_over(&fixture, security, hello(id, 1, false));
+            assert_eq!(
+                matches!(received[0], ToClient::Welcome(_)),
+                welcome,
+                "{access:?}: {received:?}"
+            );
         }
     }
 }
 
 #[test]
-fn a_token_is_proved_and_not_said() {
+fn proof_of_a_token() {
     let fixture = Fixture::with_access(Access::Tokens);
     let (token, other) = (issue(&fixture, |_| ()), Token::new(None).unwrap());
     let mut client = Client::new(1);
-    let welcome = greet(&mut client, &fixture, hello(1, 1, false), &token);
+    let welcome = present(&mut client, &fixture, hello(1, 1, false), &token);
     assert!(matches!(welcome, ToClient::Welcome(_)));
     // A token of another volume.
-    let refused = greet(&mut Client::new(2), &fixture, hello(2, 1, false), &other);
+    let refused = present(&mut Client::new(2), &fixture, hello(2, 1, false), &other);
     assert!(refusal(&refused).1.contains("no token"), "{refused:?}");
     // Its number is no secret, and is not enough; nor is an answer to another question.
     let named = Hello { token: Some(token.id), ..hello(3, 1, false) };
@@ -154,9 +158,9 @@ fn a_token_is_proved_and_not_said() {
     {
         let mut liar = Client::new(3);
         liar.send_hello(&fixture, named.clone());
-        liar.heard();
+        liar.received();
         liar.send(&fixture, vec![ToServer::Proof(proof)]);
-        assert_eq!(refusal(&liar.heard()[0]).0, libc::EACCES);
+        assert_eq!(refusal(&liar.received()[0]).0, libc::EACCES);
         assert!(liar.is_closed());
     }
     // Nothing is served before.
@@ -164,10 +168,10 @@ fn a_token_is_proved_and_not_said() {
     hasty.send_hello(&fixture, Hello { token: Some(token.id), ..hello(4, 1, false) });
     let call = hasty.op(create("x"));
     hasty.send(&fixture, vec![ToServer::Call(call)]);
-    assert_eq!(refusal(&hasty.heard()[1]).0, libc::EPROTO);
+    assert_eq!(refusal(&hasty.received()[1]).0, libc::EPROTO);
     // Nor is a session of another token.
     let second = issue(&fixture, |_| ());
-    let thief = greet(&mut Client::new(1), &fixture, hello(1, 2, true), &second);
+    let thief = present(&mut Client::new(1), &fixture, hello(1, 2, true), &second);
     assert!(refusal(&thief).1.contains("another token"), "{thief:?}");
 }
 
@@ -179,13 +183,13 @@ fn a_token_that_ends_ends_its_sessions() {
     let short = issue(&fixture, |record| record.expires = Some(expires));
     let (mut one, _) = holder(1, &fixture, &revoked);
     let (mut two, _) = holder(2, &fixture, &short);
-    opened(&one.ask(&fixture, create("a")));
-    opened(&two.ask(&fixture, create("b")));
+    opened(&one.execute(&fixture, create("a")));
+    opened(&two.execute(&fixture, create("b")));
     assert_eq!(fixture.open_files(), 2);
     let administers = |one: &mut Client| {
         let call = one.call(Body::Admin((*b"{}").into()));
         one.send(&fixture, vec![ToServer::Call(call)]);
-        match one.heard().pop() {
+        match one.received().pop() {
             Some(ToClient::Reply(reply)) => matches!(reply.answered, Answered::Admin(Ok(_))),
             other => panic!("{other:?}"),
         }
@@ -193,28 +197,28 @@ fn a_token_that_ends_ends_its_sessions() {
     assert!(administers(&mut one));
     revoke(&fixture, &revoked);
     assert!(!administers(&mut one));
-    // At once, before anybody looks at the clock.
-    assert_eq!(errno(&one.ask(&fixture, Op::Lookup(at("a")))), libc::EACCES);
+    // At once, before the next tick.
+    assert_eq!(errno(&one.execute(&fixture, Op::Lookup(at("a")))), libc::EACCES);
     fixture.pass(SECOND);
-    assert!(one.is_closed() && refusal(one.heard().last().unwrap()).1.contains("revoked"));
-    assert_eq!(errno(&two.ask(&fixture, Op::Lookup(at("a")))), 0);
+    assert!(one.is_closed() && refusal(one.received().last().unwrap()).1.contains("revoked"));
+    assert_eq!(errno(&two.execute(&fixture, Op::Lookup(at("a")))), 0);
     fixture.clock.advance(2 * SECOND);
     fixture.pass(SECOND);
-    assert!(two.is_closed() && refusal(two.heard().last().unwrap()).1.contains("expired"));
+    assert!(two.is_closed() && refusal(two.received().last().unwrap()).1.contains("expired"));
     fixture.sync();
     assert_eq!(fixture.open_files(), 0);
     for (id, token) in [(1, &revoked), (2, &short)] {
-        let refused = greet(&mut Client::new(id), &fixture, hello(id, 7, true), token);
+        let refused = present(&mut Client::new(id), &fixture, hello(id, 7, true), token);
         assert_eq!(refusal(&refused).0, libc::EACCES);
     }
     // A restart does not forget.
     let fixture = fixture.crash(&mut [&mut one, &mut two]);
-    let refused = greet(&mut Client::new(5), &fixture, hello(5, 1, false), &revoked);
+    let refused = present(&mut Client::new(5), &fixture, hello(5, 1, false), &revoked);
     assert!(refusal(&refused).1.contains("revoked"));
     // What is forgotten is as unknown as what never was.
     assert_eq!(fixture.server.tokens().prune(expires).unwrap(), 2);
     assert!(fixture.server.tokens().all().is_empty());
-    let refused = greet(&mut Client::new(6), &fixture, hello(6, 1, false), &revoked);
+    let refused = present(&mut Client::new(6), &fixture, hello(6, 1, false), &revoked);
     assert!(refusal(&refused).1.contains("no token"));
 }
 
@@ -227,24 +231,24 @@ fn a_clock_that_comes_back_leaves_tokens_good() {
     let token = issue(&fixture, |record| record.expires = Some(now + 60 * SECOND));
     let (mut idle, _) = holder(1, &fixture, &token);
     fixture.clock.advance(3600 * SECOND);
-    let refused = greet(&mut Client::new(2), &fixture, hello(2, 1, false), &token);
+    let refused = present(&mut Client::new(2), &fixture, hello(2, 1, false), &token);
     assert!(refusal(&refused).1.contains("expired"), "{refused:?}");
-    // Nobody has asked or looked meanwhile: the session goes on.
+    // No call and no tick came meanwhile: the session goes on.
     fixture.clock.set(now);
-    assert_eq!(errno(&idle.ask(&fixture, Op::Lookup(at("none")))), libc::ENOENT);
+    assert_eq!(errno(&idle.execute(&fixture, Op::Lookup(at("none")))), libc::ENOENT);
     // The session is ended while the clock is wrong, and begins anew when it is right.
     fixture.clock.advance(3600 * SECOND);
     fixture.pass(SECOND);
     assert!(idle.is_closed());
     fixture.clock.set(now + SECOND);
-    let welcome = greet(&mut Client::new(1), &fixture, hello(1, 2, true), &token);
+    let welcome = present(&mut Client::new(1), &fixture, hello(1, 2, true), &token);
     assert!(matches!(welcome, ToClient::Welcome(_)), "{welcome:?}");
     let (mut other, _) = holder(3, &fixture, &token);
     fixture.clock.advance(3600 * SECOND);
     revoke(&fixture, &token);
     fixture.clock.set(now + SECOND);
-    assert_eq!(errno(&other.ask(&fixture, Op::Lookup(at("none")))), libc::EACCES);
-    let refused = greet(&mut Client::new(4), &fixture, hello(4, 1, false), &token);
+    assert_eq!(errno(&other.execute(&fixture, Op::Lookup(at("none")))), libc::EACCES);
+    let refused = present(&mut Client::new(4), &fixture, hello(4, 1, false), &token);
     assert!(refusal(&refused).1.contains("revoked"), "{refused:?}");
 }
 
@@ -262,50 +266,50 @@ fn users_are_those_that_the_token_covers() {
     for (who, refused) in
         [((0, 0), true), ((999, 1000), true), ((1000, 0), true), ((1000, 100), false)]
     {
-        let reply = ask_as(&mut client, &fixture, who, create("x"));
+        let reply = execute_as(&mut client, &fixture, who, create("x"));
         assert_eq!(errno(&reply) == libc::EACCES, refused, "{who:?}");
     }
-    let (inode, _) = opened(&ask_as(&mut client, &fixture, (500, 100), own));
+    let (inode, _) = opened(&execute_as(&mut client, &fixture, (500, 100), own));
     assert_eq!((inode.uid, inode.gid), (1500, 100));
-    // What does not depend on the user may be asked by root, as mounts do.
+    // Requests that do not depend on the user may be made by root, as mounts do.
     let seen = || InodeRef { ino: inode.ino, seen: Some((1, Name::new(b"own").unwrap())) };
     let (data, size) = (NewData::Inline((*b"x").into()), Some(1));
     let commit =
         Commit { inode: seen(), base: inode.data_change, data, size, mtime: 5, kill_suid: false };
     for op in [Op::GetAttr(seen()), Op::Commit(commit), Op::Sync, Op::Usage, Op::Release(inode.ino)]
     {
-        assert_eq!(errno(&client.ask(&fixture, op.clone())), 0, "{op:?}");
+        assert_eq!(errno(&client.execute(&fixture, op.clone())), 0, "{op:?}");
     }
     assert_eq!(
-        errno(
-            &client
-                .ask(&fixture, Op::SetAttr(seen(), SetAttr { uid: Some(0), ..SetAttr::default() }))
-        ),
+        errno(&client.execute(
+            &fixture,
+            Op::SetAttr(seen(), SetAttr { uid: Some(0), ..SetAttr::default() })
+        )),
         libc::EACCES
     );
-    assert_eq!(errno(&client.ask(&fixture, Op::Unlink(at("own")))), libc::EACCES);
+    assert_eq!(errno(&client.execute(&fixture, Op::Unlink(at("own")))), libc::EACCES);
     // A listing that was not begun is not gone on with.
     let mut owner = Client::connected(7, &fixture);
-    assert_eq!(errno(&owner.ask(&fixture, Op::MkDir(at("secret"), 0o700))), 0);
-    let secret = dir_of(&owner.ask(&fixture, Op::Lookup(at("secret"))));
+    assert_eq!(errno(&owner.execute(&fixture, Op::MkDir(at("secret"), 0o700))), 0);
+    let secret = dir_of(&owner.execute(&fixture, Op::Lookup(at("secret"))));
     let list = |dir, check| Op::ReadDir { dir, after: None, limit: 10, check };
-    assert_eq!(errno(&client.ask(&fixture, list(secret, false))), libc::EACCES);
+    assert_eq!(errno(&client.execute(&fixture, list(secret, false))), libc::EACCES);
     assert_eq!(
-        errno(&ask_as(&mut client, &fixture, (1000, 1000), list(secret, false))),
+        errno(&execute_as(&mut client, &fixture, (1000, 1000), list(secret, false))),
         libc::EACCES
     );
-    assert_eq!(errno(&client.ask(&fixture, list(1, false))), libc::EACCES);
-    assert_eq!(errno(&ask_as(&mut client, &fixture, (1000, 1000), list(1, true))), 0);
-    assert_eq!(errno(&client.ask(&fixture, list(1, false))), 0);
+    assert_eq!(errno(&client.execute(&fixture, list(1, false))), libc::EACCES);
+    assert_eq!(errno(&execute_as(&mut client, &fixture, (1000, 1000), list(1, true))), 0);
+    assert_eq!(errno(&client.execute(&fixture, list(1, false))), 0);
     // Groups that the token does not cover are not had.
-    assert_eq!(errno(&owner.ask(&fixture, Op::MkDir(at("group"), 0o070))), 0);
+    assert_eq!(errno(&owner.execute(&fixture, Op::MkDir(at("group"), 0o070))), 0);
     let change = SetAttr { gid: Some(7), ..SetAttr::default() };
-    let group = dir_of(&owner.ask(&fixture, Op::Lookup(at("group"))));
-    assert_eq!(errno(&owner.ask(&fixture, Op::SetAttr(InodeRef::by_id(group), change))), 0);
+    let group = dir_of(&owner.execute(&fixture, Op::Lookup(at("group"))));
+    assert_eq!(errno(&owner.execute(&fixture, Op::SetAttr(InodeRef::by_id(group), change))), 0);
     let creds = Creds { uid: 1000, gid: 1000, groups: Some([7, 100].into()) };
     let access = Op::Access(InodeRef::by_id(group), libc::R_OK as u32);
     let call = client.call(Body::Op(Request { creds, op: access }));
-    assert_eq!(errno(&client.ask_call(&fixture, call)), libc::EACCES);
+    assert_eq!(errno(&client.execute_call(&fixture, call)), libc::EACCES);
 }
 
 #[test]
@@ -327,9 +331,9 @@ fn what_no_node_could_read_again_is_not_put_on_record() {
 fn the_token_of_nodes_is_not_put_on_record() {
     let fixture = Fixture::new();
     fixture.server.tokens().let_nodes_in(b"secret");
-    let known = fixture.server.tokens().record(OF_NODES).unwrap();
+    let on_record = fixture.server.tokens().record(OF_NODES).unwrap();
     let ours = record(&Token::new(None).unwrap());
-    let revoked = TokenRecord { revoked: Some(1), ..known };
+    let revoked = TokenRecord { revoked: Some(1), ..on_record };
     for record in [TokenRecord { id: OF_NODES, ..ours }, revoked] {
         assert_eq!(fixture.server.tokens().learn(vec![record], 5).unwrap_err().errno, libc::EPERM);
     }
@@ -341,18 +345,18 @@ fn root_is_squashed() {
     let fixture = Fixture::new();
     let token = issue(&fixture, |record| record.squash = Some((65_534, 65_533)));
     let (mut client, _) = holder(1, &fixture, &token);
-    let (inode, _) = opened(&client.ask(&fixture, create("a")));
+    let (inode, _) = opened(&client.execute(&fixture, create("a")));
     assert_eq!((inode.uid, inode.gid), (65_534, 65_533));
     let mut owner = Client::connected(7, &fixture);
-    assert_eq!(errno(&owner.ask(&fixture, Op::MkDir(at("secret"), 0o700))), 0);
-    assert_eq!(errno(&client.ask(&fixture, create("secret/x"))), libc::EACCES);
+    assert_eq!(errno(&owner.execute(&fixture, Op::MkDir(at("secret"), 0o700))), 0);
+    assert_eq!(errno(&client.execute(&fixture, create("secret/x"))), libc::EACCES);
 }
 
 #[test]
 fn nothing_is_changed_with_a_read_only_token() {
     let fixture = Fixture::new();
     let mut owner = Client::connected(7, &fixture);
-    let (inode, _) = opened(&owner.ask(&fixture, create("a")));
+    let (inode, _) = opened(&owner.execute(&fixture, create("a")));
     let token = issue(&fixture, |record| record.read_only = true);
     let (mut client, _) = holder(1, &fixture, &token);
     let file = || InodeRef { ino: inode.ino, seen: Some((1, Name::new(b"a").unwrap())) };
@@ -375,10 +379,10 @@ fn nothing_is_changed_with_a_read_only_token() {
         Op::RemoveXattr(file(), b"user.x"[..].into()),
         Op::AllocObjects(1),
     ] {
-        assert_eq!(errno(&client.ask(&fixture, op.clone())), libc::EROFS, "{op:?}");
+        assert_eq!(errno(&client.execute(&fixture, op.clone())), libc::EROFS, "{op:?}");
     }
     for op in [Op::Lookup(at("a")), Op::OpenAt(at("a"), READ), Op::Release(inode.ino), Op::Sync] {
-        assert_eq!(errno(&client.ask(&fixture, op.clone())), 0, "{op:?}");
+        assert_eq!(errno(&client.execute(&fixture, op.clone())), 0, "{op:?}");
     }
     assert_eq!(
         lock(&mut client, &fixture, inode.ino, LockKind::Posix, LockMode::Write),
@@ -398,7 +402,7 @@ fn lock(
     let lock = LockSpan { ino, owner: 5, pid: 1, kind, mode, start: 0, end: LOCK_END };
     let call = client.call(Body::Lock(LockRequest::Set { lock, wait: false }));
     client.send(fixture, vec![ToServer::Call(call)]);
-    match client.heard().as_slice() {
+    match client.received().as_slice() {
         [ToClient::Reply(reply)] => match &reply.answered {
             Answered::Lock(reply) => reply.as_ref().map_or_else(|why| why.errno, |_| 0),
             other => panic!("{other:?}"),
@@ -410,8 +414,9 @@ fn lock(
 /// `tree/in/f`, `tree/also`, `out/g`; the numbers of `tree`, `in`, `f`, `out`, `g`.
 fn trees(fixture: &Fixture, owner: &mut Client) -> [InodeId; 5] {
     let made = ["tree", "tree/in", "out"]
-        .map(|dir| dir_of(&owner.ask(fixture, Op::MkDir(at(dir), 0o777))));
-    let files = ["tree/in/f", "out/g"].map(|file| opened(&owner.ask(fixture, create(file))).0.ino);
+        .map(|dir| dir_of(&owner.execute(fixture, Op::MkDir(at(dir), 0o777))));
+    let files =
+        ["tree/in/f", "out/g"].map(|file| opened(&owner.execute(fixture, create(file))).0.ino);
     [made[0], made[1], files[0], made[2], files[1]]
 }
 
@@ -431,23 +436,23 @@ fn nothing_leads_out_of_a_subtree() {
     let (mut client, root) = holder(1, &fixture, &confined(&fixture, tree));
     assert_eq!(root, tree);
     // What is there.
-    assert_eq!(dir_of(&client.ask(&fixture, Op::Lookup(below(tree, "in")))), inner);
-    assert_eq!(dir_of(&client.ask(&fixture, Op::Lookup(below(inner, "f")))), f);
-    assert_eq!(dir_of(&client.ask(&fixture, Op::Lookup(below(tree, "in/f")))), f);
-    // `..` ends at the root of the subtree, by whatever way.
+    assert_eq!(dir_of(&client.execute(&fixture, Op::Lookup(below(tree, "in")))), inner);
+    assert_eq!(dir_of(&client.execute(&fixture, Op::Lookup(below(inner, "f")))), f);
+    assert_eq!(dir_of(&client.execute(&fixture, Op::Lookup(below(tree, "in/f")))), f);
+    // `..` ends at the root of the subtree, by each way.
     for (dir, above) in [(inner, tree), (tree, tree)] {
-        let Ok(Answer::Inode(inode)) = client.ask(&fixture, Op::Parent(dir)) else {
+        let Ok(Answer::Inode(inode)) = client.execute(&fixture, Op::Parent(dir)) else {
             panic!("no parent")
         };
         assert_eq!(inode.ino, above);
         let list = Op::ReadDir { dir, after: None, limit: 10, check: true };
-        let Ok(Answer::Entries { parent, .. }) = client.ask(&fixture, list) else {
+        let Ok(Answer::Entries { parent, .. }) = client.execute(&fixture, list) else {
             panic!("no listing")
         };
         assert_eq!(parent, above);
     }
     // Numbers it was not given.
-    let known = |ino, dir, name: &str| InodeRef {
+    let seen_at = |ino, dir, name: &str| InodeRef {
         ino,
         seen: Some((dir, Name::new(name.as_bytes()).unwrap())),
     };
@@ -458,37 +463,37 @@ fn nothing_leads_out_of_a_subtree() {
         Op::Lookup(below(out, "g")),
         Op::GetAttr(InodeRef::by_id(1)),
         Op::GetAttr(InodeRef::by_id(g)),
-        Op::GetAttr(known(g, out, "g")),
+        Op::GetAttr(seen_at(g, out, "g")),
         // A lie about where it was seen.
-        Op::GetAttr(known(g, inner, "f")),
-        Op::GetAttr(known(g, inner, "none")),
+        Op::GetAttr(seen_at(g, inner, "f")),
+        Op::GetAttr(seen_at(g, inner, "none")),
         Op::SetAttr(InodeRef::by_id(out), mode()),
-        Op::SetAttr(known(g, out, "g"), mode()),
-        Op::Open(known(g, out, "g"), READ),
+        Op::SetAttr(seen_at(g, out, "g"), mode()),
+        Op::Open(seen_at(g, out, "g"), READ),
         Op::OpenAt(below(out, "g"), READ),
         Op::ReadDir { dir: out, after: None, limit: 10, check: false },
         Op::ReadDir { dir: 1, after: None, limit: 10, check: true },
         Op::Parent(out),
         Op::TreeUsage(1),
         Op::Chunks { ino: g, first: 0, last: 0 },
-        Op::Access(known(g, out, "g"), 0),
-        Op::GetXattr(known(g, out, "g"), b"user.x"[..].into()),
+        Op::Access(seen_at(g, out, "g"), 0),
+        Op::GetXattr(seen_at(g, out, "g"), b"user.x"[..].into()),
         Op::ListXattr(InodeRef::by_id(out)),
         Op::TmpFile { dir: out, mode: 0o600, exclusive: false },
         Op::MkDir(at("mine"), 0o755),
         Op::Symlink(below(out, "s"), b"x"[..].into()),
         Op::Unlink(below(out, "g")),
         Op::RmDir(at("out"), None),
-        Op::Link(known(g, out, "g"), below(tree, "stolen")),
-        Op::Link(known(f, inner, "f"), below(out, "given")),
+        Op::Link(seen_at(g, out, "g"), below(tree, "stolen")),
+        Op::Link(seen_at(f, inner, "f"), below(out, "given")),
         Op::Rename(below(inner, "f"), below(out, "f"), flags),
         Op::Rename(below(out, "g"), below(tree, "g"), flags),
         Op::Rename(below(out, "g"), below(tree, "in"), RenameFlags { exchange: true, ..flags }),
     ] {
-        let reply = client.ask(&fixture, op.clone());
+        let reply = client.execute(&fixture, op.clone());
         assert!(is_outside(&reply), "{op:?}: {reply:?}");
     }
-    let (mine, _) = opened(&client.ask(
+    let (mine, _) = opened(&client.execute(
         &fixture,
         Op::Create {
             place: below(tree, "mine"),
@@ -498,23 +503,25 @@ fn nothing_leads_out_of_a_subtree() {
         },
     ));
     let copy = |from, to| Op::Clone { from, from_offset: 0, to, to_offset: 0, len: 1 };
-    let reply = client.ask(&fixture, copy(known(g, out, "g"), known(mine.ino, tree, "mine")));
+    let reply =
+        client.execute(&fixture, copy(seen_at(g, out, "g"), seen_at(mine.ino, tree, "mine")));
     assert!(is_outside(&reply), "{reply:?}");
     assert_eq!(lock(&mut client, &fixture, g, LockKind::Flock, LockMode::Read), libc::ESTALE);
     assert_eq!(lock(&mut client, &fixture, mine.ino, LockKind::Flock, LockMode::Read), 0);
     // A link with an absolute target is the client's to follow, within what it has.
     let target = || b"/out/g"[..].into();
-    assert_eq!(errno(&client.ask(&fixture, Op::Symlink(below(tree, "link"), target()))), 0);
-    let through = client.ask(&fixture, Op::Lookup(below(tree, "link/x")));
+    assert_eq!(errno(&client.execute(&fixture, Op::Symlink(below(tree, "link"), target()))), 0);
+    let through = client.execute(&fixture, Op::Lookup(below(tree, "link/x")));
     assert!(matches!(through, Err(Outcome::Symlink { dir, .. }) if dir == tree), "{through:?}");
     // Names within are its own, and what is outside is as it was.
     let within = Op::Rename(below(inner, "f"), below(tree, "f"), flags);
-    assert_eq!(errno(&client.ask(&fixture, within)), 0);
-    assert_eq!(errno(&client.ask(&fixture, Op::GetAttr(known(f, tree, "f")))), 0);
-    assert_eq!(dir_of(&owner.ask(&fixture, Op::Lookup(at("out/g")))), g);
+    assert_eq!(errno(&client.execute(&fixture, within)), 0);
+    assert_eq!(errno(&client.execute(&fixture, Op::GetAttr(seen_at(f, tree, "f")))), 0);
+    assert_eq!(dir_of(&owner.execute(&fixture, Op::Lookup(at("out/g")))), g);
 }
 
-/// What a client may ask of a directory that it was given, and of a file and a directory in it.
+/// The requests that a client may make about a directory that it was granted, and a file and a
+/// directory in it.
 fn uses(dir: InodeId, below_it: InodeId, file: InodeId) -> [Op; 9] {
     let seen = || InodeRef { ino: file, seen: Some((dir, Name::new(b"f").unwrap())) };
     let creation = |dir| Op::Create {
@@ -536,7 +543,7 @@ fn uses(dir: InodeId, below_it: InodeId, file: InodeId) -> [Op; 9] {
     ]
 }
 
-/// The rename that takes a directory out of a subtree ends its use, whatever the session did
+/// The rename that takes a directory out of a subtree ends its use, no matter what the session did
 /// before: it may have been idle, or have renewed what it was given at the last moment, over and
 /// over, by ever deeper directories.
 #[test]
@@ -545,15 +552,15 @@ fn a_rename_out_of_a_subtree_ends_its_use() {
     let mut owner = Client::connected(7, &fixture);
     let [tree, inner, f, ..] = trees(&fixture, &mut owner);
     let (mut client, _) = holder(1, &fixture, &confined(&fixture, tree));
-    let deep = dir_of(&client.ask(&fixture, Op::MkDir(below(inner, "deep"), 0o777)));
-    let elsewhere = dir_of(&client.ask(&fixture, Op::MkDir(below(tree, "elsewhere"), 0o777)));
+    let deep = dir_of(&client.execute(&fixture, Op::MkDir(below(inner, "deep"), 0o777)));
+    let elsewhere = dir_of(&client.execute(&fixture, Op::MkDir(below(tree, "elsewhere"), 0o777)));
     for round in 0..4 {
         for op in uses(inner, deep, f) {
-            let reply = client.ask(&fixture, op.clone());
+            let reply = client.execute(&fixture, op.clone());
             assert_eq!(errno(&reply), 0, "{op:?}");
             // What is open would stay so.
             if let Ok(Answer::Opened { inode, .. }) = reply {
-                assert_eq!(errno(&client.ask(&fixture, Op::Release(inode.ino))), 0);
+                assert_eq!(errno(&client.execute(&fixture, Op::Release(inode.ino))), 0);
             }
         }
         // Between the uses and the rename pass no time, some, and more than any lease.
@@ -561,38 +568,46 @@ fn a_rename_out_of_a_subtree_ends_its_use() {
             fixture.pass(SECOND);
             for session in [&mut client, &mut owner] {
                 session.send(&fixture, vec![ToServer::Ping { oldest_open_object: 0 }]);
-                session.heard();
+                session.received();
             }
             if round == 3 {
-                assert_eq!(errno(&client.ask(&fixture, Op::Lookup(below(deep, "late")))), 0);
+                assert_eq!(errno(&client.execute(&fixture, Op::Lookup(below(deep, "late")))), 0);
             }
         }
         let flags = RenameFlags::default();
-        assert_eq!(errno(&owner.ask(&fixture, Op::Rename(at("tree/in"), at("out/in"), flags))), 0);
+        assert_eq!(
+            errno(&owner.execute(&fixture, Op::Rename(at("tree/in"), at("out/in"), flags))),
+            0
+        );
         for _ in 0..2 {
             for op in uses(inner, deep, f) {
-                let reply = client.ask(&fixture, op.clone());
+                let reply = client.execute(&fixture, op.clone());
                 assert!(is_outside(&reply), "round {round}: {op:?}: {reply:?}");
             }
         }
-        assert_eq!(errno(&client.ask(&fixture, Op::GetAttr(InodeRef::by_id(elsewhere)))), 0);
-        assert_eq!(errno(&owner.ask(&fixture, Op::Rename(at("out/in"), at("tree/in"), flags))), 0);
+        assert_eq!(errno(&client.execute(&fixture, Op::GetAttr(InodeRef::by_id(elsewhere)))), 0);
+        assert_eq!(
+            errno(&owner.execute(&fixture, Op::Rename(at("out/in"), at("tree/in"), flags))),
+            0
+        );
     }
-    assert_eq!(errno(&client.ask(&fixture, Op::RmDir(below(tree, "elsewhere"), None))), 0);
+    assert_eq!(errno(&client.execute(&fixture, Op::RmDir(below(tree, "elsewhere"), None))), 0);
     let moved = Op::Rename(at("tree/in"), at("out/in"), RenameFlags::default());
-    assert_eq!(errno(&owner.ask(&fixture, moved)), 0);
+    assert_eq!(errno(&owner.execute(&fixture, moved)), 0);
     // The subtree's root may go anywhere.
     assert_eq!(
-        errno(&owner.ask(&fixture, Op::Rename(at("tree"), at("out/t"), RenameFlags::default()))),
+        errno(
+            &owner.execute(&fixture, Op::Rename(at("tree"), at("out/t"), RenameFlags::default()))
+        ),
         0
     );
-    assert_eq!(errno(&client.ask(&fixture, Op::MkDir(below(tree, "d"), 0o755))), 0);
+    assert_eq!(errno(&client.execute(&fixture, Op::MkDir(below(tree, "d"), 0o755))), 0);
     // And when it is gone there is nothing.
     for gone in ["out/t/d", "out/t"] {
-        assert_eq!(errno(&owner.ask(&fixture, Op::RmDir(at(gone), None))), 0);
+        assert_eq!(errno(&owner.execute(&fixture, Op::RmDir(at(gone), None))), 0);
     }
-    assert!(is_outside(&client.ask(&fixture, Op::MkDir(below(tree, "d"), 0o755))));
-    assert_eq!(dir_of(&owner.ask(&fixture, Op::Lookup(at("out/in/f")))), f);
+    assert!(is_outside(&client.execute(&fixture, Op::MkDir(below(tree, "d"), 0o755))));
+    assert_eq!(dir_of(&owner.execute(&fixture, Op::Lookup(at("out/in/f")))), f);
 }
 
 #[test]
@@ -602,12 +617,12 @@ fn nothing_outside_is_claimed_after_a_restart() {
     let [tree, inner, f, out, g] = trees(&fixture, &mut owner);
     let token = confined(&fixture, tree);
     let (mut client, _) = holder(1, &fixture, &token);
-    opened(&client.ask(&fixture, Op::OpenAt(below(tree, "in/f"), READ)));
+    opened(&client.execute(&fixture, Op::OpenAt(below(tree, "in/f"), READ)));
     assert_eq!(lock(&mut client, &fixture, f, LockKind::Flock, LockMode::Read), 0);
     let fixture = fixture.crash(&mut [&mut client, &mut owner]);
-    let welcome = greet(&mut client, &fixture, hello(1, 2, true), &token);
+    let welcome = present(&mut client, &fixture, hello(1, 2, true), &token);
     assert!(matches!(welcome, ToClient::Welcome(_)), "{welcome:?}");
-    let known = |ino, dir, name: &str| InodeRef {
+    let seen_at = |ino, dir, name: &str| InodeRef {
         ino,
         seen: Some((dir, Name::new(name.as_bytes()).unwrap())),
     };
@@ -621,22 +636,22 @@ fn nothing_outside_is_claimed_after_a_restart() {
         start: 0,
         end: LOCK_END,
     };
-    let opens = vec![open(known(f, inner, "f")), open(known(g, out, "g"))];
+    let opens = vec![open(seen_at(f, inner, "f")), open(seen_at(g, out, "g"))];
     let locks = vec![span(f), span(g)];
     let claim = Reclaim { last: true, oldest_open_object: 0, opens, locks, objects: Vec::new() };
     let lost = client.reclaim(&fixture, claim);
     assert_eq!((lost.lost_opens, lost.lost_locks), (vec![g], vec![1]));
-    assert_eq!(errno(&client.ask(&fixture, Op::GetAttr(known(f, inner, "f")))), 0);
-    assert!(is_outside(&client.ask(&fixture, Op::GetAttr(known(g, out, "g")))));
+    assert_eq!(errno(&client.execute(&fixture, Op::GetAttr(seen_at(f, inner, "f")))), 0);
+    assert!(is_outside(&client.execute(&fixture, Op::GetAttr(seen_at(g, out, "g")))));
 }
 
-/// Makes a file with one byte of content; its number and where it was seen.
+/// Makes a file with one byte of content; its number and the name under which it was seen.
 fn small_file(fixture: &Fixture, owner: &mut Client, name: &str, mode: u16) -> InodeRef {
     let flags = OpenFlags { write: true, ..READ };
-    let made = owner.ask(fixture, Op::Create { place: at(name), mode, flags, exclusive: true });
+    let made = owner.execute(fixture, Op::Create { place: at(name), mode, flags, exclusive: true });
     let (inode, _) = opened(&made);
     let file = InodeRef { ino: inode.ino, seen: Some((1, Name::new(name.as_bytes()).unwrap())) };
-    assert_eq!(errno(&owner.ask(fixture, write_to(&file, inode.data_change))), 0);
+    assert_eq!(errno(&owner.execute(fixture, write_to(&file, inode.data_change))), 0);
     file
 }
 
@@ -659,21 +674,21 @@ fn a_claim_gives_no_more_than_an_open_would() {
     let [secret, public, own] = [("secret", 0o600), ("public", 0o644), ("own", 0o400)]
         .map(|(name, mode)| small_file(&fixture, &mut owner, name, mode));
     let give = SetAttr { uid: Some(1000), ..SetAttr::default() };
-    assert_eq!(errno(&owner.ask(&fixture, Op::SetAttr(own.clone(), give))), 0);
+    assert_eq!(errno(&owner.execute(&fixture, Op::SetAttr(own.clone(), give))), 0);
     let token = issue(&fixture, |record| record.uids = Ids::of(vec![(1000, 1999)]).unwrap());
     let mut client = Client::new(1);
     client.incarnation = 1;
-    greet(&mut client, &fixture, hello(1, 1, true), &token);
+    present(&mut client, &fixture, hello(1, 1, true), &token);
     let open = |file: &InodeRef, count| ReclaimOpen { file: file.clone(), count, linkable: false };
     let claim = |opens| Reclaim { last: true, opens, ..Reclaim::default() };
     let opens = vec![open(&secret, 1), open(&public, 1), open(&own, 1)];
     assert_eq!(client.reclaim(&fixture, claim(opens.clone())).lost_opens, [secret.ino]);
     fixture.server.tick(fixture.now);
     for (file, refused) in [(&secret, libc::EBADF), (&public, libc::EBADF), (&own, 0)] {
-        let Ok(Answer::Inode(inode)) = owner.ask(&fixture, Op::GetAttr(file.clone())) else {
+        let Ok(Answer::Inode(inode)) = owner.execute(&fixture, Op::GetAttr(file.clone())) else {
             panic!()
         };
-        let reply = client.ask(&fixture, write_to(file, inode.data_change));
+        let reply = client.execute(&fixture, write_to(file, inode.data_change));
         assert_eq!(errno(&reply), refused, "{}", file.ino);
     }
     // When it is over, it is over: what it has is still its, and nothing more is had.
@@ -692,18 +707,18 @@ fn retry_outside_the_subtree() {
     let token = confined(&fixture, tree);
     let (mut client, _) = holder(1, &fixture, &token);
     let mut made = client.op(Op::MkDir(below(inner, "d"), 0o755));
-    let dir = dir_of(&client.ask_call(&fixture, made.clone()));
+    let dir = dir_of(&client.execute_call(&fixture, made.clone()));
     let moved = Op::Rename(at("tree/in"), at("out/in"), RenameFlags::default());
-    assert_eq!(errno(&owner.ask(&fixture, moved)), 0);
+    assert_eq!(errno(&owner.execute(&fixture, moved)), 0);
     let fixture = fixture.crash(&mut [&mut client, &mut owner]);
-    let welcome = greet(&mut client, &fixture, hello(1, 2, true), &token);
+    let welcome = present(&mut client, &fixture, hello(1, 2, true), &token);
     assert!(matches!(welcome, ToClient::Welcome(_)), "{welcome:?}");
     client.incarnation = 2;
     client.reclaim(&fixture, Reclaim { last: true, ..Reclaim::default() });
     made.retry = true;
-    assert_eq!(dir_of(&client.ask_call(&fixture, made)), dir);
-    // What is asked for the first time is refused.
-    let more = client.ask(&fixture, Op::MkDir(below(inner, "e"), 0o755));
+    assert_eq!(dir_of(&client.execute_call(&fixture, made)), dir);
+    // A request that comes for the first time is refused.
+    let more = client.execute(&fixture, Op::MkDir(below(inner, "e"), 0o755));
     assert!(is_outside(&more), "{more:?}");
 }
 
@@ -716,25 +731,25 @@ fn shown(reply: &Reply) -> &Data {
 }
 
 #[test]
-fn content_in_answers_is_for_those_who_may_read_it() {
+fn content_only_for_readers() {
     let fixture = Fixture::new();
     let mut owner = Client::connected(7, &fixture);
     let anybody = SetAttr { mode: Some(0o777), ..SetAttr::default() };
-    assert_eq!(errno(&owner.ask(&fixture, Op::SetAttr(InodeRef::by_id(1), anybody))), 0);
+    assert_eq!(errno(&owner.execute(&fixture, Op::SetAttr(InodeRef::by_id(1), anybody))), 0);
     let [secret, _, public] = [("secret", 0o600), ("other", 0o600), ("public", 0o644)]
         .map(|(name, mode)| small_file(&fixture, &mut owner, name, mode));
     assert_eq!(
-        *shown(&owner.ask(&fixture, Op::GetAttr(secret.clone()))),
+        *shown(&owner.execute(&fixture, Op::GetAttr(secret.clone()))),
         Data::Inline((*b"x").into())
     );
     let token = issue(&fixture, |record| record.uids = Ids::of(vec![(1000, 1999)]).unwrap());
     let (mut client, _) = holder(1, &fixture, &token);
-    let mut ask = |op| ask_as(&mut client, &fixture, (1000, 1000), op);
+    let mut execute = |op| execute_as(&mut client, &fixture, (1000, 1000), op);
     let is_content = |reply: &Reply| *shown(reply) == Data::Inline((*b"x").into());
     for op in
         [Op::GetAttr(public.clone()), Op::Lookup(at("public")), Op::Open(public.clone(), READ)]
     {
-        let reply = ask(op.clone());
+        let reply = execute(op.clone());
         assert!(is_content(&reply), "{op:?}: {reply:?}");
     }
     // An open for nothing is one for reading.
@@ -745,7 +760,7 @@ fn content_in_answers_is_for_those_who_may_read_it() {
         Op::OpenAt(at("secret"), nothing),
         Op::Create { place: at("secret"), mode: 0o644, flags: nothing, exclusive: false },
     ] {
-        assert_eq!(errno(&ask(op.clone())), libc::EACCES, "{op:?}");
+        assert_eq!(errno(&execute(op.clone())), libc::EACCES, "{op:?}");
     }
     for op in [
         Op::GetAttr(secret.clone()),
@@ -753,7 +768,7 @@ fn content_in_answers_is_for_those_who_may_read_it() {
         Op::Rename(at("public"), at("secret"), RenameFlags::default()),
         Op::Unlink(at("other")),
     ] {
-        let reply = ask(op.clone());
+        let reply = execute(op.clone());
         // Nor is it taken for a hole.
         assert!(matches!(shown(&reply), Data::Packed { .. }), "{op:?}: {reply:?}");
     }
@@ -770,16 +785,16 @@ fn opens_for_compaction_and_copy_with_token() {
     let (mut client, _) = holder(1, &fixture, &token);
     let who = (1000, 1000);
     let write = OpenFlags { write: true, ..READ };
-    opened(&ask_as(&mut client, &fixture, who, Op::Open(to.clone(), write)));
+    opened(&execute_as(&mut client, &fixture, who, Op::Open(to.clone(), write)));
     let copy =
         || Op::Clone { from: from.clone(), from_offset: 0, to: to.clone(), to_offset: 0, len: 1 };
-    let reply = ask_as(&mut client, &fixture, who, copy());
+    let reply = execute_as(&mut client, &fixture, who, copy());
     assert!(
         matches!(&reply, Err(Outcome::Failed(why)) if why.reason.contains("does not have")),
         "{reply:?}"
     );
-    opened(&ask_as(&mut client, &fixture, who, Op::Open(from.clone(), READ)));
-    let reply = ask_as(&mut client, &fixture, who, copy());
+    opened(&execute_as(&mut client, &fixture, who, Op::Open(from.clone(), READ)));
+    let reply = execute_as(&mut client, &fixture, who, copy());
     assert!(
         !matches!(&reply, Err(Outcome::Failed(why)) if why.reason.contains("does not have")),
         "{reply:?}"
@@ -790,6 +805,6 @@ fn opens_for_compaction_and_copy_with_token() {
         old: Vec::new(),
         new: Vec::new(),
     };
-    assert_eq!(errno(&client.ask(&fixture, compact(&from))), libc::EBADF);
-    assert_ne!(errno(&client.ask(&fixture, compact(&to))), libc::EBADF);
+    assert_eq!(errno(&client.execute(&fixture, compact(&from))), libc::EBADF);
+    assert_ne!(errno(&client.execute(&fixture, compact(&to))), libc::EBADF);
 }

@@ -1,5 +1,5 @@
-//! All nodes know the same tokens, whichever was told, and a node that was away hears of it before
-//! it lets a client in.
+//! All nodes have the same tokens, whichever node was given a change, and a node that was away gets
+//! it before it lets a client in.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod cluster;
@@ -32,16 +32,16 @@ fn grant(site: &Site, id: TokenId) -> FsResult<Arc<Grant>> {
     site.running().server.tokens().grant(id, 8)
 }
 
-fn knows(site: &Site, id: TokenId) -> bool {
+fn has_token(site: &Site, id: TokenId) -> bool {
     site.running().server.tokens().record(id).is_some()
 }
 
 #[test]
-fn every_node_learns_what_any_node_was_told() {
+fn tokens_at_all_nodes() {
     let mut cluster = Cluster::start();
     let [one, two] = [issue(&cluster.sites[0], "one"), issue(&cluster.sites[1], "two")];
     for site in &cluster.sites {
-        eventually("all nodes have both", || knows(site, one.id) && knows(site, two.id));
+        eventually("all nodes have both", || has_token(site, one.id) && has_token(site, two.id));
         eventually("and let their clients in", || grant(site, one.id).is_ok());
     }
     let confirmed = |site: &Site| site.running().server.tokens().confirmed();
@@ -55,8 +55,8 @@ fn every_node_learns_what_any_node_was_told() {
     cluster.sites[2].kill();
     revoke(&cluster.sites[0], &two);
     eventually("the others know", || {
-        let (known, missing) = confirmed(&cluster.sites[0]);
-        known.contains(&2) && (missing.is_empty() || missing == [3])
+        let (confirming, missing) = confirmed(&cluster.sites[0]);
+        confirming.contains(&2) && (missing.is_empty() || missing == [3])
     });
     let three = issue(&cluster.sites[1], "three");
     // While one may still take it for good, what is revoked is not forgotten: that one would bring
@@ -65,7 +65,7 @@ fn every_node_learns_what_any_node_was_told() {
         cluster.sites[0].running().server.tokens().prune(9).expect_err("node 3 does not know");
     assert_eq!(early.errno, libc::EAGAIN);
     assert!(early.reason.contains("nodes [") && early.reason.contains('3'), "{early}");
-    assert!(knows(&cluster.sites[0], two.id));
+    assert!(has_token(&cluster.sites[0], two.id));
     cluster.sites[2].run();
     // It still has the record that allows it, and does not go by that.
     eventually("it is back and knows", || {
@@ -79,8 +79,8 @@ fn every_node_learns_what_any_node_was_told() {
     eventually("all are known to know what there is", || confirmed(&cluster.sites[1]).1.is_empty());
     assert_eq!(cluster.sites[1].running().server.tokens().prune(9).unwrap(), 2);
     for site in &cluster.sites {
-        eventually("it is forgotten", || !knows(site, one.id) && !knows(site, two.id));
-        assert!(knows(site, three.id));
+        eventually("it is forgotten", || !has_token(site, one.id) && !has_token(site, two.id));
+        assert!(has_token(site, three.id));
     }
 }
 
@@ -96,7 +96,7 @@ fn is_outside(reply: &Reply) -> bool {
 }
 
 /// A rename that takes a directory out of a subtree ends its use at every node when it is answered,
-/// wherever the names in it are led and whatever the session was found to be allowed there just
+/// wherever the names in it are led and even if the session was found to be allowed there just
 /// before.
 #[test]
 fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
@@ -130,10 +130,10 @@ fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
         move_to("tree/in", "out/in");
         let makes = Op::MkDir(below(&format!("late {round}")), 0o755);
         for op in names.map(|name| Op::Lookup(below(name))).into_iter().chain([list(), makes]) {
-            let reply = tenant.ask(op.clone());
+            let reply = tenant.execute(op.clone());
             assert!(is_outside(&reply), "round {round}: {op:?}: {reply:?}");
         }
-        assert_eq!(errno(&tenant.ask(Op::Parent(tree))), 0);
+        assert_eq!(errno(&tenant.execute(Op::Parent(tree))), 0);
         move_to("out/in", "tree/in");
     }
 }

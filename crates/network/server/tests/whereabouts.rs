@@ -17,8 +17,8 @@ fn met(cluster: &Cluster, what: &str) {
     });
 }
 
-/// All know where all are.
-fn known(cluster: &Cluster, what: &str) {
+/// Waits until each node has the address of each.
+fn addresses_agree(cluster: &Cluster, what: &str) {
     eventually(what, || {
         let all = cluster.sites.iter().map(|site| (site.id, site.address.to_string())).collect();
         cluster.sites.iter().all(|site| site.running().host.addresses() == all)
@@ -33,16 +33,16 @@ fn nodes_that_restart_elsewhere() {
     met(&cluster, "all meet");
     cluster.sites[1].kill();
     cluster.sites[1].run_elsewhere();
-    known(&cluster, "all know where the second is");
+    addresses_agree(&cluster, "all know where the second is");
     met(&cluster, "it is met there");
     cluster.client().done(mknod("one"));
 
-    // Each of two that move can hear of the other only by the one that stays.
+    // Each of two that move can learn the other's address only from the one that stays.
     cluster.sites[1].kill();
     cluster.sites[2].kill();
     cluster.sites[1].run_elsewhere();
     cluster.sites[2].run_elsewhere();
-    known(&cluster, "all know where both are");
+    addresses_agree(&cluster, "all know where both are");
     met(&cluster, "they are met there");
     cluster.client().done(mknod("two"));
 

@@ -48,7 +48,7 @@ impl Connection {
             ToServer::Hello(hello) => {
                 self.who = hello.who.as_str().into();
                 self.token = hello.token;
-                match self.server.admission(&hello, &self.security)? {
+                match self.server.authenticate(&hello, &self.security)? {
                     AuthnOutcome::Enter(grant) => self.enter(hello, grant, now)?,
                     AuthnOutcome::Prove(nonce) => {
                         let challenge = ToClient::Challenge(nonce);
@@ -76,8 +76,8 @@ impl Connection {
         nonce: &[u8; 16],
     ) -> FsResult<AcceptedPeer> {
         let ToServer::PeerProof(proof) = message else { return Err(SECOND_HELLO) };
-        let says = PeerClaim { hello, nonce, proof: &proof, security: &self.security };
-        self.server.greet_peer(&says, &self.outbox, &self.peer)
+        let claim = PeerClaim { hello, nonce, proof: &proof, security: &self.security };
+        self.server.accept_peer(&claim, &self.outbox, &self.peer)
     }
 
     /// A client's answer to the challenge.
@@ -95,7 +95,7 @@ impl Connection {
 
     /// Lets a client in.
     fn enter(&mut self, hello: Hello, grant: Option<Arc<Grant>>, now: Nanos) -> FsResult<()> {
-        let line = SessionConn {
+        let conn = SessionConn {
             outbox: self.outbox.clone(),
             checksum: self.checksum,
             security: self.security.clone(),
@@ -103,7 +103,7 @@ impl Connection {
         };
         self.token = grant.as_ref().map(|grant| grant.record.id);
         let incarnation = hello.incarnation;
-        let session = self.server.greet(hello, line, grant, now)?;
+        let session = self.server.greet(hello, conn, grant, now)?;
         self.stage = Stage::Serving(session, incarnation);
         Ok(())
     }

@@ -19,8 +19,8 @@ impl Locks {
             return false;
         }
         let mut seen = FxHashSet::default();
-        let mut to_look_at = vec![(owner, *span)];
-        while let Some((waiter, span)) = to_look_at.pop() {
+        let mut to_visit = vec![(owner, *span)];
+        while let Some((waiter, span)) = to_visit.pop() {
             let Some(file) = self.files.get(&(span.ino, LockKind::Posix)) else { continue };
             let circle = file.each_in_the_way(waiter, &span, &mut |held| {
                 if held.owner == owner {
@@ -32,7 +32,7 @@ impl Locks {
                     for (ino, number) in waits {
                         let file = self.files.get(&(*ino, LockKind::Posix));
                         if let Some(wait) = file.and_then(|file| file.waits.get(number)) {
-                            to_look_at.push((held.owner, wait.span));
+                            to_visit.push((held.owner, wait.span));
                         }
                     }
                 }

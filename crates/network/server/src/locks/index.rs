@@ -1,7 +1,7 @@
 //! All ranges of one file, of all owners: which of them is in the way of a lock?
 //!
 //! A treap (Seidel and Aragon, "Randomized Search Trees", 1996) ordered by (first byte, owner), in
-//! which every node also knows the largest last byte below it, of all ranges and of exclusive ones:
+//! which every node also has the largest last byte below it, of all ranges and of exclusive ones:
 //! the interval tree of Cormen et al., "Introduction to Algorithms", chapter 14.3, twice. A shared
 //! lock so never looks at the shared ones of others, however many. Expected O(log n) for a change,
 //! O(log n + ranges found) for a search. Priorities come from a counter through a mixing function:
@@ -77,7 +77,7 @@ impl Index {
 
     /// Takes a range out.
     pub fn remove(&mut self, start: u64, owner: LockOwner) {
-        self.root = self.remove_below(self.root, (start, owner));
+        self.root = self.remove_from(self.root, (start, owner));
     }
 
     /// Shows the ranges of other owners that exclude a lock of this mode on `start..=end`, by
@@ -159,7 +159,7 @@ impl Index {
         }
     }
 
-    fn remove_below(&mut self, at: u32, key: (u64, LockOwner)) -> u32 {
+    fn remove_from(&mut self, at: u32, key: (u64, LockOwner)) -> u32 {
         if at == NIL {
             debug_assert!(false, "a range that is not there is taken out");
             return NIL;
@@ -172,11 +172,11 @@ impl Index {
                 return self.merge(left, right);
             }
             std::cmp::Ordering::Less => {
-                let below = self.remove_below(left, key);
+                let below = self.remove_from(left, key);
                 self.nodes[at as usize].left = below;
             }
             std::cmp::Ordering::Greater => {
-                let below = self.remove_below(right, key);
+                let below = self.remove_from(right, key);
                 self.nodes[at as usize].right = below;
             }
         }

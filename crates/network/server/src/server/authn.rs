@@ -41,7 +41,11 @@ impl Server {
     ///
     /// # Errors
     /// What the client is refused with.
-    pub(crate) fn admission(&self, hello: &Hello, security: &Security) -> FsResult<AuthnOutcome> {
+    pub(crate) fn authenticate(
+        &self,
+        hello: &Hello,
+        security: &Security,
+    ) -> FsResult<AuthnOutcome> {
         if hello.token.is_some() {
             if !security.is_private() {
                 return Err(NOT_IN_CLEAR);

@@ -26,7 +26,7 @@ impl Server {
     pub(crate) fn greet(
         &self,
         hello: Hello,
-        line: SessionConn,
+        conn: SessionConn,
         grant: Option<Arc<Grant>>,
         now: Nanos,
     ) -> FsResult<Arc<Session>> {
@@ -46,8 +46,8 @@ impl Server {
             ));
         }
         if state.phase == Phase::Expired && state.window.running() > 0 {
-            // Their effect on what is open has to be settled before the client says what it has
-            // open.
+            // Their effect on what is open has to be settled before the client's claim of what it
+            // has open.
             return Err(FsError::new(
                 libc::EAGAIN,
                 "calls of the client's last session are being finished: connect again",
@@ -62,18 +62,18 @@ impl Server {
         }
         let root = grant.as_ref().and_then(|grant| grant.root()).unwrap_or(ROOT);
         (state.grant, state.bound) = (grant, true);
-        session.hear(now);
+        session.note_message(now);
         let begins = state.incarnation == 0 && !state.recorded;
-        let (outbox, checksum) = (line.outbox.clone(), line.checksum);
-        let superseded = self.take_over(&mut state, &hello, line, begins);
-        let welcome = self.welcome(version, state.told, root);
+        let (outbox, checksum) = (conn.outbox.clone(), conn.checksum);
+        let superseded = self.take_over(&mut state, &hello, conn, begins);
+        let welcome = self.welcome(version, state.announced, root);
         let record = (!state.recorded).then(|| SessionRecord {
             client: session.client,
             since: session.since,
             who: state.who.clone(),
             ended: None,
         });
-        self.shared.desk.lock().connect(state.holder, outbox, checksum);
+        self.shared.lock_service.lock().connect(state.holder, outbox, checksum);
         drop(state);
         if let Some(old) = superseded {
             self.shared.counts.superseded.add(1);
@@ -127,8 +127,8 @@ impl Server {
         Ok(version)
     }
 
-    /// What a client hears of a node that may not answer ([`crate::backend::Backend::may_answer`]).
-    /// It passes: the client comes again, and asks other nodes where this one is.
+    /// The refusal of a node that may not answer ([`crate::backend::Backend::may_answer`]). It
+    /// passes: the client comes again, and asks other nodes for this one's address.
     pub(crate) fn why_mute(&self) -> FsError {
         let why = format!(
             "node {} has no lease: it does not reach most nodes of the cluster, or its metadata, \
@@ -162,41 +162,41 @@ impl Server {
         &self,
         state: &mut State,
         hello: &Hello,
-        line: SessionConn,
+        conn: SessionConn,
         begins: bool,
     ) -> Option<SessionConn> {
         if state.phase == Phase::Expired {
             state.holder = self.shared.next_holder();
             state.begin_reclaim();
-            state.told = SessionState::Expired;
+            state.announced = SessionState::Expired;
             state.recorded = false;
         } else if state.phase == Phase::Reclaiming {
             state.restart_reclaim();
         } else if begins {
-            state.told = SessionState::New;
+            state.announced = SessionState::New;
             if hello.established {
                 state.begin_reclaim();
             }
         } else if state.recorded {
-            state.told = SessionState::Known;
+            state.announced = SessionState::Known;
             state.restart_reclaim();
         }
         if hello.established {
-            if let Some(told) = state.denied.take() {
+            if let Some(announced) = state.denied.take() {
                 state.phase = Phase::Reclaiming;
-                state.told = told;
+                state.announced = announced;
             }
         } else {
-            // It never heard a Welcome, so it holds nothing.
-            if state.phase == Phase::Reclaiming && state.told != SessionState::New {
-                state.denied = Some(state.told);
+            // The client never got a Welcome, so it holds nothing.
+            if state.phase == Phase::Reclaiming && state.announced != SessionState::New {
+                state.denied = Some(state.announced);
             }
             state.phase = Phase::Live;
-            state.told = SessionState::New;
+            state.announced = SessionState::New;
         }
         state.incarnation = hello.incarnation;
         state.who.clone_from(&hello.who);
-        state.line.replace(line)
+        state.conn.replace(conn)
     }
 
     fn welcome(&self, version: u16, session: SessionState, root: InodeId) -> Welcome {
@@ -208,7 +208,7 @@ impl Server {
             descriptor: self.description(),
             session,
             lease_ms: u32::try_from(config.lease / MS).unwrap_or(u32::MAX),
-            table: self.backend.table(),
+            table: self.backend.map_version(),
             root,
         }
     }
@@ -222,9 +222,9 @@ impl ServerShared {
             return;
         }
         // With the session's lock held: nothing may be sent to the client before this.
-        if let Some(line) = &state.line {
+        if let Some(conn) = &state.conn {
             self.counts.welcomes.add(1);
-            self.send(&*line.outbox, line.checksum, &ToClient::Welcome(welcome.clone()));
+            self.send(&*conn.outbox, conn.checksum, &ToClient::Welcome(welcome.clone()));
         }
     }
 
@@ -237,9 +237,8 @@ impl ServerShared {
             }
             Err(outcome) => {
                 let why = match outcome {
-                    // It may be that another process has the store by now, which knows the client
-                    // from it.
-                    _ if !self.tables.may_answer() => {
+                    // Another process may have the store by now, and have a session of the client.
+                    _ if !self.current_map.may_answer() => {
                         FsError::new(libc::EAGAIN, "the node answers nobody at present: ask again")
                     }
                     Outcome::Failed(why) => why,
@@ -249,9 +248,9 @@ impl ServerShared {
                 if !state.is_current(incarnation) {
                     return;
                 }
-                let line = state.line.take();
+                let conn = state.conn.take();
                 drop(state);
-                if let Some(SessionConn { outbox, checksum, .. }) = line {
+                if let Some(SessionConn { outbox, checksum, .. }) = conn {
                     self.refuse(&*outbox, checksum, why);
                 }
             }

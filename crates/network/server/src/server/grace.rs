@@ -1,24 +1,24 @@
-//! The time after a start in which clients of before say what they held.
+//! The time after a start in which clients of the start before reclaim what they held.
 //!
-//! Until it ends nobody knows what is open or locked, so the node keeps every file without a name,
-//! nothing is reaped, and new locks wait. It ends when every client that had a session is either
-//! back for good or gone, at the latest after its length.
+//! Until it ends the node cannot tell what is open or locked, so it keeps every orphan, no object
+//! is collected, and new locks wait. It ends when every client that had a session is either back
+//! for good or gone, at the latest after its length.
 //!
 //! *Back for good* means: it has reclaimed everything **and** its retries have been executed. A
-//! file that a client created just before the crash is not among what it reclaims if it has not
-//! heard of it; the retry of that Create finds the recorded answer, and the file must not have been
-//! deleted in between. So a client that has reclaimed everything when the period is over, and may
-//! have retries under way, has a lease more: by then it has said something that comes after them,
-//! or its session has ended.
+//! file that a client created just before the crash is not among what it reclaims if the answer has
+//! not reached it; the retry of that Create finds the recorded answer, and the file must not have
+//! been deleted in between. So a client that has reclaimed everything when the period is over, and
+//! may have retries under way, has a lease more: by then it has sent something that comes after
+//! them, or its session has ended.
 //!
 //! **Another process may have been the node until now** ([`crate::backend::Backend::may_answer`]),
-//! and have clients that do not know. It tells them nothing any more when this one has its first
-//! lease, so what a client of it was answered last it had sent before that; it counts its locks as
-//! lost a lease after it sent that. Therefore the period begins with this node's first lease, and
-//! is not shorter than a client's: nobody gets a lock that somebody else believes in.
+//! and have clients that have not noticed. It answers nothing any more when this one has its first
+//! lease, so a client of it sent its last answered message before that; it counts its locks as lost
+//! a lease after it sent that. Therefore the period begins with this node's first lease, and is not
+//! shorter than a client's: no client gets a lock that another one still relies on.
 //!
 //! **A client's lease is that of the start it was welcomed by**, which may have been longer than
-//! this one's. It is on record (row `lease`) before anybody is welcomed, and the longest of two
+//! this one's. It is on record (row `lease`) before any client is welcomed, and the longest of two
 //! starts stays there until the period between them has ended.
 
 use std::collections::BTreeSet;
@@ -33,7 +33,7 @@ use crate::session::{Phase, Session};
 /// See the module's header.
 pub(crate) struct Grace {
     length: Nanos,
-    /// Known when it has begun.
+    /// None before it has begun.
     until: Option<Nanos>,
     awaited: BTreeSet<ClientId>,
 }
@@ -63,7 +63,8 @@ impl Grace {
         self.awaited.is_empty() || self.until.is_some_and(|until| now >= until)
     }
 
-    /// Whether a client that has reclaimed may still ask for an answer that it has not heard.
+    /// Whether a client that has reclaimed may still send a call again, as its answer may not have
+    /// reached it.
     fn is_patient(&self, now: Nanos, lease: Nanos) -> bool {
         self.until.is_some_and(|until| now < until.saturating_add(lease))
     }
@@ -75,12 +76,12 @@ impl Grace {
 
 impl ServerShared {
     /// Whether a client is back for good, or gone.
-    fn is_settled(&self, client: ClientId) -> bool {
+    fn is_back_or_gone(&self, client: ClientId) -> bool {
         let session = self.directory.lock().get(&client).cloned();
         let Some(session) = session else { return true };
         let state = session.state.lock();
         match state.phase {
-            Phase::Live => state.settled && state.window.retries_running() == 0,
+            Phase::Live => state.retries_in && state.window.retries_running() == 0,
             Phase::Reclaiming => false,
             Phase::Expired | Phase::Ended => true,
         }
@@ -89,17 +90,17 @@ impl ServerShared {
 
 impl Server {
     /// Ends the grace period if it is time.
-    pub(super) fn look_at_grace(&self, now: Nanos) {
+    pub(super) fn check_grace(&self, now: Nanos) {
         let awaited: Vec<ClientId> = match &*self.shared.grace.lock() {
             Some(grace) => grace.awaited.iter().copied().collect(),
             None => return,
         };
-        let settled: Vec<_> =
-            awaited.iter().filter(|client| self.shared.is_settled(**client)).collect();
+        let retries_in: Vec<_> =
+            awaited.iter().filter(|client| self.shared.is_back_or_gone(**client)).collect();
         let (late, patient) = {
             let mut slot = self.shared.grace.lock();
             let Some(grace) = slot.as_mut() else { return };
-            for client in settled {
+            for client in retries_in {
                 grace.awaited.remove(client);
             }
             if !grace.is_over(now) {
@@ -132,19 +133,19 @@ impl Server {
             return;
         }
         *self.shared.grace.lock() = None;
-        self.shared.desk.lock().end_grace();
-        self.settle_lease();
+        self.shared.lock_service.lock().end_grace();
+        self.record_lease();
     }
 
-    /// Nobody believes in a lease of an earlier start any more: this one's is on record from now
+    /// No client relies on a lease of an earlier start any more: this one's is on record from now
     /// on. If it cannot be, the next start waits longer than it must.
-    pub(super) fn settle_lease(&self) {
+    pub(super) fn record_lease(&self) {
         let (node, lease) = (self.backend.node(), self.shared.config.lease);
-        let settled = node.lease_on_record().and_then(|before| match before == Some(lease) {
+        let retries_in = node.lease_on_record().and_then(|before| match before == Some(lease) {
             true => Ok(()),
             false => node.record_lease(lease),
         });
-        if let Err(why) = settled {
+        if let Err(why) = retries_in {
             log::warn!("the lease of this start is not on record: {why}");
         }
     }

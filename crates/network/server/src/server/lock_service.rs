@@ -1,15 +1,15 @@
 //! Locks of files, and the calls that wait for them.
 //!
-//! Of several nodes each keeps the locks of the files that have it as home. A client that asks
-//! another one, or while a file is about to get another home, is told to ask again: locks do not
-//! move, so a file that has some does not get another home ([`LockService::files_kept`]). So is a
-//! client that asks a node that may not answer now ([`crate::backend::Backend::may_answer`]):
-//! another process may keep them.
+//! Of several nodes each keeps the locks of the files that have it as home. A lock request to
+//! another node, or while a file is about to get another home, is answered with "misdirected":
+//! locks do not move, so a file that has some does not get another home
+//! ([`LockService::files_kept`]). So is one to a node that may not answer now
+//! ([`crate::backend::Backend::may_answer`]): another process may keep them.
 //!
-//! The desk's lock is taken with that of the session of the call, so a lock is taken or given back
-//! before a newer connection of the same client is welcomed. The desk knows where each session is
-//! connected: calls that another client's unlock wakes are answered with the desk's lock held, so
-//! never on a connection on which they have not been asked.
+//! The lock service's mutex is taken with that of the session of the call, so a lock is taken or
+//! given back before a newer connection of the same client is welcomed. The lock service has the
+//! connection of each session: calls that another client's unlock wakes are answered with its mutex
+//! held, so never on a connection on which they have not been sent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::backend::CurrentMap;
 use crate::locks::{LockLimits, LockOwner, Locks, Set, Ticket};
 
 const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
-/// Nothing has been done, and the client asks again, perhaps somebody else.
+/// Nothing has been done, and the client sends the request again, perhaps to another node.
 const MISDIRECTED: FsError = FsError::new(
     LOCK_MISDIRECTED,
     "another node keeps the locks of this file, or will in a moment",
@@ -49,10 +49,10 @@ struct Parked {
 
 /// See the module's header.
 pub(crate) struct LockService {
-    /// Says which files' locks are kept here.
-    tables: CurrentMap,
+    /// The map, which decides which files' locks are kept here.
+    current_map: CurrentMap,
     pub locks: Locks,
-    /// The grace period lasts: nobody gets a lock that was not held before.
+    /// The grace period lasts: no client gets a lock that it did not hold before.
     grace: bool,
     parked: Vec<Parked>,
     /// Where sessions are connected.
@@ -60,9 +60,9 @@ pub(crate) struct LockService {
 }
 
 impl LockService {
-    pub fn new(limits: LockLimits, tables: CurrentMap) -> Self {
+    pub fn new(limits: LockLimits, current_map: CurrentMap) -> Self {
         Self {
-            tables,
+            current_map,
             locks: Locks::new(limits),
             grace: false,
             parked: Vec::new(),
@@ -80,7 +80,7 @@ impl LockService {
         self.grace = false;
         for Parked { holder, call, lock, wait } in std::mem::take(&mut self.parked) {
             let mut woken = Vec::new();
-            let kept = self.tables.keeps_locks_of(lock.ino);
+            let kept = self.current_map.keeps_locks_of(lock.ino);
             let reply = match kept {
                 true => self.set(holder, call, &lock, wait, &mut woken),
                 false => Some(Err(MISDIRECTED)),
@@ -92,8 +92,8 @@ impl LockService {
         }
     }
 
-    /// A session is connected here, and nowhere else any more: whatever its calls wait for, nobody
-    /// is there to be answered until they are asked again.
+    /// A session is connected here, and nowhere else any more: the calls that wait have no
+    /// connection for their answers until they are sent again.
     pub fn connect(&mut self, holder: u64, outbox: Arc<dyn Outbox>, checksum: Checksum) {
         self.disconnect(holder);
         self.lines.insert(holder, (outbox, checksum));
@@ -111,7 +111,7 @@ impl LockService {
         if let Err(why) = request.check() {
             return Some(Err(why));
         }
-        if !self.tables.may_answer() || !self.tables.keeps_locks_of(request.ino()) {
+        if !self.current_map.may_answer() || !self.current_map.keeps_locks_of(request.ino()) {
             return Some(Err(MISDIRECTED));
         }
         let mut woken = Vec::new();
@@ -144,13 +144,13 @@ impl LockService {
 
     /// A session had this lock before the node was restarted. Whether it has it again.
     pub fn reclaim(&mut self, holder: u64, lock: &LockSpan) -> bool {
-        self.tables.keeps_locks_of(lock.ino) && self.locks.reclaim(holder, lock).is_ok()
+        self.current_map.keeps_locks_of(lock.ino) && self.locks.reclaim(holder, lock).is_ok()
     }
 
     /// Of how many files that leave this node there are locks, or calls that wait for one: those
-    /// must not leave. From when a file is about to leave none comes to be
-    /// ([`CurrentMap::keeps_locks_of`]), so none means that there will be none. While it is not
-    /// known which locks there were before a restart there is at least one.
+    /// must not leave. Once a file is about to leave, no new lock is granted
+    /// ([`CurrentMap::keeps_locks_of`]), so none means that there will be none. During the grace
+    /// period the answer is at least one.
     pub fn files_kept(&self, leaves: &dyn Fn(InodeId) -> bool) -> usize {
         let parked = self.parked.iter().filter(|parked| leaves(parked.lock.ino)).count();
         // A number carries its slot, so that one file stands for all of a slot.
@@ -206,12 +206,12 @@ impl LockService {
         }
     }
 
-    /// Answers a call that waited. (If its client is not connected, it asks again.)
+    /// Answers a call that waited. (If its client is not connected, it sends the call again.)
     fn answer(&self, ticket: Ticket, reply: LockReply) {
         let Some((outbox, checksum)) = self.lines.get(&ticket.session) else { return };
         let reply = ReplyTo {
             id: ticket.call,
-            table: self.tables.version(),
+            table: self.current_map.version(),
             answered: Answered::Lock(reply),
         };
         let mut frame = Vec::new();

@@ -1,19 +1,19 @@
 //! Connections of other nodes: which are let in, and what they bring to the member.
 //!
-//! **The identity of a node.** Not its number alone: the word that its directory was born with, how
-//! often that directory was started, and the random number of the process. The newest start heard
-//! of is on record, durably before it is let in ([`kestrel_cluster::peer_identity`]). So a
-//! directory that was made anew, an old copy and a second process are told from the node that the
-//! cluster has; they would bring what the others do not have, or take numbers that are taken. A
-//! start is counted before any node hears of it, so no two starts of one directory have the same
-//! number: two that do are copies.
+//! **The identity of a node.** Not its number alone: the node UUID of its directory, how often that
+//! directory was started, and the random number of the process. The newest start is on record,
+//! durably before it is let in ([`kestrel_cluster::peer_identity`]). So a directory that was made
+//! anew, an old copy and a second process are distinguished from the node that the cluster has;
+//! they would bring what the others do not have, or take numbers that are taken. A start is counted
+//! before it connects to any node, so no two starts of one directory have the same number: two that
+//! do are copies.
 //!
-//! **Where it is** it says, too: that is on record with its start
+//! **Its address** it sends, too: that is on record with its start
 //! ([`kestrel_cluster::addresses`]), and this node dials it there.
 //!
-//! **That it is of this cluster** it proves by what only nodes of the cluster can work out
+//! **That it is of this cluster** it proves by what only nodes of the cluster can compute
 //! ([`kestrel_rpc::peer::proof`]), and over TLS by a certificate with its number besides. Until
-//! then it is told nothing but that this node is one.
+//! then it learns nothing but that this node is one.
 //!
 //! A node has one connection at a time; a newer one replaces it, as a node that was started again
 //! replaces what it was.
@@ -56,9 +56,9 @@ struct PeerConns {
 pub(crate) struct PeerHandshake {
     host: Arc<NodeHost>,
     identity: Identity,
-    /// What is on record of other nodes, as far as it was asked for. Held while a node is let in,
-    /// and taken before the connections.
-    known: Mutex<BTreeMap<NodeId, PeerIdentity>>,
+    /// Identities of other nodes, as far as they were read from the records. Held while a node is
+    /// let in, and taken before the connections.
+    identities: Mutex<BTreeMap<NodeId, PeerIdentity>>,
     /// Nodes that are to join, or are in a table that is to come.
     expected: Mutex<BTreeSet<NodeId>>,
     conns: Mutex<PeerConns>,
@@ -67,10 +67,10 @@ pub(crate) struct PeerHandshake {
 const NO_CLUSTER: FsError =
     FsError::new(libc::EINVAL, "this node has its volume to itself: it is in no cluster");
 
-/// What a peer says that claims to be a node.
+/// The claim of a peer to be a node.
 pub(crate) struct PeerClaim<'a> {
     pub hello: &'a PeerHello,
-    /// What it was asked to prove itself by.
+    /// The random number that its proof has to be about.
     pub nonce: &'a [u8; 16],
     pub proof: &'a [u8; PROOF_BYTES],
     /// What its connection runs over.
@@ -85,13 +85,13 @@ pub(crate) struct AcceptedPeer {
 }
 
 impl PeerHandshake {
-    /// The gate of a member; none of a node alone.
+    /// That of a member; none of a node alone.
     pub fn of(backend: &Backend, identity: Option<&Identity>) -> Option<Self> {
         let (Backend::Member(host), Some(identity)) = (backend, identity) else { return None };
         Some(Self {
             host: host.clone(),
             identity: identity.clone(),
-            known: Mutex::default(),
+            identities: Mutex::default(),
             expected: Mutex::default(),
             conns: Mutex::default(),
         })
@@ -114,7 +114,7 @@ impl PeerHandshake {
         table.is_some_and(|table| table.placement.heir_of(node).is_some())
     }
 
-    /// Whether it is a node of this cluster, and the one it says it is.
+    /// Whether it is a node of this cluster, and the one that it claims to be.
     fn believe(&self, PeerClaim { hello, nonce, proof, security }: &PeerClaim<'_>) -> FsResult<()> {
         if !holds(&self.identity.secret, Prover::Dialed, hello, nonce, proof) {
             let why = "the secrets of the clusters differ: this node belongs to another cluster \
@@ -183,7 +183,7 @@ impl PeerHandshake {
     /// record.
     fn recognize(
         &self,
-        known: &mut BTreeMap<NodeId, PeerIdentity>,
+        identities: &mut BTreeMap<NodeId, PeerIdentity>,
         hello: &PeerHello,
         address: &str,
     ) -> FsResult<()> {
@@ -194,14 +194,14 @@ impl PeerHandshake {
             start: hello.start,
             address: Some(hello.address.clone()),
         };
-        let on_record = match known.get(&hello.from) {
+        let on_record = match identities.get(&hello.from) {
             Some(seen) => Some(seen.clone()),
             None => PeerIdentity::read(engine, hello.from)?,
         };
         if let Some(seen) = &on_record {
-            // Where it calls from has a port that says nothing, and another one each time.
+            // The address that it calls from has a meaningless port, another one each time.
             let address = address.rsplit_once(':').map_or(address, |(host, _)| host);
-            if let Err(why) = judge(seen, &came, hello.from, self.host.me(), address) {
+            if let Err(why) = check_identity(seen, &came, hello.from, self.host.me(), address) {
                 let is_shared =
                     self.host.node().cluster().is_some_and(|cluster| cluster.is_shared());
                 if !(is_shared && why.errno == REFUSED_OLD) {
@@ -220,18 +220,18 @@ impl PeerHandshake {
                 log::warn!("cluster: {why}");
                 return Err(FsError::because(REFUSED_OLD, why));
             }
-            known.insert(hello.from, seen.clone());
+            identities.insert(hello.from, seen.clone());
         }
         if on_record.as_ref() != Some(&came) {
             came.write(engine, hello.from)?;
-            known.insert(hello.from, came);
+            identities.insert(hello.from, came);
         }
         Ok(())
     }
 }
 
 /// Whether the peer that has come may be the node of which `seen` is on record at node `me`.
-fn judge(
+fn check_identity(
     seen: &PeerIdentity,
     came: &PeerIdentity,
     from: NodeId,
@@ -272,14 +272,14 @@ fn judge(
 
 impl Server {
     /// Proves to a peer that claims to be a node that this is one of the cluster, and asks for the
-    /// same.
+    /// peer's proof.
     ///
     /// # Errors
     /// What it is refused with.
     pub(crate) fn challenge_peer(&self, hello: &PeerHello) -> FsResult<PeerChallenge> {
-        let gate = self.gate.as_ref().ok_or(NO_CLUSTER)?;
+        let handshake = self.peer_handshake.as_ref().ok_or(NO_CLUSTER)?;
         let nonce = nonce().ok_or(FsError::new(libc::EAGAIN, "the system has no randomness"))?;
-        let proof = prove(&gate.identity.secret, Prover::Reached, hello, &nonce);
+        let proof = prove(&handshake.identity.secret, Prover::Reached, hello, &nonce);
         Ok(PeerChallenge { nonce, proof })
     }
 
@@ -287,20 +287,20 @@ impl Server {
     ///
     /// # Errors
     /// What it is refused with.
-    pub(crate) fn greet_peer(
+    pub(crate) fn accept_peer(
         &self,
-        says: &PeerClaim<'_>,
+        claim: &PeerClaim<'_>,
         outbox: &Arc<dyn Outbox>,
         address: &str,
     ) -> FsResult<AcceptedPeer> {
-        let gate = self.gate.as_ref().ok_or(NO_CLUSTER)?;
-        gate.believe(says)?;
-        let hello = says.hello;
-        gate.check(hello)?;
-        let (guest, replaced) = {
-            let mut known = gate.known.lock();
-            gate.recognize(&mut known, hello, address)?;
-            let mut conns = gate.conns.lock();
+        let handshake = self.peer_handshake.as_ref().ok_or(NO_CLUSTER)?;
+        handshake.believe(claim)?;
+        let hello = claim.hello;
+        handshake.check(hello)?;
+        let (peer, replaced) = {
+            let mut identities = handshake.identities.lock();
+            handshake.recognize(&mut identities, hello, address)?;
+            let mut conns = handshake.conns.lock();
             conns.last += 1;
             let number = conns.last;
             let replaced =
@@ -310,29 +310,29 @@ impl Server {
         self.shared.counts.peers_welcomed.add(1);
         let at =
             NodeAddress { node: hello.from, epoch: hello.epoch, address: hello.address.clone() };
-        gate.host.address_book().met(&at);
+        handshake.host.address_book().met(&at);
         if let Some(PeerConn { outbox, .. }) = replaced {
             outbox.close("a newer connection of the same node has taken over");
         }
-        Ok(guest)
+        Ok(peer)
     }
 
-    /// Takes what another node says.
+    /// Takes another node's messages.
     ///
     /// # Errors
     /// If that is not what nodes say: its connection ends.
-    pub(crate) fn hear_peer(
+    pub(crate) fn receive_from_peer(
         &self,
-        guest: AcceptedPeer,
+        peer: AcceptedPeer,
         messages: impl Iterator<Item = ToServer>,
     ) -> FsResult<()> {
-        let Some(gate) = &self.gate else { return Ok(()) };
-        let current = gate
+        let Some(handshake) = &self.peer_handshake else { return Ok(()) };
+        let current = handshake
             .conns
             .lock()
             .taken
-            .get(&guest.from)
-            .is_some_and(|conn| conn.number == guest.number);
+            .get(&peer.from)
+            .is_some_and(|conn| conn.number == peer.number);
         if !current {
             return Ok(());
         }
@@ -341,19 +341,21 @@ impl Server {
             match message {
                 ToServer::Peer(bytes) => match Envelope::decode(&bytes) {
                     Ok(Envelope { from, message: Message::Tokens(message), .. })
-                        if from == guest.from =>
+                        if from == peer.from =>
                     {
-                        self.tokens.heard(from, message, self.clock.now());
+                        self.tokens.receive(from, message, self.clock.now());
                     }
                     Ok(Envelope { from, message: Message::Addresses(mut nodes), .. })
-                        if from == guest.from =>
+                        if from == peer.from =>
                     {
-                        // Where it is itself this node knows best; of others there are as many as
-                        // the cluster has.
-                        nodes.retain(|at| at.node != gate.host.me() && gate.belongs(at.node));
-                        gate.host.address_book().heard(&nodes);
+                        // This node has its own address best; of others there are as many as the
+                        // cluster has.
+                        nodes.retain(|at| {
+                            at.node != handshake.host.me() && handshake.belongs(at.node)
+                        });
+                        handshake.host.address_book().heard(&nodes);
                     }
-                    Ok(envelope) if envelope.from == guest.from => envelopes.push(envelope),
+                    Ok(envelope) if envelope.from == peer.from => envelopes.push(envelope),
                     Ok(_) => {
                         wrong = Err(FsError::new(libc::EPROTO, "a node speaks for itself only"));
                         break;
@@ -376,21 +378,21 @@ impl Server {
         }
         self.shared.counts.envelopes.add(envelopes.len() as u64);
         if !envelopes.is_empty() {
-            gate.host.receive_many(envelopes);
+            handshake.host.receive_many(envelopes);
         }
         wrong
     }
 
     /// Another node's connection has ended.
-    pub(crate) fn peer_left(&self, guest: AcceptedPeer) {
-        if let Some(gate) = &self.gate {
-            gate.conns.lock().taken.retain(|_, conn| conn.number != guest.number);
+    pub(crate) fn peer_left(&self, peer: AcceptedPeer) {
+        if let Some(handshake) = &self.peer_handshake {
+            handshake.conns.lock().taken.retain(|_, conn| conn.number != peer.number);
         }
     }
 
     pub(super) fn close_peers(&self) {
-        let Some(gate) = &self.gate else { return };
-        for (_, conn) in std::mem::take(&mut gate.conns.lock().taken) {
+        let Some(handshake) = &self.peer_handshake else { return };
+        for (_, conn) in std::mem::take(&mut handshake.conns.lock().taken) {
             conn.outbox.close("the node is shutting down");
         }
     }

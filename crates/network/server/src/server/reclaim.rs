@@ -1,7 +1,7 @@
 //! Clients say what they held of a session that the node has lost.
 //!
-//! What a client says is what it holds from then on: counts are set, not added, so that it may say
-//! everything again when it has not heard the answer. Messages are worked on one at a time. A lock
+//! What a client claims is what it holds from then on: counts are set, not added, so that it may
+//! claim everything again when the answer was lost. Messages are worked on one at a time. A lock
 //! can be had back only by a session that was interrupted by a restart, within the grace period:
 //! otherwise another client may have held it in between.
 //!
@@ -29,7 +29,7 @@ struct Missing {
 }
 
 impl Server {
-    /// Works on what a client has said, as far as earlier messages of it have been answered. With
+    /// Works on the messages of a client's reclaim, as far as earlier ones have been answered. With
     /// no lock held.
     pub(crate) fn go_on_reclaiming(self: &Arc<Self>, session: &Arc<Session>) {
         loop {
@@ -38,22 +38,23 @@ impl Server {
                 return;
             }
             let mut state = session.state.lock();
-            if !state.is_alive() || state.claims.part.is_some() || state.claims.vetting.is_some() {
+            if !state.is_alive() || state.claims.message.is_some() || state.claims.vetting.is_some()
+            {
                 return;
             }
             let Some((call, reclaim)) = state.claims.parked.pop_front() else { return };
             let root = state.grant.as_ref().and_then(|grant| grant.root());
             if let Some(root) = root.filter(|_| state.claims.outside.is_none()) {
-                state.looks += 1;
-                let look = state.looks;
-                state.claims.vetting = Some(look);
+                state.vettings += 1;
+                let vetting = state.vettings;
+                state.claims.vetting = Some(vetting);
                 state.claims.parked.push_front((call, reclaim));
-                let doubts = doubts(&mut state, &self.backend);
+                let unverified = unverified(&mut state, &self.backend);
                 drop(state);
-                return self.vet(session, root, doubts, look);
+                return self.vet(session, root, unverified, vetting);
             }
-            let missing = self.begin_part(&mut state, call, reclaim);
-            let answer = self.shared.end_part(&mut state);
+            let missing = self.begin_message(&mut state, call, reclaim);
+            let answer = self.shared.end_message(&mut state);
             drop(state);
             self.shared.answer_reclaim(session, answer);
             for Missing { open, holder } in missing {
@@ -66,42 +67,42 @@ impl Server {
         }
     }
 
-    /// Goes on when it is known what of the next message is within the session's subtree.
+    /// Goes on when the inodes of the next message are verified.
     fn vet(
         self: &Arc<Self>,
         session: &Arc<Session>,
         root: InodeId,
-        doubts: Vec<UnverifiedInode>,
-        look: u64,
+        unverified: Vec<UnverifiedInode>,
+        vetting: u64,
     ) {
         let (server, waiting) = (self.clone(), session.clone());
-        let settled = move |outside: Outside| {
+        let checked = move |outside: Outside| {
             let mut state = waiting.state.lock();
             // Otherwise the client has begun again.
-            if state.claims.vetting == Some(look) {
+            if state.claims.vetting == Some(vetting) {
                 state.claims.vetting = None;
                 state.claims.outside = Some(outside.into_iter().map(|(ino, _)| ino).collect());
                 drop(state);
                 server.go_on_reclaiming(&waiting);
             }
         };
-        self.settle(session, root, doubts, Box::new(settled));
+        self.check_subtree(session, root, unverified, Box::new(checked));
     }
 
-    /// Takes up a message; what the node has to be asked for.
-    fn begin_part(&self, state: &mut State, call: u64, reclaim: Reclaim) -> Vec<Missing> {
+    /// Takes up a message; answers what the node has to open.
+    fn begin_message(&self, state: &mut State, call: u64, reclaim: Reclaim) -> Vec<Missing> {
         let mut lost = Reclaimed::default();
         let mut missing = Vec::new();
         let outside = state.claims.outside.take().unwrap_or_default();
         // A reclaim is made again if its answer was lost, and finds what it claimed.
-        let is_over = state.phase == Phase::Live && state.settled;
+        let is_over = state.phase == Phase::Live && state.retries_in;
         let room = self.shared.config.opens_max;
         let mut total = state.opens.total();
         for open in reclaim.opens {
             let ino = open.file.ino;
             let more = open.count.saturating_sub(state.opens.get(ino).count);
-            // Of a file that is said twice the first counts: no client that keeps the protocol says
-            // it twice.
+            // Of a file that is claimed twice the first counts: no client that keeps the protocol
+            // does so.
             if state.claims.opens.contains_key(&ino) {
                 continue;
             }
@@ -124,12 +125,12 @@ impl Server {
             }
         }
         {
-            let mut desk = self.shared.desk.lock();
+            let mut lock_service = self.shared.lock_service.lock();
             for (index, lock) in (0..).zip(reclaim.locks) {
                 let had = match state.claims.locks.get(&lock) {
                     Some(had) => *had,
                     None if outside.contains(&lock.ino) => false,
-                    None => state.may_claim_locks && desk.reclaim(state.holder, &lock),
+                    None => state.may_claim_locks && lock_service.reclaim(state.holder, &lock),
                 };
                 if state.claims.locks.insert(lock, had).is_none() {
                     let count = if had {
@@ -151,7 +152,7 @@ impl Server {
             }
             objects.raise(state.holder, reclaim.oldest_open_object);
         }
-        state.claims.part = Some(ClaimMessage {
+        state.claims.message = Some(ClaimMessage {
             call,
             pending: missing.len(),
             lost,
@@ -162,17 +163,18 @@ impl Server {
     }
 }
 
-/// What the next message names and nobody knows to be within the session's subtree.
-fn doubts(state: &mut State, tree: &dyn Tree) -> Vec<UnverifiedInode> {
+/// The inodes that the next message names and that are not verified to be within the session's
+/// subtree.
+fn unverified(state: &mut State, tree: &dyn Tree) -> Vec<UnverifiedInode> {
     let State { grant: Some(grant), claims, given, opens, .. } = state else { return Vec::new() };
     let Some((_, reclaim)) = claims.parked.front() else { return Vec::new() };
     let files = reclaim.opens.iter().map(|open| &open.file);
     let claimed: FxHashSet<InodeId> = files.clone().map(|file| file.ino).collect();
-    let files = files.filter(|file| grant.doubt(file.ino, given, opens, tree).is_some());
-    let mut doubts: Vec<UnverifiedInode> = files.cloned().map(UnverifiedInode::Ref).collect();
+    let files = files.filter(|file| grant.unverified(file.ino, given, opens, tree).is_some());
+    let mut unverified: Vec<UnverifiedInode> = files.cloned().map(UnverifiedInode::Ref).collect();
     let locks = reclaim.locks.iter().map(|lock| lock.ino).filter(|ino| !claimed.contains(ino));
-    doubts.extend(locks.filter_map(|ino| grant.doubt(ino, given, opens, tree)));
-    doubts
+    unverified.extend(locks.filter_map(|ino| grant.unverified(ino, given, opens, tree)));
+    unverified
 }
 
 impl ServerShared {
@@ -205,10 +207,10 @@ impl ServerShared {
         if !current {
             return;
         }
-        if let Some(part) = &mut state.claims.part {
-            part.pending -= 1;
+        if let Some(message) = &mut state.claims.message {
+            message.pending -= 1;
         }
-        let answer = self.end_part(&mut state);
+        let answer = self.end_message(&mut state);
         drop(state);
         self.answer_reclaim(session, answer);
     }
@@ -216,17 +218,17 @@ impl ServerShared {
     fn lost_open(&self, session: &Session, state: &mut State, ino: InodeId, why: &str) {
         self.counts.opens_lost.add(1);
         log::info!("client {}: inode {ino} cannot be had back: {why}", session.client);
-        if let Some(part) = &mut state.claims.part
-            && part.lost.lost_opens.len() < RECLAIM_ITEMS_MAX
+        if let Some(message) = &mut state.claims.message
+            && message.lost.lost_opens.len() < RECLAIM_ITEMS_MAX
         {
-            part.lost.lost_opens.push(ino);
+            message.lost.lost_opens.push(ino);
         }
     }
 
     /// If nothing of the present message is left to do: its answer.
-    fn end_part(&self, state: &mut State) -> Option<ReplyTo> {
-        let part = state.claims.part.take_if(|part| part.pending == 0)?;
-        if part.last {
+    fn end_message(&self, state: &mut State) -> Option<ReplyTo> {
+        let message = state.claims.message.take_if(|message| message.pending == 0)?;
+        if message.last {
             // What the client does not have open any more, or not so often.
             for (ino, held) in state.opens.all() {
                 let want = state.claims.opens.get(&ino).copied().unwrap_or_default();
@@ -241,20 +243,20 @@ impl ServerShared {
                 self.counts.sessions_reclaimed.add(1);
             }
         }
-        // The client says everything again, over another connection.
-        let asked = !part.superseded;
-        asked.then_some(ReplyTo {
-            id: part.call,
-            table: self.tables.version(),
-            answered: Answered::Reclaim(Ok(part.lost)),
+        // The client claims everything again, over another connection.
+        let current = !message.superseded;
+        current.then_some(ReplyTo {
+            id: message.call,
+            table: self.current_map.version(),
+            answered: Answered::Reclaim(Ok(message.lost)),
         })
     }
 
     fn answer_reclaim(&self, session: &Session, answer: Option<ReplyTo>) {
         let Some(answer) = answer else { return };
         let state = session.state.lock();
-        let Some(line) = &state.line else { return };
-        let (outbox, checksum) = (line.outbox.clone(), line.checksum);
+        let Some(conn) = &state.conn else { return };
+        let (outbox, checksum) = (conn.outbox.clone(), conn.checksum);
         drop(state);
         self.send(&*outbox, checksum, &ToClient::Reply(answer));
     }

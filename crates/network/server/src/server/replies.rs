@@ -5,8 +5,8 @@
 //! them.
 //!
 //! An answer is taken to the session first (what it means for opens and objects, that its number is
-//! done) and then sent to the connection on which the call was asked last: it may have been sent
-//! again over a newer one.
+//! done) and then sent to the connection on which the call came last: it may have been sent again
+//! over a newer one.
 
 use std::sync::{Arc, OnceLock};
 
@@ -30,7 +30,7 @@ const REPLY_BYTES: usize = 72;
 
 /// Frames gathered while a batch is submitted.
 #[derive(Default)]
-struct Gathered {
+struct PendingFrames {
     frames: Vec<u8>,
     /// The batch has been submitted: what comes now is sent at once.
     over: bool,
@@ -46,8 +46,8 @@ pub(crate) struct Batch {
     outbox: Arc<dyn Outbox>,
     checksum: Checksum,
     /// Version of the placement map when the batch came.
-    table: u64,
-    gathered: Mutex<Gathered>,
+    map_version: u64,
+    pending: Mutex<PendingFrames>,
     /// The calls, in the order of the requests they became.
     calls: OnceLock<Vec<Submitted>>,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Submitted {
     pub at_snapshot: bool,
     /// If it is allowed, the session may list this one.
     pub listed: Option<Listable>,
-    /// Its session's token does not allow it now: only what is on record of it is asked for.
+    /// Its session's token does not allow it now: only its recorded reply is looked for.
     pub refused: bool,
 }
 
@@ -81,8 +81,8 @@ impl Batch {
         outbox: Arc<dyn Outbox>,
         checksum: Checksum,
     ) -> Arc<Self> {
-        let (shared, table) = (server.shared.clone(), server.backend.table());
-        let (gathered, calls) = (Mutex::default(), OnceLock::new());
+        let (shared, map_version) = (server.shared.clone(), server.backend.map_version());
+        let (pending, calls) = (Mutex::default(), OnceLock::new());
         Arc::new(Self {
             shared,
             session,
@@ -90,16 +90,16 @@ impl Batch {
             grant,
             outbox,
             checksum,
-            table,
-            gathered,
+            map_version,
+            pending,
             calls,
         })
     }
 
-    /// Says which calls the replies to the requests that are now submitted belong to. Once.
+    /// Assigns the calls to the replies of the requests that are now submitted. Once.
     pub fn expect(&self, calls: Vec<Submitted>) {
         // An answer to a call takes about so many bytes.
-        self.gathered.lock().frames.reserve(calls.len() * REPLY_BYTES);
+        self.pending.lock().frames.reserve(calls.len() * REPLY_BYTES);
         let first = self.calls.set(calls).is_ok();
         debug_assert!(first, "a batch is submitted once");
     }
@@ -111,32 +111,32 @@ impl Batch {
 
     /// Sends a message on the connection that the batch came on.
     pub fn send(&self, message: &ToClient) {
-        let mut gathered = self.gathered.lock();
-        if gathered.over {
-            drop(gathered);
+        let mut pending = self.pending.lock();
+        if pending.over {
+            drop(pending);
             return self.shared.send(&*self.outbox, self.checksum, message);
         }
-        if let Err(why) = encode_to_client(message, self.checksum, &mut gathered.frames) {
+        if let Err(why) = encode_to_client(message, self.checksum, &mut pending.frames) {
             self.outbox.close(&why.to_string());
         }
     }
 
     /// Answers a Ping.
     pub fn send_pong(&self) {
-        self.send(&ToClient::Pong { table: self.table });
+        self.send(&ToClient::Pong { table: self.map_version });
     }
 
     /// Answers a call.
     pub fn answer(&self, id: u64, answered: Answered) {
-        self.send(&ToClient::Reply(ReplyTo { id, table: self.table, answered }));
+        self.send(&ToClient::Reply(ReplyTo { id, table: self.map_version, answered }));
     }
 
     /// The batch has been submitted.
     pub fn submitted(&self) {
-        let mut gathered = self.gathered.lock();
-        gathered.over = true;
-        let frames = std::mem::take(&mut gathered.frames);
-        drop(gathered);
+        let mut pending = self.pending.lock();
+        pending.over = true;
+        let frames = std::mem::take(&mut pending.frames);
+        drop(pending);
         if !frames.is_empty() {
             self.shared.counts.bytes_out.add(frames.len() as u64);
             self.outbox.send(&frames);
@@ -164,22 +164,22 @@ impl Batch {
         }
         let waiting = state.window.waiting(call.seq);
         let keep = self.take_effect(&mut state, call.effect, &reply, waiting.is_some());
-        // On a newer connection the call has not been asked yet: when it is, the answer is there.
+        // On a newer connection the call has not come yet: when it does, the answer is there.
         let asked = waiting.filter(|waiter| state.is_current(waiter.incarnation));
         let Some(waiter) = asked else { return state.window.finish(call.seq, reply, keep) };
         let message = ToClient::Reply(ReplyTo {
             id: waiter.id,
-            table: self.table,
+            table: self.map_version,
             answered: Answered::Op(reply),
         });
         let mut elsewhere = None;
         if waiter.incarnation == self.incarnation {
             self.send(&message);
-        } else if let Some(line) = &state.line {
+        } else if let Some(conn) = &state.conn {
             let mut frame = Vec::new();
             // A reply always fits: what is too large becomes an error.
-            let fits = encode_to_client(&message, line.checksum, &mut frame).is_ok();
-            elsewhere = fits.then(|| (line.outbox.clone(), frame));
+            let fits = encode_to_client(&message, conn.checksum, &mut frame).is_ok();
+            elsewhere = fits.then(|| (conn.outbox.clone(), frame));
         }
         if let ToClient::Reply(ReplyTo { answered: Answered::Op(reply), .. }) = message {
             state.window.finish(call.seq, reply, keep);

@@ -1,9 +1,9 @@
 //! Whether node ids that a confined session names are within its subtree, by the rows of the node.
 //!
-//! A directory is if the directories above it lead to the subtree's root: all on the way are then
-//! known to be, until a directory changes. Anything else is if it is where it is said to have been
-//! seen, or where the node has on record that it was moved to, and that directory is. What is found
-//! is noted in the session ([`crate::session::granted`]).
+//! A directory is within the subtree if the directories above it lead to its root: all on the way
+//! are then verified, until a directory changes. Any other inode is if it is in the directory where
+//! it was seen, or to which the node has on record that it was moved, and that directory is. What
+//! is found is noted in the session ([`crate::session::granted`]).
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::grant::UnverifiedInode;
 use crate::session::Session;
 use crate::session::granted::{DEPTH_MAX, Tree};
 
-/// What is told of what is not within the subtree: no more than of what is not there.
+/// The error for an inode that is not within the subtree: the same as for one that is not there.
 pub(crate) const OUTSIDE: FsError = FsError::new(
     libc::ESTALE,
     "the token of this client knows no such file or directory: look for it by its path",
@@ -30,22 +30,22 @@ pub(crate) const OUTSIDE: FsError = FsError::new(
 /// What of a session's doubts is not within its subtree, and why.
 pub(crate) type Outside = Vec<(InodeId, FsError)>;
 
-/// Hears what is outside when all doubts are settled.
-pub(crate) type Settled = Box<dyn FnOnce(Outside) + Send>;
+/// Gets the inodes that are outside when all are checked.
+pub(crate) type SubtreeChecked = Box<dyn FnOnce(Outside) + Send>;
 
 /// What is being looked for.
 enum Step {
-    /// The next doubt.
+    /// The next inode.
     Next,
     /// The way up from this directory.
     Climb(InodeId),
     /// What the directory, which is within the subtree, has under the name.
-    Look(InodeId, Name),
+    Lookup(InodeId, Name),
 }
 
 struct Walk {
-    doubts: Vec<UnverifiedInode>,
-    /// The present doubt is about it.
+    unverified: Vec<UnverifiedInode>,
+    /// The present inode.
     about: InodeId,
     step: Step,
     /// What to look at once the climb has come to the root.
@@ -65,21 +65,21 @@ struct Check {
     session: Arc<Session>,
     root: InodeId,
     walk: Mutex<Walk>,
-    done: Mutex<Option<Settled>>,
+    done: Mutex<Option<SubtreeChecked>>,
 }
 
 impl Server {
     /// Settles doubts of a session that is confined to the directory `root`. With no lock held;
     /// `done` is called on any thread.
-    pub(crate) fn settle(
+    pub(crate) fn check_subtree(
         self: &Arc<Self>,
         session: &Arc<Session>,
         root: InodeId,
-        doubts: Vec<UnverifiedInode>,
-        done: Settled,
+        unverified: Vec<UnverifiedInode>,
+        done: SubtreeChecked,
     ) {
         let walk = Walk {
-            doubts,
+            unverified,
             about: 0,
             step: Step::Next,
             then: None,
@@ -101,20 +101,20 @@ impl Server {
 
     /// Where the node has on record that a file was moved to.
     fn moved(&self, ino: InodeId) -> Option<(InodeId, Name)> {
-        let mut place = None;
+        let mut moved_to = None;
         let key = KeyRef::new(Table::Moved, ino, b"");
         let read = self.backend.node().engine().get_many(&[key], &mut |_, row| {
             let read = row.value.and_then(|row| decode_dir_id(row).ok());
-            place = read.and_then(|(dir, name)| Some((dir, Name::new(name).ok()?)));
+            moved_to = read.and_then(|(dir, name)| Some((dir, Name::new(name).ok()?)));
         });
-        read.ok().and(place)
+        read.ok().and(moved_to)
     }
 }
 
 impl Check {
-    /// Asks the node until everything is settled. Answers that come while it asks are taken here,
-    /// so that a long way up is no deep recursion; later ones are taken by the thread that brings
-    /// them.
+    /// Sends requests to the node until all inodes are checked. Answers that come meanwhile are
+    /// taken here, so that a long way up is no deep recursion; later ones are taken by the thread
+    /// that brings them.
     fn go_on(self: Arc<Self>) {
         loop {
             let Some(op) = self.next() else {
@@ -126,7 +126,7 @@ impl Check {
                 return;
             };
             let check = self.clone();
-            let heard = move |reply: Reply| {
+            let answered = move |reply: Reply| {
                 let mut walk = check.walk.lock();
                 walk.came = Some(reply);
                 if std::mem::take(&mut walk.awaited) {
@@ -136,7 +136,7 @@ impl Check {
                 }
             };
             let request = Request { creds: Creds::root(), op };
-            self.server.backend.submit_own(vec![(request, Box::new(heard))]);
+            self.server.backend.submit_own(vec![(request, Box::new(answered))]);
             let mut walk = self.walk.lock();
             if walk.came.is_none() {
                 walk.awaited = true;
@@ -147,13 +147,13 @@ impl Check {
         }
     }
 
-    /// What to ask the node; none when everything is settled.
+    /// The next request to the node; none when all inodes are checked.
     fn next(&self) -> Option<Op> {
         let mut walk = self.walk.lock();
         let tree = &self.server.backend;
         loop {
             match &walk.step {
-                Step::Next => match walk.doubts.pop()? {
+                Step::Next => match walk.unverified.pop()? {
                     UnverifiedInode::Dir(dir) => {
                         walk.about = dir;
                         walk.step = Step::Climb(dir);
@@ -180,14 +180,16 @@ impl Check {
                         walk.step = walk
                             .then
                             .take()
-                            .map_or(Step::Next, |(dir, name)| Step::Look(dir, name));
+                            .map_or(Step::Next, |(dir, name)| Step::Lookup(dir, name));
                     } else if dir == ROOT || walk.passed.len() >= DEPTH_MAX {
                         walk.fail(OUTSIDE);
                     } else {
                         return Some(Op::Parent(dir));
                     }
                 }
-                Step::Look(dir, name) => return Some(Op::Lookup(PathRef::new(*dir, name.clone()))),
+                Step::Lookup(dir, name) => {
+                    return Some(Op::Lookup(PathRef::new(*dir, name.clone())));
+                }
             }
         }
     }
@@ -203,7 +205,7 @@ impl Check {
                 walk.passed.push(dir);
                 walk.step = Step::Climb(above.ino);
             }
-            (Ok(Answer::Entry { inode, .. }), Step::Look(dir, _)) if inode.ino == walk.about => {
+            (Ok(Answer::Entry { inode, .. }), Step::Lookup(dir, _)) if inode.ino == walk.about => {
                 let mut state = self.session.state.lock();
                 match inode.kind {
                     Kind::Dir => {
@@ -214,8 +216,11 @@ impl Check {
                 drop(state);
                 walk.step = Step::Next;
             }
-            // It is not where it was seen: a directory knows where it is.
-            (Ok(_) | Err(Outcome::Failed(FsError { errno: libc::ENOENT, .. })), Step::Look(..)) => {
+            // It is not where it was seen: a directory's own row has its parent.
+            (
+                Ok(_) | Err(Outcome::Failed(FsError { errno: libc::ENOENT, .. })),
+                Step::Lookup(..),
+            ) => {
                 walk.step = Step::Climb(walk.about);
             }
             (Err(Outcome::Failed(why)), _)

@@ -2,8 +2,8 @@
 //! period ends.
 //!
 //! Not while the node may not answer ([`crate::backend::Backend::may_answer`]): sessions are
-//! another process's then, perhaps, and what one gives up nobody may get from this one. Clients are
-//! not heard then, which does not count against them.
+//! another process's then, perhaps, and what one gives up no client may get from this one. Messages
+//! of clients are not taken then, which does not count against them.
 
 use std::sync::Arc;
 
@@ -28,7 +28,8 @@ impl Server {
     }
 
     /// Time has passed. A gap much longer than [`Server::tick_interval`] means that this process
-    /// did not run; clients could not be heard of meanwhile, so it does not count against them.
+    /// did not run; messages of clients could not be taken meanwhile, so it does not count against
+    /// them.
     pub fn tick(self: &Arc<Self>, now: Nanos) {
         let gap = {
             let mut ticked = self.ticked.lock();
@@ -43,10 +44,10 @@ impl Server {
         let missed = if gap > lease / 4 || mute { gap } else { 0 };
         for session in self.all_sessions() {
             if missed > 0 {
-                session.hear(session.heard().saturating_add(missed).min(now));
+                session.note_message(session.last_message().saturating_add(missed).min(now));
             }
             if !mute {
-                self.look_at(&session, now);
+                self.check_session(&session, now);
             }
         }
         if mute {
@@ -56,7 +57,7 @@ impl Server {
         if let Some(grace) = &mut *self.shared.grace.lock() {
             grace.begin(now);
         }
-        self.look_at_grace(now);
+        self.check_grace(now);
         self.release_abandoned();
     }
 
@@ -71,8 +72,8 @@ impl Server {
             return;
         }
         for session in self.all_sessions() {
-            let line = session.state.lock().line.as_ref().map(|line| line.outbox.clone());
-            if let Some(outbox) = line {
+            let conn = session.state.lock().conn.as_ref().map(|conn| conn.outbox.clone());
+            if let Some(outbox) = conn {
                 outbox.close(
                     "the node answers nobody at present, and another process may serve in \
                             its place",
@@ -81,18 +82,18 @@ impl Server {
         }
     }
 
-    fn look_at(self: &Arc<Self>, session: &Arc<Session>, now: Nanos) {
+    fn check_session(self: &Arc<Self>, session: &Arc<Session>, now: Nanos) {
         let mut state = session.state.lock();
         let ended = state.grant.as_ref().and_then(|grant| Some(grant.why_ended(grant.ended()?)));
         if let Some(why) = ended.filter(|_| state.is_alive()) {
-            let line = state.line.take();
+            let conn = state.conn.take();
             drop(state);
-            if let Some(line) = line {
-                self.shared.refuse(&*line.outbox, line.checksum, why);
+            if let Some(conn) = conn {
+                self.shared.refuse(&*conn.outbox, conn.checksum, why);
             }
             return self.expire(session, now);
         }
-        let silent = now.saturating_sub(session.heard());
+        let silent = now.saturating_sub(session.last_message());
         let (phase, gone) = (state.phase, now.saturating_sub(state.expired_at));
         let back = state.incarnation > 0 && phase != Phase::Reclaiming;
         let (awaited, idle) = (!back && state.may_claim_locks, state.window.running() == 0);
@@ -100,7 +101,7 @@ impl Server {
         drop(state);
         match phase {
             // A client that has not come back for good after a restart has the whole grace period:
-            // it may not have heard of this start's lease.
+            // this start's lease may not have reached it.
             Phase::Live | Phase::Reclaiming if silent > self.shared.config.lease && !awaited => {
                 self.shared.counts.sessions_expired.add(1);
                 self.expire(session, now);
@@ -125,7 +126,7 @@ impl Server {
         }
     }
 
-    /// The client has said farewell.
+    /// The client has said Bye.
     pub(crate) fn end(&self, session: &Arc<Session>, now: Nanos) {
         if !self.give_up(session, Phase::Ended, now) {
             return;
@@ -150,14 +151,14 @@ impl Server {
         state.may_claim_locks = false;
         state.window.forget_opens();
         let opens = state.opens.take_all();
-        let line = state.line.take();
+        let conn = state.conn.take();
         let holder = state.holder;
         self.shared.releases.lock().extend(opens);
         self.shared.objects.lock().end(holder);
-        self.shared.desk.lock().end_session(holder);
+        self.shared.lock_service.lock().end_session(holder);
         drop(state);
-        if let Some(line) = line {
-            line.outbox.close(match phase {
+        if let Some(conn) = conn {
+            conn.outbox.close(match phase {
                 Phase::Ended => "the client said farewell",
                 _ => "the client was not heard of for the lease",
             });

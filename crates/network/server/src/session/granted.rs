@@ -1,11 +1,11 @@
 //! What a confined session was given: inode numbers that it may name because answers within its
 //! subtree named them.
 //!
-//! A directory is known as long as no directory of the volume changes: then it is followed up to
-//! the subtree's root again, by what the node has in memory ([`Tree`]). So a directory that is
-//! moved out of the subtree is out of reach when the rename is answered, however the session spends
-//! its time. A file is known by the directory that it was named in, as long as that is within the
-//! subtree. What is forgotten for want of room is looked for again.
+//! A directory counts as granted as long as no directory of the volume changes: then it is followed
+//! up to the subtree's root again, by what the node has in memory ([`Tree`]). So a directory that
+//! is moved out of the subtree is out of reach when the rename is answered, however the session
+//! spends its time. A file counts by the directory that it was named in, as long as that is within
+//! the subtree. What is forgotten for want of room is looked up again.
 
 use std::hash::Hash;
 
@@ -13,17 +13,17 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::snapshot::SnapshotId;
 use rustc_hash::FxHashMap;
 
-/// Inode numbers of each kind that a session is known to have been given; half of them may be
-/// forgotten then.
+/// Most inode numbers of each kind that a session is remembered to have been granted; half of them
+/// may be forgotten then.
 const GIVEN_MAX: usize = 1 << 16;
 
 /// Most directories between one and the root: a path has no more.
 pub const DEPTH_MAX: usize = 2048;
 
-/// Where directories are, as the node knows it at this moment.
+/// The directories above a directory, by what the node has in memory at this moment.
 pub trait Tree {
     /// How many directories have changed so far; none while the node may miss changes. What
-    /// [`Tree::above`] says between two calls with the same answer was true in between.
+    /// [`Tree::above`] answers between two calls with the same count was true in between.
     fn changes(&self) -> Option<u64>;
 
     /// The directory above one, if the node has that in memory.
@@ -43,7 +43,8 @@ pub struct GrantedInodes {
 }
 
 impl GrantedInodes {
-    /// Whether a directory is `root` or below it, as far as is known without asking the node.
+    /// Whether a directory is `root` or below it, as far as it can be found without a request to
+    /// the node.
     #[inline]
     pub fn has_dir(&mut self, dir: InodeId, root: InodeId, tree: &dyn Tree) -> bool {
         if dir == root {
@@ -110,7 +111,7 @@ impl GrantedInodes {
     }
 }
 
-/// What is known of inode numbers, of which those are forgotten that were named longest ago.
+/// A map of inode numbers that forgets those that were named longest ago.
 #[derive(Debug)]
 pub struct TwoGenerations<K, T> {
     young: FxHashMap<K, T>,
@@ -124,7 +125,7 @@ impl<K, T> Default for TwoGenerations<K, T> {
 }
 
 impl<K: Eq + Hash, T: Copy> TwoGenerations<K, T> {
-    /// What is known of this one. That it was asked for does not make it younger.
+    /// The value of this one. Reading it does not make it younger.
     #[inline]
     pub fn get(&self, key: K) -> Option<T> {
         self.young.get(&key).or_else(|| self.old.get(&key)).copied()
@@ -180,18 +181,18 @@ mod tests {
 
     /// The newest half of what fits is kept, and never more than fits.
     #[test]
-    fn known_numbers_are_bounded() {
-        let mut known = TwoGenerations::default();
+    fn bound_of_granted_numbers() {
+        let mut generations = TwoGenerations::default();
         for ino in 0..10 * GIVEN_MAX as InodeId {
-            known.add(ino, ());
-            assert!(known.young.len() + known.old.len() <= GIVEN_MAX);
-            assert!(known.get(ino.saturating_sub(GIVEN_MAX as InodeId / 2 - 1)).is_some());
+            generations.add(ino, ());
+            assert!(generations.young.len() + generations.old.len() <= GIVEN_MAX);
+            assert!(generations.get(ino.saturating_sub(GIVEN_MAX as InodeId / 2 - 1)).is_some());
         }
-        assert!(known.get(0).is_none());
+        assert!(generations.get(0).is_none());
     }
 
-    /// A directory that is moved out is unknown at once, with all below it and the files named
-    /// there, and known again when it comes back.
+    /// A directory that is moved out is not granted any more at once, with all below it and the
+    /// files named there, and is again when it comes back.
     #[test]
     fn moved_directories_are_out_of_reach() {
         let dirs = Dirs::of(&[(20, ROOT), (30, 20), (31, 30), (40, ROOT)]);
@@ -221,9 +222,9 @@ mod tests {
         assert!(!given.add_dirs([30], since, &dirs) && !given.has_dir(30, 20, &dirs));
     }
 
-    /// Without a lease nothing is known but the subtree's root.
+    /// Without a lease nothing is granted but the subtree's root.
     #[test]
-    fn no_lease_means_nothing_known() {
+    fn nothing_granted_without_lease() {
         let dirs = Dirs::of(&[(20, ROOT), (30, 20)]);
         let mut given = GrantedInodes::default();
         assert!(given.has_dir(30, 20, &dirs));

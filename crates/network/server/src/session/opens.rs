@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 pub struct Held {
     /// Opens not yet given back.
     pub count: u32,
-    /// One of them was for writing. (Which one of several is given back is not said, so this lasts
-    /// until all are.)
+    /// One of them was for writing. (A release does not name one of several, so this lasts until
+    /// all are given back.)
     pub write: bool,
 }
 

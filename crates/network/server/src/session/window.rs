@@ -1,19 +1,19 @@
 //! What became of a client's numbered calls: the memory behind exactly-once execution.
 //!
-//! A client numbers its changes 1, 2, 3 … and says with every call up to where it has all answers.
-//! Above that the window knows of each number whether it is being executed, or how it was answered.
-//! A number that is neither has not been seen since the node started: if the client says that it
-//! sent it before, the node looks for its recorded answer first.
+//! A client numbers its changes 1, 2, 3 … and every call has the number up to which it has all
+//! answers. Above that the window records for each number whether it is being executed, or how it
+//! was answered. A number that is neither has not been seen since the node started: if the client
+//! marks it as sent before, the node looks for its recorded answer first.
 //!
-//! Invariants: a number is executed only after [`Window::admit`] said [`CallDecision::Run`], and
-//! then not again before [`Window::finish`]; the window spans at most [`WINDOW`] numbers.
+//! Invariants: a number is executed only after [`Window::decide`] answered [`CallDecision::Run`],
+//! and then not again before [`Window::finish`]; the window spans at most [`WINDOW`] numbers.
 
 use std::collections::VecDeque;
 
 use kestrel_meta::txn::WINDOW;
 use kestrel_types::request::{Answer, Reply};
 
-/// What is known of a number.
+/// The state of a number.
 #[derive(Debug, Default)]
 enum Slot {
     /// Nothing.
@@ -30,20 +30,20 @@ enum Slot {
 pub struct Waiter {
     /// The call.
     pub id: u64,
-    /// Number of the connection on which it was asked, last of all.
+    /// Number of the connection on which it came last.
     pub incarnation: u64,
 }
 
 /// What to do with a numbered call.
 #[derive(Debug, PartialEq)]
 pub enum CallDecision<'a> {
-    /// Execute it, and tell [`Window::finish`].
+    /// Execute it, and call [`Window::finish`].
     Run,
     /// It has been answered like this.
     Answered(&'a Reply),
     /// It is being executed; the answer will go to this call.
     Running,
-    /// The client has said that it has the answer.
+    /// The client has confirmed that it has the answer.
     Stale,
     /// It lies beyond the window: the client breaks the protocol.
     Beyond,
@@ -93,7 +93,7 @@ impl Window {
     }
 
     /// A call with number `seq` has come.
-    pub fn admit(&mut self, seq: u64, waiter: Waiter, retry: bool) -> CallDecision<'_> {
+    pub fn decide(&mut self, seq: u64, waiter: Waiter, retry: bool) -> CallDecision<'_> {
         let Some(index) = self.index(seq) else { return CallDecision::Stale };
         if index >= WINDOW {
             return CallDecision::Beyond;
@@ -175,31 +175,31 @@ mod tests {
     #[test]
     fn call_number_executed_once() {
         let mut window = Window::default();
-        assert_eq!(window.admit(1, by(10), false), CallDecision::Run);
-        assert_eq!(window.admit(1, by(11), true), CallDecision::Running);
+        assert_eq!(window.decide(1, by(10), false), CallDecision::Run);
+        assert_eq!(window.decide(1, by(11), true), CallDecision::Running);
         assert_eq!((window.waiting(1), window.running()), (Some(by(11)), 1));
         window.finish(1, Ok(Answer::Done), true);
         assert_eq!((window.waiting(1), window.running()), (None, 0));
-        assert_eq!(window.admit(1, by(12), true), CallDecision::Answered(&Ok(Answer::Done)));
+        assert_eq!(window.decide(1, by(12), true), CallDecision::Answered(&Ok(Answer::Done)));
         window.ack(1);
-        assert_eq!(window.admit(1, by(13), true), CallDecision::Stale);
-        assert_eq!(window.admit(0, by(13), true), CallDecision::Stale);
+        assert_eq!(window.decide(1, by(13), true), CallDecision::Stale);
+        assert_eq!(window.decide(0, by(13), true), CallDecision::Stale);
     }
 
     /// Numbers of calls may be skipped and given up, but not run ahead of the window.
     #[test]
     fn skipped_call_numbers() {
         let mut window = Window::default();
-        assert_eq!(window.admit(WINDOW, by(1), false), CallDecision::Run);
-        assert_eq!(window.admit(WINDOW + 1, by(2), false), CallDecision::Beyond);
-        assert_eq!(window.admit(u64::MAX, by(2), false), CallDecision::Beyond);
+        assert_eq!(window.decide(WINDOW, by(1), false), CallDecision::Run);
+        assert_eq!(window.decide(WINDOW + 1, by(2), false), CallDecision::Beyond);
+        assert_eq!(window.decide(u64::MAX, by(2), false), CallDecision::Beyond);
         window.ack(WINDOW);
         assert_eq!((window.waiting(WINDOW), window.running()), (None, 0));
         window.finish(WINDOW, Ok(Answer::Done), true);
-        assert_eq!(window.admit(WINDOW + 1, by(2), true), CallDecision::Run);
+        assert_eq!(window.decide(WINDOW + 1, by(2), true), CallDecision::Run);
         assert_eq!(window.retries_running(), 1);
         window.ack(u64::MAX);
-        assert_eq!(window.admit(u64::MAX, by(3), false), CallDecision::Stale);
+        assert_eq!(window.decide(u64::MAX, by(3), false), CallDecision::Stale);
         assert_eq!((window.running(), window.retries_running()), (0, 0));
     }
 
@@ -207,14 +207,14 @@ mod tests {
     fn an_answer_that_is_not_kept_runs_again() {
         let mut window = Window::default();
         for seq in 1..=3 {
-            assert_eq!(window.admit(seq, by(seq), false), CallDecision::Run);
+            assert_eq!(window.decide(seq, by(seq), false), CallDecision::Run);
         }
         window.finish(1, Ok(Answer::Done), false);
         window.finish(2, Ok(Answer::Done), true);
         window.finish(3, Ok(Answer::Bytes(Box::new([]))), true);
         window.forget_opens();
-        assert_eq!(window.admit(1, by(1), true), CallDecision::Run);
-        assert_eq!(window.admit(2, by(2), true), CallDecision::Run);
-        assert!(matches!(window.admit(3, by(3), true), CallDecision::Answered(_)));
+        assert_eq!(window.decide(1, by(1), true), CallDecision::Run);
+        assert_eq!(window.decide(2, by(2), true), CallDecision::Run);
+        assert!(matches!(window.decide(3, by(3), true), CallDecision::Answered(_)));
     }
 }

@@ -37,8 +37,8 @@ use tempfile::TempDir;
 
 pub const VOLUME: &str = "vol";
 
-/// Says to be a node, at this end of a connection, and answers what it is asked to prove; then says
-/// the rest. `Err`: it was refused before.
+/// Claims to be a node, at this end of a connection, and answers the challenge; then sends the
+/// rest. `Err`: it was refused before.
 pub fn introduce(
     stream: &mut TcpStream,
     hello: &PeerHello,
@@ -60,8 +60,14 @@ pub fn introduce(
         assert_ne!(read, 0, "closed without a word");
         frames.filled(read);
     };
-    let known = identity(hello.from, 1).secret;
-    assert!(proof::holds(&known, Prover::Reached, hello, &challenge.nonce, &challenge.proof));
+    let cluster_secret = identity(hello.from, 1).secret;
+    assert!(proof::holds(
+        &cluster_secret,
+        Prover::Reached,
+        hello,
+        &challenge.nonce,
+        &challenge.proof
+    ));
     let proof = proof::prove(&secret, Prover::Dialed, hello, &challenge.nonce);
     say_all(stream, &[&[ToServer::PeerProof(proof)], rest].concat());
     Ok(())
@@ -76,7 +82,7 @@ pub fn say_all(stream: &mut TcpStream, messages: &[ToServer]) {
     stream.write_all(&bytes).unwrap();
 }
 
-/// What a start of a node is known by. Each start of a site is a process of its own.
+/// The identity of a start of a node. Each start of a site is a process of its own.
 pub fn identity(node: NodeId, start: u64) -> Identity {
     let (volume, secret, address) = ([7; 16], PeerSecret([9; 16]), format!("node-{node}:1"));
     Identity { volume, secret, node_uuid: 100 + u64::from(node), start, address }
@@ -181,7 +187,7 @@ impl Site {
         (running, serving)
     }
 
-    /// What its present start is known by.
+    /// The identity of its present start.
     pub fn identity(&self) -> Identity {
         Identity { address: self.address.to_string(), ..identity(self.id, self.starts) }
     }
@@ -201,7 +207,7 @@ impl Site {
         self.running = Some(Running { serving: Some(serving), ..running });
     }
 
-    /// Breaks every connection to it; nobody is let in any more.
+    /// Breaks every connection to it; no connection is let in any more.
     pub fn cut(&mut self) {
         self.running.as_mut().unwrap().serving = None;
     }
@@ -326,19 +332,19 @@ impl Client {
         self.placement.leader(op).map_or(1, |member| member.id)
     }
 
-    pub fn ask(&self, op: Op) -> Reply {
-        self.ask_at(self.leader(&op), op)
+    pub fn execute(&self, op: Op) -> Reply {
+        self.execute_at(self.leader(&op), op)
     }
 
-    pub fn ask_at(&self, node: NodeId, op: Op) -> Reply {
+    pub fn execute_at(&self, node: NodeId, op: Op) -> Reply {
         self.remotes[&node].call(Request { creds: Creds::root(), op })
     }
 
-    /// Asks for something that has to succeed.
+    /// Makes a request that has to succeed.
     pub fn done(&self, op: Op) -> Answer {
-        let asked = format!("{op:?}");
-        let reply = self.ask(op);
-        assert_eq!(errno(&reply), 0, "{asked}: {reply:?}");
+        let request = format!("{op:?}");
+        let reply = self.execute(op);
+        assert_eq!(errno(&reply), 0, "{request}: {reply:?}");
         reply.unwrap_or(Answer::Done)
     }
 
@@ -365,6 +371,6 @@ impl Client {
     }
 
     pub fn stat(&self, ino: u64) -> Reply {
-        self.ask(Op::GetAttr(InodeRef::by_id(ino)))
+        self.execute(Op::GetAttr(InodeRef::by_id(ino)))
     }
 }

@@ -1,5 +1,5 @@
-//! A server on an engine in memory, with a disk that syncs when told to, and clients that write
-//! their messages by hand.
+//! A server on an engine in memory, with a disk that syncs when the test calls for it, and clients
+//! that write their messages by hand.
 #![allow(dead_code, reason = "each test uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -48,13 +48,13 @@ impl Outbox for Line {
 
 impl Line {
     /// Everything that came since.
-    pub fn heard(&self) -> Vec<ToClient> {
+    pub fn received(&self) -> Vec<ToClient> {
         let mut frames = self.frames.lock();
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         while let Some(frame) = frames.next_frame().unwrap() {
-            heard.push(decode_to_client(frame).unwrap());
+            received.push(decode_to_client(frame).unwrap());
         }
-        heard
+        received
     }
 
     pub fn is_closed(&self) -> bool {
@@ -210,7 +210,7 @@ impl Client {
         let hello = hello(self.id.0[0], self.incarnation, self.established);
         self.send_hello(fixture, hello);
         fixture.sync();
-        match self.heard().as_slice() {
+        match self.received().as_slice() {
             [ToClient::Welcome(welcome)] => {
                 self.established = true;
                 welcome.session
@@ -235,8 +235,8 @@ impl Client {
     }
 
     /// Everything that came since.
-    pub fn heard(&self) -> Vec<ToClient> {
-        self.line.heard()
+    pub fn received(&self) -> Vec<ToClient> {
+        self.line.received()
     }
 
     pub fn is_closed(&self) -> bool {
@@ -264,32 +264,32 @@ impl Client {
         self.call(Body::Op(Request { creds: Creds::root(), op }))
     }
 
-    /// Asks, lets the disk sync, and takes the answer to this call.
-    pub fn ask(&mut self, fixture: &Fixture, op: Op) -> Reply {
+    /// Sends a call, lets the disk sync, and takes the answer to it.
+    pub fn execute(&mut self, fixture: &Fixture, op: Op) -> Reply {
         let call = self.op(op);
-        self.ask_call(fixture, call)
+        self.execute_call(fixture, call)
     }
 
-    pub fn ask_call(&mut self, fixture: &Fixture, call: Call) -> Reply {
+    pub fn execute_call(&mut self, fixture: &Fixture, call: Call) -> Reply {
         let id = call.id;
         self.send(fixture, vec![ToServer::Call(call)]);
         fixture.sync();
-        let heard = self.heard();
-        let reply = heard.iter().find_map(|message| match message {
+        let received = self.received();
+        let reply = received.iter().find_map(|message| match message {
             ToClient::Reply(reply) if reply.id == id => match &reply.answered {
                 Answered::Op(reply) => Some(reply.clone()),
                 _ => None,
             },
             _ => None,
         });
-        reply.unwrap_or_else(|| panic!("no answer: {heard:?}"))
+        reply.unwrap_or_else(|| panic!("no answer: {received:?}"))
     }
 
     pub fn reclaim(&mut self, fixture: &Fixture, reclaim: Reclaim) -> Reclaimed {
         let call = self.call(Body::Reclaim(reclaim));
         self.send(fixture, vec![ToServer::Call(call)]);
         fixture.sync();
-        match self.heard().as_slice() {
+        match self.received().as_slice() {
             [ToClient::Reply(reply)] => match &reply.answered {
                 Answered::Reclaim(Ok(lost)) => lost.clone(),
                 other => panic!("{other:?}"),

@@ -25,7 +25,7 @@ struct Wait {
 
 #[derive(Debug, Default, Clone)]
 pub struct Model {
-    holdings: Vec<Holding>,
+    locks: Vec<Holding>,
     waits: Vec<Wait>,
 }
 
@@ -40,7 +40,7 @@ impl Model {
     /// Owners that hold what excludes this.
     fn in_the_way(&self, owner: LockOwner, span: &LockSpan) -> Vec<LockOwner> {
         let excludes = |held: LockMode| held == LockMode::Write || span.mode == LockMode::Write;
-        self.holdings
+        self.locks
             .iter()
             .filter(|held| held.owner != owner && held.ino == span.ino && held.kind == span.kind)
             .filter(|held| bytes_of(span).any(|at| held.bytes[at].is_some_and(excludes)))
@@ -51,14 +51,14 @@ impl Model {
     fn write(&mut self, owner: LockOwner, span: &LockSpan, mode: Option<LockMode>) {
         let same =
             |held: &Holding| held.owner == owner && held.ino == span.ino && held.kind == span.kind;
-        if !self.holdings.iter().any(same) {
+        if !self.locks.iter().any(same) {
             let bytes = [None; BYTES as usize];
-            self.holdings.push(Holding { owner, ino: span.ino, kind: span.kind, bytes });
+            self.locks.push(Holding { owner, ino: span.ino, kind: span.kind, bytes });
         }
-        for held in self.holdings.iter_mut().filter(|held| same(held)) {
+        for held in self.locks.iter_mut().filter(|held| same(held)) {
             held.bytes[bytes_of(span)].fill(mode);
         }
-        self.holdings.retain(|held| held.bytes.iter().any(Option::is_some));
+        self.locks.retain(|held| held.bytes.iter().any(Option::is_some));
     }
 
     fn wake(&mut self, woken: &mut Vec<Ticket>) {
@@ -145,7 +145,7 @@ impl Model {
 
     pub fn end(&mut self, session: u64, woken: &mut Vec<Ticket>) {
         self.waits.retain(|wait| wait.owner.session != session);
-        self.holdings.retain(|held| held.owner.session != session);
+        self.locks.retain(|held| held.owner.session != session);
         self.wake(woken);
     }
 
@@ -156,7 +156,7 @@ impl Model {
         span: &LockSpan,
     ) -> Option<(LockOwner, LockMode, u64, u64)> {
         let mut runs = Vec::new();
-        for held in &self.holdings {
+        for held in &self.locks {
             if held.owner == owner || held.ino != span.ino || held.kind != span.kind {
                 continue;
             }
@@ -207,6 +207,6 @@ impl Model {
                 })
                 .count()
         };
-        self.holdings.iter().map(runs).sum()
+        self.locks.iter().map(runs).sum()
     }
 }

@@ -48,7 +48,7 @@ fn waiters_after_the_end_of_a_session() {
     assert_eq!(woken, [Ticket { session: 2, call: 1 }]);
 }
 
-/// A circle over files and sessions is found wherever it closes.
+/// A circle over files and sessions is found wherever it closes, in the first file or the last.
 #[test]
 fn deadlock_over_files_and_sessions() {
     let mut locks = Locks::default();
@@ -112,7 +112,7 @@ fn order_of_waiting_locks() {
 }
 
 #[test]
-fn a_wait_whose_connection_breaks_keeps_its_place() {
+fn wait_after_a_broken_connection() {
     let mut locks = Locks::default();
     let all = |owner| posix(owner, WRITE, 0, LOCK_END);
     assert_eq!(set(&mut locks, 1, all(1), None), Ok(Set::Granted));
@@ -124,7 +124,7 @@ fn a_wait_whose_connection_breaks_keeps_its_place() {
     assert_eq!(set(&mut locks, 2, all(1), Some(8)), Ok(Set::Waiting));
     assert_eq!(locks.counts().waits, 2);
     assert_eq!(unlock(&mut locks, 1, all(1)), [Ticket { session: 2, call: 8 }]);
-    // Granted while nobody was there: held, as the repeated request finds.
+    // Granted while there was no connection: held, as the repeated request finds.
     locks.orphan_waits(3);
     assert_eq!(unlock(&mut locks, 2, all(1)), []);
     assert_eq!(set(&mut locks, 3, all(1), Some(9)), Ok(Set::Granted));

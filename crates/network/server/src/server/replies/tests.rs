@@ -11,15 +11,15 @@ use crate::admin::{Admin, AdminRequester};
 use crate::config::SessionServerConfig;
 use crate::locks::LockLimits;
 
-struct Silent;
+struct NoOutput;
 
-impl Admin for Silent {
+impl Admin for NoOutput {
     fn submit(&self, _question: Box<[u8]>, asker: AdminRequester) {
         asker.answer(Ok(Box::default()));
     }
 }
 
-impl Outbox for Silent {
+impl Outbox for NoOutput {
     fn send(&self, _frames: &[u8]) {}
 
     fn close(&self, _why: &str) {}
@@ -39,8 +39,8 @@ fn server() -> (Arc<Server>, Arc<Session>) {
     let node = Node::open(Arc::new(engine), clock.clone(), config).unwrap();
     let config = SessionServerConfig { volume: "vol".into(), ..SessionServerConfig::default() };
     let server =
-        Server::new(node, clock, config, LockLimits::default(), Arc::new(Silent), 0).unwrap();
-    let mut connection = server.connect(Arc::new(Silent), Security::Loopback, "here");
+        Server::new(node, clock, config, LockLimits::default(), Arc::new(NoOutput), 0).unwrap();
+    let mut connection = server.connect(Arc::new(NoOutput), Security::Loopback, "here");
     let hello = Hello {
         versions: Versions::OURS,
         volume: "vol".into(),
@@ -56,13 +56,13 @@ fn server() -> (Arc<Server>, Arc<Session>) {
 }
 
 /// A release that fails (a node without a lease) is the session's open again. If the session ended
-/// while it was under way, the node is asked to give the open back: nobody else would, and a file
-/// without a name would be kept, and a node that leaves kept from leaving, until the next start.
+/// while it was under way, the node is asked to give the open back: nothing else would, and an
+/// orphan would be kept, and a node that leaves kept from leaving, until the next start.
 #[test]
 fn release_that_fails_after_its_session() {
     let (server, session) = server();
     let (shared, checksum) = (&server.shared, Checksum::Crc32c);
-    let batch = Batch::new(&server, session.clone(), (1, None), Arc::new(Silent), checksum);
+    let batch = Batch::new(&server, session.clone(), (1, None), Arc::new(NoOutput), checksum);
     let failed: Reply = Err(Outcome::Failed(FsError::new(libc::ETIMEDOUT, "no lease in time")));
     let release = SessionEffect::Releases { ino: 5, write: false };
     let fail = || batch.take_effect(&mut session.state.lock(), release, &failed, true);
