@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
 
-/// How often waiting callers are asked whether they still wait.
+/// How often it is checked whether the callers of waiting calls still wait.
 const GONE_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
@@ -15,7 +15,7 @@ struct State {
     used: u64,
     /// Bytes given back since the budget was made.
     given_back: u64,
-    /// How often somebody had to wait.
+    /// How often a caller had to wait.
     waits: u64,
     /// Tickets: the caller that waits longest goes first, so that large requests are not starved by
     /// small ones.
@@ -77,12 +77,12 @@ impl Budget {
         state.waiting.is_empty() && self.0.fits(&state, bytes)
     }
 
-    /// Whether somebody waits for room.
+    /// Whether a caller waits for room.
     pub fn is_waited_for(&self) -> bool {
         !self.0.state.lock().waiting.is_empty()
     }
 
-    /// How often somebody had to wait, since the budget was made.
+    /// How often a caller had to wait, since the budget was made.
     pub fn waits(&self) -> u64 {
         self.0.state.lock().waits
     }
@@ -96,8 +96,8 @@ impl Budget {
     }
 
     /// Waits for its turn and for room as long as bytes are given back, that is, until none were
-    /// for the time of `patience`: of many that wait for a slow store the last one is not told that
-    /// the store hangs. Gives up soon after nobody wants it any more: `gone` is asked again and
+    /// for the time of `timeout`: of many callers that wait for a slow store, the last one does not
+    /// fail as if the store hung. Gives up soon after `gone` answers true; it is called again and
     /// again.
     ///
     /// # Errors
@@ -105,17 +105,17 @@ impl Budget {
     pub fn acquire_unless(
         &self,
         bytes: u64,
-        patience: Duration,
+        timeout: Duration,
         gone: &dyn Fn() -> bool,
     ) -> Result<Grant> {
-        self.wait(bytes, Some(Instant::now() + patience), Some(patience), Some(gone))
+        self.wait(bytes, Some(Instant::now() + timeout), Some(timeout), Some(gone))
     }
 
     fn wait(
         &self,
         bytes: u64,
         mut deadline: Option<Instant>,
-        patience: Option<Duration>,
+        timeout: Option<Duration>,
         gone: Option<&dyn Fn() -> bool>,
     ) -> Result<Grant> {
         let shared = &self.0;
@@ -133,19 +133,19 @@ impl Budget {
                 return Ok(self.grant(bytes));
             }
             state.waits += u64::from(!std::mem::replace(&mut waits, true));
-            if let Some(patience) = patience.filter(|_| state.given_back != given_back) {
+            if let Some(timeout) = timeout.filter(|_| state.given_back != given_back) {
                 given_back = state.given_back;
-                deadline = Some(Instant::now() + patience);
+                deadline = Some(Instant::now() + timeout);
             }
-            let asked_at = gone.map(|_| Instant::now() + GONE_INTERVAL);
-            let timed_out = match deadline.into_iter().chain(asked_at).min() {
+            let poll_at = gone.map(|_| Instant::now() + GONE_INTERVAL);
+            let timed_out = match deadline.into_iter().chain(poll_at).min() {
                 None => {
                     shared.changed.wait(&mut state);
                     false
                 }
                 Some(until) => shared.changed.wait_until(&mut state, until).timed_out(),
             };
-            let goes_on = patience.is_some() && state.given_back != given_back;
+            let goes_on = timeout.is_some() && state.given_back != given_back;
             let late = !goes_on && deadline.is_some_and(|deadline| Instant::now() >= deadline);
             if timed_out && (late || gone.is_some_and(|gone| gone())) {
                 state.waiting.retain(|other| *other != ticket);
@@ -242,50 +242,50 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_stops_waiting() {
+    fn wait_given_up_by_its_caller() {
         let budget = Budget::new(10);
         let grant = budget.acquire(10, None).unwrap();
         assert!(!budget.has_room(1));
-        let asked = AtomicU64::new(0);
-        let gone = || asked.fetch_add(1, Ordering::SeqCst) > 0;
+        let polls = AtomicU64::new(0);
+        let gone = || polls.fetch_add(1, Ordering::SeqCst) > 0;
         let far = Duration::from_secs(3600);
         assert!(matches!(budget.acquire_unless(1, far, &gone), Err(Error::Deadline { .. })));
-        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        assert_eq!(polls.load(Ordering::SeqCst), 2);
         drop(grant);
         assert!(budget.has_room(10) && budget.acquire_unless(10, far, &gone).is_ok());
     }
 
     /// Many that wait for a slow store are all served, though the last one waits longer than its
-    /// patience, and one that waits for a store that gives nothing back is told so.
+    /// timeout, and one that waits for a store that gives nothing back fails.
     #[test]
-    fn patience_lasts_while_bytes_are_given_back() {
+    fn timeout_restarts_with_each_return() {
         let budget = Budget::new(4);
         let held = budget.acquire(4, None).unwrap();
         let hangs = budget.acquire_unless(1, Duration::from_millis(20), &|| false);
         assert!(matches!(hangs, Err(Error::Deadline { .. })));
-        let patience = Duration::from_millis(300);
+        let timeout = Duration::from_millis(300);
         let (mut held, mut longest) = (held, Duration::ZERO);
         let all_came = std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| budget.acquire_unless(4, patience, &|| false).is_ok());
+            let waiter = scope.spawn(|| budget.acquire_unless(4, timeout, &|| false).is_ok());
             while !budget.is_waited_for() && !waiter.is_finished() {
                 std::thread::yield_now();
             }
             // A byte at a time: never enough for the waiter until the last.
             while held.bytes() > 0 {
                 let since = Instant::now();
-                std::thread::sleep(patience / 3);
+                std::thread::sleep(timeout / 3);
                 drop(held.split(1));
                 longest = longest.max(since.elapsed());
             }
             waiter.join().unwrap()
         });
-        // On a machine that is too busy to give them back in time nothing is known.
-        assert!(all_came || longest >= patience, "{longest:?}");
+        // On a machine that is too busy to give them back in time the test proves nothing.
+        assert!(all_came || longest >= timeout, "{longest:?}");
         assert_eq!((budget.used(), budget.waits()), (0, 2));
     }
 
     /// Writers that hold what they have until it is stored, and storers that need no room, all get
-    /// on, whatever the limit.
+    /// on, at each limit.
     #[test]
     fn writers_get_on_below_their_sum() {
         for limit in [1, 7, 64] {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_overtakes_who_waits() {
+    fn order_of_waiting_callers() {
         let budget = Budget::new(10);
         let grant = budget.acquire(5, None).unwrap();
         std::thread::scope(|scope| {

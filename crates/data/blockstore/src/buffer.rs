@@ -3,8 +3,8 @@
 //! A read of 100 KiB takes about as long as making memory for it: the allocator gives such pieces
 //! back to the kernel, which gives them again page by page, each cleared, and they would be cleared
 //! once more before they are filled. Here they are kept, begin on a page (the kernel then copies
-//! page by page to its own, and not in halves), and hold whatever they held before: **the taker
-//! fills all of it before other code sees it**.
+//! page by page to its own, and not in halves), and hold the bytes that they held before: **the
+//! taker fills all of it before other code sees it**.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const BYTES_MIN: usize = 16 << 10;
 const BYTES_MAX: usize = 1 << 20;
 const CLASSES: usize = (BYTES_MAX / BYTES_MIN).trailing_zeros() as usize + 1;
 
-/// Pieces of memory that nobody uses at the moment.
+/// Pieces of memory that are not used at the moment.
 #[derive(Debug)]
 pub struct Buffers {
     /// By size. The one that was used last is used next: a cache may still have it.

@@ -10,8 +10,8 @@ use kestrel_types::ids::ObjectId;
 /// Result of a data-plane call.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a data-plane call failed. Clones share their source, so that one failure can be told to
-/// everyone it hit.
+/// Why a data-plane call failed. Clones share their source, so that each caller that a failure hit
+/// gets it.
 #[derive(Debug, Clone)]
 pub enum Error {
     /// The object is not in the store.
@@ -33,8 +33,8 @@ pub enum Error {
         /// What is wrong there.
         what: &'static str,
     },
-    /// The object cannot be judged: there is no key for it, it takes a newer program, or it is not
-    /// encrypted where all are. Nothing is known to be damaged.
+    /// The object cannot be decoded: there is no key for it, it takes a newer program, or it is not
+    /// encrypted where all are. That is no proof of damage.
     Coding {
         /// The object.
         object: ObjectId,
@@ -67,8 +67,8 @@ pub enum Error {
         /// Why, and what to do about it.
         why: Arc<str>,
     },
-    /// An earlier sync failed: nobody knows which unsynced bytes reached the disk, so no later sync
-    /// may succeed.
+    /// An earlier sync failed: which unsynced bytes reached the disk cannot be found out, so no
+    /// later sync may succeed.
     SyncLost {
         /// The failure that caused it.
         cause: Box<Error>,
@@ -83,8 +83,7 @@ pub enum Error {
         /// What was being done.
         during: &'static str,
     },
-    /// The caller asked for something that cannot be: a limit of the format, or bytes outside a
-    /// range.
+    /// The call is for something that cannot be: a limit of the format, or bytes outside a range.
     Invalid {
         /// What is wrong with it.
         what: &'static str,

@@ -5,9 +5,9 @@
 //! | `piece` | [`FramePiece`]: a part of a frame in memory, shared without a copy |
 //!
 //! A range of `len` logical bytes is cut into frames of 64 KiB (the last may be shorter). Each is
-//! followed by four bytes: the CRC-32C of the frame's data carried on over its place
-//! ([`placed_check`]). The check of the data alone can therefore be computed before the place is
-//! known, by the thread that brings the data, and is placed in nanoseconds.
+//! followed by four bytes: the CRC-32C of the frame's data carried on over its object, offset and
+//! number ([`placed_check`]). The check of the data alone can therefore be computed before these
+//! are decided, by the thread that brings the data, and is completed in nanoseconds.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -164,16 +164,16 @@ pub(crate) trait FrameStore {
     fn keeps(&self) -> Keeps;
     /// Memory for a frame of `len` bytes, to be filled; it may hold what other frames were.
     fn blank(&self, len: usize) -> Buffer;
-    /// Takes a verified frame, and says whether it was read or may be read soon.
+    /// Takes a verified frame, and whether it was read or may be read soon.
     fn insert(&self, id: FrameId, bytes: Arc<Buffer>, what: Brought);
 }
 
 /// Why a frame was brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Brought {
-    /// Somebody reads it.
+    /// A reader reads it.
     Read,
-    /// Somebody may read it soon.
+    /// A reader may read it soon.
     Ahead,
 }
 
@@ -280,11 +280,11 @@ pub(crate) fn find_pieces(
 /// Cuts the window `skip .. skip + len` out of a range's frames from number `first` on.
 fn cut(frames: Vec<Arc<Buffer>>, first: u32, skip: u32, len: u32) -> Vec<FramePiece> {
     let (from, until) = (skip as usize, skip as usize + len as usize);
-    let place = |(frame, bytes)| {
+    let pair = |(frame, bytes)| {
         let at: usize = (first as usize + frame) * FRAME;
         FramePiece::new(bytes, from.saturating_sub(at)..until.saturating_sub(at))
     };
-    frames.into_iter().enumerate().map(place).collect()
+    frames.into_iter().enumerate().map(pair).collect()
 }
 
 /// Reads neighbouring frames with one call, verifies them and gives them to `cache`.
@@ -473,7 +473,7 @@ fn read_run_unscrubbed(
                 wanted.out.copy_from_slice(&buffer[wanted.skip..wanted.skip + wanted.out.len()]);
                 Some(buffer)
             }
-            // What came without waiting is near already.
+            // What came without waiting is in a local cache already.
             None if keeps_whole && wait != Wait::No => {
                 let mut frame = blank(wanted.out.len());
                 frame.copy_from_slice(wanted.out);

@@ -2,8 +2,8 @@
 //!
 //! An object is a header and members. A member is a header and a stored range: frames of up to 64
 //! KiB, each followed by its check. Integers are big-endian. Members begin where the one before
-//! ends, so an object read from its beginning tells what it holds without any metadata
-//! ([`crate::scan`]).
+//! ends, so what an object holds can be found without any metadata, by reading it from its
+//! beginning ([`crate::scan`]).
 
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::ids::{InodeId, ObjectId};
@@ -134,11 +134,11 @@ impl MemberHeader {
 /// do not pass: the object, the offset of the range within it and the number of the frame within
 /// the range.
 pub fn placed_check(check: u32, object: ObjectId, offset: u32, frame: u32) -> u32 {
-    let mut place = [0; 16];
-    place[..8].copy_from_slice(&object.to_be_bytes());
-    place[8..12].copy_from_slice(&offset.to_be_bytes());
-    place[12..].copy_from_slice(&frame.to_be_bytes());
-    crc32c::crc32c_append(check, &place)
+    let mut position = [0; 16];
+    position[..8].copy_from_slice(&object.to_be_bytes());
+    position[8..12].copy_from_slice(&offset.to_be_bytes());
+    position[12..].copy_from_slice(&frame.to_be_bytes());
+    crc32c::crc32c_append(check, &position)
 }
 
 #[cfg(test)]
@@ -187,7 +187,8 @@ mod tests {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         assert_eq!(
             hex(&HEADER.encode()),
-            "4b53544c4f424a0a000101000000000007070707070707070707070707070707000000000102030400000000f988de89"
+            "4b53544c4f424a0a000101000000000007070707070707070707070707070707000000000102030400000\
+            000f988de89"
         );
         assert_eq!(
             hex(&MemberHeader { inode: 99, len: 5 }.encode(3, 48)),

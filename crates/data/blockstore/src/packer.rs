@@ -33,8 +33,8 @@
 //!
 //! **Open objects.** Everything that may still refer to an object holds a [`Pin`]: the pack stream
 //! while it appends, and each [`StoredRange`] until its owner has committed (or given up) the
-//! reference. [`Packer::is_open`] tells whether there is one; what deletes unreferenced objects
-//! must leave pinned ones alone.
+//! reference. [`Packer::is_open`] answers whether there is one; garbage collection must leave
+//! pinned objects alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -104,7 +104,7 @@ impl PackerConfig {
     }
 }
 
-/// Stored bytes: where they are, and the promise that they stay until somebody refers to them.
+/// Stored bytes: where they are, and the pin that keeps them until something refers to them.
 #[derive(Debug, Clone)]
 pub struct StoredRange {
     /// Where the bytes are.
@@ -122,7 +122,7 @@ pub trait ObjectIds: Send + Sync {
     fn next(&self) -> Result<ObjectId>;
 
     /// The turn of what [`ObjectIds::next`] will return is not below this: numbers are taken one
-    /// turn after the other. 0 if nobody asks for [`Packer::oldest_open`].
+    /// turn after the other. 0 if [`Packer::oldest_open`] is never called.
     fn floor(&self) -> u64 {
         0
     }
@@ -232,13 +232,13 @@ impl Packer {
         self.shared.accept(data.into(), inode, done);
     }
 
-    /// Whether somebody may still come to refer to bytes of this object that nothing refers to yet.
+    /// Whether a reference may still come to bytes of this object that nothing refers to yet.
     pub fn is_open(&self, object: ObjectId) -> bool {
         self.shared.writer.pins.is_pinned(object)
     }
 
     /// Objects that had their turn before this one are not open and will not be any more. `turn`
-    /// says that of an object; if it knows none, that of what is taken later.
+    /// answers that of an object; if it has none, that of what is taken later.
     pub fn oldest_open(&self, turn: impl Fn(ObjectId) -> u64) -> u64 {
         // In this order: a number that was taken before the first look is announced or pinned at
         // the second.
@@ -299,7 +299,7 @@ impl Shared {
             Path::Append(_) if submission.payload.len() >= self.config.own_object_bytes => {
                 let round = vec![submission];
                 let results = self.writer.write_object(&round);
-                tell(round, results);
+                complete(round, results);
             }
             Path::Append(streams) => {
                 streams.combine(&self.writer, self.config.pack_bytes, submission)
@@ -318,11 +318,11 @@ impl Shared {
 
 /// Runs every callback of a round. The thread runs callbacks of others too, so one that panics (the
 /// hook prints it) must hit neither the next one nor this thread.
-fn tell(round: Vec<Submission>, results: Result<Vec<StoredRange>>) {
+fn complete(round: Vec<Submission>, results: Result<Vec<StoredRange>>) {
     let call = |done: Done, result| drop(catch_unwind(AssertUnwindSafe(|| done(result))));
     match results {
-        Ok(places) => {
-            round.into_iter().zip(places).for_each(|(member, placed)| call(member.done, Ok(placed)))
+        Ok(stored) => {
+            round.into_iter().zip(stored).for_each(|(member, range)| call(member.done, Ok(range)))
         }
         Err(error) => round.into_iter().for_each(|member| call(member.done, Err(error.clone()))),
     }

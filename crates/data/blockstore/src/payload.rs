@@ -43,7 +43,7 @@ impl Payload {
         self.parts.push(Bytes::from(bytes));
     }
 
-    /// Appends a part of a buffer that others use too (and nobody changes). Parts outside it are
+    /// Appends a part of a buffer that is shared (and not changed any more). Parts outside it are
     /// cut off.
     pub fn push_shared(&mut self, bytes: Arc<Vec<u8>>, window: Range<usize>) {
         let end = window.end.min(bytes.len());

@@ -235,8 +235,8 @@ mod tests {
     #[test]
     fn full_queue_and_deadlines() {
         let pool = Pool::new("test", 1, 1).unwrap();
-        let (release, gate) = mpsc::channel::<()>();
-        pool.submit(None, Box::new(move |_| gate.recv().unwrap_or_default())).unwrap();
+        let (release, blocked) = mpsc::channel::<()>();
+        pool.submit(None, Box::new(move |_| blocked.recv().unwrap_or_default())).unwrap();
         while pool.queued() > 0 {
             std::thread::yield_now();
         }

@@ -10,10 +10,10 @@
 //! which only a part was wanted are kept in memory ([`cache`]), so that small reads do not verify
 //! 64 KiB each.
 //!
-//! **Stores near by** leave caching of whole frames and reading ahead to the kernel.
+//! **Local stores** leave caching of whole frames and reading ahead to the kernel.
 //!
-//! **Stores across a network.** Every frame that had to be waited for is kept, unless a cache near
-//! by holds it as it is. Read-ahead brings frames into memory, as far as they do not push each
+//! **Stores across a network.** Every frame that had to be waited for is kept, unless the local
+//! cache holds it as it is. Read-ahead brings frames into memory, as far as they do not push each
 //! other out before they are read. What one thread is fetching no other fetches (`flights`).
 //! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without
 //! a copy.
@@ -70,7 +70,7 @@ pub struct ReaderStats {
     pub corrupt: AtomicU64,
     /// Of those, how many were right when read again.
     pub healed: AtomicU64,
-    /// Bytes asked for ahead of their readers.
+    /// Bytes of read-ahead that no reader has taken yet.
     pub prefetch_bytes: AtomicU64,
     /// Read-ahead refused because too much was under way or unread.
     pub prefetch_refused: AtomicU64,
@@ -152,11 +152,11 @@ impl Reader {
     pub fn fetch(&self, range: Range, skip: u32, len: u32) -> Result<Vec<FramePiece>> {
         frame::check_window(&range, skip, len as usize)?;
         if let Some(flights) = self.flights.as_ref().filter(|_| len > 0) {
-            let flight = flights.take_off(range, frame::frames_of(skip, len))?;
+            let flight = flights.begin(range, frame::frames_of(skip, len))?;
             let fetched = frame::fetch_pieces(self.store.as_ref(), &self.cache, range, skip, len);
-            flight.land(&fetched);
+            flight.finish(&fetched);
             match fetched {
-                // For the other way to judge, which reads again past all caches.
+                // For the reading of damaged data, which goes past all caches.
                 Err(Error::Corrupt { .. }) => {}
                 fetched => {
                     self.count(u64::from(len), 0);
@@ -169,21 +169,20 @@ impl Reader {
         Ok(vec![FramePiece::new(Arc::new(out.into()), 0..len as usize)])
     }
 
-    /// Reads frames that nobody else is fetching; if somebody is, waits and finds them in the
-    /// cache.
+    /// Reads frames that no other reader is fetching; if one is, waits and finds them in the cache.
     fn read_alone(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
         frame::check_window(&range, skip, out.len())?;
         let Some(flights) = self.flights.as_ref().filter(|_| !out.is_empty()) else {
             return self.read_once(range, skip, out, Wait::Yes);
         };
-        let flight = flights.take_off(range, frame::frames_of(skip, out.len() as u32))?;
+        let flight = flights.begin(range, frame::frames_of(skip, out.len() as u32))?;
         let done = self.read_once(range, skip, out, Wait::Yes);
-        flight.land(&done);
+        flight.finish(&done);
         done
     }
 
     /// Like [`Reader::read`] if that needs no waiting. False: it does, and `out` holds anything.
-    /// Damage is for [`Reader::read`] to judge, so it counts as having to wait too.
+    /// Damage is left to [`Reader::read`], so it counts as having to wait too.
     pub fn try_read(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
         match self.read_once(range, skip, out, Wait::No) {
             Ok(true) => Ok(true),
@@ -195,11 +194,11 @@ impl Reader {
         }
     }
 
-    /// Has bytes `skip .. skip + len` of the range brought near by the store's cache, for
+    /// Has bytes `skip .. skip + len` of the range brought into memory by the store's cache, for
     /// [`Reader::try_read`]; [`crate::store::LocalCache::bring`].
     ///
     /// # Errors
-    /// `then`, not told: there is no such cache, or it cannot tell that it holds them.
+    /// Gives `then` back uncalled: there is no such cache, or it cannot tell that it holds them.
     pub fn bring(
         &self,
         range: Range,
@@ -209,9 +208,9 @@ impl Reader {
     ) -> std::result::Result<(), Then> {
         let is_valid = len > 0 && frame::check_window(&range, skip, len as usize).is_ok();
         match self.store.near().filter(|_| is_valid) {
-            Some(near) => {
+            Some(local_cache) => {
                 let (at, stored) = frame::stored_window(&range, skip, len);
-                near.bring(range.object, at, stored, then)
+                local_cache.bring(range.object, at, stored, then)
             }
             None => Err(then),
         }
@@ -241,9 +240,9 @@ impl Reader {
         scan::verify_range(self.store.as_ref(), range)?.map_or(Ok(()), Err)
     }
 
-    /// Brings bytes `skip .. skip + len` of the range near, for reads to come. May block: run it on
-    /// a [`crate::pool::Pool`]. Does nothing if too much read-ahead is under way or unread; errors
-    /// are left to the read itself.
+    /// Brings bytes `skip .. skip + len` of the range into the caches, for reads to come. May
+    /// block: run it on a [`crate::pool::Pool`]. Does nothing if too much read-ahead is under way
+    /// or unread; errors are left to the read itself.
     pub fn prefetch(&self, range: Range, skip: u32, len: u32) {
         let len = len.min(range.len.saturating_sub(skip));
         if len == 0 || frame::check_window(&range, skip, len as usize).is_err() {
@@ -264,8 +263,8 @@ impl Reader {
         // The store has no cache of its own: read frames into ours.
         let frames = frame::frames_of(skip, len);
         let Some(flights) = &self.flights else { return };
-        if let Ok(flight) = flights.take_off(range, frames) {
-            flight.land(&frame::load_frames(self.store.as_ref(), &self.cache, range, frames));
+        if let Ok(flight) = flights.begin(range, frames) {
+            flight.finish(&frame::load_frames(self.store.as_ref(), &self.cache, range, frames));
         }
     }
 }

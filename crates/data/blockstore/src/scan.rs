@@ -21,7 +21,7 @@ pub struct Member {
     pub inode: InodeId,
     /// Where its frames are.
     pub range: Range,
-    /// Why its frames are damaged, if they are (only looked at when asked).
+    /// Why its frames are damaged, if they are (only checked if the caller wants it).
     pub damage: Option<Error>,
 }
 

@@ -17,9 +17,9 @@
 //!
 //! **Calls block.** They run on the caller's thread and return when the store has answered or its
 //! own deadline has passed. The local directory answers from the kernel; the S3 implementation
-//! (part 3, over the crate `object_store`) lets its caller drive the sockets of his request, and
+//! (part 3, over the crate `object_store`) lets its caller drive the sockets of its request, and
 //! bounds each request by a deadline. It does not offer [`AppendStore`], its `sync` has nothing to
-//! do (an acknowledged PUT is durable), and its `try_read_nowait` always says "would block". So
+//! do (an acknowledged PUT is durable), and its `try_read_nowait` always answers "would block". So
 //! callers that must not block use `try_read_nowait` first and a [`crate::pool::Pool`] after it.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -72,9 +72,9 @@ pub trait BlockStore: Send + Sync {
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()>;
 
     /// Fills `out` with the object's bytes from `offset` on, as far as the object goes; bytes
-    /// filled. Fewer than asked for only where the object ends, 0 from there on. For readers that
-    /// do not know its size. This default asks for the size first; stores where that costs a
-    /// request override it and need one in all.
+    /// filled. Fewer than there is room for only where the object ends, 0 from there on. For
+    /// readers that do not have its size. This default requests the size first; stores where that
+    /// costs a request override it and need one in all.
     ///
     /// # Errors
     /// `NotFound`.
@@ -98,9 +98,9 @@ pub trait BlockStore: Send + Sync {
         Ok(None)
     }
 
-    /// Begins to bring bytes near, if the store has a cache of its own to bring them to (the
-    /// kernel's page cache). False if it has none, so that the caller may read ahead into memory
-    /// instead. May block for a short time.
+    /// Begins to bring bytes into the store's own cache, if it has one (the kernel's page cache).
+    /// False if it has none, so that the caller may read ahead into memory instead. May block for a
+    /// short time.
     fn prefetch(&self, _object: ObjectId, _offset: u64, _len: u64) -> bool {
         false
     }
@@ -131,10 +131,10 @@ pub trait BlockStore: Send + Sync {
         None
     }
 
-    /// Tells every counter of this store and of those below it: name (documented in
+    /// Reports every counter of this store and of those below it: name (documented in
     /// `docs/metrics.md`) and value since the store was opened, or present value for what can go
     /// down.
-    fn stats(&self, _tell: &mut dyn FnMut(&'static str, u64)) {}
+    fn stats(&self, _report: &mut dyn FnMut(&'static str, u64)) {}
 
     /// Bytes of the object.
     fn size(&self, object: ObjectId) -> Result<u64>;
@@ -145,7 +145,7 @@ pub trait BlockStore: Send + Sync {
 
     /// Removes objects, several at a time where that helps; one answer for each, in order. One that
     /// was not there counts as removed: so a remote store needs one request for each, while
-    /// [`BlockStore::delete`] must ask first.
+    /// [`BlockStore::delete`] must look for the object first.
     fn delete_each(&self, objects: &[ObjectId]) -> Vec<Result<()>> {
         objects.iter().map(|object| self.delete(*object).map(drop)).collect()
     }
@@ -172,7 +172,7 @@ pub trait BlockStore: Send + Sync {
     fn usage(&self) -> Result<Usage>;
 }
 
-/// A callback, run once, on whatever thread, that says whether the requested bytes are here.
+/// A callback, run once, on any thread, with whether the requested bytes are here.
 pub type Then = Box<dyn FnOnce(bool) + Send>;
 
 /// A persistent cache in front of a store, as `kestrel warmup` and readers that do not wait see it.
@@ -193,12 +193,13 @@ pub trait LocalCache: Send + Sync {
     fn evict(&self, object: ObjectId) -> u64;
 
     /// Has bytes brought into memory from where [`BlockStore::try_read_nowait`] reads them, and
-    /// `then` told when they are there, within a bounded time, by a thread that may wait for the
-    /// cache; told false, he has to read in another way. Like a hit of the kernel's page cache this
-    /// is a promise about a moment: they may be gone again.
+    /// calls `then` with true when they are there, within a bounded time, on a thread that may wait
+    /// for the cache; with false if the caller has to read in another way. Like a hit of the
+    /// kernel's page cache this is a promise about a moment: they may be gone again.
     ///
     /// # Errors
-    /// `then`, not told: the cache does not know at once that it holds them, or has too much to do.
+    /// Gives `then` back uncalled: the cache cannot tell at once that it holds them, or has too
+    /// much to do.
     fn bring(
         &self,
         _object: ObjectId,
@@ -249,13 +250,13 @@ pub struct Page {
     pub next: Option<String>,
 }
 
-/// What a listing tells about an object.
+/// What a listing contains about an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectInfo {
     /// Its number.
     pub object: ObjectId,
-    /// Bytes as stored: an object that is coded ([`coded`]) has other bytes than
-    /// [`BlockStore::size`] and ranges tell.
+    /// Bytes as stored: an object that is coded ([`coded`]) has another count of bytes than
+    /// [`BlockStore::size`] and ranges have.
     pub size: u64,
     /// When it was last written to, by the store's clock.
     pub modified: Nanos,

@@ -1,5 +1,5 @@
-//! The death of the process and of the power, for real: what was acknowledged is read back,
-//! whatever the instant.
+//! The process dies, or the power fails: what was acknowledged is read back, at whichever instant
+//! that was.
 //!
 //! This test binary runs itself again as the writer (`KESTREL_DATA_WRITER=directory`), which prints
 //! a line for each acknowledged range. The parent kills it, or shuts the file system below it down,
@@ -29,9 +29,9 @@ fn content(inode: u64, len: u32) -> Vec<u8> {
 }
 
 /// Whether the file system was shut down instead of the power failure that would have ended this
-/// process. An fsync that XFS is shut down under may say that it succeeded: after writing the pages
-/// it looks whether the log still has something of the file, and the log that has given up has
-/// nothing (`xfs_file_fsync`, Linux 6.18). What is opened after that says `EIO`.
+/// process. An fsync that XFS is shut down under may succeed: after writing the pages it looks
+/// whether the log still has something of the file, and the log that has given up has nothing
+/// (`xfs_file_fsync`, Linux 6.18). What is opened after that fails with `EIO`.
 fn has_lost_power(dir: &Path) -> bool {
     std::fs::File::open(dir).is_err()
 }

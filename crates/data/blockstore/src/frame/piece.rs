@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::buffer::Buffer;
 
-/// A part of a verified frame, which stays as long as anybody holds one.
+/// A part of a verified frame, which stays as long as a piece of it is held.
 #[derive(Debug, Clone)]
 pub struct FramePiece {
     frame: Arc<Buffer>,

@@ -48,7 +48,7 @@ fn frame_bytes_without_copies() {
     for (len, cut) in [(10, 10), (9000, 9000), (300_000, 300_000), (300_000, 70_001), (50_000, 900)]
     {
         let buffers: Vec<Vec<u8>> = pattern(len).chunks(cut).map(<[u8]>::to_vec).collect();
-        let places: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr_range()).collect();
+        let ranges: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr_range()).collect();
         let payload: Payload = buffers.into_iter().collect();
         let mut gather = Gather::default();
         gather.small(b"head");
@@ -56,7 +56,7 @@ fn frame_bytes_without_copies() {
         let written: Vec<u8> = gather.slices().iter().flat_map(|slice| slice.to_vec()).collect();
         let sent = gather.into_shared();
         assert_eq!(sent.concat(), written, "{len} {cut}");
-        let copied = |buffer: &&Bytes| !places.iter().any(|place| place.contains(&buffer.as_ptr()));
+        let copied = |buffer: &&Bytes| !ranges.iter().any(|range| range.contains(&buffer.as_ptr()));
         let copied: usize = sent.iter().filter(copied).map(Bytes::len).sum();
         // Less than a piece at each end of each buffer, in each of its frames.
         assert!(
@@ -105,7 +105,7 @@ fn damage_names_the_frame_and_spares_the_others() {
 }
 
 #[test]
-fn right_bytes_in_the_wrong_place_are_damage() {
+fn right_bytes_at_a_wrong_offset() {
     let bytes = pattern(2 * FRAME);
     let (store, range) = stored(&bytes, 2 * FRAME, 64);
     // The same object under another number.

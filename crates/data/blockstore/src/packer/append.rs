@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::complete;
 use super::pack::{PackStream, PackWriter};
 use super::queue::{Queue, Submission};
-use super::tell;
 
 /// What the sealing thread waits for.
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl PackStreams {
             if begins {
                 self.pack_begun();
             }
-            tell(round, results);
+            complete(round, results);
             if self.queue.lock().is_empty() {
                 return;
             }

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_behind_waits_for_those_who_come_back() {
+    fn pause_for_returning_owners() {
         let (mut gather, mut now) = (Gather::new(8 * MIB), Instant::now());
         gather.arrived(now);
         assert_eq!(gather.due(now, 1, 100), Due::Now);
@@ -239,7 +239,7 @@ mod tests {
             }
             members.push(waiting);
         }
-        // The first upload is early: the pauses are not known yet. Each later one has half the
+        // The first upload is early: the pauses are not measured yet. Each later one has half the
         // owners.
         assert!(members[1..].iter().all(|&members| members >= 32), "{members:?}");
     }

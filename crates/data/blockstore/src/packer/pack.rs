@@ -175,19 +175,19 @@ impl PackWriter {
         if let Err(error) = pack.appender.append(&plan.gather.slices()) {
             self.stats.failures.fetch_add(1, Ordering::Relaxed);
             if at == 0 {
-                // Nobody was promised anything in it. If it cannot be removed, listing finds it.
+                // No caller has a range in it. If it cannot be removed, listing finds it.
                 drop(pack);
                 let _ = self.store.delete(object);
             }
             return Err(error);
         }
         crash::point("data.pack.written");
-        let places = placed(plan.ranges, &self.pins.pin(object));
+        let stored = stored_ranges(plan.ranges, &self.pins.pin(object));
         stream.rounds += 1;
         if pack.appender.len() < self.pack_bytes {
             stream.open = Some(pack);
         }
-        Ok(places)
+        Ok(stored)
     }
 
     fn begin_pack(&self) -> Result<OpenPack> {
@@ -211,16 +211,16 @@ impl PackWriter {
             crash::point("data.pack.before-write");
             self.store.put_shared(object, &plan.gather.into_shared())?;
             crash::point("data.pack.written");
-            Ok(placed(plan.ranges, &pin))
+            Ok(stored_ranges(plan.ranges, &pin))
         };
         let done = match unpanicked(|| self.begin(put)) {
             Err(Error::Io { .. }) => unpanicked(|| self.begin(put)),
             other => other,
         };
         match done {
-            Ok((_, places)) => {
+            Ok((_, stored)) => {
                 self.count(round);
-                Ok(places)
+                Ok(stored)
             }
             Err(error) => {
                 self.stats.failures.fetch_add(1, Ordering::Relaxed);
@@ -231,7 +231,7 @@ impl PackWriter {
 }
 
 /// Turns a panic of the store (the hook prints it) into a failure of the round. What it left behind
-/// is an object that nobody refers to, which the collector finds.
+/// is an object without references, which garbage collection finds.
 fn unpanicked<T>(write: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
         Err(Error::Remote {
@@ -242,6 +242,6 @@ fn unpanicked<T>(write: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn placed(ranges: Vec<Range>, pin: &Pin) -> Vec<StoredRange> {
+fn stored_ranges(ranges: Vec<Range>, pin: &Pin) -> Vec<StoredRange> {
     ranges.into_iter().map(|range| StoredRange { range, pin: pin.clone() }).collect()
 }

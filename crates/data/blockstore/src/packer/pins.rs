@@ -45,7 +45,7 @@ impl Pins {
     }
 }
 
-/// Somebody is about to pin an object.
+/// A caller is about to pin an object.
 pub(super) struct Beginning<'a> {
     floor: u64,
     pins: &'a Pins,

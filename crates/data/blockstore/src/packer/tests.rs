@@ -59,14 +59,14 @@ fn a_lone_store_runs_on_the_callers_thread() {
         sender.send((std::thread::current().id(), result)).unwrap()
     };
     packer.store(bytes_of(1, 100), 42, Box::new(done));
-    let (thread, placed) = receiver.try_recv().unwrap();
+    let (thread, stored) = receiver.try_recv().unwrap();
     assert_eq!(thread, here);
-    let placed = placed.unwrap();
+    let stored = stored.unwrap();
     assert_eq!(
-        placed.range.offset as usize,
+        stored.range.offset as usize,
         crate::object::HEADER_BYTES + crate::object::MEMBER_BYTES
     );
-    assert_eq!(read_all(&store, placed.range).unwrap(), bytes_of(1, 100));
+    assert_eq!(read_all(&store, stored.range).unwrap(), bytes_of(1, 100));
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn many_threads_and_sizes() {
                         let seed = thread * 1000 + i;
                         let len =
                             [1, 100, 5000, 65_536, 70_000, 300_000, 1_200_000][(seed % 7) as usize];
-                        let placed = store_wait(packer, bytes_of(seed, len), seed + 1).unwrap();
-                        assert!(packer.is_open(placed.range.object));
+                        let stored = store_wait(packer, bytes_of(seed, len), seed + 1).unwrap();
+                        assert!(packer.is_open(stored.range.object));
                         assert_eq!(
-                            read_all(store, placed.range).unwrap(),
+                            read_all(store, stored.range).unwrap(),
                             bytes_of(seed, len),
                             "{name}"
                         );
@@ -146,13 +146,13 @@ fn parallel_uploads_of_large_payloads() {
     let (large, small) = (bytes_of(1, 1 << 20), bytes_of(1, 100));
     for number in 0..6 {
         let sender = sender.clone();
-        let done = move |placed: Result<StoredRange>| {
-            sender.send((number, placed.unwrap().range.object)).unwrap()
+        let done = move |stored: Result<StoredRange>| {
+            sender.send((number, stored.unwrap().range.object)).unwrap()
         };
         packer.store(large.clone(), 1, Box::new(done));
     }
     let done =
-        move |placed: Result<StoredRange>| sender.send((9, placed.unwrap().range.object)).unwrap();
+        move |stored: Result<StoredRange>| sender.send((9, stored.unwrap().range.object)).unwrap();
     packer.store(small, 1, Box::new(done));
     let answers: Vec<(u64, u64)> = receiver.iter().take(7).collect();
     assert!(
@@ -178,10 +178,10 @@ fn bytes_stored_before_a_sync_survive_power_loss() {
     let unsafe_one = store_wait(&packer, bytes_of(99, 500), 1).unwrap();
     store.crash();
     let store: Arc<dyn BlockStore> = store;
-    for (seed, placed) in safe.iter().enumerate() {
+    for (seed, stored) in safe.iter().enumerate() {
         assert_eq!(
-            read_all(&store, placed.range).unwrap(),
-            bytes_of(seed as u64, placed.range.len as usize)
+            read_all(&store, stored.range).unwrap(),
+            bytes_of(seed as u64, stored.range.len as usize)
         );
     }
     assert!(read_all(&store, unsafe_one.range).is_err());
@@ -252,8 +252,8 @@ fn random_faults_never_lie() {
                     for i in 0..60 {
                         let id = thread * 100 + i;
                         let len = if id % 11 == 0 { 1_100_000 } else { 3000 };
-                        if let Ok(placed) = store_wait(packer, bytes_of(id, len), id) {
-                            kept.lock().push((id, placed.range));
+                        if let Ok(stored) = store_wait(packer, bytes_of(id, len), id) {
+                            kept.lock().push((id, stored.range));
                         }
                     }
                 });
@@ -303,15 +303,15 @@ fn growth_sealing_and_pins_of_packs() {
         .collect();
     assert_eq!(objects, [1, 1, 1, 2, 2, 2, 3, 3, 3]);
     assert!(!packer.is_open(1) && !packer.is_open(2) && packer.is_open(3));
-    let placed = store_wait(&packer, bytes_of(1, 100), 1).unwrap();
+    let stored = store_wait(&packer, bytes_of(1, 100), 1).unwrap();
     let until = Instant::now() + Duration::from_secs(10);
     while !all_sealed(&packer) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(packer.is_open(placed.range.object), "sealed, but its owner has not committed yet");
-    let object = placed.range.object;
-    let copy = placed.pin.clone();
-    drop(placed);
+    assert!(packer.is_open(stored.range.object), "sealed, but its owner has not committed yet");
+    let object = stored.range.object;
+    let copy = stored.pin.clone();
+    drop(stored);
     assert!(packer.is_open(object));
     drop(copy);
     assert!(!packer.is_open(object));
@@ -337,13 +337,13 @@ fn oldest_open_object() {
         7,
         "nothing is open: all that will be has a number from 7 on"
     );
-    let placed: Vec<StoredRange> =
+    let stored: Vec<StoredRange> =
         (0..3).map(|seed| store_wait(&packer, bytes_of(seed, 10), 1).unwrap()).collect();
-    assert_eq!(placed[2].range.object, 9);
-    let mut placed = placed.into_iter();
+    assert_eq!(stored[2].range.object, 9);
+    let mut stored = stored.into_iter();
     for oldest in [7, 8, 9] {
         assert_eq!(packer.oldest_open(|object| object), oldest);
-        drop(placed.next());
+        drop(stored.next());
     }
     assert_eq!(packer.oldest_open(|object| object), 10);
 }
@@ -385,7 +385,7 @@ fn panic_of_the_store() {
         [(MemoryStore::new, StoreCall::Append), (MemoryStore::put_only, StoreCall::Put)];
     for (make, call) in made {
         for len in [100, 2_000_000] {
-            // Large payloads are put as they are, whatever the store.
+            // Large payloads are put as they are, in stores of both kinds.
             let call = if len > 1 << 20 { StoreCall::Put } else { call };
             let store = Arc::new(FailingStore::new(Arc::new(make()), 1));
             // More than there are threads.
@@ -396,9 +396,9 @@ fn panic_of_the_store() {
                 let error = store_wait(&packer, bytes_of(number, len), 1).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Io, "{error}");
             }
-            let placed = store_wait(&packer, bytes_of(9, len), 1).unwrap();
+            let stored = store_wait(&packer, bytes_of(9, len), 1).unwrap();
             let shared: Arc<dyn BlockStore> = store;
-            assert_eq!(read_all(&shared, placed.range).unwrap(), bytes_of(9, len));
+            assert_eq!(read_all(&shared, stored.range).unwrap(), bytes_of(9, len));
         }
     }
 }
@@ -420,7 +420,7 @@ fn storing_while_a_number_is_being_got_does_not_hang() {
         if let Some(packer) = packer.filter(|_| number == 1) {
             for _ in 0..20 {
                 let sender = sender.clone();
-                let done = move |placed: Result<StoredRange>| sender.send(placed.is_ok()).unwrap();
+                let done = move |stored: Result<StoredRange>| sender.send(stored.is_ok()).unwrap();
                 packer.store(vec![1; 900_000], 2, Box::new(done));
             }
         }

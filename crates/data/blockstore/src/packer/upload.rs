@@ -1,8 +1,7 @@
 //! Rounds of a store that does not append: uploader threads, one object a round.
 //!
-//! Large payloads go up alone as soon as a thread is free. Small ones share objects
-//! ([`super::gather`] says when), come first, and always find a thread: large ones leave one to
-//! them.
+//! Large payloads go up alone as soon as a thread is free. Small ones share objects (when,
+//! [`super::gather`] decides), come first, and always find a thread: large ones leave one to them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,10 +9,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::PackerConfig;
+use super::complete;
 use super::gather::{Due, Gather};
 use super::pack::PackWriter;
 use super::queue::{Queue, Submission};
-use super::tell;
 
 struct State {
     /// Payloads that share objects.
@@ -82,7 +81,7 @@ impl Uploads {
             let begun = Instant::now();
             let results = writer.write_object(&round.members);
             self.ended(&round, begun.elapsed());
-            tell(round.members, results);
+            complete(round.members, results);
         }
     }
 

@@ -4,8 +4,8 @@
 //! not move it, because small sequential reads hit a frame many times within a moment. A frame that
 //! is wanted again after it fell out of the FIFO (its id is remembered for a while) enters the main
 //! part, which evicts by CLOCK. So a scan passes through the FIFO and leaves what is used again and
-//! again alone. Frames read ahead pass through it too; how much of them nobody has read yet is
-//! known, so that read-ahead can stop before it pushes its own frames out.
+//! again alone. Frames read ahead pass through it too; the unread ones are counted, so that
+//! read-ahead can stop before it pushes its own frames out.
 //!
 //! Memory of frames that were pushed out serves those that come, a sixteenth of the bound at most:
 //! a scan through a full cache takes no new memory, which would have to be cleared and mapped for
@@ -35,7 +35,7 @@ struct Slot {
     bytes: Arc<Buffer>,
     is_main: bool,
     used: bool,
-    /// Read ahead, and by nobody since.
+    /// Read ahead, and not read since.
     is_ahead: bool,
 }
 
@@ -56,18 +56,18 @@ struct Shard {
 pub enum Keeps {
     /// Those of which only a part was wanted.
     Parts,
-    /// And those that are read ahead. What was read as a whole lies near by.
+    /// And those that are read ahead. What was read as a whole lies in the local cache.
     Ahead,
     /// And every one that had to be waited for.
     Waited,
 }
 
 impl Keeps {
-    /// What is worth keeping of a store, which may have a cache near by.
-    pub(super) fn beside(is_remote: bool, near: Option<&dyn LocalCache>) -> Self {
-        match near {
+    /// What is worth keeping of a store, which may have a local cache.
+    pub(super) fn beside(is_remote: bool, local_cache: Option<&dyn LocalCache>) -> Self {
+        match local_cache {
             _ if !is_remote => Self::Parts,
-            Some(near) if near.is_plain() => Self::Ahead,
+            Some(local_cache) if local_cache.is_plain() => Self::Ahead,
             _ => Self::Waited,
         }
     }
@@ -78,9 +78,9 @@ pub struct FrameCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_bytes_max: usize,
     keeps: Keeps,
-    /// Bytes read ahead that nobody has read.
+    /// Bytes read ahead that no reader has read.
     ahead: AtomicU64,
-    /// Bytes read ahead that were evicted before anybody read them.
+    /// Bytes read ahead that were evicted before a reader read them.
     wasted: AtomicU64,
     /// Memory of frames pushed out.
     buffers: Arc<Buffers>,
@@ -108,7 +108,7 @@ impl FrameCache {
             .sum()
     }
 
-    /// Bytes read ahead that nobody has read yet.
+    /// Bytes read ahead that no reader has read yet.
     pub fn ahead_bytes(&self) -> u64 {
         self.ahead.load(Ordering::Relaxed)
     }
@@ -118,7 +118,7 @@ impl FrameCache {
         (self.shard_bytes_max * SHARDS / FRESH_SHARE) as u64
     }
 
-    /// Bytes read ahead that were evicted before anybody read them, since the cache was made.
+    /// Bytes read ahead that were evicted before a reader read them, since the cache was made.
     pub fn wasted_bytes(&self) -> u64 {
         self.wasted.load(Ordering::Relaxed)
     }

@@ -1,9 +1,10 @@
-//! Frames on their way from the store, so that nobody fetches them a second time meanwhile.
+//! Frames on their way from the store, so that no other reader fetches them a second time
+//! meanwhile.
 //!
-//! A reader of frames that other readers are fetching waits until the frames have landed, then
-//! finds them in the cache. If the store failed, all waiting readers fail with it: trying again one
-//! after the other would make the last one wait for as many deadlines as there are readers. Damage
-//! is not shared: each reader verifies for itself.
+//! A reader of frames that other readers are fetching waits until the fetch has ended, then finds
+//! them in the cache. If the store failed, all waiting readers fail with it: trying again one after
+//! the other would make the last one wait for as many deadlines as there are readers. Damage is not
+//! shared: each reader verifies for itself.
 
 use std::sync::Arc;
 
@@ -23,48 +24,48 @@ struct Fetch {
     last: u32,
     /// How it ended, once it has.
     ended: Mutex<Option<Result<()>>>,
-    landed: Condvar,
+    finished: Condvar,
 }
 
 /// The fetches under way.
 #[derive(Default)]
 pub(super) struct Flights(Mutex<FxHashMap<RangeId, Vec<Arc<Fetch>>>>);
 
-/// The right to fetch some frames. Dropped without [`Flight::land`], it lands as if nothing had
+/// The right to fetch some frames. Dropped without [`Flight::finish`], it ends as if nothing had
 /// happened.
 pub(super) struct Flight<'a> {
     flights: &'a Flights,
-    place: RangeId,
+    range_id: RangeId,
     fetch: Arc<Fetch>,
     outcome: Result<()>,
 }
 
 impl Flights {
-    /// Waits until nobody fetches any of these frames, then fetches them in the caller's name.
+    /// Waits until no reader fetches any of these frames, then lets the caller fetch them.
     ///
     /// # Errors
     /// Why another fetch of some of them failed.
-    pub fn take_off(&self, range: Range, (first, last): (u32, u32)) -> Result<Flight<'_>> {
-        let place = (range.object, range.offset);
+    pub fn begin(&self, range: Range, (first, last): (u32, u32)) -> Result<Flight<'_>> {
+        let range_id = (range.object, range.offset);
         loop {
             let mut all = self.0.lock();
-            let there = all.entry(place).or_default();
+            let there = all.entry(range_id).or_default();
             let Some(other) = there.iter().find(|other| other.first <= last && first <= other.last)
             else {
                 let fetch = Arc::new(Fetch {
                     first,
                     last,
                     ended: Mutex::new(None),
-                    landed: Condvar::new(),
+                    finished: Condvar::new(),
                 });
                 there.push(fetch.clone());
-                return Ok(Flight { flights: self, place, fetch, outcome: Ok(()) });
+                return Ok(Flight { flights: self, range_id, fetch, outcome: Ok(()) });
             };
             let other = Arc::clone(other);
             drop(all);
             let mut ended = other.ended.lock();
             while ended.is_none() {
-                other.landed.wait(&mut ended);
+                other.finished.wait(&mut ended);
             }
             if let Some(Err(error)) = &*ended {
                 return Err(error.clone());
@@ -75,7 +76,7 @@ impl Flights {
 
 impl Flight<'_> {
     /// Ends it; waiting readers fail too if the store did.
-    pub fn land<T>(mut self, result: &Result<T>) {
+    pub fn finish<T>(mut self, result: &Result<T>) {
         self.outcome = match result {
             Err(error) if !matches!(error, Error::Corrupt { .. }) => Err(error.clone()),
             _ => Ok(()),
@@ -86,15 +87,15 @@ impl Flight<'_> {
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
         let mut all = self.flights.0.lock();
-        if let Some(there) = all.get_mut(&self.place) {
+        if let Some(there) = all.get_mut(&self.range_id) {
             there.retain(|fetch| !Arc::ptr_eq(fetch, &self.fetch));
             if there.is_empty() {
-                all.remove(&self.place);
+                all.remove(&self.range_id);
             }
         }
         drop(all);
         *self.fetch.ended.lock() = Some(std::mem::replace(&mut self.outcome, Ok(())));
-        self.fetch.landed.notify_all();
+        self.fetch.finished.notify_all();
     }
 }
 
@@ -113,19 +114,19 @@ mod tests {
     fn single_flight_by_frames() {
         let flights = Flights::default();
         let (under_way, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let side = flights.take_off(RANGE, (10, 20)).unwrap();
+        let side = flights.begin(RANGE, (10, 20)).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let (flights, under_way, most) = (&flights, &under_way, &most);
                 scope.spawn(move || {
                     for _ in 0..50 {
-                        let flight = flights.take_off(RANGE, (thread % 4, 5)).unwrap();
+                        let flight = flights.begin(RANGE, (thread % 4, 5)).unwrap();
                         most.fetch_max(
                             under_way.fetch_add(1, Ordering::SeqCst) + 1,
                             Ordering::SeqCst,
                         );
                         under_way.fetch_sub(1, Ordering::SeqCst);
-                        flight.land(&Ok(()));
+                        flight.finish(&Ok(()));
                     }
                 });
             }
@@ -142,13 +143,13 @@ mod tests {
         let damaged = Err(Error::Corrupt { object: 1, offset: 0, what: "a test" });
         for (outcome, fails) in [(dead, true), (damaged, false)] {
             let outcome: Result<()> = outcome;
-            let flight = flights.take_off(RANGE, (0, 3)).unwrap();
+            let flight = flights.begin(RANGE, (0, 3)).unwrap();
             std::thread::scope(|scope| {
-                let waits = scope.spawn(|| flights.take_off(RANGE, (3, 9)).is_err());
+                let waits = scope.spawn(|| flights.begin(RANGE, (3, 9)).is_err());
                 // Late or not, the other one learns of the end: it may only come after it.
                 std::thread::sleep(Duration::from_millis(30));
                 let late = waits.is_finished();
-                flight.land(&outcome);
+                flight.finish(&outcome);
                 assert!(!late);
                 assert_eq!(waits.join().unwrap(), fails);
             });

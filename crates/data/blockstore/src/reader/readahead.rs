@@ -1,10 +1,10 @@
 //! When to read ahead, and how much: a state machine for each open file, without I/O.
 //!
 //! Up to [`ReadAheadConfig::streams`] interleaved sequential streams are followed at once. A stream
-//! is sequential from its second read on. Its window then doubles, from 256 KiB to 8 MiB unless
-//! told otherwise: whenever the reader has consumed most of what is ahead of him, the next window
-//! is asked for. Bytes that were read ahead and never consumed halve the window that later streams
-//! of the handle begin with, down to nothing; streams that consume theirs restore it.
+//! is sequential from its second read on. Its window then doubles, from 256 KiB to 8 MiB by
+//! default: whenever the reader has consumed most of what is ahead of it, the next window is
+//! requested. Bytes that were read ahead and never consumed halve the window that later streams of
+//! the handle begin with, down to nothing; streams that consume theirs restore it.
 
 /// Settings of a [`ReadAhead`].
 #[derive(Debug, Clone, Copy)]
@@ -19,7 +19,7 @@ pub struct ReadAheadConfig {
     /// position, or within what was read ahead of it: the kernel sends neighbouring reads of one
     /// reader in parallel, and they arrive in any order.
     pub tolerance: u64,
-    /// The next window is asked for when no more than so many quarters of it are left ahead of the
+    /// The next window is requested when no more than so many quarters of it are left ahead of the
     /// reader.
     pub lead_quarters: u64,
 }
@@ -38,7 +38,7 @@ impl Default for ReadAheadConfig {
 
 impl ReadAheadConfig {
     /// For a store across a network: what is under way has to cover its latency times its
-    /// bandwidth, and the next window is asked for early, so that there is always a good deal of
+    /// bandwidth, and the next window is requested early, so that there is always a good deal of
     /// it.
     pub fn remote(window_max: u64) -> Self {
         let tolerance = 1024 * 1024;
@@ -90,7 +90,7 @@ impl ReadAhead {
         }
     }
 
-    /// Notes a read of `len` bytes at `pos` of a file of `file_len` bytes, and says what to read
+    /// Notes a read of `len` bytes at `pos` of a file of `file_len` bytes, and answers what to read
     /// ahead now, if anything.
     pub fn on_read(&mut self, pos: u64, len: u64, file_len: u64) -> Option<Window> {
         if self.config.window_max == 0 || len == 0 {
@@ -98,9 +98,9 @@ impl ReadAhead {
         }
         self.reads += 1;
         let end = pos.saturating_add(len);
-        let near = self.config.tolerance;
+        let tolerance = self.config.tolerance;
         let found = self.streams.iter().position(|stream| {
-            pos.abs_diff(stream.next) <= near || (stream.next..stream.ahead).contains(&pos)
+            pos.abs_diff(stream.next) <= tolerance || (stream.next..stream.ahead).contains(&pos)
         });
         let Some(index) = found else {
             self.begin(end);
@@ -197,48 +197,48 @@ mod tests {
     }
 
     #[test]
-    fn one_read_or_random_reads_ask_for_nothing() {
+    fn no_readahead_for_random_reads() {
         let mut state = handle();
         assert_eq!(state.on_read(0, 128 * KIB, FILE), None);
         let mut random = 7u64;
-        let mut asked = 0;
+        let mut requested = 0;
         for _ in 0..10_000 {
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            asked +=
+            requested +=
                 state.on_read((random >> 20) % FILE, 4 * KIB, FILE).map_or(0, |window| window.len);
         }
-        assert!(asked < 4 * MIB, "{asked} bytes asked for by 40 MB of random reads");
+        assert!(requested < 4 * MIB, "{requested} bytes asked for by 40 MB of random reads");
     }
 
     #[test]
     fn interleaved_streams_are_followed_apart() {
         let mut state = handle();
-        let mut asked = [0; 6];
+        let mut requested = [0; 6];
         for step in 0..200 {
             for stream in 0..6 {
                 let base = stream * 100 * MIB;
                 if let Some(window) = state.on_read(base + step * 64 * KIB, 64 * KIB, FILE) {
                     assert!(window.pos >= base && window.pos < base + 100 * MIB);
-                    asked[stream as usize] += window.len;
+                    requested[stream as usize] += window.len;
                 }
             }
         }
-        assert!(asked.iter().all(|bytes| *bytes >= 12 * MIB), "{asked:?}");
+        assert!(requested.iter().all(|bytes| *bytes >= 12 * MIB), "{requested:?}");
     }
 
     #[test]
     fn parallel_reads_in_any_order_are_one_stream() {
         let mut state = handle();
-        let mut asked = 0;
+        let mut requested = 0;
         for group in 0..50 {
             for part in [1, 0, 3, 2] {
                 let pos = (group * 4 + part) * 64 * KIB;
-                asked += state.on_read(pos, 64 * KIB, FILE).map_or(0, |window| window.len);
+                requested += state.on_read(pos, 64 * KIB, FILE).map_or(0, |window| window.len);
             }
         }
-        assert!(asked > 12 * MIB);
+        assert!(requested > 12 * MIB);
         assert_eq!(state.streams.len(), 1);
     }
 
@@ -247,18 +247,18 @@ mod tests {
     #[test]
     fn read_ahead_of_shuffled_stream() {
         let mut state = ReadAhead::new(ReadAheadConfig::remote(32 * MIB));
-        let (mut ahead, mut asked) = (0, 0);
+        let (mut ahead, mut requested) = (0, 0);
         for group in 0..FILE / 4 / MIB {
             for part in [2, 0, 3, 1] {
                 let pos = group * MIB + part * 256 * KIB;
                 if let Some(window) = state.on_read(pos, 256 * KIB, FILE) {
                     assert!(ahead == 0 || window.pos == ahead, "no gap, nothing twice");
                     ahead = window.pos + window.len;
-                    asked += window.len;
+                    requested += window.len;
                 }
             }
         }
-        assert!(asked > FILE / 4 - 4 * MIB, "{asked}");
+        assert!(requested > FILE / 4 - 4 * MIB, "{requested}");
     }
 
     /// Windows that stay unread shrink until read-ahead is off, and a long sequential run turns it
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn read_ahead_window_shrinking() {
         let mut state = handle();
-        let mut asked = Vec::new();
+        let mut requested = Vec::new();
         for burst in 0..60 {
             let base = (burst * 37 % 61) * 16 * MIB;
             let mut bytes = 0;
@@ -275,10 +275,10 @@ mod tests {
                     .on_read(base + read * 16 * KIB, 16 * KIB, FILE)
                     .map_or(0, |window| window.len);
             }
-            asked.push(bytes);
+            requested.push(bytes);
         }
-        assert!(asked[0] >= 256 * KIB);
-        assert!(asked[40..].iter().all(|bytes| *bytes == 0), "{asked:?}");
+        assert!(requested[0] >= 256 * KIB);
+        assert!(requested[40..].iter().all(|bytes| *bytes == 0), "{requested:?}");
         let run: u64 = (0..400)
             .filter_map(|read| state.on_read(1000 * MIB + read * 16 * KIB, 16 * KIB, 2 * FILE))
             .map(|window| window.len)

@@ -115,12 +115,12 @@ fn what_was_waited_for_is_kept_in_memory() {
     assert_eq!(stats.cached_reads.load(Ordering::Relaxed), 1);
 }
 
-/// A cache near by, which holds everything as it is or would have to decode it.
-struct NearBy {
+/// A local cache, which holds everything as it is or would have to decode it.
+struct FakeLocalCache {
     is_plain: bool,
 }
 
-impl LocalCache for NearBy {
+impl LocalCache for FakeLocalCache {
     fn fill(&self, _: ObjectId, _: u64, _: u64) -> Result<()> {
         Ok(())
     }
@@ -146,7 +146,7 @@ fn no_second_copy_of_locally_cached_bytes() {
         [Keeps::Waited, Keeps::Parts]
     );
     for is_plain in [true, false] {
-        let keeps = Keeps::beside(true, Some(&NearBy { is_plain }));
+        let keeps = Keeps::beside(true, Some(&FakeLocalCache { is_plain }));
         let (store, range, bytes) = remote(300_000);
         let config = ReaderConfig::default();
         let cache = FrameCache::new(config.cache_bytes, keeps);
@@ -176,15 +176,15 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
         let fetched = reader.fetch(range, skip, len).unwrap();
         assert_eq!(fetched.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>(), wanted);
         let found = reader.find(range, skip, len).unwrap();
-        let places = |pieces: &[FramePiece]| {
+        let addresses = |pieces: &[FramePiece]| {
             pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect::<Vec<_>>()
         };
-        assert_eq!(places(&found), places(&fetched), "no copies");
+        assert_eq!(addresses(&found), addresses(&fetched), "no copies");
     }
     assert_eq!(store.injected(), 1, "one request for all");
     assert!(reader.fetch(range, 299_999, 2).is_err() && reader.find(range, 299_999, 2).is_none());
     assert!(reader.fetch(Range { object: 99, ..range }, 0, 10).is_err());
-    // What somebody holds stays what it is, whatever happens to the cache.
+    // A piece that a reader holds stays what it is, even if the cache drops it.
     let held = reader.fetch(range, 0, 65_536).unwrap();
     let (other, more, _) = remote(1 << 20);
     let small =

@@ -20,7 +20,7 @@ fn pack() -> Vec<u8> {
     let config = PackerConfig { streams: 1, ..PackerConfig::new([3; 16]) };
     let packer = Packer::new(store.clone(), ids, config).unwrap();
     for (inode, len) in LENGTHS.into_iter().enumerate() {
-        let done = Box::new(|placed: Result<crate::StoredRange>| drop(placed.unwrap()));
+        let done = Box::new(|stored: Result<crate::StoredRange>| drop(stored.unwrap()));
         packer.store(vec![inode as u8; len as usize], 100 + inode as u64, done);
     }
     packer.close();
@@ -34,7 +34,7 @@ fn scan_bytes(bytes: &[u8]) -> Result<Contents> {
 }
 
 #[test]
-fn a_whole_pack_tells_what_it_holds() {
+fn members_of_a_whole_pack() {
     let contents = scan_bytes(&pack()).unwrap();
     assert_eq!(
         (contents.header.volume, contents.header.object, contents.tail_bytes),
@@ -86,7 +86,7 @@ fn a_pack_whose_end_became_zeros_shows_it() {
 }
 
 #[test]
-fn objects_in_the_wrong_place_are_refused() {
+fn objects_under_a_wrong_number() {
     let store = MemoryStore::new();
     store.put(8, &[IoSlice::new(&pack())]).unwrap();
     assert_eq!(scan(&store, 8, false).unwrap_err().kind(), ErrorKind::Corrupt);

@@ -16,14 +16,14 @@
 //! **Contract.** Above it objects look as they always do: offsets, lengths and [`BlockStore::size`]
 //! are those of the object before it was coded ("plain"). Below it lies what `head` describes: a
 //! head and chunks that are compressed, encrypted or both, each by itself, so that a read decodes
-//! the chunks it touches and no others. Each object tells how it was coded, so settings may change
-//! at any time: what is coded, what is not, and what was coded otherwise lie side by side in one
-//! store. Listings tell stored sizes.
+//! the chunks it touches and no others. Each object has in its head how it was coded, so settings
+//! may change at any time: what is coded, what is not, and what was coded otherwise lie side by
+//! side in one store. Listings contain stored sizes.
 //!
-//! What the store returns is judged before anything is made of it: a chunk that is not what was
-//! stored, in its place in its object in its volume, is `Corrupt`. What cannot be judged (no key
-//! for it, a newer format, not encrypted where everything must be) is `Coding`, which is never a
-//! reason to call data damaged.
+//! What the store returns is verified before anything is made of it: a chunk that is not what was
+//! stored, in its position in its object in its volume, is `Corrupt`. What cannot be verified (no
+//! key for it, a newer format, not encrypted where everything must be) is `Coding`, which is never
+//! a reason to call data damaged.
 //!
 //! Objects that are to be coded are put whole: a store that codes what is written cannot append.
 //! Heads are read once and kept in bounded memory. On remote stores the first read of an object's
@@ -78,7 +78,7 @@ const MAGIC_LIKENESS: usize = 6;
 pub struct Coding {
     /// How new objects are compressed.
     pub compression: Compression,
-    /// Keys to read objects with, and to write them with if [`Keys::write_key`] says so.
+    /// Keys to read objects with, and to write them with if there is a [`Keys::write_key`].
     pub cipher: Option<Keys>,
 }
 
@@ -105,7 +105,7 @@ struct CodedStats {
 pub struct CodingMemory {
     /// What objects are coded in, and large reads decoded, while it is not used, bytes.
     pub kept_bytes: usize,
-    /// What is known of objects, bytes.
+    /// The heads of objects, bytes.
     pub head_bytes: usize,
 }
 
@@ -138,8 +138,8 @@ enum How {
 
 /// An object of which the beginning was read, or nothing.
 struct Found {
-    known: ObjectCoding,
-    /// Its first stored bytes; empty if its head was known already.
+    coding: ObjectCoding,
+    /// Its first stored bytes; empty if its head was in memory already.
     start: Vec<u8>,
 }
 
@@ -163,23 +163,25 @@ impl CodedStore {
 
     /// What an object is, from memory or from the store; `until` is the plain byte that the caller
     /// will read up to.
-    fn known(&self, object: ObjectId, until: Option<u64>, how: How) -> Result<Found> {
+    fn coding_of(&self, object: ObjectId, until: Option<u64>, how: How) -> Result<Found> {
         if how == How::Fresh {
             return self.load(object, until, how);
         }
-        let from_memory = |known| Found { known, start: Vec::new() };
-        if let Some(known) = self.heads.get(object) {
-            return Ok(from_memory(known));
+        let from_memory = |coding| Found { coding, start: Vec::new() };
+        if let Some(coding) = self.heads.get(object) {
+            return Ok(from_memory(coding));
         }
-        match self.flights.board(object) {
-            FlightRole::Passenger(result) => result.map(from_memory),
-            FlightRole::Pilot(pilot) => {
-                // The last pilot may have landed between the look into memory and the boarding.
+        match self.flights.lead_or_join(object) {
+            FlightRole::Joiner(result) => result.map(from_memory),
+            FlightRole::Leader(leader) => {
+                // The last leader may have finished between the lookup in memory and the call of
+                // `lead_or_join`.
                 let found = match self.heads.get(object) {
-                    Some(known) => Ok(from_memory(known)),
+                    Some(coding) => Ok(from_memory(coding)),
                     None => self.load(object, until, how),
                 };
-                pilot.land(found.as_ref().map(|found| found.known.clone()).map_err(Error::clone));
+                leader
+                    .finish(found.as_ref().map(|found| found.coding.clone()).map_err(Error::clone));
                 found
             }
         }
@@ -197,12 +199,12 @@ impl CodedStore {
             start.truncate(len);
         }
         self.stats.heads_read.fetch_add(1, Ordering::Relaxed);
-        let known = self.judge(object, &start, how)?;
-        self.heads.insert(object, known.clone());
-        Ok(Found { known, start })
+        let coding = self.classify(object, &start, how)?;
+        self.heads.insert(object, coding.clone());
+        Ok(Found { coding, start })
     }
 
-    /// How much of an object to read when its head is not known.
+    /// How much of an object to read when its head is not in memory.
     fn start_len(&self, until: Option<u64>) -> u64 {
         match until.filter(|until| self.inner.is_remote() && *until <= FIRST_READ_BYTES_MAX) {
             None => START_BYTES,
@@ -221,7 +223,7 @@ impl CodedStore {
     }
 
     /// What an object that begins with `start` is.
-    fn judge(&self, object: ObjectId, start: &[u8], how: How) -> Result<ObjectCoding> {
+    fn classify(&self, object: ObjectId, start: &[u8], how: How) -> Result<ObjectCoding> {
         let must_be_encrypted =
             self.coding.cipher.as_ref().is_some_and(|keys| !keys.is_plain_allowed());
         let refused = || Error::Coding {
@@ -282,12 +284,12 @@ impl CodedStore {
         let until = offset.saturating_add(total_len(parts) as u64);
         let found = match how {
             How::Now => match self.heads.get(object) {
-                Some(known) => Found { known, start: Vec::new() },
+                Some(coding) => Found { coding, start: Vec::new() },
                 None => return Ok(false),
             },
-            _ => self.known(object, Some(until), how)?,
+            _ => self.coding_of(object, Some(until), how)?,
         };
-        match &found.known {
+        match &found.coding {
             ObjectCoding::Coded(head) => {
                 let start = &found.start;
                 self.read_coded(&Read { head, start, wanted: offset..until, how }, parts)
@@ -319,7 +321,7 @@ impl BlockStore for CodedStore {
         let stored_bytes = coded.len() as u64;
         let coded = Bytes::from(coded);
         let done = self.inner.put_shared(object, std::slice::from_ref(&coded));
-        // Used again unless somebody still holds it: a cache, or a connection that broke.
+        // Used again unless it is still held: by a cache, or by a connection that broke.
         if let Ok(coded) = coded.try_into_mut() {
             self.buffers.give(coded.into());
         }
@@ -357,8 +359,9 @@ impl BlockStore for CodedStore {
     }
 
     fn read_up_to(&self, object: ObjectId, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let found = self.known(object, Some(offset.saturating_add(out.len() as u64)), How::Wait)?;
-        match &found.known {
+        let found =
+            self.coding_of(object, Some(offset.saturating_add(out.len() as u64)), How::Wait)?;
+        match &found.coding {
             ObjectCoding::Plain => self.inner.read_up_to(object, offset, out),
             ObjectCoding::Coded(head) => {
                 let until = head.header.plain_len.min(offset.saturating_add(out.len() as u64));
@@ -371,8 +374,8 @@ impl BlockStore for CodedStore {
         }
     }
 
-    /// Only what is known to be stored as it is can be left to the store's own cache: what has to
-    /// be decoded is better read ahead into memory, by the threads that read ahead.
+    /// Only an object that is stored as it is can be left to the store's own cache: what has to be
+    /// decoded is better read ahead into memory, by the threads that read ahead.
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
         matches!(self.heads.get(object), Some(ObjectCoding::Plain))
             && self.inner.prefetch(object, offset, len)
@@ -395,7 +398,7 @@ impl BlockStore for CodedStore {
         self.inner.near().map(|_| self as &dyn LocalCache)
     }
 
-    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+    fn stats(&self, report: &mut dyn FnMut(&'static str, u64)) {
         let own = &self.stats;
         for (name, figure) in [
             ("coded_objects_written", &own.objects_written),
@@ -404,13 +407,13 @@ impl BlockStore for CodedStore {
             ("coded_heads_read", &own.heads_read),
             ("coded_chunks_read", &own.chunks_read),
         ] {
-            tell(name, figure.load(Ordering::Relaxed));
+            report(name, figure.load(Ordering::Relaxed));
         }
-        self.inner.stats(tell);
+        self.inner.stats(report);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
-        match self.known(object, None, How::Wait)?.known {
+        match self.coding_of(object, None, How::Wait)?.coding {
             ObjectCoding::Plain => self.inner.size(object),
             ObjectCoding::Coded(head) => Ok(head.header.plain_len),
         }

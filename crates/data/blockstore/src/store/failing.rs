@@ -305,8 +305,8 @@ impl BlockStore for FailingStore {
         self.inner.near()
     }
 
-    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.inner.stats(tell);
+    fn stats(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.stats(report);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {

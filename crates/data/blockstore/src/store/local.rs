@@ -107,7 +107,7 @@ impl LocalStore {
         &self.path
     }
 
-    /// A new file for an object, open for reading and writing and known to the cache.
+    /// A new file for an object, open for reading and writing and in the cache.
     fn create_file(&self, object: ObjectId) -> Result<Arc<ObjectFile>> {
         let name = files::name(object);
         let failed = |source| Error::from_io("creating", Some(object), source);
@@ -238,8 +238,8 @@ fn is_out_of_descriptors(source: &io::Error) -> bool {
 
 impl BlockStore for LocalStore {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
-        let admitted = self.headroom.admit(total_len(parts));
-        admitted.map_err(|source| Error::from_io("writing", Some(object), source))?;
+        let checked = self.headroom.check(total_len(parts));
+        checked.map_err(|source| Error::from_io("writing", Some(object), source))?;
         let file = self.create_file(object)?;
         if let Err(source) = sys::write_all_at(&file.file, parts, 0) {
             self.forget(object);
@@ -293,7 +293,7 @@ impl BlockStore for LocalStore {
         let found = self.file(object)?.file.metadata();
         let found = found.map_err(|source| Error::from_io("sizing", Some(object), source))?;
         if found.nlink() == 0 {
-            // Removed behind our back: we could still read it, the next process could not.
+            // Removed by another process: this process could still read it, the next one could not.
             self.forget(object);
             return Err(Error::NotFound { object });
         }
@@ -343,9 +343,9 @@ impl BlockStore for LocalStore {
                 .unknown_names()
                 .map_err(|source| Error::from_io("listing the block store", None, source))?;
         }
-        let strays = page.unknown.len();
+        let unknown = page.unknown.len();
         for prefix in first..=u8::MAX {
-            let room = (limit + strays).saturating_sub(page.objects.len() + page.unknown.len());
+            let room = (limit + unknown).saturating_sub(page.objects.len() + page.unknown.len());
             let whole = self
                 .list_dir(prefix, after, room, &mut page)
                 .map_err(|source| Error::from_io("listing the block store", None, source))?;
@@ -398,7 +398,7 @@ impl Appender for LocalAppender {
     fn append(&mut self, parts: &[IoSlice<'_>]) -> Result<u64> {
         let at = self.len;
         self.headroom
-            .admit(total_len(parts))
+            .check(total_len(parts))
             .and_then(|()| sys::write_all_at(&self.file.file, parts, at))
             .map_err(|source| {
                 // Best effort: gives the space of a half-written round back. What was there before

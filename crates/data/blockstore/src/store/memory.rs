@@ -23,7 +23,7 @@ struct Object {
 /// Keys sort like this pair.
 type Objects = Arc<RwLock<BTreeMap<(u8, ObjectId), Object>>>;
 
-fn place(object: ObjectId) -> (u8, ObjectId) {
+fn sort_key(object: ObjectId) -> (u8, ObjectId) {
     (key::prefix(object), object)
 }
 
@@ -57,18 +57,18 @@ impl MemoryStore {
 
     /// Changes stored bytes behind everybody's back.
     pub fn tamper(&self, object: ObjectId, change: impl FnOnce(&mut Vec<u8>)) {
-        if let Some(found) = self.objects.write().get_mut(&place(object)) {
+        if let Some(found) = self.objects.write().get_mut(&sort_key(object)) {
             change(&mut found.bytes);
         }
     }
 
     /// A copy of the object's bytes.
     pub fn bytes(&self, object: ObjectId) -> Option<Vec<u8>> {
-        self.objects.read().get(&place(object)).map(|found| found.bytes.clone())
+        self.objects.read().get(&sort_key(object)).map(|found| found.bytes.clone())
     }
 
     fn create_empty(&self, object: ObjectId) -> Result<()> {
-        match self.objects.write().entry(place(object)) {
+        match self.objects.write().entry(sort_key(object)) {
             std::collections::btree_map::Entry::Occupied(_) => Err(Error::Exists { object }),
             std::collections::btree_map::Entry::Vacant(slot) => {
                 slot.insert(Object::default());
@@ -85,7 +85,7 @@ fn append(
     durable: bool,
 ) -> Result<u64> {
     let mut objects = objects.write();
-    let found = objects.get_mut(&place(object)).ok_or(Error::NotFound { object })?;
+    let found = objects.get_mut(&sort_key(object)).ok_or(Error::NotFound { object })?;
     let at = found.bytes.len();
     for part in parts {
         found.bytes.extend_from_slice(part);
@@ -112,7 +112,7 @@ impl BlockStore for MemoryStore {
 
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
         let objects = self.objects.read();
-        let found = objects.get(&place(object)).ok_or(Error::NotFound { object })?;
+        let found = objects.get(&sort_key(object)).ok_or(Error::NotFound { object })?;
         let short =
             Error::Corrupt { object, offset, what: "the object is shorter than what was stored" };
         let Some(mut rest) = usize::try_from(offset).ok().and_then(|at| found.bytes.get(at..))
@@ -139,13 +139,13 @@ impl BlockStore for MemoryStore {
     fn size(&self, object: ObjectId) -> Result<u64> {
         let objects = self.objects.read();
         objects
-            .get(&place(object))
+            .get(&sort_key(object))
             .map(|found| found.bytes.len() as u64)
             .ok_or(Error::NotFound { object })
     }
 
     fn delete(&self, object: ObjectId) -> Result<bool> {
-        Ok(self.objects.write().remove(&place(object)).is_some())
+        Ok(self.objects.write().remove(&sort_key(object)).is_some())
     }
 
     fn sync(&self) -> Result<()> {
@@ -158,7 +158,7 @@ impl BlockStore for MemoryStore {
     fn sync_objects(&self, objects: &[ObjectId]) -> Result<()> {
         let mut stored = self.objects.write();
         for object in objects {
-            if let Some(found) = stored.get_mut(&place(*object)) {
+            if let Some(found) = stored.get_mut(&sort_key(*object)) {
                 found.durable = Some(found.bytes.len());
             }
         }
@@ -168,7 +168,7 @@ impl BlockStore for MemoryStore {
     fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
         let from = match after {
             None => Bound::Unbounded,
-            Some(cursor) => Bound::Excluded(place(
+            Some(cursor) => Bound::Excluded(sort_key(
                 key::parse(cursor).ok_or(Error::Invalid { what: "listing cursor" })?,
             )),
         };

@@ -5,8 +5,7 @@
 
 use parking_lot::Mutex;
 
-/// Memory kept while it is not used unless told otherwise, bytes: two packs or eight blocks of
-/// usual size.
+/// Memory kept while it is not used by default, bytes: two packs or eight blocks of usual size.
 pub(super) const KEPT_BYTES_MAX: usize = 40 << 20;
 
 /// Buffers that were used before.
@@ -65,12 +64,12 @@ mod tests {
         let buffers = Buffers::default();
         let mut buffer = buffers.take(1 << 20);
         buffer.push(7);
-        let place = buffer.as_ptr();
+        let address = buffer.as_ptr();
         buffers.give(buffer);
         let larger = buffers.take(2 << 20);
-        assert_ne!(larger.as_ptr(), place, "too small");
+        assert_ne!(larger.as_ptr(), address, "too small");
         let again = buffers.take(1 << 20);
-        assert!(again.is_empty() && again.as_ptr() == place);
+        assert!(again.is_empty() && again.as_ptr() == address);
         for _ in 0..3 {
             let many: Vec<_> = (0..20).map(|_| buffers.take(4 << 20)).collect();
             many.into_iter().for_each(|buffer| buffers.give(buffer));

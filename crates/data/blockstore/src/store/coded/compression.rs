@@ -33,7 +33,7 @@ impl Compression {
     /// Level if none is given: the library's own default.
     pub const ZSTD_LEVEL_DEFAULT: i32 = 3;
 
-    /// The method, as heads of objects tell it.
+    /// The method, as heads of objects have it.
     pub(super) fn method(self) -> Method {
         match self {
             Self::None => Method::None,

@@ -66,7 +66,7 @@ impl<'a, 'b> OutputBuffers<'a, 'b> {
     }
 }
 
-/// Plain bytes `from..until` of an object, as far as they are in `chunks`, go to `sink`.
+/// Plain bytes `from..until` of an object, as far as they are in `chunks`, go to `output`.
 /// `scratch.stored` holds those chunks as they are stored, directly behind one another.
 ///
 /// # Errors
@@ -76,33 +76,33 @@ pub(super) fn decode(
     chunks: RangeInclusive<u32>,
     wanted: &std::ops::Range<u64>,
     scratch: &mut Scratch,
-    sink: &mut OutputBuffers<'_, '_>,
+    output: &mut OutputBuffers<'_, '_>,
 ) -> Result<()> {
     let Scratch { stored, plain: buffer } = scratch;
     let mut rest = &mut stored[..];
     for chunk in chunks {
-        let place = head.stored_of(chunk);
+        let stored = head.stored_of(chunk);
         let corrupt =
-            |what| Err(Error::Corrupt { object: head.header.object, offset: place.start, what });
+            |what| Err(Error::Corrupt { object: head.header.object, offset: stored.start, what });
         // Chunks have at most 2 MiB.
-        let len = (place.end - place.start) as usize;
+        let len = (stored.end - stored.start) as usize;
         let Some((bytes, later)) = std::mem::take(&mut rest).split_at_mut_checked(len) else {
             return corrupt("a chunk is cut off");
         };
         rest = later;
-        let line = head.line(chunk);
+        let entry = head.entry(chunk);
         let bytes = match &head.key {
             Some(key) => match key.open(NoncePart::Chunk(chunk), &head.header_bytes, bytes) {
                 Some(bytes) => &*bytes,
                 None => return corrupt("a chunk is not what was encrypted here"),
             },
-            None if crc32c::crc32c(bytes) != line.check => {
+            None if crc32c::crc32c(bytes) != entry.check => {
                 return corrupt("the checksum of a chunk does not match");
             }
             None => &*bytes,
         };
         let span = head.header.plain_of(chunk);
-        let bytes = if line.is_compressed {
+        let bytes = if entry.is_compressed {
             buffer.resize((span.end - span.start) as usize, 0);
             if !compression::decompress(head.header.method, bytes, buffer) {
                 return corrupt("a chunk does not decompress to what was stored");
@@ -112,7 +112,7 @@ pub(super) fn decode(
             bytes
         };
         let (from, until) = (wanted.start.max(span.start), wanted.end.min(span.end));
-        sink.push(&bytes[(from - span.start) as usize..(until - span.start) as usize]);
+        output.push(&bytes[(from - span.start) as usize..(until - span.start) as usize]);
     }
     Ok(())
 }

@@ -13,22 +13,22 @@ use crate::error::Result;
 #[derive(Default)]
 struct Flight {
     state: Mutex<State>,
-    landed: Condvar,
+    finished: Condvar,
 }
 
 #[derive(Default)]
 enum State {
     #[default]
-    Flying,
+    Running,
     /// What everybody gets. None if the thread that read it died of it: everybody for himself,
     /// then.
-    Landed(Option<Result<ObjectCoding>>),
+    Finished(Option<Result<ObjectCoding>>),
 }
 
 /// Heads that are being read now: at most one for each thread that reads.
 #[derive(Default)]
 pub(super) struct Flights {
-    flying: Mutex<FxHashMap<ObjectId, Arc<Flight>>>,
+    running: Mutex<FxHashMap<ObjectId, Arc<Flight>>>,
 }
 
 /// The right to read a head, and the duty to say what came of it.
@@ -42,34 +42,34 @@ pub(super) struct FlightLeader<'a> {
 /// The thread that reads the head.
 pub(super) enum FlightRole<'a> {
     /// The caller.
-    Pilot(FlightLeader<'a>),
+    Leader(FlightLeader<'a>),
     /// Another thread did meanwhile.
-    Passenger(Result<ObjectCoding>),
+    Joiner(Result<ObjectCoding>),
 }
 
 impl Flights {
     /// Waits for the thread that reads this head, if there is one; otherwise the caller does. Waits
     /// no longer than that thread waits for the store, and it began before.
-    pub fn board(&self, object: ObjectId) -> FlightRole<'_> {
+    pub fn lead_or_join(&self, object: ObjectId) -> FlightRole<'_> {
         loop {
-            let mut flying = self.flying.lock();
-            let Some(flight) = flying.get(&object).cloned() else {
+            let mut running = self.running.lock();
+            let Some(flight) = running.get(&object).cloned() else {
                 let flight = Arc::new(Flight::default());
-                flying.insert(object, flight.clone());
-                return FlightRole::Pilot(FlightLeader {
+                running.insert(object, flight.clone());
+                return FlightRole::Leader(FlightLeader {
                     flights: self,
                     object,
                     flight,
                     result: None,
                 });
             };
-            drop(flying);
+            drop(running);
             let mut state = flight.state.lock();
-            while matches!(*state, State::Flying) {
-                flight.landed.wait(&mut state);
+            while matches!(*state, State::Running) {
+                flight.finished.wait(&mut state);
             }
-            if let State::Landed(Some(result)) = &*state {
-                return FlightRole::Passenger(result.clone());
+            if let State::Finished(Some(result)) = &*state {
+                return FlightRole::Joiner(result.clone());
             }
         }
     }
@@ -77,15 +77,15 @@ impl Flights {
 
 impl FlightLeader<'_> {
     /// Every waiting thread gets this.
-    pub fn land(mut self, result: Result<ObjectCoding>) {
+    pub fn finish(mut self, result: Result<ObjectCoding>) {
         self.result = Some(result);
     }
 }
 
 impl Drop for FlightLeader<'_> {
     fn drop(&mut self) {
-        self.flights.flying.lock().remove(&self.object);
-        *self.flight.state.lock() = State::Landed(self.result.take());
-        self.flight.landed.notify_all();
+        self.flights.running.lock().remove(&self.object);
+        *self.flight.state.lock() = State::Finished(self.result.take());
+        self.flight.finished.notify_all();
     }
 }

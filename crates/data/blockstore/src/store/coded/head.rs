@@ -21,7 +21,7 @@ pub(super) const VERSION: u16 = 1;
 pub(super) const HEADER_BYTES: usize = 96;
 
 /// Bytes of a chunk's line in the table.
-const LINE_BYTES: usize = 8;
+const ENTRY_BYTES: usize = 8;
 
 /// Bytes of the checks behind the table: tag and CRC.
 const CHECKS_BYTES: usize = TAG_BYTES + 4;
@@ -70,7 +70,7 @@ impl Header {
 
     /// Bytes from the object's beginning to its first chunk.
     pub fn head_len(&self) -> usize {
-        HEADER_BYTES + LINE_BYTES * self.chunks() as usize + CHECKS_BYTES
+        HEADER_BYTES + ENTRY_BYTES * self.chunks() as usize + CHECKS_BYTES
     }
 
     /// Plain bytes that a chunk holds.
@@ -183,7 +183,7 @@ fn newer(object: ObjectId, what: &str) -> Error {
     }
 }
 
-/// What the table says about a chunk.
+/// A chunk's entry in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChunkEntry {
     /// Where its stored bytes end, counted from the first chunk on. They begin where the chunk
@@ -199,7 +199,7 @@ pub(super) struct Head {
     pub header: Header,
     /// The header's bytes: what every chunk is authenticated with.
     pub header_bytes: [u8; HEADER_BYTES],
-    lines: Box<[ChunkEntry]>,
+    entries: Box<[ChunkEntry]>,
     pub key: Option<ObjectKey>,
 }
 
@@ -215,7 +215,7 @@ impl Head {
         let Some((header_bytes, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
             return corrupt("a coded object's head is cut off");
         };
-        let table_len = LINE_BYTES * header.chunks() as usize;
+        let table_len = ENTRY_BYTES * header.chunks() as usize;
         let Some((table, checks)) =
             rest.split_at_checked(table_len).filter(|(_, rest)| rest.len() == CHECKS_BYTES)
         else {
@@ -245,27 +245,27 @@ impl Head {
             }
             None => {}
         }
-        let Some(lines) = decode_table(&header, table) else {
+        let Some(entries) = decode_table(&header, table) else {
             return corrupt("a coded object's table tells sizes that cannot be");
         };
-        Ok(Self { header_bytes: *header_bytes, header, lines, key })
+        Ok(Self { header_bytes: *header_bytes, header, entries, key })
     }
 
     /// Where a chunk's stored bytes are in the object.
     pub fn stored_of(&self, chunk: u32) -> Range<u64> {
         let base = self.header.head_len() as u64;
-        let begin = chunk.checked_sub(1).map_or(0, |before| self.lines[before as usize].end);
-        base + u64::from(begin)..base + u64::from(self.lines[chunk as usize].end)
+        let begin = chunk.checked_sub(1).map_or(0, |before| self.entries[before as usize].end);
+        base + u64::from(begin)..base + u64::from(self.entries[chunk as usize].end)
     }
 
-    /// What the table says about a chunk.
-    pub fn line(&self, chunk: u32) -> ChunkEntry {
-        self.lines[chunk as usize]
+    /// A chunk's entry in the table.
+    pub fn entry(&self, chunk: u32) -> ChunkEntry {
+        self.entries[chunk as usize]
     }
 
     /// Memory it takes, bytes.
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + size_of_val(&*self.lines) + if self.key.is_some() { 1024 } else { 0 }
+        size_of::<Self>() + size_of_val(&*self.entries) + if self.key.is_some() { 1024 } else { 0 }
     }
 }
 
@@ -292,8 +292,8 @@ pub(super) fn object_key(header: &Header, keys: Option<&Keys>) -> Result<Option<
 
 fn decode_table(header: &Header, table: &[u8]) -> Option<Box<[ChunkEntry]>> {
     let mut end = 0u32;
-    let lines = table.chunks_exact(LINE_BYTES).zip(0u32..).map(|(line, chunk)| {
-        let (len, check) = line.split_first_chunk::<4>()?;
+    let entries = table.chunks_exact(ENTRY_BYTES).zip(0u32..).map(|(entry, chunk)| {
+        let (len, check) = entry.split_first_chunk::<4>()?;
         let (len, check) = (u32::from_be_bytes(*len), u32::from_be_bytes(check.try_into().ok()?));
         let (is_compressed, len) = (len & COMPRESSED != 0, len & !COMPRESSED);
         let plain = header.plain_of(chunk);
@@ -303,7 +303,7 @@ fn decode_table(header: &Header, table: &[u8]) -> Option<Box<[ChunkEntry]>> {
         end = end.checked_add(len).filter(|_| is_possible)?;
         Some(ChunkEntry { end, is_compressed, check })
     });
-    lines.collect()
+    entries.collect()
 }
 
 /// Writes heads: filled in chunk by chunk, sealed at the end.
@@ -315,7 +315,7 @@ pub(super) struct HeadWriter {
 
 impl HeadWriter {
     pub fn new(header: Header) -> Self {
-        let table = Vec::with_capacity(LINE_BYTES * header.chunks() as usize);
+        let table = Vec::with_capacity(ENTRY_BYTES * header.chunks() as usize);
         Self { header_bytes: header.encode(), header, table }
     }
 

@@ -15,10 +15,10 @@ const SHARDS: usize = 16;
 /// for some 128 GiB of data that is read at random; beyond that some reads take one request more.
 pub(super) const HEADS_BYTES_MAX: usize = 32 << 20;
 
-/// Memory for what is known of an object beside its head, bytes.
+/// Memory for an object's entry beside its head, bytes.
 const SLOT_BYTES: usize = 64;
 
-/// What is known of an object.
+/// What was read of an object.
 #[derive(Clone)]
 pub(super) enum ObjectCoding {
     /// It is not coded.
@@ -38,7 +38,7 @@ impl ObjectCoding {
 }
 
 struct Slot {
-    known: ObjectCoding,
+    coding: ObjectCoding,
     used: bool,
 }
 
@@ -70,20 +70,20 @@ impl Heads {
         let mut shard = self.shard(object).lock();
         let slot = shard.slots.get_mut(&object)?;
         slot.used = true;
-        Some(slot.known.clone())
+        Some(slot.coding.clone())
     }
 
-    /// Remembers it in place of what was known before.
-    pub fn insert(&self, object: ObjectId, known: ObjectCoding) {
-        let bytes = known.memory();
+    /// Remembers it in place of the entry before.
+    pub fn insert(&self, object: ObjectId, coding: ObjectCoding) {
+        let bytes = coding.memory();
         if bytes > self.shard_bytes_max {
             return;
         }
         let mut shard = self.shard(object).lock();
         let shard = &mut *shard;
         shard.bytes += bytes;
-        match shard.slots.insert(object, Slot { known, used: false }) {
-            Some(before) => shard.bytes -= before.known.memory(),
+        match shard.slots.insert(object, Slot { coding, used: false }) {
+            Some(before) => shard.bytes -= before.coding.memory(),
             None => shard.clock.push_back(object),
         }
         while shard.bytes > self.shard_bytes_max {
@@ -113,7 +113,7 @@ impl Heads {
 impl Shard {
     fn remove(&mut self, object: ObjectId) {
         if let Some(slot) = self.slots.remove(&object) {
-            self.bytes -= slot.known.memory();
+            self.bytes -= slot.coding.memory();
         }
     }
 }

@@ -110,7 +110,7 @@ impl Keys {
         volume: &VolumeId,
         object: ObjectId,
     ) -> Option<ObjectKey> {
-        let (_, data_key) = self.ring.keys.iter().find(|(known, _)| *known == number)?;
+        let (_, data_key) = self.ring.keys.iter().find(|(id, _)| *id == number)?;
         let prk = Salt::new(HKDF_SHA256, salt).extract(&*data_key.0);
         let object = object.to_be_bytes();
         let info = [OBJECT_KEY_INFO, volume, &object];

@@ -1,4 +1,4 @@
-//! The cache below, for callers that fill it and ask about it in bytes of objects as they were
+//! The cache below, for callers that fill it and look into it in bytes of objects as they were
 //! before coding.
 
 use std::ops::Range;
@@ -29,37 +29,37 @@ impl LocalCache for CodedStore {
     }
 
     fn fill(&self, object: ObjectId, offset: u64, len: u64) -> Result<()> {
-        let near = self.inner.near().ok_or(Error::Invalid { what: "there is no cache to fill" })?;
-        match self.known(object, None, How::Wait)?.known {
-            ObjectCoding::Plain => near.fill(object, offset, len),
+        let cache =
+            self.inner.near().ok_or(Error::Invalid { what: "there is no cache to fill" })?;
+        match self.coding_of(object, None, How::Wait)?.coding {
+            ObjectCoding::Plain => cache.fill(object, offset, len),
             ObjectCoding::Coded(head) => {
-                // Without its head nobody can read the rest.
-                near.fill(object, 0, head.header.head_len() as u64)?;
+                // Without its head the rest cannot be read.
+                cache.fill(object, 0, head.header.head_len() as u64)?;
                 let Some((_, chunks)) = chunks_of(&head, offset, len) else { return Ok(()) };
-                let place = stored(&head, &chunks);
-                near.fill(object, place.start, place.end - place.start)
+                let span = stored(&head, &chunks);
+                cache.fill(object, span.start, span.end - span.start)
             }
         }
     }
 
     fn holds(&self, object: ObjectId, offset: u64, len: u64) -> u64 {
-        let Some(near) = self.inner.near() else { return 0 };
+        let Some(cache) = self.inner.near() else { return 0 };
         // The head is read only from the cache.
         let header = HEADER_BYTES as u64;
-        let known = self.heads.get(object).or_else(|| {
-            let is_near = near.holds(object, 0, header) == header;
-            is_near
-                .then(|| self.known(object, None, How::Wait).ok().map(|found| found.known))
+        let coding = self.heads.get(object).or_else(|| {
+            let is_cached = cache.holds(object, 0, header) == header;
+            is_cached
+                .then(|| self.coding_of(object, None, How::Wait).ok().map(|found| found.coding))
                 .flatten()
         });
-        match known {
+        match coding {
             None => 0,
-            Some(ObjectCoding::Plain) => near.holds(object, offset, len),
+            Some(ObjectCoding::Plain) => cache.holds(object, offset, len),
             Some(ObjectCoding::Coded(head)) => {
                 let Some((wanted, chunks)) = chunks_of(&head, offset, len) else { return 0 };
-                let held = |place: &Range<u64>| {
-                    near.holds(object, place.start, place.end - place.start)
-                        == place.end - place.start
+                let held = |span: &Range<u64>| {
+                    cache.holds(object, span.start, span.end - span.start) == span.end - span.start
                 };
                 if held(&stored(&head, &chunks)) {
                     return wanted.end - wanted.start;
@@ -74,6 +74,6 @@ impl LocalCache for CodedStore {
     }
 
     fn evict(&self, object: ObjectId) -> u64 {
-        self.inner.near().map_or(0, |near| near.evict(object))
+        self.inner.near().map_or(0, |cache| cache.evict(object))
     }
 }

@@ -38,17 +38,17 @@ impl CodedStore {
         let (first, last) =
             (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
         self.stats.chunks_read.fetch_add(u64::from(last - first + 1), Ordering::Relaxed);
-        let mut sink = OutputBuffers::new(parts);
+        let mut output = OutputBuffers::new(parts);
         Scratch::with(|scratch| {
             if self.inner.is_remote() {
-                return self.read_at_once(read, first..=last, scratch, &mut sink);
+                return self.read_at_once(read, first..=last, scratch, &mut output);
             }
             let mut next = first;
             while next <= last {
                 let from = head.stored_of(next).start;
                 let fits = |chunk: &u32| head.stored_of(*chunk).end - from <= LOCAL_PIECE_BYTES;
                 let end = (next + 1..=last).take_while(fits).last().unwrap_or(next);
-                if !self.read_chunks(read, next..=end, scratch, &mut sink)? {
+                if !self.read_chunks(read, next..=end, scratch, &mut output)? {
                     return Ok(false);
                 }
                 next = end + 1;
@@ -63,16 +63,16 @@ impl CodedStore {
         read: &Read<'_>,
         chunks: RangeInclusive<u32>,
         scratch: &mut Scratch,
-        sink: &mut OutputBuffers<'_, '_>,
+        output: &mut OutputBuffers<'_, '_>,
     ) -> Result<bool> {
         let stored =
             read.head.stored_of(*chunks.start()).start..read.head.stored_of(*chunks.end()).end;
         let stored_bytes = (stored.end - stored.start) as usize;
         if stored_bytes <= SCRATCH_BYTES_KEPT {
-            return self.read_chunks(read, chunks, scratch, sink);
+            return self.read_chunks(read, chunks, scratch, output);
         }
         let own = std::mem::replace(&mut scratch.stored, self.buffers.take(stored_bytes));
-        let done = self.read_chunks(read, chunks, scratch, sink);
+        let done = self.read_chunks(read, chunks, scratch, output);
         self.buffers.give(std::mem::replace(&mut scratch.stored, own));
         done
     }
@@ -83,7 +83,7 @@ impl CodedStore {
         read: &Read<'_>,
         chunks: RangeInclusive<u32>,
         scratch: &mut Scratch,
-        sink: &mut OutputBuffers<'_, '_>,
+        output: &mut OutputBuffers<'_, '_>,
     ) -> Result<bool> {
         let Read { head, start, wanted, how } = read;
         let stored = head.stored_of(*chunks.start()).start..head.stored_of(*chunks.end()).end;
@@ -98,7 +98,7 @@ impl CodedStore {
                 return Ok(false);
             }
         }
-        decode::decode(head, chunks, wanted, scratch, sink)?;
+        decode::decode(head, chunks, wanted, scratch, output)?;
         Ok(true)
     }
 }

@@ -69,7 +69,7 @@ fn read(store: &dyn BlockStore, object: ObjectId, offset: usize, len: usize) -> 
     Ok(out)
 }
 
-/// The whole of an object that no store has seen yet.
+/// The whole of an object that the store has not read yet.
 fn read_anew(
     inner: &Arc<MemoryStore>,
     coding: &Coding,

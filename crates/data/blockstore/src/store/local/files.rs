@@ -48,8 +48,8 @@ struct Slot {
     used: AtomicBool,
 }
 
-/// One shard: CLOCK (second chance), which is LRU near enough and needs no write to the list on a
-/// hit.
+/// One shard: CLOCK (second chance), which is close enough to LRU and needs no write to the list on
+/// a hit.
 #[derive(Default)]
 struct Shard {
     slots: FxHashMap<ObjectId, Slot>,

@@ -33,7 +33,7 @@ impl Headroom {
     ///
     /// # Errors
     /// `ENOSPC` if it would eat into the reserve.
-    pub fn admit(&self, bytes: usize) -> io::Result<()> {
+    pub fn check(&self, bytes: usize) -> io::Result<()> {
         if self.reserve == 0 {
             return Ok(());
         }
@@ -58,13 +58,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_left_alone() {
+    fn reserve_of_free_space() {
         let dir = tempfile::tempdir().unwrap();
         let root = Arc::new(File::open(dir.path()).unwrap());
         let (_, free) = sys::room(&root).unwrap();
-        assert!(Headroom::new(root.clone(), 0).admit(usize::MAX).is_ok());
-        assert!(Headroom::new(root.clone(), free / 2).admit(4096).is_ok());
+        assert!(Headroom::new(root.clone(), 0).check(usize::MAX).is_ok());
+        assert!(Headroom::new(root.clone(), free / 2).check(4096).is_ok());
         let full = Headroom::new(root, free.saturating_mul(2));
-        assert_eq!(full.admit(1).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        assert_eq!(full.check(1).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     }
 }

@@ -39,7 +39,7 @@ fn open_with(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result
     let fd = retried(|| unsafe {
         libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC, mode)
     } as isize)?;
-    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    // SAFETY: the kernel just returned this descriptor to this call, nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
@@ -65,7 +65,7 @@ pub fn open_at_cached(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
         libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size)
             as isize
     })?;
-    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    // SAFETY: the kernel just returned this descriptor to this call, nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
@@ -169,7 +169,7 @@ fn read_rest(
 }
 
 /// Fills `parts` from the page cache; false if some of it is not there (or the file ends: the
-/// blocking read tells).
+/// blocking read finds out).
 pub fn try_read_exact_at(
     file: &File,
     parts: &mut [IoSliceMut<'_>],
@@ -193,7 +193,7 @@ pub fn try_read_exact_at(
     }
 }
 
-/// Asks the kernel to read a part of the file into its cache.
+/// Has the kernel read a part of the file into its cache.
 pub fn will_need(file: &File, offset: u64, len: u64) {
     // SAFETY: takes no pointers. A hint: failure costs speed only.
     unsafe {

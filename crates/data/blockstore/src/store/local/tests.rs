@@ -88,8 +88,8 @@ fn listing_in_pages_with_unknown_files() {
         store.put(object, &slices(&[&[1; 3]])).unwrap();
         memory.put(object, &slices(&[&[1; 3]])).unwrap();
     }
-    let stray = dir.path().join("56/0000000000000001.tmp");
-    std::fs::write(&stray, b"?").unwrap();
+    let leftover = dir.path().join("56/0000000000000001.tmp");
+    std::fs::write(&leftover, b"?").unwrap();
     std::fs::create_dir(dir.path().join("lost+found")).unwrap();
     for limit in [1, 2, 7, 299, 300, 301, 5000] {
         let (mut found, mut unknown, mut after) = (Vec::new(), Vec::new(), None);

@@ -1,11 +1,11 @@
-//! What is not what was stored is never returned, and said by its name.
+//! Bytes that are not those that were stored are never returned, and the error names the damage.
 
 use super::*;
 use crate::error::ErrorKind;
 
 const LEN: usize = FIRST + CHUNK + 500;
 
-/// Judged by a store that has not seen the object before; true if the damage was noticed.
+/// Read by a store that has not read the object before; true if the damage was noticed.
 fn is_noticed(inner: &Arc<MemoryStore>, coding: &Coding, object: ObjectId, written: &[u8]) -> bool {
     match read_anew(inner, coding, object, written.len()) {
         Ok(got) => {
@@ -97,8 +97,8 @@ fn objects_cut_off_anywhere_are_noticed() {
     }
 }
 
-/// Where the chunks of an object lie, told by the table of an object without compression.
-fn chunk_places(stored: &[u8], chunks: usize) -> Vec<std::ops::Range<usize>> {
+/// Where the chunks of an object lie, by the table of an object without compression.
+fn chunk_spans(stored: &[u8], chunks: usize) -> Vec<std::ops::Range<usize>> {
     let mut at = 96 + 8 * chunks + 20;
     let lens = (0..chunks).map(|chunk| {
         u32::from_be_bytes(stored[96 + 8 * chunk..][..4].try_into().unwrap()) as usize
@@ -111,7 +111,7 @@ fn chunk_places(stored: &[u8], chunks: usize) -> Vec<std::ops::Range<usize>> {
 }
 
 #[test]
-fn chunks_in_the_wrong_place_are_noticed() {
+fn swapped_chunks() {
     for write in [None, Some(1)] {
         // Compressed with a method that gains nothing here: chunks of equal size, which fit in each
         // other's place.
@@ -132,12 +132,12 @@ fn chunks_in_the_wrong_place_are_noticed() {
         put(&coded(&inner, coding.clone()), 1, &written[0]);
         put(&coded(&inner, coding.clone()), 2, &written[1]);
         let (one, two) = (inner.bytes(1).unwrap(), inner.bytes(2).unwrap());
-        let places = chunk_places(&one, 4);
-        assert_eq!(places[3].end, one.len());
+        let spans = chunk_spans(&one, 4);
+        assert_eq!(spans[3].end, one.len());
 
-        // Swapped within the object, alone and together with what the table says of them.
+        // Swapped within the object, alone and together with their entries in the table.
         let swap = |stored: &mut Vec<u8>| {
-            stored[places[1].start..places[2].end].rotate_left(places[1].len());
+            stored[spans[1].start..spans[2].end].rotate_left(spans[1].len());
         };
         inner.tamper(1, swap);
         assert!(is_noticed(&inner, &coding, 1, &written[0]));
@@ -146,7 +146,7 @@ fn chunks_in_the_wrong_place_are_noticed() {
         // Taken from another object, alone and with the line of its table.
         inner.tamper(1, |stored| {
             stored.clone_from(&one);
-            stored[places[1].clone()].copy_from_slice(&two[places[1].clone()]);
+            stored[spans[1].clone()].copy_from_slice(&two[spans[1].clone()]);
         });
         assert!(is_noticed(&inner, &coding, 1, &written[0]));
         inner.tamper(1, |stored| stored[104..112].copy_from_slice(&two[104..112]));

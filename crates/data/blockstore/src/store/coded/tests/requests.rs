@@ -1,4 +1,4 @@
-//! What a remote store below is asked, and the cache below.
+//! The requests to a remote store below, and to the cache below.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use super::*;
 use crate::store::{LocalCache, Page, Usage};
 
-/// Claims to be remote and to have a cache; counts what it is asked.
+/// Claims to be remote and to have a cache; counts the requests that it gets.
 struct Remote {
     inner: MemoryStore,
     requests: AtomicU64,
     bytes: AtomicU64,
-    near: Mutex<Vec<(u64, u64)>>,
+    cached: Mutex<Vec<(u64, u64)>>,
     /// How long an answer takes.
     pause: Mutex<Duration>,
 }
@@ -25,7 +25,7 @@ impl Remote {
             inner: MemoryStore::put_only(),
             requests,
             bytes,
-            near: Mutex::default(),
+            cached: Mutex::default(),
             pause: Mutex::default(),
         }
     }
@@ -37,8 +37,8 @@ impl Remote {
         std::thread::sleep(pause);
     }
 
-    /// Requests since the last call, and bytes that they asked for.
-    fn asked(&self) -> (u64, u64) {
+    /// Requests since the last call, and the bytes that they were for.
+    fn take_counts(&self) -> (u64, u64) {
         (self.requests.swap(0, Ordering::Relaxed), self.bytes.swap(0, Ordering::Relaxed))
     }
 }
@@ -95,18 +95,18 @@ impl BlockStore for Remote {
 /// One object's cached spans.
 impl LocalCache for Remote {
     fn fill(&self, _: ObjectId, offset: u64, len: u64) -> Result<()> {
-        self.near.lock().push((offset, offset + len));
+        self.cached.lock().push((offset, offset + len));
         Ok(())
     }
 
     fn holds(&self, _: ObjectId, offset: u64, len: u64) -> u64 {
-        let spans = self.near.lock();
+        let spans = self.cached.lock();
         let held = |byte: &u64| spans.iter().any(|(from, until)| (from..until).contains(&byte));
         (offset..offset + len).filter(held).count() as u64
     }
 
     fn evict(&self, _: ObjectId) -> u64 {
-        self.near.lock().drain(..).map(|(from, until)| until - from).sum()
+        self.cached.lock().drain(..).map(|(from, until)| until - from).sum()
     }
 }
 
@@ -114,8 +114,8 @@ fn store(remote: &Arc<Remote>, compression: Compression) -> CodedStore {
     CodedStore::new(remote.clone(), VOLUME, coding(compression, Some(1)))
 }
 
-/// The first read at the beginning of an object takes one request, and each read of a known object
-/// one.
+/// The first read at the beginning of an object takes one request, and each read of an object with
+/// its head in memory one.
 #[test]
 fn requests_for_first_and_later_reads() {
     for compression in [Compression::None, Compression::Zstd(1)] {
@@ -124,16 +124,16 @@ fn requests_for_first_and_later_reads() {
         put(&store(&remote, compression), 1, &written);
         let store = store(&remote, compression);
         assert_eq!(read(&store, 1, 80, 4096).unwrap(), written[80..80 + 4096]);
-        let (requests, asked) = remote.asked();
-        assert!(requests == 1 && asked < 80_000, "{requests} requests for {asked} bytes");
+        let (requests, bytes) = remote.take_counts();
+        assert!(requests == 1 && bytes < 80_000, "{requests} requests for {bytes} bytes");
         assert_eq!(read(&store, 1, 3 * CHUNK, 2 * CHUNK).unwrap(), written[3 * CHUNK..5 * CHUNK]);
-        assert_eq!(remote.asked().0, 1);
+        assert_eq!(remote.take_counts().0, 1);
         // A frame of a block object is one chunk.
         assert_eq!(read(&store, 1, FIRST + 10 * CHUNK, CHUNK).unwrap().len(), CHUNK);
-        assert!(remote.asked().1 <= CHUNK as u64 + 16);
+        assert!(remote.take_counts().1 <= CHUNK as u64 + 16);
         assert_eq!(read(&store, 1, 0, written.len()).unwrap(), written);
-        assert_eq!(remote.asked().0, 1);
-        assert_eq!((store.size(1).unwrap(), remote.asked().0), (written.len() as u64, 0));
+        assert_eq!(remote.take_counts().0, 1);
+        assert_eq!((store.size(1).unwrap(), remote.take_counts().0), (written.len() as u64, 0));
     }
 }
 
@@ -148,14 +148,14 @@ fn requests_for_a_first_read_elsewhere() {
     put(&*remote, 3, b"KSTLOBJ\n and what follows");
     let store = store(&remote, Compression::Lz4);
     assert_eq!(read(&store, 1, 15 * CHUNK, 10).unwrap(), written[15 * CHUNK..15 * CHUNK + 10]);
-    assert_eq!(remote.asked().0, 2);
+    assert_eq!(remote.take_counts().0, 2);
     assert_eq!(read(&store, 2, 200, 100).unwrap(), written[200..300]);
-    assert_eq!(remote.asked().0, 1);
+    assert_eq!(remote.take_counts().0, 1);
     // Objects that are not coded too.
     assert_eq!(read(&store, 3, 8, 4).unwrap(), b" and");
-    assert_eq!(remote.asked().0, 1);
+    assert_eq!(remote.take_counts().0, 1);
     assert_eq!(read(&store, 3, 0, 4).unwrap(), b"KSTL");
-    assert_eq!(remote.asked().0, 1);
+    assert_eq!(remote.take_counts().0, 1);
     assert!(!store.prefetch(1, 0, 100), "it is decoded ahead into memory");
 }
 
@@ -180,7 +180,7 @@ fn threads_that_want_the_same_head_share_its_request() {
         }
     });
     // Threads that the system ran late, after the head was there, read no head either.
-    assert_eq!(remote.asked().0, 1 + threads as u64);
+    assert_eq!(remote.take_counts().0, 1 + threads as u64);
     // What fails, fails for all and is tried again by the next.
     let missing = || read(&store, 9, 0, 1).unwrap_err();
     std::thread::scope(|scope| {
@@ -200,31 +200,31 @@ fn objects_with_long_heads_are_read() {
     put(&store(&remote, Compression::Lz4), 1, &written);
     let store = store(&remote, Compression::Lz4);
     assert_eq!(read(&store, 1, written.len() - 9, 9).unwrap(), written[written.len() - 9..]);
-    assert_eq!(remote.asked().0, 3, "the head in two, then the chunk");
+    assert_eq!(remote.take_counts().0, 3, "the head in two, then the chunk");
 }
 
-/// The local cache below is filled, and asked what it holds, in offsets of the bytes before coding.
+/// The local cache below is filled, and looked into, in offsets of the bytes before coding.
 #[test]
 fn local_cache_in_offsets_of_plain_bytes() {
     let remote = Arc::new(Remote::new());
     let written = bytes(FIRST + 9 * CHUNK, 4);
     put(&store(&remote, Compression::Zstd(3)), 1, &written);
     let store = store(&remote, Compression::Zstd(3));
-    let near = store.near().unwrap();
+    let cached = store.near().unwrap();
     assert_eq!(
-        (near.holds(1, 0, u64::MAX / 2), remote.asked().0),
+        (cached.holds(1, 0, u64::MAX / 2), remote.take_counts().0),
         (0, 0),
         "no request to find out"
     );
     let wanted = (FIRST + CHUNK) as u64;
-    near.fill(1, wanted + 5, CHUNK as u64).unwrap();
-    assert_eq!(near.holds(1, wanted, 2 * CHUNK as u64), 2 * CHUNK as u64);
-    assert_eq!(near.holds(1, 0, written.len() as u64), 2 * CHUNK as u64);
-    assert_eq!(near.holds(1, wanted + 7, 10), 10);
-    assert_eq!(near.holds(1, 0, 10), 0);
-    near.fill(1, 0, written.len() as u64).unwrap();
-    assert_eq!(near.holds(1, 0, u64::MAX), written.len() as u64);
-    assert!(near.evict(1) > 0);
-    assert_eq!(near.holds(1, 0, 10), 0);
-    near.fill(1, written.len() as u64, 10).unwrap();
+    cached.fill(1, wanted + 5, CHUNK as u64).unwrap();
+    assert_eq!(cached.holds(1, wanted, 2 * CHUNK as u64), 2 * CHUNK as u64);
+    assert_eq!(cached.holds(1, 0, written.len() as u64), 2 * CHUNK as u64);
+    assert_eq!(cached.holds(1, wanted + 7, 10), 10);
+    assert_eq!(cached.holds(1, 0, 10), 0);
+    cached.fill(1, 0, written.len() as u64).unwrap();
+    assert_eq!(cached.holds(1, 0, u64::MAX), written.len() as u64);
+    assert!(cached.evict(1) > 0);
+    assert_eq!(cached.holds(1, 0, 10), 0);
+    cached.fill(1, written.len() as u64, 10).unwrap();
 }

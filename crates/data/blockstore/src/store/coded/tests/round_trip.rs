@@ -1,4 +1,4 @@
-//! What is written comes back, whatever the settings were meanwhile.
+//! What was written is read back, even if the settings have changed meanwhile.
 
 use proptest::prelude::*;
 
@@ -123,8 +123,8 @@ proptest! {
                 Step::Read { object, from, until, cuts, how } => {
                     let Some(written) =
                         (!model.is_empty()).then(|| &model[object % model.len()]) else { continue };
-                    let place = |share: f64| (share * written.len() as f64) as usize;
-                    let (from, until) = (place(from.min(until)), place(from.max(until)));
+                    let offset = |share: f64| (share * written.len() as f64) as usize;
+                    let (from, until) = (offset(from.min(until)), offset(from.max(until)));
                     let object = (object % model.len()) as u64 + 1;
                     let got =
                         read_in_pieces(&store, object, from, until - from, &cuts, how).unwrap();

@@ -21,8 +21,8 @@ fn packed(store: &Arc<CodedStore>, files: &[Vec<u8>]) -> Vec<Range> {
         packer.store(
             bytes.clone(),
             1,
-            Box::new(move |placed: Result<crate::packer::StoredRange>| {
-                sender.send((file, placed.unwrap().range)).unwrap();
+            Box::new(move |stored: Result<crate::packer::StoredRange>| {
+                sender.send((file, stored.unwrap().range)).unwrap();
             }),
         );
     }
