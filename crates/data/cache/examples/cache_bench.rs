@@ -97,7 +97,7 @@ fn ranges(stride: u64, len: u64) -> Vec<(u64, u64, u64)> {
     shuffled((1..=OBJECTS).flat_map(of_object).collect())
 }
 
-/// µs of CPU for each 64 KiB asked for; the best of three rounds after one to warm up.
+/// µs of CPU for each 64 KiB requested; the best of three rounds after one to warm up.
 fn measure(ranges: &[(u64, u64, u64)], mut read: impl FnMut(u64, u64, &mut [u8])) -> f64 {
     let mut out = vec![0; 4 * 1024 * 1024];
     let bytes: u64 = ranges.iter().map(|(_, _, len)| len).sum();
@@ -152,7 +152,7 @@ fn hits(dir: &Path) -> Vec<(&'static str, f64, f64)> {
     measured.to_vec()
 }
 
-/// Requests for each file, MiB fetched for each MiB asked for, and files/s, of two epochs with 64
+/// Requests for each file, MiB fetched for each MiB requested, and files/s, of two epochs with 64
 /// threads.
 fn epochs(dir: &Path, latency: Duration) -> Vec<(f64, f64, f64)> {
     let store = Arc::new(Remote {

@@ -1,5 +1,5 @@
-//! When to stop using a cache disk, and when to try it again: a state machine without I/O, told the
-//! time.
+//! When to stop using a cache disk, and when to try it again: a state machine without I/O, which
+//! gets the time from its caller.
 //!
 //! A disk that fails several times in a row, takes too long on average, or does not answer at all
 //! is put out of service. It is tried again after a second, with no reader waiting for it; each

@@ -10,21 +10,21 @@ use std::time::Instant;
 use kestrel_blockstore::store::Then;
 use parking_lot::{Condvar, Mutex};
 
-/// Somebody to be told.
+/// A callback that is to be called once.
 pub(crate) struct ReadCompletion(Mutex<Option<Then>>);
 
 impl ReadCompletion {
-    /// Whether he has not been told yet.
+    /// Whether it has not been called yet.
     pub fn is_open(&self) -> bool {
         self.0.lock().is_some()
     }
 
-    /// Takes over telling him, if nobody has done so.
+    /// Takes the callback over, if no other thread has.
     pub fn take(&self) -> Option<Then> {
         self.0.lock().take()
     }
 
-    /// Tells him; false if somebody else has.
+    /// Calls it; false if another thread has.
     pub fn keep(&self, is_here: bool) -> bool {
         let then = self.take();
         let is_ours = then.is_some();
@@ -52,21 +52,21 @@ pub(crate) struct ReadCompletions {
 }
 
 impl ReadCompletions {
-    /// Promises to tell `then`, at the latest at `due`, which must not be before that of any
-    /// promise made earlier.
+    /// Makes a completion of `then`, to be called at the latest at `due`, which must not be before
+    /// that of any completion made earlier.
     pub fn make(&self, due: Instant, then: Then) -> Arc<ReadCompletion> {
-        let promise = Arc::new(ReadCompletion(Mutex::new(Some(then))));
+        let completion = Arc::new(ReadCompletion(Mutex::new(Some(then))));
         let mut state = self.state.lock();
         state.forget_kept();
         // Two threads may come in another order than they looked at the clock.
         let due = state.open.back().map_or(due, |(last, _)| due.max(*last));
-        state.open.push_back((due, Arc::clone(&promise)));
+        state.open.push_back((due, Arc::clone(&completion)));
         let is_idle = state.is_idle;
         drop(state);
         if is_idle {
             self.came.notify_one();
         }
-        promise
+        completion
     }
 
     /// Starts the thread. It calls `late` for each promise that it has to keep, before it does, and
@@ -76,12 +76,12 @@ impl ReadCompletions {
         name: String,
         late: impl Fn() + Send + 'static,
     ) -> io::Result<()> {
-        let promises = Arc::clone(self);
+        let completions = Arc::clone(self);
         std::thread::Builder::new()
             .name(name)
             .spawn(move || {
-                while let Some(promise) = promises.next_late() {
-                    if let Some(then) = promise.take() {
+                while let Some(completion) = completions.next_late() {
+                    if let Some(then) = completion.take() {
                         // One that panics (the hook prints it) must not leave the others without an
                         // answer.
                         let _ = catch_unwind(AssertUnwindSafe(|| {
@@ -94,14 +94,15 @@ impl ReadCompletions {
             .map(drop)
     }
 
-    /// Waits for a promise to be due that nobody has kept. None: closed, and there is none left.
+    /// Waits for a completion to be due that has not been called. None: closed, and there is none
+    /// left.
     fn next_late(&self) -> Option<Arc<ReadCompletion>> {
         let mut state = self.state.lock();
         loop {
             state.forget_kept();
             match state.open.front().map(|(due, _)| *due) {
                 Some(due) if state.closed || due <= Instant::now() => {
-                    return state.open.pop_front().map(|(_, promise)| promise);
+                    return state.open.pop_front().map(|(_, completion)| completion);
                 }
                 Some(due) => {
                     self.came.wait_until(&mut state, due);
@@ -125,7 +126,7 @@ impl ReadCompletions {
 
 impl State {
     fn forget_kept(&mut self) {
-        while self.open.front().is_some_and(|(_, promise)| !promise.is_open()) {
+        while self.open.front().is_some_and(|(_, completion)| !completion.is_open()) {
             self.open.pop_front();
         }
     }
@@ -141,38 +142,38 @@ mod tests {
 
     /// Each promise is completed once: in time, when it is due, or at the end.
     #[test]
-    fn promises_kept_due_or_ended() {
-        let promises = Arc::<ReadCompletions>::default();
+    fn completions_called_due_or_closed() {
+        let completions = Arc::<ReadCompletions>::default();
         let late = Arc::<AtomicUsize>::default();
         let counted = Arc::clone(&late);
-        promises
+        completions
             .start("test".to_string(), move || {
                 counted.fetch_add(1, Ordering::SeqCst);
             })
             .unwrap();
-        let (sender, told) = mpsc::channel();
+        let (sender, called) = mpsc::channel();
         let then = |number: u32| -> Then {
             let sender = sender.clone();
             Box::new(move |is_here| sender.send((number, is_here)).unwrap())
         };
         let far = Instant::now() + Duration::from_secs(3600);
-        let kept = promises.make(Instant::now(), then(1));
-        // Either of the two is first; nobody is told twice.
+        let kept = completions.make(Instant::now(), then(1));
+        // Either of the two calls is first; the callback is called once.
         let by_us = kept.keep(true);
-        assert_eq!(told.recv().unwrap(), (1, by_us));
-        promises.make(Instant::now() + Duration::from_millis(5), then(2));
-        assert_eq!(told.recv().unwrap(), (2, false));
-        let in_time = promises.make(far, then(3));
+        assert_eq!(called.recv().unwrap(), (1, by_us));
+        completions.make(Instant::now() + Duration::from_millis(5), then(2));
+        assert_eq!(called.recv().unwrap(), (2, false));
+        let in_time = completions.make(far, then(3));
         assert!(
             in_time.is_open() && in_time.keep(true) && !in_time.is_open() && !in_time.keep(false)
         );
-        assert_eq!(told.recv().unwrap(), (3, true));
-        assert!(promises.make(far, then(4)).take().is_some());
-        promises.make(far, then(5));
-        promises.close();
-        assert_eq!(told.recv().unwrap(), (5, false));
+        assert_eq!(called.recv().unwrap(), (3, true));
+        assert!(completions.make(far, then(4)).take().is_some());
+        completions.make(far, then(5));
+        completions.close();
+        assert_eq!(called.recv().unwrap(), (5, false));
         drop(sender);
         assert_eq!(late.load(Ordering::SeqCst), 2 + usize::from(!by_us));
-        assert!(told.recv().is_err());
+        assert!(called.recv().is_err());
     }
 }

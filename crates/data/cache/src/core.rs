@@ -46,7 +46,7 @@ impl Core {
         len > 0 && offset.checked_add(len).is_some_and(|end| end <= OBJECT_BYTES_MAX)
     }
 
-    /// Notes that pages of an object were asked for and given.
+    /// Notes that pages of an object were requested and given.
     pub fn served(&self, object: &Arc<Object>, disk: &Arc<Disk>, pages: std::ops::Range<u32>) {
         let now = self.now();
         let (ahead_bytes, touch) = object.state.lock().use_pages(pages, now);
@@ -68,11 +68,11 @@ impl Core {
         let _ = disk.writes.submit(Box::new(job));
     }
 
-    /// Bytes of disk in use in all directories, as far as is known.
+    /// Bytes of disk in use in all directories, as far as this process can tell.
     pub fn used_bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.used_bytes()).sum()
     }
 }
 
-/// For deadlines of calls that nobody waits for with a deadline of his own.
+/// For deadlines of calls without a waiting caller that has its own.
 pub(crate) const DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);

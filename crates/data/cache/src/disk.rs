@@ -70,14 +70,14 @@ pub(crate) enum Side {
 
 struct Service {
     breaker: Mutex<Breaker>,
-    /// What the breaker says, for callers that only look.
+    /// The breaker's state, for callers that only read it.
     is_in: AtomicBool,
 }
 
-/// What the keeper is asked to do.
+/// What the janitor is requested to do.
 #[derive(Default)]
 struct JanitorRequests {
-    sweep: bool,
+    scan: bool,
     closed: bool,
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Disk {
     pub reads: Workers,
     pub writes: Workers,
     /// Callbacks of reads that no thread waits for.
-    pub promises: Arc<ReadCompletions>,
+    pub completions: Arc<ReadCompletions>,
     /// Bytes that wait to be written: its share of the bound, so that one that wedges leaves the
     /// others theirs.
     pub waiting: Budget,
@@ -109,8 +109,8 @@ pub(crate) struct Disk {
     written: AtomicU64,
     /// Bytes that the next sweep is to make room for, beyond what is over.
     wanted: AtomicU64,
-    wishes: Mutex<JanitorRequests>,
-    wished: Condvar,
+    requests: Mutex<JanitorRequests>,
+    requested: Condvar,
 }
 
 impl Disk {
@@ -154,7 +154,7 @@ impl Disk {
                 WRITE_THREADS,
                 WRITES_WAITING_MAX,
             ),
-            promises: Arc::default(),
+            completions: Arc::default(),
             waiting: Budget::new(options.fill_queue_bytes / options.dirs.len() as u64),
             reading: service(options.disk_deadline / 2),
             writing: service(SLOW_WRITE),
@@ -166,8 +166,8 @@ impl Disk {
             used: AtomicU64::new(0),
             written: AtomicU64::new(0),
             wanted: AtomicU64::new(0),
-            wishes: Mutex::default(),
-            wished: Condvar::new(),
+            requests: Mutex::default(),
+            requested: Condvar::new(),
         })
     }
 
@@ -202,7 +202,7 @@ impl Disk {
             Err(error) => {
                 self.stats.errors.add(1);
                 if error.kind() == io::ErrorKind::StorageFull {
-                    self.wish_sweep();
+                    self.request_scan();
                 }
                 self.record(side, &error.to_string(), |breaker, now| breaker.failed(now));
             }
@@ -230,7 +230,7 @@ impl Disk {
                  it is tried again",
                 self.path.display()
             );
-            self.wished.notify_all();
+            self.requested.notify_all();
         } else if !was_in && is_in {
             log::info!("cache directory {}: in service again", self.path.display());
         }
@@ -281,7 +281,7 @@ impl Disk {
         let prefix = format!("{}/{:02x}", self.volume, key::prefix(object));
         for dir in [self.volume.clone(), prefix] {
             match sys::mkdir_at(root.as_fd(), &c_string(dir)) {
-                // The one above is gone again; if the whole directory is, creating the file tells.
+                // The one above is gone again; if the whole directory is, creating the file fails.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,
             }
@@ -312,7 +312,7 @@ impl Disk {
         Ok(bytes)
     }
 
-    /// Bytes of disk in use, as far as this process knows.
+    /// Bytes of disk in use, as far as this process can tell.
     pub fn used_bytes(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -321,41 +321,41 @@ impl Disk {
     pub fn note_written(&self, bytes: u64) {
         let written = self.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if used > self.bytes_max || written > self.sweep_every() {
-            self.wish_sweep();
+        if used > self.bytes_max || written > self.scan_every() {
+            self.request_scan();
         }
     }
 
     /// Bytes that this process may write before it looks at the whole directory again, because
     /// others write too.
-    fn sweep_every(&self) -> u64 {
+    fn scan_every(&self) -> u64 {
         (self.bytes_max / 50).max((4 * 1024 * 1024).min(self.bytes_max / 8))
     }
 
-    /// Whether `bytes` more may be written now. Asks for a sweep if room gets short.
+    /// Whether `bytes` more may be written now. Requests a scan if room gets short.
     pub fn has_room(&self, bytes: u64) -> io::Result<bool> {
         let (size, free) = sys::room(&self.root())?;
         let reserve = (size as f64 * self.free_space_ratio) as u64;
         let used = self.used_bytes();
         if free < reserve + bytes || used + bytes > self.bytes_max {
-            self.wish_sweep();
+            self.request_scan();
         }
         // What is reserved is eaten into while the sweep makes room, but not for long.
         Ok(free >= reserve / 2 + bytes && used + bytes <= self.bytes_max + self.bytes_max / 16)
     }
 
-    fn wish_sweep(&self) {
-        let mut wishes = self.wishes.lock();
-        if !std::mem::replace(&mut wishes.sweep, true) {
-            self.wished.notify_all();
+    fn request_scan(&self) {
+        let mut requests = self.requests.lock();
+        if !std::mem::replace(&mut requests.scan, true) {
+            self.requested.notify_all();
         }
     }
 
     /// Ends its keeper and the thread that watches over its promises.
     pub fn close(&self) {
-        self.promises.close();
-        self.wishes.lock().closed = true;
-        self.wished.notify_all();
+        self.completions.close();
+        self.requests.lock().closed = true;
+        self.requested.notify_all();
     }
 }
 

@@ -1,16 +1,16 @@
 //! What to remove from a cache directory: a policy without I/O.
 //!
-//! **Between volumes.** A volume that nobody used for [`IDLE_AFTER`] has no share: its files go
+//! **Between volumes.** A volume that was not used for [`IDLE_AFTER`] has no share: its files go
 //! first, oldest first. Volumes in use share what there is by max-min fairness (water filling): a
-//! volume that needs less than an equal share keeps all it has, and what it leaves is lent to the
+//! volume that needs less than an equal share keeps all it has, and what it leaves is shared by the
 //! others. So yesterday's job never starves today's, and a lone job has the whole disk.
 //!
 //! **Within a volume.** Files that were not read again after their first minute are on probation
-//! (the mode bit tells, see `crate::object::REUSED_BIT`). They go first, in the order they came,
-//! as long as they hold more than a tenth of the volume's bytes; then the reused ones go, least
-//! recently used first. So a scan through much data passes through its tenth and leaves what is
-//! read again and again alone (S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, 2023; here without ghosts,
-//! because nothing is recorded that a restart would lose).
+//! (the mode bit marks the others, see `crate::object::REUSED_BIT`). They go first, in the order
+//! they came, as long as they hold more than a tenth of the volume's bytes; then the reused ones
+//! go, least recently used first. So a scan through much data passes through its tenth and leaves
+//! what is read again and again alone (S3-FIFO: Yang, Zhang, Qiu, Yue, Rashmi, 2023; here without
+//! ghosts, because nothing is recorded that a restart would lose).
 //!
 //! Nothing is in a cache file that is not in the store. Write-back, when it comes, must keep what
 //! the store does not have under other names: only names of cache files are ever listed, and so

@@ -13,7 +13,7 @@ pub enum DiskOp {
     Read,
     /// Pages are written.
     Write,
-    /// Pages have been written and are about to be known as being there.
+    /// Pages have been written and are about to be recorded as being there.
     Written,
     /// Files are looked for and removed.
     Evict,
@@ -23,7 +23,7 @@ pub enum DiskOp {
     ProbeWrite,
 }
 
-/// Is asked before every operation on a cache directory.
+/// Is called before every operation on a cache directory.
 pub trait DiskFaults: Send + Sync {
     /// Fails the operation with an error, or blocks for as long as the disk is to be wedged.
     ///

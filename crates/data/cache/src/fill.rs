@@ -24,7 +24,7 @@ const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 impl Core {
     /// Queues what a flight brought for the cache disk, if there is room to wait in. Until it is
-    /// written, the flight keeps its seat and serves readers of its pages.
+    /// written, the flight keeps its entry and serves readers of its pages.
     pub fn keep(
         self: &Arc<Self>,
         object: &Arc<Object>,

@@ -14,7 +14,7 @@ use crate::object::Object;
 use crate::page::{self, OBJECT_BYTES_MAX, PAGE_BYTES};
 use crate::store::CachedStore;
 
-/// Most bytes that are asked for with one request while filling.
+/// Most bytes that one request is for while filling.
 const FILL_BYTES: u64 = 4 * 1024 * 1024;
 
 /// How long filling waits for memory and for the disk, each time.
@@ -38,7 +38,7 @@ impl LocalCache for CachedStore {
         let bytes = cacheable(offset, len);
         let mut from = bytes.start;
         while from < bytes.end {
-            // Pieces end where pages do, so that no page is asked for twice.
+            // Pieces end where pages do, so that no page is requested twice.
             let until = ((from + FILL_BYTES) / PAGE_BYTES * PAGE_BYTES).min(bytes.end);
             self.core.fill(object, from, until - from)?;
             from = until;
@@ -122,7 +122,7 @@ impl Core {
             match state.flights.of(page) {
                 // What lies behind the object's end is there as much as it can be.
                 Some(flight)
-                    if flight.landed().is_none_or(|fetched| fetched.page_len(page) > 0) =>
+                    if flight.finished().is_none_or(|fetched| fetched.page_len(page) > 0) =>
                 {
                     pending.push(Arc::clone(flight));
                 }
@@ -134,7 +134,7 @@ impl Core {
         (missing, pending)
     }
 
-    /// Sees to it that what is known of an object's file is recent.
+    /// Sees to it that the state of an object's cache file is recent.
     fn refresh(self: &Arc<Self>, object: &Arc<Object>, disk: &Arc<Disk>, pages: &[u32]) {
         let (core, of, target) = (Arc::clone(self), Arc::clone(disk), Arc::clone(object));
         let pages = pages.to_vec();

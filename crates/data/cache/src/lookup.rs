@@ -18,7 +18,7 @@ use crate::slots::Slots;
 use crate::sys;
 
 /// Most pages that are read with one call: 4 MiB.
-const LOOK_PAGES_MAX: usize = (4 * 1024 * 1024 / PAGE_BYTES) as usize;
+const LOOKUP_PAGES_MAX: usize = (4 * 1024 * 1024 / PAGE_BYTES) as usize;
 
 /// Most reads that wait for a disk's threads on behalf of readers that do not. More take their turn
 /// elsewhere, where the time is not counted yet: a disk that is well must not look dead because
@@ -29,7 +29,7 @@ impl Core {
     /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it
     /// should be, is not among what is returned; neither is anything of a disk that fails or does
     /// not answer in time.
-    pub fn look(
+    pub fn lookup(
         self: &Arc<Self>,
         object: &Arc<Object>,
         disk: &Arc<Disk>,
@@ -42,9 +42,9 @@ impl Core {
         let wanted = wanted.to_vec();
         let job = move || {
             let begun = Instant::now();
-            let looked = core.look_here(&object, &of, &wanted);
-            of.note(Side::Read, begun, &looked);
-            looked.unwrap_or_default()
+            let looked_up = core.lookup_here(&object, &of, &wanted);
+            of.note(Side::Read, begun, &looked_up);
+            looked_up.unwrap_or_default()
         };
         disk.reads.call(self.options.disk_deadline, job).unwrap_or_else(|| {
             disk.note_unanswered(Side::Read);
@@ -52,27 +52,28 @@ impl Core {
         })
     }
 
-    /// Has the kernel bring pages that are known to be on the disk into its page cache, from where
-    /// [`Core::read_warm`] then reads them to where they are wanted. Whether they came; none if
-    /// they are not known to be there.
+    /// Has the kernel bring pages that are recorded as being on the disk into its page cache, from
+    /// where [`Core::read_warm`] then reads them to where they are wanted. Whether they came; none
+    /// if they are not recorded.
     pub fn bring(&self, object: &Object, disk: &Arc<Disk>, pages: &Range<u32>) -> Option<bool> {
-        let file = known_file(object, disk, pages)?;
+        let file = cached_file(object, disk, pages)?;
         let bytes = page::slot_at(pages.start)..page::slot_at(pages.end);
-        let (sender, told) = mpsc::sync_channel(1);
-        // Nobody else receives.
+        let (sender, called) = mpsc::sync_channel(1);
+        // No other thread receives.
         let then = Box::new(move |is_here| sender.send(is_here).unwrap_or(()));
-        if self.promise(disk, file, bytes, then).is_err() {
+        if self.completion(disk, file, bytes, then).is_err() {
             disk.note_unanswered(Side::Read);
             return Some(false);
         }
-        Some(told.recv().unwrap_or(false))
+        Some(called.recv().unwrap_or(false))
     }
 
     /// Like [`Core::bring`], for `len` bytes from `offset` on and a caller that verifies them
-    /// itself; instead of waiting, has `then` told whether they came.
+    /// itself; instead of waiting, `then` is called with whether they came.
     ///
     /// # Errors
-    /// `then`, if they are not known to be there or too many reads wait for the disk.
+    /// Gives `then` back, if they are not recorded as being there or too many reads wait for the
+    /// disk.
     pub fn bring_then(
         &self,
         object: &Object,
@@ -83,21 +84,21 @@ impl Core {
         if disk.reads.waiting() >= PROMISED_MAX {
             return Err(then);
         }
-        match known_file(object, disk, &page::pages(offset, len)) {
-            Some(file) => self.promise(disk, file, page::place_of(offset, len), then),
+        match cached_file(object, disk, &page::pages(offset, len)) {
+            Some(file) => self.completion(disk, file, page::stored_span(offset, len), then),
             None => Err(then),
         }
     }
 
-    fn promise(
+    fn completion(
         &self,
         disk: &Arc<Disk>,
         file: Arc<File>,
         bytes: Range<u64>,
         then: Then,
     ) -> Result<(), Then> {
-        let promise = disk.promises.make(Instant::now() + self.options.disk_deadline, then);
-        let (of, given) = (Arc::clone(disk), Arc::clone(&promise));
+        let completion = disk.completions.make(Instant::now() + self.options.disk_deadline, then);
+        let (of, given) = (Arc::clone(disk), Arc::clone(&completion));
         let job = move || {
             if given.is_open() {
                 let begun = Instant::now();
@@ -109,11 +110,11 @@ impl Core {
         if disk.reads.submit(Box::new(job)) {
             return Ok(());
         }
-        promise.take().map_or(Ok(()), Err)
+        completion.take().map_or(Ok(()), Err)
     }
 
-    /// Like [`Core::look`], on this thread.
-    fn look_here(
+    /// Like [`Core::lookup`], on this thread.
+    fn lookup_here(
         &self,
         object: &Arc<Object>,
         disk: &Disk,
@@ -130,8 +131,8 @@ impl Core {
         let Some(file) = file else { return Ok(Vec::new()) };
         let mut found = Vec::new();
         for run in runs(there, 0) {
-            for from in run.clone().step_by(LOOK_PAGES_MAX) {
-                let batch = from..run.end.min(from + LOOK_PAGES_MAX as u32);
+            for from in run.clone().step_by(LOOKUP_PAGES_MAX) {
+                let batch = from..run.end.min(from + LOOKUP_PAGES_MAX as u32);
                 let slots = Slots::read(&file, &self.owner(object.id), batch)?;
                 self.drop_unfit(object, disk, &slots);
                 found.push(slots);
@@ -140,17 +141,17 @@ impl Core {
         Ok(found)
     }
 
-    /// Sees to it that the object's file is open if there is one, and that what is known of it is
+    /// Sees to it that the object's file is open if there is one, and that its state in memory is
     /// good enough to look for the pages `wanted`.
     pub fn open(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<()> {
         let now = self.now();
         let state = object.state.lock();
-        let is_known = state.file.is_some()
-            && (state.is_look_recent(now)
+        let is_recent = state.file.is_some()
+            && (state.is_lookup_recent(now)
                 || wanted.iter().all(|page| state.on_disk.contains(*page)));
         let writes = state.writes;
         drop(state);
-        if is_known {
+        if is_recent {
             return Ok(());
         }
         // By name, also if it is open: it may have been evicted and made again.
@@ -191,9 +192,9 @@ impl Core {
     }
 }
 
-/// The open cache file of an object on this disk that is known to hold `pages`, if the disk may be
-/// read from.
-fn known_file(object: &Object, disk: &Disk, pages: &Range<u32>) -> Option<Arc<File>> {
+/// The open cache file of an object on this disk that is recorded as holding `pages`, if the disk
+/// may be read from.
+fn cached_file(object: &Object, disk: &Disk, pages: &Range<u32>) -> Option<Arc<File>> {
     let mut state = object.state.lock();
     state.bind(disk.index);
     let file = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()));

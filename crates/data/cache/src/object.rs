@@ -1,4 +1,4 @@
-//! What is known in memory of objects: which pages are where, what is under way, how they are used.
+//! The state of objects in memory: which pages are where, what is under way, how they are used.
 //!
 //! All of it is hints and bookkeeping: what a cache file holds is decided by its trailers, and
 //! forgetting an object costs a look at its file, nothing else.
@@ -29,7 +29,7 @@ const OBJECTS_MAX: usize = 16 * 1024;
 const FILES_MAX: usize = 1024;
 
 /// A look at a cache file is good for so long; then another process may have added pages.
-pub(crate) const LOOK_AGE_MAX: Nanos = SECOND;
+pub(crate) const LOOKUP_AGE_MAX: Nanos = SECOND;
 
 /// Requests for an object count as one after another within this time.
 const REQUESTS_AGE_MAX: Nanos = 600 * SECOND;
@@ -64,21 +64,21 @@ pub(crate) struct ObjectState {
     /// Pages that seem to be in the cache file.
     pub on_disk: PageSet,
     /// When the cache file was looked for last; none: never.
-    pub looked: Option<Nanos>,
+    pub looked_up: Option<Nanos>,
     /// How often this process wrote to the cache file: what was found by a look during which that
     /// happened is out of date.
     pub writes: u64,
     pub flights: ObjectFlights,
-    /// Pages that were asked for.
+    /// Pages that were requested.
     used: PageSet,
-    /// Pages fetched without being asked for, and not asked for since.
+    /// Pages fetched without being requested, and not requested since.
     pub ahead: PageSet,
     /// Requests lately, and when the last one was.
     requests: u32,
     requested: Nanos,
-    /// The page after the object's last one, where that is known.
+    /// The page after the object's last one, where the size has been read.
     pub end: Option<u32>,
-    born: Nanos,
+    created: Nanos,
     touched: Nanos,
     is_reused: bool,
     /// The file is older than this process.
@@ -105,14 +105,14 @@ impl ObjectState {
     pub fn forget_file(&mut self) {
         (self.file, self.is_file_proven) = (None, false);
         self.on_disk.clear();
-        self.looked = None;
+        self.looked_up = None;
     }
 
     /// Takes over a cache file that was there already.
     pub fn attach(&mut self, file: Arc<File>) {
         if let Ok(found) = file.metadata() {
             let modified = found.mtime().saturating_mul(SECOND).saturating_add(found.mtime_nsec());
-            (self.born, self.touched, self.is_inherited) = (modified, modified, true);
+            (self.created, self.touched, self.is_inherited) = (modified, modified, true);
             self.is_reused = found.mode() & REUSED_BIT != 0;
         }
         (self.file, self.is_file_proven) = (Some(file), false);
@@ -120,8 +120,8 @@ impl ObjectState {
 
     /// Takes over a cache file that was made just now.
     fn attach_new(&mut self, file: Arc<File>, now: Nanos) {
-        (self.born, self.touched, self.is_inherited, self.is_reused) = (now, now, false, false);
-        self.looked = Some(now);
+        (self.created, self.touched, self.is_inherited, self.is_reused) = (now, now, false, false);
+        self.looked_up = Some(now);
         self.on_disk.clear();
         (self.file, self.is_file_proven) = (Some(file), false);
     }
@@ -131,7 +131,7 @@ impl ObjectState {
     /// so.
     ///
     /// # Errors
-    /// If the file cannot be told from the one known; nothing is noted.
+    /// If the file cannot be compared with the one in memory; nothing is noted.
     pub fn wrote(
         &mut self,
         file: Arc<File>,
@@ -140,7 +140,7 @@ impl ObjectState {
         now: Nanos,
     ) -> io::Result<()> {
         match &self.file {
-            Some(known) if is_same(known, &file)? => {}
+            Some(current) if is_same(current, &file)? => {}
             _ if was_empty => self.attach_new(file, now),
             // It was evicted, and made again by another process.
             Some(_) => {
@@ -158,7 +158,7 @@ impl ObjectState {
     pub fn looked_in_vain(&mut self, writes: u64, now: Nanos) {
         if self.writes == writes {
             self.forget_file();
-            self.looked = Some(now);
+            self.looked_up = Some(now);
         }
     }
 
@@ -166,7 +166,7 @@ impl ObjectState {
     /// that.
     ///
     /// # Errors
-    /// If the file cannot be told from the one known; nothing is noted.
+    /// If the file cannot be compared with the one in memory; nothing is noted.
     pub fn looked_at(
         &mut self,
         file: Arc<File>,
@@ -176,7 +176,7 @@ impl ObjectState {
     ) -> io::Result<()> {
         let is_current = self.writes == writes;
         match &self.file {
-            Some(known) if is_same(known, &file)? => {}
+            Some(current) if is_same(current, &file)? => {}
             // The one that was written to meanwhile took its place.
             Some(_) if !is_current => return Ok(()),
             _ => self.attach(file),
@@ -184,7 +184,7 @@ impl ObjectState {
         if is_current {
             self.on_disk.clear();
         }
-        self.looked = Some(now);
+        self.looked_up = Some(now);
         for range in data {
             // A page is here if its whole slot has data; the object's last one may be short, with a
             // hole behind it.
@@ -199,10 +199,9 @@ impl ObjectState {
         Ok(())
     }
 
-    /// Whether what is known of the cache file is recent enough to believe that a page is not
-    /// there.
-    pub fn is_look_recent(&self, now: Nanos) -> bool {
-        self.looked.is_some_and(|looked| (0..LOOK_AGE_MAX).contains(&(now - looked)))
+    /// Whether the cache file was read recently enough to believe that a page is not there.
+    pub fn is_lookup_recent(&self, now: Nanos) -> bool {
+        self.looked_up.is_some_and(|looked_up| (0..LOOKUP_AGE_MAX).contains(&(now - looked_up)))
     }
 
     /// Requests lately; counts one more.
@@ -215,7 +214,7 @@ impl ObjectState {
         self.requests - 1
     }
 
-    /// Notes that pages were asked for: bytes of them that had been fetched ahead, and what to
+    /// Notes that pages were requested: bytes of them that had been fetched ahead, and what to
     /// write down.
     pub fn use_pages(&mut self, pages: Range<u32>, now: Nanos) -> (u64, Option<Touch>) {
         let mut ahead_bytes = 0;
@@ -235,7 +234,7 @@ impl ObjectState {
         }
         let Some(file) = self.file.clone() else { return (ahead_bytes, None) };
         self.touched = now;
-        let is_new = is_reused && !self.is_reused && now - self.born >= TOUCH_EVERY;
+        let is_new = is_reused && !self.is_reused && now - self.created >= TOUCH_EVERY;
         self.is_reused |= is_new;
         (ahead_bytes, Some(Touch { file, is_reused: is_new }))
     }
@@ -390,9 +389,9 @@ mod tests {
         state.looked_at(file, (&blocks, 10 * slot), 0, 7).unwrap();
         assert_eq!(pages_of(&state), [0, 1, 9]);
         assert!(
-            state.is_look_recent(7)
-                && !state.is_look_recent(7 + LOOK_AGE_MAX)
-                && !state.is_look_recent(6)
+            state.is_lookup_recent(7)
+                && !state.is_lookup_recent(7 + LOOKUP_AGE_MAX)
+                && !state.is_lookup_recent(6)
         );
     }
 

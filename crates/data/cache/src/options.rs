@@ -13,7 +13,7 @@ use crate::span::SpanConfig;
 /// Most cache directories of one mount.
 pub const DIRS_MAX: usize = 64;
 
-/// Largest share of a file system that may be asked to stay free.
+/// Largest share of a file system that an option may keep free.
 pub const FREE_SPACE_RATIO_MAX: f64 = 0.9;
 
 /// Settings of a [`crate::CachedStore`].
@@ -33,7 +33,7 @@ pub struct CacheOptions {
     /// A cache disk that takes longer than this for one read is put out of service for a while, and
     /// the read goes to the store.
     pub disk_deadline: Duration,
-    /// How much is fetched beyond what was asked for.
+    /// How much is fetched beyond what was requested.
     pub span: SpanConfig,
     /// What time it is.
     pub clock: Arc<dyn Clock>,

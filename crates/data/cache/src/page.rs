@@ -1,10 +1,11 @@
 //! The format of a cache file: slots (`docs/format/cache.md`, byte-exact there).
 //!
 //! A cache file holds pages of one object. Page `i` has its slot at byte `i * SLOT_BYTES`: the
-//! page's data, then a trailer that says how many bytes of it are data and carries a checksum over
-//! them and over what they are. A page is there if and only if its trailer says so and the checksum
-//! agrees: a hole, a torn write, a file copied from elsewhere or renamed are all the same thing, a
-//! page that is not there. Nothing else is recorded, so nothing needs to be recovered.
+//! page's data, then a trailer with the number of bytes that are data, and a checksum over these
+//! and over their identity (volume, object, page). A page is there if and only if it has a trailer
+//! and the checksum agrees: a hole, a torn write, a file copied from elsewhere or renamed are all
+//! the same thing, a page that is not there. Nothing else is recorded, so nothing needs to be
+//! recovered.
 
 use std::ops::Deref;
 
@@ -14,10 +15,10 @@ use kestrel_types::ids::ObjectId;
 /// Data of a page, bytes.
 ///
 /// Readers ask for frames of 65,540 bytes that begin anywhere. A page is read and checked as a
-/// whole, so larger pages cost more for each such read (64 KiB: twice what was asked, 32 KiB: 1.5
-/// times, 16 KiB: 1.25 times), and smaller ones cost more buffers in each call. CPU of a hit for
-/// each 64 KiB asked for, measured with `cache_bench` (`pread` of the same: 5.6 µs for frames, 2.4
-/// to 3.5 µs for 1 MiB):
+/// whole, so larger pages cost more for each such read (64 KiB: twice what was requested, 32 KiB:
+/// 1.5 times, 16 KiB: 1.25 times), and smaller ones cost more buffers in each call. CPU of a hit
+/// for each 64 KiB requested, measured with `cache_bench` (`pread` of the same: 5.6 µs for frames,
+/// 2.4 to 3.5 µs for 1 MiB):
 ///
 /// | | 16 KiB | 32 KiB | 64 KiB |
 /// | --- | ---: | ---: | ---: |
@@ -61,11 +62,11 @@ pub enum PageSlot {
 
 impl PageOwner {
     fn check(&self, page: u32, data_check: u32, head: &[u8]) -> u32 {
-        let mut place = [0; 32];
-        place[..16].copy_from_slice(&self.volume);
-        place[16..24].copy_from_slice(&self.object.to_be_bytes());
-        place[24..].copy_from_slice(&u64::from(page).to_be_bytes());
-        crc32c::crc32c_append(crc32c::crc32c_append(data_check, &place), head)
+        let mut identity = [0; 32];
+        identity[..16].copy_from_slice(&self.volume);
+        identity[16..24].copy_from_slice(&self.object.to_be_bytes());
+        identity[24..].copy_from_slice(&u64::from(page).to_be_bytes());
+        crc32c::crc32c_append(crc32c::crc32c_append(data_check, &identity), head)
     }
 
     /// The trailer of a page with this data.
@@ -79,7 +80,7 @@ impl PageOwner {
     }
 
     /// Judges a slot. `pieces` are the page's [`PAGE_BYTES`] in order.
-    pub fn judge<T: Deref<Target = [u8]>>(
+    pub fn verify<T: Deref<Target = [u8]>>(
         &self,
         page: u32,
         pieces: &[T],
@@ -128,9 +129,9 @@ pub fn slot_at(page: u32) -> u64 {
 
 /// Bytes of the cache file from the first to the last of these bytes of the object; `len` at
 /// least 1.
-pub fn place_of(offset: u64, len: u64) -> std::ops::Range<u64> {
-    let place = |at: u64| at + at / PAGE_BYTES * TRAILER_BYTES as u64;
-    place(offset)..place(offset + len - 1) + 1
+pub fn stored_span(offset: u64, len: u64) -> std::ops::Range<u64> {
+    let identity = |at: u64| at + at / PAGE_BYTES * TRAILER_BYTES as u64;
+    identity(offset)..identity(offset + len - 1) + 1
 }
 
 #[cfg(test)]
@@ -143,30 +144,37 @@ mod tests {
     fn a_page_is_recognized_and_nothing_else() {
         let page: Vec<u8> = (0..PAGE_BYTES).map(|i| (i * 7) as u8).collect();
         let trailer = OWNER.trailer(3, &page);
-        let judge = |owner: PageOwner, number, page: &[u8], trailer: &[u8]| {
-            owner.judge(number, &[page], trailer)
+        let verify = |owner: PageOwner, number, page: &[u8], trailer: &[u8]| {
+            owner.verify(number, &[page], trailer)
         };
-        assert_eq!(judge(OWNER, 3, &page, &trailer), PageSlot::Page(PAGE_BYTES as u32));
+        assert_eq!(verify(OWNER, 3, &page, &trailer), PageSlot::Page(PAGE_BYTES as u32));
         assert_eq!(
-            OWNER.judge(3, &[&page[..100], &page[100..]], &trailer),
+            OWNER.verify(3, &[&page[..100], &page[100..]], &trailer),
             PageSlot::Page(PAGE_BYTES as u32)
         );
-        assert_eq!(judge(OWNER, 4, &page, &trailer), PageSlot::Damaged);
-        assert_eq!(judge(PageOwner { object: 10, ..OWNER }, 3, &page, &trailer), PageSlot::Damaged);
+        assert_eq!(verify(OWNER, 4, &page, &trailer), PageSlot::Damaged);
         assert_eq!(
-            judge(PageOwner { volume: [8; 16], ..OWNER }, 3, &page, &trailer),
+            verify(PageOwner { object: 10, ..OWNER }, 3, &page, &trailer),
             PageSlot::Damaged
         );
-        assert_eq!(judge(OWNER, 3, &page, &[0; TRAILER_BYTES]), PageSlot::Empty);
+        assert_eq!(
+            verify(PageOwner { volume: [8; 16], ..OWNER }, 3, &page, &trailer),
+            PageSlot::Damaged
+        );
+        assert_eq!(verify(OWNER, 3, &page, &[0; TRAILER_BYTES]), PageSlot::Empty);
         for at in 0..TRAILER_BYTES {
             let mut bad = trailer;
             bad[at] ^= 4;
-            assert_eq!(judge(OWNER, 3, &page, &bad), PageSlot::Damaged, "byte {at} of the trailer");
+            assert_eq!(
+                verify(OWNER, 3, &page, &bad),
+                PageSlot::Damaged,
+                "byte {at} of the trailer"
+            );
         }
         for at in [0, 1, 4095, 4096, page.len() - 1] {
             let mut bad = page.clone();
             bad[at] ^= 0x80;
-            assert_eq!(judge(OWNER, 3, &bad, &trailer), PageSlot::Damaged, "byte {at}");
+            assert_eq!(verify(OWNER, 3, &bad, &trailer), PageSlot::Damaged, "byte {at}");
         }
     }
 
@@ -175,8 +183,8 @@ mod tests {
         let mut page = vec![5; PAGE_BYTES as usize];
         let trailer = OWNER.trailer(0, &page[..1000]);
         page[1000] = 77;
-        assert_eq!(OWNER.judge(0, &[&page[..]], &trailer), PageSlot::Page(1000));
-        assert_eq!(OWNER.judge(0, &[&page[..999]], &trailer), PageSlot::Damaged);
+        assert_eq!(OWNER.verify(0, &[&page[..]], &trailer), PageSlot::Page(1000));
+        assert_eq!(OWNER.verify(0, &[&page[..999]], &trailer), PageSlot::Damaged);
     }
 
     #[test]
@@ -185,9 +193,9 @@ mod tests {
             OWNER.trailer(2, b"hello").iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "4b4350010000000500000000107edc50");
         assert_eq!((slot_at(1), slot_at(2), page_at(3)), (32_784, 65_568, 98_304));
-        assert_eq!((place_of(0, 32_768), place_of(32_767, 2)), (0..32_768, 32_767..32_785));
+        assert_eq!((stored_span(0, 32_768), stored_span(32_767, 2)), (0..32_768, 32_767..32_785));
         assert_eq!(
-            (place_of(32_768, 1), place_of(65_546, 32_768)),
+            (stored_span(32_768, 1), stored_span(65_546, 32_768)),
             (32_784..32_785, 65_578..98_362)
         );
         assert_eq!((pages(0, 1), pages(32_767, 2), pages(65_536, 32_768)), (0..1, 0..2, 2..3));

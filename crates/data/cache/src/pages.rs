@@ -8,7 +8,7 @@ pub(crate) struct PageSet(Vec<u64>);
 
 impl PageSet {
     pub fn contains(&self, page: u32) -> bool {
-        self.0.get(page as usize / 64).is_some_and(|word| word >> (page % 64) & 1 == 1)
+        self.0.get(page as usize / 64).is_some_and(|bits| bits >> (page % 64) & 1 == 1)
     }
 
     /// Whether all of these pages are in it.
@@ -17,11 +17,11 @@ impl PageSet {
     }
 
     pub fn insert(&mut self, page: u32) {
-        let word = page as usize / 64;
-        if word >= self.0.len() {
-            self.0.resize(word + 1, 0);
+        let bits = page as usize / 64;
+        if bits >= self.0.len() {
+            self.0.resize(bits + 1, 0);
         }
-        self.0[word] |= 1 << (page % 64);
+        self.0[bits] |= 1 << (page % 64);
     }
 
     /// True if it was in it.

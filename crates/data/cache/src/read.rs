@@ -17,7 +17,7 @@ use crate::page::{self, PAGE_BYTES};
 use crate::pages::runs;
 use crate::slots;
 
-/// What to do where the object ends before what was asked for.
+/// What to do where the object ends before what was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AtEnd {
     Fail,
@@ -78,20 +78,20 @@ impl Want<'_, '_> {
     }
 }
 
-/// Lands its flight as failed if the thread dies with it.
+/// Ends its flight as failed if the thread dies with it.
 struct FlightLeader<'a> {
     core: &'a Core,
     object: &'a Object,
     flight: Arc<Flight>,
     /// Room for what it brings to wait in for the cache disk, if it was had beforehand.
     grant: Option<Grant>,
-    has_landed: bool,
+    is_finished: bool,
 }
 
 impl FlightLeader<'_> {
-    fn land(&mut self, result: Result<Arc<Fetched>>) {
-        self.has_landed = true;
-        self.object.state.lock().flights.land(&self.flight, result);
+    fn finish(&mut self, result: Result<Arc<Fetched>>) {
+        self.is_finished = true;
+        self.object.state.lock().flights.finish(&self.flight, result);
     }
 
     /// Makes the request.
@@ -107,17 +107,17 @@ impl FlightLeader<'_> {
                     Some(pages.start + (len as u64).div_ceil(PAGE_BYTES) as u32);
             }
             bytes.truncate(len);
-            Arc::new(Fetched { asked: pages, bytes })
+            Arc::new(Fetched { requested: pages, bytes })
         });
-        self.land(fetched.clone());
+        self.finish(fetched.clone());
         fetched
     }
 }
 
 impl Drop for FlightLeader<'_> {
     fn drop(&mut self) {
-        if !self.has_landed {
-            self.land(Err(Error::Closed { during: "reading for another thread, which ended" }));
+        if !self.is_finished {
+            self.finish(Err(Error::Closed { during: "reading for another thread, which ended" }));
         }
     }
 }
@@ -190,9 +190,10 @@ impl Core {
         let now = self.now();
         let mut state = object.state.lock();
         state.bind(disk.index);
-        let is_known = state.on_disk.contains_all(pages.clone());
-        if !is_known
-            && (state.looked.is_some() && state.is_look_recent(now) || !state.flights.is_empty())
+        let is_on_disk = state.on_disk.contains_all(pages.clone());
+        if !is_on_disk
+            && (state.looked_up.is_some() && state.is_lookup_recent(now)
+                || !state.flights.is_empty())
         {
             return false;
         }
@@ -212,8 +213,8 @@ impl Core {
             }
         };
         let Some(file) = opened else { return false };
-        let is_this = state.file.as_ref().is_some_and(|known| Arc::ptr_eq(known, &file));
-        let is_unchecked = check == Check::Caller && is_known && is_this && state.is_file_proven;
+        let is_this = state.file.as_ref().is_some_and(|current| Arc::ptr_eq(current, &file));
+        let is_unchecked = check == Check::Caller && is_on_disk && is_this && state.is_file_proven;
         drop(state);
         let read = disk.before(DiskOp::ReadCached).and_then(|()| {
             if is_unchecked {
@@ -227,7 +228,7 @@ impl Core {
         }
         if !is_unchecked {
             let mut state = object.state.lock();
-            if state.file.as_ref().is_some_and(|known| Arc::ptr_eq(known, &file)) {
+            if state.file.as_ref().is_some_and(|current| Arc::ptr_eq(current, &file)) {
                 state.is_file_proven = true;
                 pages.clone().for_each(|page| state.on_disk.insert(page));
             }
@@ -238,22 +239,22 @@ impl Core {
         true
     }
 
-    /// Reads pages from wherever they are, waiting for it. Without `looks` the disk is known not to
+    /// Reads pages from wherever they are, waiting for it. Without `reads_disk` the disk is known not to
     /// give them.
     fn read_cold(
         self: &Arc<Self>,
         object: &Arc<Object>,
         disk: &Arc<Disk>,
         want: &mut Want<'_, '_>,
-        (at_end, looks): (AtEnd, bool),
+        (at_end, reads_disk): (AtEnd, bool),
     ) -> Result<()> {
         let pages = page::pages(want.offset, want.len);
         let mut missing = Vec::new();
         // An object that can still grow may have grown since its last page was cached.
         let is_end_final = at_end == AtEnd::Stop && self.store.appends().is_none();
-        let to_look_for = self.copy_landed(object, want, is_end_final, &mut missing);
-        let found = if looks { self.look(object, disk, &to_look_for) } else { Vec::new() };
-        for page in to_look_for {
+        let to_look_up = self.copy_finished(object, want, is_end_final, &mut missing);
+        let found = if reads_disk { self.lookup(object, disk, &to_look_up) } else { Vec::new() };
+        for page in to_look_up {
             match found.iter().find_map(|slots| slots.page(page)) {
                 Some(data) if data.len() >= want.until(page) || is_end_final => {
                     want.put(page, data)
@@ -279,35 +280,35 @@ impl Core {
 
     /// Copies pages that are in memory on their way to the cache disk. Adds those that are still on
     /// their way here to `missing`; returns those to look for on the disk.
-    fn copy_landed(
+    fn copy_finished(
         &self,
         object: &Object,
         want: &mut Want<'_, '_>,
         is_end_final: bool,
         missing: &mut Vec<u32>,
     ) -> Vec<u32> {
-        let (mut landed, mut to_look_for) = (Vec::new(), Vec::new());
+        let (mut finished, mut to_look_up) = (Vec::new(), Vec::new());
         let now = self.now();
         let state = object.state.lock();
         for page in page::pages(want.offset, want.len) {
             let flight = state.flights.of(page);
-            match flight.map(|flight| flight.landed()) {
+            match flight.map(|flight| flight.finished()) {
                 Some(Some(fetched))
                     if is_end_final || fetched.page_len(page) >= want.until(page) =>
                 {
-                    landed.push((page, fetched));
+                    finished.push((page, fetched));
                 }
-                None if state.on_disk.contains(page) || !state.is_look_recent(now) => {
-                    to_look_for.push(page)
+                None if state.on_disk.contains(page) || !state.is_lookup_recent(now) => {
+                    to_look_up.push(page)
                 }
                 _ => missing.push(page),
             }
         }
         drop(state);
-        for (page, fetched) in landed {
+        for (page, fetched) in finished {
             want.put(page, fetched.page(page).unwrap_or_default());
         }
-        to_look_for
+        to_look_up
     }
 
     /// Brings pages from the store, sharing requests with readers of the same or neighbouring ones.
@@ -319,15 +320,15 @@ impl Core {
         missing: Vec<u32>,
     ) -> Result<()> {
         let Claims { own, joined } = self.claim(object, disk, want, missing);
-        fly(own, |pilot, fetched| {
-            match pilot.grant.take() {
-                Some(grant) => self.keep_granted(object, disk, &pilot.flight, fetched, grant),
-                None => self.keep(object, disk, &pilot.flight, fetched),
+        fly(own, |leader, fetched| {
+            match leader.grant.take() {
+                Some(grant) => self.keep_granted(object, disk, &leader.flight, fetched, grant),
+                None => self.keep(object, disk, &leader.flight, fetched),
             }
-            // Whatever it brought of what is wanted; if the object ends before, its last page says
-            // so.
+            // The pages that it brought of those wanted; if the object ends before, its last page
+            // shows it.
             for page in
-                page::pages(want.offset, want.len).filter(|page| fetched.asked.contains(page))
+                page::pages(want.offset, want.len).filter(|page| fetched.requested.contains(page))
             {
                 want.put(page, fetched.page(page).unwrap_or_default());
             }
@@ -354,10 +355,10 @@ impl Core {
         let mut unclaimed = Vec::new();
         for page in missing {
             match state.flights.of(page) {
-                // One that has landed short was looked at already.
+                // A flight that ended short was looked at already.
                 Some(flight)
                     if flight
-                        .landed()
+                        .finished()
                         .is_none_or(|fetched| fetched.page_len(page) >= want.until(page)) =>
                 {
                     claims.joined.push((page, Arc::clone(flight)));
@@ -374,12 +375,12 @@ impl Core {
             let requests = state.count_request(now);
             let (plan, grant) = self.plan(&mut state, disk, run, requests);
             let flight = state.flights.take(plan);
-            claims.own.push(FlightLeader { core: self, object, flight, grant, has_landed: false });
+            claims.own.push(FlightLeader { core: self, object, flight, grant, is_finished: false });
         }
         claims
     }
 
-    /// Brings pages that nobody brings yet and nothing else, for the cache disk; `grant` is room
+    /// Brings pages that no flight brings yet and nothing else, for the cache disk; `grant` is room
     /// for them to wait in.
     pub fn fetch_for_disk(
         self: &Arc<Self>,
@@ -393,19 +394,19 @@ impl Core {
         let unclaimed = missing.iter().copied().filter(|page| state.flights.of(*page).is_none());
         for run in runs(unclaimed.collect::<Vec<_>>(), 0) {
             let flight = state.flights.take(run);
-            own.push(FlightLeader { core: self, object, flight, grant: None, has_landed: false });
+            own.push(FlightLeader { core: self, object, flight, grant: None, is_finished: false });
         }
         drop(state);
         let mut flights = Vec::with_capacity(own.len());
-        fly(own, |pilot, fetched| {
+        fly(own, |leader, fetched| {
             let room = grant.split(fetched.bytes.len() as u64);
-            self.keep_granted(object, disk, &pilot.flight, fetched, room);
-            flights.push(Arc::clone(&pilot.flight));
+            self.keep_granted(object, disk, &leader.flight, fetched, room);
+            flights.push(Arc::clone(&leader.flight));
         })?;
         Ok(flights)
     }
 
-    /// What to ask for to get `run`, and room for it to wait in. Nothing is fetched ahead that
+    /// What to request to get `run`, and room for it to wait in. Nothing is fetched ahead that
     /// could not be kept: when the cache disk takes less than the store gives, fetching ahead is
     /// the first to stop.
     fn plan(
@@ -436,15 +437,15 @@ impl Core {
 
 /// Makes requests one after another. The failure of one is that of those not made yet, too.
 fn fly(
-    pilots: Vec<FlightLeader<'_>>,
-    mut landed: impl FnMut(&mut FlightLeader<'_>, &Arc<Fetched>),
+    leaders: Vec<FlightLeader<'_>>,
+    mut finished: impl FnMut(&mut FlightLeader<'_>, &Arc<Fetched>),
 ) -> Result<()> {
     let mut failure = None;
-    for mut pilot in pilots {
+    for mut leader in leaders {
         match &failure {
-            Some(error) => pilot.land(Err(Error::clone(error))),
-            None => match pilot.fly() {
-                Ok(fetched) => landed(&mut pilot, &fetched),
+            Some(error) => leader.finish(Err(Error::clone(error))),
+            None => match leader.fly() {
+                Ok(fetched) => finished(&mut leader, &fetched),
                 Err(error) => failure = Some(error),
             },
         }

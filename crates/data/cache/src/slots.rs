@@ -15,9 +15,9 @@ const PAGE: usize = PAGE_BYTES as usize;
 const BATCH_PAGES: usize = 256;
 
 thread_local! {
-    /// Where the ends of the first and last page go that nobody asked for. They are read because a
-    /// page is checked as a whole; kept because making 64 KiB anew for every read costs as much as
-    /// the read.
+    /// Where the ends of the first and last page go that were not requested. They are read because
+    /// a page is checked as a whole; kept because making 64 KiB anew for every read costs as much
+    /// as the read.
     static ENDS: RefCell<Vec<u8>> = RefCell::new(vec![0; 2 * PAGE]);
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn read_cached(
     ENDS.with_borrow_mut(|ends| read_with(file, owner, offset, len, parts, ends))
 }
 
-/// Like [`read_cached`] for a file that is known to be the object's and a caller that verifies what
-/// it reads: only what is wanted is read, and no checksum of a page is computed. What is not there
-/// may come as zeros.
+/// Like [`read_cached`] for a file that is certain to be the object's and a caller that verifies
+/// what it reads: only what is wanted is read, and no checksum of a page is computed. What is not
+/// there may come as zeros.
 pub(crate) fn read_cached_unchecked(
     file: &File,
     offset: u64,
@@ -80,7 +80,7 @@ pub(crate) fn read_cached_unchecked(
     if buffers.len() > sys::BUFFERS_MAX {
         return Ok(false);
     }
-    let bytes = page::place_of(offset, len);
+    let bytes = page::stored_span(offset, len);
     let read = sys::read_cached_at(file, &mut buffers, bytes.start)?;
     Ok(read == Some((bytes.end - bytes.start) as usize))
 }
@@ -149,7 +149,7 @@ fn read_batch(
     let mut from = 0;
     for (page, (until, wanted)) in (first..).zip(batch) {
         let (pieces, trailer) = (&buffers[from..until - 1], &buffers[until - 1]);
-        match owner.judge(page, pieces, trailer) {
+        match owner.verify(page, pieces, trailer) {
             PageSlot::Page(len) if len as usize >= *wanted => {}
             _ => return Ok(false),
         }
@@ -176,11 +176,11 @@ impl Slots {
             found: Vec::new(),
         };
         slots.fill(file, 0)?;
-        slots.found = pages.clone().map(|page| slots.judge(owner, page)).collect();
+        slots.found = pages.clone().map(|page| slots.verify(owner, page)).collect();
         for index in 0..slots.found.len() {
             if slots.found[index] == PageSlot::Damaged {
                 slots.fill(file, index * SLOT_BYTES as usize)?;
-                slots.found[index] = slots.judge(owner, pages.start + index as u32);
+                slots.found[index] = slots.verify(owner, pages.start + index as u32);
             }
         }
         Ok(slots)
@@ -190,8 +190,8 @@ impl Slots {
     fn fill(&mut self, file: &File, from: usize) -> io::Result<()> {
         let mut at = from;
         while at < self.bytes.len() {
-            let place = page::slot_at(self.first) + at as u64;
-            let read = sys::read_at(file, &mut [IoSliceMut::new(&mut self.bytes[at..])], place)?;
+            let position = page::slot_at(self.first) + at as u64;
+            let read = sys::read_at(file, &mut [IoSliceMut::new(&mut self.bytes[at..])], position)?;
             if read == 0 {
                 self.bytes[at..].fill(0);
                 break;
@@ -206,9 +206,9 @@ impl Slots {
         &self.bytes[at..at + SLOT_BYTES as usize]
     }
 
-    fn judge(&self, owner: &PageOwner, page: u32) -> PageSlot {
+    fn verify(&self, owner: &PageOwner, page: u32) -> PageSlot {
         let (data, trailer) = self.slot(page).split_at(PAGE);
-        owner.judge(page, &[data], trailer)
+        owner.verify(page, &[data], trailer)
     }
 
     /// What was found, page by page.

@@ -1,17 +1,17 @@
-//! How much to fetch beyond what was asked for: a policy without I/O and without time of its own.
+//! How much to fetch beyond what was requested: a policy without I/O and without time of its own.
 //!
-//! **When.** The first requests for bytes of an object fetch what was asked for, no more. An object
+//! **When.** The first requests for bytes of an object fetch what was requested, no more. An object
 //! that needs one request after another is being read as a whole, if in no order (an epoch of
-//! training over the files of a pack): each next request fetches more around the bytes asked for,
+//! training over the files of a pack): each next request fetches more around the bytes requested,
 //! 256 KiB, then 1 MiB, then 4 MiB. This is the bet of the ski rental problem (Karlin, Manasse,
 //! Rudolph, Sleator, 1988): by the time the rest of an object is bought, as much has been paid in
 //! single requests, so a random reader never pays more than a small multiple of the best that could
 //! be done.
 //!
-//! **How much in all.** An account bounds what is wasted: every byte fetched without being asked
-//! for is paid from it, a byte that is asked for later earns [`SpanConfig::earnings`] times itself,
-//! and bytes asked for earn a small share. The account begins with [`SpanConfig::credit`]. So
-//! random reads of objects too large for the cache stop fetching ahead when that is used up, and
+//! **How much in all.** An account bounds what is wasted: every byte fetched without being
+//! requested is paid from it, a byte that is requested later earns [`SpanConfig::earnings`] times
+//! itself, and requested bytes earn a small share. The account begins with [`SpanConfig::credit`].
+//! So random reads of objects too large for the cache stop fetching ahead when that is used up, and
 //! over-fetch by at most [`SpanConfig::demand_share`] of what they read from then on.
 
 use std::ops::Range;
@@ -27,9 +27,9 @@ pub struct SpanConfig {
     pub credit: u64,
     /// Most that may be on the account, bytes.
     pub credit_max: u64,
-    /// What a byte earns that was fetched ahead and asked for later.
+    /// What a byte earns that was fetched ahead and requested later.
     pub earnings: u64,
-    /// One in so many bytes asked for is earned too.
+    /// One in so many requested bytes is earned too.
     pub demand_share: u64,
 }
 
@@ -62,8 +62,8 @@ impl SpanPolicy {
     }
 
     /// What to fetch for the pages `wanted` of an object that needed `requests` requests lately.
-    /// `is_here` says of a page that fetching it is no use; `end` is the object's end, if that is
-    /// known. Contains `wanted`.
+    /// `is_here` is true for a page that need not be fetched; `end` is the object's end, if its
+    /// size has been read. Contains `wanted`.
     pub fn plan(
         &self,
         wanted: &Range<u32>,
@@ -104,7 +104,7 @@ impl SpanPolicy {
         self.credit = self.credit.saturating_sub(ahead_bytes);
     }
 
-    /// Notes that bytes fetched ahead were asked for.
+    /// Notes that bytes fetched ahead were requested.
     pub fn used(&mut self, bytes: u64) {
         self.earn(bytes.saturating_mul(self.config.earnings));
     }

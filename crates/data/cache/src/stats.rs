@@ -12,8 +12,8 @@ macro_rules! stats {
         }
 
         impl CacheStats {
-            pub fn tell(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-                $(tell($name, self.$field.get());)*
+            pub fn report(&self, report: &mut dyn FnMut(&'static str, u64)) {
+                $(report($name, self.$field.get());)*
             }
         }
     };
@@ -24,9 +24,9 @@ stats! {
     hits => "cache_disk_hits",
     /// Reads that needed one, their own or one that was under way.
     misses => "cache_disk_misses",
-    /// Bytes asked for by `hits`.
+    /// Bytes requested by `hits`.
     hit_bytes => "cache_disk_hit_bytes",
-    /// Bytes asked for by `misses`.
+    /// Bytes requested by `misses`.
     miss_bytes => "cache_disk_miss_bytes",
     /// Bytes of objects written to cache disks.
     fill_bytes => "cache_disk_fill_bytes",
@@ -43,9 +43,9 @@ stats! {
     dropped_writes => "cache_disk_dropped_writes",
     /// Reads answered by another read's request.
     coalesced => "store_coalesced_reads",
-    /// Bytes fetched beyond what was asked for.
+    /// Bytes fetched beyond what was requested.
     span_bytes => "cache_span_bytes",
-    /// Of those, what was asked for later.
+    /// Of those, what was requested later.
     span_used_bytes => "cache_span_used_bytes",
 }
 

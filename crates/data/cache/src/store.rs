@@ -126,7 +126,7 @@ impl CachedStore {
             state.flights.mark_stale(&pages);
         }
         let wanted: Vec<u32> = pages.collect();
-        let found = self.core.look(&object, disk, &wanted);
+        let found = self.core.lookup(&object, disk, &wanted);
         let differs = |page: &u32| {
             let cached = found.iter().find_map(|slots| slots.page(*page));
             cached.is_some_and(|data| !agrees(page::page_at(*page), data, offset, parts))
@@ -151,12 +151,12 @@ impl CachedStore {
 /// Whether `data`, the bytes of an object from `at` on, are the same as `parts`, those from
 /// `offset` on, where both have some.
 fn agrees(at: u64, data: &[u8], offset: u64, parts: &[IoSliceMut<'_>]) -> bool {
-    let mut place = offset;
+    let mut position = offset;
     parts.iter().all(|part| {
         let (from, until) =
-            (place.max(at), (place + part.len() as u64).min(at + data.len() as u64));
-        let begin = place;
-        place += part.len() as u64;
+            (position.max(at), (position + part.len() as u64).min(at + data.len() as u64));
+        let begin = position;
+        position += part.len() as u64;
         from >= until
             || data[(from - at) as usize..(until - at) as usize]
                 == part[(from - begin) as usize..(until - begin) as usize]
@@ -258,10 +258,10 @@ impl BlockStore for CachedStore {
         Some(self)
     }
 
-    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.core.stats.tell(tell);
-        tell("cache_disk_bytes", self.core.used_bytes());
-        self.core.store.stats(tell);
+    fn stats(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.core.stats.report(report);
+        report("cache_disk_bytes", self.core.used_bytes());
+        self.core.store.stats(report);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
@@ -308,13 +308,13 @@ impl Core {
         };
         let mut bytes = Vec::with_capacity(len as usize);
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
-        let fetched = Arc::new(Fetched { asked: page::pages(0, len), bytes });
+        let fetched = Arc::new(Fetched { requested: page::pages(0, len), bytes });
         let object = self.table.get(id);
         let mut state = object.state.lock();
         state.bind(disk.index);
         state.end = self.store.appends().is_none().then_some(fetched.pages().end);
         let flight = state.flights.take(fetched.pages());
-        state.flights.land(&flight, Ok(Arc::clone(&fetched)));
+        state.flights.finish(&flight, Ok(Arc::clone(&fetched)));
         drop(state);
         self.keep_granted(&object, disk, &flight, &fetched, grant);
     }

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Most buffers in one call (`UIO_MAXIOV`).
 pub(crate) const BUFFERS_MAX: usize = 1024;
 
-/// `fcntl` command: the signal that tells of a lease that somebody wants broken
+/// `fcntl` command: the signal for a lease that another process wants broken
 /// (`asm-generic/fcntl.h`).
 const F_SETSIG: libc::c_int = 10;
 
@@ -34,15 +34,15 @@ fn open_with(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result
     let fd =
         // SAFETY: `name` is a C string that outlives the call.
         retried(|| unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags, mode) } as isize)?;
-    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    // SAFETY: the kernel just returned this descriptor to this call, nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
-/// Opens for reading. Reads of cache files do not count as access: nobody looks, and it would be a
-/// write for each.
+/// Opens for reading. Reads of cache files do not count as access: no code reads that time, and it
+/// would be a write for each.
 pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     match open_with(dir, name, libc::O_RDONLY | libc::O_NOATIME) {
-        // Not ours and we are not root.
+        // Another user's, and this process is not root.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
             open_with(dir, name, libc::O_RDONLY)
         }
@@ -71,7 +71,7 @@ fn open_cached(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Resu
         libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size)
             as isize
     })?;
-    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    // SAFETY: the kernel just returned this descriptor to this call, nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn create_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
 }
 
 /// Makes a file without a name in a directory, open for reading and writing.
-pub(crate) fn create_nameless_at(root: BorrowedFd<'_>, dir: &CStr) -> io::Result<File> {
+pub(crate) fn create_unnamed_at(root: BorrowedFd<'_>, dir: &CStr) -> io::Result<File> {
     open_with(root, dir, libc::O_RDWR | libc::O_TMPFILE)
 }
 
@@ -136,14 +136,15 @@ pub(crate) fn attribute<const N: usize>(file: &File, name: &CStr) -> io::Result<
 
 /// Whether anything but `file`, which must be open for writing, refers to its inode as an open file
 /// or a map. A write lease is granted to the only process that has a file open (fcntl(2)), so one
-/// is asked for and given back.
+/// is taken and given back.
 pub(crate) fn is_open_elsewhere(file: &File) -> io::Result<bool> {
     let control = |command, argument: libc::c_int| {
         // SAFETY: takes no pointers.
         retried(|| unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } as isize)
     };
-    // Should somebody open the file in between, he waits until the lease is given back, and we are
-    // sent a signal: one that does nothing, in place of SIGIO, which ends processes.
+    // Should another process open the file in between, it waits until the lease is given back, and
+    // this process is sent a signal: one that does nothing, in place of SIGIO, which ends
+    // processes.
     control(F_SETSIG, libc::SIGURG)?;
     match control(libc::F_SETLEASE, libc::F_WRLCK) {
         Ok(_) => control(libc::F_SETLEASE, libc::F_UNLCK).map(|_| false),
@@ -195,8 +196,8 @@ pub(crate) fn read_cached_at(
 /// Waits until a part of a file is in the page cache, as far as the file has it and the kernel
 /// follows the request to read it ahead: it does unless it is short of memory.
 pub(crate) fn bring(file: &File, bytes: Range<u64>) -> io::Result<()> {
-    /// Bytes of the part for each that is waited for: what is asked for at once comes with few
-    /// requests of the disk.
+    /// Bytes of the part for each that is waited for: what is requested at once comes with few
+    /// requests to the disk.
     const STEP: usize = 128 << 10;
     will_need(file, bytes.clone());
     let last = bytes.end.saturating_sub(1);
@@ -288,12 +289,12 @@ pub(crate) fn punch(file: &File, part: Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Asks the kernel to read a part of the file into its cache.
+/// Has the kernel read a part of the file into its cache.
 pub(crate) fn will_need(file: &File, part: Range<u64>) {
     advise(file, part, libc::POSIX_FADV_WILLNEED);
 }
 
-/// Asks the kernel to forget a file's pages, so that the next read is one of the disk.
+/// Has the kernel forget a file's pages, so that the next read is one of the disk.
 pub(crate) fn forget_cached(file: &File) {
     advise(file, 0..0, libc::POSIX_FADV_DONTNEED);
 }

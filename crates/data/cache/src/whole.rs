@@ -14,8 +14,8 @@
 //!
 //! A copy in use belongs to one process ([`WholeCopy`] holds a lock): what uses it may change its
 //! bytes in step with the file (pass-through readers and a writer), after [`WholeCopy::take_away`]
-//! has taken its name, so that nobody finds it again. Eviction takes names, never bytes: a process
-//! that has a copy open keeps it whole.
+//! has taken its name, so that no process finds it again. Eviction takes names, never bytes: a
+//! process that has a copy open keeps it whole.
 //!
 //! Format: `docs/format/cache.md`.
 
@@ -57,19 +57,19 @@ const ROOM_DEADLINE: std::time::Duration = std::time::Duration::from_secs(5);
 struct FileStamp {
     dev: u64,
     ino: u64,
-    born: Option<std::time::SystemTime>,
+    created: Option<std::time::SystemTime>,
 }
 
 impl FileStamp {
     fn of(file: &File) -> io::Result<Self> {
         let found = file.metadata()?;
-        Ok(Self { dev: found.dev(), ino: found.ino(), born: found.created().ok() })
+        Ok(Self { dev: found.dev(), ino: found.ino(), created: found.created().ok() })
     }
 }
 
 /// A copy that was checked: where it is, and the CRC-32C of each of its chunks.
 struct Checked {
-    place: FileStamp,
+    stamp: FileStamp,
     sums: Arc<[u32]>,
 }
 
@@ -98,7 +98,7 @@ impl WholeCopies {
         self.core.volume
     }
 
-    /// Whether the cache directories can hold whole copies: a nameless file of each.
+    /// Whether the cache directories can hold whole copies: a file without a name in each.
     ///
     /// # Errors
     /// Why not, and what to do.
@@ -117,8 +117,7 @@ impl WholeCopies {
         })
     }
 
-    /// Largest file of which a copy is made without being asked for, bytes: a quarter of the
-    /// directory.
+    /// Largest file of which a copy is made without a request, bytes: a quarter of the directory.
     pub fn bytes_max(&self) -> u64 {
         self.core.options.bytes / 4
     }
@@ -156,18 +155,18 @@ impl WholeCopies {
         matches!(found, Ok(Some(file)) if file.metadata().is_ok_and(|found| found.len() == id.size))
     }
 
-    /// The copy, if there is one that this process has checked and nobody else uses. Never waits:
+    /// The copy, if there is one that this process has checked and no other one uses. Never waits:
     /// one that could only be opened by waiting for the disk is none.
     pub fn find(&self, id: &WholeId) -> Option<WholeCopy> {
-        let (place, sums) = {
+        let (stamp, sums) = {
             let checked = self.checked.lock();
-            let known = checked.get(id)?;
-            (known.place, Arc::clone(&known.sums))
+            let checked_copy = checked.get(id)?;
+            (checked_copy.stamp, Arc::clone(&checked_copy.sums))
         };
         let disk = self.core.disk_for(id.ino)?;
         disk.before(DiskOp::ReadCached).ok()?;
         let file = disk.open_whole_cached(&id.name())?;
-        if FileStamp::of(&file).ok() != Some(place) {
+        if FileStamp::of(&file).ok() != Some(stamp) {
             self.checked.lock().remove(id);
             return None;
         }
@@ -185,21 +184,21 @@ impl WholeCopies {
     }
 
     /// Reads a copy that this process has not checked yet, and checks it; false: there is none, or
-    /// it was bad and is gone. Takes as long as reading it takes; `go_on` is asked between chunks.
+    /// it was bad and is gone. Takes as long as reading it takes; `go_on` is called between chunks.
     ///
     /// # Errors
     /// Those of the disk; `Interrupted` if it was not to go on.
     pub fn check(&self, id: &WholeId, go_on: &dyn Fn() -> bool) -> io::Result<bool> {
         let Some(mut copy) = self.open(id)? else { return Ok(false) };
-        let place = FileStamp::of(&copy.file)?;
-        if self.checked.lock().get(id).is_some_and(|known| known.place == place) {
+        let stamp = FileStamp::of(&copy.file)?;
+        if self.checked.lock().get(id).is_some_and(|checked_copy| checked_copy.stamp == stamp) {
             return Ok(true);
         }
         // No process changes it meanwhile; a process that changes it has taken its name.
         if copy.file.try_lock_shared().is_err() {
             return Ok(false);
         }
-        let Some(sums) = judge(&mut copy, &self.core.volume, go_on)? else {
+        let Some(sums) = verify(&mut copy, &self.core.volume, go_on)? else {
             self.core.stats.corrupt.add(1);
             log::warn!(
                 "inode {}: its whole copy in the cache is damaged or of something else: removed",
@@ -212,11 +211,11 @@ impl WholeCopies {
         if checked.len() >= CHECKED_MAX {
             checked.clear();
         }
-        checked.insert(*id, Checked { place, sums });
+        checked.insert(*id, Checked { stamp, sums });
         Ok(true)
     }
 
-    /// Removes all copies of a file; bytes of disk freed once nobody uses them.
+    /// Removes all copies of a file; bytes of disk freed once no process uses them.
     pub fn evict(&self, ino: u64) -> u64 {
         let Ok(disk) = self.disk(ino) else { return 0 };
         let of_file = disk.whole_names().into_iter().filter(|name| label::parse(name) == Some(ino));
@@ -224,8 +223,8 @@ impl WholeCopies {
     }
 }
 
-/// Reads all of a copy; the checksums of its chunks if it is what it says.
-fn judge(
+/// Reads all of a copy; the checksums of its chunks if it is what its label has.
+fn verify(
     copy: &mut WholeCopy,
     volume: &VolumeId,
     go_on: &dyn Fn() -> bool,
@@ -287,8 +286,8 @@ impl WholeCopy {
         let _ = self.disk.writes.submit(Box::new(move || drop(file.set_modified(at))));
     }
 
-    /// Takes its name, before its first change: nobody finds it again, and its room comes back when
-    /// nobody has it open.
+    /// Takes its name, before its first change: no process finds it again, and its room comes back
+    /// when none has it open.
     ///
     /// # Errors
     /// Those of the disk. It must not be changed then.
@@ -300,10 +299,10 @@ impl WholeCopy {
         if is_same { self.disk.remove_whole(&name).map(drop) } else { Ok(()) }
     }
 
-    /// Whether anybody beside this process has the file open or mapped.
+    /// Whether a process beside this one has the file open or mapped.
     ///
     /// # Errors
-    /// If the file system knows no leases.
+    /// If the file system has no leases.
     pub fn is_in_use(&self) -> io::Result<bool> {
         sys::is_open_elsewhere(&self.file)
     }

@@ -1,8 +1,8 @@
 //! Threads for what may wait for a cache disk, and may wait for ever.
 //!
-//! Unlike [`kestrel_blockstore::Pool`] nobody ever joins them and nobody waits for room: a disk
-//! that wedges keeps its threads (a bounded number of them) and nothing else. Threads are started
-//! as they are needed.
+//! Unlike [`kestrel_blockstore::Pool`] no thread ever joins them or waits for room: a disk that
+//! wedges keeps its threads (a bounded number of them) and nothing else. Threads are started as
+//! they are needed.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,7 +87,7 @@ impl Workers {
     }
 
     /// Runs `work` on a thread and waits for its result, at most for `limit`. None: no result until
-    /// then, whatever comes later is dropped.
+    /// then; a later one is dropped.
     pub fn call<T: Send + 'static>(
         &self,
         limit: Duration,
@@ -139,7 +139,8 @@ impl Shared {
             if let Some(job) = state.queue.pop_front() {
                 state.progress = Some(Instant::now());
                 drop(state);
-                // A job that panics (the hook prints it) must not take the thread's seat along.
+                // A job that panics (the hook prints it) must not leave the count of threads too
+                // high.
                 let _ = catch_unwind(AssertUnwindSafe(job));
                 state = self.state.lock();
                 state.progress = Some(Instant::now());
@@ -181,14 +182,15 @@ mod tests {
         assert_eq!(workers.call(long, || 5), Some(5));
         let panicked = workers.call(long, || std::panic::resume_unwind(Box::new("on purpose")));
         assert_eq!(panicked, None::<()>);
-        let (release, gate) = mpsc::channel::<()>();
-        let gate = Arc::new(Mutex::new(gate));
+        let (release, blocked) = mpsc::channel::<()>();
+        let blocked = Arc::new(Mutex::new(blocked));
         for _ in 0..2 {
-            let gate = Arc::clone(&gate);
-            let wedged = workers.call(Duration::from_millis(1), move || gate.lock().recv().is_ok());
+            let blocked = Arc::clone(&blocked);
+            let wedged =
+                workers.call(Duration::from_millis(1), move || blocked.lock().recv().is_ok());
             assert_eq!(wedged, None);
         }
-        // On a busy machine nobody may have taken the second one up when its caller gave up.
+        // On a busy machine no thread may have taken the second one up when its caller gave up.
         while workers.waiting() > 0 {
             std::thread::yield_now();
         }

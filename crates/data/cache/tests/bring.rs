@@ -1,5 +1,5 @@
 //! Bytes that a thread of the cache brings from its disk for a reader that does not wait: its
-//! callback runs once, in time, whatever the disk does.
+//! callback runs once, in time, even if the disk hangs or fails.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -25,13 +25,13 @@ fn near(cache: &CachedStore) -> &dyn LocalCache {
     cache.near().unwrap()
 }
 
-/// Asks for bytes; none if the cache does not take it on.
+/// Requests bytes; none if the cache does not take the request.
 fn bring(cache: &CachedStore, object: u64, offset: u64, len: u64) -> Option<Receiver<bool>> {
-    let (sender, told) = mpsc::channel();
+    let (sender, called) = mpsc::channel();
     near(cache)
         .bring(object, offset, len, Box::new(move |is_here| sender.send(is_here).unwrap()))
         .ok()?;
-    Some(told)
+    Some(called)
 }
 
 fn now(cache: &CachedStore, object: u64, offset: usize, len: usize) -> Option<Vec<u8>> {
@@ -92,9 +92,9 @@ fn prefetch_from_disk_to_memory() {
         }
         // The kernel may give up again what was brought, but not every time.
         eventually("what was brought is read", || {
-            let told = bring(&cache, 1, offset as u64, len as u64)
+            let called = bring(&cache, 1, offset as u64, len as u64)
                 .expect("the cache knows that it has it");
-            assert!(told.recv_timeout(LONG).unwrap());
+            assert!(called.recv_timeout(LONG).unwrap());
             now(&cache, 1, offset, len).is_some_and(|out| out == whole[offset..offset + len])
         });
     }
@@ -129,7 +129,7 @@ fn cache_file_of_another_object() {
     }
 }
 
-/// Each call that asked a wedged disk is completed in time, and all of them at the end.
+/// Each call to a wedged disk is completed in time, and all of them at the end.
 #[test]
 fn completions_with_a_wedged_disk() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,19 +147,19 @@ fn completions_with_a_wedged_disk() {
     wedge.set(true);
     let all: Vec<_> = (0..40).filter_map(|page| bring(&cache, 1, page * 1000, 1000)).collect();
     assert!(!all.is_empty());
-    for told in &all {
-        assert!(!told.recv_timeout(LONG).unwrap());
+    for called in &all {
+        assert!(!called.recv_timeout(LONG).unwrap());
     }
-    // Now it is known to be out of service: nobody is to wait for it at all.
+    // Now the disk counts as out of service: no call is to wait for it at all.
     eventually("the disk is out of service", || bring(&cache, 1, 0, 1000).is_none());
     check(&cache, 1, &content(1, LEN), 0, LEN);
     wedge.set(false);
     eventually("the disk is used again", || {
         check(&cache, 1, &content(1, LEN), 0, LEN);
-        bring(&cache, 1, 0, 1000).is_some_and(|told| told.recv_timeout(LONG).unwrap())
+        bring(&cache, 1, 0, 1000).is_some_and(|called| called.recv_timeout(LONG).unwrap())
     });
-    // Told twice, the channel of each would have something left.
-    assert!(all.iter().all(|told| told.try_recv().is_err()));
+    // If a callback had run twice, its channel would have something left.
+    assert!(all.iter().all(|called| called.try_recv().is_err()));
     // A cache that is given up runs the callbacks that are left.
     drop(cache);
     let long = CacheOptions { disk_deadline: LONG, ..options };

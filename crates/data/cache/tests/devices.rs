@@ -1,6 +1,6 @@
 //! Real cache disks: a small loop device that fills up, is frozen, is made read-only; and kill -9
-//! of the process that fills it. What needs root and a loop device is skipped, and says so, where
-//! there is none.
+//! of the process that fills it. A test that needs root and a loop device is skipped with a message
+//! where there is none.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -85,7 +85,7 @@ fn check_all(cache: &CachedStore, count: u64) {
 #[test]
 fn a_disk_that_fills_up() {
     let Some(device) = Device::new(24) else { return };
-    // No bound of our own: the disk says ENOSPC.
+    // No bound in the cache's options: the disk fails with ENOSPC.
     let (store, cache) = behind(options(&device.mount.join("cache")), 150);
     for _ in 0..2 {
         check_all(&cache, 150);

@@ -23,7 +23,7 @@ use parking_lot::{Condvar, Mutex};
 
 const LEN: usize = 150_000;
 
-/// Fails or blocks some operations of some directory as long as it is told to.
+/// Fails or blocks some operations of some directory while the test wants it.
 #[derive(Default)]
 struct Faults {
     ops: Vec<DiskOp>,
@@ -127,8 +127,8 @@ fn a_wedged_disk_does_not_wedge_reads() {
         }
     });
     put(&cache, 100, LEN);
-    let near = cache.near().unwrap();
-    assert_eq!(near.holds(1, 0, 10), 0);
+    let local_cache = cache.near().unwrap();
+    assert_eq!(local_cache.holds(1, 0, 10), 0);
     let found = stats(&cache);
     assert!(found["cache_disk_errors"] > 0 && found["cache_disk_bypassed"] > 0, "{found:?}");
     faults.set(false);
@@ -292,7 +292,7 @@ fn vanished_cache_directory() {
     check_all(&cache, 1..=20);
     flush(&cache);
     assert!(!path.exists());
-    // Somebody mounts a new disk there and another mount makes it a cache directory.
+    // A new disk is mounted there and another mount makes it a cache directory.
     let other = CachedStore::open(Arc::clone(&store) as _, [1; 16], options(&path)).unwrap();
     comes_back(&store, &cache, 1..=20);
     drop(other);

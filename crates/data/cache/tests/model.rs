@@ -51,7 +51,7 @@ fn damage(dir: &Path, random: &mut Random) {
         }
         2 => file.set_len(random.below(len)).unwrap(),
         3 => {
-            // Somebody else's bytes under this name.
+            // Another object's bytes under this name.
             let other = std::fs::read(pick(random)).unwrap_or_default();
             file.write_all_at(&other, 0).unwrap();
         }
@@ -80,14 +80,14 @@ fn step(cache: &CachedStore, wholes: &[Vec<u8>], random: &mut Random) -> bool {
     let mut out = vec![0xee; len];
     match random.below(12) {
         0 => {
-            let near = cache.near().unwrap();
-            near.evict(object);
+            let local_cache = cache.near().unwrap();
+            local_cache.evict(object);
             false
         }
         1 => {
-            let near = cache.near().unwrap();
-            if near.fill(object, offset as u64, len as u64).is_ok() {
-                assert!(near.holds(object, offset as u64, len as u64) <= len as u64);
+            let local_cache = cache.near().unwrap();
+            if local_cache.fill(object, offset as u64, len as u64).is_ok() {
+                assert!(local_cache.holds(object, offset as u64, len as u64) <= len as u64);
             }
             false
         }
@@ -145,7 +145,7 @@ fn read_waiting(
     true
 }
 
-/// Whatever happens to the cache files, no wrong byte is read.
+/// Damage to the cache files never makes a read return a wrong byte.
 #[test]
 fn no_wrong_byte_with_damaged_cache_files() {
     for seed in 0..6 {
@@ -240,8 +240,8 @@ fn wrong_bytes_from_the_store_do_not_stay() {
     }
 }
 
-/// An object that is shorter than what metadata says is an error from the store, not from the
-/// cache's memory of it.
+/// An object that is shorter than its metadata has is an error from the store, not from the cache's
+/// memory of it.
 #[test]
 fn an_object_cut_short_and_restored() {
     let dir = tempfile::tempdir().unwrap();

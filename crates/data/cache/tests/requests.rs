@@ -55,7 +55,7 @@ fn hits_after_read_put_and_restart() {
 }
 
 #[test]
-fn readers_of_one_place_share_a_request() {
+fn shared_request_for_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::from_millis(100));
     put(store.as_ref(), 1, MIB);
@@ -71,7 +71,7 @@ fn readers_of_one_place_share_a_request() {
 }
 
 #[test]
-fn readers_of_neighbouring_places_share_requests() {
+fn shared_requests_for_near_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let store = Counting::new(Duration::from_millis(50));
     put(store.as_ref(), 1, 8 * MIB);
@@ -86,7 +86,7 @@ fn readers_of_neighbouring_places_share_requests() {
     assert!(store.gets() <= 16, "{} requests for 64 reads", store.gets());
 }
 
-/// Random reads of a large object fetch what they ask for.
+/// Random reads of a large object fetch what they request.
 #[test]
 fn requests_for_random_reads() {
     let dir = tempfile::tempdir().unwrap();
@@ -96,14 +96,14 @@ fn requests_for_random_reads() {
     }
     let cache = open(&store, dir.path());
     let mut random = Random(3);
-    let (mut asked, mut out) = (0, vec![0; 65_540]);
+    let (mut requested, mut out) = (0, vec![0; 65_540]);
     for object in 1..=64 {
         let offset = random.below(4 * MIB as u64 - 65_540);
         cache.read(object, offset, &mut [IoSliceMut::new(&mut out)]).unwrap();
-        asked += 65_540;
+        requested += 65_540;
     }
     let got = store.got.load(std::sync::atomic::Ordering::SeqCst);
-    assert!(got < asked * 2, "{got} bytes fetched for {asked}");
+    assert!(got < requested * 2, "{got} bytes fetched for {requested}");
 }
 
 /// An epoch over packs needs few requests, and the next epoch none.
@@ -144,23 +144,23 @@ fn filling_ahead_and_evicting() {
     put(store.as_ref(), 1, 9 * MIB + 5);
     let whole = content(1, 9 * MIB + 5);
     let cache = open(&store, dir.path());
-    let near = cache.near().unwrap();
+    let local_cache = cache.near().unwrap();
     let len = whole.len() as u64;
-    assert_eq!(near.holds(1, 0, len), 0);
+    assert_eq!(local_cache.holds(1, 0, len), 0);
     check(&cache, 1, &whole, 5 * MIB, 1000);
-    near.fill(1, 0, len).unwrap();
-    assert_eq!(near.holds(1, 0, len), len);
-    assert_eq!(near.holds(1, 5, 1000), 1000);
+    local_cache.fill(1, 0, len).unwrap();
+    assert_eq!(local_cache.holds(1, 0, len), len);
+    assert_eq!(local_cache.holds(1, 5, 1000), 1000);
     let gets = store.gets();
-    near.fill(1, 0, len).unwrap();
+    local_cache.fill(1, 0, len).unwrap();
     check(&cache, 1, &whole, 0, whole.len());
     assert_eq!(store.gets(), gets);
     assert!(gets <= 6, "{gets} requests");
     let other = open(&store, dir.path());
     assert_eq!(other.near().unwrap().holds(1, 0, len), len);
-    assert!(near.evict(1) >= len);
-    assert_eq!(near.holds(1, 0, len), 0);
+    assert!(local_cache.evict(1) >= len);
+    assert_eq!(local_cache.holds(1, 0, len), 0);
     assert_eq!(other.near().unwrap().holds(1, 0, len), len, "its look is a second old at most");
     check(&other, 1, &whole, 0, whole.len());
-    assert!(near.fill(77, 0, 10).is_err());
+    assert!(local_cache.fill(77, 0, 10).is_err());
 }

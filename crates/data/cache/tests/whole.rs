@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 const VOLUME: [u8; 16] = [3; 16];
 
-/// Fails one kind of operation while it is told to.
+/// Fails one kind of operation while the test wants it.
 #[derive(Default)]
 struct Faults(Mutex<Option<(DiskOp, i32)>>);
 

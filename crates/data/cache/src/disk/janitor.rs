@@ -1,5 +1,5 @@
 //! The thread of each cache directory that makes room and tries a failed disk out. It waits for the
-//! disk as long as that takes, and nobody waits for it.
+//! disk as long as that takes, and no thread waits for it.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -13,11 +13,11 @@ use crate::object::ObjectIndex;
 use crate::sys;
 
 /// Between two looks at the room on the disk, and at a disk that is out of service.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 const TRY_EVERY: Duration = Duration::from_millis(200);
 
 /// What others did to the directory is found out at least so often.
-const SWEEP_EVERY: Duration = Duration::from_secs(600);
+const SCAN_EVERY: Duration = Duration::from_secs(600);
 
 /// Bytes written to try a disk out.
 const TRIAL_BYTES: usize = 4096;
@@ -25,18 +25,18 @@ const TRIAL_BYTES: usize = 4096;
 /// Starts the keeper of a disk, and the thread that watches over its promises.
 pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<ObjectIndex>) -> io::Result<()> {
     let of = Arc::clone(disk);
-    disk.promises
+    disk.completions
         .start(format!("kestrel-cache-p{}", disk.index), move || of.note_unanswered(Side::Read))?;
     let (disk, table) = (Arc::clone(disk), Arc::downgrade(table));
     let name = format!("kestrel-cache-k{}", disk.index);
-    // The room others have taken is not known yet.
-    disk.wish_sweep();
+    // The room that other processes have taken is not counted yet.
+    disk.request_scan();
     std::thread::Builder::new().name(name).spawn(move || run(&disk, &table)).map(drop)
 }
 
 fn run(disk: &Disk, table: &Weak<ObjectIndex>) {
-    let mut swept = Instant::now();
-    while let Some(is_wished) = wait(disk) {
+    let mut report = Instant::now();
+    while let Some(is_requested) = wait(disk) {
         for side in [Side::Read, Side::Write] {
             let now = disk.clock.now();
             if disk.service(side).breaker.lock().is_trial_due(now) {
@@ -49,10 +49,12 @@ fn run(disk: &Disk, table: &Weak<ObjectIndex>) {
         }
         let is_in = disk.is_in_service(Side::Read) || disk.is_in_service(Side::Write);
         if is_in
-            && (is_wished || swept.elapsed() > SWEEP_EVERY || disk.is_sweep_due().unwrap_or(false))
+            && (is_requested
+                || report.elapsed() > SCAN_EVERY
+                || disk.is_scan_due().unwrap_or(false))
         {
-            sweep(disk, table);
-            swept = Instant::now();
+            scan(disk, table);
+            report = Instant::now();
         }
     }
 }
@@ -60,26 +62,26 @@ fn run(disk: &Disk, table: &Weak<ObjectIndex>) {
 /// Waits for a wish or for the time to look; whether a sweep is wished. None: closed.
 fn wait(disk: &Disk) -> Option<bool> {
     let is_well = disk.is_in_service(Side::Read) && disk.is_in_service(Side::Write);
-    let until = Instant::now() + if is_well { LOOK_EVERY } else { TRY_EVERY };
-    let mut wishes = disk.wishes.lock();
-    while !wishes.closed && !wishes.sweep {
-        if disk.wished.wait_until(&mut wishes, until).timed_out() {
+    let until = Instant::now() + if is_well { CHECK_EVERY } else { TRY_EVERY };
+    let mut requests = disk.requests.lock();
+    while !requests.closed && !requests.scan {
+        if disk.requested.wait_until(&mut requests, until).timed_out() {
             break;
         }
     }
-    (!wishes.closed).then(|| std::mem::take(&mut wishes.sweep))
+    (!requests.closed).then(|| std::mem::take(&mut requests.scan))
 }
 
-fn sweep(disk: &Disk, table: &Weak<ObjectIndex>) {
+fn scan(disk: &Disk, table: &Weak<ObjectIndex>) {
     let begun = Instant::now();
-    match disk.sweep() {
-        Ok(Some(swept)) => {
-            if swept.bytes == 0 {
+    match disk.scan() {
+        Ok(Some(report)) => {
+            if report.bytes == 0 {
                 // Others have taken the room: looking again and again does not bring it back.
                 std::thread::sleep(TRY_EVERY);
             }
             if let Some(table) = table.upgrade() {
-                for object in swept.removed.iter().filter_map(|id| table.find(*id)) {
+                for object in report.removed.iter().filter_map(|id| table.find(*id)) {
                     object.state.lock().forget_file();
                 }
             }
@@ -87,7 +89,7 @@ fn sweep(disk: &Disk, table: &Weak<ObjectIndex>) {
         Ok(None) => {
             // Another process makes room; see in a while whether it is enough.
             std::thread::sleep(TRY_EVERY);
-            disk.wish_sweep();
+            disk.request_scan();
         }
         Err(error) => {
             // A failed sweep is a failed write: what cannot be made room on is not to be filled.

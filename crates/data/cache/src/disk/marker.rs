@@ -1,4 +1,4 @@
-//! `kestrel-cache.json`: says that a directory is a cache directory, and of which format.
+//! `kestrel-cache.json`: marks a directory as a cache directory, with the format.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -83,7 +83,7 @@ fn make(path: &Path) -> Result<(), String> {
     }
     let text = serde_json::to_string(&Marker { kestrel_cache: VERSION, page_bytes: PAGE_BYTES })
         .map_err(|error| error.to_string())?;
-    // Beside and renamed: nobody ever reads half of it.
+    // Written beside and renamed: no process ever reads half of it.
     let beside = path.join(format!("{MARKER}.{}", std::process::id()));
     let write = || {
         let mut file = File::create(&beside)?;

@@ -64,9 +64,9 @@ pub(crate) struct ScanReport {
 impl Disk {
     /// Looks through the directory and makes room if there is too little. None: another process is
     /// at it.
-    pub(crate) fn sweep(&self) -> io::Result<Option<ScanReport>> {
+    pub(crate) fn scan(&self) -> io::Result<Option<ScanReport>> {
         self.before(DiskOp::Evict)?;
-        // If the disk was unmounted, this is somebody else's directory now.
+        // If the disk was unmounted, this is another file system's directory now.
         marker::check(&self.path)?;
         let lock = sys::create_at(self.root().as_fd(), &super::c_string(LOCK.to_string()))?;
         match lock.try_lock() {
@@ -76,9 +76,9 @@ impl Disk {
         }
         let written = self.written.load(Ordering::Relaxed);
         let now = self.clock.now();
-        let found = look_through(&self.path, now)?;
+        let found = scan_dirs(&self.path, now)?;
         let mut used: u64 = found.files.iter().map(|file| file.bytes).sum();
-        let mut swept = ScanReport::default();
+        let mut report = ScanReport::default();
         let wanted = self.wanted.swap(0, Ordering::Relaxed);
         for index in evict::plan(&found.files, self.needed(used, wanted)?, now) {
             self.before(DiskOp::Evict)?;
@@ -86,7 +86,7 @@ impl Disk {
             let volume = &found.volumes[file.volume];
             match content {
                 Content::Pages(object) => cut(&self.path.join(name(volume, *object)))?,
-                // Somebody may be reading it: its bytes stay until nobody has it open.
+                // A process may be reading it: its bytes stay until no process has it open.
                 Content::Whole(whole) => {
                     gone_is_fine(std::fs::remove_file(
                         self.path.join(volume).join(DIR).join(whole),
@@ -95,18 +95,18 @@ impl Disk {
             }
             let bytes = file.bytes;
             self.stats.evicted_bytes.add(bytes);
-            (swept.bytes, used) = (swept.bytes + bytes, used - bytes);
+            (report.bytes, used) = (report.bytes + bytes, used - bytes);
             if let Content::Pages(object) = content
                 && *volume == self.volume
             {
-                swept.removed.push(*object);
+                report.removed.push(*object);
             }
         }
         // What was written meanwhile may have been found or not: counted twice until the next look
         // is better than not at all.
         let meanwhile = self.written.fetch_sub(written, Ordering::Relaxed) - written;
         self.used.store(used + meanwhile, Ordering::Relaxed);
-        Ok(Some(swept))
+        Ok(Some(report))
     }
 
     /// Bytes to free now that `used` are in use and `wanted` are to come.
@@ -124,12 +124,12 @@ impl Disk {
     }
 
     /// Whether room is short or the last look through the directory is out of date.
-    pub(super) fn is_sweep_due(&self) -> io::Result<bool> {
+    pub(super) fn is_scan_due(&self) -> io::Result<bool> {
         let written = self.written.load(Ordering::Relaxed);
         let (size, free) = sys::room(&self.root())?;
         let is_short = free < (size as f64 * self.free_space_ratio) as u64;
         // Room that others took is looked into only if there is something to give.
-        Ok(written > self.sweep_every()
+        Ok(written > self.scan_every()
             || self.used_bytes() > self.bytes_max
             || (is_short && self.used_bytes() > 0))
     }
@@ -140,7 +140,7 @@ pub(crate) fn disk_bytes(found: &Metadata) -> u64 {
     found.blocks() * 512
 }
 
-/// Removes a cache file and frees its room even if somebody has it open; fine if it is gone.
+/// Removes a cache file and frees its room even if a process has it open; fine if it is gone.
 pub(crate) fn cut(path: &Path) -> io::Result<()> {
     let cut = || {
         std::fs::OpenOptions::new().write(true).open(path)?.set_len(0)?;
@@ -158,7 +158,7 @@ fn gone_is_fine(removed: io::Result<()>) -> io::Result<()> {
 }
 
 /// All cache files of a directory. Names that are none of ours are passed over.
-fn look_through(path: &Path, now: Nanos) -> io::Result<ScannedFiles> {
+fn scan_dirs(path: &Path, now: Nanos) -> io::Result<ScannedFiles> {
     let mut found = ScannedFiles::default();
     for volume in names(path)? {
         if volume.len() != 32 || !is_hex(&volume) {
@@ -174,8 +174,8 @@ fn look_through(path: &Path, now: Nanos) -> io::Result<ScannedFiles> {
             let before = found.files.len();
             let below = Path::new(&volume).join(&prefix);
             let content = if is_whole { whole_of } else { pages_of };
-            look_at(path, &below, found.volumes.len(), now, content, &mut found)?;
-            // Empty ones go, unless somebody has just made them to put something there.
+            scan_dir(path, &below, found.volumes.len(), now, content, &mut found)?;
+            // Empty ones go, unless a process has just made them to put something there.
             is_empty &= found.files.len() == before && remove_old_dir(&path.join(&below), now);
         }
         if is_empty {
@@ -194,7 +194,7 @@ fn remove_old_dir(path: &Path, now: Nanos) -> bool {
 }
 
 /// The cache files of one directory below the volume's.
-fn look_at(
+fn scan_dir(
     path: &Path,
     below: &Path,
     volume: usize,

@@ -22,7 +22,7 @@ impl Disk {
     pub fn create_whole(&self) -> io::Result<File> {
         let (root, dir) = (self.root(), c_string(format!("{}/{DIR}", self.volume)));
         for _ in 0..super::CREATE_TRIES {
-            match sys::create_nameless_at(root.as_fd(), &dir) {
+            match sys::create_unnamed_at(root.as_fd(), &dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     for dir in [c_string(self.volume.clone()), dir.clone()] {
                         match sys::mkdir_at(root.as_fd(), &dir) {
@@ -34,7 +34,7 @@ impl Disk {
                 other => return other,
             }
         }
-        sys::create_nameless_at(root.as_fd(), &dir)
+        sys::create_unnamed_at(root.as_fd(), &dir)
     }
 
     /// Waits up to `patience` until there is room for `bytes`; whether there is. Makes it, unless
@@ -49,7 +49,7 @@ impl Disk {
                 return Ok(false);
             }
             self.wanted.fetch_max(bytes, Ordering::Relaxed);
-            self.wish_sweep();
+            self.request_scan();
             std::thread::sleep(ROOM_POLL);
         }
     }
@@ -76,7 +76,8 @@ impl Disk {
         sys::open_rw_at_cached(self.root().as_fd(), &self.whole_name(name)).ok()
     }
 
-    /// Takes a whole copy's name; bytes of disk that come back when nobody has it open any more.
+    /// Takes a whole copy's name; bytes of disk that come back when no process has it open any
+    /// more.
     pub fn remove_whole(&self, name: &str) -> io::Result<u64> {
         let (root, path) = (self.root(), self.whole_name(name));
         let Some(file) = found(sys::open_at(root.as_fd(), &path))? else { return Ok(0) };

@@ -51,7 +51,7 @@ fn equal_shares_of_volumes_in_use() {
 }
 
 #[test]
-fn a_scan_leaves_what_is_reused_alone() {
+fn scan_resistance() {
     let mut files: Vec<CacheFile> = (0..80).map(|i| file(0, 1, 300 + i, true)).collect();
     files.extend((0..120).map(|i| file(0, 1, i, false)));
     let plan = plan(&files, 100, NOW);
@@ -96,12 +96,13 @@ proptest! {
     }
 
     #[test]
-    fn nobody_loses_while_another_has_more_than_its_share(
+    fn eviction_from_volumes_above_their_share(
         files in prop::collection::vec(any_file(), 1..200), need in 1..100_000u64,
     ) {
         let plan = plan(&files, need, NOW);
-        let newest =
-            |volume| files.iter().filter(|file| file.volume == volume).map(|file| file.touched).max();
+        let newest = |volume| {
+            files.iter().filter(|file| file.volume == volume).map(|file| file.touched).max()
+        };
         let is_idle =
             |volume| newest(volume).is_none_or(|touched: Nanos| NOW - touched > IDLE_AFTER);
         let (before, after) = (left(&files, &[], 4), left(&files, &plan, 4));

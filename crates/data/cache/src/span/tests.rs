@@ -96,7 +96,7 @@ fn an_epoch_over_packs_needs_few_requests() {
     assert!(bytes < 64 * 18 * MIB, "{bytes} bytes of 1 GiB");
 }
 
-/// Random reads of much data fetch little beyond what they ask for.
+/// Random reads of much data fetch little beyond what they request.
 #[test]
 fn excess_bytes_of_random_reads() {
     // 20,000 reads of 3 pages over 40 GiB in blocks of 4 MiB.
@@ -109,8 +109,8 @@ fn excess_bytes_of_random_reads() {
         .collect();
     let config = SpanConfig { credit: 64 * MIB, ..SpanConfig::default() };
     let (_, bytes) = run(&reads, 10_240, 128, config);
-    let asked = 20_000 * 3 * PAGE_BYTES;
-    assert!(bytes < asked * 3 / 2 + 64 * MIB, "{bytes} bytes fetched for {asked}");
+    let requested = 20_000 * 3 * PAGE_BYTES;
+    assert!(bytes < requested * 3 / 2 + 64 * MIB, "{bytes} bytes fetched for {requested}");
 }
 
 proptest! {
@@ -123,10 +123,10 @@ proptest! {
             SpanConfig { credit: credit * PAGE_BYTES, earnings: 0, ..SpanConfig::default() };
         let reads: Vec<_> =
             reads.into_iter().map(|(object, page, len)| (object, page..page + len)).collect();
-        let asked: u64 =
+        let requested: u64 =
             reads.iter().map(|(_, range)| u64::from(range.end - range.start) * PAGE_BYTES).sum();
         let (_, bytes) = run(&reads, 20, 128, config);
-        prop_assert!(bytes <= asked + asked / 8 + credit * PAGE_BYTES);
+        prop_assert!(bytes <= requested + requested / 8 + credit * PAGE_BYTES);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The label of a whole copy: an extended attribute that says of what it is a copy, and its
-//! checksum.
+//! The label of a whole copy: an extended attribute with the identity of the file that it is a copy
+//! of, and its checksum.
 
 use kestrel_blockstore::object::VolumeId;
 
@@ -26,12 +26,12 @@ pub struct WholeId {
 impl WholeId {
     /// The checksum that the label carries: CRC-32C of the bytes, followed by what they are.
     fn check(&self, volume: &VolumeId, bytes_check: u32) -> u32 {
-        let mut place = [0; 40];
-        place[..16].copy_from_slice(volume);
-        place[16..24].copy_from_slice(&self.ino.to_be_bytes());
-        place[24..32].copy_from_slice(&self.change.to_be_bytes());
-        place[32..].copy_from_slice(&self.size.to_be_bytes());
-        crc32c::crc32c_append(bytes_check, &place)
+        let mut identity = [0; 40];
+        identity[..16].copy_from_slice(volume);
+        identity[16..24].copy_from_slice(&self.ino.to_be_bytes());
+        identity[24..32].copy_from_slice(&self.change.to_be_bytes());
+        identity[32..].copy_from_slice(&self.size.to_be_bytes());
+        crc32c::crc32c_append(bytes_check, &identity)
     }
 
     /// The label of a copy with bytes of this CRC-32C.

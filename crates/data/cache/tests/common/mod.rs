@@ -33,15 +33,15 @@ impl Random {
     }
 }
 
-/// What an object holds: blocks of 512 bytes that follow from the object, each with its place in
-/// front, so that bytes of another object or another place are seen.
+/// What an object holds: blocks of 512 bytes that follow from the object, each with its number in
+/// front, so that bytes of another object or another block are noticed.
 pub fn content(object: u64, len: usize) -> Vec<u8> {
     let mut random = Random(object << 32);
     let mut block = [0; 512];
     block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
     let mut whole = Vec::with_capacity(len + 512);
-    for place in 0..len.div_ceil(512) as u64 {
-        block[..8].copy_from_slice(&Random((object << 32) | place).next().to_le_bytes());
+    for block_number in 0..len.div_ceil(512) as u64 {
+        block[..8].copy_from_slice(&Random((object << 32) | block_number).next().to_le_bytes());
         whole.extend_from_slice(&block);
     }
     whole.truncate(len);
