@@ -239,8 +239,8 @@ impl Core {
         true
     }
 
-    /// Reads pages from wherever they are, waiting for it. Without `reads_disk` the disk is known not to
-    /// give them.
+    /// Reads pages from wherever they are, waiting for it. Without `reads_disk` it does not look on
+    /// the disk, which does not have them.
     fn read_cold(
         self: &Arc<Self>,
         object: &Arc<Object>,

@@ -1,6 +1,6 @@
 //! A limit of bytes a second, as a token bucket kept by its theoretical arrival time (the generic
 //! cell rate algorithm, ITU-T I.371): one number instead of a count and a time. Pure: the caller
-//! says what time it is and does the waiting.
+//! brings the time and does the waiting.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ impl Bandwidth {
         Self { bytes_per_second, passed_by: now }
     }
 
-    /// Books `bytes` and says how long to wait before they may pass. Bookings are served in order.
+    /// Books `bytes` and answers how long to wait before they may pass. Bookings are served in
+    /// order.
     pub(crate) fn book(&mut self, bytes: u64, now: Instant) -> Duration {
         let begin = self.passed_by.max(now.checked_sub(BURST).unwrap_or(now));
         self.passed_by =

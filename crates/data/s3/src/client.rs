@@ -25,14 +25,14 @@ const INCONSISTENT_ANSWERS_MAX: u32 = 3;
 #[derive(Debug)]
 pub(crate) enum Hitch {
     /// `object_store` failed.
-    Told(object_store::Error),
-    /// We do not believe the answer, or find what it says to be a failure.
+    Client(object_store::Error),
+    /// The client does not believe the answer, or the answer is a failure under status 200.
     Found(Fault),
 }
 
 impl From<object_store::Error> for Hitch {
     fn from(error: object_store::Error) -> Self {
-        Self::Told(error)
+        Self::Client(error)
     }
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Client {
     pub(crate) credentials_source: String,
     /// Longest time for a request with all its attempts.
     pub(crate) deadline: Duration,
-    gate: RateLimiter,
+    rate_limiter: RateLimiter,
     jitter: Jitter,
     executors: Executors,
 }
@@ -100,10 +100,19 @@ impl Client {
         let executors = Executors::new(dialer).map_err(|error| {
             OpenError::Other(format!("preparing connections to the store: {error}"))
         })?;
-        let gate = RateLimiter::new(&options.limits);
+        let rate_limiter = RateLimiter::new(&options.limits);
         let jitter = Jitter::new();
         let deadline = options.limits.deadline;
-        Ok(Self { s3, options, stats, credentials_source, deadline, gate, jitter, executors })
+        Ok(Self {
+            s3,
+            options,
+            stats,
+            credentials_source,
+            deadline,
+            rate_limiter,
+            jitter,
+            executors,
+        })
     }
 
     /// The limits in force.
@@ -125,9 +134,9 @@ impl Client {
     /// Waits for a turn.
     ///
     /// # Errors
-    /// `Late` if the store answered nobody for a whole deadline.
+    /// `Late` if the store answered no request for a whole deadline.
     pub(crate) async fn turn(&self, direction: Direction) -> Result<SemaphorePermit<'_>, Failure> {
-        self.gate.turn(direction).await.map_err(|NoTurn| {
+        self.rate_limiter.turn(direction).await.map_err(|NoTurn| {
             self.stats.failed();
             let took = self.limits().deadline;
             let text = format!("the store answered nothing for {} s", took.as_secs_f32());
@@ -156,7 +165,7 @@ impl Client {
         must_be_new: bool,
         mut attempt: impl AsyncFnMut() -> Attempt<T>,
     ) -> Result<T, Failure> {
-        self.gate.pass(direction, bytes).await;
+        self.rate_limiter.pass(direction, bytes).await;
         let begin = Instant::now();
         let (mut attempts, mut inconsistent) = (0, 0);
         let mut before: Option<Fault> = None;
@@ -167,7 +176,7 @@ impl Client {
             attempts += 1;
             let fault = match self.try_once(limit, must_be_new, attempt()).await {
                 Ok(done) => return Ok(done),
-                // What the deadline cut off says less than what came before it.
+                // The attempt that the deadline cut off explains less than the one before it.
                 Err(fault) if fault.cause == Cause::Late && limit < full => {
                     before.take().unwrap_or(fault)
                 }
@@ -207,11 +216,11 @@ impl Client {
     ) -> Result<T, Fault> {
         let (done, seen) = Traced::run(must_be_new, tokio::time::timeout(limit, attempt)).await;
         if seen.status.is_some_and(|status| !status.is_server_error()) {
-            self.gate.answered();
+            self.rate_limiter.answered();
         }
         match done {
             Ok(Ok(done)) => Ok(done),
-            Ok(Err(Hitch::Told(error))) => Err(Fault::judge(&error, seen)),
+            Ok(Err(Hitch::Client(error))) => Err(Fault::of_attempt(&error, seen)),
             Ok(Err(Hitch::Found(fault))) => Err(fault),
             Err(_) => Err(Fault::late(limit, seen)),
         }

@@ -27,7 +27,8 @@ pub(crate) fn process_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Finds credentials and gives them to the builder; tells where they come from, for error messages.
+/// Finds credentials and gives them to the builder; answers where they come from, for error
+/// messages.
 pub(crate) fn provide(
     builder: AmazonS3Builder,
     file: Option<&Path>,
@@ -89,7 +90,7 @@ fn half(what: &str) -> OpenError {
     OpenError::Credentials(format!("{what}; set both or neither"))
 }
 
-/// Roles that a cluster manager gives its containers, if the environment tells of one.
+/// Roles that a cluster manager gives its containers, if the environment has one.
 fn platform(
     builder: &AmazonS3Builder,
     environment: Environment<'_>,
@@ -134,7 +135,7 @@ struct FileCredentials {
     read: Mutex<(Stamp, Arc<AwsCredential>)>,
 }
 
-/// What tells one state of a file from another.
+/// What distinguishes one state of a file from another.
 type Stamp = (Option<SystemTime>, u64);
 
 impl FileCredentials {
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_are_asked_in_order() {
+    fn order_of_sources() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("credentials");
         std::fs::write(&file, "[default]\naws_access_key_id=a\naws_secret_access_key=b\n").unwrap();
@@ -252,19 +253,20 @@ mod tests {
     }
 
     #[test]
-    fn missing_and_half_credentials_are_told() {
-        let told = |variables: &[(&str, &str)]| source(variables, None).unwrap_err().to_string();
-        assert!(told(&[("AWS_ACCESS_KEY_ID", "x")]).contains("AWS_SECRET_ACCESS_KEY is not"));
-        assert!(told(&[("AWS_SECRET_ACCESS_KEY", "x")]).contains("AWS_ACCESS_KEY_ID is not"));
-        assert!(told(&[("AWS_EC2_METADATA_DISABLED", "true")]).contains("--credentials FILE"));
-        assert!(told(&[("AWS_SHARED_CREDENTIALS_FILE", "/nowhere/x")]).contains("/nowhere/x"));
+    fn missing_and_half_credentials() {
+        let refusal = |variables: &[(&str, &str)]| source(variables, None).unwrap_err().to_string();
+        assert!(refusal(&[("AWS_ACCESS_KEY_ID", "x")]).contains("AWS_SECRET_ACCESS_KEY is not"));
+        assert!(refusal(&[("AWS_SECRET_ACCESS_KEY", "x")]).contains("AWS_ACCESS_KEY_ID is not"));
+        assert!(refusal(&[("AWS_EC2_METADATA_DISABLED", "true")]).contains("--credentials FILE"));
+        assert!(refusal(&[("AWS_SHARED_CREDENTIALS_FILE", "/nowhere/x")]).contains("/nowhere/x"));
     }
 
     #[test]
-    fn profiles_are_told_apart_and_secrets_not_repeated() {
+    fn profiles_without_secrets_in_errors() {
         let text = "# keys\n[a]\naws_access_key_id = ida\naws_secret_access_key = topsecret\n\n[ b \
                     ]\n\
-                    aws_access_key_id=idb\naws_secret_access_key=x=y\naws_session_token=t\nregion=q\n[c]\n";
+                    aws_access_key_id=idb\naws_secret_access_key=x=y\n\
+                    aws_session_token=t\nregion=q\n[c]\n";
         let b = parse(text, "b").unwrap();
         assert_eq!(
             (b.key_id.as_str(), b.secret_key.as_str(), b.token.as_deref()),

@@ -7,10 +7,10 @@
 //! every piece of a body cost two switches of threads, a quarter of all the CPU that reading a
 //! large file took.
 //!
-//! **Connections** of an idle executor are looked after by nobody until the executor is used again:
-//! a call begins by letting the executor notice what happened meanwhile, so that a connection that
-//! the store has closed is not used. Lanes are taken last in, first out, and those that nobody took
-//! for as long as connections are kept are dropped with theirs.
+//! **Connections** of an idle executor are not looked after until the executor is used again: a
+//! call begins by letting the executor notice what happened meanwhile, so that a connection that
+//! the store has closed is not used. Executors are taken last in, first out, and those that were
+//! not taken for as long as connections are kept are dropped with theirs.
 //!
 //! **Bound.** No more executors than calls at one time, which are bounded by the caller's threads.
 //! If the system refuses another one, calls wait for those there are; the first is made when the
@@ -143,8 +143,8 @@ impl Taken<'_> {
         };
         CURRENT.set(Some(http.clone()));
         runtime.block_on(async {
-            // Lets the reactor look at its sockets once: connections may have been closed while
-            // nobody drove them.
+            // Lets the reactor look at its sockets once: connections may have been closed while no
+            // call drove them.
             tokio::task::yield_now().await;
             requests.await
         })

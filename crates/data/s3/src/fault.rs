@@ -1,4 +1,4 @@
-//! What an attempt's failure means: whether trying again may help, and how it is told.
+//! What an attempt's failure means: whether trying again may help, and its text.
 
 use std::io;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ pub(crate) enum Cause {
     NoBucket,
     /// There is such an object already.
     Present,
-    /// The object ends before what was asked for.
+    /// The object ends before the end of the requested range.
     Short,
-    /// The store does not let us.
+    /// The store denies access.
     Denied,
     /// The store's clock and ours differ by more than signatures allow.
     ClockSkew,
@@ -37,16 +37,16 @@ pub(crate) enum Cause {
     Refused,
     /// The store's certificate is not one to be trusted.
     Untrusted,
-    /// Nobody gave us credentials.
+    /// There are no credentials.
     Credentials,
-    /// The store is asked too much.
+    /// The store gets too many requests.
     Throttled,
-    /// The store failed, or somebody else was in the way; another time it may work.
+    /// The store failed, or another request was in the way; another time it may work.
     Failed,
     /// No answer, or not a whole one.
     Broken,
-    /// A whole answer that contradicts itself, or what was asked. It may have been damaged on its
-    /// way, but a store that says such a thing is likely to say it again.
+    /// A whole answer that contradicts itself, or the request. It may have been damaged on its way,
+    /// but a store that answers such a thing is likely to do so again.
     Inconsistent,
     /// No answer in time.
     Late,
@@ -90,8 +90,8 @@ impl Cause {
                 _,
             )
             | (_, 408 | 409) => Self::Failed,
-            // "Not found" is believed of objects only: stores say it of users too, and proxies of
-            // whatever they like.
+            // "Not found" is believed of objects only: stores answer it about users too, and
+            // proxies about anything.
             ("NoSuchKey" | "NoSuchUpload", 404) => Self::Missing,
             ("", 404) if bare => Self::Missing,
             ("", 404) => Self::Failed,
@@ -123,17 +123,18 @@ impl Fault {
         Self::found(Cause::Inconsistent, text)
     }
 
-    /// Judges an attempt by what came back on the wire; `told` is what `object_store` made of it.
-    pub(crate) fn judge(told: &object_store::Error, seen: Seen) -> Self {
+    /// The fault of an attempt, by what came back on the wire; `error` is what `object_store` made
+    /// of it.
+    pub(crate) fn of_attempt(error: &object_store::Error, seen: Seen) -> Self {
         let (cause, text) = match (&seen.broken, seen.status) {
             (Some(broken), _) if seen.untrusted => (Cause::Untrusted, broken.clone()),
             (Some(broken), _) => (Cause::Broken, format!("no whole answer ({broken})")),
-            (None, Some(_)) if seen.contradicts => (Cause::Inconsistent, last_of(told)),
+            (None, Some(_)) if seen.contradicts => (Cause::Inconsistent, last_of(error)),
             (None, Some(status)) => {
                 let reason = status.canonical_reason().unwrap_or("?");
                 let cause = Cause::of_answer(status, &seen.code, seen.bare);
                 let text = match (seen.code.as_str(), seen.message.as_str()) {
-                    ("", _) if status.is_success() => last_of(told),
+                    ("", _) if status.is_success() => last_of(error),
                     ("", _) => format!("the store answered {} {reason}", status.as_u16()),
                     (code, "") => format!("the store answered {} {code}", status.as_u16()),
                     (code, message) => {
@@ -143,7 +144,7 @@ impl Fault {
                 (cause, text)
             }
             // It came to no request: credentials are fetched before.
-            (None, None) => (Cause::Credentials, last_of(told)),
+            (None, None) => (Cause::Credentials, last_of(error)),
         };
         Self { cause, text, seen }
     }
@@ -162,7 +163,7 @@ impl Fault {
         Self { cause: Cause::Broken, text: text.into(), seen: Seen::default() }
     }
 
-    /// A fault that we find ourselves.
+    /// A fault that this crate finds itself.
     pub(crate) fn found(cause: Cause, text: impl Into<String>) -> Self {
         Self { cause, text: text.into(), seen: Seen::default() }
     }
@@ -198,8 +199,8 @@ impl Failure {
         }
     }
 
-    /// Whether the store may have done what was asked for, although the last attempt says that it
-    /// cannot: an earlier one's answer may have been lost.
+    /// Whether the store may have carried out the request, although the last attempt's answer is
+    /// that it cannot: an earlier one's answer may have been lost.
     pub(crate) fn maybe_done(&self) -> bool {
         self.attempts > 1
     }
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_judged() {
+    fn causes_of_answers() {
         let cause = |status: u16, code: &str| {
             Cause::of_answer(StatusCode::from_u16(status).unwrap(), code, false)
         };

@@ -45,8 +45,8 @@
 //! - What a request cannot settle at once is tried again, with exponential backoff and full jitter,
 //!   until its deadline. What cannot get better by trying (no permission, no such bucket, no such
 //!   object) is not tried again.
-//! - An answer is believed only if it is whole: bodies have the length that was asked for; pages of
-//!   listings go forward and name as many keys as they say; the last page is asked for twice.
+//! - An answer is believed only if it is whole: bodies have the length that was requested; pages of
+//!   listings go forward and have as many keys as they announce; the last page is requested twice.
 //! - A call blocks its caller. The calling thread drives the sockets of its request itself
 //!   (`executors`); the store has no threads of its own but short-lived ones that look up names.
 //!   Calls must not be made from async code.

@@ -8,7 +8,7 @@
 //! two volumes never share a prefix and a volume never takes another's objects for its own
 //! (`docs/format/objects.md`, "In an object store").
 //!
-//! It carries no checksum. A body that is no marker, or not this volume's, is asked for a few times
+//! It carries no checksum. A body that is no marker, or not this volume's, is read a few times
 //! before it is believed.
 
 use std::cell::RefCell;
@@ -36,7 +36,7 @@ pub use error::OpenError;
 /// Name of the marker below the prefix.
 const NAME: &str = "kestrel-volume";
 
-/// What every marker says it is.
+/// The name of the format, in every marker.
 const MAGIC: &str = "kestrelfs";
 
 /// Version of the layout below the prefix.
@@ -63,7 +63,7 @@ struct Marker {
     volume: String,
     /// When it was written, nanoseconds since the epoch.
     created: i64,
-    /// Whether the store was found to refuse to overwrite if asked to.
+    /// Whether the store was found to refuse to overwrite under a condition.
     conditional_put: bool,
 }
 
@@ -72,7 +72,7 @@ impl S3Store {
     /// earlier format may have been cut off after it.
     ///
     /// # Errors
-    /// Whatever is in the way, above all another volume.
+    /// Anything that is in the way, above all another volume.
     pub fn create(options: S3Options, volume: [u8; 16]) -> Result<Self, OpenError> {
         let mut store = connect(options)?;
         if let Some(there) = store.client.block(read(&store, Some(volume)))? {
@@ -82,7 +82,7 @@ impl S3Store {
         let page = store.client.block(store.page(None, 1));
         let page = page.map_err(|failure| error::of(&store.client, failure))?;
         if !page.objects.is_empty() || !page.unknown.is_empty() {
-            return Err(OpenError::NotEmpty { place: store.client.options.url.clone() });
+            return Err(OpenError::NotEmpty { url: store.client.options.url.clone() });
         }
         let marker = Marker {
             magic: MAGIC.to_string(),
@@ -114,7 +114,7 @@ impl S3Store {
         Ok(opened(store, marker.conditional_put))
     }
 
-    /// The same of whatever volume it is.
+    /// The same for any volume.
     ///
     /// # Errors
     /// If the store cannot be reached or read, or belongs to no volume.
@@ -128,8 +128,8 @@ impl S3Store {
     /// volume that is replaced.
     ///
     /// # Errors
-    /// As for [`S3Store::open`], and whatever keeps an object from being deleted: the marker stays
-    /// then. Nothing that is not an object of ours is deleted.
+    /// As for [`S3Store::open`], and anything that keeps an object from being deleted: the marker
+    /// stays then. Only objects of KestrelFS are deleted.
     pub fn erase(options: S3Options, volume: [u8; 16]) -> Result<u64, OpenError> {
         let store = Self::open(options, volume)?;
         let objects = erase_objects(&store).map_err(|error| OpenError::Other(error.to_string()))?;
@@ -159,7 +159,7 @@ impl S3Store {
     }
 }
 
-/// Makes a store that gives up early, with nothing known about it yet.
+/// Makes a store that gives up early, with nothing found out about it yet.
 fn connect(options: S3Options) -> Result<S3Store, OpenError> {
     let mut client = Client::new(options, &process_environment)?;
     client.deadline = client.deadline.min(OPEN_DEADLINE);
@@ -187,23 +187,19 @@ fn erase_objects(store: &S3Store) -> Result<u64, Error> {
 /// Reads the marker and checks that it is this volume's, or any one's.
 fn verify(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Marker, OpenError> {
     let marker = store.client.block(read(store, volume))?;
-    marker.ok_or_else(|| OpenError::NoMarker { place: store.client.options.url.clone() })
+    marker.ok_or_else(|| OpenError::NoMarker { url: store.client.options.url.clone() })
 }
 
 fn check(marker: &Marker, volume: Option<[u8; 16]>, options: &S3Options) -> Result<(), OpenError> {
-    let place = || options.url.clone();
+    let url = || options.url.clone();
     if marker.magic != MAGIC {
         return Err(damaged(options, "it is not one of KestrelFS"));
     }
     if marker.layout_version != LAYOUT_VERSION {
-        return Err(OpenError::Newer { place: place(), version: marker.layout_version });
+        return Err(OpenError::Newer { url: url(), version: marker.layout_version });
     }
     if let Some(wanted) = volume.map(hex).filter(|wanted| *wanted != marker.volume) {
-        return Err(OpenError::OtherVolume {
-            place: place(),
-            found: marker.volume.clone(),
-            wanted,
-        });
+        return Err(OpenError::OtherVolume { url: url(), found: marker.volume.clone(), wanted });
     }
     Ok(())
 }
@@ -213,11 +209,11 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
     let client = &store.client;
     let path = client.path(NAME);
     // Why the last answer was not believed.
-    let verdict = RefCell::new(None);
+    let last_refusal = RefCell::new(None);
     let once = async || -> Attempt<(Marker, Option<Nanos>)> {
         let answer = client.s3.get_opts(&path, GetOptions::default()).await?;
         let len = answer.meta.size;
-        let judged = if len > BYTES_MAX {
+        let parsed = if len > BYTES_MAX {
             Err(damaged(&client.options, "it is too large to be one"))
         } else {
             let bytes = answer.bytes().await?;
@@ -229,9 +225,9 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
             }
             parse(&bytes, volume, &client.options)
         };
-        judged.map(|marker| (marker, Trace::current().date())).map_err(|why| {
+        parsed.map(|marker| (marker, Trace::current().date())).map_err(|why| {
             let fault = Fault::inconsistent(why.to_string());
-            verdict.replace(Some(why));
+            last_refusal.replace(Some(why));
             fault.into()
         })
     };
@@ -239,7 +235,7 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
         Ok(found) => found,
         Err(failure) if failure.fault.cause == Cause::Missing => return Ok(None),
         Err(failure) => {
-            let why = verdict.take().filter(|_| failure.fault.cause == Cause::Inconsistent);
+            let why = last_refusal.take().filter(|_| failure.fault.cause == Cause::Inconsistent);
             return Err(why.unwrap_or_else(|| error::of(client, failure)));
         }
     };
@@ -265,7 +261,7 @@ fn parse(bytes: &[u8], volume: Option<[u8; 16]>, options: &S3Options) -> Result<
 }
 
 fn damaged(options: &S3Options, why: &str) -> OpenError {
-    OpenError::Damaged { place: options.url.clone(), why: why.to_string() }
+    OpenError::Damaged { url: options.url.clone(), why: why.to_string() }
 }
 
 /// Puts something that is not an object.
@@ -281,11 +277,11 @@ async fn remove(store: &S3Store, name: &str) -> Result<(), Failure> {
     store.client.request(Direction::Up, 0, once).await
 }
 
-/// Whether the store refuses to overwrite if asked to: by trying, since some ignore the condition
-/// in silence.
+/// Whether the store refuses to overwrite under a condition: by trying, since some ignore the
+/// condition in silence.
 fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
-    if let Some(told) = store.client.options.conditional_put {
-        return Ok(told);
+    if let Some(setting) = store.client.options.conditional_put {
+        return Ok(setting);
     }
     let name = unique("kestrel-probe");
     let tried = store.client.block(async {
@@ -319,7 +315,7 @@ fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
     tried.map_err(|failure| error::of(&store.client, failure))
 }
 
-/// A name that nobody else uses.
+/// A name that no other process uses.
 fn unique(what: &str) -> String {
     format!("{what}-{:x}-{:x}", SystemClock.now(), std::process::id())
 }

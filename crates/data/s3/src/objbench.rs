@@ -6,7 +6,7 @@
 //! | `measure` | how fast a store is: put, get, range, list, delete |
 //! | `workers` | threads that share a list of jobs |
 //!
-//! Works on any [`kestrel_blockstore::BlockStore`] that is empty and that nobody else uses
+//! Works on any [`kestrel_blockstore::BlockStore`] that is empty and that no other process uses
 //! ([`crate::S3Store::scratch`], a fresh directory), on objects numbered from 1. Nothing depends on
 //! timing: a check passes or fails by what the store answers. What was written is deleted as it
 //! goes; the maker of the store removes the rest.
@@ -28,13 +28,13 @@ pub use measure::{Measurement, Operation, measure};
 pub struct BenchPlan {
     /// Sizes of objects to measure with, bytes.
     pub sizes: Vec<u64>,
-    /// Threads that ask at a time.
+    /// Threads that make requests at a time.
     pub threads: usize,
     /// Longest time for writing and for each kind of reading, per size.
     pub time: Duration,
     /// Most bytes written per size.
     pub bytes_max: u64,
-    /// Whether the store says that it refuses to overwrite by itself.
+    /// Whether the store claims to refuse to overwrite by itself.
     pub puts_conditionally: bool,
     /// An object this large takes the way of large objects (parts), bytes.
     pub large_bytes: u64,
@@ -42,7 +42,7 @@ pub struct BenchPlan {
     pub seed: u64,
 }
 
-/// Asked between requests; makes everything end early.
+/// Checked between requests; makes everything end early.
 #[derive(Debug, Default)]
 pub struct Stop(AtomicBool);
 

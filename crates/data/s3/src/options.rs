@@ -74,7 +74,7 @@ pub struct S3Options {
     pub(crate) endpoint: Option<String>,
     pub(crate) region: Option<String>,
     pub(crate) path_style: bool,
-    /// What the URL says about conditional puts; none: found out when the volume is formatted.
+    /// Conditional puts, as the URL has them; none: found out when the volume is formatted.
     pub(crate) conditional_put: Option<bool>,
     pub(crate) sign_payload: bool,
     pub(crate) credentials_file: Option<PathBuf>,
@@ -90,7 +90,7 @@ impl S3Options {
     ///   `us-east-1`
     /// - `path-style`: whether the bucket goes into the path (true) or into the host's name; true
     ///   if there is an endpoint
-    /// - `conditional-put`: whether the store refuses to overwrite if asked to; found out by
+    /// - `conditional-put`: whether the store refuses to overwrite under a condition; found out by
     ///   `format` if not given
     /// - `sign-payload`: whether the store checks a SHA-256 of what it receives; true by default
     ///
@@ -107,8 +107,8 @@ impl S3Options {
         if rest.contains('#') {
             return Err(bad("a URL of a store has no fragment (#)"));
         }
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (bucket, prefix) = base.split_once('/').unwrap_or((base, ""));
         if bucket.contains('@') || bucket.contains(':') {
             return Err(bad(
                 "credentials do not belong into the URL, which the volume keeps: use the \
@@ -237,14 +237,14 @@ impl S3Options {
 
 /// The URL as it may be shown: without what might be credentials.
 fn redacted(url: &str) -> String {
-    let (place, query) = url.split_once('?').unwrap_or((url, ""));
-    let rest = place.strip_prefix(S3_SCHEME).unwrap_or(place);
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let rest = base.strip_prefix(S3_SCHEME).unwrap_or(base);
     let (bucket, _) = rest.split_once('/').unwrap_or((rest, ""));
     // Secrets may hold slashes: of a URL with a user in it nothing is repeated.
-    let place = if bucket.contains(':') || rest.contains('@') {
+    let base = if bucket.contains(':') || rest.contains('@') {
         format!("{S3_SCHEME}…")
     } else {
-        place.to_string()
+        base.to_string()
     };
     let query: Vec<String> = query
         .split('&')
@@ -254,10 +254,10 @@ fn redacted(url: &str) -> String {
             _ => pair.to_string(),
         })
         .collect();
-    if query.is_empty() { place } else { format!("{place}?{}", query.join("&")) }
+    if query.is_empty() { base } else { format!("{base}?{}", query.join("&")) }
 }
 
-/// Whether a parameter looks like somebody's credentials.
+/// Whether a parameter looks like credentials.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["key", "secret", "token", "password", "credential"].iter().any(|word| name.contains(word))

@@ -1,8 +1,8 @@
 //! Limits: how many requests run at a time, how many bytes pass in a second.
 //!
-//! Waiting for a turn is no fault of the store as long as the store answers somebody, so the time
-//! for a request begins with its turn. If nobody got an answer while a caller waited for a whole
-//! deadline, the store is gone and the caller is told.
+//! Waiting for a turn is no fault of the store as long as the store answers other requests, so the
+//! time for a request begins with its turn. If no request got an answer while a caller waited for a
+//! whole deadline, the store is gone and the caller gets an error.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,12 +47,12 @@ pub(crate) struct RateLimiter {
     deadline: Duration,
 }
 
-/// The store answered nobody for a whole deadline.
+/// The store answered no request for a whole deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoTurn;
 
 impl RateLimiter {
-    /// A gate with these limits.
+    /// A limiter with these limits.
     pub(crate) fn new(limits: &S3Limits) -> Self {
         Self {
             up: DirectionLimit::new(limits.max_uploads, limits.upload_bytes_per_second),
@@ -62,7 +62,7 @@ impl RateLimiter {
         }
     }
 
-    /// The store answered somebody.
+    /// The store answered a request.
     pub(crate) fn answered(&self) {
         self.answers.fetch_add(1, Ordering::Relaxed);
     }
@@ -74,7 +74,7 @@ impl RateLimiter {
             let seen = self.answers.load(Ordering::Relaxed);
             match tokio::time::timeout(self.deadline, limit.turns.acquire()).await {
                 Ok(Ok(turn)) => return Ok(turn),
-                // Nobody closes the semaphore.
+                // The semaphore is never closed.
                 Ok(Err(_)) => return Err(NoTurn),
                 Err(_) if self.answers.load(Ordering::Relaxed) == seen => return Err(NoTurn),
                 Err(_) => {}
@@ -110,14 +110,14 @@ mod tests {
     fn turns_are_bounded_and_directions_apart() {
         let limits =
             S3Limits { max_uploads: 2, deadline: Duration::from_millis(30), ..S3Limits::default() };
-        let gate = RateLimiter::new(&limits);
+        let rate_limiter = RateLimiter::new(&limits);
         runtime().block_on(async {
-            let first = gate.turn(Direction::Up).await.unwrap();
-            let _second = gate.turn(Direction::Up).await.unwrap();
-            assert_eq!(gate.turn(Direction::Up).await.err(), Some(NoTurn));
-            assert!(gate.turn(Direction::Down).await.is_ok());
+            let first = rate_limiter.turn(Direction::Up).await.unwrap();
+            let _second = rate_limiter.turn(Direction::Up).await.unwrap();
+            assert_eq!(rate_limiter.turn(Direction::Up).await.err(), Some(NoTurn));
+            assert!(rate_limiter.turn(Direction::Down).await.is_ok());
             drop(first);
-            assert!(gate.turn(Direction::Up).await.is_ok());
+            assert!(rate_limiter.turn(Direction::Up).await.is_ok());
         });
     }
 
@@ -129,17 +129,18 @@ mod tests {
             deadline: Duration::from_millis(400),
             ..S3Limits::default()
         };
-        let gate = RateLimiter::new(&limits);
+        let rate_limiter = RateLimiter::new(&limits);
         runtime().block_on(async {
-            let held = gate.turn(Direction::Up).await.unwrap();
+            let held = rate_limiter.turn(Direction::Up).await.unwrap();
             let others = async {
                 for _ in 0..40 {
                     tokio::time::sleep(Duration::from_millis(20)).await;
-                    gate.answered();
+                    rate_limiter.answered();
                 }
                 drop(held);
             };
-            let (got, ()) = futures_util::future::join(gate.turn(Direction::Up), others).await;
+            let (got, ()) =
+                futures_util::future::join(rate_limiter.turn(Direction::Up), others).await;
             assert!(got.is_ok());
         });
     }

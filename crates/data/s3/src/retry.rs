@@ -3,7 +3,7 @@
 //!
 //! Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015): the
 //! n-th wait is uniform between zero and a bound that doubles from attempt to attempt. Stores that
-//! say that they are asked too much are left alone for longer, and `Retry-After` is honoured.
+//! answer that they get too many requests are left alone for longer, and `Retry-After` is honoured.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use std::time::Duration;
 /// Bound of the first wait.
 const FIRST: Duration = Duration::from_millis(50);
 
-/// Bound of the first wait after the store said to slow down.
+/// Bound of the first wait after the store asked for fewer requests.
 const FIRST_THROTTLED: Duration = Duration::from_millis(400);
 
-/// Largest bound of a wait, also of one that the store asks for.
+/// Largest bound of a wait, also of one in `Retry-After`.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// What a body is at least allowed to move at before its attempt is given up, bytes a second.
@@ -26,13 +26,13 @@ pub(crate) const BYTES_PER_SECOND_MIN: u64 = 512 << 10;
 pub(crate) fn wait(
     attempt: u32,
     throttled: bool,
-    asked: Option<Duration>,
+    retry_after: Option<Duration>,
     random: u64,
 ) -> Duration {
     let first = if throttled { FIRST_THROTTLED } else { FIRST };
     let bound = first.saturating_mul(1 << (attempt.saturating_sub(1)).min(16)).min(LONGEST);
     let jittered = bound.mul_f64((random >> 11) as f64 / (1u64 << 53) as f64);
-    jittered.max(asked.unwrap_or(Duration::ZERO).min(LONGEST))
+    jittered.max(retry_after.unwrap_or(Duration::ZERO).min(LONGEST))
 }
 
 /// Longest time for one attempt that moves `bytes`.
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_store_asks_for_is_honoured_within_bounds() {
+    fn retry_after_within_bounds() {
         assert_eq!(wait(1, true, Some(Duration::from_secs(2)), 0), Duration::from_secs(2));
         assert_eq!(wait(1, true, Some(Duration::from_secs(3600)), 0), LONGEST);
     }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_any_size_land_in_order() {
+    fn pieces_of_any_size_in_order() {
         for step in 1..12 {
             let (mut a, mut empty, mut b) = ([0u8; 3], [0u8; 0], [0u8; 5]);
             let mut parts =

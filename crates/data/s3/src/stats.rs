@@ -52,13 +52,13 @@ impl S3Stats {
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The store said that it is asked too much.
+    /// The store answered that it gets too many requests.
     pub(crate) fn throttled(&self) {
         self.throttled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Tells every counter.
-    pub(crate) fn tell(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+    /// Reports every counter.
+    pub(crate) fn report(&self, report: &mut dyn FnMut(&'static str, u64)) {
         let names = [
             "store_put_requests",
             "store_get_requests",
@@ -67,7 +67,7 @@ impl S3Stats {
             "store_delete_requests",
         ];
         for (name, count) in names.into_iter().zip(&self.requests) {
-            tell(name, count.load(Ordering::Relaxed));
+            report(name, count.load(Ordering::Relaxed));
         }
         for (name, count) in [
             ("store_put_bytes", &self.put_bytes),
@@ -76,7 +76,7 @@ impl S3Stats {
             ("store_errors", &self.errors),
             ("store_throttled", &self.throttled),
         ] {
-            tell(name, count.load(Ordering::Relaxed));
+            report(name, count.load(Ordering::Relaxed));
         }
     }
 }

@@ -34,7 +34,7 @@ mod put;
 /// A prefix of a bucket as block store. Made by [`S3Store::create`] and [`S3Store::open`].
 pub struct S3Store {
     pub(crate) client: Client,
-    /// Whether the store refuses to overwrite if asked to.
+    /// Whether the store refuses to overwrite under a condition.
     pub(crate) conditional_put: bool,
     written: AtomicI64,
 }
@@ -50,7 +50,7 @@ impl S3Store {
         format!("{}{}/{}", crate::S3_SCHEME, options.bucket, options.key(&key::key(object)))
     }
 
-    /// Whether the store itself refuses to overwrite; if not, every put asks first whether the
+    /// Whether the store itself refuses to overwrite; if not, every put first checks whether the
     /// object is there.
     pub fn puts_conditionally(&self) -> bool {
         self.conditional_put
@@ -138,8 +138,8 @@ impl BlockStore for S3Store {
         true
     }
 
-    fn stats(&self, tell: &mut dyn FnMut(&'static str, u64)) {
-        self.client.stats.tell(tell);
+    fn stats(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.client.stats.report(report);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {
@@ -148,7 +148,8 @@ impl BlockStore for S3Store {
             .map_err(|failure| failure.into_error("sizing", Some(object)))
     }
 
-    /// Two requests: S3 does not tell whether there was something to delete, so it is asked before.
+    /// Two requests: S3's answer does not show whether there was something to delete, so the object
+    /// is looked for before.
     fn delete(&self, object: ObjectId) -> Result<bool> {
         let size = match self.size(object) {
             Ok(size) => size,
@@ -160,7 +161,7 @@ impl BlockStore for S3Store {
             .block(self.remove(object))
             .map_err(|failure| failure.into_error("deleting", Some(object)))
         {
-            // Some stores do tell that it is gone meanwhile.
+            // Some stores do answer that it is gone meanwhile.
             Ok(()) | Err(Error::NotFound { .. }) => {
                 self.written.fetch_sub(size as i64, Ordering::Relaxed);
                 Ok(true)

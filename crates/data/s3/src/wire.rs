@@ -1,7 +1,7 @@
 //! HTTP below the crate `object_store`, which signs requests and reads answers: every request of
 //! the store passes [`Wire`]. It counts them, notes what came back in the attempt's [`Trace`] (the
-//! crate's errors tell it only as text), and looks into answers where the crate does not: errors
-//! under status 200, listings that are shorter than they say.
+//! crate's errors have it only as text), and looks into answers where the crate does not: errors
+//! under status 200, listings that are shorter than they announce.
 //!
 //! | file | |
 //! | --- | --- |
@@ -43,7 +43,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// below it.
 const LOOKED_INTO_BYTES_MAX: usize = 16 << 20;
 
-/// What makes connections to the store at `bucket_url`: with TLS if that says so or `always_tls`.
+/// What makes connections to the store at `bucket_url`: with TLS if that is https or for
+/// `always_tls`.
 ///
 /// # Errors
 /// If TLS is needed and the system has no root certificates.
@@ -74,7 +75,7 @@ fn parsed(bucket_url: &str) -> Result<Uri, String> {
 
 /// The store's HTTP service, on the executor of the calling thread.
 pub(crate) struct Wire {
-    /// Host and port of the store; requests to elsewhere ask for credentials.
+    /// Host and port of the store; requests to elsewhere are for credentials.
     authority: String,
     stats: Arc<S3Stats>,
 }
@@ -90,7 +91,7 @@ impl Wire {
         Ok(Self { authority, stats })
     }
 
-    async fn ask_store(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn send_to_store(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let (mut head, body) = request.into_parts();
         let kind = kind_of(&head.method, &head.uri);
         let trace = Trace::current();
@@ -109,7 +110,7 @@ impl Wire {
         trace.answered(head.status, kind == Kind::Head, &head.headers);
         if !head.status.is_success()
             || matches!(kind, Kind::List)
-            || is_verdict(&head.headers, kind)
+            || has_outcome(&head.headers, kind)
         {
             let bytes = whole(body, &trace).await?;
             if let Some(why) = answer::fault(kind, head.status, &bytes, &trace) {
@@ -142,7 +143,7 @@ impl std::fmt::Debug for Wire {
 impl HttpService for Wire {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         if request.uri().authority().is_some_and(|authority| authority.as_str() == self.authority) {
-            return self.ask_store(request).await;
+            return self.send_to_store(request).await;
         }
         let answer = http()?
             .request(request)
@@ -206,8 +207,8 @@ fn kind_of(method: &Method, uri: &Uri) -> Kind {
     }
 }
 
-/// Whether an answer under status 200 has a body that says whether it worked (multipart uploads).
-fn is_verdict(headers: &http::HeaderMap, kind: Kind) -> bool {
+/// Whether an answer under status 200 has a body with the outcome (multipart uploads).
+fn has_outcome(headers: &http::HeaderMap, kind: Kind) -> bool {
     kind == Kind::Put && headers.get(header::CONTENT_LENGTH).is_none_or(|length| length != "0")
 }
 

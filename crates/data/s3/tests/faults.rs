@@ -20,7 +20,7 @@ const INTERNAL: &str =
 const DENIED: &str = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>";
 const THERE: &str = "<Error><Code>PreconditionFailed</Code><Message>x</Message></Error>";
 
-fn told(status: &'static str, body: &str) -> Fault {
+fn answer(status: &'static str, body: &str) -> Fault {
     Fault::Answer(status, Vec::new(), body.to_string())
 }
 
@@ -61,14 +61,14 @@ fn twice(fault: Fault) -> impl Fn(&Request) -> Fault + Send + Sync {
 fn what_may_pass_is_tried_again() {
     let Some(gateway) = Gateway::start() else { return };
     for (number, fault) in [
-        told("500 Internal Server Error", INTERNAL),
-        told("503 Service Unavailable", SLOW_DOWN),
-        told("503 Service Unavailable", "<html>no such backend</html>"),
-        told("502 Bad Gateway", ""),
-        told("429 Too Many Requests", ""),
-        told("409 Conflict", "<Error><Code>ConditionalRequestConflict</Code></Error>"),
-        told("400 Bad Request", "<Error><Code>RequestTimeout</Code></Error>"),
-        told("404 Not Found", "<html>a proxy's page</html>"),
+        answer("500 Internal Server Error", INTERNAL),
+        answer("503 Service Unavailable", SLOW_DOWN),
+        answer("503 Service Unavailable", "<html>no such backend</html>"),
+        answer("502 Bad Gateway", ""),
+        answer("429 Too Many Requests", ""),
+        answer("409 Conflict", "<Error><Code>ConditionalRequestConflict</Code></Error>"),
+        answer("400 Bad Request", "<Error><Code>RequestTimeout</Code></Error>"),
+        answer("404 Not Found", "<html>a proxy's page</html>"),
         Fault::Reset,
         Fault::Late(Duration::from_millis(1500)),
     ]
@@ -99,7 +99,7 @@ fn what_cannot_pass_is_not_tried_again() {
     let Some(gateway) = Gateway::start() else { return };
     let (proxy, store) = behind(&gateway, |request| {
         if request.is_object() || request.is_list() {
-            told("403 Forbidden", DENIED)
+            answer("403 Forbidden", DENIED)
         } else {
             Fault::None
         }
@@ -130,7 +130,7 @@ fn error_of_a_store_that_only_fails() {
     let Some(gateway) = Gateway::start() else { return };
     let limits = S3Limits { deadline: Duration::from_secs(3), ..hasty() };
     let (_proxy, store) = behind_within(&gateway, limits, |request| {
-        if request.is_object() { told("503 Service Unavailable", SLOW_DOWN) } else { Fault::None }
+        if request.is_object() { answer("503 Service Unavailable", SLOW_DOWN) } else { Fault::None }
     });
     let begin = std::time::Instant::now();
     let error = put(&store, 1, b"x").unwrap_err();
@@ -223,10 +223,10 @@ fn refusal_on_a_broken_connection() {
 }
 
 #[test]
-fn a_first_answer_that_says_exists_is_believed() {
+fn first_answer_exists() {
     let Some(gateway) = Gateway::start() else { return };
     let (proxy, store) = behind(&gateway, |request| {
-        if request.method == "PUT" { told("412 Precondition Failed", THERE) } else { Fault::None }
+        if request.method == "PUT" { answer("412 Precondition Failed", THERE) } else { Fault::None }
     });
     assert!(matches!(put(&store, 1, b"x"), Err(Error::Exists { object: 1 })));
     assert_eq!((proxy.count("PUT"), proxy.count("GET")), (1, 0));
@@ -260,7 +260,7 @@ fn bodies_that_end_early() {
 fn bodies_of_other_ranges_are_refused() {
     let Some(gateway) = Gateway::start() else { return };
     let answers = [
-        // Shorter and longer than asked for, another place, no range at all.
+        // Shorter and longer than requested, another range, no range at all.
         (
             "206 Partial Content",
             vec!["Content-Range: bytes 10-14/1000".to_string()],
@@ -325,7 +325,7 @@ fn listings_that_cannot_be_right_are_not_used() {
         Fault::Edited("p/objects/56/0000000000000001", "p/objects/ff/0000000000000001"),
         Fault::Edited("<Key>p/objects/", "<Key>q/objects/"),
         Fault::Edited("<IsTruncated>false", "<IsTruncated>true"),
-        told("200 OK", INTERNAL),
+        answer("200 OK", INTERNAL),
     ];
     for fault in faults {
         for always in [false, true] {
@@ -356,9 +356,10 @@ fn listings_that_cannot_be_right_are_not_used() {
                         matches!(error, Error::Remote { object: None, .. }),
                         "{shown}: {error}"
                     );
-                    // A page that came whole is not asked for until the deadline.
-                    let asked = proxy.requests().iter().filter(|request| request.is_list()).count();
-                    assert!(!contradicts || asked == 3, "{shown}: asked {asked} times");
+                    // A page that came whole is not requested again and again until the deadline.
+                    let requests =
+                        proxy.requests().iter().filter(|request| request.is_list()).count();
+                    assert!(!contradicts || requests == 3, "{shown}: asked {requests} times");
                 }
             }
         }
@@ -373,11 +374,11 @@ fn a_listing_that_ends_too_early_is_found_out() {
     // is nothing.
     for first in [
         Fault::Edited("<IsTruncated>true</IsTruncated>", "<IsTruncated>false</IsTruncated>"),
-        told("200 OK", end),
+        answer("200 OK", end),
     ] {
         let (_proxy, store) = behind(&gateway, move |request| {
-            let asks_again = request.target.split(['?', '&']).any(|pair| pair == "max-keys=1");
-            if request.is_list() && request.repeats == 0 && !asks_again {
+            let is_repeat = request.target.split(['?', '&']).any(|pair| pair == "max-keys=1");
+            if request.is_list() && request.repeats == 0 && !is_repeat {
                 first.clone()
             } else {
                 Fault::None
@@ -400,7 +401,7 @@ fn a_listing_that_ends_too_early_is_found_out() {
 }
 
 #[test]
-fn clocks_that_differ_are_told_with_the_difference() {
+fn difference_of_clocks() {
     let Some(gateway) = Gateway::start() else { return };
     let body = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too \
                 large.</Message></Error>";
@@ -408,12 +409,15 @@ fn clocks_that_differ_are_told_with_the_difference() {
     let proxy = Proxy::start(gateway.port(), move |_| {
         Fault::Answer("403 Forbidden", date.clone(), body.to_string())
     });
-    let told = S3Store::open(options(&gateway, &proxy.endpoint(), "p"), VOLUME).unwrap_err();
+    let refusal = S3Store::open(options(&gateway, &proxy.endpoint(), "p"), VOLUME).unwrap_err();
     assert!(
-        matches!(told, OpenError::ClockSkew { ahead_seconds: Some(900_000_000..), .. }),
-        "{told}"
+        matches!(refusal, OpenError::ClockSkew { ahead_seconds: Some(900_000_000..), .. }),
+        "{refusal}"
     );
-    assert!(told.to_string().contains("ahead") && told.to_string().contains("chronyc"), "{told}");
+    assert!(
+        refusal.to_string().contains("ahead") && refusal.to_string().contains("chronyc"),
+        "{refusal}"
+    );
     assert_eq!(proxy.requests().len(), 1);
 }
 
@@ -423,7 +427,7 @@ fn stores_without_conditional_puts() {
     let Some(gateway) = Gateway::start() else { return };
     let refuses = "<Error><Code>NotImplemented</Code><Message>x</Message></Error>";
     for (number, refusal) in
-        [told("501 Not Implemented", refuses), told("200 OK", "")].into_iter().enumerate()
+        [answer("501 Not Implemented", refuses), answer("200 OK", "")].into_iter().enumerate()
     {
         let refusal = match refusal {
             // A put that is accepted must carry an ETag.
@@ -435,17 +439,17 @@ fn stores_without_conditional_puts() {
         let proxy = Proxy::start(gateway.port(), move |request| {
             if request.target.contains("kestrel-probe") { refusal.clone() } else { Fault::None }
         });
-        let place = || options(&gateway, &proxy.endpoint(), &format!("c{number}"));
-        let store = S3Store::create(place(), VOLUME).unwrap();
+        let at = || options(&gateway, &proxy.endpoint(), &format!("c{number}"));
+        let store = S3Store::create(at(), VOLUME).unwrap();
         assert!(!store.puts_conditionally());
         put(&store, 1, b"x").unwrap();
         assert!(matches!(put(&store, 1, b"y"), Err(Error::Exists { .. })));
         // Remembered in the marker.
-        assert!(!S3Store::open(place(), VOLUME).unwrap().puts_conditionally());
+        assert!(!S3Store::open(at(), VOLUME).unwrap().puts_conditionally());
         let names = std::fs::read_dir(gateway.files().join(format!("c{number}"))).unwrap();
-        let strays = names
+        let leftovers = names
             .filter(|name| name.as_ref().unwrap().file_name().to_string_lossy().contains("probe"));
-        assert_eq!(strays.count(), 0);
+        assert_eq!(leftovers.count(), 0);
     }
 }
 
@@ -455,16 +459,17 @@ fn credentials_of_the_instance() {
     let Some(gateway) = Gateway::start() else { return };
     let (access, secret) = gateway.keys();
     let role = format!(
-        r#"{{"Code":"Success","AccessKeyId":"{access}","SecretAccessKey":"{secret}","Token":"","Expiration":"2099-01-01T00:00:00Z"}}"#
+        "{{\"Code\":\"Success\",\"AccessKeyId\":\"{access}\",\"SecretAccessKey\":\"{secret}\",\
+         \"Token\":\"\",\"Expiration\":\"2099-01-01T00:00:00Z\"}}"
     );
     let metadata = Proxy::start(gateway.port(), move |request| match request.target.as_str() {
-        "/latest/api/token" => told("200 OK", "token"),
-        "/latest/meta-data/iam/security-credentials/" => told("200 OK", "the-role"),
-        "/latest/meta-data/iam/security-credentials/the-role" => told("200 OK", &role),
-        _ => told("404 Not Found", ""),
+        "/latest/api/token" => answer("200 OK", "token"),
+        "/latest/meta-data/iam/security-credentials/" => answer("200 OK", "the-role"),
+        "/latest/meta-data/iam/security-credentials/the-role" => answer("200 OK", &role),
+        _ => answer("404 Not Found", ""),
     });
     let url = format!("s3://{}/imds?endpoint={}", Gateway::BUCKET, gateway.endpoint());
-    let nothing = Proxy::start(gateway.port(), |_| told("404 Not Found", ""));
+    let nothing = Proxy::start(gateway.port(), |_| answer("404 Not Found", ""));
     for (endpoint, good) in [(metadata.endpoint(), true), (nothing.endpoint(), false)] {
         let (done, output) = opens_with(&url, &[("AWS_EC2_METADATA_SERVICE_ENDPOINT", &endpoint)]);
         assert_eq!(done, good, "{output}");
@@ -491,7 +496,7 @@ fn certificates_are_checked() {
 }
 
 /// Opens a store in another process, since the environment belongs to the whole process; whether it
-/// did and what it said.
+/// did and what it printed.
 fn opens_with(url: &str, environment: &[(&str, &str)]) -> (bool, String) {
     let done = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "opens_by_the_environment", "--ignored", "--nocapture"])

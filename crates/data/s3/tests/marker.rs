@@ -32,7 +32,7 @@ fn second_read_of_a_bad_marker() {
             let store = S3Store::open(options(&gateway, &proxy.endpoint(), "p"), VOLUME);
             assert_eq!(store.is_ok(), good, "{shown}: {store:?}");
             assert_eq!(proxy.requests().len(), 3, "{shown}");
-            let is_told = match store {
+            let is_refused = match store {
                 Ok(_) => true,
                 Err(
                     OpenError::Damaged { .. }
@@ -41,7 +41,7 @@ fn second_read_of_a_bad_marker() {
                 ) => true,
                 Err(_) => false,
             };
-            assert!(is_told, "{shown}");
+            assert!(is_refused, "{shown}");
         }
     }
 }

@@ -45,7 +45,7 @@ fn objects_come_back_as_written() {
 }
 
 #[test]
-fn what_is_not_there_or_too_short_is_told() {
+fn missing_and_short_objects() {
     let Some(gateway) = Gateway::start() else { return };
     let store = fresh(&gateway, "p");
     assert!(matches!(store.size(9), Err(Error::NotFound { object: 9 })));
@@ -71,7 +71,7 @@ fn what_is_not_there_or_too_short_is_told() {
 #[test]
 fn an_object_is_never_overwritten() {
     let Some(gateway) = Gateway::start() else { return };
-    let asks_first = S3Options::parse(&format!(
+    let unconditional = S3Options::parse(&format!(
         "s3://{}/asks?endpoint={}&conditional-put=false",
         Gateway::BUCKET,
         gateway.endpoint()
@@ -79,7 +79,7 @@ fn an_object_is_never_overwritten() {
     .unwrap()
     .credentials_file(Some(gateway.credentials()))
     .limits(hasty());
-    for store in [fresh(&gateway, "refuses"), S3Store::create(asks_first, VOLUME).unwrap()] {
+    for store in [fresh(&gateway, "refuses"), S3Store::create(unconditional, VOLUME).unwrap()] {
         put(&store, 5, b"first").unwrap();
         assert!(matches!(put(&store, 5, b"other"), Err(Error::Exists { object: 5 })));
         assert_eq!(get(&store, 5, 0, 5).unwrap(), b"first");
@@ -139,7 +139,7 @@ fn listings_are_complete_and_in_order() {
             });
         }
     });
-    // Strangers: told, and not in the way.
+    // Names that are no objects: reported, and not in the way.
     std::fs::write(gateway.files().join("list/objects/stranger"), b"x").unwrap();
     std::fs::write(gateway.files().join(format!("list/{}.txt", key::key(7))), b"x").unwrap();
     for limit in [1, 7, 50, 130, 132, 10_000] {
@@ -166,7 +166,7 @@ fn listings_are_complete_and_in_order() {
             found.iter().all(|info| info.size == 10 && info.modified > 1_600_000_000_000_000_000)
         );
         if limit == 1 {
-            // Creating and the empty listing ask twice each, as does the last page.
+            // Creating and the empty listing make two requests each, as does the last page.
             assert_eq!(figure(&store, "store_list_requests"), 2 + 2 + 132 + 1);
         }
     }
@@ -203,41 +203,41 @@ fn few_turns_and_slow_lines_are_kept_to() {
 #[test]
 fn a_volume_finds_its_store_again_and_no_other() {
     let Some(gateway) = Gateway::start() else { return };
-    let place = || options(&gateway, &gateway.endpoint(), "v");
-    assert!(matches!(S3Store::open(place(), VOLUME), Err(OpenError::NoMarker { .. })));
-    let store = S3Store::create(place(), VOLUME).unwrap();
+    let of_volume = || options(&gateway, &gateway.endpoint(), "v");
+    assert!(matches!(S3Store::open(of_volume(), VOLUME), Err(OpenError::NoMarker { .. })));
+    let store = S3Store::create(of_volume(), VOLUME).unwrap();
     put(&store, 1, b"x").unwrap();
     drop(store);
     // A format that was cut off after its marker.
-    S3Store::create(place(), VOLUME).unwrap();
-    let store = S3Store::open(place(), VOLUME).unwrap();
+    S3Store::create(of_volume(), VOLUME).unwrap();
+    let store = S3Store::open(of_volume(), VOLUME).unwrap();
     assert!(store.puts_conditionally());
     assert_eq!(figure(&store, "store_get_requests"), 1);
     assert_eq!(get(&store, 1, 0, 1).unwrap(), b"x");
     let other = *b"another volume!!";
     for result in
-        [S3Store::open(place(), other).map(drop), S3Store::create(place(), other).map(drop)]
+        [S3Store::open(of_volume(), other).map(drop), S3Store::create(of_volume(), other).map(drop)]
     {
-        let told = result.unwrap_err();
-        assert!(matches!(&told, OpenError::OtherVolume { .. }), "{told}");
-        assert!(told.to_string().contains("766f6c756d652d6f662d746573747321"), "{told}");
+        let refusal = result.unwrap_err();
+        assert!(matches!(&refusal, OpenError::OtherVolume { .. }), "{refusal}");
+        assert!(refusal.to_string().contains("766f6c756d652d6f662d746573747321"), "{refusal}");
     }
-    assert!(matches!(S3Store::erase(place(), other), Err(OpenError::OtherVolume { .. })));
+    assert!(matches!(S3Store::erase(of_volume(), other), Err(OpenError::OtherVolume { .. })));
     assert_eq!(get(&store, 1, 0, 1).unwrap(), b"x");
-    assert_eq!(S3Store::erase(place(), VOLUME).unwrap(), 1);
-    assert!(matches!(S3Store::open(place(), VOLUME), Err(OpenError::NoMarker { .. })));
-    S3Store::create(place(), other).unwrap();
+    assert_eq!(S3Store::erase(of_volume(), VOLUME).unwrap(), 1);
+    assert!(matches!(S3Store::open(of_volume(), VOLUME), Err(OpenError::NoMarker { .. })));
+    S3Store::create(of_volume(), other).unwrap();
 }
 
 #[test]
 fn objects_without_an_owner_are_nobodys() {
     let Some(gateway) = Gateway::start() else { return };
-    let place = || options(&gateway, &gateway.endpoint(), "w");
-    let store = S3Store::create(place(), VOLUME).unwrap();
+    let of_volume = || options(&gateway, &gateway.endpoint(), "w");
+    let store = S3Store::create(of_volume(), VOLUME).unwrap();
     put(&store, 1, b"x").unwrap();
     std::fs::remove_file(gateway.files().join("w/kestrel-volume")).unwrap();
-    assert!(matches!(S3Store::create(place(), VOLUME), Err(OpenError::NotEmpty { .. })));
-    assert!(matches!(S3Store::open(place(), VOLUME), Err(OpenError::NoMarker { .. })));
+    assert!(matches!(S3Store::create(of_volume(), VOLUME), Err(OpenError::NotEmpty { .. })));
+    assert!(matches!(S3Store::open(of_volume(), VOLUME), Err(OpenError::NoMarker { .. })));
     for (text, newer) in [
         ("{}", false),
         ("", false),
@@ -247,14 +247,19 @@ fn objects_without_an_owner_are_nobodys() {
             false,
         ),
         (
-            r#"{"magic":"kestrelfs","layout_version":2,"volume":"","created":0,"conditional_put":true}"#,
+            "{\"magic\":\"kestrelfs\",\"layout_version\":2,\"volume\":\"\",\"created\":0,\
+             \"conditional_put\":true}",
             true,
         ),
     ] {
         std::fs::write(gateway.files().join("w/kestrel-volume"), text).unwrap();
-        let told = S3Store::open(place(), VOLUME).unwrap_err();
-        assert_eq!(matches!(told, OpenError::Newer { version: 2, .. }), newer, "{text}: {told}");
-        assert!(newer || matches!(told, OpenError::Damaged { .. }), "{text}: {told}");
+        let refusal = S3Store::open(of_volume(), VOLUME).unwrap_err();
+        assert_eq!(
+            matches!(refusal, OpenError::Newer { version: 2, .. }),
+            newer,
+            "{text}: {refusal}"
+        );
+        assert!(newer || matches!(refusal, OpenError::Damaged { .. }), "{text}: {refusal}");
     }
 }
 
@@ -265,31 +270,31 @@ fn each_reason_not_to_open_is_its_own() {
         S3Options::parse(url).unwrap().credentials_file(Some(gateway.credentials())).limits(hasty())
     };
     let endpoint = gateway.endpoint();
-    let told = S3Store::open(at(&format!("s3://no-such-bucket/p?endpoint={endpoint}")), VOLUME)
+    let refusal = S3Store::open(at(&format!("s3://no-such-bucket/p?endpoint={endpoint}")), VOLUME)
         .unwrap_err();
     assert!(
-        matches!(&told, OpenError::NoBucket { bucket, .. } if bucket == "no-such-bucket"),
-        "{told}"
+        matches!(&refusal, OpenError::NoBucket { bucket, .. } if bucket == "no-such-bucket"),
+        "{refusal}"
     );
-    let place = || options(&gateway, &endpoint, "p");
+    let of_volume = || options(&gateway, &endpoint, "p");
     for wrong in [gateway.wrong_secret(), gateway.other_credentials("AKIAUNKNOWN", "x")] {
-        let told =
-            S3Store::open(place().credentials_file(Some(wrong.clone())), VOLUME).unwrap_err();
-        assert!(matches!(&told, OpenError::Denied { .. }), "{wrong:?}: {told}");
-        assert!(told.to_string().contains("credentials-"), "names the file: {told}");
+        let refusal =
+            S3Store::open(of_volume().credentials_file(Some(wrong.clone())), VOLUME).unwrap_err();
+        assert!(matches!(&refusal, OpenError::Denied { .. }), "{wrong:?}: {refusal}");
+        assert!(refusal.to_string().contains("credentials-"), "names the file: {refusal}");
     }
-    S3Store::create(place(), VOLUME).unwrap();
-    let told =
-        S3Store::open(place().credentials_file(Some("/nowhere".into())), VOLUME).unwrap_err();
-    assert!(matches!(&told, OpenError::Credentials(_)), "{told}");
+    S3Store::create(of_volume(), VOLUME).unwrap();
+    let refusal =
+        S3Store::open(of_volume().credentials_file(Some("/nowhere".into())), VOLUME).unwrap_err();
+    assert!(matches!(&refusal, OpenError::Credentials(_)), "{refusal}");
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let told =
+    let refusal =
         S3Store::open(options(&gateway, &format!("http://{closed}"), "p"), VOLUME).unwrap_err();
-    assert!(matches!(&told, OpenError::Unreachable { .. }), "{told}");
-    assert!(told.to_string().contains("refused"), "{told}");
-    let told = S3Store::open(
+    assert!(matches!(&refusal, OpenError::Unreachable { .. }), "{refusal}");
+    assert!(refusal.to_string().contains("refused"), "{refusal}");
+    let refusal = S3Store::open(
         at(&format!("s3://{}/p?endpoint={endpoint}&region=eu-west-1", Gateway::BUCKET)),
         VOLUME,
     );
-    assert!(told.is_err());
+    assert!(refusal.is_err());
 }

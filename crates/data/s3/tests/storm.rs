@@ -1,6 +1,6 @@
-//! Generated operations against a model, through a proxy that fails one request in four in whatever
-//! way the seed says: every operation must succeed and tell what the model tells. A failing seed is
-//! in the message and fails again (`KESTREL_STORM_SEED=n` runs that one alone).
+//! Generated operations against a model, through a proxy that fails one request in four in ways
+//! that the seed decides: every operation must succeed and answer what the model answers. A failing
+//! seed is in the message and fails again (`KESTREL_STORM_SEED=n` runs that one alone).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -45,8 +45,8 @@ fn fault(request: &Request, dice: u64) -> Fault {
         4 => Fault::Replaced("500 Internal Server Error", internal.to_string()),
         5 if request.method == "GET" => Fault::Truncated(request.target.len() * 7),
         6 if request.is_list() => Fault::Edited("<KeyCount>", "<KeyCount>1"),
-        // Not also where the store is asked again: that a store says twice that there is nothing,
-        // nobody can find out.
+        // Not also where the request is repeated: a store that answers twice that there is nothing
+        // cannot be found out.
         7 if request.is_list()
             && !request.target.split(['?', '&']).any(|pair| pair == "max-keys=1") =>
         {
@@ -76,7 +76,7 @@ fn storm(gateway: &Gateway, seed: u64) {
     let mut model: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
     for step in 0..OPERATIONS {
         let object = 1 + random.below(OBJECTS);
-        let place = format!("seed {seed}, step {step}, object {object}");
+        let position = format!("seed {seed}, step {step}, object {object}");
         let there = model.get(&object).copied();
         match random.below(10) {
             0..4 => {
@@ -88,7 +88,9 @@ fn storm(gateway: &Gateway, seed: u64) {
                         model.insert(object, (content_seed, len));
                     }
                     (Err(Error::Exists { .. }), Some(_)) => {}
-                    (result, _) => panic!("{place}: put gave {result:?}, the model has {there:?}"),
+                    (result, _) => {
+                        panic!("{position}: put gave {result:?}, the model has {there:?}")
+                    }
                 }
             }
             4..7 => {
@@ -98,32 +100,37 @@ fn storm(gateway: &Gateway, seed: u64) {
                     (Ok(bytes), Some((content_seed, full))) => {
                         assert!(
                             bytes == content(content_seed, full)[at..at + len],
-                            "{place}: other bytes"
+                            "{position}: other bytes"
                         );
                     }
                     (Err(Error::NotFound { .. }), None) => {}
-                    (result, _) => panic!("{place}: get gave {result:?}, the model has {there:?}"),
+                    (result, _) => {
+                        panic!("{position}: get gave {result:?}, the model has {there:?}")
+                    }
                 }
             }
             7 => match (store.size(object), there) {
-                (Ok(size), Some((_, len))) => assert_eq!(size, len as u64, "{place}"),
+                (Ok(size), Some((_, len))) => assert_eq!(size, len as u64, "{position}"),
                 (Err(Error::NotFound { .. }), None) => {}
-                (result, _) => panic!("{place}: size gave {result:?}, the model has {there:?}"),
+                (result, _) => panic!("{position}: size gave {result:?}, the model has {there:?}"),
             },
             8 => {
-                assert_eq!(store.delete(object).unwrap(), there.is_some(), "{place}");
+                assert_eq!(store.delete(object).unwrap(), there.is_some(), "{position}");
                 model.remove(&object);
             }
             _ => {
                 let mut found = BTreeMap::new();
                 for page in list_all(&store) {
-                    for info in page.unwrap_or_else(|error| panic!("{place}: {error}")).objects {
-                        assert!(found.insert(info.object, info.size as usize).is_none(), "{place}");
+                    for info in page.unwrap_or_else(|error| panic!("{position}: {error}")).objects {
+                        assert!(
+                            found.insert(info.object, info.size as usize).is_none(),
+                            "{position}"
+                        );
                     }
                 }
                 let expected: BTreeMap<u64, usize> =
                     model.iter().map(|(&object, &(_, len))| (object, len)).collect();
-                assert_eq!(found, expected, "{place}");
+                assert_eq!(found, expected, "{position}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Stores that cannot be told not to overwrite: `conditional-put=false`.
+//! Stores without conditional puts: `conditional-put=false`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -8,7 +8,7 @@ use kestrel_blockstore::error::Error;
 use kestrel_s3::{S3Options, S3Store};
 use support::{Fault, Gateway, Proxy, Request, VOLUME, content, get, hasty, put};
 
-/// A store behind a proxy that was told so by its URL.
+/// A store behind a proxy, with that setting in its URL.
 fn behind(
     gateway: &Gateway,
     script: impl Fn(&Request) -> Fault + Send + Sync + 'static,
@@ -19,19 +19,19 @@ fn behind(
         Gateway::BUCKET,
         proxy.endpoint()
     );
-    let place = || {
+    let at = || {
         S3Options::parse(&url)
             .unwrap()
             .credentials_file(Some(gateway.credentials()))
             .limits(hasty())
     };
-    S3Store::create(place(), VOLUME).unwrap();
-    let store = S3Store::open(place(), VOLUME).unwrap();
+    S3Store::create(at(), VOLUME).unwrap();
+    let store = S3Store::open(at(), VOLUME).unwrap();
     assert!(!store.puts_conditionally());
     (proxy, store)
 }
 
-/// In this mode no condition is sent, and each put asks for the object first, with one request.
+/// In this mode no condition is sent, and each put looks for the object first, with one request.
 #[test]
 fn requests_of_unconditional_puts() {
     let Some(gateway) = Gateway::start() else { return };

@@ -19,28 +19,29 @@ pub enum OpenError {
         /// The bucket.
         bucket: String,
         /// The URL.
-        place: String,
+        url: String,
     },
-    /// The store does not let us.
+    /// The store denies access.
     Denied {
         /// The URL.
-        place: String,
+        url: String,
         /// Where the credentials are from.
         credentials: String,
-        /// What it said.
+        /// The store's answer.
         why: String,
     },
     /// The store's clock and ours differ by more than it allows.
     ClockSkew {
         /// The URL.
-        place: String,
-        /// By how much ours is ahead, seconds; none if the store did not tell its time.
+        url: String,
+        /// By how much this machine's clock is ahead, seconds; none if the store's answer had no
+        /// time.
         ahead_seconds: Option<i64>,
     },
     /// The prefix belongs to another volume.
     OtherVolume {
         /// The URL.
-        place: String,
+        url: String,
         /// The volume that it belongs to.
         found: String,
         /// The volume that was to be opened.
@@ -49,31 +50,31 @@ pub enum OpenError {
     /// The prefix belongs to no volume.
     NoMarker {
         /// The URL.
-        place: String,
+        url: String,
     },
-    /// There are objects below the prefix, and nothing says of which volume.
+    /// There are objects below the prefix, and no marker of a volume.
     NotEmpty {
         /// The URL.
-        place: String,
+        url: String,
     },
     /// A newer version of this program made it.
     Newer {
         /// The URL.
-        place: String,
+        url: String,
         /// Version of the layout.
         version: u64,
     },
     /// The marker of its volume cannot be read.
     Damaged {
         /// The URL.
-        place: String,
+        url: String,
         /// What is wrong with it.
         why: String,
     },
     /// No answer, or none that helps, within the deadline.
     Unreachable {
         /// The URL.
-        place: String,
+        url: String,
         /// What happened last.
         why: String,
     },
@@ -85,33 +86,30 @@ impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Url(why) | Self::Credentials(why) | Self::Other(why) => f.write_str(why),
-            Self::NoBucket { bucket, place } => {
+            Self::NoBucket { bucket, url } => {
                 write!(
                     f,
-                    "{place}: there is no bucket {bucket}; create it, or check endpoint and region"
+                    "{url}: there is no bucket {bucket}; create it, or check endpoint and region"
                 )
             }
-            Self::Denied { place, credentials, why } => write!(
+            Self::Denied { url, credentials, why } => write!(
                 f,
-                "{place}: no permission: {why}; check the credentials from {credentials} and what \
+                "{url}: no permission: {why}; check the credentials from {credentials} and what \
                  they are allowed to do"
             ),
-            Self::ClockSkew { place, ahead_seconds } => {
+            Self::ClockSkew { url, ahead_seconds } => {
                 match ahead_seconds {
                     Some(ahead) if *ahead >= 0 => {
-                        write!(
-                            f,
-                            "{place}: this machine's clock is {ahead} s ahead of the store's"
-                        )?;
+                        write!(f, "{url}: this machine's clock is {ahead} s ahead of the store's")?;
                     }
                     Some(behind) => {
                         write!(
                             f,
-                            "{place}: this machine's clock is {} s behind the store's",
+                            "{url}: this machine's clock is {} s behind the store's",
                             -behind
                         )?;
                     }
-                    None => write!(f, "{place}: this machine's clock and the store's differ")?,
+                    None => write!(f, "{url}: this machine's clock and the store's differ")?,
                 }
                 write!(
                     f,
@@ -119,36 +117,33 @@ impl fmt::Display for OpenError {
                      set-ntp true)"
                 )
             }
-            Self::OtherVolume { place, found, wanted } => write!(
+            Self::OtherVolume { url, found, wanted } => write!(
                 f,
-                "{place}: belongs to the volume {found}, not to {wanted}; another bucket or prefix \
+                "{url}: belongs to the volume {found}, not to {wanted}; another bucket or prefix \
                  is meant, or the volume's \
                  descriptor is from elsewhere"
             ),
-            Self::NoMarker { place } => write!(
+            Self::NoMarker { url } => write!(
                 f,
-                "{place}: belongs to no volume (no object kestrel-volume); check bucket and \
+                "{url}: belongs to no volume (no object kestrel-volume); check bucket and \
                  prefix, or create a volume with \
                  kestrel format"
             ),
-            Self::NotEmpty { place } => write!(
+            Self::NotEmpty { url } => write!(
                 f,
-                "{place}: there are objects below objects/ of an unknown volume; choose an empty \
+                "{url}: there are objects below objects/ of an unknown volume; choose an empty \
                  prefix"
             ),
-            Self::Newer { place, version } => {
-                write!(
-                    f,
-                    "{place}: made by a newer version (layout {version}); update this program"
-                )
+            Self::Newer { url, version } => {
+                write!(f, "{url}: made by a newer version (layout {version}); update this program")
             }
-            Self::Damaged { place, why } => write!(
+            Self::Damaged { url, why } => write!(
                 f,
-                "{place}: the object kestrel-volume is damaged: {why}; restore it \
+                "{url}: the object kestrel-volume is damaged: {why}; restore it \
                  (docs/format/objects.md says what it holds)"
             ),
-            Self::Unreachable { place, why } => {
-                write!(f, "{place}: {why}; check the endpoint and the network")
+            Self::Unreachable { url, why } => {
+                write!(f, "{url}: {why}; check the endpoint and the network")
             }
         }
     }
@@ -159,25 +154,25 @@ impl std::error::Error for OpenError {}
 /// What the failure of a request means while a store is created or opened.
 pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
     let options = &client.options;
-    let (place, why) = (options.url.clone(), failure.text());
+    let (url, why) = (options.url.clone(), failure.text());
     let seen = &failure.fault.seen;
     match failure.fault.cause {
-        Cause::NoBucket => OpenError::NoBucket { bucket: options.bucket.clone(), place },
+        Cause::NoBucket => OpenError::NoBucket { bucket: options.bucket.clone(), url },
         Cause::Denied => {
-            OpenError::Denied { place, credentials: client.credentials_source.clone(), why }
+            OpenError::Denied { url, credentials: client.credentials_source.clone(), why }
         }
         Cause::ClockSkew => {
             let ahead_seconds = seen.date.map(|date| (SystemClock.now() - date) / SECOND);
-            OpenError::ClockSkew { place, ahead_seconds }
+            OpenError::ClockSkew { url, ahead_seconds }
         }
         Cause::Credentials => OpenError::Credentials(format!(
-            "{}; {place}: {} gave none: {why}",
+            "{}; {url}: {} gave none: {why}",
             crate::credentials::NONE_FOUND,
             client.credentials_source
         )),
-        Cause::Untrusted => OpenError::Other(format!("{place}: {why}; {}", crate::fault::TRUST)),
+        Cause::Untrusted => OpenError::Other(format!("{url}: {why}; {}", crate::fault::TRUST)),
         Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Inconsistent | Cause::Late => {
-            OpenError::Unreachable { place, why }
+            OpenError::Unreachable { url, why }
         }
         Cause::Missing
         | Cause::Present
@@ -189,7 +184,7 @@ pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
                 Some(region) => format!("; the bucket is in region={region}"),
                 None => "; check endpoint and region".to_string(),
             };
-            OpenError::Other(format!("{place}: {why}{region}"))
+            OpenError::Other(format!("{url}: {why}{region}"))
         }
     }
 }

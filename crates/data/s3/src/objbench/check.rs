@@ -60,7 +60,7 @@ pub fn check(
             Err(Ended::Failed(error)) => CheckOutcome::Bad(error.to_string()),
             Err(Ended::Wrong(why)) => CheckOutcome::Bad(why),
         };
-        // Best effort: a store that cannot even list is told by its check.
+        // Best effort: the check of listings reports a store that cannot even list.
         let _ = clear(store);
         report(&Check { name, verdict });
     }
@@ -86,7 +86,7 @@ fn read(store: &dyn BlockStore, object: u64, offset: u64, len: u64) -> Result<Ve
     Ok(out)
 }
 
-/// Also after the object was asked for and was not there: some stores and proxies remember that.
+/// Also after the object was requested and was not there: some stores and proxies remember that.
 fn read_after_write(
     store: &dyn BlockStore,
     plan: &BenchPlan,

@@ -51,7 +51,7 @@ pub struct Measurement {
     pub object_bytes: u64,
     /// How often.
     pub count: u64,
-    /// Objects concerned: for listings those told, else `count`.
+    /// Objects concerned: for listings those listed, else `count`.
     pub objects: u64,
     /// Bytes moved.
     pub bytes: u64,
@@ -85,7 +85,7 @@ impl Measurement {
     }
 }
 
-/// Measures with every size of the plan; `report` gets each figure as it is known. Every object
+/// Measures with every size of the plan; `report` gets each figure as it is measured. Every object
 /// that is read whole is compared with what was written.
 ///
 /// # Errors
@@ -164,14 +164,14 @@ fn range(
     stop: &Stop,
 ) -> Result<Measurement, Ended> {
     let contents = contents(plan, size);
-    let (order, places) =
+    let (order, offsets) =
         (Order::new(plan.seed, objects), Order::new(!plan.seed, size - RANGE_BYTES));
     let done = workers::run(plan.threads, u64::MAX, plan.time, stop, |number| {
-        let (object, offset) = (order.at(number), places.at(number));
+        let (object, offset) = (order.at(number), offsets.at(number));
         let mut out = vec![0; RANGE_BYTES as usize];
         store.read(object + 1, offset, &mut [IoSliceMut::new(&mut out)])?;
-        let place = offset as usize..(offset + RANGE_BYTES) as usize;
-        if out != contents[(object % CONTENTS) as usize][place] {
+        let span = offset as usize..(offset + RANGE_BYTES) as usize;
+        if out != contents[(object % CONTENTS) as usize][span] {
             return Err(Ended::Wrong(format!(
                 "object {}, byte {offset}: read other bytes than were written",
                 object + 1
@@ -224,7 +224,7 @@ fn delete(
     Ok(Measurement::new(Operation::Delete, size, 0, &done))
 }
 
-/// Numbers below a bound in an order that looks random and can be asked for by position.
+/// Numbers below a bound in an order that looks random and can be computed by position.
 struct Order {
     seed: u64,
     bound: u64,

@@ -15,7 +15,7 @@ fn plan() -> BenchPlan {
     }
 }
 
-fn verdicts(store: &dyn BlockStore, plan: &BenchPlan) -> Vec<Check> {
+fn checks(store: &dyn BlockStore, plan: &BenchPlan) -> Vec<Check> {
     let mut made = Vec::new();
     check(store, plan, &Stop::new(), &mut |check| made.push(check.clone())).unwrap();
     made
@@ -24,7 +24,7 @@ fn verdicts(store: &dyn BlockStore, plan: &BenchPlan) -> Vec<Check> {
 #[test]
 fn a_good_store_passes_and_is_left_empty() {
     let store = MemoryStore::put_only();
-    let made = verdicts(&store, &plan());
+    let made = checks(&store, &plan());
     assert_eq!(made.len(), 6);
     assert!(made.iter().all(|check| check.verdict == CheckOutcome::Good), "{made:?}");
     assert!(store.list(None, 1).unwrap().objects.is_empty());
@@ -40,7 +40,7 @@ fn a_good_store_passes_and_is_left_empty() {
 }
 
 #[test]
-fn it_ends_when_told_to() {
+fn stop_in_the_middle() {
     let stop = Stop::new();
     stop.stop();
     let store = MemoryStore::put_only();
@@ -122,11 +122,11 @@ fn each_fault_is_found_by_its_check() {
         (Fault::Overwrites, 5),
     ] {
         let store = Broken { inner: MemoryStore::put_only(), fault };
-        let made = verdicts(&store, &plan());
+        let made = checks(&store, &plan());
         assert!(matches!(made[check].verdict, CheckOutcome::Bad(_)), "{:?}", made[check]);
     }
-    // A store that is known to need help is usable.
+    // A store that needs help and says so is usable.
     let store = MemoryStore::put_only();
-    let made = verdicts(&store, &BenchPlan { puts_conditionally: false, ..plan() });
+    let made = checks(&store, &BenchPlan { puts_conditionally: false, ..plan() });
     assert!(matches!(made[5].verdict, CheckOutcome::Poor(_)), "{:?}", made[5]);
 }

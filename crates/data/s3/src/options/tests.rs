@@ -2,8 +2,8 @@ use super::*;
 
 #[test]
 fn a_full_url_is_read() {
-    let url = "s3://photos/team/a?endpoint=http%3A%2F%2F127.0.0.1%3A9000/&region=eu-central-1&path-style=true\
-               &conditional-put=false&sign-payload=false";
+    let url = "s3://photos/team/a?endpoint=http%3A%2F%2F127.0.0.1%3A9000/&region=eu-central-1\
+               &path-style=true&conditional-put=false&sign-payload=false";
     let options = S3Options::parse(url).unwrap();
     assert_eq!((options.bucket.as_str(), options.prefix.as_str()), ("photos", "team/a"));
     assert_eq!(options.endpoint.as_deref(), Some("http://127.0.0.1:9000"));
@@ -37,9 +37,9 @@ fn secrets_are_refused_and_not_repeated() {
         "s3://photos:hunter2/p",
         "s3://key:hunter/hunter2@photos/p",
     ] {
-        let told = S3Options::parse(url).unwrap_err().to_string();
-        assert!(told.contains("--credentials"), "{told}");
-        assert!(!told.contains("hunter2"), "{told}");
+        let refusal = S3Options::parse(url).unwrap_err().to_string();
+        assert!(refusal.contains("--credentials"), "{refusal}");
+        assert!(!refusal.contains("hunter2"), "{refusal}");
     }
 }
 
@@ -70,9 +70,9 @@ fn what_is_not_understood_is_refused() {
         "s3://photos?region=%+4",
         "s3://photos?region=%ff",
     ] {
-        let told = S3Options::parse(url).unwrap_err();
-        assert!(matches!(told, OpenError::Url(_)), "{url}: {told}");
-        assert!(told.to_string().contains("s3://BUCKET/PREFIX"), "{url}: {told}");
+        let refusal = S3Options::parse(url).unwrap_err();
+        assert!(matches!(refusal, OpenError::Url(_)), "{url}: {refusal}");
+        assert!(refusal.to_string().contains("s3://BUCKET/PREFIX"), "{url}: {refusal}");
     }
     assert!(S3Options::parse(&format!("s3://photos/{}", "a".repeat(901))).is_err());
 }

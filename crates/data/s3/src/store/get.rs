@@ -1,6 +1,6 @@
 //! Reading: one GET of a range, straight into the caller's buffers.
 //!
-//! Before an answer is believed it must be partial content of exactly the range that was asked for
+//! Before an answer is believed it must be partial content of exactly the range that was requested
 //! (checked by `object_store` against the header), and its body as long as that. What its bytes are
 //! worth is for the checksums above.
 
@@ -34,7 +34,7 @@ impl S3Store {
                 ..GetOptions::default()
             };
             let answer = self.client.s3.get_opts(&path, options).await?;
-            let told = answer.range.end - answer.range.start;
+            let announced = answer.range.end - answer.range.start;
             let mut scatter = Scatter::new(parts);
             let mut body = answer.into_stream();
             while let Some(piece) = body.next().await {
@@ -46,9 +46,10 @@ impl S3Store {
                 }
             }
             match scatter.filled() {
-                filled if filled == told => Ok(filled),
+                filled if filled == announced => Ok(filled),
                 filled => {
-                    let text = format!("the answer's body has {filled} bytes instead of {told}");
+                    let text =
+                        format!("the answer's body has {filled} bytes instead of {announced}");
                     Err(Fault::unbelievable(text).into())
                 }
             }

@@ -1,11 +1,12 @@
 //! Listing: pages that can be relied on.
 //!
 //! A caller that deletes by a listing must not take a part of it for the whole
-//! (juicedata/juicefs#6479). So a page must go forward from where it was asked to begin, must be as
-//! long as it says (checked below, in `wire::answer`), and the one that says it is the last is not
-//! believed at once: the store is asked again for what comes behind it. An answer that fails a
-//! check is asked for again; if that does not help either, there is an error and no page. (Not for
-//! as long as other failures: a whole page that is wrong is seldom an accident of its transfer.)
+//! (juicedata/juicefs#6479). So a page must go forward from its requested beginning, must be as
+//! long as it announces (checked below, in `wire::answer`), and the one that is marked as the last
+//! is not believed at once: what comes behind it is requested once more. A request with an answer
+//! that fails a check is repeated; if that does not help either, there is an error and no page.
+//! (Not for as long as other failures: a whole page that is wrong is seldom an accident of its
+//! transfer.)
 //!
 //! The cursor is a key, not the store's token: a token may expire, and a key can be checked.
 
@@ -23,14 +24,14 @@ const KEYS_MAX: usize = 1000;
 /// Most answers without a single key that are followed for one page.
 const EMPTY_ANSWERS_MAX: usize = 16;
 
-/// How often a page is asked for that is empty and then is not.
+/// How often a page is requested that is empty and then is not.
 const CONTRADICTIONS_MAX: usize = 4;
 
 /// A part of a listing as the store gave it.
 struct Answer {
     /// Keys below the prefix with size and time, ascending.
     keys: Vec<(String, u64, i64)>,
-    /// Where the store says that it goes on.
+    /// The token with which the store goes on.
     token: Option<String>,
 }
 
@@ -66,7 +67,7 @@ impl S3Store {
         Err(contradiction("the store goes on and on without giving a key"))
     }
 
-    /// Asks for keys after `after`, or from where a token says.
+    /// Requests keys after `after`, or from a token on.
     async fn answer(
         &self,
         after: Option<&str>,
@@ -75,19 +76,19 @@ impl S3Store {
     ) -> Result<Answer, Failure> {
         let options = &self.client.options;
         let prefix = options.key(&format!("{}/", key::ROOT));
-        // Names are told without the store's prefix, which is what cursors are too.
+        // Names are given without the store's prefix, which is what cursors are too.
         let own = prefix.len() - key::ROOT.len() - 1;
         let folder = &prefix[..prefix.len() - 1];
         let once = async || -> Attempt<Answer> {
-            let asked = PaginatedListOptions {
+            let list_options = PaginatedListOptions {
                 offset: after.map(|after| options.key(after)),
                 max_keys: Some(limit),
                 page_token: token.clone(),
                 ..PaginatedListOptions::default()
             };
-            let told = self.client.s3.list_paginated(Some(&prefix), asked).await?;
-            let mut keys: Vec<(String, u64, i64)> = Vec::with_capacity(told.result.objects.len());
-            for meta in told.result.objects {
+            let page = self.client.s3.list_paginated(Some(&prefix), list_options).await?;
+            let mut keys: Vec<(String, u64, i64)> = Vec::with_capacity(page.result.objects.len());
+            for meta in page.result.objects {
                 let full = meta.location.as_ref();
                 // `object_store` takes the slash from keys that end in one, as consoles make them
                 // for folders.
@@ -115,7 +116,7 @@ impl S3Store {
                 ))
                 .into());
             }
-            Ok(Answer { keys, token: told.page_token })
+            Ok(Answer { keys, token: page.page_token })
         };
         self.client.request(Direction::Down, 0, once).await
     }

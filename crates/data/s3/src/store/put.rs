@@ -1,9 +1,10 @@
 //! Writing an object with one request.
 //!
 //! The put is conditional, so that the store itself decides which put is first. If an answer was
-//! lost and the next attempt hears that the object exists, it may be ours: then its content is read
-//! back and compared, and only another's is an error. Stores without conditional puts are asked
-//! before the first attempt; later ones overwrite what is ours.
+//! lost and the next attempt is answered that the object exists, it may be this put's: then its
+//! content is read back and compared, and only another's is an error. In stores without conditional
+//! puts the object is looked for before the first attempt; later attempts overwrite this put's own
+//! object.
 
 use std::cell::Cell;
 
@@ -66,7 +67,7 @@ impl S3Store {
         }
     }
 
-    /// Asks whether the object is there, if the store cannot be told not to overwrite it: for its
+    /// Checks whether the object is there, if the store does not support a condition: requests its
     /// first byte, since the answer to a HEAD does not explain what is missing.
     pub(super) async fn refuse_present(&self, object: ObjectId) -> Result<(), Failure> {
         if self.conditional_put {
@@ -89,7 +90,8 @@ impl S3Store {
         }
     }
 
-    /// Succeeds if the object consists of these bytes; else fails as told, or as comparing fails.
+    /// Succeeds if the object consists of these bytes; else fails with `otherwise`, or with the
+    /// comparison's.
     pub(super) async fn accept_if_ours(
         &self,
         path: &Path,

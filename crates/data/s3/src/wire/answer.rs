@@ -8,7 +8,7 @@ use http::StatusCode;
 use super::Trace;
 use crate::stats::Kind;
 
-/// Notes what the answer explains; tells why it must not be believed, if so.
+/// Notes what the answer explains; answers why it must not be believed, if so.
 pub(super) fn fault(kind: Kind, status: StatusCode, body: &[u8], trace: &Trace) -> Option<String> {
     let text = String::from_utf8_lossy(body);
     if let Some((_, error)) = text.split_once("<Error>") {
@@ -33,17 +33,17 @@ pub(super) fn fault(kind: Kind, status: StatusCode, body: &[u8], trace: &Trace) 
     contradiction
 }
 
-/// Why a whole page of a listing is not what it says, if it is not.
+/// Why a whole page of a listing is not what it announces, if it is not.
 fn listing_contradiction(text: &str) -> Option<String> {
     let there = text.matches("<Contents>").count();
     // Not every store counts its keys.
-    if let Some(told) =
+    if let Some(announced) =
         element(text, "KeyCount").and_then(|count| count.trim().parse::<usize>().ok())
-        && told != there
+        && announced != there
     {
-        return Some(format!("the page of the listing says {told} keys and has {there}"));
+        return Some(format!("the page of the listing says {announced} keys and has {there}"));
     }
-    let goes_on = element(text, "IsTruncated").is_some_and(|told| told.trim() == "true");
+    let goes_on = element(text, "IsTruncated").is_some_and(|announced| announced.trim() == "true");
     if goes_on && element(text, "NextContinuationToken").is_none_or(str::is_empty) {
         return Some("the page of the listing says that there are more and not where".to_string());
     }

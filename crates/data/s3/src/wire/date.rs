@@ -3,7 +3,7 @@
 
 use kestrel_types::clock::{Nanos, SECOND};
 
-/// The time that the header tells; none if it is not of the one form that is sent.
+/// The time of the header; none if it is not of the one form that is sent.
 pub(super) fn parse(text: &str) -> Option<Nanos> {
     const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";
     let mut words = text.split(' ').skip(1);

@@ -30,9 +30,9 @@ pub(crate) struct Seen {
     pub(crate) message: String,
     /// The store's clock.
     pub(crate) date: Option<Nanos>,
-    /// Where the bucket really is, if the store tells.
+    /// Where the bucket really is, if the answer has it.
     pub(crate) region: Option<String>,
-    /// How long the store asks us to wait.
+    /// How long the client is to wait, by the store's answer.
     pub(crate) retry_after: Option<Duration>,
     /// Why the connection failed.
     pub(crate) broken: Option<String>,
@@ -63,7 +63,7 @@ impl Traced {
 }
 
 impl Trace {
-    /// The present attempt's; one that nobody reads if there is none.
+    /// The present attempt's; one that is never read if there is none.
     pub(crate) fn current() -> Self {
         CURRENT.try_with(Clone::clone).unwrap_or_default()
     }
@@ -78,7 +78,7 @@ impl Trace {
         self.must_be_new
     }
 
-    /// The store's clock, if an answer told it.
+    /// The store's clock, if an answer had it.
     pub(crate) fn date(&self) -> Option<Nanos> {
         self.seen.lock().date
     }
@@ -115,7 +115,7 @@ impl Trace {
 
     /// The connection failed, or the answer is not whole.
     pub(crate) fn broken(&self, error: &(dyn std::error::Error + 'static)) {
-        // The chain's last link says what happened ("connection refused"), the others that
+        // The chain's last link names what happened ("connection refused"), the others only that
         // something did. An I/O error leaves out what it wraps.
         let mut cause = error;
         loop {

@@ -40,8 +40,8 @@ impl Gateway {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls")
     }
 
-    /// Starts a server. Without the program there is nothing to test against: says so and gives
-    /// none, unless `KESTREL_REQUIRE_S3` is set, which CI does.
+    /// Starts a server. Without the program there is nothing to test against: prints a message and
+    /// gives none, unless `KESTREL_REQUIRE_S3` is set, which CI does.
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
@@ -50,7 +50,7 @@ impl Gateway {
         let Some(program) = program() else {
             let hint = "versitygw is missing; scripts/install-deps.sh installs it";
             assert!(std::env::var_os("KESTREL_REQUIRE_S3").is_none(), "{hint}");
-            // Past the capture of a passing test's output: a skipped test must be seen.
+            // Past the capture of a passing test's output: a skipped test must be noticed.
             let _ = writeln!(std::io::stderr(), "SKIPPED: {hint}");
             return None;
         };
@@ -182,10 +182,10 @@ fn answers(child: &mut Child, port: u16) -> bool {
         }
         if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
             let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
-            let asked =
+            let sent =
                 stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").is_ok();
             // One that speaks TLS answers with an alert or goes away: it is there too.
-            if asked && stream.read(&mut [0; 64]).is_ok() {
+            if sent && stream.read(&mut [0; 64]).is_ok() {
                 return child.try_wait().unwrap().is_none();
             }
         }

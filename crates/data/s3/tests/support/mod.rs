@@ -1,5 +1,5 @@
 //! What the tests of the S3 store stand on: a real server ([`Gateway`]) and, in front of it, a
-//! proxy that does what it is told ([`Proxy`]). Not every test file uses everything.
+//! proxy that follows a test's script ([`Proxy`]). Not every test file uses everything.
 #![allow(
     dead_code,
     unused_imports,
@@ -67,8 +67,8 @@ pub fn get(store: &S3Store, object: u64, offset: u64, len: usize) -> Result<Vec<
 /// A counter of the store.
 pub fn figure(store: &S3Store, name: &str) -> u64 {
     let mut found = None;
-    store.stats(&mut |told, value| {
-        if told == name {
+    store.stats(&mut |counter, value| {
+        if counter == name {
             found = Some(value);
         }
     });

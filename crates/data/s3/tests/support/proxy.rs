@@ -1,4 +1,4 @@
-//! A proxy in front of the server that does to each request what a test's script says.
+//! A proxy in front of the server that does to each request what a test's script has.
 //!
 //! One thread a connection and one request a connection: simple enough to be trusted when a test
 //! fails.
@@ -28,7 +28,7 @@ impl Request {
         self.target.contains("/objects/")
     }
 
-    /// Whether it asks for a listing.
+    /// Whether it is for a listing.
     pub fn is_list(&self) -> bool {
         self.target.contains("list-type=2")
     }
@@ -41,9 +41,9 @@ pub enum Fault {
     None,
     /// Answered by the proxy: status line's rest, further header lines, body.
     Answer(&'static str, Vec<String>, String),
-    /// The connection ends before the server heard of it.
+    /// The connection ends before the server gets the request.
     Reset,
-    /// The server does it and nobody hears of it.
+    /// The server does it, and its answer is lost.
     LostAnswer,
     /// The server does it, and another answer comes.
     Replaced(&'static str, String),
