@@ -2,10 +2,10 @@
 //! --transports device,uring --workers 2,16 --threads 1,4 --seconds 2 --kinds fstat,create]`.
 //!
 //! Needs root. The server runs in this process and the load in a child, so that the CPU time of
-//! both sides can be told apart. Each line gives operations per second, CPU microseconds per
+//! both sides can be measured apart. Each line gives operations per second, CPU microseconds per
 //! operation of server and load, and the rate over io_uring against that over the device, measured
-//! just before. io_uring is left out, with the reason, where the kernel does not offer it:
-//! `echo Y > /sys/module/fuse/parameters/enable_uring` switches it on.
+//! just before. io_uring is left out, with the reason, where the kernel does not offer it: `echo Y
+//! > /sys/module/fuse/parameters/enable_uring` switches it on.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -210,7 +210,7 @@ fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
                                     )
                                 };
                             }
-                            // SAFETY: the buffer is as long as said.
+                            // SAFETY: the buffer is as long as the length given.
                             let got = unsafe {
                                 libc::pread(
                                     open.as_raw_fd(),

@@ -8,7 +8,7 @@
 
 /// Major version spoken here.
 pub const KERNEL_MAJOR: u32 = 7;
-/// Newest minor version of which this crate knows the messages (Linux 6.18).
+/// Newest minor version of which this crate has the messages (Linux 6.18).
 pub const KERNEL_MINOR_MAX: u32 = 45;
 /// Oldest minor version accepted (Linux 5.4).
 pub const KERNEL_MINOR_MIN: u32 = 31;
@@ -49,7 +49,9 @@ unsafe impl Wire for u64 {}
 
 /// Declares wire structures and proves that each one's fields fill it without a gap.
 macro_rules! wire {
-    ($($(#[$doc:meta])* struct $name:ident = $size:literal { $($field:ident: $type:ty),+ $(,)? })+) => {$(
+    ($($(#[$doc:meta])* struct $name:ident = $size:literal {
+        $($field:ident: $type:ty),+ $(,)?
+    })+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default)]
         #[repr(C)]
@@ -190,7 +192,7 @@ macro_rules! opcodes {
         pub enum Opcode { $($(#[$doc])* $name = $value),+ }
 
         impl Opcode {
-            /// All known codes, in numeric order.
+            /// All codes of this version, in numeric order.
             pub const ALL: &'static [Opcode] = &[$(Opcode::$name),+];
 
             /// The code behind a number; `None` for those that this crate does not know.
@@ -357,8 +359,8 @@ pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
 pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
 /// `FUSE_DEV_IOC_BACKING_CLOSE`: takes it back.
 pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
-/// Deepest stack of file systems with ours on top: backing files lie on file systems that are not
-/// stacked themselves, and an overlay on top of us still works (the kernel allows two).
+/// Deepest stack of file systems with this one on top: backing files lie on file systems that are
+/// not stacked themselves, and an overlay on top of this one still works (the kernel allows two).
 pub const BACKING_STACK_DEPTH: u32 = 1;
 
 /// Command over io_uring: here is an entry's memory, fill it with a request.

@@ -202,7 +202,7 @@ impl Statfs {
 pub struct Statx {
     /// The basic attributes.
     pub attr: Attr,
-    /// Time of birth, where known.
+    /// Time of birth, where there is one.
     pub btime: Option<Timestamp>,
     /// `STATX_ATTR_*` that are set, and those that have a meaning here.
     pub attributes: u64,

@@ -1,4 +1,4 @@
-//! What is asked of the kernel at INIT and what it grants.
+//! What this crate requests from the kernel at INIT, and what the kernel grants.
 
 use crate::abi::{self, init};
 use crate::transport::TransportChoice;
@@ -34,8 +34,8 @@ pub struct Config {
     /// can only be lowered from the kernel's default, 128 KiB; where this process may (root), it is
     /// raised afterwards.
     pub max_readahead: u32,
-    /// How many requests that nobody waits for (read-ahead, asynchronous direct I/O, release) may
-    /// be under way. Further ones queue in the kernel.
+    /// How many requests that no process waits for (read-ahead, asynchronous direct I/O, release)
+    /// may be under way. Further ones queue in the kernel.
     pub max_background: u16,
     /// From this many on the kernel calls the device congested and slows down read-ahead.
     pub congestion_threshold: u16,
@@ -106,8 +106,8 @@ pub fn workers_default() -> usize {
 /// Use of READDIRPLUS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReaddirPlus {
-    /// Plain READDIR only. Right when attributes and entries may not be cached: they would be asked
-    /// for again.
+    /// Plain READDIR only. Right when attributes and entries may not be cached: they would be
+    /// requested again.
     #[default]
     Never,
     /// As the kernel sees fit: when the first entries are looked up after listing.
@@ -168,10 +168,10 @@ features! {
     /// Direct I/O is split into parallel requests. Default on.
     async_dio = true, ASYNC_DIO;
     /// The file system clears set-user-ID, set-group-ID and `security.capability` on write,
-    /// truncate and change of owner, as `kill_suidgid` of the requests tells it. Saves a GETXATTR
+    /// truncate and change of owner, where `kill_suidgid` of a request is set. Saves a GETXATTR
     /// before every write. Default on.
     handle_killpriv_v2 = true, HANDLE_KILLPRIV_V2;
-    /// SETXATTR says when set-group-ID is to be cleared. Default on.
+    /// SETXATTR has a flag for set-group-ID to be cleared. Default on.
     setxattr_ext = true, SETXATTR_EXT;
     /// Shared mmap works on files opened with direct I/O. Default on.
     direct_io_allow_mmap = true, DIRECT_IO_ALLOW_MMAP;
@@ -190,7 +190,7 @@ features! {
     /// Costs a GETATTR on every cached read when attributes may not be cached. Default off: an open
     /// drops the pages.
     auto_inval_data = false, AUTO_INVAL_DATA;
-    /// Pages are dropped by notification only, not when a change of size is seen. Default off.
+    /// Pages are dropped by notification only, not when a change of size is noticed. Default off.
     explicit_inval_data = false, EXPLICIT_INVAL_DATA;
     /// Targets of symbolic links are cached. Default off.
     cache_symlinks = false, CACHE_SYMLINKS;
@@ -206,8 +206,8 @@ features! {
     /// The umask is left to the file system. Default off.
     dont_mask = false, DONT_MASK;
     /// Open files may be read from backing files ([`Backings`](crate::Backings)). Default off: with
-    /// it no overlay can have another stacked file system below itself and us. Not together with
-    /// `writeback_cache`.
+    /// it no overlay can have another stacked file system below itself and this one. Not together
+    /// with `writeback_cache`.
     passthrough = false, PASSTHROUGH;
     /// OPEN may answer ENOSYS, and files then need no open at all. Default off.
     no_open = false, NO_OPEN_SUPPORT;
@@ -232,7 +232,7 @@ pub struct Negotiated {
     pub max_readahead: u32,
     /// Whether [`Notifier::expire_entry`](crate::Notifier::expire_entry) expires rather than drops.
     pub expire_only: bool,
-    /// Whether the kernel knows [`Notifier::prune`](crate::Notifier::prune).
+    /// Whether the kernel has [`Notifier::prune`](crate::Notifier::prune).
     pub prunes: bool,
     /// The kernel offers the io_uring transport.
     pub io_uring_offered: bool,
@@ -266,7 +266,7 @@ impl Offer {
 
     /// Settles on what both sides can and want, io_uring with `uring`: the summary and the wire
     /// form of the answer.
-    pub(crate) fn settle(&self, config: &Config, uring: bool) -> (Negotiated, abi::InitOut) {
+    pub(crate) fn negotiate(&self, config: &Config, uring: bool) -> (Negotiated, abi::InitOut) {
         // Always wanted: writes of more than a page, requests of more than 32 pages, the second
         // word of flags, and to learn whether a connection was unmounted or aborted.
         let always = init::BIG_WRITES | init::MAX_PAGES | init::INIT_EXT | init::ABORT_ERROR;
@@ -339,11 +339,11 @@ mod tests {
             max_readahead: 65536,
             flags: init::ASYNC_READ | init::WRITEBACK_CACHE,
         };
-        let (settled, out) =
-            offer.settle(&Config { request_timeout_s: 9, ..Config::default() }, false);
-        assert!(settled.features.async_read);
-        assert!(!settled.features.writeback_cache, "offered, not wanted");
-        assert!(!settled.features.parallel_dirops, "wanted, not offered");
+        let (negotiated, out) =
+            offer.negotiate(&Config { request_timeout_s: 9, ..Config::default() }, false);
+        assert!(negotiated.features.async_read);
+        assert!(!negotiated.features.writeback_cache, "offered, not wanted");
+        assert!(!negotiated.features.parallel_dirops, "wanted, not offered");
         assert_eq!((out.minor, out.max_readahead, out.request_timeout), (38, 65536, 0));
         assert_eq!(out.max_pages, 256);
     }
@@ -358,9 +358,9 @@ mod tests {
             time_gran_ns: 0,
             ..Config::default()
         };
-        let (settled, out) = offer.settle(&config, true);
+        let (negotiated, out) = offer.negotiate(&config, true);
         assert_eq!(out.minor, abi::KERNEL_MINOR_MAX);
-        assert_eq!(settled.max_write, MAX_WRITE_MAX);
+        assert_eq!(negotiated.max_write, MAX_WRITE_MAX);
         assert_eq!((out.max_background, out.congestion_threshold, out.time_gran), (1, 1, 1));
         assert_eq!(config.payload_bytes(), MAX_WRITE_MAX as usize);
         assert_eq!(Config { max_write: 0, ..config }.payload_bytes(), abi::READ_BUFFER_BYTES_MIN);
@@ -370,10 +370,10 @@ mod tests {
     fn io_uring_when_wanted_and_offered() {
         let config = Config::default();
         for (flags, wanted, agreed) in [(u64::MAX, true, 1), (u64::MAX, false, 0), (0, true, 0)] {
-            let (settled, out) =
-                Offer { minor: 45, max_readahead: 0, flags }.settle(&config, wanted);
+            let (negotiated, out) =
+                Offer { minor: 45, max_readahead: 0, flags }.negotiate(&config, wanted);
             assert_eq!(out.flags2 >> 9 & 1, agreed);
-            assert_eq!(settled.io_uring_offered, flags != 0);
+            assert_eq!(negotiated.io_uring_offered, flags != 0);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::attr::Entry;
 
 /// Collects directory entries until the room that the kernel offered is used up.
 ///
-/// Every entry carries a cookie: the `offset` with which the kernel asks for what comes after it.
+/// Every entry carries a cookie: the `offset` with which the kernel requests what comes after it.
 /// Cookies must stay valid while entries come and go, and 0 is the start.
 ///
 /// ```
@@ -70,7 +70,7 @@ impl FileKind {
     }
 }
 
-/// No directory reply is larger, whatever a request claims; larger ones are answered in steps.
+/// No directory reply is larger, even if a request claims more; larger ones are answered in steps.
 const DIRENTS_BYTES_MAX: usize = 1 << 20;
 
 impl Dirents {

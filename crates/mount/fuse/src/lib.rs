@@ -3,11 +3,11 @@
 //! # What FUSE is
 //!
 //! When a program calls `open("/mnt/a/b")`, the kernel walks the path and finds that `/mnt` is a
-//! FUSE mount. It then asks the process that mounted it: it puts a *request* in a queue (LOOKUP of
-//! "a" in node 1, LOOKUP of "b" in the node that was answered, OPEN of that one), the process reads
-//! it from the device `/dev/fuse`, and writes a *reply* back. The program that called `open` sleeps
-//! meanwhile. That is all: no code of ours runs in the kernel, and the file system may do whatever
-//! it likes to find its answer.
+//! FUSE mount. It then turns to the process that mounted it: it puts a *request* in a queue (LOOKUP
+//! of "a" in node 1, LOOKUP of "b" in the node that was answered, OPEN of that one), the process
+//! reads it from the device `/dev/fuse`, and writes a *reply* back. The program that called `open`
+//! sleeps meanwhile. That is all: no code of this crate runs in the kernel, and the file system may
+//! find its answer in any way.
 //!
 //! The kernel speaks of files by *node id*, a number that the file system chooses when it answers a
 //! lookup. The root is node 1. Each such answer counts as one reference, and FORGET gives
@@ -38,7 +38,8 @@
 //!         match request.op {
 //!             Operation::Lookup { .. } => reply.error(libc::ENOENT),
 //!             Operation::Getattr { .. } => {
-//!                 let attr = Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink: 2, ..Attr::default() };
+//!                 let mode = libc::S_IFDIR | 0o755;
+//!                 let attr = Attr { ino: 1, mode, nlink: 2, ..Attr::default() };
 //!                 reply.attr(&attr, Duration::ZERO);
 //!             }
 //!             Operation::Opendir { .. } => reply.opened(Opened::default()),
@@ -65,13 +66,13 @@
 //! | [`abi`] | structures and numbers of the protocol, as in the kernel's header |
 //! | `request` | [`Request`], [`Operation`]: parsed in place, nothing copied, nothing trusted |
 //! | `reply`, `dirents`, `attr` | [`Reply`], [`Dirents`], [`Attr`], [`Entry`]: answers |
-//! | `config` | [`Config`], [`Features`], [`Negotiated`]: what is settled with the kernel at INIT |
+//! | `config` | [`Config`], [`Features`], [`Negotiated`]: what is agreed with the kernel at INIT |
 //! | `session` | [`Session`]: the threads that serve a mount |
-//! | [`transport`] | how messages travel, over `/dev/fuse` or io_uring; [`block_in_place`] to wait |
+//! | [`transport`] | how messages travel: `/dev/fuse` or io_uring; [`block_in_place`] to wait |
 //! | `notify` | [`Notifier`]: messages that make the kernel forget what it cached |
 //! | [`passthrough`] | files that the kernel reads from elsewhere by itself |
 //! | [`mount`] | mounting, unmounting (also of dead and hung servers), finding mounts |
-//! | `creds` | [`caller_groups`]: what a request does not say about its caller |
+//! | `creds` | [`caller_groups`]: what a request lacks of its caller |
 //! | `error` | [`Error`]: what failed, and why |
 //! | [`null`] | a file system that does nothing, to measure what FUSE itself costs |
 //!
@@ -80,8 +81,8 @@
 //! # Dead callers and dead servers
 //!
 //! A process that waits for a reply cannot be killed by an ordinary signal once the request was
-//! read; so every request must be answered some day. Interrupts ([`Operation::Interrupt`]) tell
-//! that a caller would like to leave. When the serving process dies, its descriptors close, and all
+//! read; so every request must be answered some day. Interrupts ([`Operation::Interrupt`]) come
+//! when a caller would like to leave. When the serving process dies, its descriptors close, and all
 //! waiting callers get ECONNABORTED; the mount point then answers ENOTCONN until it is unmounted or
 //! mounted anew, which [`Mount::new`] does by itself. A server that hangs is cut off with
 //! [`mount::unmount`] and [`mount::How::Force`].

@@ -7,9 +7,9 @@
 //! | `mountinfo` | `/proc/self/mountinfo`: which file systems are mounted where |
 //! | `remount` | changing the options of a present mount |
 //!
-//! Root mounts with `mount(2)`; everybody else goes through the set-user-ID helper `fusermount3`,
-//! which passes the device descriptor back over a socket. Unmounting is careful to take away only
-//! what it was asked to: before it acts it looks at `/proc/self/mountinfo` for the mount on top of
+//! Root mounts with `mount(2)`; other users go through the set-user-ID helper `fusermount3`, which
+//! passes the device descriptor back over a socket. Unmounting is careful to take away only the
+//! mount that it is for: before it acts it looks at `/proc/self/mountinfo` for the mount on top of
 //! the directory and compares device numbers.
 //!
 //! Nothing here touches the mounted file system itself (no `stat` of the mount point), since a dead
@@ -35,7 +35,7 @@ pub use mountinfo::{MountEntry, mounts};
 pub use options::{Atime, MountOptions};
 pub use remount::remount;
 
-/// A mounted file system that nobody serves yet: hand it to
+/// A mounted file system that is not served yet: hand it to
 /// [`Session::start`](crate::Session::start). Dropping it unmounts.
 pub struct Mount {
     device: Option<Arc<OwnedFd>>,
@@ -53,7 +53,7 @@ struct Point {
     dir: PathBuf,
     /// The kernel gives the number to others once the mount is gone.
     device: (u32, u32),
-    /// The connection, as long as somebody serves it.
+    /// The connection, as long as a process serves it.
     connection: Weak<OwnedFd>,
     /// Open as long as `fusermount3` shall keep the mount (`auto_unmount`).
     helper: Option<OwnedFd>,
@@ -62,7 +62,7 @@ struct Point {
 /// How to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Only if nobody uses it, else EBUSY.
+    /// Only if no process uses it, else EBUSY.
     Clean,
     /// Take it out of the tree now; its users may go on until they are done.
     Detach,
@@ -108,7 +108,7 @@ impl Mount {
     }
 
     /// Whether `fusermount3` will look after the mount when this process dies (`auto_unmount`).
-    pub(crate) fn is_watched(&self) -> bool {
+    pub(crate) fn has_helper(&self) -> bool {
         self.unmounter.0.helper.is_some()
     }
 
@@ -119,7 +119,7 @@ impl Mount {
             .ok_or_else(|| Error::plain("cannot serve the mount", "it is being served already"))
     }
 
-    /// Leaves unmounting to somebody else.
+    /// Leaves unmounting to another owner.
     pub(crate) fn disarm(mut self) {
         self.armed = false;
     }
@@ -155,8 +155,8 @@ impl Unmounter {
         let ours = |entry: &MountEntry| entry.device == self.0.device;
         let on_top = |dir: &Path| mountinfo::top_of(&all, dir).is_some_and(ours);
         if !self.is_connected() {
-            // The device number may be somebody else's; a dead mount with it in our place is our
-            // own, or no loss.
+            // The device number may have been given to another mount; a dead mount with it in this
+            // one's place is this one, or no loss.
             return Ok((on_top(&self.0.dir) && is_dead(&self.0.dir)).then(|| self.0.dir.clone()));
         }
         // A directory above may have been renamed.
@@ -175,7 +175,8 @@ impl Unmounter {
         rc == 0 || poll.revents & libc::POLLERR == 0
     }
 
-    /// Unmounts if nobody uses it, else fails with EBUSY. Done already is success, here and below.
+    /// Unmounts if no process uses it, else fails with EBUSY. Done already is success, here and
+    /// below.
     pub fn unmount(&self) -> Result<()> {
         self.run(How::Clean)
     }
@@ -268,8 +269,8 @@ fn resolve(dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Whether no process serves the mount on top of `dir` any more. A live server is asked for an
-/// answer.
+/// Whether no process serves the mount on top of `dir` any more. A live server has to answer a
+/// request.
 pub fn is_dead(dir: &Path) -> bool {
     let Ok(dir) = c_string(dir.as_os_str().as_bytes()) else { return false };
     let mut totals = MaybeUninit::<libc::statfs>::uninit();

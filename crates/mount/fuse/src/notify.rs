@@ -46,7 +46,7 @@ impl Notifier {
     /// request for its attributes. The cached pages stay as they are. A file that the kernel takes
     /// for longer keeps that size.
     ///
-    /// The kernel changes the size when it hears of stored bytes, before it looks at them. There
+    /// The kernel changes the size when stored bytes are announced, before it looks at them. There
     /// are none here: to store the last byte would undo a write to it that is faster.
     pub fn extend_inode(&self, nodeid: u64, size: u64) -> io::Result<bool> {
         let Some(last) = size.checked_sub(1) else { return Ok(true) };
@@ -68,21 +68,21 @@ impl Notifier {
         self.entry(parent, name, 0)
     }
 
-    /// Ends the time for which the entry may be believed, without dropping it: the next use asks
-    /// again. Kernels before 6.2 drop it.
+    /// Ends the time for which the entry may be believed, without dropping it: the next use makes a
+    /// LOOKUP. Kernels before 6.2 drop it.
     pub fn expire_entry(&self, parent: u64, name: &OsStr) -> io::Result<bool> {
         self.entry(parent, name, abi::NOTIFY_EXPIRE_ONLY)
     }
 
     /// The entry `name`, which was the node `child`, has been removed by another client. Unlike
-    /// [`invalidate_entry`](Notifier::invalidate_entry) this also tells the watchers of the
+    /// [`invalidate_entry`](Notifier::invalidate_entry) this also notifies the watchers of the
     /// directory (inotify).
     pub fn deleted(&self, parent: u64, child: u64, name: &OsStr) -> io::Result<bool> {
         let body = abi::NotifyDelete { parent, child, namelen: name.len() as u32, padding: 0 };
         self.send(abi::NOTIFY_DELETE, body.bytes(), Some(name))
     }
 
-    /// Asks the kernel to drop those of these nodes that nothing uses, as it does when memory gets
+    /// Has the kernel drop those of these nodes that nothing uses, as it does when memory gets
     /// short; it forgets them then. Kernels from 6.18
     /// ([`Negotiated::prunes`](crate::Negotiated::prunes)).
     pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {

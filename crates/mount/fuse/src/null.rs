@@ -85,7 +85,7 @@ pub fn start(
 pub struct NullFs {
     nodes: NullInodes,
     options: NullOptions,
-    /// What reads return, as much as one READ may ask for.
+    /// What reads return, as much as one READ may request.
     content: Box<[u8]>,
     /// Directories being listed: what they held when they were read from the start.
     listings: Mutex<HashMap<u64, Vec<Listed>>>,
@@ -242,7 +242,7 @@ impl NullFs {
         match replaced {
             Some(_) if flags & libc::RENAME_NOREPLACE != 0 => return Err(libc::EEXIST),
             None if flags & libc::RENAME_EXCHANGE != 0 => return Err(libc::ENOENT),
-            // Two names of one file: nothing happens, says POSIX.
+            // Two names of one file: nothing happens, by POSIX.
             Some(other) if other == moved => return Ok(()),
             Some(other) if flags & libc::RENAME_EXCHANGE != 0 => {
                 source.insert(name.into(), other);

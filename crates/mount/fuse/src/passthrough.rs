@@ -1,5 +1,5 @@
-//! Pass-through: the kernel reads, and maps, a file of ours from a file of another file system,
-//! without asking us.
+//! Pass-through: the kernel reads, and maps, a file of this file system from a file of another one,
+//! without a request.
 //!
 //! A file system registers an open file of its own with [`Backings::open`] and names the
 //! [`Backing`] in its answer to an OPEN ([`Opened::backing_id`](crate::Opened::backing_id) with

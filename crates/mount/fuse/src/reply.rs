@@ -51,7 +51,8 @@ impl Reply {
     /// For transports: the token of the request `unique`. `slot` is handed back to the channel.
     #[inline]
     pub fn new(channel: Arc<dyn ReplyChannel>, unique: u64, slot: u64, opcode: Opcode) -> Reply {
-        // An interrupt could be answered, but only EAGAIN ("ask again") and ENOSYS mean anything.
+        // An interrupt could be answered, but only EAGAIN ("send it again") and ENOSYS mean
+        // anything.
         let mute = matches!(opcode, Opcode::Forget | Opcode::BatchForget | Opcode::Interrupt);
         Reply { channel: (!mute).then_some(channel), unique, slot, opcode }
     }
@@ -69,8 +70,8 @@ impl Reply {
     /// The call failed with `errno` (positive, `libc::E*`). Anything that is no error number
     /// becomes EIO.
     ///
-    /// ENOSYS means "never ask again": the kernel then stops sending this operation for the life of
-    /// the mount (and does without it: fsync and flush succeed, access is granted, extended
+    /// ENOSYS means "never send this again": the kernel then stops sending this operation for the
+    /// life of the mount (and does without it: fsync and flush succeed, access is granted, extended
     /// attributes are not supported). To refuse once, use EOPNOTSUPP.
     pub fn error(mut self, errno: i32) {
         self.send_error(errno);
@@ -125,7 +126,7 @@ impl Reply {
     }
 
     /// READ, READLINK, GETXATTR and LISTXATTR with a size: the bytes, not copied. No more than were
-    /// asked for.
+    /// requested.
     pub fn data(mut self, data: &[u8]) {
         self.expect_data();
         let header = self.header(data.len());
@@ -181,7 +182,8 @@ impl Reply {
             }
             _ => {
                 self.expect(self.opcode == Opcode::CopyFileRange);
-                // The old form has 32 bits; copying less than asked is allowed, so say what fits.
+                // The old form has 32 bits; copying less than requested is allowed, so the reply
+                // has what fits.
                 debug_assert!(
                     bytes <= u64::from(u32::MAX),
                     "the old form asks for less than 4 GiB"

@@ -1,4 +1,4 @@
-//! Requests: what the kernel asks, parsed in place.
+//! Requests of the kernel, parsed in place.
 //!
 //! | file | |
 //! | --- | --- |
@@ -6,8 +6,8 @@
 //! | `operation` | [`Operation`]: what a request can ask for |
 //!
 //! Parsing copies the fixed-size arguments and borrows names and payloads from the receive buffer.
-//! It trusts nothing: lengths are checked against the buffer, names must end in NUL, and whatever
-//! does not fit is a [`Malformed`] request, never a panic.
+//! It trusts nothing: lengths are checked against the buffer, names must end in NUL, and anything
+//! that does not fit is a [`Malformed`] request, never a panic.
 
 use crate::abi::{self, Opcode, Wire};
 

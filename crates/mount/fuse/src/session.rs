@@ -40,7 +40,7 @@ pub trait FileSystem: Send + Sync + 'static {
     fn handle(&self, request: Request<'_>, reply: Reply);
 
     /// The connection has ended and no further request will come; replies still out are of no use
-    /// to anybody. Called once, from one of the serving threads. Files that were open need not have
+    /// any more. Called once, from one of the serving threads. Files that were open need not have
     /// been released: the kernel does not wait for that when it unmounts.
     fn destroy(&self) {}
 }
@@ -188,7 +188,7 @@ struct Core<F> {
 }
 
 impl<F: FileSystem> Core<F> {
-    /// `count` threads have ended, or never began; the last one says good-bye.
+    /// `count` threads have ended, or never began; the last one ends the session.
     fn leave(&self, count: usize) {
         if self.serving.fetch_sub(count, Ordering::AcqRel) == count
             && catch_unwind(AssertUnwindSafe(|| self.fs.destroy())).is_err()

@@ -62,8 +62,8 @@ pub trait RequestSink: Send + Sync {
 /// Where replies go: the same descriptor or ring on which the request came.
 pub trait ReplyChannel: Send + Sync + 'static {
     /// Sends one message, given in pieces of which the first begins with the whole header. Must not
-    /// block on other requests. Failures concern nobody but the kernel, which has then ended the
-    /// request itself; they are counted.
+    /// block on other requests. Failures concern only the kernel, which has then ended the request
+    /// itself; they are counted.
     fn send(&self, slot: u64, parts: &[IoSlice<'_>]);
 }
 

@@ -1,4 +1,4 @@
-//! Which transport a mount gets, and what it says about it. These tests set the fuse module's
+//! Which transport a mount gets, and the reason that it gives. These tests set the fuse module's
 //! switch for io_uring, so they need it for themselves; they wait a while for other tests of the
 //! machine to let go of it.
 
@@ -85,15 +85,15 @@ impl Mounted {
         }
     }
 
-    /// Uses it, unmounts it, and tells what it said of its transport.
-    fn told(mut self) -> (&'static str, String) {
+    /// Uses the mount, unmounts it, and answers the transport and its reason.
+    fn use_once(mut self) -> (&'static str, String) {
         let session = self.session.take().unwrap();
         fs::write(self.dir.join("file"), "text").unwrap();
         assert_eq!(fs::read(self.dir.join("file")).unwrap(), [0; 4]);
-        let told = (session.transport(), session.transport_why().to_owned());
+        let transport = (session.transport(), session.transport_why().to_owned());
         session.unmounter().unmount().or_else(|_| session.unmounter().detach()).unwrap();
         assert_eq!(session.join().unwrap(), End::Unmounted);
-        told
+        transport
     }
 }
 
@@ -135,20 +135,20 @@ fn as_chosen_and_as_the_machine_allows() {
     let start = Mounted::start;
 
     switch.set(true);
-    let (name, why) = start(TransportChoice::Auto).unwrap().told();
+    let (name, why) = start(TransportChoice::Auto).unwrap().use_once();
     if name == "device" {
         eprintln!("skipped: this kernel has no FUSE over io_uring: {why}");
         return;
     }
     assert_eq!((name, why.as_str()), ("io_uring", "the kernel offers it"));
-    assert_eq!(start(TransportChoice::Uring).unwrap().told(), ("io_uring", "chosen".into()));
-    assert_eq!(start(TransportChoice::Device).unwrap().told(), ("device", "chosen".into()));
+    assert_eq!(start(TransportChoice::Uring).unwrap().use_once(), ("io_uring", "chosen".into()));
+    assert_eq!(start(TransportChoice::Device).unwrap().use_once(), ("device", "chosen".into()));
 
     // What serves goes on when it is switched off; new mounts do without.
     let before = start(TransportChoice::Uring).unwrap();
     switch.set(false);
-    assert_eq!(before.told().0, "io_uring");
-    let (name, why) = start(TransportChoice::Auto).unwrap().told();
+    assert_eq!(before.use_once().0, "io_uring");
+    let (name, why) = start(TransportChoice::Auto).unwrap().use_once();
     assert_eq!(name, "device");
     assert!(why.contains("switched off") && why.contains("enable_uring"), "{why}");
     let error = start(TransportChoice::Uring).err().unwrap();
@@ -158,7 +158,7 @@ fn as_chosen_and_as_the_machine_allows() {
     switch.set(true);
     std::thread::spawn(move || {
         forbid_io_uring();
-        let (name, why) = start(TransportChoice::Auto).unwrap().told();
+        let (name, why) = start(TransportChoice::Auto).unwrap().use_once();
         assert_eq!(name, "device");
         assert!(why.contains("may not use io_uring"), "{why}");
         let error = start(TransportChoice::Uring).err().unwrap();

@@ -53,7 +53,7 @@ pub(super) fn mount(dir: &Path, options: &MountOptions) -> Result<(OwnedFd, Opti
     drop(theirs);
     match receive_fd(&ours) {
         Ok(device) if options.auto_unmount => {
-            // It lives as long as the socket. Somebody must reap it.
+            // It lives as long as the socket, and has to be waited for.
             std::thread::spawn(move || child.wait());
             Ok((device, Some(ours.into())))
         }
@@ -111,7 +111,7 @@ fn spawn(command: impl Fn(&str) -> Command) -> io::Result<Child> {
     ))
 }
 
-/// What the helper said on its standard error, else `otherwise`.
+/// The helper's text on its standard error, else `otherwise`.
 fn complaint(mut child: Child, otherwise: &str) -> String {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {

@@ -65,7 +65,7 @@ pub(super) fn top(dir: &Path) -> Result<Option<MountEntry>> {
 /// As [`top`], among the given ones.
 pub(super) fn top_of<'a>(mounts: &'a [MountEntry], dir: &Path) -> Option<&'a MountEntry> {
     let here = || mounts.iter().filter(|mount| mount.mount_point == dir);
-    // Several mounts on one directory lie on each other; the top one is nobody's parent.
+    // Several mounts on one directory lie on each other; the top one is the parent of none.
     here().find(|mount| here().all(|other| other.parent != mount.id || other.id == mount.id))
 }
 

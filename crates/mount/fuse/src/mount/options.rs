@@ -52,7 +52,7 @@ pub struct MountOptions {
     pub sync: bool,
     /// Directory changes are synchronous.
     pub dirsync: bool,
-    /// How access times are kept, if that was said.
+    /// How access times are kept, if an option says so.
     pub atime: Option<Atime>,
     /// Access times of directories are not kept. (The kernel leaves that to the file system.)
     pub nodiratime: bool,
@@ -91,7 +91,7 @@ impl Default for MountOptions {
 
 impl MountOptions {
     /// Applies one option in the form of `mount -o`; `false` when it is unknown or its value is
-    /// wrong. What only concerns `/etc/fstab`, or asks for what is so in any case, is accepted and
+    /// wrong. What only concerns `/etc/fstab`, or wants what is so in any case, is accepted and
     /// ignored.
     pub fn set(&mut self, option: &str) -> bool {
         let (key, value) =
@@ -260,8 +260,8 @@ mod tests {
         }
     }
 
-    /// Options that mount(8) documents for all file systems are taken, or ignored where they ask
-    /// for nothing.
+    /// Options that mount(8) documents for all file systems are taken, or ignored where they change
+    /// nothing.
     #[test]
     fn options_that_mount_knows() {
         let before = MountOptions::default();

@@ -43,7 +43,7 @@ pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Re
     let now = present(&entry);
     let mut wanted = now.clone();
     for option in options {
-        // Of those the kernel tells itself, mount(8) hands on what is so already.
+        // Options that the kernel reports itself are handed on by mount(8) as they are already.
         let kernel =
             ["user_id=", "group_id=", "rootmode=", "fd="].iter().any(|key| option.starts_with(key));
         if !kernel && !wanted.set(option) {

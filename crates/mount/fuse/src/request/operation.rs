@@ -1,4 +1,4 @@
-//! What a request can ask for.
+//! The operations that a request can be for.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,7 +6,8 @@ use std::fmt;
 use crate::abi::{self, Wire};
 use crate::attr::Timestamp;
 
-/// What a request asks for. In brackets: the [`Reply`](crate::Reply) method that answers success.
+/// The operation of a request. In brackets: the [`Reply`](crate::Reply) method that answers
+/// success.
 ///
 /// `fh` is the value that the file system gave when the file was opened. `flags` of open files are
 /// the `open(2)` flags as the kernel keeps them (`libc::O_*`). Names of entries are one component,
@@ -46,8 +47,8 @@ pub enum Operation<'a> {
     Link { target: u64, new_name: &'a OsStr },
     /// Open a file \[open\].
     Open {
-        /// `open(2)` flags without O_CREAT, O_EXCL and O_NOCTTY; with O_TRUNC, as
-        /// [`Features::atomic_o_trunc`](crate::Features::atomic_o_trunc) asks.
+        /// `open(2)` flags without O_CREAT, O_EXCL and O_NOCTTY; with O_TRUNC under
+        /// [`Features::atomic_o_trunc`](crate::Features::atomic_o_trunc).
         flags: u32,
         /// The truncation must clear set-user-ID and set-group-ID.
         kill_suidgid: bool,
@@ -62,14 +63,14 @@ pub enum Operation<'a> {
         size: u32,
         /// `open(2)` flags of the file.
         flags: u32,
-        /// Owner of mandatory locks, if the kernel says.
+        /// Owner of mandatory locks, if the kernel names one.
         lock_owner: Option<u64>,
     },
     /// Write; all of it or an error, a short count only where less could be stored \[written\].
     Write(Write<'a>),
     /// File-system totals \[statfs\].
     Statfs,
-    /// The last reference to an open file is gone; nobody sees the answer \[empty\].
+    /// The last reference to an open file is gone; no caller sees the answer \[empty\].
     Release {
         /// Handle.
         fh: u64,
@@ -126,7 +127,7 @@ pub enum Operation<'a> {
         mode: u32,
         /// The caller's umask, already applied.
         umask: u32,
-        /// `open(2)` flags, with O_CREAT, and O_EXCL where asked.
+        /// `open(2)` flags, with O_CREAT, and O_EXCL where the caller set it.
         flags: u32,
         /// A truncation must clear set-user-ID and set-group-ID.
         kill_suidgid: bool,
@@ -166,8 +167,8 @@ pub enum Operation<'a> {
     /// `syncfs(2)`. Ordinary FUSE mounts never get it: the kernel sends it for virtiofs only
     /// \[empty\].
     Syncfs,
-    /// `statx(2)` that asks for more than Getattr gives, as the time of birth \[statx\]. ENOSYS
-    /// once, and the kernel uses Getattr from then on.
+    /// `statx(2)` that wants more than Getattr gives, as the time of birth \[statx\]. ENOSYS once,
+    /// and the kernel uses Getattr from then on.
     Statx { fh: Option<u64>, flags: u32, mask: u32 },
 }
 

@@ -193,7 +193,8 @@ fn truncation_is_an_error_not_a_panic() {
     for (opcode, message) in samples() {
         for len in 0..message.len() {
             let mut cut = message[..len].to_vec();
-            // Once with the length that the header claims, once with a header that knows.
+            // Once with the length that the header claims, once with a header that has the right
+            // one.
             assert_eq!(
                 parse(&cut).err(),
                 Some(Malformed::Header),

@@ -25,7 +25,7 @@ pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> 
     let channel = Channel::new(mount.take_device()?);
     let counters = Arc::new(Counters::default());
     let rings =
-        |offer: &Offer| rings(&channel, offer, config, mount.is_watched(), &counters.refused);
+        |offer: &Offer| rings(&channel, offer, config, mount.has_helper(), &counters.refused);
     let (mut negotiated, rings) = negotiate(&channel, config, rings)?;
     if let (TransportChoice::Uring, Err(why)) = (config.transport, &rings) {
         return Err(no_uring(why));
@@ -39,7 +39,7 @@ pub(super) fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> 
     let channel = Arc::new(channel);
     let notifier = Notifier::new(channel.clone());
     if let Err(errno) = fs.init(&negotiated, &notifier) {
-        // While the connection is open, so that nothing needs to be asked of the mount.
+        // While the connection is open, so that no file of the mount needs to be opened.
         drop(mount);
         return Err(Error::errno("the file system did not start", errno));
     }
@@ -170,13 +170,13 @@ fn rings(
     channel: &Channel,
     offer: &Offer,
     config: &Config,
-    watched: bool,
+    has_helper: bool,
     refused: &Arc<AtomicU64>,
 ) -> Rings {
     if config.transport == TransportChoice::Device {
         return Err("not wanted".into());
     }
-    if watched && config.transport == TransportChoice::Auto {
+    if has_helper && config.transport == TransportChoice::Auto {
         // The kernel closes a dead process's rings a few milliseconds later than its sockets, and
         // fusermount3 looks once.
         return Err("auto_unmount needs a connection that ends with the process".into());
@@ -221,7 +221,7 @@ fn negotiate(
             return Err(Error::plain(WHAT, "its INIT message is truncated"));
         };
         if version.major > abi::KERNEL_MAJOR {
-            // It will come again with a version that we can speak.
+            // It will come again with a version that this crate has.
             answer(
                 0,
                 abi::InitOut {
@@ -251,7 +251,7 @@ fn negotiate(
             return Err(Error::plain(WHAT, "its INIT message is truncated"));
         };
         let rings = rings(&offer);
-        let (negotiated, out) = offer.settle(config, rings.is_ok());
+        let (negotiated, out) = offer.negotiate(config, rings.is_ok());
         answer(0, out.bytes())?;
         return Ok((negotiated, rings));
     }

@@ -20,7 +20,7 @@ use crate::transport::{End, ReplyChannel, RequestSink, Transport};
 /// is.
 const PAYLOAD_ALIGN: usize = 4096;
 
-/// How often, and how long apart, to ask whether a connection was really aborted.
+/// How often, and how long apart, to check whether a connection was really aborted.
 const ABORT_QUESTIONS: u32 = 5;
 const ABORT_PAUSE: Duration = Duration::from_millis(1);
 
@@ -28,7 +28,7 @@ const ABORT_PAUSE: Duration = Duration::from_millis(1);
 pub struct Device {
     /// One for each thread.
     channels: Vec<Arc<Channel>>,
-    seats: Arc<WorkerSlots>,
+    slots: Arc<WorkerSlots>,
     buffer_bytes: usize,
 }
 
@@ -64,7 +64,7 @@ impl Device {
         }
         let buffer_bytes =
             (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
-        Ok(Device { channels, seats: WorkerSlots::new(workers), buffer_bytes })
+        Ok(Device { channels, slots: WorkerSlots::new(workers), buffer_bytes })
     }
 }
 
@@ -87,20 +87,20 @@ impl Transport for Device {
         let channel = &self.channels[thread];
         let replies: Arc<dyn ReplyChannel> = channel.clone();
         let mut buffer = Buffer::new(self.buffer_bytes);
-        let place = WorkerSlot::new(self.seats.clone());
+        let worker = WorkerSlot::new(self.slots.clone());
         loop {
-            if let Err(end) = place.sit() {
+            if let Err(end) = worker.acquire() {
                 return Ok(end);
             }
             match channel.receive(buffer.space()) {
-                Ok(message) => place.with(|| sink.message(message, 0, &replies)),
+                Ok(message) => worker.with(|| sink.message(message, 0, &replies)),
                 Err(Receive::Again) => {}
                 Err(Receive::End(end)) => {
-                    self.seats.close(end);
+                    self.slots.close(end);
                     return Ok(end);
                 }
                 Err(Receive::Failed(error)) => {
-                    self.seats.close(End::Aborted);
+                    self.slots.close(End::Aborted);
                     return Err(error);
                 }
             }
@@ -150,8 +150,9 @@ impl Channel {
             Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Receive::Again,
             Some(libc::ENODEV) => Receive::End(End::Unmounted),
             Some(libc::ECONNABORTED) => {
-                // Said of aborted connections, but also of a request that was being read when the
-                // file system was unmounted. A moment later the kernel knows better.
+                // The error of aborted connections, but also of a request that was being read when
+                // the file system was unmounted. A moment later the kernel's answer is the right
+                // one.
                 for _ in 0..ABORT_QUESTIONS {
                     std::thread::sleep(ABORT_PAUSE);
                     let again = self.read(space).map_err(|error| error.raw_os_error());
@@ -178,8 +179,8 @@ impl Channel {
         })
     }
 
-    /// Sends one message that is said to be `missing` bytes longer than `head`. The kernel gets
-    /// `EFAULT` where it comes to them, which is the error returned.
+    /// Sends one message with a header that claims `missing` bytes more than `head` has. The kernel
+    /// gets `EFAULT` where it comes to them, which is the error returned.
     pub(crate) fn transmit_head(&self, head: &[u8], missing: usize) -> io::Result<()> {
         let fd = self.fd.as_raw_fd();
         let parts = [

@@ -10,36 +10,36 @@
 //! # How it works
 //!
 //! The kernel keeps a queue of requests for every processor that the machine may ever have, and a
-//! request goes to the queue of the processor its caller runs on. We give each queue some *entries*
-//! (`entries`): buffers that the kernel fills with a request and tells us by the completion of a
-//! command in an io_uring (`ring`). The reply goes into the same buffer, and a command *commits*
-//! it and takes the entry back for the next request. One system call does both, and when requests
-//! wait already, nobody sleeps or wakes in between. FORGET, INTERRUPT and our notifications still
-//! travel over `/dev/fuse`, which a thread of its own reads; it also learns how the connection
-//! ends.
+//! request goes to the queue of the processor its caller runs on. The transport gives each queue
+//! some *entries* (`entries`): buffers that the kernel fills with a request, which it announces by
+//! the completion of a command in an io_uring (`ring`). The reply goes into the same buffer, and a
+//! command *commits* it and takes the entry back for the next request. One system call does both,
+//! and when requests wait already, no thread sleeps or wakes in between. FORGET, INTERRUPT and
+//! notifications still travel over `/dev/fuse`, which a thread of its own reads; it also learns how
+//! the connection ends.
 //!
 //! # Threads
 //!
 //! As many rings as there are serving threads by [`Config::workers`](crate::Config::workers), but
-//! not more than queues, which are dealt out to them (`queues`). A ring has one *seat* (see
+//! not more than queues, which are dealt out to them (`queues`). A ring has one *worker slot* (see
 //! [`block_in_place`](crate::block_in_place)): the thread in it serves the ring, and a handler that
-//! has to wait leaves the seat to a spare thread, which goes on with the same ring. Replies may
+//! has to wait leaves the slot to a spare thread, which goes on with the same ring. Replies may
 //! come from any thread at any time.
 //!
 //! The kernel copies a request in the thread that last committed the entry. Were that put off until
-//! that thread asks for it (IORING_SETUP_DEFER_TASKRUN, which is a little faster), requests would
-//! lie in the entries of a thread with a waiting handler, and not even an abort of the connection
-//! would free their callers. So we do without: a thread that sleeps in a handler is woken by the
-//! kernel for the moment that the copying takes (its system call then goes on; what it sees at most
-//! is EINTR where that is allowed), and the thread that has the seat gets the request. Only a
-//! thread that waits uninterruptibly, for a local disk, delays the requests of the entries it
-//! committed last.
+//! that thread wants it (IORING_SETUP_DEFER_TASKRUN, which is a little faster), requests would lie
+//! in the entries of a thread with a waiting handler, and not even an abort of the connection would
+//! free their callers. So this transport does without: a thread that sleeps in a handler is woken
+//! by the kernel for the moment that the copying takes (its system call then goes on, or returns
+//! EINTR where that is allowed), and the thread that has the slot gets the request. Only a thread
+//! that waits uninterruptibly, for a local disk, delays the requests of the entries it committed
+//! last.
 //!
-//! The thread that has a ring's seat runs on the ring's processors only, where the callers of its
+//! The thread that has a ring's slot runs on the ring's processors only, where the callers of its
 //! requests are: the waking of another processor, twice for each request, costs more than all else
 //! here (two to three times the rate with one caller; a virtual machine of 2 processors). A handler
-//! that gives its seat away may run anywhere again, and a handler that starts threads has to do
-//! that first: they inherit the confinement.
+//! that gives its slot away may run anywhere again, and a handler that starts threads has to do
+//! that first: they inherit the processors.
 //!
 //! # Memory
 //!
@@ -80,7 +80,7 @@ pub const RING_ENTRIES_MAX: usize = 256;
 /// Rings and a device for the rest.
 pub(crate) struct Uring {
     rings: Vec<Arc<Queues>>,
-    seats: Arc<WorkerSlots>,
+    slots: Arc<WorkerSlots>,
     /// FORGET and INTERRUPT, and the end. Set when the kernel has taken the first entries.
     device: Device,
     spare: usize,
@@ -118,12 +118,12 @@ impl Prepared {
     /// The transport, after INIT, with which `max_write` was settled.
     pub(crate) fn with(self, fd: Arc<OwnedFd>, spare: usize, max_write: u32) -> io::Result<Uring> {
         let device = Device::new(fd, (1, 0), false, max_write, self.failed)?;
-        let (seats, start) = (WorkerSlots::new(self.rings.len()), Start::new(self.rings.len()));
-        Ok(Uring { rings: self.rings, seats, device, spare, start })
+        let (slots, start) = (WorkerSlots::new(self.rings.len()), Start::new(self.rings.len()));
+        Ok(Uring { rings: self.rings, slots, device, spare, start })
     }
 }
 
-/// Says what to do about the errors that are not the machine's.
+/// The advice for errors that are not the machine's.
 fn explain(error: io::Error) -> io::Error {
     let hint = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
@@ -151,34 +151,34 @@ impl Uring {
 
     /// The connection has ended, or never began.
     fn close(&self, end: End) {
-        self.seats.close(end);
+        self.slots.close(end);
         self.rings.iter().for_each(|ring| ring.wake());
     }
 
     /// One of the threads for rings.
     fn serve_rings(&self, sink: &dyn RequestSink) -> io::Result<End> {
         let everywhere = CpuSet::of_thread();
-        let place = WorkerSlot::with_leaving(self.seats.clone(), move || {
-            everywhere.iter().for_each(CpuSet::confine_thread);
+        let worker = WorkerSlot::with_leaving(self.slots.clone(), move || {
+            everywhere.iter().for_each(CpuSet::bind_thread);
         });
         let mut names = queues::names();
         loop {
-            if let Some(end) = place.end() {
+            if let Some(end) = worker.end() {
                 return Ok(end);
             }
-            let seat = match place.sit() {
-                Ok(seat) => seat,
+            let slot = match worker.acquire() {
+                Ok(slot) => slot,
                 Err(end) => return Ok(end),
             };
-            let ring = &self.rings[seat];
+            let ring = &self.rings[slot];
             if let Err(error) = ring.register() {
                 self.start.failed(error);
                 self.close(End::Aborted);
                 continue;
             }
-            self.start.registered(seat);
+            self.start.registered(slot);
             let channel: Arc<dyn ReplyChannel> = ring.clone();
-            if let Left::Failed(error) = ring.serve(&place, &channel, &mut names, sink) {
+            if let Left::Failed(error) = ring.serve(&worker, &channel, &mut names, sink) {
                 self.close(End::Aborted);
                 return Err(error);
             }

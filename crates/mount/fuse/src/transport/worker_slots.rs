@@ -1,12 +1,12 @@
-//! Seats at the device or the rings: how many threads serve, and which takes over when one has to
-//! wait.
+//! Worker slots at the device or the rings: how many threads serve, and which takes over when one
+//! has to wait.
 //!
 //! The kernel wakes threads that read the device in turn, so with many of them each finds its
 //! caches cold; as many as there are cores do best. But a few threads are soon all waiting for a
 //! disk. So there are spare threads, which sleep until a handler says that it is about to wait
-//! ([`block_in_place`]): its seat goes to a spare thread, and it will look for a free one when it
-//! is done. Handlers that do not wait never notice. Seats have numbers, because each ring has its
-//! own; those at the device are all alike.
+//! ([`block_in_place`]): its slot goes to a spare thread, and it acquires a free one when it is
+//! done. Handlers that do not wait never notice. Slots have numbers, because each ring has its own;
+//! those at the device are all alike.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::transport::End;
 
-/// The seats of one connection.
+/// The slots of one connection.
 pub(crate) struct WorkerSlots {
     state: Mutex<State>,
     changed: Condvar,
@@ -26,17 +26,17 @@ struct State {
     end: Option<End>,
 }
 
-/// A thread's place: seated or not.
+/// A thread's worker slot, or its lack of one.
 pub(crate) struct WorkerSlot {
-    seats: Arc<WorkerSlots>,
-    seat: Cell<Option<usize>>,
-    /// Called by the thread when it has given its seat away.
+    slots: Arc<WorkerSlots>,
+    slot: Cell<Option<usize>>,
+    /// Called by the thread when it has given its slot away.
     left: Option<Box<dyn Fn()>>,
 }
 
 thread_local! {
-    /// The place of a serving thread while it runs a handler.
-    static PLACE: Cell<*const WorkerSlot> = const { Cell::new(std::ptr::null()) };
+    /// The slot of a serving thread while it runs a handler.
+    static CURRENT: Cell<*const WorkerSlot> = const { Cell::new(std::ptr::null()) };
 }
 
 /// Runs `f`, which may wait for long (a disk, another machine), from within
@@ -46,11 +46,11 @@ thread_local! {
 /// Also for what starts threads: over io_uring a handler runs on its ring's processors only, which
 /// a thread inherits from the thread that starts it; within `f` it may run on all again.
 pub fn block_in_place<T>(f: impl FnOnce() -> T) -> T {
-    let place = PLACE.get();
-    if !place.is_null() {
+    let worker = CURRENT.get();
+    if !worker.is_null() {
         // SAFETY: `WorkerSlot::with` sets the pointer to a reference that outlives the handler, and
         // takes it back after.
-        unsafe { (*place).leave() };
+        unsafe { (*worker).leave() };
     }
     f()
 }
@@ -63,7 +63,7 @@ impl WorkerSlots {
         })
     }
 
-    /// The connection has ended: threads that wait for a seat give up.
+    /// The connection has ended: threads that wait for a slot give up.
     pub(crate) fn close(&self, end: End) {
         self.state.lock().end.get_or_insert(end);
         self.changed.notify_all();
@@ -71,64 +71,64 @@ impl WorkerSlots {
 }
 
 impl WorkerSlot {
-    /// Not seated yet.
-    pub(crate) fn new(seats: Arc<WorkerSlots>) -> WorkerSlot {
-        WorkerSlot { seats, seat: Cell::new(None), left: None }
+    /// Without a slot yet.
+    pub(crate) fn new(slots: Arc<WorkerSlots>) -> WorkerSlot {
+        WorkerSlot { slots, slot: Cell::new(None), left: None }
     }
 
-    /// The same; whenever the thread has given a seat away it calls `left`.
-    pub(crate) fn with_leaving(seats: Arc<WorkerSlots>, left: impl Fn() + 'static) -> WorkerSlot {
-        WorkerSlot { seats, seat: Cell::new(None), left: Some(Box::new(left)) }
+    /// With a callback: when the thread has given a slot away it calls `left`.
+    pub(crate) fn with_leaving(slots: Arc<WorkerSlots>, left: impl Fn() + 'static) -> WorkerSlot {
+        WorkerSlot { slots, slot: Cell::new(None), left: Some(Box::new(left)) }
     }
 
-    /// Makes sure of a seat, waiting for one if need be, and tells which; `Err` when the connection
-    /// has ended instead.
+    /// Acquires a slot, waiting for one if need be, and answers its number; `Err` when the
+    /// connection has ended instead.
     #[inline]
-    pub(crate) fn sit(&self) -> Result<usize, End> {
-        match self.seat.get() {
-            Some(seat) => Ok(seat),
+    pub(crate) fn acquire(&self) -> Result<usize, End> {
+        match self.slot.get() {
+            Some(slot) => Ok(slot),
             None => self.wait(),
         }
     }
 
     #[cold]
     fn wait(&self) -> Result<usize, End> {
-        let mut state = self.seats.state.lock();
+        let mut state = self.slots.state.lock();
         loop {
             if let Some(end) = state.end {
                 return Err(end);
             }
-            if let Some(seat) = state.free.pop() {
-                self.seat.set(Some(seat));
-                return Ok(seat);
+            if let Some(slot) = state.free.pop() {
+                self.slot.set(Some(slot));
+                return Ok(slot);
             }
-            self.seats.changed.wait(&mut state);
+            self.slots.changed.wait(&mut state);
         }
     }
 
-    /// Whether it still has its seat.
+    /// Whether it still has its slot.
     #[inline]
-    pub(crate) fn is_seated(&self) -> bool {
-        self.seat.get().is_some()
+    pub(crate) fn is_acquired(&self) -> bool {
+        self.slot.get().is_some()
     }
 
     /// How the connection has ended, if it has.
     pub(crate) fn end(&self) -> Option<End> {
-        self.seats.state.lock().end
+        self.slots.state.lock().end
     }
 
-    /// Runs a handler that may give the seat away.
+    /// Runs a handler that may give the slot away.
     #[inline]
     pub(crate) fn with(&self, handler: impl FnOnce()) {
-        PLACE.set(self);
+        CURRENT.set(self);
         handler();
-        PLACE.set(std::ptr::null());
+        CURRENT.set(std::ptr::null());
     }
 
     fn leave(&self) {
-        if let Some(seat) = self.seat.take() {
-            self.seats.state.lock().free.push(seat);
-            self.seats.changed.notify_one();
+        if let Some(slot) = self.slot.take() {
+            self.slots.state.lock().free.push(slot);
+            self.slots.changed.notify_one();
             if let Some(left) = &self.left {
                 left();
             }
@@ -147,36 +147,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seats_change_hands() {
-        let seats = WorkerSlots::new(1);
-        let (first, second) = (WorkerSlot::new(seats.clone()), WorkerSlot::new(seats.clone()));
-        first.sit().unwrap();
+    fn slots_change_hands() {
+        let slots = WorkerSlots::new(1);
+        let (first, second) = (WorkerSlot::new(slots.clone()), WorkerSlot::new(slots.clone()));
+        first.acquire().unwrap();
         first.with(|| {
-            assert_eq!(block_in_place(|| second.sit()), Ok(0));
-            assert!(!first.is_seated());
-            assert_eq!(block_in_place(|| 5), 5, "without a seat to give");
+            assert_eq!(block_in_place(|| second.acquire()), Ok(0));
+            assert!(!first.is_acquired());
+            assert_eq!(block_in_place(|| 5), 5, "without a slot to give");
         });
         drop(second);
-        first.sit().unwrap();
+        first.acquire().unwrap();
         assert_eq!(block_in_place(|| 6), 6, "not in a handler");
-        assert_eq!((first.is_seated(), first.end()), (true, None));
-        seats.close(End::Aborted);
-        first.sit().unwrap();
-        assert_eq!(WorkerSlot::new(seats).sit(), Err(End::Aborted));
+        assert_eq!((first.is_acquired(), first.end()), (true, None));
+        slots.close(End::Aborted);
+        first.acquire().unwrap();
+        assert_eq!(WorkerSlot::new(slots).acquire(), Err(End::Aborted));
     }
 
     #[test]
-    fn leaving_is_told_once_for_each_seat() {
+    fn callback_for_each_slot_given_away() {
         let left = std::rc::Rc::new(Cell::new(0));
         let count = left.clone();
-        let place =
+        let worker =
             WorkerSlot::with_leaving(WorkerSlots::new(1), move || count.set(count.get() + 1));
         block_in_place(|| ());
         for round in 1..3 {
-            place.sit().unwrap();
-            place.with(|| block_in_place(|| block_in_place(|| assert_eq!(left.get(), round))));
+            worker.acquire().unwrap();
+            worker.with(|| block_in_place(|| block_in_place(|| assert_eq!(left.get(), round))));
         }
-        drop(place);
+        drop(worker);
         assert_eq!(left.get(), 2);
     }
 }

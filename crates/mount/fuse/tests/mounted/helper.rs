@@ -69,7 +69,7 @@ impl Drop for Helper {
     }
 }
 
-/// The helper itself; does nothing unless it is told a directory.
+/// The helper itself; does nothing unless it is given a directory.
 #[test]
 #[ignore = "started by other tests"]
 fn serve() {

@@ -1,4 +1,4 @@
-//! Mounts that go away whatever happens.
+//! Mounts that go away even when a test fails.
 
 use std::ffi::CString;
 use std::fs;

@@ -67,12 +67,12 @@ impl FileSystem for Keeper {
     }
 }
 
-/// What a READ of a file brings: told by file and offset.
+/// The bytes that a READ of a file brings: they follow from file and offset.
 fn content(nodeid: u64, offset: u64, size: usize) -> Vec<u8> {
     (0..size as u64).map(|n| ((offset + n) * 7 + nodeid * 13 + ((offset + n) >> 8)) as u8).collect()
 }
 
-/// Answers what is kept, the last first or the first first, until told to stop.
+/// Answers what is kept, the last first or the first first, until the test stops it.
 fn answer(fs: &Keeper, stop: &AtomicBool, backwards: bool) {
     while !stop.load(Ordering::Relaxed) {
         let mut reads = fs.reads.lock().unwrap();
@@ -95,7 +95,7 @@ fn answer(fs: &Keeper, stop: &AtomicBool, backwards: bool) {
 }
 
 #[test]
-fn out_of_order_from_several_threads() {
+fn out_of_order_from_many_threads() {
     if !can_mount() {
         return;
     }
@@ -185,7 +185,7 @@ fn abort_with_requests_kept() {
     // Without waiting for the file system, which still has the requests.
     let end = mounted.take_session().join().unwrap();
     assert!(matches!(end, End::Aborted | End::Unmounted));
-    // Answers to nobody do no harm, also when all else is gone.
+    // Answers without a caller do no harm, also when all else is gone.
     drop(mounted);
     for (nodeid, offset, size, reply) in fs.reads.lock().unwrap().drain(..) {
         reply.data(&content(nodeid, offset, size));

@@ -101,7 +101,7 @@ fn clean_unmount_waits_for_users() {
 }
 
 #[test]
-fn lazy_unmount_serves_those_who_stay() {
+fn open_files_after_a_lazy_unmount() {
     if !can_mount() {
         return;
     }
@@ -184,7 +184,7 @@ fn mounts_that_are_not_served_go_away() {
 }
 
 #[test]
-fn wrong_places() {
+fn wrong_mount_points() {
     let dir = TempDir::new();
     let options = MountOptions::default();
     assert!(Mount::new(&dir.path().join("absent"), &options).is_err());
@@ -341,7 +341,7 @@ fn through_fusermount() {
         eprintln!("skipped: needs fusermount3");
         return;
     }
-    // As root, because it was asked for.
+    // As root, because the mount wants it.
     let options =
         MountOptions { use_helper: true, source: "a,b\\c".into(), ..MountOptions::default() };
     let mounted = Mounted::with(NullFs::new(NullOptions::default()), &options, &config());

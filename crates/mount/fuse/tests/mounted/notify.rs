@@ -1,4 +1,4 @@
-//! Notifications make the kernel ask again.
+//! Notifications make the kernel send requests again.
 
 use std::fs;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::replies::attr;
 
 const LONG: Duration = Duration::from_secs(1000);
 
-/// Lets the kernel cache everything, and counts what it asks.
+/// Lets the kernel cache everything, and counts its requests.
 #[derive(Default)]
 struct Cached {
     lookups: AtomicU64,

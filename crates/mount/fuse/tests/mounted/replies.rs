@@ -211,7 +211,7 @@ fn spare_workers_take_over() {
     }
     const WANTED: u64 = 9;
     let asleep = Arc::new(Mutex::new(0));
-    // One seat and eight spare threads: nine can sleep.
+    // One worker slot and eight spare threads: nine can sleep.
     let config = Config { workers: 1, spare_workers: WANTED as usize - 1, ..config() };
     let mounted = Mounted::with(
         Sleepy { asleep: asleep.clone(), wanted: WANTED },

@@ -47,7 +47,7 @@ impl CpuSet {
 
     /// Lets the calling thread run on these only. Where that is refused (a processor went off, a
     /// container was narrowed) it runs where it did: slower, and right.
-    pub(super) fn confine_thread(&self) {
+    pub(super) fn bind_thread(&self) {
         // SAFETY: the kernel reads the bytes of the set.
         unsafe { libc::sched_setaffinity(0, size_of_val(&self.0), &raw const self.0) };
     }
@@ -98,16 +98,16 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_confined_and_set_free() {
+    fn threads_bound_and_set_free() {
         let all = CpuSet::of_thread().unwrap();
         let everywhere = all.members();
         let last = *everywhere.last().unwrap();
         let one = all.only([last, 5000].into_iter()).unwrap();
-        one.confine_thread();
-        let confined = CpuSet::of_thread().unwrap().members();
-        all.confine_thread();
+        one.bind_thread();
+        let bound = CpuSet::of_thread().unwrap().members();
+        all.bind_thread();
         let free = CpuSet::of_thread().unwrap().members();
-        assert_eq!((confined, free), (vec![last], everywhere));
+        assert_eq!((bound, free), (vec![last], everywhere));
         assert!(one.only((0..1024).filter(|cpu| *cpu != last)).is_none());
     }
 

@@ -46,7 +46,7 @@ pub(super) struct Entries {
 /// What an entry needs beside the memory that the kernel sees.
 #[derive(Default)]
 struct Slot {
-    /// Longest reply that was asked for.
+    /// Longest reply that the request allows.
     room: AtomicU32,
     /// FREE, BORROWED or ANSWERED.
     payload: AtomicU8,
@@ -82,7 +82,7 @@ impl Entries {
         self.slots.len()
     }
 
-    /// Gives an entry its memory, and tells where it is: header and payload.
+    /// Gives an entry its memory, and answers where it is: header and payload.
     pub(super) fn open(&self, index: usize) -> io::Result<[libc::iovec; 2]> {
         self.payloads.open(index * self.payload_bytes, self.payload_bytes)?;
         Ok([
@@ -250,12 +250,12 @@ impl Entries {
 pub(super) struct Answered {
     /// The entry is to be committed now; else when the payload is given back.
     pub(super) ready: bool,
-    /// It was no longer than asked for; else the caller gets EIO, as over the device.
+    /// It was no longer than requested; else the caller gets EIO, as over the device.
     pub(super) fits: bool,
 }
 
-/// The most that the caller takes, where the request says so. The structures' sizes follow from the
-/// operation.
+/// The most that the caller takes, where the request has a limit. The structures' sizes follow from
+/// the operation.
 #[inline]
 fn room(opcode: u32, fixed: &[u8]) -> Option<u32> {
     match Opcode::from_u32(opcode)? {
@@ -269,7 +269,7 @@ fn room(opcode: u32, fixed: &[u8]) -> Option<u32> {
     }
 }
 
-/// Payloads begin on pages, whatever their size is on this machine.
+/// Payloads begin on pages, of the size that this machine has.
 const PAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Reserved address space, opened piece by piece.
@@ -278,7 +278,7 @@ struct Region {
     bytes: usize,
 }
 
-// SAFETY: plain memory; the head of this file says which thread may touch it when.
+// SAFETY: plain memory; the header of this file names the thread that may touch it when.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_than_asked_is_an_error() {
+    fn longer_than_requested_is_an_error() {
         let entries = entries();
         for (opcode, size, bytes, fits) in [
             (Opcode::Read, 4, 4, true),

@@ -1,13 +1,13 @@
 //! The kernel's queues of some processors, served through one io_uring by one thread at a time.
 //!
 //! **Entries.** Each queue begins with some entries and gets more whenever fewer than half as many
-//! are left for requests to come, so that requests that the file system keeps for long (a lock that
-//! somebody else has) do not stop the others. There is a bound for all ([`Entries::capacity`]);
-//! beyond it the requests of that processor wait until one is answered. Entries are added ahead of
-//! need because the kernel (6.18) gives new ones to new requests only: a request that found none,
-//! in a burst of more than were left, waits for a commit on its queue, that is, for the next answer
-//! to anybody on that processor. The kernel takes the entry that came back last, so those that a
-//! burst added lie still afterwards, and so does their memory.
+//! are left for requests to come, so that requests that the file system keeps for long (for a lock
+//! that another process has) do not stop the others. There is a bound for all
+//! ([`Entries::capacity`]); beyond it the requests of that processor wait until one is answered.
+//! Entries are added ahead of need because the kernel (6.18) gives new ones to new requests only: a
+//! request that found none, in a burst of more than were left, waits for a commit on its queue,
+//! that is, for the next answer to any caller on that processor. The kernel takes the entry that
+//! came back last, so those that a burst added lie still afterwards, and so does their memory.
 //!
 //! **Commits.** The thread that answers puts the reply into its entry, on the spot. The commit
 //! itself, with which the kernel also takes the entry back, is always submitted by the thread that
@@ -16,8 +16,8 @@
 //! go to a list, and the thread that puts one there wakes the serving thread if it sleeps. Several
 //! answers cost one waking.
 //!
-//! **Order.** Whatever is ready is submitted before a handler is called. No answer ever waits for
-//! another request's handler, unless it was given by that very handler.
+//! **Order.** Everything that is ready is submitted before a handler is called. No answer ever
+//! waits for another request's handler, unless it was given by that very handler.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -49,7 +49,7 @@ pub(super) fn names() -> Box<Names> {
 
 /// The queues that one ring serves.
 pub(super) struct Queues {
-    /// For the thread that has the seat.
+    /// For the thread that has the worker slot.
     core: Mutex<Core>,
     /// Answered entries.
     answers: Mutex<Answers>,
@@ -77,8 +77,8 @@ struct Core {
 struct Queue {
     /// Number of the processor.
     cpu: u16,
-    /// Entries that the kernel knows.
-    known: usize,
+    /// Entries that the kernel has.
+    registered: usize,
     /// Those of them that hold a request of the file system's.
     out: usize,
 }
@@ -92,8 +92,8 @@ struct Answers {
 
 /// Why a thread stopped serving a ring.
 pub(super) enum Left {
-    /// A handler gave its seat away, or the session ends: ask for a seat.
-    Seat,
+    /// A handler gave its slot away, or the session ends: acquire a slot.
+    Slot,
     /// The ring failed.
     Failed(io::Error),
 }
@@ -108,14 +108,14 @@ impl Queues {
         payload_bytes: usize,
         failed: Arc<AtomicU64>,
     ) -> io::Result<Queues> {
-        let queues: Vec<Queue> = cpus.map(|cpu| Queue { cpu, known: 0, out: 0 }).collect();
+        let queues: Vec<Queue> = cpus.map(|cpu| Queue { cpu, registered: 0, out: 0 }).collect();
         let home =
             CpuSet::of_thread().and_then(|all| all.only(queues.iter().map(|queue| queue.cpu)));
         let entries = Entries::new(depth * queues.len() + more, payload_bytes)?;
         // Room for the results of all entries, and a message or two.
         let mut ring = Ring::new(device, entries.capacity() as u32 + 2)?;
         let waker = ring.waker();
-        // Tells now whether this kernel can be woken, rather than when it matters.
+        // Finds out now whether this kernel can be woken, rather than when it matters.
         waker.wake()?;
         ring.next();
         let core = Core { ring, queues, owners: vec![], depth, committing: vec![], closed: false };
@@ -129,8 +129,8 @@ impl Queues {
         })
     }
 
-    /// Tells the kernel of the first entries, if that has not happened. The calling thread has to
-    /// stay until the end.
+    /// Registers the first entries with the kernel, if that has not happened. The calling thread
+    /// has to stay until the end.
     pub(super) fn register(&self) -> io::Result<()> {
         let mut core = self.core.lock();
         if !core.owners.is_empty() {
@@ -143,7 +143,7 @@ impl Queues {
         }
         core.ring.submit()?;
         // A refusal is there at once. So may be a request, if the other rings were faster.
-        let mut results = (0..).map_while(|ahead| core.ring.look(ahead));
+        let mut results = (0..).map_while(|ahead| core.ring.peek(ahead));
         match results.find(|completion| completion.result < 0) {
             Some(refused) => Err(io::Error::from_raw_os_error(-refused.result)),
             None => Ok(()),
@@ -157,16 +157,16 @@ impl Queues {
         let _ = self.waker.wake();
     }
 
-    /// Serves from the place, which has this ring's seat, until it has it no more.
+    /// Serves as long as the thread has this ring's slot.
     pub(super) fn serve(
         &self,
-        place: &WorkerSlot,
+        worker: &WorkerSlot,
         channel: &Arc<dyn ReplyChannel>,
         names: &mut Names,
         sink: &dyn RequestSink,
     ) -> Left {
         if let Some(home) = &self.home {
-            home.confine_thread();
+            home.bind_thread();
         }
         let mut core = self.core.lock();
         loop {
@@ -174,13 +174,13 @@ impl Queues {
             match step {
                 Ok(Step::Request(entry)) => {
                     drop(core);
-                    self.handle(entry, place, channel, names, sink);
-                    if !place.is_seated() {
-                        return Left::Seat;
+                    self.handle(entry, worker, channel, names, sink);
+                    if !worker.is_acquired() {
+                        return Left::Slot;
                     }
                     core = self.core.lock();
                 }
-                Ok(Step::Message) if place.end().is_some() => return Left::Seat,
+                Ok(Step::Message) if worker.end().is_some() => return Left::Slot,
                 Ok(Step::Message | Step::Other) => {}
                 Err(error) => return Left::Failed(error),
             }
@@ -191,7 +191,7 @@ impl Queues {
     fn handle(
         &self,
         entry: u32,
-        place: &WorkerSlot,
+        worker: &WorkerSlot,
         channel: &Arc<dyn ReplyChannel>,
         names: &mut Names,
         sink: &dyn RequestSink,
@@ -203,16 +203,16 @@ impl Queues {
         // Data of a WRITE stays where it is, on a page boundary.
         if bytes > names.len() || header.opcode == Opcode::Write as u32 {
             let payload = self.entries.borrow(index, bytes);
-            place.with(|| sink.message_split(header, fixed, payload, slot, channel));
+            worker.with(|| sink.message_split(header, fixed, payload, slot, channel));
             if self.entries.give_back(index) {
                 self.answered(entry);
             }
         } else {
             let payload = self.entries.copy_payload(index, bytes, names);
-            place.with(|| sink.message_split(header, fixed, payload, slot, channel));
+            worker.with(|| sink.message_split(header, fixed, payload, slot, channel));
         }
-        // A few FORGETs come this way (of what a READDIRPLUS brought in vain). Nobody answers, but
-        // the kernel waits.
+        // A few FORGETs come this way (of what a READDIRPLUS brought in vain). There is no answer
+        // to them, but the kernel waits for the commit.
         let opcode = Opcode::from_u32(header.opcode);
         if matches!(opcode, Some(Opcode::Forget | Opcode::BatchForget | Opcode::Interrupt)) {
             let len = size_of::<OutHeader>() as u32;
@@ -253,9 +253,9 @@ impl ReplyChannel for Queues {
 enum Step {
     /// An entry holds a request.
     Request(u32),
-    /// Somebody woke us.
+    /// Another thread has woken this one.
     Message,
-    /// Nothing that concerns anybody else.
+    /// Nothing that concerns another thread.
     Other,
 }
 
@@ -318,9 +318,9 @@ impl Core {
             return Ok(Step::Request(entry));
         }
         // The entry is of no use any more.
-        queue.known -= 1;
+        queue.registered -= 1;
         match -completion.result {
-            // The end of the connection; the device tells which.
+            // The end of the connection; reading the device shows which.
             libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV => {
                 self.closed = true
             }
@@ -336,8 +336,8 @@ impl Core {
     /// Sees to it that the kernel has entries for requests to come.
     fn grow(&mut self, queue: usize, shared: &Queues) {
         let reserve = (self.depth / 2).max(1);
-        let Queue { known, out, .. } = self.queues[queue];
-        if known - out >= reserve || self.closed {
+        let Queue { registered, out, .. } = self.queues[queue];
+        if registered - out >= reserve || self.closed {
             return;
         }
         for _ in 0..reserve {
@@ -366,7 +366,7 @@ impl Core {
         // The kernel reads the two addresses when the command is submitted.
         self.ring.submit()?;
         self.owners.push(queue as u16);
-        self.queues[queue].known += 1;
+        self.queues[queue].registered += 1;
         Ok(())
     }
 }

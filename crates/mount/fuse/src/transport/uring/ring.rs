@@ -9,8 +9,8 @@
 //! **Which thread.** The kernel finishes a command in the thread that submitted it: when it sleeps
 //! in the kernel where it can be interrupted, or on its next way out of it. Commands of a thread
 //! that ends are cancelled. So a thread that submits has to stay until the end. Unlike most users
-//! of io_uring we do without IORING_SETUP_DEFER_TASKRUN, which would leave them unfinished for as
-//! long as that thread does not ask for them: see [the transport](super).
+//! of io_uring this crate does without IORING_SETUP_DEFER_TASKRUN, which would leave them
+//! unfinished for as long as that thread does not call for them: see [the transport](super).
 //!
 //! Only one thread at a time uses a [`Ring`]; [`Waker`] is for all.
 
@@ -175,7 +175,7 @@ impl Ring {
         let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, SUBMISSIONS, &raw mut params) };
         let fd =
             RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: a fresh descriptor that nobody else has.
+        // SAFETY: a fresh descriptor that nothing else has.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if params.features & FEAT_SINGLE_MMAP == 0 {
             return Err(io::Error::other("both rings in one mapping are needed (Linux 5.4)"));
@@ -232,8 +232,8 @@ impl Ring {
         };
         let index = (at & (self.sq_entries - 1)) as usize;
         // SAFETY: the index is within the mapping of `sq_entries` commands, a power of two. The
-        // kernel does not look at the place before the tail says so, and has read what was there:
-        // the ring is not full.
+        // kernel does not look at that index before the tail is beyond it, and has read what was
+        // there: the ring is not full.
         unsafe { self.commands.0.as_ptr().cast::<Sqe128>().add(index).write(Sqe128 { sqe, cmd }) };
         tail.store(at.wrapping_add(1), Ordering::Release);
         Ok(())
@@ -271,7 +271,7 @@ impl Ring {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // EAGAIN, EBUSY: short of memory or of room for results; it is asked again.
+        // EAGAIN, EBUSY: short of memory or of room for results; the call is repeated.
         match error.raw_os_error() {
             Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
             _ => Err(error),
@@ -281,7 +281,7 @@ impl Ring {
     /// The next result, if there is one.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Completion> {
-        let completion = self.look(0)?;
+        let completion = self.peek(0)?;
         let head = self.word(self.cq.head);
         head.store(head.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         Some(completion)
@@ -289,7 +289,7 @@ impl Ring {
 
     /// The result that comes after `ahead` others, left where it is.
     #[inline]
-    pub(super) fn look(&self, ahead: u32) -> Option<Completion> {
+    pub(super) fn peek(&self, ahead: u32) -> Option<Completion> {
         let at = self.word(self.cq.head).load(Ordering::Relaxed).wrapping_add(ahead);
         if at == self.word(self.cq.tail).load(Ordering::Acquire) {
             return None;
@@ -369,7 +369,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `of`, and nobody has a reference any more.
+        // SAFETY: mapped by `of`, and no reference is left.
         unsafe { libc::munmap(self.0.as_ptr().cast(), self.1) };
     }
 }
@@ -399,7 +399,7 @@ mod tests {
         ring.submit_and_wait().unwrap();
         assert_eq!(ring.next().map(|completion| completion.user_data), Some(WAKE));
         other.join().unwrap().unwrap();
-        // A plain file knows no commands; more of them than fit at once.
+        // A plain file takes no commands; more of them than fit at once.
         let count = u64::from(SUBMISSIONS) + 30;
         for user_data in 0..count {
             // SAFETY: the command refers to nothing.
