@@ -259,9 +259,9 @@ impl Assembler {
     }
 
     /// The label is here. The last placing counts.
-    pub fn place(&mut self, label: Label) {
-        if let Some(place) = self.labels.get_mut(label.0) {
-            *place = Some(self.words.len());
+    pub fn bind(&mut self, label: Label) {
+        if let Some(position) = self.labels.get_mut(label.0) {
+            *position = Some(self.words.len());
         }
     }
 

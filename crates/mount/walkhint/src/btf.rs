@@ -4,7 +4,7 @@
 //! of every structure it uses, readable at `/sys/kernel/btf/vmlinux`: names, members, offsets.
 //! Loadable modules have theirs beside it ("split" BTF): their type numbers and string offsets
 //! continue where the kernel's end. The program of this crate reads kernel structures; their layout
-//! differs from kernel to kernel, and this reader tells where a member lies on the one that runs.
+//! differs from kernel to kernel, and this reader finds where a member lies on the one that runs.
 //! Format: Documentation/bpf/btf.rst of the kernel.
 //!
 //! The reader is pure: bytes in, offsets out. It trusts nothing. Every length is checked, every
@@ -12,9 +12,9 @@
 //! cyclic or absurd input is an [`Error`], never a panic and never an endless loop. All numbers are
 //! little-endian; BTF of the other order is refused.
 //!
-//! A name may have several definitions (two source files of the kernel may each have a
-//! `struct saved`). When they disagree about a member that is asked for, that
-//! is [`Error::Ambiguous`]: nothing is guessed.
+//! A name may have several definitions (two source files of the kernel may each have a `struct
+//! saved`). When they disagree about a member that is looked up, that is [`Error::Ambiguous`]:
+//! nothing is guessed.
 
 use std::fmt;
 

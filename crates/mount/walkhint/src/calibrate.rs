@@ -6,14 +6,14 @@
 //!
 //! The flags of a path walk (LOOKUP_PARENT, LOOKUP_OPEN, ...) are preprocessor macros: BTF does not
 //! have them, and they have been renumbered between kernels. So they are measured. Right after the
-//! mount, we walk some paths on it ourselves, of names that cannot exist, in ways that differ by
+//! mount, this process walks some paths on it, of names that cannot exist, in ways that differ by
 //! one flag each; the program records each, and the difference of two records is the bit.
 //!
 //! The walks ([`WALKS`]) lead to LOOKUPs in the root directory, which the mount recognises by their
-//! names and answers as [`Probes::answer`] says, almost always with ENOENT. Each difference must be
+//! names and answers by [`Probes::answer`], almost always with ENOENT. Each difference must be
 //! exactly one bit, no two may be the same, and the open flags read from the registers must be
-//! those that were passed. Anything else means that this kernel is not as we think, and there will
-//! be no hints.
+//! those that were passed. Anything else means that this kernel is not as this crate expects, and
+//! there will be no hints.
 //!
 //! The walks run in a thread of their own that gives up its share of the process's descriptors
 //! first: a process that waits for its own mount and is killed holds /dev/fuse open through the
@@ -99,7 +99,7 @@ struct Progress {
 }
 
 impl Probes {
-    /// `random` makes the names unpredictable, so that nobody else's are taken for probes.
+    /// `random` makes the names unpredictable, so that no other process's are taken for probes.
     pub fn new(random: u64) -> Probes {
         Probes {
             prefix: format!("{PREFIX}{random:016x}-").into_bytes(),

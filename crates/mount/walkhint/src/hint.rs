@@ -1,4 +1,4 @@
-//! What a hint says, and how it is read out of a recorded walk.
+//! What a hint contains, and how it is read out of a recorded walk.
 //!
 //! The kernel walks a path component by component and keeps the state of the walk in a
 //! `struct nameidata`: the directory it has reached, the component it is at, as a pointer into the
@@ -33,7 +33,7 @@ pub struct Intent {
     pub follow: bool,
 }
 
-/// What is known about a LOOKUP.
+/// What was recorded about a LOOKUP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HintResult {
     /// It is part of this walk.
@@ -56,7 +56,7 @@ impl HintResult {
     }
 }
 
-/// What is known about the walk that a LOOKUP is part of.
+/// What was recorded about the walk that a LOOKUP is part of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
     /// More components come after this one, so this is (or leads to) a directory for the caller.
@@ -65,7 +65,7 @@ pub struct Hint {
     /// Empty for the last.
     pub rest: Box<[u8]>,
     /// `rest` is everything that follows. It is not within the text of a symbolic link: the kernel
-    /// then walks the link's text, and what comes after the link is not seen.
+    /// then walks the link's text, and what comes after the link is not in the record.
     pub complete: bool,
     /// A component of `rest` is `..`.
     pub dotdot: bool,
@@ -80,21 +80,21 @@ pub struct Hint {
     /// Flags as `fuse_open_in.flags` of the OPEN or CREATE that will follow, and besides O_CREAT,
     /// O_EXCL, O_NOCTTY and O_TRUNC as the caller gave them, which the kernel removes from some
     /// requests. A forecast from the registers of the system call, never a promise: what is done
-    /// because of it must be undone when the OPEN that comes says otherwise, or none comes. `None`
-    /// without the open intent, for io_uring, 32-bit programs and whatever else is not plainly a
-    /// system call that opens.
+    /// because of it must be undone when the OPEN that comes has other flags, or none comes. `None`
+    /// without the open intent, for io_uring, 32-bit programs and anything else that is not plainly
+    /// a system call that opens.
     pub open_flags: Option<u32>,
     /// The call keeps what the path leads to without opening it: O_PATH, a bind mount, a watch. A
     /// forecast too.
     pub keeps: bool,
-    /// The calling thread in the initial pid namespace, known also where `fuse_in_header.pid` is 0.
-    /// To compare only.
+    /// The calling thread in the initial pid namespace, recorded also where `fuse_in_header.pid` is
+    /// 0. To compare only.
     pub caller: u32,
 }
 
 impl Hint {
     /// It does not matter for this walk what the component is, as long as it turns out to be the
-    /// directory that the walk takes it for: it may be answered without asking.
+    /// directory that the walk takes it for: it may be answered without a request.
     pub fn may_fake(&self) -> bool {
         self.follows && self.complete && !self.dotdot && !self.revalidate
     }
@@ -127,7 +127,7 @@ pub(crate) struct SystemCall {
 }
 
 impl SystemCall {
-    /// Not known.
+    /// Not recorded.
     pub const NONE: i64 = -1;
 
     /// It makes a name. (32-bit programs have other numbers.)
@@ -140,7 +140,7 @@ impl SystemCall {
         }
     }
 
-    /// It keeps what its path leads to, without an OPEN that would tell.
+    /// It keeps what its path leads to, without an OPEN that would show it.
     pub fn keeps(self) -> bool {
         match self.number {
             libc::SYS_mount
@@ -187,7 +187,7 @@ impl SystemCall {
 }
 
 impl Walk<'_> {
-    /// What the walk says about a LOOKUP of `name`; `None` when it is not at that name, or
+    /// The walk's record about a LOOKUP of `name`; `None` when it is not at that name, or
     /// contradicts itself.
     pub fn hint(&self, name: &[u8], flags: &Flags) -> Option<Hint> {
         let behind = self.text.strip_prefix(name)?;
@@ -204,8 +204,8 @@ impl Walk<'_> {
             return None;
         }
         // Within the walk, but the text ends here: the last component of a symbolic link's text, of
-        // which the kernel has counted down `depth` already. What follows is behind the link, where
-        // we do not see.
+        // which the kernel has counted down `depth` already. What follows is behind the link, and
+        // not in the record.
         let link_ends = within && rest.is_empty();
         let has = |bit: u32| !within && self.flags & bit != 0;
         let intent = Intent {

@@ -1,13 +1,13 @@
-//! Walk hints: what the kernel is up to when it asks a FUSE server for a name.
+//! Walk hints: what the kernel looks a name up for when it sends a LOOKUP to a FUSE server.
 //!
 //! # The problem
 //!
 //! A program opens `/mnt/a/b/c/file`. The kernel walks that path component by component, and for
-//! each one it does not know it asks the FUSE server: LOOKUP of `a` in the root, LOOKUP of `b` in
-//! that, and so on, and at last OPEN. The server sees neither where the walk leads nor what for. If
-//! it has to ask other machines, that is a round trip per component.
+//! each one that it has not cached it sends a request to the FUSE server: LOOKUP of `a` in the
+//! root, LOOKUP of `b` in that, and so on, and at last OPEN. The server sees neither where the walk
+//! leads nor what for. If it needs other machines for that, that is a round trip per component.
 //!
-//! The kernel knows all of it at that moment. It keeps the state of the walk in a structure on the
+//! The kernel has all of it at that moment. It keeps the state of the walk in a structure on the
 //! stack of the calling thread, `struct nameidata`: the directory it has reached, a pointer to the
 //! rest of the path text, and flags such as "not at the last component yet" and "to be opened". But
 //! the FUSE protocol does not carry it.
@@ -26,31 +26,31 @@
 //! [`WalkHints::take`] reads it with plain loads and makes a [`Hint`] of it.
 //!
 //! ```text
-//!   calling thread, in the kernel                            server
+//!   calling thread, in the kernel                         server
 //!   open("/mnt/a/b/c/file")
 //!    walk: nameidata { last = "a/b/c/file", flags, .. }
-//!     LOOKUP a ── fuse_request_send ── queue ──────────────▶ LOOKUP, unique 42
-//!                   │ program                                  │ take(42, "a")
-//!                   ▼                                          ▼
-//!                 slots[42 / 2 % 1024] ═══ shared memory ═══▶ Hint { follows, rest: "b/c/file", .. }
+//!     LOOKUP a ── fuse_request_send ── queue ───────────▶ LOOKUP, unique 42
+//!                   │ program                               │ take(42, "a")
+//!                   ▼                                       ▼
+//!                 slots[42 / 2 % 1024] ══ shared memory ══▶ Hint { follows, rest: "b/c/file", .. }
 //! ```
 //!
 //! There is no C compiler and no binary blob involved: the program is put together here, for the
 //! kernel that runs (`program.rs`, with `asm.rs`; `load.rs` gets it into the kernel), since
-//! structures differ from kernel to kernel. Where their members lie, the kernel tells itself
-//! (`btf.rs`). What the flag bits mean it does not tell, so that is measured (`calibrate.rs`).
+//! structures differ from kernel to kernel. Where their members lie, the kernel describes itself
+//! (`btf.rs`). What the flag bits mean it does not describe, so that is measured (`calibrate.rs`).
 //!
 //! # How to use it
 //!
-//! 1. [`WalkHints::load`] before the mount. An error ([`Unavailable`]) says why there will be no
-//!    hints and what would help.
-//! 2. Mount and serve. For each LOOKUP ask [`WalkHints::probe`] first: while calibration runs, some
-//!    names are its own.
+//! 1. [`WalkHints::load`] before the mount. An error ([`Unavailable`]) has the reason why there
+//!    will be no hints and what would help.
+//! 2. Mount and serve. For each LOOKUP call [`WalkHints::probe`] first: while calibration runs,
+//!    some names are its own.
 //! 3. [`WalkHints::calibrate`], from a thread that does not serve. From now on there are hints.
 //! 4. [`WalkHints::take`] once for every LOOKUP.
 //!
 //! The program belongs to the process: when the last [`WalkHints`] is dropped, or the process ends
-//! in whatever way, it is gone.
+//! in any way, it is gone.
 //!
 //! ```no_run
 //! use std::os::unix::ffi::OsStrExt;
@@ -59,14 +59,15 @@
 //! use kestrel_fuse::{Config, FileSystem, Mount, MountOptions, Operation, Reply, Request, Session};
 //! use kestrel_walkhint::{Lookup, WalkHints};
 //!
-//! /// A file system without files, which says what it learns of each LOOKUP.
+//! /// A file system without files, which prints the hint of each LOOKUP.
 //! struct Hinted(Arc<WalkHints>);
 //!
 //! impl FileSystem for Hinted {
 //!     fn handle(&self, request: Request<'_>, reply: Reply) {
 //!         let Operation::Lookup { name } = &request.op else { return reply.error(libc::ENOSYS) };
 //!         let name = name.as_bytes();
-//!         let lookup = Lookup { unique: request.unique, tid: request.pid, nodeid: request.nodeid };
+//!         let Request { unique, pid, nodeid, .. } = request;
+//!         let lookup = Lookup { unique, tid: pid, nodeid };
 //!         if let Some(errno) = self.0.probe(&lookup, name) {
 //!             return reply.error(errno); // a walk of the calibration
 //!         }
@@ -116,8 +117,8 @@
 //!   (`fuse_in_header.pid` is 0).
 //!
 //! Within the text of a symbolic link the kernel keeps what comes behind the link elsewhere; there
-//! [`Hint::complete`] is false. Intents are known at the last component only: that is when the
-//! kernel decides about them.
+//! [`Hint::complete`] is false. Intents are set at the last component only: that is when the kernel
+//! decides about them.
 //!
 //! Every caller gets hints alike: threads, containers (with the exception above), io_uring workers,
 //! which walk with a `nameidata` of their own. Only [`Hint::open_flags`] is special: the kernel has
@@ -141,8 +142,8 @@
 //! The program cannot crash or hang the kernel; that is the verifier's promise. Since Linux 6.18 it
 //! runs while the thread holds the spin lock of the mount's request queue, so its time there is
 //! bounded by the copy of one path. It changes nothing in the kernel but its slots. It reads memory
-//! of the calling thread's kernel stack and the path text, and puts parts of paths on our own mount
-//! where this process alone can read them; the server is told these names anyway.
+//! of the calling thread's kernel stack and the path text, and puts parts of paths on this mount
+//! where this process alone can read them; the server gets these names anyway.
 //!
 //! What the slots hold is not trusted: lengths are checked, text need not be UTF-8, and
 //! contradictions mean no hint.
@@ -207,7 +208,7 @@ pub struct WalkHintStats {
 
 impl WalkHints {
     /// Loads the program, at the tracepoint or else at the function. To be called before the mount,
-    /// so that it is known early whether there will be hints; takes 10 to 25 ms, most of it for
+    /// so that it is clear early whether there will be hints; takes 10 to 25 ms, most of it for
     /// reading BTF.
     pub fn load() -> Result<Arc<WalkHints>, Unavailable> {
         WalkHints::load_by(Attach::Tracepoint).or_else(|first| {
@@ -240,7 +241,7 @@ impl WalkHints {
 
     /// Starts recording for the mount that has `root` as root directory, and measures what the
     /// flags of a walk mean, by some walks on it. The mount must be serving, with
-    /// [`probe`](WalkHints::probe) asked for each LOOKUP and [`is_probe`](WalkHints::is_probe) for
+    /// [`probe`](WalkHints::probe) called for each LOOKUP and [`is_probe`](WalkHints::is_probe) for
     /// other requests by name; the calling thread must not be one that serves. Takes about a
     /// millisecond, 5 s at most. After an error there will be no hints.
     pub fn calibrate(&self, root: &Path) -> Result<(), Unavailable> {
@@ -289,17 +290,17 @@ impl WalkHints {
         self.flags.get().is_none() && self.probes.is_name(name)
     }
 
-    /// What is known about this LOOKUP. To be called once for every one, before it is answered.
+    /// What was recorded about this LOOKUP. To be called once for every one, before it is answered.
     pub fn take(&self, lookup: &Lookup, name: &[u8]) -> HintResult {
         // Read in any case: a record that is not used must not be there for the next lookup.
-        let told = self.program.slots().read(lookup, |record| {
+        let recorded = self.program.slots().read(lookup, |record| {
             let flags = self.flags.get()?;
             match record.call_without_walk() {
                 Some(call) => call.makes_a_name().then_some(HintResult::Creation),
                 None => record.walk()?.hint(name, flags).map(HintResult::Walk),
             }
         });
-        told.unwrap_or(HintResult::Nothing)
+        recorded.unwrap_or(HintResult::Nothing)
     }
 
     /// Where the program is attached.
@@ -313,7 +314,7 @@ impl WalkHints {
     }
 }
 
-/// Device number of the file system that `directory` is on, without asking the file system.
+/// Device number of the file system that `directory` is on, without a request to the file system.
 fn device(directory: &OwnedFd) -> io::Result<(u32, u32)> {
     let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is empty and ends in NUL; `stat` takes what is written.

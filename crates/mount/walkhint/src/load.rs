@@ -129,7 +129,7 @@ impl Program {
             .map_err(cannot_map)?;
         let control = Mapping::new(control_map.as_raw_fd(), size_of::<Control>(), true)
             .map_err(cannot_map)?;
-        // SAFETY: a mapping starts at a page and is as long as asked for; `Program` keeps it as
+        // SAFETY: a mapping starts at a page and is as long as requested; `Program` keeps it as
         // long as the slots.
         let slots = unsafe { Slots::new(memory.base()) };
         Ok(Program { attach, slots, control, _slots: memory, _program: program, _link: link })

@@ -4,25 +4,24 @@
 //! | --- | --- |
 //! | `layout` | offsets of the kernel's structures that the program reads |
 //!
-//! It runs whenever a FUSE request is sent, by whatever mount of the machine, in the thread that
-//! waits for the answer, and before the server can see the request. What it does, as C would put
-//! it:
+//! It runs whenever a FUSE request is sent, by any mount of the machine, in the thread that waits
+//! for the answer, and before the server can see the request. What it does, as C would put it:
 //!
 //! ```c
 //! if (req->in.h.opcode != FUSE_LOOKUP)             return;   // most requests end here
-//! if (req->fm->fc->dev != control.dev)             return;   // somebody else's mount
+//! if (req->fm->fc->dev != control.dev)             return;   // another mount
 //! slot = &slots[(req->in.h.unique / 2) % SLOTS];
-//! if (slot->sequence is odd, or somebody takes it)  return;   // no hint for this one; counted in control.busy
+//! if (slot->sequence is odd, or is taken)          return;   // no hint; counted in control.busy
 //! slot->sequence++;                                          // odd: being written
 //! slot->{unique, nodeid, tid, opcode} = req->in.h.{unique, nodeid, pid, opcode};
 //! slot->state = OTHER;
 //! if (!current->worker_private)                              // not for an io_uring worker
 //!     slot->{call, args} = number and arguments of the system call this thread is in;
-//! nd = current->nameidata;                                   // the path walk that this thread is in, if any
-//! if (nd && nd->path.dentry->d_sb == req->fm->sb             // it walks on our mount (not on an overlay above it)
-//!        && nodeid of nd->path.dentry->d_inode == req->in.h.nodeid) {  // and is in the directory of this lookup
+//! nd = current->nameidata;                                   // this thread's path walk, if any
+//! if (nd && nd->path.dentry->d_sb == req->fm->sb             // on this mount, no overlay above
+//!        && nodeid of nd->path.dentry->d_inode == req->in.h.nodeid) {  // in this directory
 //!     slot->{flags, depth, component_bytes} = nd->{flags, depth, last.len};
-//!     slot->text = copy of the string nd->last.name;         // this component and all that follows
+//!     slot->text = copy of the string nd->last.name;         // this component and the rest
 //!     slot->state = WALK;
 //! }
 //! slot->sequence++;                                          // even: at rest
@@ -78,7 +77,7 @@ pub enum EntryPoint {
     },
 }
 
-/// The other map: one entry, through which the server tells the program what to record.
+/// The other map: one entry, through which the server sets what the program records.
 #[repr(C)]
 pub struct Control {
     /// Device number of our mount as the kernel writes it (major << 20 | minor). 0: record nothing.
@@ -106,7 +105,7 @@ const HEADER_BYTES: i32 = 40;
 const SCRATCH: i16 = -48;
 /// Key of the slot, 4 bytes.
 const KEY: i16 = -56;
-/// The slot's sequence number before we took it.
+/// The slot's sequence number before the program took it.
 const SEQUENCE: i16 = -64;
 /// Copy of a part of a structure.
 const COPY: i16 = SEQUENCE - SPAN_BYTES_MAX as i16;
@@ -149,10 +148,10 @@ pub fn assemble(
     writer.record_call();
     writer.record_walk(done);
     writer.asm.store_const(Width::Word, SLOT, slot!(state), STATE_WALK as i32);
-    writer.asm.place(done);
+    writer.asm.bind(done);
     writer.release_slot();
     writer.count_busy(busy);
-    writer.asm.place(end);
+    writer.asm.bind(end);
     writer.asm.set(Reg::R0, 0);
     writer.asm.exit();
     writer.asm.finish()
@@ -261,7 +260,7 @@ impl Writer<'_> {
     }
 
     /// Finds the slot and makes its sequence number odd; the label that is returned is where to go
-    /// when somebody else has it.
+    /// when another processor has it.
     fn take_slot(&mut self) -> Label {
         let (by_thread, chosen, busy) = (self.asm.label(), self.asm.label(), self.asm.label());
         let asm = &mut self.asm;
@@ -269,10 +268,10 @@ impl Writer<'_> {
         asm.jump_if(Reg::R1, If::Equal, 0, by_thread);
         asm.shift_right(Reg::R1, 1);
         asm.jump(chosen);
-        asm.place(by_thread);
+        asm.bind(by_thread);
         asm.load(Width::Word, Reg::R1, Reg::Stack, HEADER_TID);
         asm.jump_if(Reg::R1, If::Equal, 0, self.end);
-        asm.place(chosen);
+        asm.bind(chosen);
         asm.and(Reg::R1, SLOTS as i32 - 1);
         asm.store(Width::Word, Reg::Stack, KEY, Reg::R1);
         asm.map(Reg::R1, self.slots_fd);
@@ -305,13 +304,13 @@ impl Writer<'_> {
     }
 
     fn count_busy(&mut self, busy: Label) {
-        self.asm.place(busy);
+        self.asm.bind(busy);
         self.asm.map_value(Reg::R1, self.control_fd);
         self.asm.set(Reg::R2, 1);
         self.asm.atomic_add(Reg::R1, std::mem::offset_of!(Control, busy) as i16, Reg::R2);
     }
 
-    /// Which request this is about, and that nothing is known yet.
+    /// Which request this is about, and that nothing is recorded yet.
     fn record_header(&mut self) {
         let asm = &mut self.asm;
         for (width, from, to) in [
@@ -364,11 +363,11 @@ impl Writer<'_> {
         self.asm.add(Reg::R1, i32::from(slot!(args)) + 16);
         self.asm.set(Reg::R2, 8);
         self.asm.call(Helper::ReadUser);
-        // Not readable (any more): not known. The number stays NONE.
+        // Not readable (any more). The number stays NONE.
         self.asm.jump_if(Reg::R0, If::NotEqual, 0, done);
-        self.asm.place(number);
+        self.asm.bind(number);
         self.asm.store(Width::Double, SLOT, slot!(call), OBJECT);
-        self.asm.place(done);
+        self.asm.bind(done);
     }
 
     /// The walk that this thread is in, if it is on our mount and in the directory of the request;
@@ -376,7 +375,7 @@ impl Writer<'_> {
     fn record_walk(&mut self, other: Label) {
         let layout = self.layout;
         self.asm.call(Helper::CurrentTask);
-        // The one pointer that the verifier knows the type of, so that members can be loaded
+        // The one pointer of which the verifier has the type, so that members can be loaded
         // directly.
         self.asm.load(Width::Double, WALK, Reg::R0, layout.task_nameidata);
         self.asm.jump_if(WALK, If::Equal, 0, other);
@@ -400,7 +399,7 @@ impl Writer<'_> {
         self.copied(Width::Double, Reg::R1, layout.dentry, layout.dentry_sb);
         self.asm.jump_if_reg(Reg::R1, If::NotEqual, SUPER_BLOCK, other);
 
-        // Only now is it known to be a FUSE inode, with a node id behind it.
+        // Only now is it certain to be a FUSE inode, with a node id behind it.
         self.follow(Reg::R1, OBJECT, layout.inode_nodeid);
         self.asm.load(Width::Double, Reg::R2, Reg::Stack, HEADER_NODEID);
         self.asm.jump_if_reg(Reg::R1, If::NotEqual, Reg::R2, other);

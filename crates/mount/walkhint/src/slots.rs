@@ -2,8 +2,8 @@
 //!
 //! A BPF array map can be mapped into the process that made it, so reading a hint costs loads, no
 //! system call. The array has [`SLOTS`] slots of one [`Record`] each; a request's number chooses
-//! the slot (`index`). Two requests may share one, so a slot says which request it is about, and
-//! the reader compares.
+//! the slot (`index`). Two requests may share one, so a slot has the number of its request, and the
+//! reader compares.
 //!
 //! # Access to a slot
 //!
@@ -14,9 +14,8 @@
 //! are the same and even. So it sees one write as a whole, or nothing; never waits; and the writer
 //! never waits for it. The number has 64 bits and does not come round.
 //!
-//! Where the kernel does not yet tell a request's number, the slot is chosen by the thread's, and a
-//! record can be read once. Therefore every LOOKUP has to be looked up here, whether its hint is
-//! wanted or not.
+//! Where a request has no number yet, the slot is chosen by the thread's, and a record can be read
+//! once. Therefore every LOOKUP has to be looked up here, whether its hint is wanted or not.
 //!
 //! The kernel writes a slot before it hands the request to the server, so a record that is there is
 //! complete when the request arrives; a slot that is being written then is being written for
@@ -31,7 +30,7 @@ use crate::hint::{Lookup, SystemCall, Walk};
 pub const SLOTS: u32 = 1024;
 
 /// Bytes of path text in a slot. PATH_MAX (4096, the NUL included) always fits, and a text that
-/// fills the slot is known to be cut off.
+/// fills the slot is certain to be cut off.
 pub const TEXT_BYTES: usize = 4096 + 8;
 
 /// `Record::state`: the walk is recorded.
@@ -67,7 +66,7 @@ pub struct Record {
     pub text_bytes: i32,
     /// Thread id in the initial pid namespace.
     pub caller: u32,
-    /// The system call's number, [`SystemCall::NONE`] if not known.
+    /// The system call's number, [`SystemCall::NONE`] if not recorded.
     pub call: i64,
     /// Its second and third argument, and what the third points to.
     pub args: [u64; 3],
@@ -136,7 +135,8 @@ impl Head {
 }
 
 impl Copy {
-    /// The system call of a LOOKUP that no walk makes; [`SystemCall::NONE`] if that is not known.
+    /// The system call of a LOOKUP that no walk makes; [`SystemCall::NONE`] if that was not
+    /// recorded.
     pub fn call_without_walk(&self) -> Option<SystemCall> {
         (self.head.state == STATE_OTHER).then_some(self.head.call)
     }
@@ -158,7 +158,7 @@ impl Copy {
     }
 }
 
-/// The slots, wherever they lie.
+/// The slots, in the map or in a test's memory.
 pub struct Slots {
     base: *const u8,
     /// For each slot the sequence number of the record that was read last, if that had no request
@@ -183,7 +183,7 @@ impl Slots {
         Slots { base, taken: (0..SLOTS).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Calls `with` on a copy of what the slot of this lookup says about it.
+    /// Calls `with` on a copy of the slot's record of this lookup.
     pub fn read<R>(&self, lookup: &Lookup, with: impl FnOnce(&Copy) -> Option<R>) -> Option<R> {
         let by_unique = index(lookup.unique, true);
         let by_tid = index(u64::from(lookup.tid), false);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-/// There can be no walk hints here; the mount does without them. [`Display`](fmt::Display) says
+/// There can be no walk hints here; the mount does without them. [`Display`](fmt::Display) writes
 /// what failed, why, and what would help, in one line for a log or a status.
 #[derive(Debug)]
 pub struct Unavailable {
@@ -18,7 +18,7 @@ impl Unavailable {
         Unavailable { what: what.into(), cause: None, remedy: None, log: None }
     }
 
-    /// A system call failed; a remedy is added where the error number tells one.
+    /// A system call failed; a remedy is added where the error number has one.
     pub(crate) fn call(what: impl Into<String>, cause: io::Error) -> Unavailable {
         let remedy = match cause.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => Some(
@@ -65,7 +65,7 @@ impl Unavailable {
         self.cause.as_ref().and_then(io::Error::raw_os_error)
     }
 
-    /// What the kernel's verifier said about the program, if it refused it: for bug reports.
+    /// The kernel verifier's log about the program, if it refused it: for bug reports.
     pub fn verifier_log(&self) -> Option<&str> {
         self.log.as_deref()
     }
@@ -81,7 +81,7 @@ impl fmt::Display for Unavailable {
     }
 }
 
-/// The line of a verifier log that says what is wrong: the last but its statistics.
+/// The line of a verifier log that has the error: the last but its statistics.
 fn last_words(log: &str) -> Option<&str> {
     log.lines().map(str::trim).rfind(|line| !line.is_empty() && !line.starts_with("processed "))
 }
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_what_why_and_what_would_help() {
+    fn text_of_each_reason() {
         let error =
             Unavailable::call("cannot load the program", io::Error::from_raw_os_error(libc::EPERM))
                 .with_log("0: (79) r6 = *(u64 *)(r1 +0)\nR1 is wrong\nprocessed 3 insns\n".into());

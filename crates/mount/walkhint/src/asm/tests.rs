@@ -48,14 +48,14 @@ fn jumps_are_counted_from_the_next_instruction() {
     use Reg::*;
     let code = assembled(|a| {
         let (start, end) = (a.label(), a.label());
-        a.place(start);
+        a.bind(start);
         a.jump_if(R1, If::Equal, 5, end);
         a.jump_if_reg(R1, If::NotEqual, R2, end);
         a.map(R1, 3); // Two words.
         a.jump_if(R1, If::AnyBit, 1, start);
         a.jump_if_reg(R1, If::Less, R8, end);
         a.jump(end);
-        a.place(end);
+        a.bind(end);
         a.exit();
     });
     let expected = [
@@ -85,7 +85,7 @@ fn jumps_that_lead_nowhere() {
         for _ in 0..between {
             asm.exit();
         }
-        asm.place(label);
+        asm.bind(label);
         assert_eq!(asm.finish().is_ok(), expected);
     }
 }

@@ -114,7 +114,7 @@ fn sample() -> Writer {
     w
 }
 
-/// The structure with bit fields: bit 31 of `info` says so.
+/// The structure with bit fields, which bit 31 of `info` marks.
 fn bit_fields() -> Vec<u8> {
     let mut w = Writer::kernel();
     let u32_type = w.int(4);
@@ -180,7 +180,7 @@ fn contradictions_are_not_resolved() {
 }
 
 #[test]
-fn bit_fields_are_told() {
+fn bit_fields_by_offset() {
     let data = bit_fields();
     let btf = Btf::parse(&data, None).unwrap();
     assert_eq!(btf.field("fields", "bit").unwrap_err(), Error::Shape("bit field bit".into()));
@@ -248,12 +248,12 @@ fn every_truncation_is_an_error_or_harmless() {
     for len in 0..types {
         let mut short = good.clone();
         short[12..16].copy_from_slice(&len.to_le_bytes());
-        look(&short, None);
+        look_up_everything(&short, None);
     }
 }
 
-/// Everything that is asked of BTF. It only has to end.
-fn look(kernel: &[u8], module: Option<&[u8]>) {
+/// Everything that is looked up in BTF. It only has to end.
+fn look_up_everything(kernel: &[u8], module: Option<&[u8]>) {
     if let Ok(btf) = Btf::parse(kernel, module) {
         for path in ["last.name", "last.len", "stack", "flags", "a", "a.b"] {
             for name in ["nameidata", "saved", "qstr", "s"] {
@@ -356,8 +356,8 @@ proptest! {
             if at < kernel.len() { kernel[at] = byte } else { module[at - kernel.len()] = byte }
         }
         module.truncate(module.len().saturating_sub(cut));
-        look(&kernel, Some(&module));
-        look(&kernel, None);
+        look_up_everything(&kernel, Some(&module));
+        look_up_everything(&kernel, None);
     }
 
     /// Words at random, behind a header that fits.
@@ -370,7 +370,7 @@ proptest! {
         w.name("s");
         w.name("a");
         w.words(&words);
-        look(&w.finish(), None);
+        look_up_everything(&w.finish(), None);
     }
 }
 

@@ -30,12 +30,12 @@ pub(super) const OPENS: [(WalkKind, u32); 4] = [
 pub fn run(root: OwnedFd, probes: &Probes) -> io::Result<()> {
     let paths = Paths::new(probes)?;
     let number = root.as_raw_fd();
-    let (tell, told) = mpsc::channel();
+    let (tell, results) = mpsc::channel();
     // Not joined: when the mount does not answer, nothing can be done about it here.
     thread::Builder::new().name("walk-probes".into()).spawn(move || {
         let alone = alone_with(number);
         let go_on = alone.is_ok();
-        // Sending fails when nobody waits any more.
+        // Sending fails when no thread waits any more.
         let _ = tell.send(alone);
         if go_on {
             paths.walk(ALONE_ROOT);
@@ -43,20 +43,20 @@ pub fn run(root: OwnedFd, probes: &Probes) -> io::Result<()> {
         }
     })?;
     // It has a descriptor of its own then, or none.
-    told.recv().map_err(io::Error::other)??;
+    results.recv().map_err(io::Error::other)??;
     drop(root);
-    told.recv_timeout(DEADLINE).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    results.recv_timeout(DEADLINE).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// What the walking thread knows the root directory by.
+/// The walking thread's descriptor of the root directory.
 const ALONE_ROOT: RawFd = 0;
 
 /// Gives the calling thread a descriptor table of its own, in which there is nothing but a copy of
 /// `root`.
 fn alone_with(root: RawFd) -> io::Result<()> {
     let check = |result: i32| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
-    // SAFETY: no memory is touched. What is closed is closed in the copy of the table, of which
-    // nobody else knows.
+    // SAFETY: no memory is touched. What is closed is closed in the copy of the table, which no
+    // other thread has.
     unsafe {
         check(libc::unshare(libc::CLONE_FILES))?;
         if root != ALONE_ROOT {

@@ -105,7 +105,7 @@ fn only_whole_components_are_dotdot() {
 }
 
 #[test]
-fn a_walk_elsewhere_says_nothing() {
+fn no_hint_from_a_walk_elsewhere() {
     let none = |text: &[u8], flags, name: &[u8]| {
         assert_eq!(walk(text, flags).hint(name, &FLAGS), None, "{text:?}")
     };
@@ -114,7 +114,7 @@ fn a_walk_elsewhere_says_nothing() {
     none(b"a", FLAGS.parent, b"ab");
     none(b"", FLAGS.parent, b"a");
     none(b"/a", FLAGS.parent, b"");
-    // Text goes on, but the walk is said to be at its end.
+    // Text goes on, but the walk is marked as at its end.
     none(b"a/b", 0, b"a");
     // The length of the component is another.
     assert_eq!(Walk { component_bytes: 2, ..walk(b"a/b", FLAGS.parent) }.hint(b"a", &FLAGS), None);
@@ -144,7 +144,7 @@ fn open_flags() {
 }
 
 proptest! {
-    /// Whatever a slot holds: no panic, and `rest` is the end of the text.
+    /// Any contents of a slot: no panic, and `rest` is the end of the text.
     #[test]
     fn any_record(
         text in prop::collection::vec(prop_oneof![Just(b'/'), Just(b'.'), Just(b'a'), any::<u8>()],

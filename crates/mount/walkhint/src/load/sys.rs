@@ -1,8 +1,8 @@
 //! bpf(2): the calls that this crate makes of it.
 //!
 //! The system call takes a command and a block of memory; the command decides its layout. The
-//! kernel accepts blocks that are longer or shorter than what it knows, as long as what it does not
-//! know is zero.
+//! kernel accepts blocks that are longer or shorter than its own layout, as long as what is beyond
+//! that is zero.
 
 use std::ffi::CStr;
 use std::io;
@@ -125,7 +125,7 @@ unsafe fn bpf<T>(command: i32, attr: &mut T) -> io::Result<i32> {
 ///
 /// As for [`bpf`], and the command must be one of those.
 unsafe fn bpf_fd<T>(command: i32, attr: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: as the caller promises; the descriptor is new and nobody else's.
+    // SAFETY: as the caller promises; the descriptor is new and nothing else has it.
     unsafe { bpf(command, attr).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
@@ -171,7 +171,7 @@ pub struct Refused {
 pub fn load_program(code: &[u64], target: &AttachTarget<'_>) -> Result<OwnedFd, Refused> {
     match try_load(code, target, &mut []) {
         Ok(program) => Ok(program),
-        // Not permitted to load anything: there is no verdict to read.
+        // Not permitted to load anything: there is no log to read.
         Err(cause) if cause.raw_os_error() == Some(libc::EPERM) => {
             Err(Refused { cause, log: String::new() })
         }
@@ -189,9 +189,9 @@ pub fn load_program(code: &[u64], target: &AttachTarget<'_>) -> Result<OwnedFd, 
 }
 
 fn try_load(code: &[u64], target: &AttachTarget<'_>, log: &mut [u8]) -> io::Result<OwnedFd> {
-    // The helpers that read kernel memory are for programs under the GPL, says the kernel; this is
-    // what it asks for. It concerns the few instructions assembled here, which are offered under
-    // either licence.
+    // The kernel lets only programs under the GPL call the helpers that read kernel memory; this is
+    // the licence that it wants to see. It concerns the few instructions assembled here, which are
+    // offered under either licence.
     const LICENSE: &CStr = c"Dual BSD/GPL";
     let mut attr = ProgLoad {
         prog_type: PROG_TYPE_RAW_TRACEPOINT,

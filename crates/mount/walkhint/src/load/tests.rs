@@ -34,7 +34,7 @@ fn the_verifier_accepts_every_variant() {
     }
 }
 
-/// A program that the verifier must refuse: what it says arrives.
+/// A program that the verifier must refuse: its log arrives.
 #[test]
 fn the_verifiers_words_are_kept() {
     // mov r0, r9 (never set); exit

@@ -100,7 +100,7 @@ pub struct KernelLayout {
 
 impl KernelLayout {
     /// Finds them in the running kernel's BTF, `fuse` included. What only one way of attaching
-    /// needs is asked for all the same: every kernel that this works with has it.
+    /// needs is looked up all the same: every kernel that this works with has it.
     pub fn find(btf: &Btf<'_>) -> Result<KernelLayout> {
         // `btf` bounds offsets to 1 MiB.
         let at = |st: &str, path: &str, size| btf.offset(st, path, size).map(|at| at as i32);

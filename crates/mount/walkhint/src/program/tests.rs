@@ -98,7 +98,7 @@ fn empty() -> Vec<u8> {
 
 /// All offsets can be had from the running kernel.
 #[test]
-fn the_running_kernel_is_known() {
+fn layout_of_the_running_kernel() {
     let Ok(kernel) = std::fs::read("/sys/kernel/btf/vmlinux") else {
         println!("skipped: this kernel has no BTF");
         return;

@@ -146,13 +146,13 @@ fn records_by_thread_are_good_once() {
     assert_eq!(memory.text(&LOOKUP), None, "used up");
     memory.write(at, &unnumbered, b"a/c");
     assert_eq!(memory.text(&LOOKUP).unwrap(), b"a/c");
-    // A thread that is not visible is nobody.
+    // A thread that is not visible has no number.
     memory.write(0, &Lookup { unique: 0, tid: 0, nodeid: 9 }, b"a/b");
     assert_eq!(memory.text(&Lookup { unique: 2048, tid: 0, nodeid: 9 }), None);
 }
 
-/// Two requests that share a slot, written all the time, while a reader asks for one of them: it
-/// sees the whole text of that one or nothing.
+/// Two requests that share a slot, written all the time, while a reader reads one of them: it gets
+/// the whole text of that one or nothing.
 #[test]
 fn torn_reads_are_noticed() {
     const READS: usize = 20_000;

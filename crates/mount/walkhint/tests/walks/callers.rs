@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::rig::{Rig, Seen, Way, ways};
 use crate::ring;
 
-/// Many threads, each with paths of its own: nobody ever gets the rest of somebody else's path.
+/// Many threads, each with paths of its own: no lookup ever gets the rest of another thread's path.
 #[test]
 fn threads() {
     const THREADS: usize = 8;
@@ -87,7 +87,7 @@ fn slots_that_are_used_again() {
     }
 }
 
-/// A caller in a pid namespace below ours: we see its number.
+/// A caller in a pid namespace below this process's: its number in this one is recorded.
 #[test]
 fn a_container_below() {
     for way in ways() {
@@ -156,7 +156,7 @@ fn serve_for_others() {
 
 /// A thread has the same name in every namespace.
 #[test]
-fn the_caller_is_known() {
+fn caller_in_each_namespace() {
     for way in ways() {
         let rig = Rig::new(way);
         rig.dirs("a");

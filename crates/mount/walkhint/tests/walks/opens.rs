@@ -31,19 +31,19 @@ const NOT_SENT: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TR
 fn comes_true(rig: &Rig, what: &str) -> Hint {
     let (hint, sent) = last(rig);
     let hint = hint.unwrap_or_else(|| panic!("{what}: no hint"));
-    let told = hint.open_flags.unwrap_or_else(|| panic!("{what}: no flags"));
+    let hinted = hint.open_flags.unwrap_or_else(|| panic!("{what}: no flags"));
     let sent = sent.unwrap_or_else(|| panic!("{what}: no OPEN"));
     assert_eq!(
-        told & !NOT_SENT as u32,
+        hinted & !NOT_SENT as u32,
         sent & !NOT_SENT as u32,
-        "{what}: {told:#o} told, {sent:#o} sent"
+        "{what}: {hinted:#o} told, {sent:#o} sent"
     );
     assert!(hint.intent.open && !hint.follows, "{what}");
     hint
 }
 
 #[test]
-fn descriptors_that_only_keep_are_told() {
+fn opens_of_path_descriptors() {
     for way in ways() {
         let rig = Rig::new(way);
         rig.dirs("a/b");

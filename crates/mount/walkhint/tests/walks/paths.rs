@@ -118,7 +118,7 @@ fn links_in_the_middle() {
 }
 
 #[test]
-fn a_second_walk_says_so() {
+fn second_walk() {
     for way in ways() {
         let rig = Rig::new(way);
         rig.dirs("a");
@@ -139,7 +139,7 @@ fn a_second_walk_says_so() {
     }
 }
 
-/// A path of PATH_MAX bytes, with a last component that would not be seen if the slot were too
+/// A path of PATH_MAX bytes, with a last component that would be missing if the slot were too
 /// short.
 #[test]
 fn the_longest_path() {
@@ -172,7 +172,8 @@ fn names_of_every_length() {
     }
 }
 
-/// Calls that look a name up after their walk has ended: they are not hinted, whatever came before.
+/// Calls that look a name up after their walk has ended: they are not hinted, no matter what came
+/// before.
 #[test]
 fn last_components_without_a_walk() {
     for way in ways() {

@@ -1,4 +1,4 @@
-//! The program itself: verified, attached, told apart from others.
+//! The program itself: verified, attached, distinguished from others.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ fn mounts_do_not_disturb_each_other() {
 }
 
 #[test]
-fn nothing_is_said_before_calibration() {
+fn no_hints_before_calibration() {
     for way in ways() {
         let hints = way.load().unwrap();
         let lookup = kestrel_walkhint::Lookup { unique: 2, tid: std::process::id(), nodeid: 1 };
@@ -43,7 +43,7 @@ fn nothing_is_said_before_calibration() {
     }
 }
 
-/// A directory that is not this mount's root: nothing is recorded, and calibration says so.
+/// A directory that is not this mount's root: nothing is recorded, and calibration fails.
 #[test]
 fn calibration_fails_elsewhere() {
     for way in ways() {

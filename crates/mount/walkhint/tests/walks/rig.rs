@@ -1,4 +1,4 @@
-//! A mounted file system that remembers what it was asked, and with which hints.
+//! A mounted file system that remembers its requests, and their hints.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -80,7 +80,7 @@ impl Recorder {
             return None;
         }
         let mut special = self.special.lock().unwrap();
-        let index = special.iter().position(|known| *known == name).unwrap_or_else(|| {
+        let index = special.iter().position(|probe| *probe == name).unwrap_or_else(|| {
             special.push(name.clone());
             special.len() - 1
         });
@@ -162,7 +162,7 @@ impl Way {
     }
 }
 
-/// The ways that this machine has. What it lacks is said once.
+/// The ways that this machine has. What it lacks is printed once.
 pub fn ways() -> Vec<Way> {
     static WAYS: OnceLock<Vec<Way>> = OnceLock::new();
     WAYS.get_or_init(find_ways).clone()
