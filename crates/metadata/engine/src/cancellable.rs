@@ -5,8 +5,8 @@ use kestrel_types::key::{KeyRef, Table};
 
 use crate::{Engine, EngineError, Layer, VisitRow};
 
-/// Passes everything on, and asks before every scan whether to go on. `kestrel_admin::rows::Rows`
-/// scans page by page, so a walk of a table through it is asked every few thousand rows.
+/// Passes everything on, and checks before every scan whether to go on. `kestrel_admin::rows::Rows`
+/// scans page by page, so a walk of a table through it is checked every few thousand rows.
 pub struct CancellableScan<'a> {
     engine: &'a dyn Engine,
     go_on: &'a (dyn Fn() -> Result<(), EngineError> + Sync),

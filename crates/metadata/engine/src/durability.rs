@@ -30,7 +30,7 @@ impl Waiters {
     }
 
     /// Queues `done` for `position`, or calls it now. True if it was queued, so that the caller
-    /// asks for a sync.
+    /// requests a sync.
     pub fn wait(&self, position: Position, done: OnDurable) -> bool {
         let mut state = self.state.lock();
         let result = match &state.failed {

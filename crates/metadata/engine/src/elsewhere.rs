@@ -6,7 +6,7 @@ use kestrel_types::key::SUFFIX_MAX;
 
 use super::{BATCH_MUTATIONS_MAX, Mutation};
 
-/// How long to wait for a store that does not answer, unless its URL says.
+/// How long to wait for a store that does not answer, unless its URL has another time.
 pub const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
 
 /// Longest that a URL may say.

@@ -104,7 +104,7 @@ pub enum Compression {
 pub struct EmbeddedOptions {
     /// Memory for rows and for blocks of the runs, bytes. Batches in flight come on top.
     pub memory_bytes: u64,
-    /// Syncs at least this often if anything was committed; `None`: only when asked.
+    /// Syncs at least this often if anything was committed; `None`: only on request.
     pub sync_interval: Option<Duration>,
     /// Size of a log segment of a volume that changes little, bytes.
     pub first_segment_bytes: u64,
@@ -218,7 +218,7 @@ thread_local! {
 /// Bytes of a thread's buffer that are kept between batches.
 const RECORD_KEPT: usize = 1 << 20;
 
-/// Whether an error says that the disk is full.
+/// Whether an error means that the disk is full.
 pub(super) fn no_space(why: &io::Error) -> bool {
     why.kind() == io::ErrorKind::StorageFull
         || matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
@@ -226,8 +226,8 @@ pub(super) fn no_space(why: &io::Error) -> bool {
 
 impl EmbeddedEngine {
     /// Opens the engine in `dir`, or makes a new one there. `before_sync` runs before each sync of
-    /// the log; `verify` decides at recovery about batches that no sync is known to have covered,
-    /// oldest first: the first one that it rejects ends the log.
+    /// the log; `verify` decides at recovery about batches that are not certain to have been
+    /// covered by a sync, oldest first: the first one that it rejects ends the log.
     ///
     /// # Errors
     /// `Refused` for a newer format, another volume's files, or a directory that is in use;
@@ -247,9 +247,9 @@ impl EmbeddedEngine {
     /// # Errors
     /// As `settle`.
     pub fn close(mut self) -> Result<(), EngineError> {
-        let settled = self.settle();
+        let result = self.settle();
         self.stop();
-        settled
+        result
     }
 
     /// Copies all dirty rows to the sorted runs now.
@@ -275,7 +275,7 @@ impl EmbeddedEngine {
         self.shared.syncer.stop();
         self.shared.log.stop();
         for thread in self.threads.drain(..) {
-            // A thread that panicked said so; the log has what it was working on.
+            // A thread that panicked has printed that; the log has what it was working on.
             let _ = thread.join();
         }
     }
@@ -320,7 +320,7 @@ impl Shared {
             let mutation = &mutations[index];
             (mutation.key.borrow(), mutation.value.as_deref())
         });
-        self.log.landed(position);
+        self.log.applied(position);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.counters.mutations.fetch_add(mutations.len() as u64, Ordering::Relaxed);
         Ok(position)
@@ -471,7 +471,7 @@ impl Engine for EmbeddedEngine {
         let number = self.shared.taps.add(tap);
         // What was committed before, and so is not in the tap, must be visible to the scan that
         // follows.
-        self.shared.log.wait_landed();
+        self.shared.log.wait_applied();
         let taps = self.shared.taps.clone();
         TapGuard(Box::new(move || taps.remove(number)))
     }

@@ -2,8 +2,8 @@
 //! behind it.
 //!
 //! Rows are bytes under a [`Key`] of a table. A batch of [`Mutation`]s is applied as a whole, gets
-//! the next position of the log, and becomes durable later. Nothing above this trait knows which
-//! engine serves it.
+//! the next position of the log, and becomes durable later. Nothing above this trait depends on
+//! which engine serves it.
 //!
 //! - [`EmbeddedEngine`] keeps rows in a directory: a log, rows in memory, sorted runs.
 //! - [`MemoryEngine`] keeps them in memory, for tests and simulation, and can lose what is not
@@ -111,8 +111,8 @@ pub enum BatchKind {
     Freeing,
 }
 
-/// Counts the holders of a store: each holder has a higher one than those before it, and by that a
-/// holder that was replaced is known.
+/// Counts the holders of a store: each holder has a higher one than those before it, and a holder
+/// that was replaced is recognized by that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Epoch(pub u64);
 
@@ -128,7 +128,7 @@ pub struct Row<'a> {
     /// The value, or `None` if the row does not exist.
     pub value: Option<&'a [u8]>,
     /// Log position of the row's last change if that may not be durable yet, else 0. A reader must
-    /// not let anybody see the row in mode `commit` before this position is durable (also when the
+    /// not let a client see the row in mode `commit` before this position is durable (also when the
     /// row was deleted).
     pub changed_at: Position,
 }
@@ -179,15 +179,15 @@ pub trait Engine: Send + Sync {
     }
 
     /// How often a store that takes nothing, being full, has confirmed that it is still the newest
-    /// handle's of this process: durably, as by a commit. It is asked each time when the one before
-    /// has been counted.
+    /// handle's of this process: durably, as by a commit. The next confirmation is made when the
+    /// one before has been counted.
     fn confirmations(&self) -> u64 {
         0
     }
 
     /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values
-    /// are lent for the call, during which locks are held: `visit` must not call the engine. Each
-    /// row is as of one instant within the call, not all of the same one: a batch committed
+    /// are borrowed for the call, during which locks are held: `visit` must not call the engine.
+    /// Each row is as of one instant within the call, not all of the same one: a batch committed
     /// meanwhile may be seen in part.
     fn get_many(
         &self,
@@ -208,8 +208,8 @@ pub trait Engine: Send + Sync {
     ) -> Result<Position, EngineError>;
 
     /// Visits all rows of a table in key order from `from` on (inclusive), across ids, until
-    /// `visit` breaks. Same consistency as [`Engine::scan`]. Bounded memory whatever the table's
-    /// size.
+    /// `visit` breaks. Same consistency as [`Engine::scan`]. Bounded memory at any size of the
+    /// table.
     fn scan_table(
         &self,
         table: Table,
@@ -217,9 +217,9 @@ pub trait Engine: Send + Sync {
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError>;
 
-    /// Tells the engine that no row of `(table, id)` exists (a new directory), so that reads of
-    /// absent rows and scans need not look on disk. A hint, given before the first row of
-    /// `(table, id)` is committed.
+    /// Notes that no row of `(table, id)` exists (a new directory), so that reads of absent rows
+    /// and scans need not look on disk. A hint, given before the first row of `(table, id)` is
+    /// committed.
     fn hint_new(&self, table: Table, id: u64);
 
     /// Applies all mutations atomically: visible to every read that starts afterwards, written to
@@ -288,7 +288,7 @@ pub struct EngineStats {
     pub flushes: u64,
 }
 
-/// Why an engine could not do what was asked.
+/// Why an engine could not execute a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineError {
     /// The disk is full; nothing was changed.
@@ -298,11 +298,11 @@ pub enum EngineError {
     Io(String),
     /// Stored bytes are damaged; the text names the file.
     Corrupt(String),
-    /// Another process has the volume open, or the format is newer than this program; the text says
+    /// Another process has the volume open, or the format is newer than this program; the text has
     /// which.
     Refused(String),
-    /// Somebody claimed the store after this handle did; nothing was changed, and nothing ever will
-    /// be through this handle.
+    /// Another handle claimed the store after this one did; nothing was changed, and nothing ever
+    /// will be through this handle.
     Fenced {
         /// The handle's epoch.
         held: Epoch,

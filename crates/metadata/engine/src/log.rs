@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - Positions of batches are consecutive. A batch is in the log file (so it survives the death of
-//!   the process) before anybody sees its rows.
+//!   the process) before any reader sees its rows.
 //! - A record is written at the end of the last valid one, in one write, which goes on with zeros
 //!   to the end of the page: a page that is overwritten only in part would have to be read from the
 //!   disk first (segments are recycled, so it is seldom in memory). If that fails, the place is
@@ -54,7 +54,7 @@ pub(super) struct Log {
     spare: Mutex<Spare>,
     spare_changed: Condvar,
     flight: Mutex<UnappliedBatch>,
-    landed: Condvar,
+    applied: Condvar,
     /// Disk space is short: growing batches are refused.
     low: AtomicBool,
     /// Free bytes below which space is short.
@@ -95,7 +95,7 @@ struct Spare {
 }
 
 impl Spare {
-    /// Recycles the segment that is ready. If that fails nobody uses it, and the next opening takes
+    /// Recycles the segment that is ready. If that fails it is not used, and the next opening takes
     /// it away.
     fn give_up_ready(&mut self) -> Result<(), EngineError> {
         let Some(ready) = self.ready.take() else { return Ok(()) };
@@ -118,7 +118,7 @@ pub(super) struct Start {
     pub older: VecDeque<Older>,
     /// Files that may hold records no sync has covered.
     pub unsynced: Vec<Arc<dyn DiskFile>>,
-    /// Generation and size of segments that nobody needs once a checkpoint says so
+    /// Generation and size of segments that are not needed once a checkpoint covers them
     /// ([`Log::retire_surplus`]).
     pub surplus: Vec<(u64, u64)>,
     pub position: Position,
@@ -159,7 +159,7 @@ impl Log {
             spare: Mutex::new(Spare { segments, ready: None, failure: None, stop: false }),
             spare_changed: Condvar::new(),
             flight: Mutex::new(UnappliedBatch { appended: start.position, open: BTreeSet::new() }),
-            landed: Condvar::new(),
+            applied: Condvar::new(),
             low: AtomicBool::new(false),
             reserve_bytes,
             appended_bytes: AtomicU64::new(0),
@@ -173,7 +173,7 @@ impl Log {
     }
 
     /// Appends a batch. `in_order` runs before the next batch can be appended. The caller must call
-    /// [`Log::landed`] when its rows are in memory.
+    /// [`Log::applied`] when its rows are in memory.
     pub fn append(
         &self,
         epoch: Epoch,
@@ -292,11 +292,11 @@ impl Log {
     }
 
     /// The rows of the batch at `position` are in memory.
-    pub fn landed(&self, position: Position) {
+    pub fn applied(&self, position: Position) {
         let mut flight = self.flight.lock();
         flight.open.remove(&position);
         drop(flight);
-        self.landed.notify_all();
+        self.applied.notify_all();
     }
 
     /// Newest position appended.
@@ -312,11 +312,11 @@ impl Log {
 
     /// Waits until the rows of every batch appended before the call are in memory. Commits do that
     /// without waiting for anything, so this is short.
-    pub fn wait_landed(&self) {
+    pub fn wait_applied(&self) {
         let mut flight = self.flight.lock();
         let target = flight.appended;
         while flight.open.first().is_some_and(|first| *first <= target) {
-            self.landed.wait(&mut flight);
+            self.applied.wait(&mut flight);
         }
     }
 
@@ -334,7 +334,7 @@ impl Log {
     }
 
     /// Makes every batch appended so far durable, after `before` made durable what they refer to,
-    /// and if `held` agrees afterwards that nobody else has taken the log over. Returns the
+    /// and if `held` agrees afterwards that no other process has taken the log over. Returns the
     /// position. Called by one thread at a time.
     pub fn sync(
         &self,
@@ -380,8 +380,8 @@ impl Log {
             let crc = crc32c::crc32c(&[]);
             seal(&mut marker, 0, crc, Kind::Marker, (tail.segment.generation, target, target));
             if tail.offset + marker.len() as u64 <= tail.segment.bytes {
-                // If it cannot be written, recovery verifies a few batches more; a poisoned log
-                // tells the next commit.
+                // If it cannot be written, recovery verifies a few batches more; with a poisoned
+                // log the next commit fails.
                 let _ = Self::write(&mut tail, &mut marker);
             }
         }
@@ -397,7 +397,7 @@ impl Log {
             .map_or(tail.segment.generation, |older| older.generation)
     }
 
-    /// Recycles segments older than `generation`: the checkpoint says that nobody will read them.
+    /// Recycles segments older than `generation`: by the checkpoint they will not be read.
     pub fn retire(&self, generation: u64) -> Result<(), EngineError> {
         let retired: Vec<(u64, u64)> = {
             let mut tail = self.tail.lock();

@@ -79,13 +79,13 @@ impl State {
         self.durable = target;
         let Self { rows, undo, .. } = self;
         undo.retain(|(changed_at, key, _)| {
-            let settled = *changed_at <= target;
-            if settled
+            let durable = *changed_at <= target;
+            if durable
                 && rows.get(key).is_some_and(|now| now.bytes.is_none() && now.changed_at <= target)
             {
                 rows.remove(key);
             }
-            !settled
+            !durable
         });
     }
 }
@@ -125,8 +125,8 @@ impl MemoryEngine {
         self.crash_to(0);
     }
 
-    /// As [`MemoryEngine::crash`], but batches up to `position` had reached the disk though nobody
-    /// had asked for it.
+    /// As [`MemoryEngine::crash`], but batches up to `position` had reached the disk though no sync
+    /// was requested.
     pub fn crash_to(&mut self, position: Position) {
         let state = self.state.get_mut();
         while let Some((_, key, old)) = state.undo.pop_if(|(changed_at, ..)| *changed_at > position)
@@ -215,8 +215,8 @@ impl Engine for MemoryEngine {
         Claimed::begin(self)
     }
 
-    /// That of an engine which nobody has claimed: tests that look below a node's handle must not
-    /// change anything there.
+    /// That of an engine which no process has claimed: tests that look below a node's handle must
+    /// not change anything there.
     fn epoch(&self) -> Epoch {
         Epoch(0)
     }

@@ -2,8 +2,8 @@
 //! make batches durable.
 //!
 //! A batch is applied here when it is committed, and stays at least until the store below has it
-//! ([`RowCache::settled`]); so what memory does not have, the store, asked afterwards, does. Rows
-//! that the store has are kept as long as there is room.
+//! ([`RowCache::stored`]); so what memory does not have, a later read of the store finds. Rows that
+//! the store has are kept as long as there is room.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
@@ -71,7 +71,7 @@ impl RowCache {
     }
 
     /// The store below has all batches up to `position`, durably.
-    pub fn settled(&self, position: Position) {
+    pub fn stored(&self, position: Position) {
         self.waiters.advance(position);
         let half_full =
             self.rows.dirty() > self.row_bytes / 4 || self.rows.bytes() > self.row_bytes / 16 * 15;
@@ -86,14 +86,14 @@ impl RowCache {
     }
 
     /// Lets go of what the store has, as far as memory is short.
-    fn shrink(&self, settled: Position) {
+    fn shrink(&self, stored: Position) {
         let mut hand = self.hand.lock();
-        if settled > hand.cleaned {
+        if stored > hand.cleaned {
             let groups = self.rows.take_dirty();
             for group in &groups {
-                self.rows.clean(*group, settled);
+                self.rows.clean(*group, stored);
             }
-            hand.cleaned = settled;
+            hand.cleaned = stored;
         }
         if self.rows.bytes() > self.row_bytes / 16 * 15 {
             self.rows.evict(self.row_bytes / 8 * 7, 2, &mut hand.shard);
@@ -103,9 +103,9 @@ impl RowCache {
     /// Marks all that the store has as such, and lets go of it: for tests of reads that go to the
     /// store.
     pub fn forget(&self) {
-        let settled = self.durable();
+        let stored = self.durable();
         for group in self.rows.take_dirty() {
-            self.rows.clean(group, settled);
+            self.rows.clean(group, stored);
         }
         self.rows.evict(0, 2, &mut 0);
     }

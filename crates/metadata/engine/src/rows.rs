@@ -10,8 +10,8 @@
 //! | `rows/row.rs` | one row: a single allocation |
 //! | `rows/hash.rs` | the hash of keys, with random seeds |
 //!
-//! A row belongs to the group `(table, id)`; a group lives in one shard; a shard has one lock.
-//! Nobody waits for anything while holding a shard's lock, except readers that hold several at
+//! A row belongs to the group `(table, id)`; a group lives in one shard; a shard has one lock. No
+//! thread waits for anything while holding a shard's lock, except readers that hold several at
 //! once: they take them in ascending order, and writers hold one, so there is no cycle.
 
 mod chunk;
@@ -38,13 +38,13 @@ use super::Row;
 const SHARDS: usize = 64;
 /// Keys looked up together, so that their cache misses overlap.
 const WINDOW: usize = 32;
-/// Rows judged under one lock.
-const JUDGE_BATCH: usize = 1024;
+/// Rows decided about under one lock.
+const DECIDE_BATCH: usize = 1024;
 
 /// A key that is not in memory but may be in the sorted runs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Miss {
-    /// Index in the list of keys asked for.
+    /// Index in the list of keys that were requested.
     pub index: usize,
     hash: u64,
     shard: usize,
@@ -318,12 +318,12 @@ impl MemoryRows {
         };
         {
             let shard = self.shards[number].read();
-            if shard.is_settled(group) {
+            if shard.is_sorted(group) {
                 return copy(&shard);
             }
         }
         self.change(number, |shard| {
-            shard.settle(group);
+            shard.sort_in(group);
             copy(shard)
         })
     }
@@ -374,7 +374,7 @@ impl MemoryRows {
     }
 
     /// Copies rows of a group with their last change in `1..=upto` and that the sorted runs need to
-    /// know of: about `JUDGE_BATCH` rows above `after`. Returns where to go on.
+    /// know of: about `DECIDE_BATCH` rows above `after`. Returns where to go on.
     pub fn copy_dirty(
         &self,
         group: GroupKey,
@@ -383,7 +383,7 @@ impl MemoryRows {
         out: &mut Copied,
     ) -> Option<Box<[u8]>> {
         self.change(self.shard_of(group), |shard| {
-            shard.judge(&self.hasher, group, after, JUDGE_BATCH, &mut |row| {
+            shard.decide(&self.hasher, group, after, DECIDE_BATCH, &mut |row| {
                 let wanted = (1..=upto).contains(&row.position());
                 // A row made and deleted in memory never was in the runs.
                 if wanted && !(row.is_new() && row.value().is_none()) {
@@ -403,7 +403,7 @@ impl MemoryRows {
         loop {
             after = self.change(self.shard_of(group), |shard| {
                 let next =
-                    shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| {
+                    shard.decide(&self.hasher, group, after.as_deref(), DECIDE_BATCH, &mut |row| {
                         match row.position() {
                             0 => RowAction::Keep,
                             position if position > upto => {
@@ -445,7 +445,7 @@ impl MemoryRows {
         loop {
             after = self.change(shard, |shard| {
                 let next =
-                    shard.judge(&self.hasher, group, after.as_deref(), JUDGE_BATCH, &mut |row| {
+                    shard.decide(&self.hasher, group, after.as_deref(), DECIDE_BATCH, &mut |row| {
                         if row.was_touched() || row.position() > 0 {
                             RowAction::Keep
                         } else {

@@ -31,7 +31,7 @@ pub trait Cursor {
     fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, EngineError>;
 }
 
-/// Bytes that a store below memory lends.
+/// Bytes that a store below memory lets a reader borrow.
 pub type Bytes = lsm_tree::Slice;
 
 /// Rows below those in memory, in the order of their encoded keys.

@@ -241,7 +241,7 @@ impl<'a> Scans<'a> {
                 Some((key, ..)) if bounded => {
                     after = Some(key.suffix.into());
                     cursor_from = behind(key);
-                    // The id may have more rows, or be done; asking again is cheap.
+                    // The id may have more rows, or be done; another call is cheap.
                 }
                 _ => return Ok(()),
             }

@@ -1,4 +1,4 @@
-//! Copies of every committed batch for callers that asked ([`super::Engine::tap`]).
+//! Copies of every committed batch for callers of [`super::Engine::tap`].
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
@@ -21,8 +21,8 @@ impl Taps {
         let number = taps.0;
         taps.1.push((number, tap));
         self.count.store(taps.1.len(), Ordering::SeqCst);
-        // Pairs with the fence in `send`: a batch that did not see this tap is seen by what the
-        // caller looks at next.
+        // Pairs with the fence in `send`: a batch that did not see this tap is found by what the
+        // caller reads next.
         fence(Ordering::SeqCst);
         number
     }

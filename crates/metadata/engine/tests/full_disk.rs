@@ -1,6 +1,6 @@
 //! The embedded engine on a real file system that fills up: growth is refused, freeing goes on,
-//! nothing is lost, and all is well again when space returns. Needs root, for a small tmpfs; says
-//! so and passes without.
+//! nothing is lost, and all is well again when space returns. Needs root, for a small tmpfs; prints
+//! a message and passes without.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeMap;

@@ -190,7 +190,7 @@ impl SenderState {
         }
         self.shared.mirror.apply(&rows);
         // Callbacks answer members, and may take as long as that does.
-        tokio::task::block_in_place(|| self.shared.settled(position, bytes));
+        tokio::task::block_in_place(|| self.shared.stored(position, bytes));
         Ok(())
     }
 

@@ -203,14 +203,14 @@ impl EngineShared {
     }
 
     /// etcd has everything up to `position`, of which the last transaction was so many bytes.
-    pub fn settled(&self, position: Position, bytes: usize) {
+    pub fn stored(&self, position: Position, bytes: usize) {
         {
             let mut queue = self.queue.lock();
             queue.bytes = queue.bytes.saturating_sub(bytes);
             queue.full = false;
         }
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-        self.tier.settled(position);
+        self.tier.stored(position);
     }
 
     /// etcd is full.

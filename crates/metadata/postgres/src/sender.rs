@@ -327,7 +327,7 @@ impl SenderState {
         let why = match first.answer.as_mut().take_output().flatten() {
             Some(Ok(1)) => match waited_for(&self.shared, &self.session).await {
                 Ok(()) => {
-                    self.settled(&first.transaction);
+                    self.stored(&first.transaction);
                     return Ok(());
                 }
                 Err(why) => why,
@@ -385,11 +385,11 @@ impl SenderState {
         Ok(until)
     }
 
-    fn settled(&mut self, transaction: &Transaction) {
+    fn stored(&mut self, transaction: &Transaction) {
         self.trouble = None;
         self.heard();
         // Callbacks answer clients, and may take as long as that does.
-        tokio::task::block_in_place(|| self.shared.settled(transaction.to, transaction.bytes));
+        tokio::task::block_in_place(|| self.shared.stored(transaction.to, transaction.bytes));
     }
 
     /// Connects again after `why`, finds out what is in, and has the rest sent again.
@@ -413,7 +413,7 @@ impl SenderState {
         while let Some(first) =
             self.again.front().filter(|first| first.to <= fence.position).cloned()
         {
-            self.settled(&first);
+            self.stored(&first);
             self.again.pop_front();
         }
         self.heard();

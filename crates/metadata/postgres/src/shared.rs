@@ -253,7 +253,7 @@ impl EngineShared {
     }
 
     /// The database has everything up to `position`; the last transaction was of so many bytes.
-    pub fn settled(&self, position: Position, bytes: usize) {
+    pub fn stored(&self, position: Position, bytes: usize) {
         {
             let mut queue = self.queue.lock();
             queue.bytes = queue.bytes.saturating_sub(bytes);
@@ -261,7 +261,7 @@ impl EngineShared {
         }
         self.room.notify_all();
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-        self.tier.settled(position);
+        self.tier.stored(position);
     }
 
     /// Bytes of batches, as the queue counts them.

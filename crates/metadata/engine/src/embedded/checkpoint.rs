@@ -17,7 +17,7 @@ const NAME: &str = "checkpoint";
 const KIND: RecordKind =
     RecordKind { name: "checkpoint", magic: *b"KSTRCKP\n", version: 1, advice: ADVICE };
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
     /// The sorted runs have every batch up to here.

@@ -5,8 +5,8 @@
 //! lock was lost (a file system that forgot it, files brought back on a second machine). It stands
 //! in file `epoch`, replaced as a whole, and in the header of every segment. A process that opens
 //! the volume raises it *before* reading the log; the holder looks at the file *after* each sync of
-//! the log, before any caller is told, and before changing the log's files. So a batch that was
-//! acknowledged is one that the successor has read.
+//! the log, before any caller gets its answer, and before changing the log's files. So a batch that
+//! was acknowledged is one that the next process has read.
 
 use std::io;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn write(disk: &dyn Disk, uuid: &Uuid, epoch: Epoch) -> io::Result<()> {
     KIND.write(disk, NAME, uuid, [epoch.0, 0, 0, 0])
 }
 
-/// The epoch that the file says, 0 if there is none.
+/// The epoch in the file, 0 if there is none.
 fn read(disk: &dyn Disk, uuid: &Uuid) -> Result<Epoch, EngineError> {
     Ok(KIND.read(disk, NAME, uuid)?.map_or(Epoch(0), |[epoch, ..]| Epoch(epoch)))
 }

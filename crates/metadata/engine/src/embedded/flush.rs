@@ -2,10 +2,10 @@
 //!
 //! A flush is fuzzy: commits go on. Let C be a position that is durable and below which all batches
 //! are in memory.
-//! 0. The checkpoint says that the log is durable up to C.
+//! 0. The checkpoint records that the log is durable up to C.
 //! 1. Every row with its last change at or below C is copied and ingested. Rows changed later are
 //!    left out, although an older change of theirs may lie below C and be in no run: therefore
-//! 2. the log is synced once more, so that whatever replaced those changes is durable,
+//! 2. the log is synced once more, so that changes that replaced those are durable,
 //! 3. and only then the checkpoint moves to C: a recovery starts from the runs and applies
 //!    everything above C.
 //!
@@ -42,7 +42,7 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Log that an idle volume keeps.
 const IDLE_LOG_MAX: u64 = 128 << 20;
 
-/// Tells the thread what to do, and others what it did.
+/// Passes requests to the thread, and its results to others.
 #[derive(Default)]
 pub(super) struct Flusher {
     state: Mutex<State>,
@@ -62,7 +62,7 @@ pub(super) struct Flusher {
 #[derive(Default)]
 struct State {
     stop: bool,
-    /// Somebody waits for memory.
+    /// A writer waits for memory.
     wanted: bool,
     /// Flushes that ended, well or not.
     ended: u64,
@@ -187,8 +187,8 @@ impl Shared {
 
     /// Copies dirty rows to the sorted runs and moves the checkpoint.
     pub(super) fn flush(&self) -> Result<(), EngineError> {
-        let _alone = self.flusher.running.lock();
-        let result = self.flush_alone();
+        let _guard = self.flusher.running.lock();
+        let result = self.flush_once();
         let mut state = self.flusher.state.lock();
         state.ended += 1;
         state.failure = result.as_ref().err().cloned();
@@ -201,14 +201,14 @@ impl Shared {
         result
     }
 
-    fn flush_alone(&self) -> Result<(), EngineError> {
+    fn flush_once(&self) -> Result<(), EngineError> {
         self.sync()?;
         let upto = self.log.in_memory().min(self.waiters.durable());
         if upto <= self.flusher.checkpoint.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Says durably that the log is durable up to C, so that no recovery cuts it below what the
-        // runs will have.
+        // Records durably that the log is durable up to C, so that no recovery cuts it below what
+        // the runs will have.
         let before = self.flusher.checkpoint.load(Ordering::Relaxed);
         self.write_checkpoint(before, upto)?;
         let groups = self.rows.take_dirty();
@@ -263,7 +263,7 @@ impl Shared {
 
     /// Does one piece of merging. False if there was nothing to do.
     pub(super) fn compact(&self) -> Result<bool, EngineError> {
-        let _alone = self.flusher.merging.lock();
+        let _guard = self.flusher.merging.lock();
         self.runs.compact()
     }
 

@@ -14,7 +14,7 @@ use super::super::disk::Disk;
 use super::super::disk::real::RealDisk;
 use super::super::durability::Waiters;
 use super::super::log::format::{Change, SEGMENT_HEADER, Uuid};
-use super::super::log::recovery::{Means, Verify, recover};
+use super::super::log::recovery::{RecoveryContext, Verify, recover};
 use super::super::log::segments::{Segments, Sizes, generation_of};
 use super::super::log::{Log, Start};
 use super::super::rows::MemoryRows;
@@ -146,8 +146,8 @@ pub(super) fn assemble(
             let mut apply = |position: Position, changes: &[Change<'_>]| {
                 rows.apply(position, changes.len(), |index| changes[index]);
             };
-            let means = Means { disk: disk.clone(), uuid, sizes };
-            let start = recover(means, checkpoint, verify, &mut apply)?;
+            let context = RecoveryContext { disk: disk.clone(), uuid, sizes };
+            let start = recover(context, checkpoint, verify, &mut apply)?;
             (start, checkpoint.position)
         }
         None => {
@@ -203,7 +203,7 @@ pub(super) fn assemble(
         counters: Counters::default(),
         _lock: lock,
     });
-    // What the last process left unsynced becomes durable without waiting for somebody to ask.
+    // The changes that the last process left unsynced become durable without a request.
     shared.syncer.request(shared.log.appended());
     let mut engine = EmbeddedEngine { shared, epoch, threads: Vec::new() };
     let roles: [(&str, ThreadBody); 5] = [
@@ -213,9 +213,9 @@ pub(super) fn assemble(
         ("kestrel-evict", Shared::run_evictor),
         ("kestrel-merge", Shared::run_compactor),
     ];
-    for (name, role) in roles {
+    for (name, body) in roles {
         let shared = engine.shared.clone();
-        let thread = thread::Builder::new().name(name.into()).spawn(move || role(&shared));
+        let thread = thread::Builder::new().name(name.into()).spawn(move || body(&shared));
         engine.threads.push(thread.map_err(|why| io_error("starting a thread", &why))?);
     }
     Ok(engine)

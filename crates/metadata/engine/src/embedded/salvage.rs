@@ -41,7 +41,7 @@ pub enum LostRows {
     Changed(Vec<Key>),
     /// Rows between two keys, both excluded; none: from the beginning, or to the end.
     Between(Option<Key>, Option<Key>),
-    /// None: what was damaged holds no rows, or it is not known which.
+    /// None: what was damaged holds no rows, or which rows it held cannot be found out.
     Unknown,
 }
 
@@ -119,7 +119,7 @@ struct Damage {
     place: String,
     /// Rows that they seem to change.
     keys: Vec<Key>,
-    /// Whether a record's header says that they are one.
+    /// Whether a record's header marks them as one.
     is_record: bool,
 }
 
@@ -129,7 +129,7 @@ struct Log<'a, 'b> {
     uuid: Uuid,
     recovered: &'a mut Recovered<'b>,
     lost: &'a mut dyn FnMut(Lost),
-    /// Damage that may have been a batch; whether it was is known when the next batch is found.
+    /// Damage that may have been a batch; whether it was shows when the next batch is found.
     pending: Option<Damage>,
     /// The last batch that was applied, or that the sorted runs have.
     done: Option<Position>,
@@ -155,7 +155,7 @@ impl Log<'_, '_> {
         let durable = checkpoint.map_or(0, |checkpoint| checkpoint.durable);
         let is_short = self.done.is_some_and(|done| done < durable);
         if is_short || self.pending.as_ref().is_some_and(|damage| damage.is_record) {
-            self.tell_gap("the end of the log");
+            self.report_gap("the end of the log");
         }
         Ok(changes)
     }
@@ -204,15 +204,15 @@ impl Log<'_, '_> {
         let mut changes = 0;
         let mut at = SEGMENT_HEADER;
         while at < bytes.len() {
-            let mended = match decode_record(&bytes[at..], segment.generation) {
+            let repaired = match decode_record(&bytes[at..], segment.generation) {
                 Some(_) => None,
-                None => unflip(&bytes[at..], segment.generation).filter(|mended| {
-                    decode_record(mended, segment.generation)
+                None => unflip(&bytes[at..], segment.generation).filter(|repaired| {
+                    decode_record(repaired, segment.generation)
                         .is_some_and(|(record, _)| self.may_follow(record))
                 }),
             };
             let found =
-                decode_record(mended.as_deref().unwrap_or(&bytes[at..]), segment.generation);
+                decode_record(repaired.as_deref().unwrap_or(&bytes[at..]), segment.generation);
             let Some((record, payload)) = found else {
                 let next = self.next_record(&bytes, at, segment);
                 self.keep(&bytes[at..next.unwrap_or(bytes.len())], at, segment);
@@ -220,7 +220,7 @@ impl Log<'_, '_> {
                 at = next;
                 continue;
             };
-            if mended.is_some() {
+            if repaired.is_some() {
                 log::warn!(
                     "{}: one flipped bit of the record at byte {at} was set right",
                     segment.path
@@ -231,7 +231,7 @@ impl Log<'_, '_> {
             }
             if record.kind == Kind::Batch && self.done.is_none_or(|done| record.position > done) {
                 if self.done.is_some_and(|done| record.position > done + 1) {
-                    self.tell_gap(&format!("{}: before byte {at}", segment.path));
+                    self.report_gap(&format!("{}: before byte {at}", segment.path));
                 }
                 self.pending = None;
                 self.done = Some(record.position);
@@ -245,7 +245,7 @@ impl Log<'_, '_> {
         Ok(changes)
     }
 
-    /// Whether a record can be the next one, or one that is known already.
+    /// Whether a record can be the next one, or one that was read already.
     fn may_follow(&self, record: Record) -> bool {
         self.done.is_none_or(|done| record.position <= done + 1)
     }
@@ -280,8 +280,8 @@ impl Log<'_, '_> {
         damage.keys.extend(keys);
     }
 
-    /// Tells that batches are missing before `place`.
-    fn tell_gap(&mut self, place: &str) {
+    /// Reports that batches are missing before `place`.
+    fn report_gap(&mut self, place: &str) {
         let none = || Damage { place: place.to_string(), keys: Vec::new(), is_record: false };
         let Damage { place, keys, .. } = self.pending.take().unwrap_or_else(none);
         let rows = if keys.is_empty() { LostRows::Unknown } else { LostRows::Changed(keys) };

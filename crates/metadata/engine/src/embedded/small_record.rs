@@ -3,8 +3,8 @@
 //!
 //! A record that has a file of its own has a second one, `NAME.copy`, which is replaced *before*
 //! the first. So the first counts wherever it is intact, and the second is never older than it.
-//! Programs that know nothing of copies replace the first alone: a copy may be older then, which is
-//! as harmless as a crash before the record was replaced.
+//! Programs from before there were copies replace the first alone: a copy may be older then, which
+//! is as harmless as a crash before the record was replaced.
 
 use std::io;
 
@@ -29,7 +29,7 @@ pub(crate) struct RecordKind {
     pub advice: &'static str,
 }
 
-/// What users are told about metadata that cannot be read.
+/// The advice to users about metadata that cannot be read.
 pub(crate) const ADVICE: &str = "`kestrel fsck VOLUME --salvage NEW` recovers what is intact; or \
                                  restore a dump with `kestrel load`";
 
@@ -78,9 +78,9 @@ impl RecordKind {
         let version = bytes[8..12].iter().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
         if version > self.version {
             return Err(EngineError::Refused(format!(
-                "{name} {file}: format {version} is newer than this program knows ({known}); use a \
-                 newer program",
-                known = self.version
+                "{name} {file}: format {version} is newer than this program knows ({newest}); use \
+                 a newer program",
+                newest = self.version
             )));
         }
         if !is_intact(bytes) {
@@ -96,7 +96,7 @@ impl RecordKind {
     }
 
     /// The record of which `copies` are two copies: the first if it is intact, else the second.
-    /// Says whether the first was.
+    /// Answers whether the first was.
     ///
     /// # Errors
     /// Those of the first copy.
@@ -108,7 +108,7 @@ impl RecordKind {
     ) -> Result<([u64; NUMBERS], bool), EngineError> {
         match self.decode(copies[0], uuid, file) {
             Ok(numbers) => Ok((numbers, true)),
-            // What says so with a checksum that is right was not changed by accident.
+            // A record with a right checksum was not changed by accident.
             Err(EngineError::Refused(why)) if is_intact(copies[0]) => {
                 Err(EngineError::Refused(why))
             }
@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// A newer format and another volume's record are refused, whatever the copy says.
+    /// A newer format and another volume's record are refused, even with a good copy.
     #[test]
     fn refused_records() {
         let older = KIND.encode(&UUID, [0; 4]);

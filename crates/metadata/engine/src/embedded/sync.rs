@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{EngineError, Shared};
 
-/// Tells the thread what is wanted.
+/// Passes requests to the thread.
 #[derive(Default)]
 pub(super) struct Syncer {
     wanted: Mutex<Wanted>,
@@ -23,7 +23,7 @@ struct Wanted {
 }
 
 impl Syncer {
-    /// Asks for a sync that covers `position`.
+    /// Requests a sync that covers `position`.
     pub fn request(&self, position: Position) {
         let mut wanted = self.wanted.lock();
         if position > wanted.position {
@@ -61,8 +61,8 @@ impl Syncer {
 }
 
 impl Shared {
-    /// The syncer thread. Ends when told to, or for good when a sync failed: then nothing is ever
-    /// durable any more.
+    /// The syncer thread. Ends when the engine is closed, or for good when a sync failed: then
+    /// nothing is ever durable any more.
     pub(super) fn run_syncer(&self) {
         while self.syncer.next(self.waiters.durable(), self.options.sync_interval) {
             match self.log.sync(&self.before_sync, &|| self.fence.check(&*self.disk, &self.uuid)) {

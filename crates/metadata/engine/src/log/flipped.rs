@@ -3,7 +3,7 @@
 //! A checksum is linear: the difference between the one that a record has and the one that it
 //! should have depends only on which bits are wrong, and for a single bit each place has a
 //! difference of its own. That damage of many bits looks like one bit has a chance of the record's
-//! bits in 2^32; so this is for a salvage, which a person asks for, and not for a recovery.
+//! bits in 2^32; so this is for a salvage, which a person starts, and not for a recovery.
 
 use std::borrow::Cow;
 
@@ -17,20 +17,20 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 pub(crate) fn unflip(bytes: &[u8], generation: u64) -> Option<Cow<'_, [u8]>> {
     if let Some(record) = decode_header(bytes, generation) {
         let len = record.bytes().min(bytes.len());
-        let mut mended = bytes[..len].to_vec();
-        let payload = mended.get_mut(RECORD_HEADER..record.end())?;
+        let mut repaired = bytes[..len].to_vec();
+        let payload = repaired.get_mut(RECORD_HEADER..record.end())?;
         let difference = crc32c::crc32c(payload) ^ record.payload_crc();
         let bit = flipped_bit(payload.len(), difference)?;
         payload[bit / 8] ^= 1 << (bit % 8);
-        return decode_record(&mended, generation).is_some().then_some(mended.into());
+        return decode_record(&repaired, generation).is_some().then_some(repaired.into());
     }
     let mut header = *bytes.first_chunk::<RECORD_HEADER>()?;
     for bit in 0..RECORD_HEADER * 8 {
         header[bit / 8] ^= 1 << (bit % 8);
         if let Some(record) = decode_header(&header, generation) {
-            let mut mended = bytes[..record.bytes().min(bytes.len())].to_vec();
-            mended.get_mut(..RECORD_HEADER)?.copy_from_slice(&header);
-            return decode_record(&mended, generation).is_some().then_some(mended.into());
+            let mut repaired = bytes[..record.bytes().min(bytes.len())].to_vec();
+            repaired.get_mut(..RECORD_HEADER)?.copy_from_slice(&header);
+            return decode_record(&repaired, generation).is_some().then_some(repaired.into());
         }
         header[bit / 8] ^= 1 << (bit % 8);
     }
@@ -58,7 +58,8 @@ mod tests {
     use super::*;
     use kestrel_types::key::{KeyRef, Table};
 
-    /// Every single flipped bit of a record is found, wherever it is; two are not taken for one.
+    /// Every single flipped bit of a record is found, wherever it is; two flipped bits are not
+    /// taken for one.
     #[test]
     fn single_flipped_bits() {
         let mut record = vec![0; RECORD_HEADER];
@@ -74,8 +75,8 @@ mod tests {
         for bit in 0..(RECORD_HEADER + len) * 8 {
             let mut bad = record.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            let mended = unflip(&bad, 3).unwrap_or_else(|| panic!("bit {bit}"));
-            assert_eq!(decode_record(&mended, 3), decode_record(&record, 3), "bit {bit}");
+            let repaired = unflip(&bad, 3).unwrap_or_else(|| panic!("bit {bit}"));
+            assert_eq!(decode_record(&repaired, 3), decode_record(&record, 3), "bit {bit}");
             bad[(bit / 8 + 5) % (RECORD_HEADER + len)] ^= 0x10;
             assert_eq!(unflip(&bad, 3), None, "bit {bit}");
         }

@@ -29,7 +29,7 @@ pub type Uuid = [u8; 16];
 pub(crate) enum Kind {
     /// A batch of mutations, at its own position.
     Batch = 1,
-    /// Says that everything up to its position is durable; has the position of the batch before it.
+    /// Marks everything up to its position as durable; has the position of the batch before it.
     Marker = 2,
 }
 
@@ -61,7 +61,7 @@ impl Record {
     }
 }
 
-/// What a segment's header says.
+/// The contents of a segment's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub generation: u64,
@@ -83,7 +83,7 @@ pub(crate) fn encode_segment_header(uuid: &Uuid, header: Header) -> [u8; SEGMENT
 }
 
 /// Checks a segment's header, of which the block holds two copies unless an older program wrote it.
-/// `file` is its name for messages. Says whether the first copy is intact.
+/// `file` is its name for messages. Answers whether the first copy is intact.
 pub(crate) fn decode_segment_header(
     block: &[u8],
     uuid: &Uuid,
@@ -171,7 +171,7 @@ pub(crate) fn put_mutation(out: &mut Vec<u8>, key: KeyRef<'_>, value: Option<&[u
     }
 }
 
-/// A mutation that borrows what it says.
+/// A mutation that borrows its key and value.
 pub(crate) type Change<'a> = (KeyRef<'a>, Option<&'a [u8]>);
 
 /// The mutations of a payload.

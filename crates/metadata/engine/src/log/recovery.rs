@@ -1,9 +1,8 @@
 //! Reading the log back.
 //!
 //! Where the log ends: at the first place, after the checkpoint, where the next record in sequence
-//! is not. That is normal for records that no sync covered. But if any valid record behind it says
-//! that the missing one had become durable, then bytes were lost that must not be, and nothing is
-//! touched.
+//! is not. That is normal for records that no sync covered. But if any valid record behind it marks
+//! the missing one as durable, then bytes were lost that must not be, and nothing is touched.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +34,7 @@ struct Found {
     bytes: u64,
     epoch: Epoch,
     /// Position that no record here may be above: a later opening went on from there. A process
-    /// that had not noticed may have appended more, and told nobody.
+    /// that had not noticed may have appended more, and acknowledged nothing of it.
     limit: Position,
     /// Position of the last batch in the valid sequence, if it has one.
     last: Option<Position>,
@@ -54,17 +53,17 @@ fn io(what: &str, file: &str, why: &std::io::Error) -> EngineError {
 }
 
 /// What recovery goes by.
-pub(crate) struct Means {
+pub(crate) struct RecoveryContext {
     pub disk: Arc<dyn Disk>,
     pub uuid: Uuid,
     pub sizes: Sizes,
 }
 
 /// Recovers the log of a volume: begins an epoch, applies every batch above the checkpoint, cuts
-/// off what is not to be believed, and says where to go on. Changes nothing on the disk but the
+/// off what is not to be believed, and answers where to go on. Changes nothing on the disk but the
 /// epoch if it fails.
 pub(crate) fn recover(
-    Means { disk, uuid, sizes }: Means,
+    RecoveryContext { disk, uuid, sizes }: RecoveryContext,
     checkpoint: Checkpoint,
     verify: &mut Verify<'_>,
     apply: &mut Apply<'_>,
@@ -106,8 +105,8 @@ pub(crate) fn recover(
         segment.limit = later.min().unwrap_or(Position::MAX);
     }
     let newest = begun.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
-    // From here on a process that still has the files tells nobody that something is durable; so
-    // the records may be read.
+    // From here on a process that still has the files acknowledges nothing as durable; so the
+    // records may be read.
     let fence = Arc::new(Fenced::open(&*disk, &uuid, newest)?);
     let (old, mut live): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|found| found.generation < checkpoint.generation);

@@ -155,16 +155,16 @@ impl Segments {
         Ok(Segment { generation, file, bytes })
     }
 
-    /// Takes a free file for a segment, under its new name at once: whatever happens, nobody takes
-    /// it for a segment with records.
+    /// Takes a free file for a segment, under its new name at once: so it is never taken for a
+    /// segment with records, even after a crash.
     fn reuse(&mut self, at: usize, name: &str) -> io::Result<(Arc<dyn DiskFile>, u64)> {
         let (free, bytes) = self.free.remove(at);
         self.disk.rename(&free, name)?;
         Ok((self.disk.open(name)?, bytes))
     }
 
-    /// Gives up a segment with records that nobody needs. The caller syncs names when it has given
-    /// up all it wants to.
+    /// Gives up a segment with records that are not needed. The caller syncs names when it has
+    /// given up all it wants to.
     pub fn retire(&mut self, generation: u64, bytes: u64) -> io::Result<()> {
         let name = name_of(generation);
         if self.keeps(bytes) {

@@ -1,5 +1,5 @@
-//! Hash of keys in memory. Never on disk, so it may change; keyed by random seeds, so that nobody
-//! can choose names that collide.
+//! Hash of keys in memory. Never on disk, so it may change; keyed by random seeds, so that a user
+//! cannot choose names that collide.
 //!
 //! Folded multiplication: the 128-bit product of two words, its halves combined (wyhash, foldhash).
 

@@ -1,8 +1,8 @@
-//! Ordered rows of one group. Lazy: a new row is only noted; rows are sorted in when somebody wants
-//! order (a scan, a flush, an eviction) or when many have gathered, so that filling a directory
+//! Ordered rows of one group. Lazy: a new row is only noted; rows are sorted in when order is
+//! needed (a scan, a flush, an eviction) or when many have gathered, so that filling a directory
 //! costs no comparisons.
 //!
-//! Rows that left the index (dead) stay until `settle`, because finding them would need a search.
+//! Rows that left the index (dead) stay until `sort_in`, because finding them would need a search.
 
 use super::chunk::{self, Chunk};
 use super::row::RowPtr;
@@ -32,8 +32,7 @@ pub(super) struct Order {
 }
 
 fn free(row: RowPtr) {
-    // SAFETY: called for dead rows as they leave the order, which is the last place that knows
-    // them.
+    // SAFETY: called for dead rows as they leave the order, which has the last pointer to them.
     unsafe { row.free() };
 }
 
@@ -54,14 +53,14 @@ impl Order {
         self.len += 1;
         let limit = if self.chunks.is_empty() { FIRST_PENDING_MAX } else { PENDING_MAX };
         if self.pending.len() >= limit {
-            self.settle();
+            self.sort_in();
         }
     }
 
     /// Puts `new` where `old`, which just left the index, was. Frees `old`, perhaps later.
     pub fn replace(&mut self, old: RowPtr, new: RowPtr) {
         if self.live() > SMALL {
-            self.settle();
+            self.sort_in();
             let chunk = self.chunk_of(0, old.suffix());
             let chunk = &mut self.chunks[chunk];
             let at = chunk.below(old.suffix(), false);
@@ -77,20 +76,20 @@ impl Order {
         // Keeps the dead below the living, and no sooner, so that freeing them is paid for by what
         // killed them.
         if self.dead > self.len / 2 + 16 {
-            self.settle();
+            self.sort_in();
         }
     }
 
     /// Offers live rows above `after` to `out`, about `limit` of them; frees those for which it
-    /// says true (it took them out of the index). Returns the last suffix offered if there are
-    /// more. Settles.
+    /// answers true (it took them out of the index). Returns the last suffix offered if there are
+    /// more. Sorts new rows in.
     pub fn extract(
         &mut self,
         after: Option<&[u8]>,
         limit: usize,
         out: &mut dyn FnMut(RowPtr) -> bool,
     ) -> Option<Box<[u8]>> {
-        self.settle();
+        self.sort_in();
         if self.chunks.is_empty() {
             return None;
         }
@@ -129,14 +128,14 @@ impl Order {
     }
 
     /// Whether the order is up to date, so that [`Order::from`] may be used.
-    pub fn is_settled(&self) -> bool {
+    pub fn is_sorted(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// Sorts in what is new and frees what is dead.
-    pub fn settle(&mut self) {
+    pub fn sort_in(&mut self) {
         if self.dead > 0 {
-            self.sweep();
+            self.free_dead();
         }
         let mut pending = std::mem::take(&mut self.pending);
         if pending.is_empty() {
@@ -165,9 +164,9 @@ impl Order {
     }
 
     /// Frees the dead.
-    fn sweep(&mut self) {
+    fn free_dead(&mut self) {
         let mut freed = 0;
-        let mut sweep = |rows: &mut Vec<RowPtr>| {
+        let mut free_dead = |rows: &mut Vec<RowPtr>| {
             let before = rows.len();
             rows.retain(|row| {
                 let dead = row.is_dead();
@@ -178,10 +177,10 @@ impl Order {
             });
             freed += before - rows.len();
         };
-        sweep(&mut self.pending);
+        free_dead(&mut self.pending);
         let mut rows: Vec<RowPtr> =
             std::mem::take(&mut self.chunks).into_iter().flat_map(Chunk::into_rows).collect();
-        sweep(&mut rows);
+        free_dead(&mut rows);
         self.chunks = pieces(&rows).collect();
         self.len -= freed;
         self.dead -= freed;
@@ -208,7 +207,7 @@ impl Order {
 
     /// Live rows from the first one above `after` (or all) on, in order. Only on a settled order.
     pub fn from<'a>(&'a self, after: Option<&[u8]>) -> impl Iterator<Item = RowPtr> + 'a {
-        debug_assert!(self.is_settled());
+        debug_assert!(self.is_sorted());
         let (chunk, at) = match after {
             Some(suffix) if !self.chunks.is_empty() => {
                 let chunk = self.chunk_of(0, suffix);
@@ -253,7 +252,7 @@ mod tests {
             .collect()
     }
 
-    /// Rows come out in order, in whatever order they were inserted.
+    /// Rows come out in order, in any order of insertion.
     #[test]
     fn order_of_inserted_rows() {
         let mut order = Order::default();
@@ -265,7 +264,7 @@ mod tests {
                 order.push(row(state));
             }
         }
-        order.settle();
+        order.sort_in();
         assert_eq!(numbers(&order, None), expected.iter().copied().collect::<Vec<_>>());
         for after in [0, 1 << 20, 1 << 30, u32::MAX - 7, u32::MAX] {
             let want: Vec<u32> = expected.range(after..).copied().filter(|n| *n > after).collect();
@@ -299,10 +298,10 @@ mod tests {
                 order.push(RowPtr::new(KeyRef::new(Table::Entry, 1, &name), Some(b"v"), 1, false));
             }
             if round % 3000 == 0 {
-                order.settle();
+                order.sort_in();
             }
         }
-        order.settle();
+        order.sort_in();
         let found: Vec<_> = order.from(None).map(|row| row.suffix().to_vec()).collect();
         assert_eq!(found, expected.iter().cloned().collect::<Vec<_>>());
         for after in expected.iter().step_by(97) {
@@ -322,7 +321,7 @@ mod tests {
             order.replace(now[at], new);
             now[at] = new;
         }
-        order.settle();
+        order.sort_in();
         assert_eq!(numbers(&order, None), (0..10).collect::<Vec<_>>());
         assert_eq!(order.live(), 10);
     }
@@ -342,7 +341,7 @@ mod tests {
             assert!(order.dead == dead + 1 || dead >= SMALL, "swept with {dead} dead");
             assert!(order.dead <= SMALL + 32 && order.live() == SMALL);
         }
-        order.settle();
+        order.sort_in();
         assert_eq!(numbers(&order, None), (0..SMALL as u32).collect::<Vec<_>>());
     }
 }

@@ -217,7 +217,7 @@ impl RowPtr {
         self.has(DEAD)
     }
 
-    /// Asks the processor to load the row.
+    /// Has the processor load the row.
     pub fn prefetch(self) {
         prefetch(self.0.as_ptr().cast());
         prefetch(self.0.as_ptr().cast::<u8>().wrapping_add(64));
@@ -240,7 +240,7 @@ impl RowPtr {
     }
 }
 
-/// Asks the processor to load a cache line.
+/// Has the processor load a cache line.
 pub(super) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address is harmless; SSE is part of x86_64.

@@ -58,8 +58,8 @@ pub(super) enum RowAction {
     Keep,
     /// The sorted runs have its newest version now: keep it as a clean row.
     Clean,
-    /// A tombstone that the sorted runs have, or do not need: drop it. What is known of the group
-    /// stays true.
+    /// A tombstone that the sorted runs have, or do not need: drop it. The notes about the group
+    /// stay true.
     Forget,
     /// A clean row: drop it. The group is not complete any more.
     Evict,
@@ -127,7 +127,7 @@ impl Shard {
         }
     }
 
-    /// Changes a row as the batch at `position` says, unless a later batch already changed it.
+    /// Changes a row as in the batch at `position`, unless a later batch already changed it.
     ///
     /// Batches may arrive out of order: a row keeps the position of its last change (deletions as
     /// tombstones) until the sorted runs have it, and runs only get rows up to a position below
@@ -247,20 +247,20 @@ impl Shard {
         self.list(key);
     }
 
-    /// Whether [`Shard::read`] must wait for [`Shard::settle`].
-    pub fn is_settled(&self, key: GroupKey) -> bool {
+    /// Whether [`Shard::read`] must wait for [`Shard::sort_in`].
+    pub fn is_sorted(&self, key: GroupKey) -> bool {
         !matches!(self.groups.get(&key),
-            Some(Group { rows: Rows::Many(order), .. }) if !order.is_settled())
+            Some(Group { rows: Rows::Many(order), .. }) if !order.is_sorted())
     }
 
     /// Sorts the group's rows.
-    pub fn settle(&mut self, key: GroupKey) {
+    pub fn sort_in(&mut self, key: GroupKey) {
         if let Some(Group { rows: Rows::Many(order), .. }) = self.groups.get_mut(&key) {
-            order.settle();
+            order.sort_in();
         }
     }
 
-    /// Shows rows of a settled group above `after`, tombstones too, in order, until `visit` says
+    /// Shows rows of a sorted group above `after`, tombstones too, in order, until `visit` answers
     /// false.
     pub fn read(&self, key: GroupKey, after: Option<&[u8]>, visit: &mut dyn FnMut(RowPtr) -> bool) {
         match self.groups.get(&key).map(|group| &group.rows) {
@@ -276,21 +276,21 @@ impl Shard {
         }
     }
 
-    /// Offers rows of the group above `after`, about `limit` of them, to `judge` and does with each
-    /// what it says. Returns where to go on.
-    pub fn judge(
+    /// Offers rows of the group above `after`, about `limit` of them, to `decide`, and does with
+    /// each what it returns. Returns where to go on.
+    pub fn decide(
         &mut self,
         hasher: &Hasher,
         key: GroupKey,
         after: Option<&[u8]>,
         limit: usize,
-        judge: &mut dyn FnMut(RowPtr) -> RowAction,
+        decide: &mut dyn FnMut(RowPtr) -> RowAction,
     ) -> Option<Box<[u8]>> {
         let Self { index, groups, usage, removals, .. } = self;
         let group = groups.get_mut(&key)?;
         let (mut forgotten, mut evicted) = (false, false);
         let mut leaves = |row: RowPtr| {
-            match judge(row) {
+            match decide(row) {
                 RowAction::Keep => return false,
                 RowAction::Clean => {
                     usage.dirty -= cost(row);
@@ -366,7 +366,7 @@ impl Drop for Shard {
     fn drop(&mut self) {
         for (_, group) in self.groups.drain() {
             if let Rows::One(row) = group.rows {
-                // SAFETY: nobody looks at the index any more. Orders free their rows themselves.
+                // SAFETY: the index is not used any more. Orders free their rows themselves.
                 unsafe { row.free() };
             }
         }

@@ -1,10 +1,10 @@
 //! Sorted runs in an LSM tree (`lsm-tree`, the tree below `fjall`), fed by bulk ingestion.
 //!
-//! The tree is used without its companion `fjall`, because we have a log of our own, and because
-//! there one failed background merge (a full disk) makes the whole database refuse work until it is
-//! opened again; here it is tried again. Ingestion writes and syncs the tables, then the directory,
-//! then the manifest (`lsm-tree` 3.1, `table/writer`, `version/persist.rs`), so it is durable and
-//! atomic when it returns.
+//! The tree is used without its companion `fjall`, because the engine has a log of its own, and
+//! because there one failed background merge (a full disk) makes the whole database refuse work
+//! until it is opened again; here it is tried again. Ingestion writes and syncs the tables, then
+//! the directory, then the manifest (`lsm-tree` 3.1, `table/writer`, `version/persist.rs`), so it
+//! is durable and atomic when it returns.
 
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub(crate) struct LsmRuns {
 /// Rows that a merge moves between looks at free space.
 const SPACE_CHECK_ROWS: u32 = 1 << 10;
 
-/// Ends merges, from within: the tree asks a filter about every row, and this one lets every row
+/// Ends merges, from within: the tree calls a filter for every row, and this one lets every row
 /// pass until it is time to stop, or until the merge eats into the space that is kept for changes.
 struct Stop {
     stopped: AtomicBool,
@@ -98,27 +98,27 @@ impl CompactionFilter for StopFilter {
 }
 
 fn error(what: &str, dir: &Path, why: &lsm_tree::Error) -> EngineError {
-    let place = dir.display();
+    let dir_name = dir.display();
     match why {
         lsm_tree::Error::Io(why) if no_space(why) => EngineError::NoSpace,
         lsm_tree::Error::Io(why) if why.kind() == std::io::ErrorKind::UnexpectedEof => {
-            EngineError::Corrupt(format!("{what} {place}: a file is truncated: {why}"))
+            EngineError::Corrupt(format!("{what} {dir_name}: a file is truncated: {why}"))
         }
         lsm_tree::Error::Io(why) if why.kind() == std::io::ErrorKind::NotFound => {
-            EngineError::Corrupt(format!("{what} {place}: a file is missing: {why}"))
+            EngineError::Corrupt(format!("{what} {dir_name}: a file is missing: {why}"))
         }
         // EINVAL: what was read points to a place that no file has.
         lsm_tree::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidInput => {
             EngineError::Corrupt(format!(
-                "{what} {place}: a file points outside of itself: {why}; {ADVICE}"
+                "{what} {dir_name}: a file points outside of itself: {why}; {ADVICE}"
             ))
         }
-        lsm_tree::Error::Io(why) => EngineError::Io(format!("{what} {place}: {why}")),
+        lsm_tree::Error::Io(why) => EngineError::Io(format!("{what} {dir_name}: {why}")),
         lsm_tree::Error::InvalidVersion(version) => EngineError::Refused(format!(
-            "{what} {place}: format {version} of the sorted runs is not known to this program; use \
-             a newer one"
+            "{what} {dir_name}: format {version} of the sorted runs is not known to this program; \
+             use a newer one"
         )),
-        why => EngineError::Corrupt(format!("{what} {place}: {why}; {ADVICE}")),
+        why => EngineError::Corrupt(format!("{what} {dir_name}: {why}; {ADVICE}")),
     }
 }
 
@@ -168,7 +168,7 @@ impl LsmRuns {
             sequence.set(tree.get_highest_seqno().map_or(0, |seqno| seqno + 1));
             Ok(tree)
         };
-        manifest::mend(dir)?;
+        manifest::repair(dir)?;
         let tree = guarded("cannot open the sorted runs", dir, open)?;
         manifest::keep_copy(dir)?;
         Ok(Self {
@@ -184,14 +184,14 @@ impl LsmRuns {
     /// Removes tables numbered from `first` on that a failed ingestion or merge left behind, so
     /// that trying again on a full disk does not fill it further.
     fn remove_orphans(&self, first: u64) {
-        let Some(_alone) = self.writing.try_write() else { return };
+        let Some(_guard) = self.writing.try_write() else { return };
         let version = self.tree.current_version();
-        let known: std::collections::HashSet<u64> =
+        let present: std::collections::HashSet<u64> =
             version.iter_tables().map(lsm_tree::Table::id).collect();
         let Ok(files) = std::fs::read_dir(self.dir.join("tables")) else { return };
         for file in files.flatten() {
             let id = file.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
-            if id.is_some_and(|id| id >= first && !known.contains(&id)) {
+            if id.is_some_and(|id| id >= first && !present.contains(&id)) {
                 // What cannot be removed now is removed when the runs are opened next.
                 let _ = std::fs::remove_file(file.path());
             }
@@ -233,7 +233,7 @@ impl LsmRuns {
 
     /// Brings the second copy of the manifest up to date.
     fn keep_manifest(&self) -> Result<(), EngineError> {
-        let _alone = self.copying.lock();
+        let _guard = self.copying.lock();
         manifest::keep_copy(&self.dir)
     }
 

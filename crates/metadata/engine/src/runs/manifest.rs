@@ -131,7 +131,7 @@ fn failed(what: &str, dir: &Path, why: &io::Error) -> EngineError {
 
 /// Makes sure, before the tree is opened, that its manifest is intact: mends it from the copy if it
 /// is not.
-pub(super) fn mend(dir: &Path) -> Result<(), EngineError> {
+pub(super) fn repair(dir: &Path) -> Result<(), EngineError> {
     let fail = |why: io::Error| failed("reading", dir, &why);
     if !dir.join(CURRENT).try_exists().map_err(fail)?
         && !dir.join(COPY).try_exists().map_err(fail)?
@@ -216,7 +216,7 @@ mod tests {
                 let mut bad = good.clone();
                 bad[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, &bad).unwrap();
-                mend(dir.path()).unwrap();
+                repair(dir.path()).unwrap();
                 assert_eq!(
                     Manifest::read(dir.path()).unwrap().as_ref(),
                     Some(&manifest),
@@ -228,8 +228,8 @@ mod tests {
         let mut bad = fs::read(&copy).unwrap();
         bad[20] ^= 1;
         fs::write(&copy, &bad).unwrap();
-        mend(dir.path()).unwrap();
+        repair(dir.path()).unwrap();
         fs::write(dir.path().join("v7"), b"something else").unwrap();
-        assert!(matches!(mend(dir.path()), Err(EngineError::Corrupt(_))));
+        assert!(matches!(repair(dir.path()), Err(EngineError::Corrupt(_))));
     }
 }

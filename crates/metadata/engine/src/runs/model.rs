@@ -1,5 +1,5 @@
-//! Sorted runs in memory, for crash tests: an ingestion is durable at once or, when told to fail,
-//! does not happen.
+//! Sorted runs in memory, for crash tests: an ingestion is durable at once or, when a test wants it
+//! to fail, does not happen.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

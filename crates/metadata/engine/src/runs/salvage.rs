@@ -1,5 +1,5 @@
 //! Reading the rows of sorted runs of which some bytes are damaged: every block that is intact
-//! counts, whatever is wrong with the blocks, indexes and manifests around it.
+//! counts, even if something is wrong with the blocks, indexes and manifests around it.
 //!
 //! A table of the tree below begins with its data blocks, one after another, each with a header and
 //! checksums of header and content (`lsm-tree` 3.1, `table/block/header.rs`). So blocks are found
@@ -66,15 +66,15 @@ pub(crate) fn read_intact(
         |why: io::Error| io_error(&format!("reading the sorted runs in {}", dir.display()), &why);
     let mut tables = tables_in(&dir.join("tables")).map_err(fail)?;
     match manifest::intact_version(dir).and_then(|version| numbers_of(&version)) {
-        Some(known) => {
-            tables.retain(|(id, _)| known.contains_key(id));
-            for id in known.keys().filter(|id| tables.iter().all(|(found, _)| found != *id)) {
+        Some(listed) => {
+            tables.retain(|(id, _)| listed.contains_key(id));
+            for id in listed.keys().filter(|id| tables.iter().all(|(found, _)| found != *id)) {
                 note(format!(
                     "sorted runs {}: table {id} is missing with all its rows",
                     dir.display()
                 ));
             }
-            let streams = open_all(tables, &|id| known.get(&id).copied(), scratch, lost, note)?;
+            let streams = open_all(tables, &|id| listed.get(&id).copied(), scratch, lost, note)?;
             merge(streams, row)
         }
         None => {
@@ -109,8 +109,7 @@ fn tables_in(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(tables)
 }
 
-/// What a version says about its tables: by number, what is added to the sequence numbers of the
-/// rows.
+/// A version's list of tables: by number, what is added to the sequence numbers of the rows.
 fn numbers_of(version: &[u8]) -> Option<HashMap<u64, u64>> {
     let parsed = sfa::Reader::from_reader(&mut io::Cursor::new(version)).ok()?;
     let section = parsed.toc().section(b"tables")?;
@@ -160,7 +159,7 @@ fn block_at(bytes: &[u8]) -> Option<Block> {
     Some(Block { kind: header[4], len, is_packed: number(21) != number(25), is_intact })
 }
 
-/// Finds the data blocks of a table. Also says whether their content is packed.
+/// Finds the data blocks of a table. Also answers whether their content is packed.
 fn stretches_of(bytes: &[u8]) -> (Vec<Stretch>, bool) {
     let (mut stretches, mut is_packed) = (Vec::new(), false);
     let mut blocks: Vec<Range<usize>> = Vec::new();
@@ -179,7 +178,7 @@ fn stretches_of(bytes: &[u8]) -> (Vec<Stretch>, bool) {
                 are_data = false;
                 continue;
             }
-            // The header is intact, so the next block begins where it says.
+            // The header is intact, so the next block begins at the position in it.
             Some(Block { len, .. }) => at.saturating_add(len),
             None => next_block(bytes, at + 1),
         };
@@ -234,7 +233,7 @@ impl PartialEq for Stream {
 
 impl Eq for Stream {}
 
-/// Opens the intact blocks of all tables and tells which are damaged.
+/// Opens the intact blocks of all tables and reports which are damaged.
 fn open_all(
     tables: Vec<(u64, PathBuf)>,
     added: &dyn Fn(u64) -> Option<u64>,

@@ -148,7 +148,7 @@ fn storm(seed: u64) {
         let durable = if kill { history.0.len() as u64 - 1 } else { durable };
         let survived = history.check(&content(&again), durable, &name);
         drop(again);
-        // Equal states may repeat: the log says which one it is.
+        // Equal states may repeat: the log shows which one it is.
         let position = {
             let again = open_sim(&image, &runs_image, small_options()).unwrap();
             again.shared.log.appended() as usize
@@ -225,7 +225,7 @@ fn a_rejected_batch_ends_the_log_for_good() {
     }
     let image = disk.after_kill();
     drop(engine);
-    let mut asked = Vec::new();
+    let mut verified = Vec::new();
     let open = |image: &SimDisk, verify: &mut dyn FnMut(&[Mutation]) -> bool| {
         open::assemble(
             Arc::new(image.clone()),
@@ -239,10 +239,10 @@ fn a_rejected_batch_ends_the_log_for_good() {
         .unwrap()
     };
     let engine = open(&image, &mut |batch: &[Mutation]| {
-        asked.push(batch[0].key.suffix[0]);
+        verified.push(batch[0].key.suffix[0]);
         batch[0].key.suffix[0] < 7
     });
-    assert_eq!(asked, [5, 6, 7]);
+    assert_eq!(verified, [5, 6, 7]);
     assert_eq!(content(&engine), history.0[7]);
     history.0.truncate(8);
     // Shorter than what was there, so that the old records behind it are still whole.

@@ -19,7 +19,7 @@ fn a_failed_append_loses_only_itself() {
         disk.fail_writes(1, short);
         let why = expect_err(engine.commit(BatchKind::Growing, vec![put(1, b"b", &[2; 3000])]));
         assert!(matches!(why, EngineError::Io(_)), "{why}");
-        // Nobody sees it, and nobody writes after it.
+        // No process reads it, and none writes after it.
         assert_eq!(get(&engine, 1, b"b"), None);
         expect_err(engine.commit(BatchKind::Freeing, vec![remove(1, b"a")]));
         assert_eq!(get(&engine, 1, b"a"), Some(vec![1; 3000]));
@@ -221,7 +221,7 @@ fn damage_in_durable_bytes() {
 fn newer_formats_and_other_volumes_are_refused() {
     let (disk, runs, _) = synced_volume();
     for name in super::super::super::disk::Disk::list(&disk).unwrap() {
-        // What is read by nobody: segments to be used again, a checkpoint that was being written
+        // Files that are not read: segments to be used again, a checkpoint that was being written
         // when the image was taken.
         if name.starts_with("free") || name.ends_with("tmp") || name.ends_with("copy") {
             continue;

@@ -49,9 +49,9 @@ fn stale_process_after_a_takeover() {
     stale.sync().unwrap();
     wait_for_segment(&stale);
     // No lock on a simulated disk: both have the files open.
-    let successor = open_sim(&disk, &runs, small_options()).unwrap();
-    assert_eq!(get(&successor, 1, b"a"), Some(b"1".to_vec()));
-    // In the log's page cache these are, and nobody hears that they are durable.
+    let second = open_sim(&disk, &runs, small_options()).unwrap();
+    assert_eq!(get(&second, 1, b"a"), Some(b"1".to_vec()));
+    // In the log's page cache these are, and no caller is told that they are durable.
     let lost = commit(&stale, vec![put(1, b"a", b"stale"), put(1, b"c", b"stale")]);
     let why = stale.sync().unwrap_err();
     assert!(matches!(why, EngineError::Fenced { .. }), "{why}");
@@ -61,11 +61,11 @@ fn stale_process_after_a_takeover() {
     assert!(matches!(stale.flush(), Err(EngineError::Fenced { .. })));
     assert!(matches!(Arc::new(stale).claim(), Err(EngineError::Fenced { .. })));
     for value in 0..20u8 {
-        commit(&successor, vec![put(1, b"a", &[value; 2000])]);
+        commit(&second, vec![put(1, b"a", &[value; 2000])]);
     }
-    successor.sync().unwrap();
-    let expected = content(&successor);
-    drop(successor);
+    second.sync().unwrap();
+    let expected = content(&second);
+    drop(second);
     let again = open_sim(&disk.after_kill(), &runs.snapshot(), small_options()).unwrap();
     assert_eq!(content(&again), expected);
 }

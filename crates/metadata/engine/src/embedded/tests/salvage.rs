@@ -89,7 +89,7 @@ fn salvage_after_a_flipped_bit() {
             let (found, lost) = salvaged(dir.path());
             let place = format!("{} at {at}", path.display());
             if path.extension().is_some_and(|kind| kind == "log") {
-                // Which bit of a record it was, its checksum tells.
+                // The checksum shows which bit of a record it was.
                 assert!(found == expected && lost.is_empty(), "{place}: {lost:?}");
             }
             let wrong: Vec<_> =

@@ -10,7 +10,7 @@ fn sizes(disk: &SimDisk) -> Vec<u64> {
     logs.map(|name| disk.open(name).unwrap().len().unwrap()).collect()
 }
 
-/// Commits `count` batches of 3 kB each, and says what the content is then.
+/// Commits `count` batches of 3 kB each, and answers what the content is then.
 fn fill(engine: &EmbeddedEngine, expected: &mut ExpectedRows, from: u32, count: u32) {
     for number in from..from + count {
         let batch = vec![put(1, &number.to_be_bytes(), &[number as u8; 3000])];
@@ -34,7 +34,7 @@ fn segments_that_grow() {
     let grown = sizes(&disk);
     assert!(grown.iter().all(|bytes| [16 << 10, 64 << 10].contains(bytes)), "{grown:?}");
     assert!(grown.iter().filter(|bytes| **bytes == 64 << 10).count() >= 4, "{grown:?}");
-    // What a kill leaves is recovered whatever its size, and the next opening begins anew.
+    // What a kill leaves is recovered at any size, and the next opening begins anew.
     let image = disk.after_kill();
     drop(engine);
     let engine = open_sim(&image, &runs, options).unwrap();

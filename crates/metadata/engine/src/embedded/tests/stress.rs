@@ -15,7 +15,7 @@ fn key(number: u64) -> (u64, [u8; 8]) {
 }
 
 /// Each key has one writer, which counts up in its value (deleting every fifth time). A reader must
-/// see at least what was acknowledged before it asked, and at most what was begun before it was
+/// see at least what was acknowledged before it began, and at most what was begun before it was
 /// answered.
 #[test]
 fn readers_see_no_stale_row_and_miss_none() {
@@ -184,13 +184,13 @@ fn a_scan_and_a_tap_make_a_consistent_copy() {
         }
         for _ in 0..30 {
             let tapped = Arc::new(parking_lot::Mutex::new(Vec::new()));
-            let sink = tapped.clone();
-            let guard = engine.tap(Box::new(move |batch| sink.lock().extend_from_slice(batch)));
+            let batches = tapped.clone();
+            let guard = engine.tap(Box::new(move |batch| batches.lock().extend_from_slice(batch)));
             let mut copy = content(&engine);
             // A batch reaches the tap before memory: all that the tap has is to be in memory before
             // it is compared.
             let now = std::mem::take(&mut *tapped.lock());
-            engine.shared.log.wait_landed();
+            engine.shared.log.wait_applied();
             apply(&mut copy, &now);
             let mut expected = content(&engine);
             drop(guard);
