@@ -1,8 +1,8 @@
 //! What a metadata node gets out of PostgreSQL, beside what the same server does with bare batched
 //! upserts in the same run, and stats of what is in memory beside the embedded engine; then how
-//! long it takes somebody else to take the rows over, the engine and a node on it.
-//! `pg_bench DIR URL [CREATES]`; DIR is for the embedded engine; URL's schema must not exist.
-//! Prints one JSON object (bench/pg.py).
+//! long it takes another process to take the rows over, the engine and a node on it. `pg_bench DIR
+//! URL [CREATES]`; DIR is for the embedded engine; URL's schema must not exist. Prints one JSON
+//! object (bench/pg.py).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -181,15 +181,10 @@ fn main() -> Result<(), Failure> {
     let creates: usize = args.next().map_or(Ok(200_000), |creates| creates.parse())?;
     let database = url.split('?').next().unwrap_or_default();
     let before = bare(database, creates)?;
-    let place = PgUrl::parse(&url)?;
-    PgEngine::create(&place, UUID, 0)?;
-    let engine = Arc::new(PgEngine::open(
-        place.clone(),
-        UUID,
-        0,
-        PgOptions::default(),
-        Arc::new(|| Ok(())),
-    )?);
+    let url = PgUrl::parse(&url)?;
+    PgEngine::create(&url, UUID, 0)?;
+    let engine =
+        Arc::new(PgEngine::open(url.clone(), UUID, 0, PgOptions::default(), Arc::new(|| Ok(())))?);
     let (node, pg_creates) = made(engine.clone(), creates)?;
     let stats = engine.stats();
     let (transactions, mutations) = (stats.syncs, stats.mutations);
@@ -201,7 +196,7 @@ fn main() -> Result<(), Failure> {
     other.close()?;
     let begun = Instant::now();
     let takes = PgOptions { take_over: true, ..PgOptions::default() };
-    let next = Arc::new(PgEngine::open(place.clone(), UUID, 0, takes, Arc::new(|| Ok(())))?);
+    let next = Arc::new(PgEngine::open(url.clone(), UUID, 0, takes, Arc::new(|| Ok(())))?);
     let opened = begun.elapsed();
     let config = NodeConfig { workers: 2, durability: Durability::Commit, ..NodeConfig::default() };
     let next_node = Node::open(next.clone(), Arc::new(SystemClock), config)?;
@@ -210,7 +205,7 @@ fn main() -> Result<(), Failure> {
     let _ = node.close();
     next_node.close()?;
     drop((node, engine, other, next_node, next));
-    PgEngine::remove(&place, UUID)?;
+    PgEngine::remove(&url, UUID)?;
     std::fs::remove_dir_all(&dir)?;
     println!(
         "{{\"creates\":{creates},\"bare_rows_per_s\":[{before:.0},{after:.0}],\

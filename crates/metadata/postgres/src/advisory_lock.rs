@@ -34,7 +34,7 @@ async fn attempt(client: &Client, name: &str) -> Result<bool, EngineError> {
 }
 
 /// The process that has the lock of this name, in words; none if no process has it.
-async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError> {
+async fn holder_in(client: &Client, name: &str) -> Result<Option<String>, EngineError> {
     let text = format!(
         "SELECT coalesce(a.application_name, ''), coalesce(host(a.client_addr), 'this host') \
          {HOLDERS} LIMIT 1"
@@ -48,9 +48,9 @@ async fn who(client: &Client, name: &str) -> Result<Option<String>, EngineError>
 ///
 /// # Errors
 /// The database's.
-pub async fn holder(place: &PgUrl, shard: i32) -> Result<Option<String>, EngineError> {
-    let (client, _) = connect(place).await.map_err(SessionError::why)?;
-    who(&client, &name(&place.schema, shard)).await
+pub async fn holder(url: &PgUrl, shard: i32) -> Result<Option<String>, EngineError> {
+    let (client, _) = connect(url).await.map_err(SessionError::why)?;
+    holder_in(&client, &name(&url.schema, shard)).await
 }
 
 /// Takes the lock; with `take_over` the session that has it is ended.
@@ -74,7 +74,7 @@ pub async fn take(
                 .map_err(|why| failed("ending the other session", &why))?;
         }
         if waited >= WAIT {
-            let holder = who(client, &name).await.ok().flatten();
+            let holder = holder_in(client, &name).await.ok().flatten();
             let holder = holder.unwrap_or_else(|| "another process".into());
             return Err(EngineError::Refused(format!(
                 "metadata in PostgreSQL: {holder} has node {shard} of schema {schema} open; \
@@ -92,7 +92,7 @@ pub async fn take(
 /// Takes it again after the connection was lost, unless another process has it meanwhile: that
 /// process will claim the shard, and be noticed by that. Whether the lock is ours.
 pub async fn again(client: &Client, shared: &EngineShared) -> bool {
-    let name = name(&shared.place.schema, shared.shard);
+    let name = name(&shared.url.schema, shared.shard);
     let ours = tokio::time::timeout(WAIT, attempt(client, &name)).await;
     let ours = matches!(ours, Ok(Ok(true)));
     if ours {

@@ -3,15 +3,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Of one engine. A caller that asks something that must be answered says so; with nothing asked,
-/// the shard is looked after every second.
+/// Of one engine. A caller with a question that must be answered notes it; with no question open,
+/// the shard is checked every second.
 pub struct DatabaseHealth {
     begun: Instant,
-    /// An answer is waited for, or there is no connection to ask on.
+    /// An answer is waited for, or there is no connection to send a question on.
     waits: AtomicBool,
     /// The last answer, or when waiting began, nanoseconds after `begun`.
     since: AtomicU64,
-    /// Nothing will be asked any more.
+    /// No question will be sent any more.
     over: AtomicBool,
 }
 
@@ -32,7 +32,7 @@ impl DatabaseHealth {
     }
 
     /// An answer is waited for from now on, if none was.
-    pub fn asked(&self) {
+    pub fn begins(&self) {
         if !self.waits.load(Ordering::SeqCst) {
             self.since.fetch_max(self.now(), Ordering::SeqCst);
             self.waits.store(true, Ordering::SeqCst);
@@ -46,10 +46,10 @@ impl DatabaseHealth {
         }
     }
 
-    /// What the database says from now on is of no use to the engine, which has failed: all the
+    /// Answers of the database from now on are of no use to the engine, which has failed: all the
     /// rest is silence.
     pub fn ends(&self) {
-        self.asked();
+        self.begins();
         self.over.store(true, Ordering::SeqCst);
     }
 
@@ -72,24 +72,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_asked_and_not_answered_is_silence() {
-        let pulse = DatabaseHealth::default();
+    fn silence_of_open_questions_only() {
+        let health = DatabaseHealth::default();
         let pause = || std::thread::sleep(Duration::from_millis(30));
         pause();
-        assert_eq!(pulse.silence(), Duration::ZERO);
-        pulse.asked();
-        let soon = pulse.silence();
+        assert_eq!(health.silence(), Duration::ZERO);
+        health.begins();
+        let soon = health.silence();
         pause();
-        pulse.asked();
-        let late = pulse.silence();
+        health.begins();
+        let late = health.silence();
         assert!(late >= soon + Duration::from_millis(30), "{late:?}");
-        pulse.answered();
-        assert!(pulse.silence() < late);
-        pulse.rests();
-        assert_eq!(pulse.silence(), Duration::ZERO);
-        pulse.ends();
+        health.answered();
+        assert!(health.silence() < late);
+        health.rests();
+        assert_eq!(health.silence(), Duration::ZERO);
+        health.ends();
         pause();
-        pulse.answered();
-        assert!(pulse.silence() >= Duration::from_millis(30));
+        health.answered();
+        assert!(health.silence() >= Duration::from_millis(30));
     }
 }

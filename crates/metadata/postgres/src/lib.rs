@@ -29,8 +29,7 @@
 //! - **Durable** is what a transaction has brought to the database and its standbys, as far as
 //!   `synchronous_commit` (never off) and `synchronous_standby_names` there say (`sender`).
 //! - **Read**: memory first, then the database (`reads`). A row leaves memory only after the
-//!   database has it. Once it is known that another process has the shard, nothing is read any
-//!   more.
+//!   database has it. Once another process is found to have the shard, nothing is read any more.
 //! - **Claim**: a shard has an epoch in the database; a transaction of another one does nothing.
 //!   The process that has a shard open holds a lock besides, so that no process takes it over by
 //!   accident (`advisory_lock`).
@@ -117,7 +116,7 @@ pub struct PgEngine {
     claim: Mutex<()>,
     database: Database,
     runtime: Option<Runtime>,
-    /// Hears when the sender has ended.
+    /// Is notified when the sender has ended.
     sender: Mutex<mpsc::Receiver<()>>,
 }
 
@@ -147,10 +146,10 @@ fn runtime() -> Result<Runtime, EngineError> {
 }
 
 /// Connects, trying again for a while.
-async fn connect_soon(place: &PgUrl) -> Result<tokio_postgres::Client, EngineError> {
-    let until = Instant::now() + OPEN_WAIT.min(place.deadline);
+async fn connect_soon(url: &PgUrl) -> Result<tokio_postgres::Client, EngineError> {
+    let until = Instant::now() + OPEN_WAIT.min(url.deadline);
     loop {
-        match connect(place).await {
+        match connect(url).await {
             Ok((client, _)) => return Ok(client),
             Err(SessionError::Passing(_)) if Instant::now() < until => {
                 tokio::time::sleep(Duration::from_millis(200)).await;
@@ -161,45 +160,45 @@ async fn connect_soon(place: &PgUrl) -> Result<tokio_postgres::Client, EngineErr
 }
 
 /// The process that has the shard of a node open, in words; none if no process has: it was never
-/// opened, or the process that had it has ended or is cut off. Asked by a connection of its own.
+/// opened, or the process that had it has ended or is cut off. Read over a connection of its own.
 ///
 /// # Errors
-/// In words, if the database cannot be asked within 5 s.
-pub fn holder(place: &PgUrl, shard: u32) -> Result<Option<String>, String> {
+/// In words, if the database does not answer within 5 s.
+pub fn holder(url: &PgUrl, shard: u32) -> Result<Option<String>, String> {
     let shard = shard_of(shard).map_err(|why| why.to_string())?;
-    briefly(place, async |place| advisory_lock::holder(place, shard).await)
+    briefly(url, async |url| advisory_lock::holder(url, shard).await)
 }
 
-/// A row of a node as it stands in the database, without opening the shard. Asked by a connection
+/// A row of a node as it stands in the database, without opening the shard. Read over a connection
 /// of its own.
 ///
 /// # Errors
-/// In words, if the database cannot be asked within 5 s.
-pub fn peek(place: &PgUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
+/// In words, if the database does not answer within 5 s.
+pub fn peek(url: &PgUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
     let shard = shard_of(shard).map_err(|why| why.to_string())?;
     let mut bytes = Vec::new();
     key.encode_into(&mut bytes);
-    briefly(place, async |place| {
-        let (client, _) = connect(place).await.map_err(SessionError::why)?;
-        let text = schema::Texts::new(&place.schema).get;
+    briefly(url, async |url| {
+        let (client, _) = connect(url).await.map_err(SessionError::why)?;
+        let text = schema::Texts::new(&url.schema).get;
         let row = client.query_opt(&text, &[&shard, &[bytes].as_slice()]).await;
         let row = row.map_err(|why| failure::failed("reading a row", &why))?;
         Ok(row.map(|row| row.get::<_, Vec<u8>>(1).into()))
     })
 }
 
-/// Asks the database something on this thread.
+/// Sends the database a question on this thread.
 fn briefly<T>(
-    place: &PgUrl,
-    ask: impl AsyncFnOnce(&PgUrl) -> Result<T, EngineError>,
+    url: &PgUrl,
+    question: impl AsyncFnOnce(&PgUrl) -> Result<T, EngineError>,
 ) -> Result<T, String> {
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime =
         runtime.map_err(|why| format!("metadata in PostgreSQL: asking it failed: {why}"))?;
     runtime.block_on(async move {
-        match tokio::time::timeout(HOLDER_WAIT, ask(place)).await {
+        match tokio::time::timeout(HOLDER_WAIT, question(url)).await {
             Ok(answer) => answer.map_err(|why| why.to_string()),
-            Err(_) => Err(format!("metadata in PostgreSQL: {} does not answer", place.shown())),
+            Err(_) => Err(format!("metadata in PostgreSQL: {} does not answer", url.shown())),
         }
     })
 }
@@ -217,12 +216,12 @@ impl PgEngine {
     /// # Errors
     /// `Refused` if the schema has anything in it that is not this volume's, or its format is
     /// newer; the database's.
-    pub fn create(place: &PgUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
-        let (runtime, place, shard) = (runtime()?, place.clone(), shard_of(node)?);
+    pub fn create(url: &PgUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+        let (runtime, url, shard) = (runtime()?, url.clone(), shard_of(node)?);
         wait(runtime.handle(), async move {
-            let mut client = connect_soon(&place).await?;
-            schema::create(&mut client, &place.schema, &uuid).await?;
-            schema::add_shard(&client, &place.schema, shard).await
+            let mut client = connect_soon(&url).await?;
+            schema::create(&mut client, &url.schema, &uuid).await?;
+            schema::add_shard(&client, &url.schema, shard).await
         })
     }
 
@@ -230,12 +229,12 @@ impl PgEngine {
     ///
     /// # Errors
     /// `Refused` if the volume's tables are not there; the database's.
-    pub fn add_node(place: &PgUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
-        let (runtime, place, shard) = (runtime()?, place.clone(), shard_of(node)?);
+    pub fn add_node(url: &PgUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+        let (runtime, url, shard) = (runtime()?, url.clone(), shard_of(node)?);
         wait(runtime.handle(), async move {
-            let client = connect_soon(&place).await?;
-            schema::check(&client, &place.schema, &uuid).await?;
-            schema::add_shard(&client, &place.schema, shard).await
+            let client = connect_soon(&url).await?;
+            schema::check(&client, &url.schema, &uuid).await?;
+            schema::add_shard(&client, &url.schema, shard).await
         })
     }
 
@@ -244,19 +243,19 @@ impl PgEngine {
     ///
     /// # Errors
     /// The database's, `Refused` if a process has a shard open.
-    pub fn remove(place: &PgUrl, uuid: Uuid) -> Result<(), EngineError> {
-        let (runtime, place) = (runtime()?, place.clone());
+    pub fn remove(url: &PgUrl, uuid: Uuid) -> Result<(), EngineError> {
+        let (runtime, url) = (runtime()?, url.clone());
         wait(runtime.handle(), async move {
-            let mut client = connect_soon(&place).await?;
-            match schema::check(&client, &place.schema, &uuid).await {
+            let mut client = connect_soon(&url).await?;
+            match schema::check(&client, &url.schema, &uuid).await {
                 Ok(()) => {}
                 Err(EngineError::Refused(_)) => return Ok(()),
                 Err(why) => return Err(why),
             }
-            for shard in schema::shards(&client, &place.schema).await? {
-                advisory_lock::take(&client, &place.schema, shard, false).await?;
+            for shard in schema::shards(&client, &url.schema).await? {
+                advisory_lock::take(&client, &url.schema, shard, false).await?;
             }
-            schema::remove(&mut client, &place.schema).await
+            schema::remove(&mut client, &url.schema).await
         })
     }
 
@@ -267,7 +266,7 @@ impl PgEngine {
     /// `Refused` for another volume's tables, a newer format, a shard that is not there or that
     /// another process has open; the database's.
     pub fn open(
-        place: PgUrl,
+        url: PgUrl,
         uuid: Uuid,
         node: u32,
         options: PgOptions,
@@ -276,23 +275,19 @@ impl PgEngine {
         let (runtime, shard) = (runtime()?, shard_of(node)?);
         let until = Instant::now() + OPEN_WAIT;
         let memory = usize::try_from(options.memory_bytes.max(1 << 16)).unwrap_or(usize::MAX);
-        let place = place.of_node(node);
+        let url = url.of_node(node);
         let opening = async move {
-            let client = connect_soon(&place).await?;
-            schema::check(&client, &place.schema, &uuid).await?;
-            advisory_lock::take(&client, &place.schema, shard, options.take_over).await?;
-            let fence = schema::claim(&client, &place.schema, shard, None).await?;
-            let shared = Arc::new(EngineShared::new(
-                (place, shard),
-                fence,
-                (memory, memory / 4),
-                before_sync,
-            ));
+            let client = connect_soon(&url).await?;
+            schema::check(&client, &url.schema, &uuid).await?;
+            advisory_lock::take(&client, &url.schema, shard, options.take_over).await?;
+            let fence = schema::claim(&client, &url.schema, shard, None).await?;
+            let shared =
+                Arc::new(EngineShared::new((url, shard), fence, (memory, memory / 4), before_sync));
             let (session, fence) = establish(&shared, SessionPurpose::Settle, until).await?;
             // The lock goes over to the session that stays; in between another process may take it,
             // and claim.
             drop(client);
-            advisory_lock::take(&session.client, &shared.place.schema, shard, false).await?;
+            advisory_lock::take(&session.client, &shared.url.schema, shard, false).await?;
             let (done, sender) = mpsc::sync_channel(1);
             tokio::spawn(sender::probe(shared.clone()));
             let sending = sender::run(shared.clone(), session, fence.position);
@@ -318,12 +313,12 @@ impl PgEngine {
 
     /// Lets go of all rows in memory that the database has, so that they are read from there.
     pub fn forget(&self) {
-        self.shared.tier.forget();
+        self.shared.row_cache.forget();
     }
 
     /// The database, for people.
     pub fn shown(&self) -> &str {
-        self.shared.place.shown()
+        self.shared.url.shown()
     }
 
     fn handle(&self) -> Result<&Handle, EngineError> {
@@ -349,15 +344,15 @@ impl Drop for PgEngine {
 
 impl Fence for PgEngine {
     fn begin_epoch(&self) -> Result<Epoch, EngineError> {
-        let _alone = self.claim.lock();
+        let _guard = self.claim.lock();
         let held = self.shared.epoch();
         self.shared.begin_claim();
         // What holders before have committed goes in their epoch.
         let claimed = self.sync().and_then(|()| {
-            let (place, shard) = (self.shared.place.clone(), self.shared.shard);
+            let (url, shard) = (self.shared.url.clone(), self.shared.shard);
             wait(self.handle()?, async move {
-                let client = connect_soon(&place).await?;
-                schema::claim(&client, &place.schema, shard, Some(held)).await
+                let client = connect_soon(&url).await?;
+                schema::claim(&client, &url.schema, shard, Some(held)).await
             })
         });
         let epoch = claimed.as_ref().ok().map(|fence| fence.epoch);
@@ -389,7 +384,7 @@ impl Engine for PgEngine {
     }
 
     fn silence(&self) -> Duration {
-        self.shared.pulse.silence()
+        self.shared.health.silence()
     }
 
     fn confirmations(&self) -> u64 {
@@ -402,7 +397,7 @@ impl Engine for PgEngine {
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<(), EngineError> {
         self.shared.readable()?;
-        let below = self.shared.tier.get_many(&self.database, keys, visit)?;
+        let below = self.shared.row_cache.get_many(&self.database, keys, visit)?;
         self.shared.counters.count_reads(keys.len() - below, below);
         Ok(())
     }
@@ -415,7 +410,7 @@ impl Engine for PgEngine {
         visit: &mut VisitRow<'_>,
     ) -> Result<Position, EngineError> {
         self.shared.readable()?;
-        self.shared.tier.scan(&self.database, (table, id), after, visit)
+        self.shared.row_cache.scan(&self.database, (table, id), after, visit)
     }
 
     fn scan_table(
@@ -425,11 +420,11 @@ impl Engine for PgEngine {
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         self.shared.readable()?;
-        self.shared.tier.scan_table(&self.database, table, from, visit)
+        self.shared.row_cache.scan_table(&self.database, table, from, visit)
     }
 
     fn hint_new(&self, table: Table, id: u64) {
-        self.shared.tier.hint_new(table, id);
+        self.shared.row_cache.hint_new(table, id);
     }
 
     fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
@@ -437,16 +432,16 @@ impl Engine for PgEngine {
     }
 
     fn durable(&self) -> Position {
-        self.shared.tier.durable()
+        self.shared.row_cache.durable()
     }
 
     fn on_durable(&self, position: Position, done: OnDurable) {
         // Everything committed is on its way.
-        self.shared.tier.on_durable(position, done);
+        self.shared.row_cache.on_durable(position, done);
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        self.shared.tier.wait(self.shared.appended())
+        self.shared.row_cache.wait(self.shared.appended())
     }
 
     fn tap(&self, tap: Tap) -> TapGuard {

@@ -14,7 +14,7 @@ use crate::session::{STATEMENT_MAX, reader};
 use crate::shared::EngineShared;
 use crate::wait;
 
-/// Keys asked for by one statement.
+/// Most keys in one statement.
 const KEYS_MAX: usize = 4096;
 /// Rows of the first page of a range, and of later ones.
 const FIRST_PAGE: i64 = 128;
@@ -31,19 +31,19 @@ pub struct Database {
     runtime: Handle,
 }
 
-/// What is asked.
+/// What is to be read.
 enum Question {
     Rows(Vec<Vec<u8>>),
     Page { from: Vec<u8>, to: Vec<u8>, rows: i64 },
 }
 
-/// Asks until it is answered or the deadline is over: reading twice does no harm.
-async fn ask(shared: Arc<EngineShared>, question: Question) -> Result<Vec<Row>, EngineError> {
-    let until = Instant::now() + shared.place.deadline;
+/// Sends a question until it is answered or the deadline is over: reading twice does no harm.
+async fn query(shared: Arc<EngineShared>, question: Question) -> Result<Vec<Row>, EngineError> {
+    let until = Instant::now() + shared.url.deadline;
     loop {
         shared.readable()?;
         let session = reader(&shared, until).await?;
-        let asked = async {
+        let answer = async {
             match &question {
                 Question::Rows(keys) => {
                     session.client.query(&session.get, &[&shared.shard, keys]).await
@@ -53,9 +53,9 @@ async fn ask(shared: Arc<EngineShared>, question: Question) -> Result<Vec<Row>, 
                 }
             }
         };
-        let why = match tokio::time::timeout(STATEMENT_MAX, asked).await {
+        let why = match tokio::time::timeout(STATEMENT_MAX, answer).await {
             Ok(Ok(rows)) => {
-                shared.pulse.answered();
+                shared.health.answered();
                 return Ok(rows);
             }
             Ok(Err(why)) if remedy(&why) == Remedy::None => return Err(failed("reading", &why)),
@@ -80,13 +80,13 @@ impl Database {
         Self { shared, runtime }
     }
 
-    fn ask(&self, question: Question) -> Result<Vec<Row>, EngineError> {
-        let asked = ask(self.shared.clone(), question);
+    fn query(&self, question: Question) -> Result<Vec<Row>, EngineError> {
+        let answer = query(self.shared.clone(), question);
         if !LatencyHint::is_on() {
-            return wait(&self.runtime, asked);
+            return wait(&self.runtime, answer);
         }
         let in_time = async {
-            tokio::time::timeout(HURRIED_MAX, asked).await.unwrap_or_else(|_| Err(no_answer()))
+            tokio::time::timeout(HURRIED_MAX, answer).await.unwrap_or_else(|_| Err(no_answer()))
         };
         wait(&self.runtime, in_time)
     }
@@ -99,15 +99,15 @@ impl RowStore for Database {
         visit: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), EngineError> {
         for (part, keys) in keys.chunks(KEYS_MAX).enumerate() {
-            // Somebody may ask for the same row twice; the database would show it twice.
-            let mut places: HashMap<&[u8], Vec<usize>> = HashMap::with_capacity(keys.len());
+            // A caller may want the same row twice; the database would show it twice.
+            let mut indices: HashMap<&[u8], Vec<usize>> = HashMap::with_capacity(keys.len());
             for (at, key) in keys.iter().enumerate() {
-                places.entry(key).or_default().push(part * KEYS_MAX + at);
+                indices.entry(key).or_default().push(part * KEYS_MAX + at);
             }
-            let wanted = places.keys().map(|key| key.to_vec()).collect();
-            for row in self.ask(Question::Rows(wanted))? {
+            let wanted = indices.keys().map(|key| key.to_vec()).collect();
+            for row in self.query(Question::Rows(wanted))? {
                 let (key, value): (&[u8], &[u8]) = (row.get(0), row.get(1));
-                for at in places.get(key).into_iter().flatten() {
+                for at in indices.get(key).into_iter().flatten() {
                     visit(*at, value);
                 }
             }
@@ -144,7 +144,7 @@ impl Cursor for Pages<'_> {
             && let Some(from) = self.next.take()
         {
             let question = Question::Page { from, to: self.to.clone(), rows: self.size };
-            self.rows = self.database.ask(question)?.into();
+            self.rows = self.database.query(question)?.into();
             if self.rows.len() as i64 == self.size
                 && let Some(last) = self.rows.back()
             {

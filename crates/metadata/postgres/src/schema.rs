@@ -11,7 +11,7 @@ use crate::failure::failed;
 
 /// Version of the tables that this program writes, and the newest it reads.
 const VERSION: i32 = 1;
-/// The tables; that one first by which a volume is known.
+/// The tables; that one first by which a volume is recognized.
 const TABLES: [&str; 3] = ["meta", "fence", "row"];
 /// Why a schema stays: others have something in it, or it is theirs.
 const NOT_OURS: [SqlState; 2] =
@@ -27,12 +27,12 @@ pub const PLANNING: &str =
 
 /// Text of the statements, for one PostgreSQL schema. Plans must not hang on what the server has
 /// counted: a new volume's tables were empty when the statements were planned, and a shard's share
-/// of the rows is never known. So each row is looked for by itself, by its whole key (`LATERAL`
-/// with `OFFSET 0` is not turned into a join), and a plan is made once, without arrays, of index
-/// scans ([`PLANNING`]).
+/// of the rows cannot be estimated. So each row is looked for by itself, by its whole key
+/// (`LATERAL` with `OFFSET 0` is not turned into a join), and a plan is made once, without arrays,
+/// of index scans ([`PLANNING`]).
 pub struct Texts {
     /// `$1` end position, `$2` shard, `$3` epoch, `$4` position before, `$5` and `$6` keys and
-    /// values to write, `$7` keys to delete. Says how many shards it found: one, or none if the
+    /// values to write, `$7` keys to delete. Returns how many shards it found: one, or none if the
     /// shard is not as expected, and then nothing is done.
     pub write: String,
     /// `$1` shard, `$2` keys.
@@ -41,7 +41,7 @@ pub struct Texts {
     pub page: String,
     /// `$1` shard: epoch and position.
     pub fence: String,
-    /// `$1` shard, `$2` epoch: a write that changes nothing; says how the shard stands.
+    /// `$1` shard, `$2` epoch: a write that changes nothing; returns the shard's record.
     pub confirm: String,
 }
 
@@ -98,8 +98,8 @@ fn hex(uuid: &Uuid) -> String {
     })
 }
 
-/// What is in a schema beside the tables of a volume, one of it in words: whatever would keep an
-/// empty schema from being dropped.
+/// What is in a schema beside the tables of a volume, one of it in words: everything that would
+/// keep an empty schema from being dropped.
 async fn foreign<C: GenericClient>(
     client: &C,
     schema: &str,
@@ -143,7 +143,7 @@ pub async fn create(client: &mut Client, schema: &str, uuid: &Uuid) -> Result<()
     transaction.batch_execute(&text).await.map_err(making)?;
     let mut others = foreign(&transaction, schema).await?;
     let volume = is_there(&transaction, schema, "meta").await?;
-    // All three are made in one transaction: without the first, the others are somebody else's.
+    // All three are made in one transaction: without the first, the others are not KestrelFS's.
     for table in &TABLES[1..] {
         if !volume && others.is_none() && is_there(&transaction, schema, table).await? {
             others = Some(format!("table {schema}.{table}"));
@@ -248,13 +248,14 @@ pub async fn shards(client: &Client, schema: &str) -> Result<Vec<i32>, EngineErr
 /// Removes the tables, and the schema if it then has nothing in it; what is not ours stays.
 ///
 /// # Errors
-/// The database's, also if something of somebody else hangs on a table: then all is as before.
+/// The database's, also if an object of another program depends on a table: then nothing is
+/// removed.
 pub async fn remove(client: &mut Client, schema: &str) -> Result<(), EngineError> {
     let removing = |why: tokio_postgres::Error| failed("removing tables", &why);
     let mut transaction = client.transaction().await.map_err(removing)?;
     let tables = TABLES.map(|table| format!("{schema}.{table}")).join(", ");
     transaction.batch_execute(&format!("DROP TABLE {tables} RESTRICT")).await.map_err(removing)?;
-    // Every database has that one, made by nobody.
+    // Every database has that one from the start.
     if schema != "public" {
         let attempt = transaction.savepoint("schema").await.map_err(removing)?;
         match attempt.batch_execute(&format!("DROP SCHEMA {schema} RESTRICT")).await {
@@ -298,7 +299,7 @@ pub async fn claim(
     }
 }
 
-/// How a shard stands, by the text or statement that asks.
+/// A shard's record, by the text or statement that reads it.
 ///
 /// # Errors
 /// `Refused` if there is no such shard; the database's.

@@ -1,16 +1,16 @@
 //! Turns committed batches into transactions, in order.
 //!
 //! A transaction is one statement (`Texts::write`): it moves the shard's position from the last
-//! batch before it to its own last one, if the epoch is ours and the position is that, and only
-//! then writes its rows. So whatever is lost, sent twice, or overtakes:
+//! batch before it to its own last one, if the epoch is this process's and the position is that,
+//! and only then writes its rows. So if transactions are lost, sent twice, or overtake:
 //! - a transaction is in the database only with all those before it, and only once;
 //! - a process that was fenced writes nothing;
-//! - after a connection broke with transactions under way, the position says which of them are in,
+//! - after a connection broke with transactions under way, the position shows which of them are in,
 //!   once a write behind them has waited for the standbys ([`Session::confirm`]): a transaction
 //!   that was waiting when its session or server ended is seen, and may be nowhere else yet.
 //!
-//! With nothing to send, it looks after the shard now and then ([`SenderState::look`]), so that an
-//! engine that only reads hears of being replaced.
+//! With nothing to send, it checks the shard now and then ([`SenderState::check`]), so that an
+//! engine that only reads finds out that it was replaced.
 //!
 //! That allows for several under way on one connection without waiting for the answer of the first:
 //! if that fails, the others find another position and do nothing. What queues up meanwhile goes in
@@ -46,12 +46,12 @@ const BYTES_MAX: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same for a full database.
 const PAUSE_FULL: Duration = Duration::from_millis(500);
-/// A database that has said nothing for so long is asked by another connection, which has so long
-/// to answer.
+/// A database that has answered nothing for so long gets a question over another connection, and
+/// has so long to answer.
 const PROBE_AFTER: Duration = Duration::from_millis(500);
 const PROBE_MAX: Duration = Duration::from_secs(5);
 /// How often the shard is looked after while there is nothing to send.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// A transaction.
 struct Transaction {
@@ -85,7 +85,7 @@ struct SenderState {
     /// Where the newest transaction ends.
     end: Position,
     /// Since when nothing gets through.
-    trouble: Option<Instant>,
+    failing_since: Option<Instant>,
 }
 
 async fn carry_out(
@@ -107,49 +107,50 @@ async fn carry_out(
     let epoch = shared.epoch().0.cast_signed();
     let values: [&(dyn ToSql + Sync); 7] =
         [&to, &shared.shard, &epoch, &from, &keys, &values, &gone];
-    let asked = session.client.query_one(&session.write, &values);
-    shared.pulse.asked();
-    let limit = STATEMENT_MAX.min(shared.place.deadline);
-    let answer = tokio::time::timeout(limit, asked).await.ok()?;
+    let answer = session.client.query_one(&session.write, &values);
+    shared.health.begins();
+    let limit = STATEMENT_MAX.min(shared.url.deadline);
+    let answer = tokio::time::timeout(limit, answer).await.ok()?;
     Some(answer.and_then(|row| row.try_get(0)))
 }
 
-/// Makes sure that what the session has written has waited for the standbys, though somebody may
-/// have cancelled that.
+/// Makes sure that what the session has written has waited for the standbys, though that wait may
+/// have been cancelled.
 async fn waited_for(shared: &EngineShared, session: &Session) -> Result<(), EngineError> {
     if session.is_waited_for() {
         return Ok(());
     }
-    let limit = STATEMENT_MAX.min(shared.place.deadline);
+    let limit = STATEMENT_MAX.min(shared.url.deadline);
     let confirmed = tokio::time::timeout(limit, session.confirm(shared, shared.epoch())).await;
-    confirmed.unwrap_or_else(|_| Err(silent())).map(drop)
+    confirmed.unwrap_or_else(|_| Err(no_answer())).map(drop)
 }
 
-/// Asks a full database whether the shard is still this process's: by a write that takes no room
-/// and waits for the standbys like any other, for a primary that was replaced may be full as well.
+/// Checks in a full database whether the shard is still this process's: by a write that takes no
+/// room and waits for the standbys like any other, as a primary that was replaced may be full as
+/// well.
 async fn stands_though_full(shared: &EngineShared, session: &Session) -> Result<(), EngineError> {
-    let limit = STATEMENT_MAX.min(shared.place.deadline);
+    let limit = STATEMENT_MAX.min(shared.url.deadline);
     match tokio::time::timeout(limit, session.confirm(shared, shared.epoch())).await {
         Ok(Ok(_)) => {
             shared.confirmed();
             Ok(())
         }
         Ok(Err(why @ (EngineError::Fenced { .. } | EngineError::Refused(_)))) => Err(why),
-        // What is sent next says what is wrong.
+        // The next transaction fails with what is wrong.
         Ok(Err(_)) | Err(_) => Ok(()),
     }
 }
 
 /// How the shard stands, by the session or by a new one if that is of no use; `None` while the
 /// database cannot be reached, which is no harm as long as there is nothing to send.
-async fn look(
+async fn check(
     shared: &EngineShared,
     session: &Session,
 ) -> Result<Option<(Option<Session>, ShardRecord)>, EngineError> {
     if !session.client.is_closed() {
-        let durable = shared.tier.durable();
-        let asked = fence(&session.client, &shared.texts.fence, shared.shard);
-        if let Ok(Ok(fence)) = tokio::time::timeout(STATEMENT_MAX, asked).await {
+        let durable = shared.row_cache.durable();
+        let answer = fence(&session.client, &shared.texts.fence, shared.shard);
+        if let Ok(Ok(fence)) = tokio::time::timeout(STATEMENT_MAX, answer).await {
             shared.expects(fence, durable)?;
             return Ok(Some((None, fence)));
         }
@@ -168,44 +169,44 @@ async fn look(
     }
 }
 
-/// Asks by another connection while a transaction takes long, as one does that waits for standbys
-/// or behind a checkpoint: only a database that answers nothing is silent.
+/// Sends a question over another connection while a transaction takes long, as one does that waits
+/// for standbys or behind a checkpoint: only a database that answers nothing is silent.
 pub async fn probe(shared: Arc<EngineShared>) {
     while !shared.is_stopping() {
         tokio::time::sleep(PROBE_AFTER).await;
-        if shared.pulse.silence() < PROBE_AFTER {
+        if shared.health.silence() < PROBE_AFTER {
             continue;
         }
-        let asked = async {
+        let answer = async {
             let session = reader(&shared, Instant::now()).await?;
             fence(&session.client, &shared.texts.fence, shared.shard).await
         };
-        if let Ok(Ok(_)) = tokio::time::timeout(PROBE_MAX, asked).await {
-            shared.pulse.answered();
+        if let Ok(Ok(_)) = tokio::time::timeout(PROBE_MAX, answer).await {
+            shared.health.answered();
         }
     }
 }
 
 /// Sends what is committed until the engine stops or fails.
 pub async fn run(shared: Arc<EngineShared>, session: Session, end: Position) {
-    let mut line = SenderState {
+    let mut state = SenderState {
         session: Arc::new(session),
         held: true,
         under_way: VecDeque::new(),
         again: VecDeque::new(),
         end,
-        trouble: None,
+        failing_since: None,
         shared,
     };
     loop {
-        match line.step().await {
+        match state.step().await {
             Ok(true) => {}
             Ok(false) => {
-                return line.shared.fail(EngineError::Io("metadata engine: closed".into()));
+                return state.shared.fail(EngineError::Io("metadata engine: closed".into()));
             }
             Err(why) => {
                 log::error!("{why}");
-                return line.shared.fail(why);
+                return state.shared.fail(why);
             }
         }
     }
@@ -226,8 +227,8 @@ impl SenderState {
             if shared.is_stopping() {
                 return Ok(false);
             }
-            if tokio::time::timeout(LOOK_EVERY, news).await.is_err() {
-                self.look().await?;
+            if tokio::time::timeout(CHECK_EVERY, news).await.is_err() {
+                self.check().await?;
             }
             return Ok(true);
         };
@@ -242,11 +243,11 @@ impl SenderState {
 
     /// Makes sure that the shard is still ours, and has a session and its lock; breaks off when
     /// there is something to do.
-    async fn look(&mut self) -> Result<(), EngineError> {
+    async fn check(&mut self) -> Result<(), EngineError> {
         let (shared, session) = (self.shared.clone(), self.session.clone());
-        shared.pulse.asked();
-        let looking = Box::pin(look(&shared, &session));
-        let Either::Left((seen, _)) = select(looking, Box::pin(shared.news.notified())).await
+        shared.health.begins();
+        let checking = Box::pin(check(&shared, &session));
+        let Either::Left((seen, _)) = select(checking, Box::pin(shared.news.notified())).await
         else {
             return Ok(());
         };
@@ -256,7 +257,7 @@ impl SenderState {
             self.held = false;
         }
         self.stands(fence)?;
-        self.heard();
+        self.note_answer();
         if !self.held {
             self.held = crate::advisory_lock::again(&self.session.client, &self.shared).await;
         }
@@ -264,10 +265,10 @@ impl SenderState {
     }
 
     /// The database has answered; perhaps it has something else to answer.
-    fn heard(&self) {
-        self.shared.pulse.answered();
+    fn note_answer(&self) {
+        self.shared.health.answered();
         if self.under_way.is_empty() && self.again.is_empty() {
-            self.shared.pulse.rests();
+            self.shared.health.rests();
         }
     }
 
@@ -281,7 +282,7 @@ impl SenderState {
             "metadata in PostgreSQL: {} stands at batch {}, and this process left it at \
              {expected}; somebody else writes there; see that \
              only one process runs on it",
-            self.shared.place.shown(),
+            self.shared.url.shown(),
             fence.position
         )))
     }
@@ -332,13 +333,13 @@ impl SenderState {
                 }
                 Err(why) => why,
             },
-            // Another epoch, or another position: the fence says which.
+            // Another epoch, or another position: the shard's record shows which.
             Some(Ok(_)) => {
                 EngineError::Io("metadata in PostgreSQL: the shard is not as expected".into())
             }
             Some(Err(why)) if remedy(&why) == Remedy::None => return Err(failed("writing", &why)),
             Some(Err(why)) => failed("writing", &why),
-            None => silent(),
+            None => no_answer(),
         };
         self.under_way.push_front(first);
         match why {
@@ -352,11 +353,11 @@ impl SenderState {
     /// one that does not answer.
     async fn full(&mut self) -> Result<(), EngineError> {
         self.shared.set_full();
-        self.shared.pulse.answered();
+        self.shared.health.answered();
         if self.shared.is_stopping() {
             self.until(&EngineError::NoSpace)?;
         } else {
-            self.trouble = None;
+            self.failing_since = None;
         }
         self.take_back();
         if !self.shared.is_stopping() {
@@ -377,8 +378,8 @@ impl SenderState {
 
     /// Until when to try, nothing getting through.
     fn until(&mut self, why: &EngineError) -> Result<Instant, EngineError> {
-        let since = *self.trouble.get_or_insert_with(Instant::now);
-        let until = since + self.shared.place.deadline;
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        let until = since + self.shared.url.deadline;
         if Instant::now() > until {
             return Err(given_up(&self.shared, why));
         }
@@ -386,8 +387,8 @@ impl SenderState {
     }
 
     fn stored(&mut self, transaction: &Transaction) {
-        self.trouble = None;
-        self.heard();
+        self.failing_since = None;
+        self.note_answer();
         // Callbacks answer clients, and may take as long as that does.
         tokio::task::block_in_place(|| self.shared.stored(transaction.to, transaction.bytes));
     }
@@ -398,7 +399,7 @@ impl SenderState {
         log::warn!("{why}; connecting again to see what is in");
         self.take_back();
         self.shared.next_generation();
-        self.shared.pulse.asked();
+        self.shared.health.begins();
         tokio::time::sleep(PAUSE).await;
         let purpose =
             if self.again.is_empty() { SessionPurpose::Onward } else { SessionPurpose::Settle };
@@ -416,12 +417,12 @@ impl SenderState {
             self.stored(&first);
             self.again.pop_front();
         }
-        self.heard();
+        self.note_answer();
         self.stands(fence)
     }
 }
 
-fn silent() -> EngineError {
+fn no_answer() -> EngineError {
     EngineError::Io("metadata in PostgreSQL: the database does not answer".into())
 }
 
@@ -430,7 +431,7 @@ fn given_up(shared: &EngineShared, why: &EngineError) -> EngineError {
         "metadata in PostgreSQL: nothing could be written to {} for {} s ({why}); changes that \
          were not acknowledged as durable are lost; \
          see to the database, then end this process and start it again",
-        shared.place.shown(),
-        shared.place.deadline.as_secs()
+        shared.url.shown(),
+        shared.url.deadline.as_secs()
     ))
 }

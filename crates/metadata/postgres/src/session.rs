@@ -1,4 +1,4 @@
-//! Connections that are known to lead to the right rows.
+//! Connections that certainly lead to the right rows.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// How often the server looks whether there is still a client for a statement that takes long.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
-/// A session that looks after a shard and says nothing for so long is ended by the server. It has
-/// something to say every second.
+/// A session that checks a shard and sends nothing for so long is ended by the server. It sends
+/// something every second.
 const IDLE_MAX: Duration = Duration::from_secs(8);
 
-/// The server's function that waits for standbys: its warnings say that somebody ended the wait.
+/// The server's function that waits for standbys: its warnings mean that the wait was ended early.
 /// Their text may be in any language.
 const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
 
@@ -37,15 +37,15 @@ const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
 pub enum SessionPurpose {
     /// To read, or to write what comes.
     Onward,
-    /// To tell what is durable: what it shows has waited for the standbys.
+    /// For what is durable: the rows that it reads have waited for the standbys.
     Settle,
 }
 
 /// A connection and its statements.
 pub struct Session {
     pub client: Client,
-    /// A transaction did not wait for the standbys to its end, and succeeded: it is seen, and may
-    /// still be lost.
+    /// A transaction did not wait for the standbys to its end, and succeeded: it is visible, and
+    /// may still be lost.
     unwaited: Arc<AtomicBool>,
     pub write: Statement,
     pub get: Statement,
@@ -122,28 +122,28 @@ where
                 }
             }
             Ok(_) => {}
-            // The user of the client hears of it too.
+            // The user of the client gets the notice too.
             Err(why) => return log::debug!("PostgreSQL: a connection ended: {why}"),
         }
     }
 }
 
 /// Connects, to whichever host takes writes.
-pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), SessionError> {
+pub async fn connect(url: &PgUrl) -> Result<(Client, Arc<AtomicBool>), SessionError> {
     let unwaited = Arc::new(AtomicBool::new(false));
     let failed = |why: tokio_postgres::Error| {
-        SessionError::of(&format!("connecting to {}", place.shown()), &why)
+        SessionError::of(&format!("connecting to {}", url.shown()), &why)
     };
-    let client = match &place.tls {
+    let client = match &url.tls {
         None => {
-            let (client, connection) = place.config.connect(NoTls).await.map_err(failed)?;
+            let (client, connection) = url.config.connect(NoTls).await.map_err(failed)?;
             tokio::spawn(drive(connection, unwaited.clone()));
             client
         }
         Some(tls) => {
             let connector =
                 tls.connector().map_err(|why| SessionError::Final(EngineError::Refused(why)))?;
-            let (client, connection) = place.config.connect(connector).await.map_err(failed)?;
+            let (client, connection) = url.config.connect(connector).await.map_err(failed)?;
             tokio::spawn(drive(connection, unwaited.clone()));
             client
         }
@@ -155,21 +155,25 @@ pub async fn connect(place: &PgUrl) -> Result<(Client, Arc<AtomicBool>), Session
          SET tcp_keepalives_idle = 3; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = \
          3; \
          SET tcp_user_timeout = 9000; {PLANNING}",
-        place.synchronous_commit,
+        url.synchronous_commit,
         STATEMENT_MAX.as_millis()
     );
-    // The last ones: the server knows within 10 s that a client's machine is gone, and its locks
-    // are free.
+    // The last settings: the server finds out within 10 s that a client's machine is gone, and
+    // frees its locks.
     client
         .batch_execute(&settings)
         .await
         .map_err(|why| SessionError::of("preparing the session", &why))?;
-    set_if_known(&client, "client_connection_check_interval", CHECK_EVERY).await?;
+    set_if_supported(&client, "client_connection_check_interval", CHECK_EVERY).await?;
     Ok((client, unwaited))
 }
 
 /// A setting that old servers do not know, and some platforms do not have: no harm.
-async fn set_if_known(client: &Client, name: &str, value: Duration) -> Result<(), SessionError> {
+async fn set_if_supported(
+    client: &Client,
+    name: &str,
+    value: Duration,
+) -> Result<(), SessionError> {
     let value = value.as_millis();
     let text =
         format!("SELECT set_config(name, '{value}', false) FROM pg_settings WHERE name = '{name}'");
@@ -187,7 +191,7 @@ async fn set_if_known(client: &Client, name: &str, value: Duration) -> Result<()
 /// is stopped or cut off, as any other looks after its shard.
 pub async fn end_if_idle(client: &Client) {
     // The next use of a connection notices that it is lost.
-    let _ = set_if_known(client, "idle_session_timeout", IDLE_MAX).await;
+    let _ = set_if_supported(client, "idle_session_timeout", IDLE_MAX).await;
 }
 
 /// Connects and makes sure that the database is the one which has what this engine wrote.
@@ -197,22 +201,22 @@ pub async fn open(
 ) -> Result<(Session, ShardRecord), SessionError> {
     let generation = shared.generation();
     // Before anything newer can become durable.
-    let durable = shared.tier.durable();
-    let (client, unwaited) = connect(&shared.place).await?;
+    let durable = shared.row_cache.durable();
+    let (client, unwaited) = connect(&shared.url).await?;
     let texts: &Texts = &shared.texts;
     let statement = |why: tokio_postgres::Error| SessionError::of("preparing statements", &why);
     let write = client.prepare(&texts.write).await.map_err(statement)?;
     let get = client.prepare(&texts.get).await.map_err(statement)?;
     let page = client.prepare(&texts.page).await.map_err(statement)?;
-    let asking = |why: EngineError| match why {
+    let failure = |why: EngineError| match why {
         EngineError::Io(_) | EngineError::NoSpace => SessionError::Passing(why),
         why => SessionError::Final(why),
     };
-    let mut fence = fence(&client, &texts.fence, shared.shard).await.map_err(asking)?;
+    let mut fence = fence(&client, &texts.fence, shared.shard).await.map_err(failure)?;
     shared.expects(fence, durable).map_err(SessionError::Final)?;
     let session = Session { client, unwaited, write, get, page, generation };
     if purpose == SessionPurpose::Settle {
-        fence = session.confirm(shared, fence.epoch).await.map_err(asking)?;
+        fence = session.confirm(shared, fence.epoch).await.map_err(failure)?;
     }
     Ok((session, fence))
 }
@@ -246,15 +250,15 @@ pub async fn establish(
 /// The session for reads.
 pub async fn reader(shared: &EngineShared, until: Instant) -> Result<Arc<Session>, EngineError> {
     let turn = shared.next_reader();
-    let mut place = shared.readers[turn].lock().await;
-    if let Some(session) = &*place
+    let mut slot = shared.readers[turn].lock().await;
+    if let Some(session) = &*slot
         && !session.client.is_closed()
         && session.generation == shared.generation()
     {
         return Ok(session.clone());
     }
-    *place = None;
+    *slot = None;
     let session = Arc::new(establish(shared, SessionPurpose::Onward, until).await?.0);
-    *place = Some(session.clone());
+    *slot = Some(session.clone());
     Ok(session)
 }

@@ -23,10 +23,10 @@ const READERS: usize = 4;
 const VALUE_MAX: usize = 16 << 20;
 /// See the module's header.
 pub struct EngineShared {
-    pub place: PgUrl,
+    pub url: PgUrl,
     pub shard: i32,
     pub texts: Texts,
-    pub tier: RowCache,
+    pub row_cache: RowCache,
     pub before_sync: BeforeSync,
     pub readers: [tokio::sync::Mutex<Option<Arc<Session>>>; READERS],
     reader: AtomicUsize,
@@ -41,9 +41,9 @@ pub struct EngineShared {
     claiming: AtomicBool,
     generation: AtomicU64,
     stopping: AtomicBool,
-    /// The shard is somebody else's now, or not what it was: rows in memory are nobody's.
+    /// The shard is another process's now, or not what it was: rows in memory must not be used.
     lost: AtomicBool,
-    pub pulse: DatabaseHealth,
+    pub health: DatabaseHealth,
     confirmations: AtomicU64,
     pub counters: Counters,
 }
@@ -84,17 +84,17 @@ impl Counters {
 impl EngineShared {
     /// For a shard that stands like this.
     pub fn new(
-        (place, shard): (PgUrl, i32),
+        (url, shard): (PgUrl, i32),
         fence: ShardRecord,
         (row_bytes, queue_bytes_max): (usize, usize),
         before_sync: BeforeSync,
     ) -> Self {
-        let texts = Texts::new(&place.schema);
+        let texts = Texts::new(&url.schema);
         Self {
             texts,
-            place,
+            url,
             shard,
-            tier: RowCache::new(fence.position, row_bytes),
+            row_cache: RowCache::new(fence.position, row_bytes),
             before_sync,
             readers: Default::default(),
             reader: AtomicUsize::new(0),
@@ -114,7 +114,7 @@ impl EngineShared {
             generation: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            pulse: DatabaseHealth::default(),
+            health: DatabaseHealth::default(),
             confirmations: AtomicU64::new(0),
             counters: Counters::default(),
         }
@@ -151,11 +151,11 @@ impl EngineShared {
         self.news.notify_one();
     }
 
-    /// Whether a shard that stands like this is the one that this engine has written; `durable` was
-    /// so before it was asked.
+    /// Whether a shard with this record is the one that this engine has written; `durable` is the
+    /// position from before the record was read.
     ///
     /// # Errors
-    /// `Fenced` if somebody else has claimed it, `Refused` if it has forgotten something.
+    /// `Fenced` if another process has claimed it, `Refused` if it has forgotten something.
     pub fn expects(&self, fence: ShardRecord, durable: Position) -> Result<(), EngineError> {
         // In this order: a claim that ends meanwhile has stored its epoch before.
         let claiming = self.claiming.load(Ordering::SeqCst);
@@ -172,7 +172,7 @@ impl EngineShared {
                  was restored. Nothing more is written \
                  there. Bring back the database that has them, or unmount, check with `kestrel \
                  fsck`, and go on without them",
-                self.place.shown(),
+                self.url.shown(),
                 fence.position,
                 fence.epoch,
                 durable,
@@ -196,7 +196,7 @@ impl EngineShared {
         }
         let bytes = queued_bytes(&mutations);
         let count = mutations.len() as u64;
-        let until = Instant::now() + self.place.deadline;
+        let until = Instant::now() + self.url.deadline;
         let mut queue = self.queue.lock();
         loop {
             if let Some(why) = &queue.failure {
@@ -222,7 +222,7 @@ impl EngineShared {
         queue.position += 1;
         queue.bytes += bytes;
         let position = queue.position;
-        self.tier.apply(position, &mutations);
+        self.row_cache.apply(position, &mutations);
         queue.batches.push_back((position, mutations));
         drop(queue);
         self.news.notify_one();
@@ -261,7 +261,7 @@ impl EngineShared {
         }
         self.room.notify_all();
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-        self.tier.stored(position);
+        self.row_cache.stored(position);
     }
 
     /// Bytes of batches, as the queue counts them.
@@ -287,7 +287,7 @@ impl EngineShared {
 
     /// Nothing more will be written.
     pub fn fail(&self, why: EngineError) {
-        self.pulse.ends();
+        self.health.ends();
         let mut queue = self.queue.lock();
         if let EngineError::Fenced { .. } | EngineError::Refused(_) =
             queue.failure.get_or_insert(why.clone())
@@ -296,13 +296,13 @@ impl EngineShared {
         }
         drop(queue);
         self.room.notify_all();
-        self.tier.failed(why);
+        self.row_cache.failed(why);
     }
 
     /// Whether rows may still be read.
     ///
     /// # Errors
-    /// `Fenced` or `Refused`, if that is known to be the shard's fate.
+    /// `Fenced` or `Refused`, if that has happened to the shard.
     pub fn readable(&self) -> Result<(), EngineError> {
         if !self.lost.load(Ordering::SeqCst) {
             return Ok(());
@@ -311,7 +311,7 @@ impl EngineShared {
     }
 
     /// Takes no commits until [`EngineShared::claimed`]: those of earlier holders are refused
-    /// already, and nobody holds what comes.
+    /// already, and none of the new ones is queued.
     pub fn begin_claim(&self) {
         self.claiming.store(true, Ordering::SeqCst);
         let mut queue = self.queue.lock();
@@ -330,7 +330,7 @@ impl EngineShared {
     /// [`kestrel_engine::Engine::tap`]: no batch is applied meanwhile.
     pub fn tap(&self, tap: kestrel_engine::Tap) -> kestrel_engine::TapGuard {
         let _still = self.queue.lock();
-        self.tier.tap(tap)
+        self.row_cache.tap(tap)
     }
 
     /// [`kestrel_engine::Engine::stats`].
@@ -343,7 +343,7 @@ impl EngineShared {
             syncs: load(&self.counters.transactions),
             memory_hits: load(&self.counters.hits),
             run_reads: load(&self.counters.reads),
-            ..self.tier.stats()
+            ..self.row_cache.stats()
         }
     }
 }

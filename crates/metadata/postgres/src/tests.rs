@@ -41,13 +41,13 @@ fn options() -> PgOptions {
 }
 
 fn made(url: &str) -> PgUrl {
-    let place = PgUrl::parse(url).unwrap();
-    PgEngine::create(&place, UUID, 0).unwrap();
-    place
+    let url = PgUrl::parse(url).unwrap();
+    PgEngine::create(&url, UUID, 0).unwrap();
+    url
 }
 
-fn open(place: &PgUrl) -> Result<PgEngine, EngineError> {
-    PgEngine::open(place.clone(), UUID, 0, options(), no_hook())
+fn open(url: &PgUrl) -> Result<PgEngine, EngineError> {
+    PgEngine::open(url.clone(), UUID, 0, options(), no_hook())
 }
 
 fn expect_err<T>(result: Result<T, EngineError>) -> EngineError {
@@ -62,9 +62,9 @@ proptest! {
 
     #[test]
     fn it_agrees_with_a_map(ops in vec(op(), 1..80)) {
-        let place = made(&shared().url(&fresh(), ""));
+        let url = made(&shared().url(&fresh(), ""));
         let mut expected = ExpectedRows::new();
-        let mut engine = open(&place).unwrap();
+        let mut engine = open(&url).unwrap();
         for op in &ops {
             check(&engine, &mut expected, op);
             match op {
@@ -73,7 +73,7 @@ proptest! {
                 EngineOp::Close | EngineOp::Kill => {
                     engine.settle().unwrap();
                     drop(engine);
-                    engine = open(&place).unwrap();
+                    engine = open(&url).unwrap();
                 }
                 _ => {}
             }
@@ -84,8 +84,8 @@ proptest! {
 
 #[test]
 fn what_is_durable_is_read_by_the_next_one() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     let mut expected = ExpectedRows::new();
     for round in 0..200u32 {
         let batch: Vec<Mutation> = (0..40u32)
@@ -105,7 +105,7 @@ fn what_is_durable_is_read_by_the_next_one() {
     let stats = engine.stats();
     assert!(stats.syncs < 200, "{} transactions: nothing was put together", stats.syncs);
     drop(engine);
-    let again = open(&place).unwrap();
+    let again = open(&url).unwrap();
     assert_eq!(again.durable(), 200);
     assert_eq!(content(&again), expected);
 }
@@ -113,28 +113,23 @@ fn what_is_durable_is_read_by_the_next_one() {
 /// A second process that opens the volume is refused, and one that takes it over fences the first.
 #[test]
 fn second_opener_and_takeover() {
-    let place = made(&shared().url(&fresh(), ""));
-    let first = Arc::new(open(&place).unwrap());
+    let url = made(&shared().url(&fresh(), ""));
+    let first = Arc::new(open(&url).unwrap());
     let holder = first.clone().claim().unwrap();
     commit(&*holder, vec![put(1, b"a", b"1")]);
-    let why = expect_err(open(&place));
+    let why = expect_err(open(&url));
     assert!(
         matches!(&why, EngineError::Refused(text) if text.contains("--take-over")
             && text.contains("kestrel")),
         "{why}"
     );
-    let second = PgEngine::open(
-        place.clone(),
-        UUID,
-        0,
-        PgOptions { take_over: true, ..options() },
-        no_hook(),
-    )
-    .unwrap();
+    let second =
+        PgEngine::open(url.clone(), UUID, 0, PgOptions { take_over: true, ..options() }, no_hook())
+            .unwrap();
     assert!(second.epoch() > holder.epoch());
     commit(&second, vec![put(1, b"b", b"2")]);
     second.sync().unwrap();
-    // It took it at its word, but never tells that it is durable.
+    // It took the batch, but never reports it as durable.
     let lost = holder.commit(BatchKind::Growing, vec![put(1, b"a", b"stale")]);
     if lost.is_ok() {
         let why = expect_err(holder.sync());
@@ -160,16 +155,16 @@ fn second_opener_and_takeover() {
 #[test]
 fn other_newer_and_missing_volumes() {
     let (server, schema) = (shared(), fresh());
-    let place = PgUrl::parse(&server.url(&schema, "")).unwrap();
-    let why = expect_err(open(&place));
+    let url = PgUrl::parse(&server.url(&schema, "")).unwrap();
+    let why = expect_err(open(&url));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("has no volume")), "{why}");
-    PgEngine::create(&place, UUID, 0).unwrap();
-    let why = expect_err(PgEngine::create(&place, *b"another volume!!", 0));
+    PgEngine::create(&url, UUID, 0).unwrap();
+    let why = expect_err(PgEngine::create(&url, *b"another volume!!", 0));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("another volume")), "{why}");
-    let why = expect_err(PgEngine::open(place.clone(), UUID, 3, options(), no_hook()));
+    let why = expect_err(PgEngine::open(url.clone(), UUID, 3, options(), no_hook()));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("node 3")), "{why}");
-    server.ask(&format!("UPDATE {schema}.meta SET version = 9"));
-    let why = expect_err(open(&place));
+    server.query(&format!("UPDATE {schema}.meta SET version = 9"));
+    let why = expect_err(open(&url));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("newer")), "{why}");
     let why =
         expect_err(open(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x?deadline=1s").unwrap()));
@@ -184,7 +179,7 @@ fn other_newer_and_missing_volumes() {
 #[test]
 fn schemas_with_foreign_tables() {
     let server = Server::start();
-    server.ask(
+    server.query(
         "CREATE TABLE public.customers (name text); INSERT INTO customers VALUES ('theirs'); \
          CREATE SCHEMA kinds; CREATE TYPE kinds.mood AS ENUM ('sad'); \
          CREATE SCHEMA alike; CREATE TABLE alike.meta (a int); CREATE SCHEMA part; CREATE TABLE \
@@ -194,45 +189,45 @@ fn schemas_with_foreign_tables() {
     for (schema, shown) in
         [("public", "customers"), ("kinds", "mood"), ("alike", "alike.meta"), ("part", "part.row")]
     {
-        let place = PgUrl::parse(&server.url(schema, "")).unwrap();
-        let why = expect_err(PgEngine::create(&place, UUID, 0));
+        let url = PgUrl::parse(&server.url(schema, "")).unwrap();
+        let why = expect_err(PgEngine::create(&url, UUID, 0));
         assert!(
             matches!(&why, EngineError::Refused(text) if text.contains(shown)
                 && text.contains("?schema=")),
             "{why}"
         );
-        PgEngine::remove(&place, UUID).unwrap();
+        PgEngine::remove(&url, UUID).unwrap();
     }
     let left = "SELECT string_agg(n.nspname || '.' || c.relname, ' ' ORDER BY 1) FROM pg_class AS \
                 c JOIN pg_namespace AS n \
                 ON n.oid = relnamespace WHERE relkind IN ('r', 'v') AND nspname !~ \
                 '^pg_|information_schema'";
-    assert_eq!(server.ask(left).split(' ').count(), 3, "{}", server.ask(left));
-    let place = made(&server.url("empty", ""));
+    assert_eq!(server.query(left).split(' ').count(), 3, "{}", server.query(left));
+    let url = made(&server.url("empty", ""));
     // Each of a cluster's nodes does so.
-    PgEngine::create(&place, UUID, 1).unwrap();
+    PgEngine::create(&url, UUID, 1).unwrap();
     let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'empty'";
-    // Somebody adds to it later.
-    server.ask(
+    // Another program adds to it later.
+    server.query(
         "CREATE TABLE empty.guest AS SELECT 5 AS a; CREATE VIEW empty.watch AS SELECT * FROM \
          empty.fence",
     );
-    assert!(matches!(expect_err(PgEngine::create(&place, UUID, 2)), EngineError::Refused(_)));
-    let why = expect_err(PgEngine::remove(&place, UUID));
+    assert!(matches!(expect_err(PgEngine::create(&url, UUID, 2)), EngineError::Refused(_)));
+    let why = expect_err(PgEngine::remove(&url, UUID));
     assert!(matches!(&why, EngineError::Io(text) if text.contains("2BP01")), "{why}");
-    drop(open(&place).unwrap());
-    server.ask("DROP VIEW empty.watch");
-    PgEngine::remove(&place, UUID).unwrap();
-    assert_eq!(server.ask("SELECT a, to_regclass('empty.row') IS NULL FROM empty.guest"), "5|t");
-    server.ask("DROP TABLE empty.guest");
-    PgEngine::create(&place, UUID, 0).unwrap();
-    PgEngine::remove(&place, UUID).unwrap();
-    assert_eq!(server.ask(schemas), "0");
-    assert_eq!(server.ask("SELECT name FROM public.customers"), "theirs");
+    drop(open(&url).unwrap());
+    server.query("DROP VIEW empty.watch");
+    PgEngine::remove(&url, UUID).unwrap();
+    assert_eq!(server.query("SELECT a, to_regclass('empty.row') IS NULL FROM empty.guest"), "5|t");
+    server.query("DROP TABLE empty.guest");
+    PgEngine::create(&url, UUID, 0).unwrap();
+    PgEngine::remove(&url, UUID).unwrap();
+    assert_eq!(server.query(schemas), "0");
+    assert_eq!(server.query("SELECT name FROM public.customers"), "theirs");
 }
 
-/// Commits rows one after another, each durable before the next; ends when told to, and says how
-/// many.
+/// Commits rows one after another, each durable before the next; ends when `until` is true, and
+/// returns how many.
 fn write_all(engine: &PgEngine, until: &dyn Fn(u32) -> bool) -> u32 {
     let mut number = 0;
     while !until(number) {
@@ -252,7 +247,7 @@ fn write_all(engine: &PgEngine, until: &dyn Fn(u32) -> bool) -> u32 {
     number
 }
 
-/// All rows of [`write_all`], each once, by what the database says.
+/// All rows of [`write_all`], each once, by what the database has.
 fn verify(engine: &PgEngine, count: u32) {
     engine.forget();
     let mut found = 0;
@@ -273,8 +268,8 @@ fn verify(engine: &PgEngine, count: u32) {
 #[test]
 fn server_death_under_load() {
     let mut server = Server::start();
-    let place = made(&server.url("volume", "&deadline=60s"));
-    let engine = open(&place).unwrap();
+    let url = made(&server.url("volume", "&deadline=60s"));
+    let engine = open(&url).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let count = thread::scope(|scope| {
         let stopper = StopOnDrop::new(&stop);
@@ -290,7 +285,7 @@ fn server_death_under_load() {
     });
     verify(&engine, count);
     drop(engine);
-    verify(&open(&place).unwrap(), count);
+    verify(&open(&url).unwrap(), count);
 }
 
 #[test]
@@ -299,12 +294,12 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     let schema = fresh();
     made(&server.url(&schema, ""));
     let relay = Relay::start(server.port);
-    let place = PgUrl::parse(&format!(
+    let url = PgUrl::parse(&format!(
         "postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}",
         relay.port
     ))
     .unwrap();
-    let engine = open(&place).unwrap();
+    let engine = open(&url).unwrap();
     let count = write_all(&engine, &|number| {
         // What is sent next reaches the server; the answer never comes back, nor anything on that
         // connection.
@@ -321,11 +316,11 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
 #[test]
 fn database_that_lost_durable_commits() {
     let server = Server::start();
-    let place = made(&server.url("volume", "&deadline=20s"));
-    let engine = open(&place).unwrap();
+    let url = made(&server.url("volume", "&deadline=20s"));
+    let engine = open(&url).unwrap();
     write_all(&engine, &|number| number == 20);
     // As if a standby had been promoted that was behind, with everybody's connections gone.
-    server.ask(
+    server.query(
         "UPDATE volume.fence SET position = 7; SELECT pg_terminate_backend(pid) FROM \
          pg_stat_activity \
          WHERE pid <> pg_backend_pid() AND application_name LIKE 'kestrel%'",
@@ -340,8 +335,8 @@ fn database_that_lost_durable_commits() {
 fn is_acknowledged_only_with_the_standby(wrong: impl Fn(&mut Server)) {
     let mut primary = Server::start();
     let mut standby = primary.standby();
-    let place = made(&primary.url("volume", "&deadline=120s"));
-    let engine = open(&place).unwrap();
+    let url = made(&primary.url("volume", "&deadline=120s"));
+    let engine = open(&url).unwrap();
     write_all(&engine, &|number| number == 20);
     standby.kill();
     let position = commit(&engine, vec![put(3, b"late", b"")]);
@@ -351,7 +346,7 @@ fn is_acknowledged_only_with_the_standby(wrong: impl Fn(&mut Server)) {
         primary.wait_for("SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
         wrong(&mut primary);
     }
-    // It is seen, and still not more than that.
+    // It is visible, and still not more than that.
     primary.wait_for(&format!("SELECT position = {position} FROM volume.fence"));
     thread::sleep(Duration::from_secs(1));
     assert!(acknowledged.try_recv().is_err(), "acknowledged, and on the primary alone");
@@ -376,7 +371,7 @@ fn restart_of_the_primary_without_standby() {
 #[test]
 fn cancelled_wait_for_the_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
-        primary.ask(
+        primary.query(
             "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
         );
         thread::sleep(Duration::from_millis(300));
@@ -387,7 +382,7 @@ fn cancelled_wait_for_the_standby() {
 #[test]
 fn session_ended_in_wait_for_the_standby() {
     is_acknowledged_only_with_the_standby(|primary| {
-        primary.ask(
+        primary.query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'",
         );
         thread::sleep(Duration::from_millis(300));
@@ -408,27 +403,22 @@ fn read_until_it_fails(engine: &PgEngine) -> EngineError {
 }
 
 #[test]
-fn who_only_reads_hears_of_being_replaced() {
+fn reads_after_another_claim() {
     let (server, schema) = (shared(), fresh());
-    let place = made(&server.url(&schema, ""));
-    let first = open(&place).unwrap();
+    let url = made(&server.url(&schema, ""));
+    let first = open(&url).unwrap();
     commit(&first, vec![put(1, b"a", b"1")]);
     first.sync().unwrap();
     // By a process that ends its session.
-    let second = PgEngine::open(
-        place.clone(),
-        UUID,
-        0,
-        PgOptions { take_over: true, ..options() },
-        no_hook(),
-    )
-    .unwrap();
+    let second =
+        PgEngine::open(url.clone(), UUID, 0, PgOptions { take_over: true, ..options() }, no_hook())
+            .unwrap();
     commit(&second, vec![put(1, b"a", b"2")]);
     second.sync().unwrap();
     let why = read_until_it_fails(&first);
     assert!(matches!(why, EngineError::Fenced { .. }), "{why}");
     // By one that did not find it.
-    server.ask(&format!("UPDATE {schema}.fence SET epoch = epoch + 1"));
+    server.query(&format!("UPDATE {schema}.fence SET epoch = epoch + 1"));
     let why = read_until_it_fails(&second);
     assert!(matches!(why, EngineError::Fenced { .. }), "{why}");
 }
@@ -437,14 +427,14 @@ fn who_only_reads_hears_of_being_replaced() {
 #[test]
 fn lost_session_without_writes() {
     let mut server = Server::start();
-    let place = made(&server.url("volume", "&deadline=2s"));
-    let engine = open(&place).unwrap();
+    let url = made(&server.url("volume", "&deadline=2s"));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"a", b"1")]);
     engine.sync().unwrap();
     let held = "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND granted";
-    server.ask("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'");
+    server.query("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'");
     server.wait_for(held);
-    let why = expect_err(open(&place));
+    let why = expect_err(open(&url));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("--take-over")), "{why}");
     // With nothing to write it does not matter how long the database is away.
     server.kill();
@@ -469,23 +459,26 @@ fn until(what: &str, seconds: u64, is: impl Fn() -> bool) {
 }
 
 #[test]
-fn who_has_a_shard_is_known_to_whoever_asks() {
-    let place = made(&shared().url(&fresh(), ""));
-    assert_eq!(holder(&place, 0).unwrap(), None);
-    PgEngine::add_node(&place, UUID, 3).unwrap();
-    let three = PgEngine::open(place.clone(), UUID, 3, options(), no_hook()).unwrap();
+fn holder_of_a_shard() {
+    let url = made(&shared().url(&fresh(), ""));
+    assert_eq!(holder(&url, 0).unwrap(), None);
+    PgEngine::add_node(&url, UUID, 3).unwrap();
+    let three = PgEngine::open(url.clone(), UUID, 3, options(), no_hook()).unwrap();
     assert!(three.is_shared());
-    assert_eq!(holder(&place, 0).unwrap(), None);
-    let who = holder(&place, 3).unwrap().unwrap();
-    assert!(who.contains(&format!("kestrel node 3 {}", std::process::id())), "{who}");
+    assert_eq!(holder(&url, 0).unwrap(), None);
+    let holder_name = holder(&url, 3).unwrap().unwrap();
+    assert!(
+        holder_name.contains(&format!("kestrel node 3 {}", std::process::id())),
+        "{holder_name}"
+    );
     commit(&three, vec![put(1, b"a", b"1")]);
     drop(three);
-    until("its session ends", 10, || holder(&place, 3).unwrap().is_none());
-    // Nothing of the node's goes because somebody makes it again.
-    PgEngine::add_node(&place, UUID, 3).unwrap();
-    let again = PgEngine::open(place.clone(), UUID, 3, options(), no_hook()).unwrap();
+    until("its session ends", 10, || holder(&url, 3).unwrap().is_none());
+    // Nothing of the node's rows goes when the node is made again.
+    PgEngine::add_node(&url, UUID, 3).unwrap();
+    let again = PgEngine::open(url.clone(), UUID, 3, options(), no_hook()).unwrap();
     assert_eq!(content(&again).len(), 1);
-    let why = expect_err(PgEngine::add_node(&place, *b"another volume!!", 4));
+    let why = expect_err(PgEngine::add_node(&url, *b"another volume!!", 4));
     assert!(matches!(why, EngineError::Refused(_)), "{why}");
     let elsewhere = PgUrl::parse(&shared().url(&fresh(), "")).unwrap();
     let why = expect_err(PgEngine::add_node(&elsewhere, UUID, 4));
@@ -493,11 +486,11 @@ fn who_has_a_shard_is_known_to_whoever_asks() {
     assert!(holder(&PgUrl::parse("postgres://kestrel@127.0.0.1:1/x").unwrap(), 0).is_err());
 }
 
-/// An engine that is cut off loses its shard, and knows that the database is silent.
+/// An engine that is cut off loses its shard, and reports the database as silent.
 #[test]
 fn engine_cut_off_from_its_database() {
     let (server, schema) = (shared(), fresh());
-    let place = made(&server.url(&schema, ""));
+    let url = made(&server.url(&schema, ""));
     let relay = Relay::start(server.port);
     let there = format!("postgres://kestrel@127.0.0.1:{}/postgres?schema={schema}", relay.port);
     let engine = open(&PgUrl::parse(&there).unwrap()).unwrap();
@@ -506,10 +499,10 @@ fn engine_cut_off_from_its_database() {
     relay.state.frozen.store(true, Ordering::SeqCst);
     until("it is silent", 10, || engine.silence() > Duration::from_secs(2));
     // The machine of the relay still answers for the one behind it.
-    until("the session ends", 15, || holder(&place, 0).unwrap().is_none());
+    until("the session ends", 15, || holder(&url, 0).unwrap().is_none());
     relay.state.frozen.store(false, Ordering::SeqCst);
     until("it answers again", 10, || engine.silence() == Duration::ZERO);
-    until("the shard is held again", 10, || holder(&place, 0).unwrap().is_some());
+    until("the shard is held again", 10, || holder(&url, 0).unwrap().is_some());
     commit(&engine, vec![put(1, b"a", b"1")]);
     engine.sync().unwrap();
 }
@@ -542,40 +535,41 @@ fn tls_name_of_the_database() {
     let authority = server.encrypt();
     let url = |host: &str, more: &str| {
         format!(
-            "postgres://kestrel@{host}:{}/postgres?schema=volume&deadline=1s&sslmode=verify-full{more}",
+            "postgres://kestrel@{host}:{}/postgres?schema=volume&deadline=1s&sslmode=verify-full\
+             {more}",
             server.port
         )
     };
     let by_authority = format!("&sslrootcert={}", authority.display());
-    let place = made(&url("localhost", &by_authority));
-    let engine = open(&place).unwrap();
+    let trusted = made(&url("localhost", &by_authority));
+    let engine = open(&trusted).unwrap();
     commit(&engine, vec![put(1, b"a", b"1")]);
     engine.sync().unwrap();
     let encrypted = "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE \
                      application_name LIKE 'kestrel%'";
-    assert_eq!(server.ask(encrypted), "t");
-    assert!(holder(&place, 0).unwrap().is_some());
+    assert_eq!(server.query(encrypted), "t");
+    assert!(holder(&trusted, 0).unwrap().is_some());
     drop(engine);
     for (url, why) in [
         (url("127.0.0.1", &by_authority), "certificate not valid for name"),
         (url("localhost", ""), "certificate"),
         (url("localhost", "&sslrootcert=/nonexistent"), "/nonexistent"),
     ] {
-        let said = expect_err(open(&PgUrl::parse(&url).unwrap())).to_string();
-        assert!(said.contains(why), "{said}");
+        let text = expect_err(open(&PgUrl::parse(&url).unwrap())).to_string();
+        assert!(text.contains(why), "{text}");
     }
-    // Nobody is talked to in clear instead.
-    server.ask("ALTER SYSTEM SET ssl = off");
-    server.ask("SELECT pg_reload_conf()");
+    // The engine never falls back to a connection in clear.
+    server.query("ALTER SYSTEM SET ssl = off");
+    server.query("SELECT pg_reload_conf()");
     server.wait_for("SELECT setting = 'off' FROM pg_settings WHERE name = 'ssl'");
-    let said = expect_err(open(&place)).to_string();
-    assert!(said.contains("TLS"), "{said}");
+    let text = expect_err(open(&trusted)).to_string();
+    assert!(text.contains("TLS"), "{text}");
 }
 
-/// A database that says it is full to every statement that adds a row, until the trigger `full`
+/// A database that fails as full for every statement that adds a row, until the trigger `full`
 /// goes.
 fn fill(server: &Server, schema: &str) {
-    server.ask(&format!(
+    server.query(&format!(
         "CREATE FUNCTION {schema}.full() RETURNS trigger LANGUAGE plpgsql AS \
          $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$; \
          CREATE TRIGGER \"full\" BEFORE INSERT ON {schema}.row FOR EACH ROW EXECUTE FUNCTION \
@@ -586,12 +580,12 @@ fn fill(server: &Server, schema: &str) {
 #[test]
 fn a_full_database_is_waited_for_on_the_same_session() {
     let server = Server::start();
-    let place = made(&server.url("volume", "&deadline=1s"));
-    let engine = open(&place).unwrap();
+    let url = made(&server.url("volume", "&deadline=1s"));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"a", b"1"), put(1, b"old", b"")]);
     engine.sync().unwrap();
     let holder = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'";
-    let session = server.ask(holder);
+    let session = server.query(holder);
     fill(&server, "volume");
     let stuck = commit(&engine, vec![put(1, b"b", b"2")]);
     let until = Instant::now() + Duration::from_secs(10);
@@ -609,11 +603,11 @@ fn a_full_database_is_waited_for_on_the_same_session() {
     let freed = engine.commit(BatchKind::Freeing, vec![remove(1, b"a")]).unwrap().max(freed);
     // In order: what frees does not overtake what grew.
     assert_eq!(engine.durable(), stuck - 1);
-    assert_eq!(server.ask(holder), session);
-    server.ask("DROP TRIGGER \"full\" ON volume.row");
+    assert_eq!(server.query(holder), session);
+    server.query("DROP TRIGGER \"full\" ON volume.row");
     engine.sync().unwrap();
     assert!(engine.durable() >= freed);
-    assert_eq!(server.ask(holder), session);
+    assert_eq!(server.query(holder), session);
     commit(&engine, vec![put(1, b"d", b"4")]);
     engine.sync().unwrap();
     engine.forget();
@@ -625,8 +619,8 @@ fn a_full_database_is_waited_for_on_the_same_session() {
 #[test]
 fn close_on_a_full_database() {
     let server = Server::start();
-    let place = made(&server.url("volume", "&deadline=1s"));
-    let engine = open(&place).unwrap();
+    let url = made(&server.url("volume", "&deadline=1s"));
+    let engine = open(&url).unwrap();
     fill(&server, "volume");
     commit(&engine, vec![put(1, b"a", b"1")]);
     thread::sleep(Duration::from_secs(2));
@@ -637,8 +631,8 @@ fn close_on_a_full_database() {
 
 #[test]
 fn taps_see_every_batch_in_order() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"before", b"")]);
     let seen = Arc::new(Mutex::new(ExpectedRows::new()));
     let tapped = seen.clone();

@@ -134,7 +134,7 @@ pub struct Encrypted<S>(tokio_rustls::client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
     fn channel_binding(&self) -> ChannelBinding {
-        // The certificate was checked: nobody stands in between.
+        // The certificate was checked: there is no third party in between.
         ChannelBinding::none()
     }
 }

@@ -1,8 +1,8 @@
 //! Where the rows are: the URL of a database, and the password for it.
 //!
 //! `postgres://USER@HOST[:PORT][,HOST…]/DATABASE?schema=NAME`, with the parameters of libpq that
-//! tokio-postgres knows, and ours: `schema`, `deadline`, `synchronous_commit`, `passfile`,
-//! `sslmode` and `sslrootcert`. A password may be in it, but is never shown.
+//! tokio-postgres takes, and these of KestrelFS: `schema`, `deadline`, `synchronous_commit`,
+//! `passfile`, `sslmode` and `sslrootcert`. A password may be in it, but is never shown.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +40,7 @@ pub struct PgUrl {
     pub(crate) synchronous_commit: &'static str,
     /// The authorities that vouch for the database; none: connections are in clear.
     pub(crate) tls: Option<Tls>,
-    /// The URL says what sessions call themselves.
+    /// The name of the sessions is in the URL.
     is_named: bool,
     shown: String,
 }
@@ -85,7 +85,7 @@ impl PgUrl {
                 "synchronous_commit" => {
                     synchronous_commit = ["on", "remote_apply", "remote_write"]
                         .into_iter()
-                        .find(|known| *known == value)
+                        .find(|allowed| *allowed == value)
                         .ok_or_else(|| {
                             bad("synchronous_commit is on, remote_apply or remote_write")
                         })?;
@@ -93,7 +93,7 @@ impl PgUrl {
                 "passfile" => passfile = Some(PathBuf::from(value)),
                 "sslmode" => {
                     mode = ["disable", "verify-full"]
-                        .into_iter().find(|known| *known == value).ok_or_else(|| {
+                        .into_iter().find(|allowed| *allowed == value).ok_or_else(|| {
                         bad("sslmode is disable or verify-full: without a check of its certificate \
                              anybody may answer for the database")
                     })?;
@@ -121,7 +121,7 @@ impl PgUrl {
         } else {
             format!("{base}?{}", theirs.join("&"))
         };
-        // What it says about its errors may repeat parts of the URL.
+        // The parser's text about its errors may repeat parts of the URL.
         let mut config: Config = plain
             .parse()
             .map_err(|_| bad("it cannot be understood, or has a parameter that is not known"))?;
@@ -153,8 +153,8 @@ impl PgUrl {
         Ok(Self { config, schema, deadline, synchronous_commit, tls, is_named, shown }.of_node(0))
     }
 
-    /// The same for the sessions of a node (0: the only one), which tell people their name; unless
-    /// the URL has one.
+    /// The same for the sessions of a node (0: the only one), with the node's name for people;
+    /// unless the URL has one.
     pub(crate) fn of_node(mut self, node: u32) -> Self {
         if !self.is_named {
             let number = if node == 0 { String::new() } else { format!("node {node} ") };
@@ -175,15 +175,15 @@ impl PgUrl {
 fn shown(base: &str, schema: &str) -> String {
     let (scheme, rest) = base.split_once("://").unwrap_or(("postgres", base));
     // A password may hold anything but '/': what counts is the last '@' before the database.
-    let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
-    let hosts = match place.rsplit_once('@') {
+    let (address, database) = rest.split_once('/').unwrap_or((rest, ""));
+    let hosts = match address.rsplit_once('@') {
         Some((user, hosts)) => format!("{}@{hosts}", user.split(':').next().unwrap_or_default()),
-        None => place.to_string(),
+        None => address.to_string(),
     };
     format!("{scheme}://{hosts}/{database}?schema={schema}")
 }
 
-/// The password that the environment or a password file has for the first host that it knows.
+/// The password that the environment or a password file has for the first host that it lists.
 fn password(config: &Config, passfile: Option<PathBuf>) -> Option<String> {
     if let Ok(password) = std::env::var("PGPASSWORD")
         && !password.is_empty()
@@ -248,14 +248,15 @@ mod tests {
     #[test]
     fn urls_are_read_and_passwords_not_shown() {
         let url = "postgres://me:s3cret@one:5433,\
-                   two/db?schema=vol_1&deadline=2m&synchronous_commit=remote_apply&connect_timeout=3";
-        let place = PgUrl::parse(url).unwrap();
-        assert_eq!(place.shown(), "postgres://me@one:5433,two/db?schema=vol_1");
-        assert_eq!(format!("{place:?}"), place.shown());
-        assert_eq!((place.schema.as_str(), place.synchronous_commit), ("vol_1", "remote_apply"));
-        assert_eq!(place.deadline, Duration::from_secs(120));
-        assert_eq!(place.config.get_password(), Some(b"s3cret".as_slice()));
-        assert_eq!(place.config.get_hosts().len(), 2);
+                   two/db?schema=vol_1&deadline=2m&synchronous_commit=remote_apply\
+                   &connect_timeout=3";
+        let url = PgUrl::parse(url).unwrap();
+        assert_eq!(url.shown(), "postgres://me@one:5433,two/db?schema=vol_1");
+        assert_eq!(format!("{url:?}"), url.shown());
+        assert_eq!((url.schema.as_str(), url.synchronous_commit), ("vol_1", "remote_apply"));
+        assert_eq!(url.deadline, Duration::from_secs(120));
+        assert_eq!(url.config.get_password(), Some(b"s3cret".as_slice()));
+        assert_eq!(url.config.get_hosts().len(), 2);
         for bad in [
             "mysql://h/db",
             "postgres://me:s3cret@h/db?schema=Vol",

@@ -18,7 +18,7 @@ pub struct Relay {
 pub struct State {
     armed: AtomicBool,
     swallowed: AtomicU32,
-    /// Nothing gets through, and nobody is told.
+    /// Nothing gets through, and neither side gets an error.
     pub frozen: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ impl Relay {
         Self { port, state }
     }
 
-    /// The next thing that the server says is lost, with its connection.
+    /// The server's next message is lost, with its connection.
     pub fn swallow_next_answer(&self) {
         self.state.armed.store(true, Ordering::SeqCst);
     }

@@ -27,8 +27,8 @@ fn program(name: &str) -> Command {
     // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } == 0 {
         let id = |what| {
-            let said = Command::new("id").args([what, "postgres"]).output().unwrap().stdout;
-            String::from_utf8(said).unwrap().trim().parse().expect("there is a user postgres")
+            let why = Command::new("id").args([what, "postgres"]).output().unwrap().stdout;
+            String::from_utf8(why).unwrap().trim().parse().expect("there is a user postgres")
         };
         command.uid(id("-u")).gid(id("-g"));
     }
@@ -99,8 +99,8 @@ impl Server {
             ])
             .arg(&dir));
         let standby = Self::run(home, dir);
-        self.ask("ALTER SYSTEM SET synchronous_standby_names = '*'");
-        self.ask("SELECT pg_reload_conf()");
+        self.query("ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.query("SELECT pg_reload_conf()");
         self.wait_for("SELECT count(*) > 0 FROM pg_stat_replication WHERE sync_state = 'sync'");
         standby
     }
@@ -192,14 +192,14 @@ impl Server {
             "-out",
             made,
         ]);
-        self.ask("ALTER SYSTEM SET ssl = on");
-        self.ask("SELECT pg_reload_conf()");
+        self.query("ALTER SYSTEM SET ssl = on");
+        self.query("SELECT pg_reload_conf()");
         self.wait_for("SELECT setting = 'on' FROM pg_settings WHERE name = 'ssl'");
         ca
     }
 
-    /// What psql says to a statement.
-    pub fn ask(&self, text: &str) -> String {
+    /// psql's output for a statement.
+    pub fn query(&self, text: &str) -> String {
         let mut psql = Command::new("psql");
         psql.args([
             "-qAtX",
@@ -220,7 +220,7 @@ impl Server {
     /// Returns when the answer is yes.
     pub fn wait_for(&self, question: &str) {
         let until = Instant::now() + Duration::from_secs(30);
-        while self.ask(question) != "t" {
+        while self.query(question) != "t" {
             assert!(Instant::now() < until, "{question}");
             thread::sleep(Duration::from_millis(50));
         }
