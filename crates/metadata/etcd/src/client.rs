@@ -1,7 +1,7 @@
 //! etcd's API v3 by its JSON gateway: one request after another to whichever member answers.
 //!
 //! An attempt that fails may have been carried out all the same, so everything that changes
-//! something compares first ([`crate::store`]), and asking again does no harm.
+//! something compares first ([`crate::store`]), and a second attempt does no harm.
 
 use std::fs;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::url::EtcdUrl;
 
 /// Longest time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest time for an answer to what changes or reads little: then another member is asked.
+/// Longest time for an answer to what changes or reads little: then another member is tried.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 /// The same for an answer with many rows.
 const LONG_ATTEMPT_MAX: Duration = Duration::from_secs(10);
@@ -57,7 +57,7 @@ pub enum RequestError {
     Passing(EngineError),
     /// etcd is full, and has done nothing.
     Full,
-    /// What was asked about is not there.
+    /// The thing that the request is about is not there.
     Missing,
     /// Trying again does not help.
     Final(EngineError),
@@ -101,26 +101,26 @@ pub fn number(object: &Value, name: &str) -> u64 {
     object.get(name).and_then(Value::as_str).and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// A connection to an etcd, shared by all that ask it.
+/// A connection to an etcd, shared by all that use it.
 pub struct Client {
-    pub place: EtcdUrl,
+    pub url: EtcdUrl,
     http: Http<HttpsConnector<Tcp>, Full<Bytes>>,
-    /// Which member is asked; counts on.
+    /// The member that gets the next request; counts on.
     at: AtomicUsize,
     /// What it gave for the password.
     token: Mutex<Option<String>>,
-    /// Since when something is asked and nothing answered.
+    /// Since when a request is open and nothing answered.
     unanswered: Mutex<Option<Instant>>,
 }
 
 impl Client {
-    /// A client; nothing is asked yet. To be used on a tokio runtime.
+    /// A client; it sends nothing yet. To be used on a tokio runtime.
     ///
     /// # Errors
     /// If TLS is needed and there are no certificates to check etcd's by.
-    pub fn new(place: EtcdUrl) -> Result<Arc<Self>, EngineError> {
-        let is_tls = place.endpoints.iter().any(|endpoint| endpoint.starts_with("https"));
-        let roots = if is_tls { roots(&place)? } else { RootCertStore::empty() };
+    pub fn new(url: EtcdUrl) -> Result<Arc<Self>, EngineError> {
+        let is_tls = url.endpoints.iter().any(|endpoint| endpoint.starts_with("https"));
+        let roots = if is_tls { roots(&url)? } else { RootCertStore::empty() };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -141,10 +141,10 @@ impl Client {
             .pool_timer(TokioTimer::new())
             .build(dialer);
         let (at, token, unanswered) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { place, http, at, token, unanswered }))
+        Ok(Arc::new(Self { url, http, at, token, unanswered }))
     }
 
-    /// How long etcd has left unanswered what it is asked; zero if nothing is.
+    /// How long etcd has left requests unanswered; zero if none is open.
     pub fn silence(&self) -> Duration {
         self.unanswered.lock().map_or(Duration::ZERO, |since| since.elapsed())
     }
@@ -152,38 +152,38 @@ impl Client {
     /// One attempt at a request that has a short answer.
     ///
     /// # Errors
-    /// Says what to do about it.
+    /// Adds what to do about it.
     pub async fn attempt(&self, path: &str, body: &Value) -> Result<Value, RequestError> {
         self.attempt_within(path, body, ATTEMPT_MAX).await
     }
 
-    /// Asks until there is an answer or it is `until`. At least once.
+    /// Sends a request until there is an answer or it is `until`. At least once.
     ///
     /// # Errors
     /// The last one.
-    pub async fn ask(
+    pub async fn request(
         &self,
         path: &str,
         body: &Value,
         until: Instant,
     ) -> Result<Value, RequestError> {
-        self.ask_within(path, body, ATTEMPT_MAX, until).await
+        self.request_within(path, body, ATTEMPT_MAX, until).await
     }
 
     /// The same for what may have a long answer.
     ///
     /// # Errors
     /// The last one.
-    pub async fn ask_much(
+    pub async fn request_large(
         &self,
         path: &str,
         body: &Value,
         until: Instant,
     ) -> Result<Value, RequestError> {
-        self.ask_within(path, body, LONG_ATTEMPT_MAX, until).await
+        self.request_within(path, body, LONG_ATTEMPT_MAX, until).await
     }
 
-    async fn ask_within(
+    async fn request_within(
         &self,
         path: &str,
         body: &Value,
@@ -209,14 +209,14 @@ impl Client {
     ) -> Result<Value, RequestError> {
         self.unanswered.lock().get_or_insert_with(Instant::now);
         let at = self.at.load(Ordering::Relaxed);
-        let endpoint = &self.place.endpoints[at % self.place.endpoints.len()];
+        let endpoint = &self.url.endpoints[at % self.url.endpoints.len()];
         let answer = match tokio::time::timeout(limit, self.authorised(endpoint, path, body)).await
         {
             Ok(answer) => answer,
             Err(_) => Err(passing(format!("{endpoint} does not answer"))),
         };
         if let Err(RequestError::Passing(_)) = answer {
-            // The next attempt asks the next member, unless another one has moved on already.
+            // The next attempt goes to the next member, unless another call has moved on already.
             let _ = self.at.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed);
         } else {
             *self.unanswered.lock() = None;
@@ -231,11 +231,11 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> Result<Value, RequestError> {
-        let Some((user, password)) = &self.place.user else {
+        let Some((user, password)) = &self.url.user else {
             return self
                 .post(endpoint, path, body, None)
                 .await
-                .map_err(|told| told.trouble(endpoint));
+                .map_err(|error| error.request_error(endpoint));
         };
         for is_last in [false, true] {
             let held = self.token.lock().clone();
@@ -244,7 +244,7 @@ impl Client {
                 None => {
                     let who = json!({ "name": user, "password": password });
                     let given = self.post(endpoint, "auth/authenticate", &who, None).await;
-                    let given = given.map_err(|told| told.trouble(endpoint))?;
+                    let given = given.map_err(|error| error.request_error(endpoint))?;
                     let token =
                         given.get("token").and_then(Value::as_str).unwrap_or_default().to_string();
                     *self.token.lock() = Some(token.clone());
@@ -252,9 +252,9 @@ impl Client {
                 }
             };
             match self.post(endpoint, path, body, Some(&token)).await {
-                // A user or a role was changed since: tokens of before are of no use.
-                Err(told) if told.is_outdated() && !is_last => *self.token.lock() = None,
-                done => return done.map_err(|told| told.trouble(endpoint)),
+                // A user or a role was changed since: older tokens are of no use.
+                Err(error) if error.is_outdated() && !is_last => *self.token.lock() = None,
+                done => return done.map_err(|error| error.request_error(endpoint)),
             }
         }
         Err(passing("no token was accepted"))
@@ -298,7 +298,7 @@ impl Client {
     }
 }
 
-/// An error as etcd, or the way to it, tells it.
+/// An error of etcd, or of the way to it.
 struct EtcdError {
     code: u64,
     text: String,
@@ -310,7 +310,7 @@ impl EtcdError {
         self.code == code::UNAUTHENTICATED || self.text.contains("revision of auth store is old")
     }
 
-    fn trouble(self, endpoint: &str) -> RequestError {
+    fn request_error(self, endpoint: &str) -> RequestError {
         let outdated = self.is_outdated();
         let Self { code, text } = self;
         let refused = |help: &str| {
@@ -346,18 +346,18 @@ impl EtcdError {
 /// An error with what lies below it.
 fn chain(why: &dyn std::error::Error) -> String {
     let mut text = why.to_string();
-    let mut below = why.source();
-    while let Some(why) = below {
+    let mut source = why.source();
+    while let Some(why) = source {
         text = format!("{text}: {why}");
-        below = why.source();
+        source = why.source();
     }
     text
 }
 
 /// The authorities that may sign etcd's certificate.
-fn roots(place: &EtcdUrl) -> Result<RootCertStore, EngineError> {
+fn roots(url: &EtcdUrl) -> Result<RootCertStore, EngineError> {
     let mut roots = RootCertStore::empty();
-    let Some(file) = &place.ca else {
+    let Some(file) = &url.ca else {
         let (good, _) =
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if good == 0 {

@@ -1,7 +1,7 @@
 //! The process that has a shard open, the *holder*: it has a key that hangs on a lease, which it
-//! keeps. The key goes when the holder ends or is not heard of for as long as the lease lasts, and
-//! the process that then makes it first is elected. It keeps two from serving a shard in turns;
-//! what keeps rows safe is the epoch.
+//! keeps. The key goes when the holder ends or does not renew its lease in time, and the process
+//! that then makes it first is elected. It keeps two from serving a shard in turns; what keeps rows
+//! safe is the epoch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,22 +13,22 @@ use crate::client::{Client, PAUSE, RequestError, encoded};
 use crate::shared::EngineShared;
 use crate::store::{Shard, grant, keep, put_new, revoke};
 
-/// How long a holder that is not heard of stays one.
+/// How long a holder that renews nothing stays one.
 pub const TTL: Duration = Duration::from_secs(5);
-/// How often it says that it is there.
+/// How often it renews its lease.
 const KEEP_EVERY: Duration = Duration::from_millis(1500);
 /// Longest wait for one that is gone and still counts.
 const WAIT: Duration = Duration::from_secs(7);
 
-/// What the key says: which process, and by which lease, so that a process that asks again after a
-/// lost answer knows its own key.
+/// The value of the key: which process, and by which lease, so that a process that tries again
+/// after a lost answer recognizes its own key.
 fn words(shard: &Shard, lease: u64) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let process = std::process::id();
     format!("kestrel node {}, process {process} on {}, lease {lease:x}", shard.number, host.trim())
 }
 
-/// Makes the key if there is none; says which process has made it.
+/// Makes the key if there is none; answers which process has made it.
 async fn attempt(
     client: &Client,
     shard: &Shard,
@@ -59,7 +59,11 @@ pub async fn take(
             "key": encoded(shard.holder().as_bytes()), "value": encoded(words.as_bytes()),
             "lease": lease.to_string()
         });
-        return client.ask("kv/put", &body, until).await.map(|_| lease).map_err(RequestError::why);
+        return client
+            .request("kv/put", &body, until)
+            .await
+            .map(|_| lease)
+            .map_err(RequestError::why);
     }
     let begun = Instant::now();
     while let Some(holder) = attempt(client, shard, lease, until).await? {
@@ -70,10 +74,10 @@ pub async fn take(
                  if it is gone for good, take it over with \
                  --take-over",
                 shard.number,
-                client.place.shown()
+                client.url.shown()
             )));
         }
-        // One that is gone by then asks again next time.
+        // A candidate that finds it gone by then tries again next time.
         let _ = keep(client, lease).await;
         tokio::time::sleep(PAUSE).await;
     }
@@ -88,14 +92,14 @@ pub async fn stay(shared: Arc<EngineShared>, mut lease: u64) {
         pause = KEEP_EVERY;
         match keep(client, lease).await {
             Ok(true) => continue,
-            // Another member is asked at once: an attempt may have taken as long as it can.
+            // Another member is tried at once: an attempt may have taken as long as it can.
             Err(RequestError::Passing(_)) => {
                 pause = PAUSE;
                 continue;
             }
             Ok(false) | Err(_) => {}
         }
-        // Etcd has not heard of this process for too long. A process that has become the holder
+        // This process has not renewed its lease for too long. A process that has become the holder
         // meanwhile claims the shard, and is noticed by that.
         let until = Instant::now();
         let Ok(new) = grant(client, TTL, until).await else { continue };

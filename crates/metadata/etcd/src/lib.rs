@@ -28,8 +28,8 @@
 //!   ([`Engine::on_durable`]).
 //! - **Durable** is what a transaction has brought to the majority of etcd's members (`sender`).
 //! - **Read**: all rows are in memory (`mirror`), read when the shard is opened and bounded
-//!   (`shared::SHARD_BYTES_MAX`). Once it is known that another process has the shard, nothing is
-//!   read any more.
+//!   (`shared::SHARD_BYTES_MAX`). Once another process is found to have the shard, nothing is read
+//!   any more.
 //! - **Claim**: every transaction compares epoch and position (`store`). The process that has a
 //!   shard open holds a key with a lease besides: the election (`election`).
 //!
@@ -83,8 +83,8 @@ const THREADS: usize = 2;
 /// Longest wait for etcd when a shard is opened: a person waits for that, or a supervisor that
 /// tries again.
 const OPEN_WAIT: Duration = Duration::from_secs(15);
-/// The same for a caller that only wants to know which process has a shard, and asks again soon.
-const LOOK_WAIT: Duration = Duration::from_secs(5);
+/// The time limit of a caller that only wants the process that has a shard, and tries again soon.
+const QUERY_WAIT: Duration = Duration::from_secs(5);
 
 /// Settings of an engine in etcd.
 #[derive(Debug, Clone, Copy, Default)]
@@ -101,7 +101,7 @@ pub struct EtcdEngine {
     /// One claim at a time.
     claim: Mutex<()>,
     runtime: Option<Runtime>,
-    /// Hear when the sender, and then the holder, has ended.
+    /// Are notified when the sender, and then the holder, has ended.
     ended: Mutex<[mpsc::Receiver<()>; 2]>,
 }
 
@@ -130,7 +130,7 @@ fn wait<T: Send + 'static>(
     receiver.recv().unwrap_or_else(|_| Err(EngineError::Io("metadata engine: closed".into())))
 }
 
-/// Runs a task to its end, and tells the receiver.
+/// Runs a task to its end, and notifies the receiver.
 fn spawn(task: impl Future<Output = ()> + Send + 'static) -> mpsc::Receiver<()> {
     let (done, ended) = mpsc::sync_channel(1);
     tokio::spawn(async move {
@@ -145,41 +145,41 @@ fn spawn(task: impl Future<Output = ()> + Send + 'static) -> mpsc::Receiver<()> 
 ///
 /// # Errors
 /// Why etcd does not say, in words.
-pub fn holder(place: &EtcdUrl, shard: u32) -> Result<Option<String>, String> {
-    let found = briefly(place, shard, async |client, shard, until| {
+pub fn holder(url: &EtcdUrl, shard: u32) -> Result<Option<String>, String> {
+    let found = briefly(url, shard, async |client, shard, until| {
         store::read(client, &shard.holder(), until).await
     })?;
-    Ok(found.map(|who| String::from_utf8_lossy(&who).into_owned()))
+    Ok(found.map(|holder_name| String::from_utf8_lossy(&holder_name).into_owned()))
 }
 
 /// A row of a node as it stands in etcd, without opening the shard.
 ///
 /// # Errors
 /// Why etcd does not say, in words.
-pub fn peek(place: &EtcdUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
+pub fn peek(url: &EtcdUrl, shard: u32, key: KeyRef<'_>) -> Result<Option<Box<[u8]>>, String> {
     let mut bytes = Vec::new();
     key.encode_into(&mut bytes);
-    let found = briefly(place, shard, async |client, shard, until| {
+    let found = briefly(url, shard, async |client, shard, until| {
         store::row(client, shard, &bytes, until).await
     })?;
     Ok(found.map(Vec::into_boxed_slice))
 }
 
-/// Asks etcd something on this thread.
+/// Sends etcd a question on this thread.
 fn briefly<T>(
-    place: &EtcdUrl,
+    url: &EtcdUrl,
     shard: u32,
-    ask: impl AsyncFnOnce(&Client, &Shard, Instant) -> Result<T, EngineError>,
+    question: impl AsyncFnOnce(&Client, &Shard, Instant) -> Result<T, EngineError>,
 ) -> Result<T, String> {
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(|why| format!("metadata in etcd: asking it failed: {why}"))?;
     runtime.block_on(async move {
-        let client = Client::new(place.clone()).map_err(|why| why.to_string())?;
-        let shard = Shard::new(place, shard);
-        let asked = ask(&client, &shard, Instant::now() + LOOK_WAIT);
-        match tokio::time::timeout(LOOK_WAIT, asked).await {
+        let client = Client::new(url.clone()).map_err(|why| why.to_string())?;
+        let shard = Shard::new(url, shard);
+        let answer = question(&client, &shard, Instant::now() + QUERY_WAIT);
+        match tokio::time::timeout(QUERY_WAIT, answer).await {
             Ok(answer) => answer.map_err(|why| why.to_string()),
-            Err(_) => Err(format!("metadata in etcd: {} does not answer", place.shown())),
+            Err(_) => Err(format!("metadata in etcd: {} does not answer", url.shown())),
         }
     })
 }
@@ -191,10 +191,10 @@ impl EtcdEngine {
     /// # Errors
     /// `Refused` if below the prefix is anything that is not this volume's, or its format is newer;
     /// etcd's.
-    pub fn create(place: &EtcdUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
-        let (runtime, place) = (runtime()?, place.clone());
+    pub fn create(url: &EtcdUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+        let (runtime, url) = (runtime()?, url.clone());
         wait(runtime.handle(), async move {
-            let (shard, client) = (Shard::new(&place, node), Client::new(place)?);
+            let (shard, client) = (Shard::new(&url, node), Client::new(url)?);
             store::create(&client, &shard, &uuid, Instant::now() + OPEN_WAIT).await
         })
     }
@@ -203,10 +203,10 @@ impl EtcdEngine {
     ///
     /// # Errors
     /// `Refused` if the volume's keys are not there; etcd's.
-    pub fn add_node(place: &EtcdUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
-        let (runtime, place) = (runtime()?, place.clone());
+    pub fn add_node(url: &EtcdUrl, uuid: Uuid, node: u32) -> Result<(), EngineError> {
+        let (runtime, url) = (runtime()?, url.clone());
         wait(runtime.handle(), async move {
-            let (shard, client) = (Shard::new(&place, node), Client::new(place)?);
+            let (shard, client) = (Shard::new(&url, node), Client::new(url)?);
             store::add_shard(&client, &shard, &uuid, Instant::now() + OPEN_WAIT).await
         })
     }
@@ -216,10 +216,10 @@ impl EtcdEngine {
     ///
     /// # Errors
     /// etcd's, `Refused` if a process has a shard open.
-    pub fn remove(place: &EtcdUrl, uuid: Uuid) -> Result<(), EngineError> {
-        let (runtime, place) = (runtime()?, place.clone());
+    pub fn remove(url: &EtcdUrl, uuid: Uuid) -> Result<(), EngineError> {
+        let (runtime, url) = (runtime()?, url.clone());
         wait(runtime.handle(), async move {
-            let (client, until) = (Client::new(place)?, Instant::now() + OPEN_WAIT);
+            let (client, until) = (Client::new(url)?, Instant::now() + OPEN_WAIT);
             match store::check(&client, &uuid, until).await {
                 Ok(()) => {}
                 Err(EngineError::Refused(_)) => return Ok(()),
@@ -241,7 +241,7 @@ impl EtcdEngine {
     /// `Refused` for another volume's keys, a newer format, a shard that is not there or that
     /// another process has open; etcd's.
     pub fn open(
-        place: EtcdUrl,
+        url: EtcdUrl,
         uuid: Uuid,
         node: u32,
         options: EtcdOptions,
@@ -249,14 +249,14 @@ impl EtcdEngine {
     ) -> Result<Self, EngineError> {
         let runtime = runtime()?;
         let opening = async move {
-            let until = Instant::now() + OPEN_WAIT.min(place.deadline);
-            let (shard, client) = (Shard::new(&place, node), Client::new(place)?);
+            let until = Instant::now() + OPEN_WAIT.min(url.deadline);
+            let (shard, client) = (Shard::new(&url, node), Client::new(url)?);
             store::check(&client, &uuid, until).await?;
-            // Before anything is held: one that is not there is nobody's.
+            // Before anything is held: a shard that is not there has no holder.
             store::fence(&client, &shard, until).await?;
             let lease = election::take(&client, &shard, options.take_over, until).await?;
             let fence = store::claim(&client, &shard, lease, until).await?;
-            // Nobody else writes any more.
+            // No other process writes any more.
             let (rows, left) = store::load(&client, &shard, fence, until).await?;
             let mirror = Mirror::new(rows);
             mirror.apply(&left);
@@ -278,7 +278,7 @@ impl EtcdEngine {
     /// Lets go of all rows in memory that etcd has, so that they are read from their copy.
     #[cfg(test)]
     fn forget(&self) {
-        self.shared.tier.forget();
+        self.shared.row_cache.forget();
     }
 }
 
@@ -298,7 +298,7 @@ impl Drop for EtcdEngine {
 
 impl Fence for EtcdEngine {
     fn begin_epoch(&self) -> Result<Epoch, EngineError> {
-        let _alone = self.claim.lock();
+        let _guard = self.claim.lock();
         let (sender, receiver) = mpsc::sync_channel(1);
         self.shared.begin_claim(sender)?;
         receiver.recv().unwrap_or_else(|_| Err(EngineError::Io("metadata engine: closed".into())))
@@ -337,7 +337,7 @@ impl Engine for EtcdEngine {
         visit: &mut dyn FnMut(usize, Row<'_>),
     ) -> Result<(), EngineError> {
         self.shared.readable()?;
-        self.shared.tier.get_many(&self.shared.mirror, keys, visit)?;
+        self.shared.row_cache.get_many(&self.shared.mirror, keys, visit)?;
         self.shared.counters.reads.fetch_add(keys.len() as u64, Ordering::Relaxed);
         Ok(())
     }
@@ -350,7 +350,7 @@ impl Engine for EtcdEngine {
         visit: &mut VisitRow<'_>,
     ) -> Result<Position, EngineError> {
         self.shared.readable()?;
-        self.shared.tier.scan(&self.shared.mirror, (table, id), after, visit)
+        self.shared.row_cache.scan(&self.shared.mirror, (table, id), after, visit)
     }
 
     fn scan_table(
@@ -360,11 +360,11 @@ impl Engine for EtcdEngine {
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
         self.shared.readable()?;
-        self.shared.tier.scan_table(&self.shared.mirror, table, from, visit)
+        self.shared.row_cache.scan_table(&self.shared.mirror, table, from, visit)
     }
 
     fn hint_new(&self, table: Table, id: u64) {
-        self.shared.tier.hint_new(table, id);
+        self.shared.row_cache.hint_new(table, id);
     }
 
     fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
@@ -372,16 +372,16 @@ impl Engine for EtcdEngine {
     }
 
     fn durable(&self) -> Position {
-        self.shared.tier.durable()
+        self.shared.row_cache.durable()
     }
 
     fn on_durable(&self, position: Position, done: OnDurable) {
         // Everything committed is on its way.
-        self.shared.tier.on_durable(position, done);
+        self.shared.row_cache.on_durable(position, done);
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        self.shared.tier.wait(self.shared.appended())
+        self.shared.row_cache.wait(self.shared.appended())
     }
 
     fn tap(&self, tap: Tap) -> TapGuard {

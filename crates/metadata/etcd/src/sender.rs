@@ -6,10 +6,9 @@
 //! it wanted it, or where it was.
 //!
 //! A batch that is too large for one transaction is written in parts first, which no reader looks
-//! at. The transaction that moves the fence says how many there are: from then on the batch is in.
-//! Its rows follow, and last the fence says that there are no parts any more. A process that opens
-//! the shard in between reads the parts over the rows, and goes on with them
-//! ([`SenderState::spread`]).
+//! at. The transaction that moves the fence has their number: from then on the batch is in. Its
+//! rows follow, and last a fence without parts. A process that opens the shard in between reads the
+//! parts over the rows, and goes on with them ([`SenderState::spread`]).
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -27,7 +26,7 @@ use crate::store::{
 /// The same for an etcd that is full.
 const PAUSE_FULL: Duration = Duration::from_millis(500);
 /// How often the shard is looked after while there is nothing to send.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The sender's side of things.
 struct SenderState {
@@ -39,15 +38,15 @@ struct SenderState {
 /// Sends what is committed until the engine stops or fails. `left` are the rows of the last batch
 /// that are still in parts.
 pub async fn run(shared: Arc<EngineShared>, fence: ShardRecord, left: RowChanges) {
-    let mut line = SenderState { shared, fence };
-    let why = match line.serve(left).await {
+    let mut state = SenderState { shared, fence };
+    let why = match state.serve(left).await {
         Ok(()) => EngineError::Io("metadata engine: closed".into()),
         Err(why) => {
             log::error!("{why}");
             why
         }
     };
-    line.shared.fail(why);
+    state.shared.fail(why);
 }
 
 fn bytes_of(rows: &RowChanges) -> usize {
@@ -73,9 +72,9 @@ impl SenderState {
                 Some(Work::Claim(reply)) => self.claim(&reply).await?,
                 None if self.shared.is_stopping() => return Ok(()),
                 None => {
-                    if tokio::time::timeout(LOOK_EVERY, self.shared.news.notified()).await.is_err()
+                    if tokio::time::timeout(CHECK_EVERY, self.shared.news.notified()).await.is_err()
                     {
-                        self.look().await?;
+                        self.check().await?;
                     }
                 }
             }
@@ -84,17 +83,17 @@ impl SenderState {
 
     /// Makes sure that the shard is still as this process left it. With nothing to send it is no
     /// harm if etcd cannot be reached.
-    async fn look(&self) -> Result<(), EngineError> {
+    async fn check(&self) -> Result<(), EngineError> {
         match fence(&self.shared.client, &self.shared.shard, Instant::now()).await {
             Ok(found) if found == self.fence => Ok(()),
-            Ok(found) => Err(self.judged(found)),
+            Ok(found) => Err(self.mismatch(found)),
             Err(EngineError::Io(_) | EngineError::NoSpace) => Ok(()),
             Err(why) => Err(why),
         }
     }
 
     /// What it means that the shard stands elsewhere.
-    fn judged(&self, found: ShardRecord) -> EngineError {
+    fn mismatch(&self, found: ShardRecord) -> EngineError {
         let held = self.fence;
         if found.epoch > held.epoch
             || (found.epoch == held.epoch && found.claimant != held.claimant)
@@ -107,7 +106,7 @@ impl SenderState {
              restored, or somebody else writes there. Nothing more is written there. Bring back \
              the etcd that has the newest state, or \
              stop, check with `kestrel fsck`, and go on without what is missing",
-            self.shared.client.place.shown(),
+            self.shared.client.url.shown(),
             found.position,
             found.epoch,
             held.position,
@@ -117,8 +116,8 @@ impl SenderState {
 
     /// Brings the shard from where it is to another fence.
     async fn go(&mut self, to: ShardRecord, ops: &[TxnOp<'_>]) -> Result<(), EngineError> {
-        let place = &self.shared.client.place;
-        let (mut since, mut told) = (Instant::now(), false);
+        let url = &self.shared.client.url;
+        let (mut since, mut logged) = (Instant::now(), false);
         loop {
             let (why, pause) =
                 match swap(&self.shared.client, &self.shared.shard, (self.fence, to), ops).await {
@@ -126,7 +125,7 @@ impl SenderState {
                         self.fence = to;
                         return Ok(());
                     }
-                    Ok(found) => return Err(self.judged(found)),
+                    Ok(found) => return Err(self.mismatch(found)),
                     Err(RequestError::Full) => {
                         self.shared.set_full();
                         // It answers, so this may go on for as long as it takes; only a caller that
@@ -139,22 +138,19 @@ impl SenderState {
                     Err(RequestError::Passing(why)) => (why, PAUSE),
                     Err(why) => return Err(why.why()),
                 };
-            if since.elapsed() > place.deadline {
+            if since.elapsed() > url.deadline {
                 return Err(io(format!(
                     "nothing could be written to {} for {} s ({why}); changes that were not \
                      acknowledged as durable are lost; see to etcd, \
                      then end this process and start it again",
-                    place.shown(),
-                    place.deadline.as_secs()
+                    url.shown(),
+                    url.deadline.as_secs()
                 )));
             }
-            if std::mem::replace(&mut told, true) {
+            if std::mem::replace(&mut logged, true) {
                 log::debug!("{why}; trying again");
             } else {
-                log::warn!(
-                    "{why}; trying again until it is in, for {} s",
-                    place.deadline.as_secs()
-                );
+                log::warn!("{why}; trying again until it is in, for {} s", url.deadline.as_secs());
             }
             tokio::time::sleep(pause).await;
         }

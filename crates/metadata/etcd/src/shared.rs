@@ -29,7 +29,7 @@ const ROW_BYTES: usize = 1 << 20;
 pub struct EngineShared {
     pub client: Arc<Client>,
     pub shard: Shard,
-    pub tier: RowCache,
+    pub row_cache: RowCache,
     pub mirror: Mirror,
     pub before_sync: BeforeSync,
     queue: Mutex<Queue>,
@@ -38,7 +38,7 @@ pub struct EngineShared {
     /// Nothing is written any more: this process lets go of the shard.
     pub over: Notify,
     stopping: AtomicBool,
-    /// The shard is somebody else's now, or not what it was: rows in memory are nobody's.
+    /// The shard is another process's now, or not what it was: rows in memory must not be used.
     lost: AtomicBool,
     pub counters: Counters,
 }
@@ -91,7 +91,7 @@ impl EngineShared {
         Self {
             client,
             shard,
-            tier: RowCache::new(fence.position, ROW_BYTES),
+            row_cache: RowCache::new(fence.position, ROW_BYTES),
             mirror,
             before_sync,
             queue: Mutex::new(Queue {
@@ -158,7 +158,7 @@ impl EngineShared {
         queue.position += 1;
         queue.bytes += bytes;
         let position = queue.position;
-        self.tier.apply(position, &mutations);
+        self.row_cache.apply(position, &mutations);
         queue.items.push_back(Item::Batch(position, mutations));
         drop(queue);
         self.news.notify_one();
@@ -210,7 +210,7 @@ impl EngineShared {
             queue.full = false;
         }
         self.counters.transactions.fetch_add(1, Ordering::Relaxed);
-        self.tier.stored(position);
+        self.row_cache.stored(position);
     }
 
     /// etcd is full.
@@ -234,13 +234,13 @@ impl EngineShared {
             }
         }
         self.over.notify_one();
-        self.tier.failed(why);
+        self.row_cache.failed(why);
     }
 
     /// Whether rows may still be read.
     ///
     /// # Errors
-    /// `Fenced` or `Refused`, if that is known to be the shard's fate.
+    /// `Fenced` or `Refused`, if that has happened to the shard.
     pub fn readable(&self) -> Result<(), EngineError> {
         if !self.lost.load(Ordering::SeqCst) {
             return Ok(());
@@ -248,8 +248,8 @@ impl EngineShared {
         self.queue.lock().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Asks for the next epoch, behind what is committed. Takes no commits until that is done:
-    /// those of earlier holders are refused already, and nobody holds what comes.
+    /// Claims the next epoch, behind what is committed. Takes no commits until that is done: those
+    /// of earlier holders are refused already, and none of the new ones is queued.
     ///
     /// # Errors
     /// Why nothing is written any more.
@@ -276,21 +276,21 @@ impl EngineShared {
     /// [`kestrel_engine::Engine::tap`]: no batch is applied meanwhile.
     pub fn tap(&self, tap: Tap) -> TapGuard {
         let _still = self.queue.lock();
-        self.tier.tap(tap)
+        self.row_cache.tap(tap)
     }
 
     /// [`kestrel_engine::Engine::stats`].
     pub fn stats(&self) -> EngineStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let tier = self.tier.stats();
+        let row_cache = self.row_cache.stats();
         EngineStats {
             commits: load(&self.counters.commits),
             mutations: load(&self.counters.mutations),
             log_bytes: load(&self.counters.bytes),
             syncs: load(&self.counters.transactions),
             memory_hits: load(&self.counters.reads),
-            memory_bytes: tier.memory_bytes + self.mirror.bytes() as u64,
-            ..tier
+            memory_bytes: row_cache.memory_bytes + self.mirror.bytes() as u64,
+            ..row_cache
         }
     }
 }

@@ -1,9 +1,9 @@
 //! What is in etcd (`docs/format/etcd.md`).
 //!
 //! The *fence* of a shard is one key: epoch, position, and the lease of the process that claimed
-//! it. Whatever changes a shard compares the whole of it first and writes it anew in the same
+//! it. Each change of a shard compares the whole of it first and writes it anew in the same
 //! transaction, so a transaction happens once, in order, and not after another process has claimed
-//! the shard. A process that asks again after a lost answer finds the fence as it wanted it, which
+//! the shard. A process that tries again after a lost answer finds the fence as it wanted it, which
 //! no other process can have written.
 
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ pub struct ShardRecord {
     pub position: Position,
     /// Parts of that batch which are not rows yet; zero if all are.
     pub parts: u32,
-    /// The lease of the process that claimed it, which tells two processes apart that claim the
+    /// The lease of the process that claimed it, which distinguishes two processes that claim the
     /// same epoch.
     pub claimant: u64,
 }
@@ -97,15 +97,15 @@ pub enum TxnOp<'a> {
 
 impl Shard {
     /// Of a node; 0 if the volume has one.
-    pub fn new(place: &EtcdUrl, number: u32) -> Self {
-        Self { base: format!("{}/{number}/", place.prefix), number }
+    pub fn new(url: &EtcdUrl, number: u32) -> Self {
+        Self { base: format!("{}/{number}/", url.prefix), number }
     }
 
     fn fence(&self) -> String {
         format!("{}fence", self.base)
     }
 
-    /// The key that says which process has it open.
+    /// The key with the process that has it open.
     pub fn holder(&self) -> String {
         format!("{}holder", self.base)
     }
@@ -129,7 +129,7 @@ impl Shard {
                 json!({ "request_delete_range": { "key": encoded(&self.row(key)) } })
             }
             TxnOp::DeleteParts => {
-                let (from, to) = below(&format!("{}part/", self.base));
+                let (from, to) = range_below(&format!("{}part/", self.base));
                 json!({ "request_delete_range": { "key": encoded(&from),
                     "range_end": encoded(&to) } })
             }
@@ -138,7 +138,7 @@ impl Shard {
 }
 
 /// The range of all keys below one, which ends with a slash.
-fn below(prefix: &str) -> (Vec<u8>, Vec<u8>) {
+fn range_below(prefix: &str) -> (Vec<u8>, Vec<u8>) {
     let from = prefix.as_bytes().to_vec();
     let mut to = from.clone();
     if let Some(last) = to.last_mut() {
@@ -188,7 +188,7 @@ pub async fn put_new(
         "success": [put(key.as_bytes(), value, lease)],
         "failure": [get(key)],
     });
-    let answer = client.ask("kv/txn", &body, until).await.map_err(RequestError::why)?;
+    let answer = client.request("kv/txn", &body, until).await.map_err(RequestError::why)?;
     let (succeeded, found) = outcome(&answer)?;
     Ok(if succeeded { None } else { Some(found.unwrap_or_default()) })
 }
@@ -208,7 +208,7 @@ async fn read_key(
     until: Instant,
 ) -> Result<Option<Vec<u8>>, EngineError> {
     let answer = client
-        .ask("kv/range", &json!({ "key": encoded(key) }), until)
+        .request("kv/range", &json!({ "key": encoded(key) }), until)
         .await
         .map_err(RequestError::why)?;
     let found = answer.get("kvs").and_then(|kvs| kvs.get(0));
@@ -221,12 +221,13 @@ async fn read_all(
     prefix: &str,
     until: Instant,
 ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, EngineError> {
-    let (mut from, to) = below(prefix);
+    let (mut from, to) = range_below(prefix);
     let mut found = Vec::new();
     loop {
         let body =
             json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": PAGE.to_string() });
-        let answer = client.ask_much("kv/range", &body, until).await.map_err(RequestError::why)?;
+        let answer =
+            client.request_large("kv/range", &body, until).await.map_err(RequestError::why)?;
         let page =
             answer.get("kvs").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         for pair in page {
@@ -249,8 +250,8 @@ fn hex(uuid: &Uuid) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn meta_key(place: &EtcdUrl) -> String {
-    format!("{}/meta", place.prefix)
+fn meta_key(url: &EtcdUrl) -> String {
+    format!("{}/meta", url.prefix)
 }
 
 /// Refuses what another volume, or a newer format, has written there.
@@ -259,9 +260,9 @@ fn meta_key(place: &EtcdUrl) -> String {
 /// `Refused`; etcd's.
 pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), EngineError> {
     let refused = |why: String| {
-        Err(EngineError::Refused(format!("metadata in etcd: {}: {why}", client.place.shown())))
+        Err(EngineError::Refused(format!("metadata in etcd: {}: {why}", client.url.shown())))
     };
-    let Some(meta) = read(client, &meta_key(&client.place), until).await? else {
+    let Some(meta) = read(client, &meta_key(&client.url), until).await? else {
         return refused(
             "there is no volume below this prefix; see that the URL is the one it was made with"
                 .into(),
@@ -282,34 +283,34 @@ pub async fn check(client: &Client, uuid: &Uuid, until: Instant) -> Result<(), E
     }
 }
 
-/// Makes the keys of a volume and of a shard, as far as they are not there, below a prefix that
-/// nobody else has anything below.
+/// Makes the keys of a volume and of a shard, as far as they are not there, below a prefix below
+/// which there are no other keys.
 ///
 /// # Errors
-/// `Refused` if somebody has; etcd's.
+/// `Refused` if there are; etcd's.
 pub async fn create(
     client: &Client,
     shard: &Shard,
     uuid: &Uuid,
     until: Instant,
 ) -> Result<(), EngineError> {
-    let place = &client.place;
-    if read(client, &meta_key(place), until).await?.is_none() {
-        let (from, to) = below(&format!("{}/", place.prefix));
+    let url = &client.url;
+    if read(client, &meta_key(url), until).await?.is_none() {
+        let (from, to) = range_below(&format!("{}/", url.prefix));
         let body = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": "1",
                 "keys_only": true });
-        let answer = client.ask("kv/range", &body, until).await.map_err(RequestError::why)?;
+        let answer = client.request("kv/range", &body, until).await.map_err(RequestError::why)?;
         if let Some(first) = answer.get("kvs").and_then(|kvs| kvs.get(0)) {
             let name = decoded(first, "key")?;
             return Err(EngineError::Refused(format!(
                 "metadata in etcd: {}: below the prefix is something else ({}); give the volume a \
                  prefix of its own",
-                place.shown(),
+                url.shown(),
                 String::from_utf8_lossy(&name)
             )));
         }
         let meta = json!({ "format": VERSION, "volume": hex(uuid) }).to_string();
-        put_new(client, &meta_key(place), meta.as_bytes(), 0, until).await?;
+        put_new(client, &meta_key(url), meta.as_bytes(), 0, until).await?;
     }
     add_shard(client, shard, uuid, until).await
 }
@@ -334,9 +335,9 @@ pub async fn add_shard(
 /// # Errors
 /// etcd's.
 pub async fn remove(client: &Client, until: Instant) -> Result<(), EngineError> {
-    let (from, to) = below(&format!("{}/", client.place.prefix));
+    let (from, to) = range_below(&format!("{}/", client.url.prefix));
     let body = json!({ "key": encoded(&from), "range_end": encoded(&to) });
-    client.ask("kv/deleterange", &body, until).await.map(drop).map_err(RequestError::why)
+    client.request("kv/deleterange", &body, until).await.map(drop).map_err(RequestError::why)
 }
 
 /// The process that has a shard of the volume open, in words, if there is one.
@@ -344,7 +345,7 @@ pub async fn remove(client: &Client, until: Instant) -> Result<(), EngineError> 
 /// # Errors
 /// etcd's.
 pub async fn any_holder(client: &Client, until: Instant) -> Result<Option<String>, EngineError> {
-    let prefix = format!("{}/", client.place.prefix);
+    let prefix = format!("{}/", client.url.prefix);
     let all = read_all(client, &prefix, until).await?;
     let holder = all.into_iter().find(|(key, _)| {
         key.ends_with(b"/holder") && key.iter().filter(|byte| **byte == b'/').count() == 1
@@ -385,7 +386,7 @@ fn no_shard(client: &Client, shard: &Shard) -> EngineError {
     EngineError::Refused(format!(
         "metadata in etcd: {}: there are no rows of node {}; see that the URL is the one it was \
          made with",
-        client.place.shown(),
+        client.url.shown(),
         shard.number
     ))
 }
@@ -522,13 +523,13 @@ fn unpacked(bytes: &[u8]) -> Option<RowChanges> {
     rest.is_empty().then_some(rows)
 }
 
-/// Asks for a lease: its number.
+/// Takes a lease: its number.
 ///
 /// # Errors
 /// etcd's.
 pub async fn grant(client: &Client, ttl: Duration, until: Instant) -> Result<u64, EngineError> {
     let body = json!({ "TTL": ttl.as_secs().to_string() });
-    let answer = client.ask("lease/grant", &body, until).await.map_err(RequestError::why)?;
+    let answer = client.request("lease/grant", &body, until).await.map_err(RequestError::why)?;
     match number(&answer, "ID") {
         0 => Err(io("it grants a lease without a number")),
         number => Ok(number),

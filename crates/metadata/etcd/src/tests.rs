@@ -35,17 +35,17 @@ fn fresh() -> String {
 }
 
 fn made(url: &str) -> EtcdUrl {
-    let place = EtcdUrl::parse(url).unwrap();
-    EtcdEngine::create(&place, UUID, 4).unwrap();
-    place
+    let url = EtcdUrl::parse(url).unwrap();
+    EtcdEngine::create(&url, UUID, 4).unwrap();
+    url
 }
 
-fn open_with(place: &EtcdUrl, take_over: bool) -> Result<EtcdEngine, EngineError> {
-    EtcdEngine::open(place.clone(), UUID, 4, EtcdOptions { take_over }, no_hook())
+fn open_with(url: &EtcdUrl, take_over: bool) -> Result<EtcdEngine, EngineError> {
+    EtcdEngine::open(url.clone(), UUID, 4, EtcdOptions { take_over }, no_hook())
 }
 
-fn open(place: &EtcdUrl) -> Result<EtcdEngine, EngineError> {
-    open_with(place, false)
+fn open(url: &EtcdUrl) -> Result<EtcdEngine, EngineError> {
+    open_with(url, false)
 }
 
 fn expect_err<T>(result: Result<T, EngineError>) -> EngineError {
@@ -57,16 +57,16 @@ fn expect_err<T>(result: Result<T, EngineError>) -> EngineError {
 
 /// Does something with a client of its own.
 fn aside<T: Send + 'static, F>(
-    place: &EtcdUrl,
+    url: &EtcdUrl,
     work: impl FnOnce(Arc<Client>, Shard) -> F + Send + 'static,
 ) -> T
 where
     F: Future<Output = Result<T, EngineError>> + Send,
 {
-    let (runtime, place) = (runtime().unwrap(), place.clone());
+    let (runtime, url) = (runtime().unwrap(), url.clone());
     let doing = async move {
-        let shard = Shard::new(&place, 4);
-        work(Client::new(place)?, shard).await
+        let shard = Shard::new(&url, 4);
+        work(Client::new(url)?, shard).await
     };
     wait(runtime.handle(), doing).unwrap()
 }
@@ -80,9 +80,9 @@ proptest! {
 
     #[test]
     fn it_agrees_with_a_map(ops in vec(op(), 1..80)) {
-        let place = made(&shared().url(&fresh(), ""));
+        let url = made(&shared().url(&fresh(), ""));
         let mut expected = ExpectedRows::new();
-        let mut engine = open(&place).unwrap();
+        let mut engine = open(&url).unwrap();
         for op in &ops {
             check(&engine, &mut expected, op);
             match op {
@@ -91,7 +91,7 @@ proptest! {
                 EngineOp::Close | EngineOp::Kill => {
                     engine.settle().unwrap();
                     drop(engine);
-                    engine = open(&place).unwrap();
+                    engine = open(&url).unwrap();
                 }
                 _ => {}
             }
@@ -102,8 +102,8 @@ proptest! {
 
 #[test]
 fn batches_of_any_size_are_read_by_the_next_one() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     let mut expected = ExpectedRows::new();
     for round in 0..30u32 {
         // Some go together in one transaction, and some do not fit in one: by their rows, or by
@@ -136,15 +136,15 @@ fn batches_of_any_size_are_read_by_the_next_one() {
     engine.forget();
     assert_eq!(content(&engine), expected);
     drop(engine);
-    let again = open(&place).unwrap();
+    let again = open(&url).unwrap();
     assert_eq!(again.durable(), 30);
     assert_eq!(content(&again), expected);
 }
 
 #[test]
 fn what_does_not_belong_in_etcd_is_refused() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     let large = vec![7; 1 << 20];
     for number in 0..15u8 {
         commit(&engine, vec![put(1, &[number], &large)]);
@@ -165,8 +165,8 @@ fn what_does_not_belong_in_etcd_is_refused() {
 #[test]
 fn large_batch_cut_short() {
     use store::{RowChanges, TxnOp, packed, swap};
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"old", b""), put(1, b"gone", b"")]);
     drop(engine);
     let key = |suffix: &[u8]| encode(KeyRef::new(Table::Entry, 1, suffix));
@@ -176,9 +176,9 @@ fn large_batch_cut_short() {
     // The parts alone are nothing.
     let (all, begin) = (
         whole.clone(),
-        aside(&place, |client, shard| async move { store::fence(&client, &shard, soon()).await }),
+        aside(&url, |client, shard| async move { store::fence(&client, &shard, soon()).await }),
     );
-    aside(&place, move |client, shard| async move {
+    aside(&url, move |client, shard| async move {
         for (at, part) in all.chunks(10_000).enumerate() {
             let op = [TxnOp::Put(shard.part(at), part)];
             let found = swap(&client, &shard, (begin, begin), &op)
@@ -188,12 +188,12 @@ fn large_batch_cut_short() {
         }
         Ok(())
     });
-    let engine = open(&place).unwrap();
+    let engine = open(&url).unwrap();
     assert_eq!(content(&engine).len(), 2);
     drop(engine);
     // With the fence it is in, though its rows are not.
     let parts = whole.chunks(10_000).count() as u32;
-    aside(&place, move |client, shard| async move {
+    aside(&url, move |client, shard| async move {
         let from = store::fence(&client, &shard, soon()).await?;
         let to = store::ShardRecord { position: from.position + 1, parts, ..from };
         assert_eq!(
@@ -203,14 +203,14 @@ fn large_batch_cut_short() {
         Ok(())
     });
     for _ in 0..2 {
-        let engine = open(&place).unwrap();
+        let engine = open(&url).unwrap();
         assert_eq!(engine.durable(), 2);
         let found = content(&engine);
         assert_eq!((found.len(), found.contains_key(&key(b"gone"))), (501, false));
         engine.sync().unwrap();
     }
     // What is left is a place of each part no longer.
-    let fence = aside(&place, |client, shard| async move {
+    let fence = aside(&url, |client, shard| async move {
         assert_eq!(store::read(&client, &shard.part(0), soon()).await?, None);
         store::fence(&client, &shard, soon()).await
     });
@@ -220,25 +220,25 @@ fn large_batch_cut_short() {
 /// A second process that opens the volume is refused, and one that takes it over fences the first.
 #[test]
 fn second_opener_and_takeover() {
-    let place = made(&shared().url(&fresh(), ""));
-    assert_eq!(holder(&place, 4), Ok(None));
-    let first = Arc::new(open(&place).unwrap());
+    let url = made(&shared().url(&fresh(), ""));
+    assert_eq!(holder(&url, 4), Ok(None));
+    let first = Arc::new(open(&url).unwrap());
     let held = first.clone().claim().unwrap();
     commit(&*held, vec![put(1, b"a", b"1")]);
-    let why = expect_err(open(&place));
+    let why = expect_err(open(&url));
     assert!(
         matches!(&why, EngineError::Refused(text) if text.contains("--take-over")
             && text.contains("kestrel node 4")),
         "{why}"
     );
-    let before = holder(&place, 4).unwrap().unwrap();
-    let second = open_with(&place, true).unwrap();
+    let before = holder(&url, 4).unwrap().unwrap();
+    let second = open_with(&url, true).unwrap();
     assert!(second.epoch() > held.epoch());
-    let after = holder(&place, 4).unwrap().unwrap();
+    let after = holder(&url, 4).unwrap().unwrap();
     assert!(before != after, "{after}");
     commit(&second, vec![put(1, b"b", b"2")]);
     second.sync().unwrap();
-    // It took it at its word, but never tells that it is durable.
+    // It took the batch, but never reports it as durable.
     let lost = held.commit(BatchKind::Growing, vec![put(1, b"a", b"stale")]);
     if lost.is_ok() {
         let why = expect_err(held.sync());
@@ -256,17 +256,17 @@ fn second_opener_and_takeover() {
     let raw = expect_err(first.commit(BatchKind::Growing, vec![put(1, b"a", b"raw")]));
     assert!(matches!(raw, EngineError::Fenced { .. }), "{raw}");
     drop((first, held));
-    assert_eq!(holder(&place, 4), Ok(Some(after)), "the first lets go of what is not its own");
+    assert_eq!(holder(&url, 4), Ok(Some(after)), "the first lets go of what is not its own");
     drop(second);
-    assert_eq!(holder(&place, 4), Ok(None));
+    assert_eq!(holder(&url, 4), Ok(None));
 }
 
 #[test]
 fn of_many_that_claim_at_once_one_is_left() {
-    let place = made(&shared().url(&fresh(), ""));
+    let url = made(&shared().url(&fresh(), ""));
     let engines: Vec<_> = thread::scope(|scope| {
         let opening: Vec<_> =
-            (0..6).map(|_| scope.spawn(|| open_with(&place, true).unwrap())).collect();
+            (0..6).map(|_| scope.spawn(|| open_with(&url, true).unwrap())).collect();
         opening.into_iter().map(|opening| opening.join().unwrap()).collect()
     });
     let epochs: std::collections::BTreeSet<_> = engines.iter().map(Engine::epoch).collect();
@@ -287,17 +287,16 @@ fn of_many_that_claim_at_once_one_is_left() {
 #[test]
 fn other_newer_and_missing_volumes() {
     let (server, prefix) = (shared(), fresh());
-    let place = EtcdUrl::parse(&server.url(&prefix, "")).unwrap();
-    let why = expect_err(open(&place));
+    let url = EtcdUrl::parse(&server.url(&prefix, "")).unwrap();
+    let why = expect_err(open(&url));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("no volume")), "{why}");
-    EtcdEngine::create(&place, UUID, 4).unwrap();
-    EtcdEngine::create(&place, UUID, 5).unwrap();
-    let why = expect_err(EtcdEngine::create(&place, *b"another volume!!", 4));
+    EtcdEngine::create(&url, UUID, 4).unwrap();
+    EtcdEngine::create(&url, UUID, 5).unwrap();
+    let why = expect_err(EtcdEngine::create(&url, *b"another volume!!", 4));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("another volume")), "{why}");
-    let why =
-        expect_err(EtcdEngine::open(place.clone(), UUID, 3, EtcdOptions::default(), no_hook()));
+    let why = expect_err(EtcdEngine::open(url.clone(), UUID, 3, EtcdOptions::default(), no_hook()));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("node 3")), "{why}");
-    // Somebody else's keys stay.
+    // Keys of other programs stay.
     let theirs = EtcdUrl::parse(&server.url(&format!("{prefix}/4"), "")).unwrap();
     let why = expect_err(EtcdEngine::create(&theirs, UUID, 4));
     assert!(
@@ -305,19 +304,19 @@ fn other_newer_and_missing_volumes() {
         "{why}"
     );
     EtcdEngine::remove(&theirs, UUID).unwrap();
-    EtcdEngine::remove(&place, *b"another volume!!").unwrap();
-    let engine = open(&place).unwrap();
-    let why = expect_err(EtcdEngine::remove(&place, UUID));
+    EtcdEngine::remove(&url, *b"another volume!!").unwrap();
+    let engine = open(&url).unwrap();
+    let why = expect_err(EtcdEngine::remove(&url, UUID));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("open")), "{why}");
     drop(engine);
-    let key = format!("{}/meta", place.prefix);
+    let key = format!("{}/meta", url.prefix);
     let newer = br#"{"format":9,"volume":"30313233343536373839616263646566"}"#;
-    aside(&place, move |client, _| async move {
+    aside(&url, move |client, _| async move {
         let put = serde_json::json!({ "key": client::encoded(key.as_bytes()),
             "value": client::encoded(newer) });
-        client.ask("kv/put", &put, soon()).await.map_err(client::RequestError::why).map(drop)
+        client.request("kv/put", &put, soon()).await.map_err(client::RequestError::why).map(drop)
     });
-    let why = expect_err(open(&place));
+    let why = expect_err(open(&url));
     assert!(matches!(&why, EngineError::Refused(text) if text.contains("newer")), "{why}");
     let away = EtcdUrl::parse("etcd://me:s3cret@127.0.0.1:1/x?deadline=1s").unwrap();
     let why = expect_err(open(&away));
@@ -331,19 +330,19 @@ fn other_newer_and_missing_volumes() {
 
 #[test]
 fn what_is_removed_is_gone() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"a", b"1")]);
     drop(engine);
-    EtcdEngine::remove(&place, UUID).unwrap();
-    EtcdEngine::create(&place, *b"another volume!!", 4).unwrap();
-    let again = EtcdEngine::open(place, *b"another volume!!", 4, EtcdOptions::default(), no_hook())
-        .unwrap();
+    EtcdEngine::remove(&url, UUID).unwrap();
+    EtcdEngine::create(&url, *b"another volume!!", 4).unwrap();
+    let again =
+        EtcdEngine::open(url, *b"another volume!!", 4, EtcdOptions::default(), no_hook()).unwrap();
     assert_eq!((content(&again).len(), again.durable()), (0, 0));
 }
 
-/// Commits rows one after another, each durable before the next; ends when told to, and says how
-/// many.
+/// Commits rows one after another, each durable before the next; ends when `until` is true, and
+/// returns how many.
 fn write_all(engine: &EtcdEngine, until: &dyn Fn(u32) -> bool) -> u32 {
     let mut number = 0;
     while !until(number) {
@@ -375,8 +374,8 @@ fn verify(engine: &EtcdEngine, count: u32) {
 }
 
 /// Writes while something happens to etcd, and looks whether everything is there once.
-fn written_while(place: &EtcdUrl, happening: impl FnOnce()) {
-    let engine = open(place).unwrap();
+fn written_while(url: &EtcdUrl, happening: impl FnOnce()) {
+    let engine = open(url).unwrap();
     let stop = AtomicBool::new(false);
     let count = thread::scope(|scope| {
         let stopper = StopOnDrop::new(&stop);
@@ -389,15 +388,15 @@ fn written_while(place: &EtcdUrl, happening: impl FnOnce()) {
     assert!(count > 20, "{count}");
     verify(&engine, count);
     drop(engine);
-    verify(&open(place).unwrap(), count);
+    verify(&open(url).unwrap(), count);
 }
 
 /// An etcd that dies under load and comes back has each commit once.
 #[test]
 fn etcd_death_under_load() {
     let mut server = Server::start(1);
-    let place = made(&server.url("volume", ""));
-    written_while(&place, || {
+    let url = made(&server.url("volume", ""));
+    written_while(&url, || {
         for _ in 0..3 {
             thread::sleep(Duration::from_millis(300));
             server.kill(0);
@@ -409,8 +408,8 @@ fn etcd_death_under_load() {
 #[test]
 fn any_member_may_die_or_hang() {
     let mut server = Server::start(3);
-    let place = made(&server.url("volume", ""));
-    written_while(&place, || {
+    let url = made(&server.url("volume", ""));
+    written_while(&url, || {
         for at in 0..3 {
             thread::sleep(Duration::from_millis(300));
             server.kill(at);
@@ -437,8 +436,8 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     let (server, prefix) = (shared(), fresh());
     made(&server.url(&prefix, ""));
     let relay = Relay::start(server.port());
-    let place = EtcdUrl::parse(&format!("etcd://127.0.0.1:{}/{prefix}", relay.port)).unwrap();
-    let engine = open(&place).unwrap();
+    let url = EtcdUrl::parse(&format!("etcd://127.0.0.1:{}/{prefix}", relay.port)).unwrap();
+    let engine = open(&url).unwrap();
     let count = write_all(&engine, &|number| {
         // What is sent next reaches etcd; the answer never comes back, nor anything on that
         // connection.
@@ -453,17 +452,17 @@ fn answers_that_are_lost_are_neither_lost_nor_doubled() {
     for _ in 0..3 {
         // One of those of opening.
         relay.swallow_next_answer();
-        verify(&open(&place).unwrap(), count);
+        verify(&open(&url).unwrap(), count);
     }
 }
 
 /// The engine refuses an etcd that has lost what was durable, for good.
 #[test]
 fn etcd_that_lost_durable_commits() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     write_all(&engine, &|number| number == 20);
-    aside(&place, |client, shard| async move {
+    aside(&url, |client, shard| async move {
         let from = store::fence(&client, &shard, soon()).await?;
         let to = store::ShardRecord { position: 7, ..from };
         store::swap(&client, &shard, (from, to), &[])
@@ -478,12 +477,12 @@ fn etcd_that_lost_durable_commits() {
 }
 
 #[test]
-fn who_only_reads_hears_of_being_replaced() {
-    let place = made(&shared().url(&fresh(), ""));
-    let first = open(&place).unwrap();
+fn reads_after_another_claim() {
+    let url = made(&shared().url(&fresh(), ""));
+    let first = open(&url).unwrap();
     commit(&first, vec![put(1, b"a", b"1")]);
     first.sync().unwrap();
-    let _second = open_with(&place, true).unwrap();
+    let _second = open_with(&url, true).unwrap();
     let until = soon();
     let key = kestrel_types::key::Key::new(Table::Entry, 1, b"a");
     while first.get_many(&[key.borrow()], &mut |_, _| {}).is_ok() {
@@ -501,8 +500,8 @@ fn who_only_reads_hears_of_being_replaced() {
 #[test]
 fn silence_of_an_etcd_that_is_away() {
     let mut server = Server::start(1);
-    let place = made(&server.url("volume", ""));
-    let engine = open(&place).unwrap();
+    let url = made(&server.url("volume", ""));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"a", b"1")]);
     engine.sync().unwrap();
     let until = soon();
@@ -521,22 +520,22 @@ fn silence_of_an_etcd_that_is_away() {
     assert!(engine.silence() < Duration::from_secs(1));
     // Longer than the lease lasts.
     thread::sleep(election::TTL + Duration::from_secs(2));
-    assert!(holder(&place, 4).unwrap().is_some());
+    assert!(holder(&url, 4).unwrap().is_some());
     // Its key was lost.
-    aside(&place, |client, shard| async move {
+    aside(&url, |client, shard| async move {
         let key = serde_json::json!({ "key": client::encoded(shard.holder().as_bytes()) });
         client
-            .ask("kv/deleterange", &key, soon())
+            .request("kv/deleterange", &key, soon())
             .await
             .map(drop)
             .map_err(client::RequestError::why)
     });
     drop(engine);
-    assert_eq!(holder(&place, 4), Ok(None));
+    assert_eq!(holder(&url, 4), Ok(None));
 }
 
 #[test]
-fn users_and_passwords_are_asked_for_and_given() {
+fn users_and_passwords() {
     let server = Server::start(1);
     let plain = made(&server.url("volume", ""));
     aside(&plain, |client, _| async move {
@@ -547,34 +546,34 @@ fn users_and_passwords_are_asked_for_and_given() {
             ("auth/user/add", serde_json::json!({ "name": "other", "password": "s3cret" })),
             ("auth/enable", serde_json::json!({})),
         ] {
-            client.ask(path, &body, soon()).await.map_err(client::RequestError::why)?;
+            client.request(path, &body, soon()).await.map_err(client::RequestError::why)?;
         }
         Ok(())
     });
     let as_user = |who: &str| {
         EtcdUrl::parse(&format!("etcd://{who}@127.0.0.1:{}/volume", server.port())).unwrap()
     };
-    for (place, said) in [
+    for (url, expected) in [
         (plain, "name a user"),
         (as_user("root:wr0ng"), "ETCDCTL_PASSWORD"),
         (as_user("other:s3cret"), "role"),
     ] {
-        let why = expect_err(open(&place));
+        let why = expect_err(open(&url));
         assert!(
-            matches!(&why, EngineError::Refused(text) if text.contains(said)
+            matches!(&why, EngineError::Refused(text) if text.contains(expected)
                 && !text.contains("wr0ng")),
             "{why}"
         );
     }
-    let place = as_user("root:s3cret");
-    let engine = open(&place).unwrap();
+    let url = as_user("root:s3cret");
+    let engine = open(&url).unwrap();
     let count = write_all(&engine, &|number| number == 10);
     drop(engine);
-    verify(&open(&place).unwrap(), count);
+    verify(&open(&url).unwrap(), count);
 }
 
 #[test]
-fn an_encrypted_etcd_is_known_by_its_certificate() {
+fn encrypted_etcd() {
     let dir = tempfile::tempdir().unwrap();
     let signed = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
     let [certificate, key] = ["cert.pem", "key.pem"].map(|name| dir.path().join(name));
@@ -590,17 +589,17 @@ fn an_encrypted_etcd_is_known_by_its_certificate() {
     // The system's roots have not signed it.
     let why = expect_err(open(&EtcdUrl::parse(&url("")).unwrap()));
     assert!(why.to_string().contains("certificate"), "{why}");
-    for (file, said) in [(&key, "no certificate"), (&dir.path().join("absent"), "absent")] {
-        let place = EtcdUrl::parse(&url(&format!("&ca={}", file.display()))).unwrap();
-        let why = expect_err(open(&place));
-        assert!(matches!(&why, EngineError::Refused(text) if text.contains(said)), "{why}");
+    for (file, expected) in [(&key, "no certificate"), (&dir.path().join("absent"), "absent")] {
+        let url = EtcdUrl::parse(&url(&format!("&ca={}", file.display()))).unwrap();
+        let why = expect_err(open(&url));
+        assert!(matches!(&why, EngineError::Refused(text) if text.contains(expected)), "{why}");
     }
 }
 
 #[test]
 fn taps_see_every_batch_in_order() {
-    let place = made(&shared().url(&fresh(), ""));
-    let engine = open(&place).unwrap();
+    let url = made(&shared().url(&fresh(), ""));
+    let engine = open(&url).unwrap();
     commit(&engine, vec![put(1, b"before", b"")]);
     let seen = Arc::new(Mutex::new(ExpectedRows::new()));
     let tapped = seen.clone();

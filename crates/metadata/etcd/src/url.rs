@@ -29,7 +29,7 @@ pub struct EtcdUrl {
     pub(crate) endpoints: Vec<String>,
     /// What all keys begin with; without a slash at its end.
     pub(crate) prefix: String,
-    /// User and password, if it asks for them.
+    /// User and password, if etcd wants them.
     pub(crate) user: Option<(String, String)>,
     /// The authority that signs its certificate, if not the system's roots.
     pub(crate) ca: Option<PathBuf>,
@@ -62,17 +62,17 @@ impl EtcdUrl {
         let (scheme, rest) = url
             .split_once("://")
             .filter(|(scheme, _)| {
-                SCHEMES.iter().any(|known| known.strip_suffix("://") == Some(scheme))
+                SCHEMES.iter().any(|known_scheme| known_scheme.strip_suffix("://") == Some(scheme))
             })
             .ok_or_else(|| bad("it does not begin with etcd:// or etcds://"))?;
         let is_tls = scheme == "etcds";
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         // A password may hold anything but '/'.
-        let (place, prefix) =
+        let (address, prefix) =
             rest.split_once('/').ok_or_else(|| bad("it has no prefix for the volume's keys"))?;
-        let (who, hosts) = match place.rsplit_once('@') {
-            Some((who, hosts)) => (Some(who), hosts),
-            None => (None, place),
+        let (login, hosts) = match address.rsplit_once('@') {
+            Some((login, hosts)) => (Some(login), hosts),
+            None => (None, address),
         };
         let (mut deadline, mut passfile, mut ca) = (elsewhere::DEADLINE_DEFAULT, None, None);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -101,7 +101,7 @@ impl EtcdUrl {
         if endpoints.len() > HOSTS_MAX {
             return Err(bad("it names more than 16 hosts"));
         }
-        let user = who.map(|who| credentials(who, passfile)).transpose()?;
+        let user = login.map(|login| credentials(login, passfile)).transpose()?;
         let at = user.as_ref().map(|(user, _)| format!("{user}@")).unwrap_or_default();
         let shown = format!("{scheme}://{at}{hosts}/{prefix}");
         Ok(Self { endpoints, prefix: prefix.to_string(), user, ca, deadline, shown })
@@ -127,10 +127,10 @@ fn endpoint(host: &str, scheme: &str) -> Option<String> {
 
 /// User and password: what stands in the URL, else the first line of the file, else the
 /// environment.
-fn credentials(who: &str, passfile: Option<PathBuf>) -> Result<(String, String), String> {
-    let (user, password) = match who.split_once(':') {
+fn credentials(login: &str, passfile: Option<PathBuf>) -> Result<(String, String), String> {
+    let (user, password) = match login.split_once(':') {
         Some((user, password)) => (user, Some(password.to_string())),
-        None => (who, None),
+        None => (login, None),
     };
     if user.is_empty() {
         return Err(bad("it names no user before the @"));
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn urls_are_read_and_passwords_not_shown() {
-        let place =
+        let url =
             EtcdUrl::parse("etcds://me:s3c@ret@one:2390,two,[::1]:7/vol/a/?deadline=2m&ca=/ca.pem")
                 .unwrap();
-        assert_eq!(place.shown(), "etcds://me@one:2390,two,[::1]:7/vol/a");
-        assert_eq!(format!("{place:?}"), place.shown());
-        assert_eq!(place.endpoints, ["https://one:2390", "https://two:2379", "https://[::1]:7"]);
-        assert_eq!((place.prefix.as_str(), place.deadline), ("vol/a", Duration::from_secs(120)));
-        assert_eq!(place.user, Some(("me".into(), "s3c@ret".into())));
+        assert_eq!(url.shown(), "etcds://me@one:2390,two,[::1]:7/vol/a");
+        assert_eq!(format!("{url:?}"), url.shown());
+        assert_eq!(url.endpoints, ["https://one:2390", "https://two:2379", "https://[::1]:7"]);
+        assert_eq!((url.prefix.as_str(), url.deadline), ("vol/a", Duration::from_secs(120)));
+        assert_eq!(url.user, Some(("me".into(), "s3c@ret".into())));
         let plain = EtcdUrl::parse("etcd://h/v").unwrap();
         assert_eq!((plain.endpoints, plain.user), (vec!["http://h:2379".to_string()], None));
         for bad in [
