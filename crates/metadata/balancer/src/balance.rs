@@ -53,7 +53,7 @@ impl Goal {
 }
 
 /// Most exceptions that balancing `nodes` nodes makes: as many as a node reports names, and no more
-/// than a table takes.
+/// than a map takes.
 pub fn exceptions_allowed(nodes: usize) -> usize {
     names_wanted(nodes).min(EXCEPTIONS_MAX)
 }
@@ -78,7 +78,7 @@ pub struct RuleChange {
 pub struct Move {
     /// From this node.
     pub from: NodeId,
-    /// To this one; `None` if each entry goes where its directory says.
+    /// To this one; `None` if each entry goes to its directory's node.
     pub to: Option<NodeId>,
     /// How many; expected ones if they are spread.
     pub entries: u64,
@@ -135,7 +135,7 @@ impl fmt::Display for BalanceError {
 impl std::error::Error for BalanceError {}
 
 /// Makes a plan from the reports of all nodes. To be put in force, its exceptions get the next
-/// table version.
+/// map version.
 ///
 /// # Errors
 /// If a report is missing or contradicts itself.
@@ -175,7 +175,7 @@ fn plan(
     let changes =
         (0..before.names.len()).filter_map(|name| change(&before, &after, name)).collect();
     Ok(BalancePlan {
-        exceptions: after.table(),
+        exceptions: after.exceptions_in_force(),
         changes,
         limit,
         before: before.loads,
@@ -183,7 +183,7 @@ fn plan(
     })
 }
 
-/// Adds exceptions until nobody is above the limit, or nothing helps.
+/// Adds exceptions until no node is above the limit, or nothing helps.
 fn even_out(before: &Model, limit: u64) -> Model {
     let allowed = exceptions_allowed(before.nodes());
     let mut model = before.clone();
@@ -227,19 +227,19 @@ fn next_step(model: &Model, limit: u64) -> Option<(usize, Option<Rule>)> {
         if helps && most_if(moving) <= most_if_spread {
             return Some((name, moving));
         }
-        // A single entry, spread, stays where it is or lands anywhere: no gain to count on.
+        // A single entry, spread, stays where it is or goes anywhere: no gain to count on.
         (entries > 1 && model.nodes() > 1).then_some((name, Some(Rule::PathWalk)))
     })
 }
 
-/// Takes back exceptions without which nobody is above the limit: spread names first, rare ones
+/// Takes back exceptions without which no node is above the limit: spread names first, rare ones
 /// before frequent ones.
 fn take_back(model: &mut Model, limit: u64) {
     let mut names: Vec<usize> =
         (0..model.names.len()).filter(|i| model.names[*i].rule.is_some()).collect();
     names.sort_by_key(|name| {
-        let known = &model.names[*name];
-        (known.rule != Some(Rule::PathWalk), known.entries, *name)
+        let reported = &model.names[*name];
+        (reported.rule != Some(Rule::PathWalk), reported.entries, *name)
     });
     for name in names {
         let home = model.lies_under(name, None);

@@ -2,9 +2,10 @@
 //! Space-Saving (Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k
 //! Elements in Data Streams", ICDT 2005).
 //!
-//! A name that is not among those counted takes the place of the rarest, and its count, as what it
-//! may have had before. So a count is too high by no more than that; told is what is certain. Names
-//! with an exception are counted apart, exactly: whether an exception can go depends on them.
+//! A name that is not among those counted replaces the rarest, and starts with its count, as it may
+//! have come as often before. So a count is too high by no more than that; the certain part is
+//! reported. Names with an exception are counted apart, exactly: whether an exception can go
+//! depends on them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -71,14 +72,14 @@ impl HeavyHitters {
 
     /// Forgets the rarest name; answers its count.
     fn displace(&mut self) -> u64 {
-        while let Some(Reverse((known, name))) = self.rarest.pop() {
+        while let Some(Reverse((count, name))) = self.rarest.pop() {
             match self.counters.get(&name) {
-                Some(counter) if counter.count > known => {
+                Some(counter) if counter.count > count => {
                     self.rarest.push(Reverse((counter.count, name)))
                 }
                 _ => {
                     self.counters.remove(&name);
-                    return known;
+                    return count;
                 }
             }
         }
@@ -127,26 +128,29 @@ mod tests {
             let names: Vec<u32> = names.into_iter().map(|number| number * number / 400).collect();
             let mut exceptions = Exceptions::default();
             exceptions.set(name(3), Some(Rule::PathWalk)).unwrap();
-            let mut frequent = HeavyHitters::new(&exceptions, capacity);
+            let mut hitters = HeavyHitters::new(&exceptions, capacity);
             let mut truth: FxHashMap<Name, u64> = FxHashMap::default();
             for number in &names {
-                frequent.count(name(*number).as_bytes());
+                hitters.count(name(*number).as_bytes());
                 *truth.entry(name(*number)).or_default() += 1;
             }
-            prop_assert!(frequent.counters.len() <= capacity
-                && frequent.rarest.len() == frequent.counters.len());
-            let counted: Vec<Name> = frequent.counters.keys().cloned().collect();
-            let report = frequent.report(7, usize::MAX);
+            prop_assert!(hitters.counters.len() <= capacity
+                && hitters.rarest.len() == hitters.counters.len());
+            let counted: Vec<Name> = hitters.counters.keys().cloned().collect();
+            let report = hitters.report(7, usize::MAX);
             prop_assert!(report.adds_up());
             prop_assert_eq!(report.entries, names.len() as u64);
             for NameCount { name, entries } in &report.names {
                 prop_assert!(entries <= &truth[name]);
             }
-            let of = |wanted: &Name| report.names.iter().find(|count| count.name == *wanted).map_or(0, |count| count.entries);
+            let of = |wanted: &Name| {
+                let found = report.names.iter().find(|count| count.name == *wanted);
+                found.map_or(0, |count| count.entries)
+            };
             prop_assert_eq!(of(&name(3)), truth.get(&name(3)).copied().unwrap_or(0));
             for (name, entries) in truth {
-                let is_frequent = entries > names.len() as u64 / capacity as u64;
-                prop_assert!(!is_frequent || of(&name) > 0 || counted.contains(&name));
+                let must_be_counted = entries > names.len() as u64 / capacity as u64;
+                prop_assert!(!must_be_counted || of(&name) > 0 || counted.contains(&name));
             }
         }
     }
@@ -154,11 +158,11 @@ mod tests {
     /// With room for all names the counts are exact, and the most frequent names are reported.
     #[test]
     fn exact_counts_with_room_for_all_names() {
-        let mut frequent = HeavyHitters::new(&Exceptions::default(), 100);
+        let mut hitters = HeavyHitters::new(&Exceptions::default(), 100);
         for number in 0..50 {
-            (0..=number).for_each(|_| frequent.count(name(number).as_bytes()));
+            (0..=number).for_each(|_| hitters.count(name(number).as_bytes()));
         }
-        let report = frequent.report(1, 2);
+        let report = hitters.report(1, 2);
         let expected =
             [(49, 50), (48, 49)].map(|(number, entries)| NameCount { name: name(number), entries });
         assert_eq!(report.names, expected);

@@ -1,8 +1,7 @@
 //! Decisions about placement: what the placement map of a cluster should be.
 //!
-//! `kestrel_types::placement` says what a placement map *means*, which every client and node has to
-//! know. This crate has what only the coordinator does, and `kestrel cluster plan` on a list of
-//! paths.
+//! `kestrel_types::placement` has what a placement map *means*, which every client and node needs.
+//! This crate has what only the coordinator does, and `kestrel cluster plan` on a list of paths.
 //!
 //! Nodes report what they have ([`LoadReport`]). From the reports of all nodes,
 //! [`balance::balance`] makes a [`BalancePlan`], the exceptions that even them out, and

@@ -1,4 +1,4 @@
-//! What nodes tell the coordinator of their share of the entries.
+//! What nodes report to the coordinator of their share of the entries.
 
 use kestrel_types::name::Name;
 use kestrel_types::placement::{NodeId, PlacementMap};
@@ -8,7 +8,7 @@ use kestrel_types::placement::{NodeId, PlacementMap};
 pub struct NameCount {
     /// The name.
     pub name: Name,
-    /// Entries of it on this node, whatever their directories.
+    /// Entries of it on this node, in all directories.
     pub entries: u64,
 }
 
@@ -20,8 +20,8 @@ pub struct LoadReport {
     /// Entries the node owns.
     pub entries: u64,
     /// Its [`names_wanted`] most frequent names, and every name with an exception of which it has
-    /// entries: without the latter nobody would know when an exception is no longer needed. In any
-    /// order, each once.
+    /// entries: without these it could not be found out when an exception is no longer needed. In
+    /// any order, each once.
     pub names: Vec<NameCount>,
 }
 
@@ -33,7 +33,7 @@ impl LoadReport {
     }
 }
 
-/// Names that a node of a cluster of `nodes` reports: 4 n log₂ n, at least 64. Of whatever a
+/// Names that a node of a cluster of `nodes` reports: 4 n log₂ n, at least 64. Whatever entries a
 /// cluster holds, redirecting the O(n log n) most frequent names leaves the rest balanced (Fan et
 /// al., SoCC 2011; FalconFS A.1).
 pub fn names_wanted(nodes: usize) -> usize {

@@ -82,7 +82,7 @@ impl Model {
                 by_name.entry(&count.name).or_default().push((node, count.entries));
             }
         }
-        // Exceptions of which nothing is left are known too: they can go.
+        // Exceptions without any entries left are in the model too: they can go.
         for (name, _) in placement.exceptions.iter() {
             by_name.entry(name).or_default();
         }
@@ -92,9 +92,9 @@ impl Model {
         model.names.sort_by(|one, other| {
             other.entries.cmp(&one.entries).then_with(|| one.name.cmp(&other.name))
         });
-        for (index, known) in model.names.iter().enumerate() {
-            if let Lies::On(node) = known.lies {
-                model.on_node[node].insert((known.entries, index));
+        for (index, reported) in model.names.iter().enumerate() {
+            if let Lies::On(node) = reported.lies {
+                model.on_node[node].insert((reported.entries, index));
             }
         }
         Ok(model)
@@ -202,16 +202,16 @@ impl Model {
 
     /// Loads if a name lay there.
     pub fn loads_with(&self, name: usize, lies: &Lies) -> Vec<u64> {
-        let known = &self.names[name];
+        let reported = &self.names[name];
         let mut loads = self.loads.clone();
-        match &known.lies {
-            Lies::On(node) => loads[*node] -= known.entries,
+        match &reported.lies {
+            Lies::On(node) => loads[*node] -= reported.entries,
             Lies::Spread(counts) => {
                 loads.iter_mut().zip(counts).for_each(|(load, count)| *load -= count)
             }
         }
         match lies {
-            Lies::On(node) => loads[*node] += known.entries,
+            Lies::On(node) => loads[*node] += reported.entries,
             Lies::Spread(counts) => {
                 loads.iter_mut().zip(counts).for_each(|(load, count)| *load += count)
             }
@@ -223,26 +223,26 @@ impl Model {
     pub fn set(&mut self, name: usize, rule: Option<Rule>) {
         let lies = self.lies_under(name, rule);
         self.loads = self.loads_with(name, &lies);
-        let known = &mut self.names[name];
-        if let Lies::On(node) = known.lies {
-            self.on_node[node].remove(&(known.entries, name));
+        let reported = &mut self.names[name];
+        if let Lies::On(node) = reported.lies {
+            self.on_node[node].remove(&(reported.entries, name));
         }
         if let Lies::On(node) = lies {
-            self.on_node[node].insert((known.entries, name));
+            self.on_node[node].insert((reported.entries, name));
         }
-        self.exceptions -= usize::from(known.rule.is_some());
+        self.exceptions -= usize::from(reported.rule.is_some());
         self.exceptions += usize::from(rule.is_some());
-        known.lies = lies;
-        known.rule = rule;
+        reported.lies = lies;
+        reported.rule = rule;
     }
 
     /// The exceptions in force.
-    pub fn table(&self) -> Exceptions {
-        let mut table = Exceptions::default();
-        for known in self.names.iter().filter(|known| known.rule.is_some()) {
+    pub fn exceptions_in_force(&self) -> Exceptions {
+        let mut exceptions = Exceptions::default();
+        for reported in self.names.iter().filter(|reported| reported.rule.is_some()) {
             // It cannot be full: the balancing stops below the limit.
-            let _ = table.set(known.name.clone(), known.rule);
+            let _ = exceptions.set(reported.name.clone(), reported.rule);
         }
-        table
+        exceptions
     }
 }

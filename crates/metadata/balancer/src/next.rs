@@ -1,7 +1,7 @@
 //! What to do next for a balanced cluster. `kestrel cluster balance` goes by this, and so does the
 //! coordinator, which balances by itself.
 //!
-//! The balancer looks, makes one change of the table, and looks again: what a name leaves and where
+//! The balancer looks, makes one change of the map, and looks again: what a name leaves and where
 //! it goes is counted, not reckoned. By itself the coordinator does nothing that people may have
 //! meant otherwise: it gives no slots to a node that owns none, which is how a node looks that was
 //! drained, and it leaves a cluster alone of which a node is away or leaving.
@@ -23,7 +23,7 @@ pub const ROUNDS_MAX: usize = 4;
 /// go.
 pub const ENTRIES_MIN: u64 = 2000;
 
-/// The next table, in which all members own the same number of slots but those that are leaving or
+/// The next map, in which all members own the same number of slots but those that are leaving or
 /// named in `without`, and how many slots move; `None` if it is so.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub fn even_slots(
 }
 
 /// What exceptions the names need that were reported, `epsilon` being what a node may hold above
-/// its part, or the usual; and the next table, unless it would be as the present one.
+/// its part, or the usual; and the next map, unless it would be as the present one.
 ///
 /// # Errors
 /// As [`balance`].
@@ -67,13 +67,13 @@ pub fn even_names(
 /// What the coordinator sees of its cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
-    /// The present table.
+    /// The present map.
     pub present: &'a PlacementMap,
     /// A change of it is under way, or rows of one before are still being deleted.
     pub changing: bool,
     /// Members that it does not reach.
     pub away: &'a [NodeId],
-    /// What all nodes have, by the present table, if they have been asked.
+    /// The load of all nodes, by the present map, if they were asked for it.
     pub reports: Option<&'a [LoadReport]>,
 }
 
@@ -82,7 +82,7 @@ pub struct Sight<'a> {
 pub enum Decision {
     /// Nothing, for this reason.
     Wait(Reason),
-    /// It asks the nodes what they have.
+    /// It requests the load of the nodes.
     Ask,
     /// So many slots go to other nodes.
     Slots(PlacementMap, usize),
@@ -95,7 +95,7 @@ pub enum Decision {
 pub enum Reason {
     /// There is one node.
     Alone,
-    /// The table changes.
+    /// The map changes.
     Changing,
     /// This node is away.
     Away(NodeId),
@@ -116,7 +116,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::Alone => f.write_str("there is one node"),
-            Reason::Changing => f.write_str("the table is being changed"),
+            Reason::Changing => f.write_str("the map is being changed"),
             Reason::Away(node) => write!(f, "node {node} is away"),
             Reason::Leaving(node) => write!(f, "node {node} is leaving"),
             Reason::Even(most, limit) => {

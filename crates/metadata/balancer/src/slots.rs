@@ -20,7 +20,7 @@ pub struct SlotMove {
 /// members when nothing is left on it.
 ///
 /// # Errors
-/// If nobody would stay, a slot's owner is not among the members, or the members make no cluster
+/// If no member would stay, a slot's owner is not among the members, or the members make no cluster
 /// ([`SlotMap::new`]).
 pub fn resize(
     map: &SlotMap,

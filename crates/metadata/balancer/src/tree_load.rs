@@ -119,11 +119,15 @@ impl TreeLoad {
     }
 
     /// For every name its entries on each member of the map, in the order of the members.
-    fn each<'a>(&'a self, placement: &PlacementMap, mut tell: impl FnMut(&'a Counted, usize, u64)) {
+    fn each<'a>(
+        &'a self,
+        placement: &PlacementMap,
+        mut visit: impl FnMut(&'a Counted, usize, u64),
+    ) {
         let mut spread: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
         for (number, counted) in self.names.iter().enumerate() {
             match placement.exceptions.slot_of_name(counted.name.as_bytes()) {
-                Some(slot) => tell(counted, placement.map.index_of_owner(slot), counted.entries),
+                Some(slot) => visit(counted, placement.map.index_of_owner(slot), counted.entries),
                 None => drop(spread.insert(number as u32, vec![0; placement.map.members().len()])),
             }
         }
@@ -139,12 +143,12 @@ impl TreeLoad {
         }
         for (number, counts) in spread {
             for (member, entries) in counts.into_iter().enumerate() {
-                tell(&self.names[number as usize], member, entries);
+                visit(&self.names[number as usize], member, entries);
             }
         }
     }
 
-    /// What the nodes that own slots would report if this table were in force.
+    /// What the nodes that own slots would report if this map were in force.
     pub fn reports(&self, placement: &PlacementMap) -> Vec<LoadReport> {
         let members = placement.map.members();
         let wanted = names_wanted(sharing(placement).len());
@@ -172,7 +176,7 @@ impl TreeLoad {
         sharing(placement).into_iter().map(report).collect()
     }
 
-    /// Entries of the nodes that own slots, in the order of their ids, if this table were in force.
+    /// Entries of the nodes that own slots, in the order of their ids, if this map were in force.
     pub fn loads(&self, placement: &PlacementMap) -> Vec<u64> {
         let mut loads = vec![0; placement.map.members().len()];
         self.each(placement, |_, member, entries| loads[member] += entries);
@@ -180,7 +184,7 @@ impl TreeLoad {
     }
 
     /// Balances until nothing is left to do, as a coordinator would from report to report, and puts
-    /// the exceptions into the table. Tells in how many rounds; the last one finds nothing to do,
+    /// the exceptions into the map. Answers in how many rounds; the last one finds nothing to do,
     /// unless there have been [`ROUNDS_MAX`].
     ///
     /// # Errors

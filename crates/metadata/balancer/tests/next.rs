@@ -24,14 +24,14 @@ fn cluster(nodes: u32) -> PlacementMap {
 /// So many directories, each with a file of its own and one that has the same name everywhere, if
 /// it is `hot`.
 fn tree(dirs: u32, hot: bool) -> TreeLoad {
-    let mut census = TreeLoad::default();
+    let mut load = TreeLoad::default();
     for dir in 0..dirs {
-        census.add(format!("d{dir}/own-{dir}").as_bytes()).unwrap();
+        load.add(format!("d{dir}/own-{dir}").as_bytes()).unwrap();
         if hot {
-            census.add(format!("d{dir}/Makefile").as_bytes()).unwrap();
+            load.add(format!("d{dir}/Makefile").as_bytes()).unwrap();
         }
     }
-    census
+    load
 }
 
 fn with_rule(mut placement: PlacementMap, name: &str) -> PlacementMap {
@@ -40,8 +40,8 @@ fn with_rule(mut placement: PlacementMap, name: &str) -> PlacementMap {
 }
 
 /// What is decided of a cluster with this tree, once it has reported.
-fn decided(present: &PlacementMap, census: &TreeLoad) -> Decision {
-    let reports = census.reports(present);
+fn decided(present: &PlacementMap, load: &TreeLoad) -> Decision {
+    let reports = load.reports(present);
     decide(&Sight { present, changing: false, away: &[], reports: Some(&reports) })
 }
 
