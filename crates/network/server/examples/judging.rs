@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kestrel_server::grant::Grant;
-use kestrel_server::session::granted::{GrantedInodes, Tree};
-use kestrel_server::session::opens::Opens;
+use kestrel_server::granted::{GrantedInodes, Tree};
+use kestrel_server::opens::Opens;
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::{InodeRef, Name, PathRef};
 use kestrel_types::request::{Creds, Op, Request};

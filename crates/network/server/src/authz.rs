@@ -9,7 +9,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Op, Request};
 
-use crate::session::opens::Opens;
+use crate::opens::Opens;
 
 /// What the answer of a call means for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

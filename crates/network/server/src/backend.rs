@@ -10,11 +10,13 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::ReclaimOpen;
 
-use crate::server::Submission;
-use crate::session::granted::Tree;
+use crate::granted::Tree;
 
 /// Version of the placement map of a node that has a volume to itself.
 const STANDALONE_VERSION: u64 = 1;
+
+/// A request of the server's own.
+pub(crate) type Submission = (Request, Done);
 
 /// See the module's header.
 #[derive(Clone)]

@@ -115,8 +115,20 @@ impl Work {
     }
 }
 
+impl Server {
+    /// A connection that has said nothing yet. `peer` is for people.
+    pub fn connect(
+        self: &Arc<Self>,
+        outbox: Arc<dyn Outbox>,
+        security: Security,
+        peer: &str,
+    ) -> Connection {
+        Connection::new(self.clone(), outbox, security, peer.into())
+    }
+}
+
 impl Connection {
-    pub(crate) fn new(
+    fn new(
         server: Arc<Server>,
         outbox: Arc<dyn Outbox>,
         security: Security,

@@ -3,7 +3,7 @@
 //!
 //! A request that may be carried out is changed to what it may mean: users are squashed and mapped,
 //! and an operation that does not depend on its user is carried out without one. Inodes are
-//! authorized by what the session was granted ([`crate::session::granted`]); one that is not found
+//! authorized by what the session was granted ([`crate::granted`]); one that is not found
 //! there is an [`UnverifiedInode`], which is looked up in the node's rows
 //! (`crate::server::subtree`).
 
@@ -20,9 +20,8 @@ use kestrel_types::snapshot::SnapshotId;
 use kestrel_types::token::{Ended, TokenRecord};
 use kestrel_types::wire::{LockKind, LockMode, LockRequest};
 
-use crate::server::subtree::OUTSIDE;
-use crate::session::granted::{GrantedInodes, Tree};
-use crate::session::opens::Opens;
+use crate::granted::{GrantedInodes, Tree};
+use crate::opens::Opens;
 
 /// The credentials where they do not matter, and of sessions without a user.
 const NOBODY: u32 = 65_534;
@@ -47,6 +46,12 @@ const NOT_OPEN_FOR_WRITING: FsError =
 const NOT_OPEN_HERE: FsError = FsError::new(
     libc::EOPNOTSUPP,
     "this client does not have the file open that it copies from, at this node",
+);
+
+/// What is told of what is not within the subtree: no more than of what is not there.
+pub(crate) const OUTSIDE: FsError = FsError::new(
+    libc::ESTALE,
+    "the token of this client knows no such file or directory: look for it by its path",
 );
 
 /// An object that is never there.

@@ -50,7 +50,8 @@
 //! | --- | --- |
 //! | [`server`] | sessions, leases, handshakes, what has to happen when time passes |
 //! | [`connection`] | one connection of a client, and the way of a batch through it |
-//! | [`session`] | one session: its phase, its window of calls, what it has open |
+//! | [`session`] | one session: its phase, its window of calls |
+//! | [`opens`], [`granted`] | open files; inode numbers that a confined client may name |
 //! | [`backend`] | the node or cluster member behind the server |
 //! | [`locks`] | the lock manager of the volume's files |
 //! | [`objects`] | object numbers that clients were given |
@@ -86,9 +87,11 @@ pub mod backend;
 pub mod config;
 pub mod connection;
 pub mod grant;
+pub mod granted;
 pub mod listen;
 pub mod locks;
 pub mod objects;
+pub mod opens;
 pub mod peers;
 pub mod quota;
 pub mod server;

@@ -26,7 +26,7 @@ mod lock_service;
 mod peer_handshake;
 mod reclaim;
 mod replies;
-pub(crate) mod subtree;
+mod subtree;
 mod time;
 
 use std::collections::BTreeMap;
@@ -38,16 +38,14 @@ use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::{NodeId, PlacementMap};
-use kestrel_types::request::{Creds, Done, Op, Outcome, Request};
-use kestrel_types::security::Security;
+use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
 use crate::audit::Audit;
-use crate::backend::{Backend, CurrentMap};
+use crate::backend::{Backend, CurrentMap, Submission};
 use crate::config::{LEASE_MAX, LEASE_MIN, SessionServerConfig};
-use crate::connection::Connection;
 use crate::locks::LockLimits;
 use crate::objects::Objects;
 use crate::quota::Quota;
@@ -62,9 +60,6 @@ pub(crate) use authn::AuthnOutcome;
 pub(crate) use peer_handshake::{AcceptedPeer, PeerClaim};
 pub(crate) use replies::{Batch, Submitted};
 pub(crate) use subtree::Outside;
-
-/// A request of the server's own.
-pub(crate) type Submission = (Request, Done);
 
 /// Most clients that are named in a log line about a wait for them.
 const NAMED_MAX: usize = 5;
@@ -230,16 +225,6 @@ impl Server {
             *self.shared.grace.lock() = Some(grace);
         }
         Ok(())
-    }
-
-    /// A connection without a message yet. `peer` is for people.
-    pub fn connect(
-        self: &Arc<Self>,
-        outbox: Arc<dyn Outbox>,
-        security: Security,
-        peer: &str,
-    ) -> Connection {
-        Connection::new(self.clone(), outbox, security, peer.into())
     }
 
     /// Whether a living client may still come to refer to an object: then it must not be deleted

@@ -3,8 +3,6 @@
 //! | file | |
 //! | --- | --- |
 //! | `window` | outcomes of a client's numbered calls: the memory behind exactly-once |
-//! | `opens` | the files that a client has open, counted as the node counts them |
-//! | `granted` | inode numbers that a confined session may name, because answers named them |
 //!
 //! ```text
 //!            Hello                    all reclaimed
@@ -27,8 +25,6 @@
 //! numbered call as running, a lock as taken) before the lock is let go, so that nothing an older
 //! connection brought can take effect after a newer one was welcomed.
 
-pub mod granted;
-pub mod opens;
 pub mod window;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -43,11 +39,10 @@ use kestrel_types::wire::{Checksum, ClientId, LockSpan, Reclaim, Reclaimed, Sess
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use granted::GrantedInodes;
-use opens::Opens;
-use window::Window;
-
 use crate::grant::Grant;
+use crate::granted::GrantedInodes;
+use crate::opens::Opens;
+use window::Window;
 
 /// See the module's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use rustc_hash::FxHashSet;
 
 use super::{Outside, Server, ServerShared};
 use crate::grant::UnverifiedInode;
-use crate::session::granted::Tree;
+use crate::granted::Tree;
 use crate::session::{ClaimMessage, Phase, Session, State};
 
 /// A claim for the node: the file, and how many opens are missing.

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use super::{Server, ServerShared};
 use crate::authz::SessionEffect;
 use crate::grant::{Grant, Listable};
-use crate::session::opens::Opens;
+use crate::opens::Opens;
 use crate::session::{Session, State};
 
 /// Bytes that most answers have at most, header included.

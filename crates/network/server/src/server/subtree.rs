@@ -3,7 +3,7 @@
 //! A directory is within the subtree if the directories above it lead to its root: all on the way
 //! are then verified, until a directory changes. Any other inode is if it is in the directory where
 //! it was seen, or to which the node has on record that it was moved, and that directory is. What
-//! is found is noted in the session ([`crate::session::granted`]).
+//! is found is noted in the session ([`crate::granted`]).
 
 use std::sync::Arc;
 
@@ -17,15 +17,9 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use parking_lot::Mutex;
 
 use super::Server;
-use crate::grant::UnverifiedInode;
+use crate::grant::{OUTSIDE, UnverifiedInode};
+use crate::granted::{DEPTH_MAX, Tree};
 use crate::session::Session;
-use crate::session::granted::{DEPTH_MAX, Tree};
-
-/// The error for an inode that is not within the subtree: the same as for one that is not there.
-pub(crate) const OUTSIDE: FsError = FsError::new(
-    libc::ESTALE,
-    "the token of this client knows no such file or directory: look for it by its path",
-);
 
 /// What of a session's doubts is not within its subtree, and why.
 pub(crate) type Outside = Vec<(InodeId, FsError)>;
