@@ -8,6 +8,7 @@
 //! | `check/tree.rs` | the tree of directories |
 //! | `check/shares.rs` | shares of directories |
 //! | `check/side.rs` | tables that follow from inodes |
+//! | `check/history.rs` | snapshots, and what rows were at them |
 //! | `check/clients.rs` | sessions, recorded answers, renamed files |
 //! | `check/objects.rs` | sums of objects, and the store |
 //! | `check/data.rs` | every stored byte, with its checksums |
@@ -28,6 +29,7 @@
 
 mod clients;
 mod data;
+mod history;
 mod inodes;
 pub(crate) mod name;
 mod objects;
@@ -46,6 +48,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
+use kestrel_types::snapshot::SnapshotId;
 
 use crate::finding::{Finding, FindingKind, Severity};
 use crate::idset::IdSet;
@@ -214,8 +217,10 @@ pub fn check(
         live: options.live,
         is_of_several: options.is_of_several,
         share: options.share.to_be_bytes(),
+        snapshots: Vec::new(),
     };
     system::shares(&mut check)?;
+    history::records(&mut check)?;
     let mut world = inodes::walk(&mut check)?;
     inodes::links(&mut check, &mut world)?;
     system::check(&mut check, &world)?;
@@ -224,6 +229,7 @@ pub fn check(
     shares::check(&mut check, &world)?;
     side::check(&mut check, &world)?;
     clients::check(&mut check)?;
+    history::rows(&mut check)?;
     drop(world);
     objects::check(&mut check, options.store, options.window_objects)?;
     if let (Some(how), Some(store)) = (options.data, options.store) {
@@ -247,6 +253,8 @@ struct Check<'a> {
     is_of_several: bool,
     /// See [`Options::share`].
     share: [u8; 2],
+    /// Snapshots with records, ascending.
+    snapshots: Vec<SnapshotId>,
 }
 
 /// What the first walk learned.

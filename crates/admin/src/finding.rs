@@ -108,6 +108,10 @@ finding_kinds! {
     /// A client's session or the answer to one of its requests is damaged, or an answer belongs to
     /// no session.
     TxnWrong = "txn-wrong", Error;
+    /// What a row was at a snapshot cannot be decoded: reading it there fails.
+    HistoryDamaged = "history-damaged", Error;
+    /// There is history of a snapshot that has no record.
+    HistoryDangling = "history-dangling", Error;
     /// A row lies at a node that does not own it, where nobody reads it.
     RowMisplaced = "row-misplaced", Error;
     /// A row that this version does not know.

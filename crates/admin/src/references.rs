@@ -7,13 +7,14 @@ use kestrel_types::extent::{ExtentList, Source};
 use kestrel_types::inode::{Data, Inode};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::range::Range;
+use kestrel_types::snapshot::{decode_history, decode_history_key};
 
 use crate::rows::Rows;
 
 /// One reference.
 #[derive(Debug, Clone, Copy)]
 pub struct Reference<'a> {
-    /// The row it stands in: of table `entry`, `link` or `chunk`.
+    /// The row it stands in: of table `entry`, `link`, `chunk` or `history`.
     pub row: &'a Key,
     /// Stored bytes.
     pub range: Range,
@@ -30,7 +31,7 @@ pub enum Seen<'a> {
 }
 
 /// Tables with rows that refer to stored bytes.
-pub const TABLES: [Table; 3] = [Table::Entry, Table::Link, Table::Chunk];
+pub const TABLES: [Table; 4] = [Table::Entry, Table::Link, Table::Chunk, Table::History];
 
 /// Walks all references in the order of their rows.
 ///
@@ -48,7 +49,20 @@ pub fn for_each(engine: &dyn Engine, visit: &mut dyn FnMut(Seen<'_>)) -> Result<
 
 /// The references of one row; a row of a table that has none has none.
 pub fn of_row(key: &Key, value: &[u8], visit: &mut dyn FnMut(Seen<'_>)) {
-    let inode = match key.table {
+    if key.table != Table::History {
+        return of_value((key, key.table), value, visit);
+    }
+    // What a row was at a snapshot: its value holds the references.
+    match decode_history_key(key.borrow()).zip(decode_history(value).ok()) {
+        Some(((of, _), Some(old))) => of_value((key, of.table), old, visit),
+        Some((_, None)) => {}
+        None => visit(Seen::Damaged(key)),
+    }
+}
+
+/// The references of a row of a table that has or had this value.
+fn of_value((key, table): (&Key, Table), value: &[u8], visit: &mut dyn FnMut(Seen<'_>)) {
+    let inode = match table {
         Table::Chunk => {
             let Some(list) = decode_all(value, ExtentList::decode) else {
                 return visit(Seen::Damaged(key));

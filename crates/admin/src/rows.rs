@@ -115,6 +115,9 @@ pub fn delete(key: &Key) -> Mutation {
 /// Version of the values below.
 const VERSION: u8 = 1;
 
+/// Version of the number of workers with shares where there are snapshots.
+const VERSION_HISTORY: u8 = 2;
+
 /// Where a directory is: the value of table `dirid`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirId {
@@ -168,12 +171,20 @@ pub fn encode_xattr(value: &[u8]) -> Box<[u8]> {
 /// If the row is not one.
 pub fn decode_ceiling(bytes: &[u8]) -> Result<u64, DecodeError> {
     let mut reader = Reader::new(bytes);
-    if reader.u8()? != VERSION {
+    if !matches!(reader.u8()?, VERSION | VERSION_HISTORY) {
         return Err(DecodeError("counter of an unknown format version"));
     }
     let ceiling = reader.u64()?;
     reader.end()?;
     Ok(ceiling)
+}
+
+/// Row of the number of workers with shares, as it is where there are snapshots: programs that do
+/// not know them refuse the volume.
+pub fn encode_shares_with_history(shares: u64) -> Box<[u8]> {
+    let mut out = encode_ceiling(shares);
+    out[0] = VERSION_HISTORY;
+    out
 }
 
 /// Row of a counter's ceiling.

@@ -128,9 +128,7 @@ fn is_of_a_file(key: &Key) -> bool {
         Txn, Xattr,
     };
     match key.table {
-        Entry | Link | Chunk | Xattr => true,
-        // Of a snapshot, which has them no more.
-        History => false,
+        Entry | Link | Chunk | Xattr | History => true,
         // Made anew from the others.
         DirStat | DirId | Subdir | System | ObjStat | Reap | Moved | Txn | Sweep => false,
     }
@@ -143,6 +141,7 @@ fn what_of(table: Table) -> &'static str {
         Table::Link => "attributes",
         Table::Chunk => "extents",
         Table::Xattr => "extended attributes",
+        Table::History => "what it was at a snapshot",
         _ => "other records",
     }
 }

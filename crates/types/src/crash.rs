@@ -38,6 +38,12 @@ pub const POINTS: &[&str] = &[
     "cache.whole.named",
     "reap.before-delete",
     "reap.deleted",
+    "snapshot.record.before",
+    "snapshot.record.committed",
+    "snapshot.remove.before-step",
+    "snapshot.remove.step",
+    "snapshot.remove.before-end",
+    "snapshot.remove.ended",
 ];
 
 static ARMED: AtomicBool = AtomicBool::new(false);

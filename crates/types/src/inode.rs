@@ -305,6 +305,21 @@ impl Inode {
         }
     }
 
+    /// [`Inode::change`] of a record, without the rest of it; `None` if it is no inode's.
+    pub fn peek_change(row: &[u8]) -> Option<u64> {
+        let mut reader = Reader::new(row);
+        let version = reader.u8().ok()?;
+        if version != VERSION && version != VERSION_FLAGS {
+            return None;
+        }
+        reader.u16().ok()?;
+        // Number, mode, owner, group, size.
+        for _ in 0..5 {
+            reader.varint().ok()?;
+        }
+        reader.u64().ok()
+    }
+
     /// Reads what [`Inode::encode_into`] wrote.
     ///
     /// # Errors

@@ -1,9 +1,31 @@
 //! Snapshots: the tree of a directory as it was at one moment (`docs/design/metadata.md`,
-//! "History").
+//! "History"); their records, and the rows of table `history` that say what was different then.
 
 use crate::clock::Nanos;
+use crate::codec::{DecodeError, Reader, put_string, put_varint};
+use crate::entry::Entry;
+use crate::extent::{ExtentList, Released};
 use crate::ids::InodeId;
+use crate::inode::{Data, Inode};
+use crate::key::{Key, KeyRef, Table};
 use crate::name::Name;
+use crate::range::Range;
+
+/// Version of a snapshot's record.
+const RECORD_VERSION: u8 = 1;
+
+/// Version of a row of table `history`.
+const HISTORY_VERSION: u8 = 1;
+
+/// Flag of a record: [`SnapshotInfo::removing`].
+const REMOVING: u8 = 1;
+
+/// What the name of a snapshot's record begins with; its number follows in 16 hexadecimal digits.
+pub const RECORD_PREFIX: &[u8] = b"snapshot ";
+
+/// Number of the share that counts what rows of table `history` refer to. No worker has it: of
+/// several nodes those with the highest number have no worker 63.
+pub const HISTORY_SHARE: u16 = u16::MAX;
 
 /// Number of a snapshot: the commit stamp at which it was made. Every change before it has a lower
 /// one, every later change a higher one. Never reused within a volume.
@@ -39,15 +61,287 @@ pub fn is_snapshot_name(name: &Name) -> bool {
     bytes.first() != Some(&b'_') && !bytes.contains(&b'@')
 }
 
+impl SnapshotInfo {
+    /// Key of its record.
+    pub fn key(&self) -> Key {
+        let mut name = RECORD_PREFIX.to_vec();
+        name.extend_from_slice(format!("{:016x}", self.id).as_bytes());
+        Key::new(Table::System, 0, &name)
+    }
+
+    /// Its record's bytes.
+    pub fn encode(&self) -> Box<[u8]> {
+        let mut out = vec![RECORD_VERSION];
+        put_varint(&mut out, self.dir);
+        put_string(&mut out, self.name.as_bytes());
+        out.extend_from_slice(&self.created.to_be_bytes());
+        out.push(if self.removing { REMOVING } else { 0 });
+        put_varint(&mut out, self.holds.len() as u64);
+        for tag in &self.holds {
+            put_string(&mut out, tag.as_bytes());
+        }
+        out.into()
+    }
+
+    /// Reads a record; `None` if `suffix`, a name of a record of table `system`, is not that of a
+    /// snapshot's.
+    ///
+    /// # Errors
+    /// If the record is truncated, out of bounds or of a newer version.
+    pub fn decode(suffix: &[u8], row: &[u8]) -> Option<Result<Self, DecodeError>> {
+        let digits = suffix.strip_prefix(RECORD_PREFIX)?;
+        Some(Self::decode_row(digits, row))
+    }
+
+    fn decode_row(digits: &[u8], row: &[u8]) -> Result<Self, DecodeError> {
+        let name = |reader: &mut Reader<'_>| {
+            let bytes = reader.string(crate::name::NAME_MAX)?;
+            Name::new(bytes).map_err(|_| DecodeError("not a valid name"))
+        };
+        let lower = |digit: &u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+        let digits = std::str::from_utf8(digits)
+            .ok()
+            .filter(|digits| digits.len() == 16 && digits.bytes().all(|digit| lower(&digit)));
+        let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let id = id.ok_or(DecodeError("the name of the record has no number"))?;
+        let mut reader = Reader::new(row);
+        if reader.u8()? != RECORD_VERSION {
+            return Err(DecodeError("snapshot of an unknown format version"));
+        }
+        let (dir, of) = (reader.varint()?, name(&mut reader)?);
+        let (created, flags) = (reader.i64()?, reader.u8()?);
+        if flags & !REMOVING != 0 {
+            return Err(DecodeError("unknown flags"));
+        }
+        let count = reader.varint()?;
+        if count > HOLDS_MAX as u64 {
+            return Err(DecodeError("count above its limit"));
+        }
+        let holds = (0..count).map(|_| name(&mut reader)).collect::<Result<_, _>>()?;
+        reader.end()?;
+        Ok(Self { id, dir, name: of, created, removing: flags & REMOVING != 0, holds })
+    }
+}
+
+/// Whether changes of a table are kept for snapshots: those that reading a tree needs.
+#[inline]
+pub fn is_versioned(table: Table) -> bool {
+    use Table::{
+        Chunk, DirId, DirStat, Entry, History, Link, Moved, ObjStat, Reap, Subdir, Sweep, System,
+        Txn, Xattr,
+    };
+    match table {
+        Entry | DirStat | DirId | Subdir | Link | Chunk | Xattr | Sweep => true,
+        System | ObjStat | Reap | Moved | Txn | History => false,
+    }
+}
+
+/// Suffix of the rows of table `history` of one row, without the snapshot's number: rows of one id
+/// and table lie together, in the order of their suffixes.
+pub fn history_prefix(table: Table, suffix: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(suffix.len() + 10);
+    out.push(table as u8);
+    out.extend_from_slice(suffix);
+    if has_names(table) {
+        out.push(0);
+    }
+    out
+}
+
+/// Suffixes of the table are names, which have no NUL, of any length; of the others all have the
+/// same.
+fn has_names(table: Table) -> bool {
+    matches!(table, Table::Entry | Table::Xattr)
+}
+
+/// Key of the row that says what another row was at a snapshot.
+pub fn history_key(of: KeyRef<'_>, at: SnapshotId) -> Key {
+    let mut suffix = history_prefix(of.table, of.suffix);
+    suffix.extend_from_slice(&at.to_be_bytes());
+    Key::new(Table::History, of.id, &suffix)
+}
+
+/// The row that a row of table `history` is about, and the snapshot; `None` if the key is none of
+/// such a row.
+pub fn decode_history_key(key: KeyRef<'_>) -> Option<(KeyRef<'_>, SnapshotId)> {
+    let (table, rest) = key.suffix.split_first()?;
+    let table = Table::from_u8(*table).filter(|table| is_versioned(*table))?;
+    let (suffix, at) = rest.split_last_chunk::<8>()?;
+    let suffix = match has_names(table) {
+        true => suffix.strip_suffix(&[0]).filter(|name| !name.contains(&0))?,
+        false => suffix,
+    };
+    let len = match table {
+        Table::DirStat => Some(2),
+        Table::Subdir | Table::Chunk | Table::Sweep => Some(8),
+        Table::DirId | Table::Link => Some(0),
+        _ => None,
+    };
+    let fits = key.table == Table::History && len.is_none_or(|len| len == suffix.len());
+    fits.then(|| (KeyRef::new(table, key.id, suffix), u64::from_be_bytes(*at)))
+}
+
+/// Value of a row of table `history`: the row's then, or that there was none.
+pub fn encode_history(old: Option<&[u8]>) -> Box<[u8]> {
+    let mut out = vec![HISTORY_VERSION, u8::from(old.is_some())];
+    out.extend_from_slice(old.unwrap_or_default());
+    out.into()
+}
+
+/// Reads what [`encode_history`] wrote.
+///
+/// # Errors
+/// If the bytes are truncated or of a newer version.
+pub fn decode_history(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
+    match bytes {
+        [HISTORY_VERSION, 0] => Ok(None),
+        [HISTORY_VERSION, 1, old @ ..] => Ok(Some(old)),
+        [HISTORY_VERSION, ..] => Err(DecodeError("a history row that is neither there nor not")),
+        _ => Err(DecodeError("history of an unknown format version")),
+    }
+}
+
+/// Whether a row that says so was there at a snapshot, unless a row of table `history` says
+/// otherwise: an inode with a later change was not, nor counts a file that was open and had no
+/// name. What cannot be decoded was: a reader is to hear that it is damaged.
+pub fn was_there(table: Table, row: &[u8], at: SnapshotId) -> bool {
+    match table {
+        Table::Entry => Inode::peek_change(row).is_none_or(|change| change <= at),
+        Table::Link => match Inode::decode(&mut Reader::new(row)) {
+            Ok(inode) => inode.change <= at && inode.nlink > 0,
+            Err(_) => true,
+        },
+        _ => true,
+    }
+}
+
+/// What a row of a [versioned](is_versioned) table refers to: what deleting it releases. Nothing if
+/// it cannot be decoded.
+pub fn references(table: Table, row: &[u8]) -> Vec<Released> {
+    let mut reader = Reader::new(row);
+    let inode = match table {
+        Table::Chunk => {
+            let list = ExtentList::decode(&mut reader);
+            return list.map_or(Vec::new(), |list| list.references().collect());
+        }
+        Table::Link => Inode::decode(&mut reader).ok(),
+        Table::Entry => match Entry::decode(row) {
+            Ok(Entry::Inode(inode)) => Some(inode),
+            _ => None,
+        },
+        _ => None,
+    };
+    match inode.map(|inode| inode.data) {
+        Some(Data::Packed { range: range @ Range { len, .. }, .. }) => {
+            vec![Released { range, bytes: len }]
+        }
+        _ => Vec::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inode::Kind;
+    use crate::key::PREFIX_LEN;
+
+    fn name(text: &[u8]) -> Name {
+        Name::new(text).unwrap()
+    }
 
     /// What names of snapshots lack besides what all names lack.
     #[test]
     fn names_of_snapshots() {
-        for (name, good) in [("a", true), ("a_b", true), ("_a", false), ("a@", false)] {
-            assert_eq!(is_snapshot_name(&Name::new(name.as_bytes()).unwrap()), good, "{name}");
+        for (text, good) in [("a", true), ("a_b", true), ("_a", false), ("a@", false)] {
+            assert_eq!(is_snapshot_name(&name(text.as_bytes())), good, "{text}");
+        }
+    }
+
+    /// A record comes back as it was; cut or of another form it does not.
+    #[test]
+    fn records_of_snapshots() {
+        let info = SnapshotInfo {
+            id: 0x0123_4567_89ab_cdef,
+            dir: 77,
+            name: name(b"monday"),
+            created: -5,
+            removing: true,
+            holds: vec![name(b"a"), name(&[b'x'; 255])],
+        };
+        let (key, row) = (info.key(), info.encode());
+        assert_eq!(&*key.suffix, b"snapshot 0123456789abcdef");
+        assert_eq!(SnapshotInfo::decode(&key.suffix, &row), Some(Ok(info)));
+        assert_eq!(SnapshotInfo::decode(b"clock", &row), None);
+        for suffix in [&b"snapshot "[..], b"snapshot 123", b"snapshot 0123456789ABCDEF"] {
+            assert!(SnapshotInfo::decode(suffix, &row).is_some_and(|read| read.is_err()));
+        }
+        for len in 0..row.len() {
+            assert!(SnapshotInfo::decode(&key.suffix, &row[..len]).is_some_and(|it| it.is_err()));
+        }
+    }
+
+    /// Keys come back as they were; those of one directory are in the order of its names, and
+    /// those of one row in the order of the snapshots.
+    #[test]
+    fn keys_of_history_rows() {
+        let names: [&[u8]; 5] = [b"a", b"a\x01", b"ab", b"b", &[0xff; 255]];
+        let mut keys = Vec::new();
+        for name in names {
+            let of = KeyRef::new(Table::Entry, 9, name);
+            for at in [1, 2, u64::MAX] {
+                let key = history_key(of, at);
+                assert_eq!(decode_history_key(key.borrow()), Some((of, at)));
+                keys.push(key);
+            }
+        }
+        for (table, suffix) in [(Table::Chunk, &[0; 8][..]), (Table::DirId, b"")] {
+            let of = KeyRef::new(table, 9, suffix);
+            let key = history_key(of, 7);
+            assert_eq!(decode_history_key(key.borrow()), Some((of, 7)));
+            keys.push(key);
+        }
+        let longest = history_key(KeyRef::new(Table::Xattr, 1, &[b'x'; 255]), 1);
+        assert!(longest.suffix.len() + PREFIX_LEN <= crate::key::SUFFIX_MAX);
+        keys.sort();
+        assert!(keys[..2].iter().all(|key| key.suffix[0] == Table::Entry as u8));
+        let entries = keys.iter().filter(|key| key.suffix[0] == Table::Entry as u8);
+        let order: Vec<Vec<u8>> = entries
+            .map(|key| decode_history_key(key.borrow()).unwrap().0.suffix.to_vec())
+            .collect();
+        assert!(order.is_sorted() && order.len() == 15);
+        for suffix in [&b""[..], b"\x01a\0", b"\x08aa\0\0\0\0\0\0\0\0", b"\x05x\0\0\0\0\0\0\0\0"] {
+            assert_eq!(decode_history_key(KeyRef::new(Table::History, 1, suffix)), None);
+        }
+    }
+
+    /// An inode says when it changed; all other rows are taken as they are.
+    #[test]
+    fn rows_that_were_there() {
+        let mut inode = Inode::new(20, Kind::File, 5, 100);
+        let entry = Entry::Inode(inode.clone()).encode();
+        assert_eq!(Inode::peek_change(&entry), Some(100));
+        assert!(!was_there(Table::Entry, &entry, 99) && was_there(Table::Entry, &entry, 100));
+        let link = Entry::Link { ino: 20, kind: Kind::File }.encode();
+        assert!(was_there(Table::Entry, &link, 1) && was_there(Table::Entry, b"damaged", 1));
+        let row = |inode: &Inode| {
+            let mut out = Vec::new();
+            inode.encode_into(&mut out);
+            out
+        };
+        assert!(was_there(Table::Link, &row(&inode), 100));
+        inode.nlink = 0;
+        assert!(!was_there(Table::Link, &row(&inode), 100));
+        assert!(was_there(Table::Chunk, b"", 0));
+    }
+
+    /// Values come back as they were.
+    #[test]
+    fn values_of_history_rows() {
+        for old in [None, Some(&b""[..]), Some(b"row")] {
+            assert_eq!(decode_history(&encode_history(old)), Ok(old));
+        }
+        for bytes in [&b""[..], b"\x01", b"\x02\0", b"\x01\x02", b"\x01\0x"] {
+            assert!(decode_history(bytes).is_err());
         }
     }
 }

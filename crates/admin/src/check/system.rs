@@ -44,7 +44,8 @@ pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
 pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let highest = world.inodes.max().max(world.dirs.last().map(|dir| dir.0)).unwrap_or(ROOT);
     numbers(check, INODES, highest)?;
-    ceiling(check, CLOCK, world.newest_change)?;
+    let newest = check.snapshots.last().copied().unwrap_or(0).max(world.newest_change);
+    ceiling(check, CLOCK, newest)?;
     root_place(check)?;
     lease(check)?;
     usage(check, world)

@@ -26,6 +26,7 @@ use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, PlacementMap, WORKERS_MAX, maker_of_object};
+use kestrel_types::snapshot::RECORD_PREFIX;
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use super::load::{Header, load};
@@ -82,9 +83,24 @@ pub fn load_into(
     let _scratch = made.1;
     let rows = made.0;
     let done = load(input, &rows, progress)?;
+    refuse_snapshots(&rows)?;
     spread.clear()?;
     spread.fill(&rows, progress)?;
     Ok(done)
+}
+
+/// A cluster has no snapshots, so what they need would be lost.
+fn refuse_snapshots(rows: &dyn Engine) -> Result<(), DumpError> {
+    for row in Rows::from(rows, Table::System, 0, RECORD_PREFIX) {
+        if row?.0.suffix.starts_with(RECORD_PREFIX) {
+            return Err(DumpError::Snapshots);
+        }
+        break;
+    }
+    match Rows::new(rows, Table::History).next().transpose()? {
+        Some(_) => Err(DumpError::Snapshots),
+        None => Ok(()),
+    }
 }
 
 /// Makes sure that no node hands out an object number that the store already uses, one that is

@@ -22,6 +22,9 @@ use crate::file::data_error;
 /// How often the thread looks for work.
 const TICK: Duration = Duration::from_millis(250);
 
+/// Pause after each part of the history that is looked through when snapshots were removed.
+const HISTORY_PAUSE: Duration = Duration::from_millis(2);
+
 /// Time between looks for objects to delete.
 const REAP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -167,11 +170,14 @@ impl Fs {
         }
     }
 
-    /// Deletes what large files left behind that were truncated or removed, unless the file system
-    /// ends.
+    /// Deletes what large files left behind that were truncated or removed, and what only snapshots
+    /// needed that were removed, unless the file system ends.
     fn sweep(&self, stop: &(Mutex<bool>, Condvar)) -> FsResult<()> {
         let Some(node) = self.node() else { return Ok(()) };
         while !*stop.0.lock() && node.sweep()? {}
+        while !*stop.0.lock() && node.tidy_history()? {
+            std::thread::sleep(HISTORY_PAUSE);
+        }
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! batch has committed.
 
 use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::snapshot::SnapshotInfo;
 use rustc_hash::FxHashSet;
 
 use crate::perm::Dentry;
@@ -79,6 +80,8 @@ pub struct Effects {
     pub dirs_changed: FxHashSet<InodeId>,
     /// Directories that this batch made, with their names.
     pub dirs_made: Vec<(Dentry, Box<[u8]>)>,
+    /// Records of snapshots that it writes.
+    pub snapshots: Vec<SnapshotInfo>,
     /// Objects that it adds references to.
     pub referred: Vec<ObjectId>,
     /// Change of the volume's figures: files, directories, bytes.
@@ -92,6 +95,7 @@ pub struct Mark {
     moved: usize,
     sweeps: usize,
     made: usize,
+    snapshots: usize,
     usage: [i64; 3],
 }
 
@@ -111,6 +115,7 @@ impl Effects {
             moved: self.moved.len(),
             sweeps: self.sweeps.len(),
             made: self.dirs_made.len(),
+            snapshots: self.snapshots.len(),
             usage: self.usage,
         }
     }
@@ -130,6 +135,7 @@ impl Effects {
         self.moved.truncate(mark.moved);
         self.sweeps.truncate(mark.sweeps);
         self.dirs_made.truncate(mark.made);
+        self.snapshots.truncate(mark.snapshots);
         self.usage = mark.usage;
     }
 
@@ -155,6 +161,7 @@ impl Effects {
         self.sweeps.clear();
         self.dirs_changed.clear();
         self.dirs_made.clear();
+        self.snapshots.clear();
         self.referred.clear();
         self.usage = [0; 3];
     }

@@ -17,6 +17,10 @@ use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 /// Version of a counter's row.
 const VERSION: u8 = 1;
 
+/// Version of the row of the counter of shares as long as table `history` has or gets rows: a
+/// program that does not know the table refuses the volume.
+const VERSION_HISTORY: u8 = 2;
+
 /// Numbers reserved by one record.
 const RESERVE: u64 = 1 << 20;
 
@@ -38,12 +42,20 @@ pub fn counter_row(name: &'static str, value: u64) -> Mutation {
 /// Reads what [`counter_row`] wrote.
 pub fn decode_counter(bytes: &[u8]) -> Result<u64, DecodeError> {
     let mut reader = Reader::new(bytes);
-    if reader.u8()? != VERSION {
+    if !matches!(reader.u8()?, VERSION | VERSION_HISTORY) {
         return Err(DecodeError("counter of an unknown format version"));
     }
     let value = reader.u64()?;
     reader.end()?;
     Ok(value)
+}
+
+/// The row of the counter of shares, changed to say whether table `history` has or gets rows;
+/// `None` if it says so already.
+pub fn with_history(shares: &[u8], history: bool) -> Option<Box<[u8]>> {
+    let version = if history { VERSION_HISTORY } else { VERSION };
+    let (old, rest) = shares.split_first()?;
+    (*old != version).then(|| [&[version], rest].concat().into())
 }
 
 struct Counting {
@@ -63,6 +75,12 @@ impl Allocator {
     /// Goes on at the recorded `ceiling`.
     pub fn new(name: &'static str, ceiling: u64) -> Self {
         Self { name, state: Mutex::new(Counting { next: ceiling, ceiling, recorded: 0 }) }
+    }
+
+    /// Of a snapshot, in which nothing is made: numbers that are never used.
+    pub fn unused() -> Self {
+        let counting = Counting { next: 1, ceiling: u64::MAX, recorded: 0 };
+        Self { name: "", state: Mutex::new(counting) }
     }
 
     /// The first of `count` numbers that now belong to the caller.
@@ -162,6 +180,11 @@ impl Timestamps {
             ceiling: AtomicU64::new(ceiling),
             raising: Mutex::new(()),
         }
+    }
+
+    /// Of a snapshot, in which nothing changes: timestamps that are never used.
+    pub fn unused() -> Self {
+        Self { ceiling: AtomicU64::new(u64::MAX), ..Self::new(0) }
     }
 
     /// Another node of the cluster has issued this timestamp.

@@ -53,6 +53,7 @@
 //! | [`replica`], [`path_cache`] | caches of dentries and of walked paths |
 //! | [`session`] | what clients hold: open files; what they claim after a restart |
 //! | [`txn`] | answers already given, so that a request is executed once |
+//! | [`history`] | what rows were at snapshots |
 //! | [`tokens`] | records of tokens |
 //! | [`ids`] | numbers of inodes and objects, and timestamps, given out once |
 //! | [`owners`], [`locks`], [`lease`], [`sums`] | what a node of a cluster knows of the others |
@@ -69,6 +70,7 @@
 
 pub mod content;
 pub mod effects;
+pub mod history;
 pub mod ids;
 pub mod lease;
 pub mod locks;

@@ -8,6 +8,7 @@
 //! | `node/clients.rs` | numbered requests, sessions and claims of opens |
 //! | `node/multi_node.rs` | what `kestrel_cluster` needs of a node |
 //! | `node/reply_thread.rs` | replies that waited for the log |
+//! | `node/snapshots.rs` | snapshots: reading them, listing them, what follows their removal |
 //! | `node/gc.rs` | objects and chunks that nothing refers to |
 //!
 //! **Workers.** Each worker has a worker: its queue and role. One more worker is for exclusive
@@ -27,6 +28,7 @@ mod dispatch;
 mod gc;
 mod multi_node;
 mod reply_thread;
+mod snapshots;
 mod start;
 
 use std::sync::Arc;
@@ -39,6 +41,7 @@ use kestrel_types::op_counters::{self, NodeStats, WorkerCounters};
 use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::Mutex;
 
+use crate::history::removal::Pass;
 use crate::ids::{Allocator, Timestamps, system_key};
 use crate::ops::{self, RunsOn};
 use crate::rows::SCAN_ROWS_MAX;
@@ -48,6 +51,7 @@ use crate::worker::{QueuedRequest, ReplyTarget, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 
 use reply_thread::ReplyThread;
+use snapshots::SnapshotNodes;
 
 pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::ReplySink;
@@ -139,6 +143,10 @@ pub struct Node {
     /// look at every worker.
     due: AtomicBool,
     reply_thread: ReplyThread,
+    /// Nodes that read snapshots.
+    snapshot_nodes: SnapshotNodes,
+    /// What is being done with the history of snapshots that were removed.
+    removal: Mutex<Pass>,
 }
 
 impl Node {

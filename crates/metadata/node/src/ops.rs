@@ -28,6 +28,7 @@
 //! | `ops/sweep.rs` | Sweep: deletes chunks that were cut off |
 //! | `ops/locate.rs` | Locate: files by number alone |
 //! | `ops/usage.rs` | Usage, TreeUsage |
+//! | `ops/snapshot.rs` | SnapshotCreate, SnapshotRename, SnapshotRemove, SnapshotHold |
 
 pub mod access;
 pub mod accessed;
@@ -48,6 +49,7 @@ pub mod rename;
 pub mod rmdir;
 pub mod setattr;
 pub mod setflags;
+pub mod snapshot;
 pub mod sweep;
 pub mod symlink;
 pub mod tmpfile;
@@ -102,6 +104,12 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         }
         Op::ListXattr(inode) => xattr::list(view, creds, inode),
         Op::RemoveXattr(inode, name) => xattr::remove(view, creds, inode, name),
+        Op::SnapshotCreate { dir, name } => snapshot::create(view, creds, *dir, name),
+        Op::SnapshotRename { dir, from, to } => snapshot::rename(view, creds, (*dir, from), to),
+        Op::SnapshotRemove { dir, name } => snapshot::remove(view, creds, (*dir, name)),
+        Op::SnapshotHold { dir, name, tag, hold } => {
+            snapshot::hold(view, creds, (*dir, name), tag, *hold)
+        }
         Op::ReadDir { .. }
         | Op::ReadDirPlus { .. }
         | Op::Chunks { .. }
@@ -110,10 +118,6 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         | Op::Usage
         | Op::TreeUsage(_)
         | Op::At(..)
-        | Op::SnapshotCreate { .. }
-        | Op::SnapshotRename { .. }
-        | Op::SnapshotRemove { .. }
-        | Op::SnapshotHold { .. }
         | Op::SnapshotList { .. }
         | Op::Sync => Err(fail(libc::EINVAL, "this request needs no worker")),
     }
@@ -141,9 +145,15 @@ pub fn runs_on(core: &Core, op: &Op, route: &Route) -> RunsOn {
         _ => at(core.worker_of_inode(inode.ino)),
     };
     match op {
-        Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => {
-            RunsOn::Exclusive
-        }
+        Op::RmDir(..)
+        | Op::Rename(..)
+        | Op::Link(..)
+        | Op::Clone { .. }
+        | Op::Sweep(_)
+        | Op::SnapshotCreate { .. }
+        | Op::SnapshotRename { .. }
+        | Op::SnapshotRemove { .. }
+        | Op::SnapshotHold { .. } => RunsOn::Exclusive,
         Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => {
             RunsOn::Caller
         }
@@ -174,7 +184,9 @@ pub fn is_freeing(op: &Op) -> bool {
         | Op::Release(_)
         | Op::RemoveXattr(..)
         | Op::Compact { .. }
-        | Op::Sweep(_) => true,
+        | Op::Sweep(_)
+        | Op::SnapshotRemove { .. }
+        | Op::SnapshotHold { hold: false, .. } => true,
         Op::SetAttr(_, set) => set.size.is_some(),
         Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.truncate,
         _ => false,

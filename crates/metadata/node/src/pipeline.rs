@@ -425,8 +425,14 @@ fn commit(
             let kind = if growing { BatchKind::Growing } else { BatchKind::Freeing };
             let links = context.core.link_news(&mutations);
             crash::point("node.commit.before");
+            if !scratch.effects.snapshots.is_empty() {
+                crash::point("snapshot.record.before");
+            }
             position = context.engine.commit(kind, mutations)?;
             crash::point("node.commit.after");
+            if !scratch.effects.snapshots.is_empty() {
+                crash::point("snapshot.record.committed");
+            }
             context.core.note_links(links);
         }
     }
@@ -455,6 +461,9 @@ fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
         if !effects.dirs_changed.contains(&dir.ino) {
             core.replica.insert(dir, &name, position);
         }
+    }
+    for info in effects.snapshots.drain(..) {
+        core.snapshots.put(info, position);
     }
     for (ino, first) in effects.sweeps.drain(..) {
         core.sweeps.set(ino, first);

@@ -7,6 +7,8 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::Outcome;
 
+use crate::history::at::GONE;
+
 /// A directory that the replica lacks and another node knows.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Want {
@@ -101,6 +103,7 @@ pub(crate) fn damaged(what: &str, why: &DecodeError) -> Stop {
 pub fn engine_error(error: EngineError) -> FsError {
     match error {
         EngineError::NoSpace => FsError::because(libc::ENOSPC, error.to_string()),
+        EngineError::Refused(why) if why == GONE => FsError::new(libc::ESTALE, GONE),
         other => FsError::because(libc::EIO, other.to_string()),
     }
 }

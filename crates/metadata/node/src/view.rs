@@ -32,6 +32,7 @@ pub use inodes::{At, InodeUse, LocatedInode, Planned, Spot, guard_of};
 pub use refs::Chunks;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use kestrel_engine::Mutation;
 use kestrel_types::clock::Nanos;
@@ -45,6 +46,7 @@ use kestrel_types::placement::{NodeId, WORKERS_MAX, hash_entry, hash_inode, plac
 use kestrel_types::stat::DirStat;
 
 use crate::effects::Effects;
+use crate::history::known::KnownSnapshots;
 use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::owners::{MapView, Owners, has_shares_of};
@@ -88,6 +90,10 @@ pub struct Core {
     pub scan_rows: usize,
     /// Time between the last reference to an object and its deletion.
     pub grace: Nanos,
+    /// The volume's snapshots.
+    pub snapshots: Arc<KnownSnapshots>,
+    /// What is served is a snapshot: nothing changes, and opens are not counted.
+    pub is_snapshot: bool,
     /// The node is one of several that share the volume.
     pub cluster: Option<Box<Owners>>,
 }

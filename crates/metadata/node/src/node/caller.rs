@@ -111,7 +111,7 @@ impl Node {
 
     /// The answer. `wait` becomes the position that it waits for: a refusal, too, may tell of a
     /// change that is not durable.
-    fn answer(&self, request: &Request, wait: &mut Position) -> Result<Answer, Outcome> {
+    pub(super) fn answer(&self, request: &Request, wait: &mut Position) -> Result<Answer, Outcome> {
         match &request.op {
             Op::ReadDir { dir, after, limit, check } => {
                 let check = if *check { READ } else { 0 };
@@ -149,6 +149,10 @@ impl Node {
             Op::Locate { .. } if request.creds.uid != 0 => {
                 Err(FsError::new(libc::EPERM, "only the superuser looks for files by number")
                     .into())
+            }
+            Op::At(snapshot, op) => self.at_snapshot(&request.creds, *snapshot, op),
+            Op::SnapshotList { dir, ancestors } => {
+                self.list_snapshots(&request.creds, (*dir, *ancestors), wait)
             }
             // A hint, so nothing to wait for: the client asks for what is there.
             Op::Locate { files, after } => {

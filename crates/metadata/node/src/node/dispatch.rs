@@ -245,6 +245,11 @@ impl Node {
                 continue;
             };
             let kind = op_kind::kind(&job.request.op);
+            // A snapshot that has been made stays in either mode.
+            let durable = match job.request.op {
+                Op::SnapshotCreate { .. } => self.engine.durable(),
+                _ => durable,
+            };
             // The job is done with: it gives its sink away.
             let sink = std::mem::replace(&mut job.sink, ReplyTarget::Caller);
             if step.wait <= durable {

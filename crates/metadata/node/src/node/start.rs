@@ -18,8 +18,11 @@ use kestrel_types::request::{Creds, Op, Request};
 use parking_lot::Mutex;
 
 use super::reply_thread::ReplyThread;
+use super::snapshots::SnapshotNodes;
 use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
-use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
+use crate::history::HistoryLayer;
+use crate::history::known::KnownSnapshots;
+use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key, with_history};
 use crate::ops::usage;
 use crate::owners::{MEMBER_SHARES, Owners};
 use crate::replica::Replica;
@@ -191,6 +194,8 @@ impl Node {
                 "metadata: this is one node's part of a volume that several nodes share",
             ));
         }
+        let snapshots = Arc::new(KnownSnapshots::read(&*engine).map_err(engine_error)?);
+        let engine: Arc<dyn Engine> = Arc::new(HistoryLayer::new(engine, snapshots.clone()));
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
         let [stamps, inodes, objects] = ceilings;
         let recorded = counter(&*engine, "shares")?;
@@ -222,7 +227,10 @@ impl Node {
         };
         let mut changes = Vec::new();
         if shares > recorded {
-            changes.push(counter_row("shares", shares as u64));
+            let row = counter_row("shares", shares as u64);
+            let history = !snapshots.list().is_empty();
+            let newer = row.value.as_deref().and_then(|value| with_history(value, history));
+            changes.push(Mutation { value: newer.or(row.value), key: row.key });
         }
         if closed.is_some() {
             changes.push(without("usage"));
@@ -259,6 +267,8 @@ impl Node {
             shares,
             scan_rows: config.scan_rows.max(1),
             grace: config.grace,
+            snapshots,
+            is_snapshot: false,
             cluster: cluster.map(Box::new),
         };
         let reply_thread = ReplyThread::start(config.replies).map_err(|why| {
@@ -285,6 +295,8 @@ impl Node {
             committed: AtomicU64::new(0),
             due: AtomicBool::new(false),
             reply_thread,
+            snapshot_nodes: SnapshotNodes::new(config.replica_bytes),
+            removal: Mutex::default(),
         };
         if node.shares_volume() {
             // Others may have them open: they are asked.

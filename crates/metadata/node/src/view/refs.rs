@@ -24,8 +24,11 @@ impl View<'_> {
         self.core.opens.get(ino)
     }
 
-    /// Counts an open.
+    /// Counts an open, but of a snapshot, where files stay.
     pub fn count_open(&mut self, ino: InodeId) {
+        if self.core.is_snapshot {
+            return;
+        }
         self.core.opens.open(ino);
         self.effects.opens.push(OpenUndo::Opened(ino));
     }

@@ -12,7 +12,8 @@ use kestrel_types::entry::Entry;
 use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
-use kestrel_types::key::Table;
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::snapshot::{decode_history, decode_history_key, references};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 /// What was found.
@@ -25,6 +26,8 @@ pub struct Found {
     /// Rows of chunks that were cut off and are still there.
     pub swept: usize,
     pub objects: BTreeMap<u64, i64>,
+    /// Rows of table `history`.
+    pub history: usize,
     /// Files of which table `moved` tells where they went.
     pub moved: BTreeSet<u64>,
 }
@@ -227,6 +230,15 @@ fn check_content(engine: &dyn Engine, inodes: &BTreeMap<u64, Inode>, found: &mut
         for item in list.references() {
             *objects.entry(item.range.object).or_default() += i64::from(item.bytes);
         }
+    }
+    for ((id, suffix), row) in table(engine, Table::History) {
+        let (of, _) = decode_history_key(KeyRef::new(Table::History, id, &suffix)).unwrap();
+        for item in
+            decode_history(&row).unwrap().into_iter().flat_map(|old| references(of.table, old))
+        {
+            *objects.entry(item.range.object).or_default() += i64::from(item.bytes);
+        }
+        found.history += 1;
     }
     for ((ino, _), _) in table(engine, Table::Xattr) {
         assert!(inodes.get(&ino).is_some_and(|inode| inode.xattrs), "extended attribute of {ino}");

@@ -1,0 +1,142 @@
+//! The snapshots that there are.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kestrel_engine::{Engine, EngineError};
+use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::name::Name;
+use kestrel_types::snapshot::{RECORD_PREFIX, SnapshotId, SnapshotInfo};
+use parking_lot::RwLock;
+
+use super::damaged;
+
+/// A snapshot.
+#[derive(Debug)]
+pub struct Known {
+    /// Its record.
+    pub info: SnapshotInfo,
+    /// Position of the batch that made it, or 0 if it was read from the engine.
+    pub made_at: Position,
+}
+
+/// Snapshots in the order of their numbers.
+type List = Arc<Vec<Arc<Known>>>;
+
+/// All snapshots of a volume, those being removed included. They change with every worker's state
+/// held, but for the end of a removal.
+#[derive(Default)]
+pub struct KnownSnapshots {
+    /// The newest one that is not being removed; 0 if there is none.
+    newest: AtomicU64,
+    list: RwLock<List>,
+    /// Held, alone, by a commit that writes history, and shared by a reader of rows and their
+    /// history.
+    pub gate: RwLock<()>,
+}
+
+impl KnownSnapshots {
+    /// Reads the records.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged record; the engine's.
+    pub fn read(engine: &dyn Engine) -> Result<Self, EngineError> {
+        let (mut list, mut damage) = (Vec::new(), None);
+        let from = KeyRef::new(Table::System, 0, RECORD_PREFIX);
+        engine.scan_table(Table::System, Some(from), &mut |key, row| {
+            match SnapshotInfo::decode(key.suffix, row) {
+                Some(Ok(info)) => list.push(Arc::new(Known { info, made_at: 0 })),
+                Some(Err(why)) => {
+                    let name = String::from_utf8_lossy(key.suffix);
+                    damage = Some(damaged(&format!("record {name:?}"), &why));
+                }
+                None => return ControlFlow::Break(()),
+            }
+            match damage {
+                Some(_) => ControlFlow::Break(()),
+                None => ControlFlow::Continue(()),
+            }
+        })?;
+        match damage {
+            Some(why) => Err(why),
+            None => {
+                let known = Self::default();
+                known.set(list);
+                Ok(known)
+            }
+        }
+    }
+
+    fn set(&self, list: Vec<Arc<Known>>) {
+        let newest = list.iter().rev().find(|known| !known.info.removing);
+        let newest = newest.map_or(0, |known| known.info.id);
+        let mut now = self.list.write();
+        *now = Arc::new(list);
+        self.newest.store(newest, Ordering::Release);
+    }
+
+    /// The newest one that is not being removed.
+    #[inline]
+    pub fn newest(&self) -> Option<SnapshotId> {
+        match self.newest.load(Ordering::Relaxed) {
+            0 => None,
+            newest => Some(newest),
+        }
+    }
+
+    /// All of them.
+    pub fn list(&self) -> Arc<Vec<Arc<Known>>> {
+        self.list.read().clone()
+    }
+
+    /// One that is not being removed.
+    pub fn get(&self, id: SnapshotId) -> Option<Arc<Known>> {
+        let list = self.list.read();
+        let index = list.binary_search_by_key(&id, |known| known.info.id).ok()?;
+        Some(list[index].clone()).filter(|known| !known.info.removing)
+    }
+
+    /// One of this directory that is not being removed.
+    pub fn find(&self, dir: InodeId, name: &Name) -> Option<Arc<Known>> {
+        let list = self.list.read();
+        let is_it = |known: &&Arc<Known>| {
+            (known.info.dir, &known.info.name) == (dir, name) && !known.info.removing
+        };
+        list.iter().find(is_it).cloned()
+    }
+
+    /// Numbers from this one on, those being removed included.
+    pub fn ids_from(&self, id: SnapshotId) -> Vec<SnapshotId> {
+        let list = self.list.read();
+        let first = list.partition_point(|known| known.info.id < id);
+        list[first..].iter().map(|known| known.info.id).collect()
+    }
+
+    /// Whether one above this is being removed.
+    pub fn has_removed_above(&self, id: SnapshotId) -> bool {
+        let list = self.list.read();
+        list.iter().rev().take_while(|known| known.info.id > id).any(|known| known.info.removing)
+    }
+
+    /// A record was committed at this position: one that is new, or has changed.
+    pub fn put(&self, info: SnapshotInfo, position: Position) {
+        let mut list = self.list().to_vec();
+        match list.binary_search_by_key(&info.id, |known| known.info.id) {
+            Ok(index) => {
+                let made_at = list[index].made_at;
+                list[index] = Arc::new(Known { info, made_at });
+            }
+            Err(index) => list.insert(index, Arc::new(Known { info, made_at: position })),
+        }
+        self.set(list);
+    }
+
+    /// Records were deleted.
+    pub fn forget(&self, ids: &[SnapshotId]) {
+        let mut list = self.list().to_vec();
+        list.retain(|known| !ids.contains(&known.info.id));
+        self.set(list);
+    }
+}

@@ -1,0 +1,289 @@
+//! Snapshots at a node: reading them, listing them, and what follows when one is removed.
+//!
+//! What reads a snapshot is a node of its own over the rows of then ([`SnapshotEngine`]). It has
+//! its own replica, which stays true for ever. A few such nodes are kept.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+
+use kestrel_engine::{BatchKind, Engine, Mutation};
+use kestrel_types::crash;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, Position, ROOT};
+use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::op_counters::WorkerCounters;
+use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
+use parking_lot::Mutex;
+
+use super::reply_thread::{Replies, ReplyThread};
+use super::{Durability, Node};
+use crate::history::at::{GONE, SnapshotEngine};
+use crate::history::known::Known;
+use crate::history::removal::Pass;
+use crate::ids::{Allocator, Timestamps, system_key, with_history};
+use crate::ops::snapshot::check_alone;
+use crate::replica::Replica;
+use crate::session::{
+    MovedTable, OpenTable, Orphans, PendingChunkDeletes, PendingDeletes, Reclaiming,
+};
+use crate::stop::engine_error;
+use crate::view::{Core, decode_dir_id};
+use crate::worker::Worker;
+
+/// Most nodes that read snapshots are kept.
+const NODES_MAX: usize = 8;
+
+/// Each has this part of a node's memory for the replica.
+const REPLICA_PART: usize = 16;
+
+/// Least memory for the replica of one, bytes.
+const REPLICA_BYTES_MIN: usize = 1 << 20;
+
+/// Directories above one that are looked at: a path has no more.
+const DEPTH_MAX: usize = 2048;
+
+const READ_ONLY: FsError = FsError::new(libc::EROFS, "a snapshot cannot be changed");
+const NO_SUCH_SNAPSHOT: FsError = FsError::new(libc::ESTALE, GONE);
+
+/// Nodes that read snapshots.
+pub(super) struct SnapshotNodes {
+    /// Memory for the replica of each, bytes.
+    replica_bytes: usize,
+    /// Used last ones at the end.
+    kept: Mutex<VecDeque<(SnapshotId, Arc<Node>)>>,
+}
+
+impl SnapshotNodes {
+    /// None yet, at a node with so much memory for its replica.
+    pub fn new(replica_bytes: usize) -> Self {
+        let replica_bytes = (replica_bytes / REPLICA_PART).max(REPLICA_BYTES_MIN);
+        Self { replica_bytes, kept: Mutex::default() }
+    }
+
+    fn get(
+        &self,
+        snapshot: SnapshotId,
+        open: impl FnOnce() -> FsResult<Node>,
+    ) -> FsResult<Arc<Node>> {
+        let mut kept = self.kept.lock();
+        let index = kept.iter().position(|(of, _)| *of == snapshot);
+        let found = match index.and_then(|index| kept.remove(index)) {
+            Some(found) => found,
+            None => (snapshot, Arc::new(open()?)),
+        };
+        let node = found.1.clone();
+        kept.push_back(found);
+        if kept.len() > NODES_MAX {
+            kept.pop_front();
+        }
+        Ok(node)
+    }
+
+    fn forget(&self, snapshots: &[SnapshotId]) {
+        self.kept.lock().retain(|(of, _)| !snapshots.contains(of));
+    }
+}
+
+/// Whether an operation only reads.
+fn reads(op: &Op) -> bool {
+    match op {
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => !flags.write && !flags.truncate,
+        Op::Access(_, mask) => mask & libc::W_OK as u32 == 0,
+        Op::AllocObjects(_) | Op::Sync | Op::At(..) | Op::SnapshotList { .. } => false,
+        op => !op.is_numbered(),
+    }
+}
+
+impl Node {
+    /// Executes an operation on the volume as it was at a snapshot. The volume's figures are those
+    /// of now: they are about its space.
+    pub(super) fn at_snapshot(&self, creds: &Creds, snapshot: SnapshotId, op: &Op) -> Reply {
+        check_alone(&self.core)?;
+        if !reads(op) {
+            return Err(READ_ONLY.into());
+        }
+        if !self.core.snapshots.get(snapshot).is_some_and(|known| self.is_shown(&known)) {
+            return Err(NO_SUCH_SNAPSHOT.into());
+        }
+        let request = Request { creds: creds.clone(), op: op.clone() };
+        if matches!(op, Op::Usage) {
+            return self.answer(&request, &mut 0);
+        }
+        let node = self.snapshot_nodes.get(snapshot, || self.open_at(snapshot))?;
+        node.call(request)
+    }
+
+    /// Whether a snapshot may be seen: once it is durable, before which nobody was told of it.
+    fn is_shown(&self, known: &Known) -> bool {
+        known.made_at <= self.engine.durable()
+    }
+
+    /// A node over the rows of a snapshot.
+    fn open_at(&self, snapshot: SnapshotId) -> FsResult<Self> {
+        let snapshots = self.core.snapshots.clone();
+        let engine = SnapshotEngine::new(self.engine.clone(), snapshots.clone(), snapshot);
+        let workers = self.core.workers;
+        let core = Core {
+            replica: Replica::new(self.snapshot_nodes.replica_bytes),
+            opens: OpenTable::new(),
+            moved: MovedTable::default(),
+            condemned: PendingDeletes::default(),
+            sweeps: PendingChunkDeletes::default(),
+            serves: false,
+            reclaiming: Reclaiming::default(),
+            orphans: Orphans::default(),
+            workers,
+            shares: 1,
+            scan_rows: self.core.scan_rows,
+            grace: self.core.grace,
+            snapshots,
+            is_snapshot: true,
+            cluster: None,
+        };
+        let reply_thread = ReplyThread::start(Replies::Inline).map_err(|why| {
+            FsError::because(libc::EAGAIN, format!("metadata: no thread for replies: {why}"))
+        })?;
+        Ok(Self {
+            engine: Arc::new(engine),
+            clock: self.clock.clone(),
+            // Nothing that it reads changes or is lost.
+            durability: Durability::Fsync,
+            batch_max: self.batch_max,
+            core,
+            workers: (0..=workers).map(|_| Worker::default()).collect(),
+            counters: (0..workers + 3).map(|_| WorkerCounters::default()).collect(),
+            inodes: Allocator::unused(),
+            objects: Allocator::unused(),
+            stamps: Timestamps::unused(),
+            usage: [0; 3].map(AtomicI64::new),
+            closed: AtomicBool::new(false),
+            reopening: Mutex::new(()),
+            committed: AtomicU64::new(0),
+            due: AtomicBool::new(false),
+            reply_thread,
+            snapshot_nodes: SnapshotNodes::new(0),
+            removal: Mutex::default(),
+        })
+    }
+
+    /// Executes a listing of snapshots: of one directory those that stay, of the volume all.
+    /// `wait` becomes the position that the answer waits for.
+    pub(super) fn list_snapshots(
+        &self,
+        creds: &Creds,
+        (dir, ancestors): (Option<InodeId>, bool),
+        wait: &mut Position,
+    ) -> Reply {
+        check_alone(&self.core)?;
+        let list = self.core.snapshots.list();
+        let shown = list.iter().filter(|known| self.is_shown(known));
+        let Some(dir) = dir else {
+            if creds.uid != 0 {
+                let why = "only the superuser lists all snapshots of a volume";
+                return Err(FsError::new(libc::EPERM, why).into());
+            }
+            return Ok(Answer::Snapshots(shown.map(|known| known.info.clone()).collect()));
+        };
+        let above = if ancestors { self.dirs_above(dir, wait)? } else { Vec::new() };
+        self.place_of(dir, wait)?;
+        let mut found: Vec<SnapshotInfo> = Vec::new();
+        for known in shown.filter(|known| !known.info.removing) {
+            let info = &known.info;
+            if info.dir == dir || above.contains(&info.dir) && self.was_below(dir, info)? {
+                found.push(info.clone());
+            }
+        }
+        Ok(Answer::Snapshots(found))
+    }
+
+    /// The directories above one, the nearest first.
+    fn dirs_above(&self, dir: InodeId, wait: &mut Position) -> FsResult<Vec<InodeId>> {
+        let (mut above, mut at) = (Vec::new(), dir);
+        while at != ROOT && above.len() < DEPTH_MAX {
+            (at, _) = self.place_of(at, wait)?;
+            above.push(at);
+        }
+        Ok(above)
+    }
+
+    /// Whether a directory was below a snapshot's when that was made.
+    fn was_below(&self, dir: InodeId, snapshot: &SnapshotInfo) -> FsResult<bool> {
+        let snapshots = self.core.snapshots.clone();
+        let engine = SnapshotEngine::new(self.engine.clone(), snapshots, snapshot.id);
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            let mut place = None;
+            let key = KeyRef::new(Table::DirId, at, b"");
+            engine
+                .get_many(&[key], &mut |_, row| {
+                    place = row.value.and_then(|row| decode_dir_id(row).ok()).map(|place| place.0);
+                })
+                .map_err(engine_error)?;
+            match place {
+                // It was not there then, or is above the one that was asked for.
+                None | Some(0) => return Ok(false),
+                Some(above) if above == snapshot.dir => return Ok(true),
+                Some(above) => at = above,
+            }
+        }
+        Ok(false)
+    }
+
+    /// Does a part of what follows the removal of snapshots, if there is anything to do; false if
+    /// not. For something that calls it now and then, until it is false. Other requests are served
+    /// between two calls.
+    ///
+    /// # Errors
+    /// The engine's. Nothing is lost: the next call tries again.
+    pub fn tidy_history(&self) -> FsResult<bool> {
+        let mut pass = self.removal.lock();
+        pass.begin(&self.core.snapshots);
+        if pass.going.is_empty() {
+            return Ok(false);
+        }
+        self.snapshot_nodes.forget(&pass.going);
+        let due = |object| self.due_later(object);
+        let step = pass.step(&*self.engine, &self.core.snapshots, &due).map_err(engine_error);
+        let (ends, position) = step?;
+        self.committed_at(position);
+        if ends {
+            self.forget_snapshots(&pass.going)?;
+            *pass = Pass::default();
+        }
+        Ok(true)
+    }
+
+    /// No history row is left of these snapshots.
+    fn forget_snapshots(&self, going: &[SnapshotId]) -> FsResult<()> {
+        let _all = self.hold_all();
+        let list = self.core.snapshots.list();
+        let is_going = |known: &&Arc<Known>| going.contains(&known.info.id);
+        let mut rows: Vec<Mutation> = list
+            .iter()
+            .filter(is_going)
+            .map(|known| Mutation { key: known.info.key(), value: None })
+            .collect();
+        if rows.len() == list.len() {
+            rows.extend(self.shares_without_history()?);
+        }
+        crash::point("snapshot.remove.before-end");
+        let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
+        crash::point("snapshot.remove.ended");
+        self.committed_at(position);
+        self.core.snapshots.forget(going);
+        Ok(())
+    }
+
+    /// The row by which programs that know no history know the volume again.
+    fn shares_without_history(&self) -> FsResult<Option<Mutation>> {
+        let (key, mut row) = (system_key("shares"), None);
+        self.engine
+            .get_many(&[key], &mut |_, found| {
+                row = found.value.and_then(|shares| with_history(shares, false));
+            })
+            .map_err(engine_error)?;
+        Ok(row.map(|row| Mutation { key: key.to_owned(), value: Some(row) }))
+    }
+}
