@@ -30,6 +30,7 @@ pub struct Driver {
     dirs: Vec<InodeId>,
     open: Vec<InodeId>,
     next_object: u64,
+    next_snapshot: u64,
 }
 
 impl Driver {
@@ -47,6 +48,7 @@ impl Driver {
             dirs: vec![ROOT],
             open: Vec::new(),
             next_object: 1,
+            next_snapshot: 0,
         };
         assert!(matches!(driver.ask(Op::AllocObjects(1 << 20)), Ok(Answer::Objects { .. })));
         driver
@@ -105,9 +107,25 @@ impl Driver {
         let _ = self.ask(Op::Commit(commit));
     }
 
+    /// Makes a snapshot, or removes one.
+    fn snapshot(&mut self) {
+        if self.random.below(2) == 0 {
+            self.next_snapshot += 1;
+            let name = Name::new(format!("s{}", self.next_snapshot).as_bytes()).unwrap();
+            let op = Op::SnapshotCreate { dir: self.dir(), name };
+            let _ = self.ask(op);
+        } else if let Ok(Answer::Snapshots(list)) =
+            self.ask(Op::SnapshotList { dir: None, ancestors: false })
+            && let Some(some) = list.get(self.random.below(4) as usize)
+        {
+            let op = Op::SnapshotRemove { dir: some.dir, name: some.name.clone() };
+            let _ = self.ask(op);
+        }
+    }
+
     pub fn step(&mut self) {
         let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
-        match self.random.below(16) {
+        match self.random.below(18) {
             0 | 1 => {
                 let place = self.place();
                 if let Ok(Answer::Entry { inode, .. }) = self.ask(Op::MkDir(place, 0o755)) {
@@ -169,6 +187,10 @@ impl Driver {
                     let size = Some(self.random.below(150 << 20));
                     let _ = self.ask(Op::SetAttr(inode, SetAttr { size, ..SetAttr::default() }));
                 }
+            }
+            15 => self.snapshot(),
+            16 => {
+                self.node.tidy_history().unwrap();
             }
             _ => {
                 if !self.open.is_empty() {

@@ -188,7 +188,7 @@ impl Fs {
         let engine = CancellableScan::new(rows, &go_on);
         let is_open = |object| self.is_open_object(object);
         tell("looking for sparse objects", 0);
-        let found = match options.paths {
+        let mut found = match options.paths {
             Some(paths) => fragmented::objects_below(&engine, paths)
                 .map_err(|why| FsError::because(libc::EIO, why.to_string()))
                 .and_then(|objects| {
@@ -207,6 +207,12 @@ impl Fs {
                     .map_err(|why| FsError::because(libc::EIO, why.to_string()))?
             }
         };
+        // A snapshot needs the old objects for as long as it stays: storing again what is in them
+        // would take space and free none.
+        if self.node().is_some_and(|node| node.has_snapshots()) {
+            log::debug!("sparse objects are not rewritten while the volume has snapshots");
+            (found.objects, found.unused_bytes) = (Vec::new(), 0);
+        }
         if !(options.is_worth)(&found) {
             return Ok(false);
         }

@@ -120,6 +120,11 @@ impl Node {
         known.made_at <= self.engine.durable()
     }
 
+    /// Whether old values of rows are kept for some snapshot.
+    pub fn has_snapshots(&self) -> bool {
+        self.core.snapshots.newest().is_some()
+    }
+
     /// A node over the rows of a snapshot.
     fn open_at(&self, snapshot: SnapshotId) -> FsResult<Self> {
         let snapshots = self.core.snapshots.clone();

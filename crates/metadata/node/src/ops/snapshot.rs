@@ -159,9 +159,13 @@ fn check_owner(view: &mut View<'_>, creds: &Creds, dir: InodeId) -> Run<()> {
 fn find(view: &mut View<'_>, creds: &Creds, (dir, name): (InodeId, &Name)) -> Run<SnapshotInfo> {
     let found = view.core.snapshots.find(dir, name);
     let found = found.ok_or(fail(libc::ENOENT, "the directory has no snapshot of this name"))?;
-    // Its directory may have been removed.
     if creds.uid != 0 {
-        check_owner(view, creds, dir)?;
+        check_owner(view, creds, dir).map_err(|stop| match stop {
+            Stop::Fail(why) if why.errno == libc::ENOENT => {
+                fail(libc::EPERM, "the directory has been removed: ask the superuser")
+            }
+            other => other,
+        })?;
     }
     Ok(found.info.clone())
 }
