@@ -97,8 +97,8 @@ impl fmt::Display for DumpError {
                 write!(f, "verification failed: {why}; do not use this volume")
             }
             DumpError::Snapshots => f.write_str(
-                "the dump has snapshots, and the volume of a cluster has none: load it into a volume \
-                 of one node, remove them there, and dump that",
+                "the dump has snapshots, and the volume of a cluster has none: load it into a \
+                 volume of one node, remove them there, and dump that",
             ),
             DumpError::TooBusy => f.write_str(
                 "more than 64 GiB of changes during the dump; repeat it at a quieter time",

@@ -150,7 +150,7 @@ impl Layer for HistoryLayer {
         &*self.below
     }
 
-    /// A handle of the engine below: whoever claims it opens a node of its own on it.
+    /// A handle of the engine below, on which a node of its own is opened.
     fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
         self.below.clone().claim()
     }

@@ -202,7 +202,7 @@ impl SnapshotEngine {
         };
         let (mut found, mut seen, mut cut): (Vec<Found>, usize, Option<Box<[u8]>>) =
             (Vec::new(), 0, None);
-        // The row whose history rows are being read.
+        // The row that history is being read of.
         let mut current: Box<[u8]> = Box::default();
         let mut damage = None;
         self.below.scan(Table::History, id, Some(&from), &mut |suffix, value, _| {
