@@ -26,6 +26,7 @@
 //! | `compact` | compaction of one file: windows in many pieces are stored again in one |
 //! | `repack` | compaction of a volume: live bytes of sparse objects are stored together |
 //! | `repeat` | loops over requests |
+//! | `snapshots` | snapshots of directories; the file system at one of them |
 //!
 //! Calls never block on a disk on purpose. They answer through a callback, on the calling thread
 //! whenever memory can answer, otherwise from the thread on which the last thing they needed became
@@ -50,6 +51,7 @@ mod removed;
 mod repack;
 mod repeat;
 mod seek;
+mod snapshots;
 mod space;
 mod whole;
 mod write;
@@ -91,6 +93,7 @@ pub use self::whole::{
     chunk_sum,
 };
 pub use self::write::WriteAt;
+pub(crate) use self::xattr::attribute_of_none;
 
 use self::background::Background;
 use crate::accesses::Accesses;
@@ -101,6 +104,7 @@ use crate::inode_table::InodeTable;
 use crate::listed::ListedAttributes;
 use crate::metadata::Metadata;
 use crate::remote::is_answering;
+use crate::snapshot::KeptInodes;
 
 /// How long a job may wait for the I/O pool before it fails.
 const IO_DEADLINE: Duration = Duration::from_secs(60);
@@ -158,6 +162,8 @@ pub struct FsConfig {
     pub read_kept_bytes: usize,
     /// Most attributes that came with listings and are kept.
     pub listed_entries_max: usize,
+    /// Memory for what is known of snapshots, bytes.
+    pub snapshot_bytes: usize,
     /// Read-ahead of one handle.
     pub readahead: ReadAheadConfig,
     /// How long a written byte may stay in memory only, nanoseconds.
@@ -217,6 +223,20 @@ pub struct FsParts {
     pub clock: Arc<dyn Clock>,
 }
 
+/// What the file systems of one client have in common: the live one, and those at snapshots.
+struct SharedParts {
+    store: Arc<dyn BlockStore>,
+    packer: Arc<Packer>,
+    reader: Arc<Reader>,
+    buffers: Arc<Buffers>,
+    pools: Arc<IoPools>,
+    budget: Budget,
+    reading: Option<Budget>,
+    clock: Arc<dyn Clock>,
+    kept: Arc<KeptInodes>,
+    counters: Arc<FsCounters>,
+}
+
 /// Tells whether somebody else may still come to refer to an object.
 pub type InUse = dyn Fn(ObjectId) -> bool + Send + Sync;
 
@@ -224,16 +244,18 @@ pub type InUse = dyn Fn(ObjectId) -> bool + Send + Sync;
 pub struct Fs {
     metadata: Arc<dyn Metadata>,
     store: Arc<dyn BlockStore>,
-    packer: Packer,
-    reader: Reader,
+    packer: Arc<Packer>,
+    reader: Arc<Reader>,
     /// Memory for what is read.
     buffers: Arc<Buffers>,
-    pools: IoPools,
+    pools: Arc<IoPools>,
     budget: Budget,
     /// For reads that are under way.
     reading: Option<Budget>,
     clock: Arc<dyn Clock>,
     config: FsConfig,
+    /// What is known of snapshots.
+    kept: Arc<KeptInodes>,
     known: InodeTable,
     /// Reads that the node has not heard of.
     accesses: Arc<Accesses>,
@@ -247,7 +269,7 @@ pub struct Fs {
     /// How often a connection to a node was made anew: what was under way then may have been
     /// executed, though its answer was lost.
     reconnections: AtomicU64,
-    counters: FsCounters,
+    counters: Arc<FsCounters>,
     background: Background,
     /// Looks for files by number.
     locator: by_number::Locator,
@@ -261,9 +283,24 @@ impl Fs {
     /// Assembles a file system from its parts and starts its background work.
     pub fn new(parts: FsParts, config: FsConfig) -> Arc<Self> {
         let FsParts { metadata, store, packer, reader, pools, clock } = parts;
-        let fs = Arc::new(Self {
+        let shared = SharedParts {
+            store,
+            packer: Arc::new(packer),
+            reader: Arc::new(reader),
+            buffers: Buffers::new(config.read_kept_bytes),
+            pools: Arc::new(pools),
             budget: Budget::new(config.dirty_bytes_max),
             reading: config.read_bytes_max.map(Budget::new),
+            clock,
+            kept: Arc::new(KeptInodes::new(config.snapshot_bytes)),
+            counters: Arc::default(),
+        };
+        Self::assemble(metadata, shared, config)
+    }
+
+    fn assemble(metadata: Arc<dyn Metadata>, shared: SharedParts, config: FsConfig) -> Arc<Self> {
+        let SharedParts { store, packer, reader, buffers, pools, budget, reading, .. } = shared;
+        let fs = Arc::new(Self {
             files: OpenFiles::new(config.block_bytes),
             known: InodeTable::default(),
             accesses: Arc::default(),
@@ -272,22 +309,41 @@ impl Fs {
             outdated: OnceLock::new(),
             next_handle: AtomicU64::new(1),
             reconnections: AtomicU64::new(0),
-            counters: FsCounters::default(),
             background: Background::default(),
             locator: by_number::Locator::default(),
             whole: whole::Whole::default(),
             used_elsewhere: OnceLock::new(),
+            kept: shared.kept,
+            counters: shared.counters,
+            clock: shared.clock,
             metadata,
             store,
             packer,
             reader,
-            buffers: Buffers::new(config.read_kept_bytes),
+            buffers,
             pools,
-            clock,
+            budget,
+            reading,
             config,
         });
         fs.start_background();
         fs
+    }
+
+    /// What a file system at a snapshot has in common with this one.
+    fn shared(&self) -> SharedParts {
+        SharedParts {
+            store: self.store.clone(),
+            packer: self.packer.clone(),
+            reader: self.reader.clone(),
+            buffers: self.buffers.clone(),
+            pools: self.pools.clone(),
+            budget: self.budget.clone(),
+            reading: self.reading.clone(),
+            clock: self.clock.clone(),
+            kept: self.kept.clone(),
+            counters: self.counters.clone(),
+        }
     }
 
     /// The way to the metadata.

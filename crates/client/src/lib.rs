@@ -39,6 +39,7 @@
 //! | [`remote`] | volumes that servers serve: sessions, outages, reclaim, routes |
 //! | [`fs`] | every operation of POSIX on inodes, handles and names |
 //! | [`metadata`] | the way to the metadata: a node in this process, or servers |
+//! | [`snapshot`] | a volume as it was at a snapshot |
 //! | [`storage`] | the stack of block stores: coding, disk cache, store |
 //! | [`descriptor`], [`keys`] | `kestrel.json`: what a volume is; keys of volumes |
 //! | [`memory`] | how much memory this process may use, and its division |
@@ -78,6 +79,7 @@ pub mod metadata;
 mod object_ids;
 mod recovery;
 pub mod remote;
+pub mod snapshot;
 pub mod storage;
 pub mod volume;
 mod write_buffer;

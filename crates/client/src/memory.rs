@@ -226,6 +226,8 @@ pub struct MemoryPlan {
     pub fill_bytes_max: u64,
     /// Attributes that came with listings.
     pub listed_bytes: u64,
+    /// What is known of snapshots.
+    pub snapshot_bytes: u64,
     /// What the kernel knows by number; inodes at the default are not counted.
     pub known_bytes: u64,
     /// Buffers that the kernel's requests come in.
@@ -259,7 +261,7 @@ const DATA_CACHE: usize = 3;
 
 /// All budgets. Rows lie in many small pieces of memory, and blocks of the runs that are being
 /// written come beside them. Written bytes are in memory twice while they are coded.
-static PARTS: [Part; 13] = [
+static PARTS: [Part; 14] = [
     Part {
         place: |plan| &mut plan.metadata_bytes,
         least: 16 * MIB,
@@ -331,6 +333,13 @@ static PARTS: [Part; 13] = [
         works: MOUNT,
     },
     Part {
+        place: |plan| &mut plan.snapshot_bytes,
+        least: MIB,
+        default: 48 * MIB,
+        quarters: 4,
+        works: MOUNT,
+    },
+    Part {
         place: |plan| &mut plan.known_bytes,
         least: 4 * MIB,
         default: 128 * MIB,
@@ -373,6 +382,7 @@ impl MemoryPlan {
             head_bytes: 0,
             fill_bytes_max: 0,
             listed_bytes: 0,
+            snapshot_bytes: 0,
             known_bytes: 0,
             transport_bytes: 0,
             unsent_bytes: 0,

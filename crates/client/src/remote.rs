@@ -63,7 +63,7 @@ mod query;
 mod reclaimable;
 mod redirects;
 mod routes;
-mod subtree;
+pub(crate) mod subtree;
 mod url;
 
 use std::sync::Arc;

@@ -20,6 +20,17 @@ pub enum Seek {
     Hole,
 }
 
+impl Seek {
+    /// What a `whence` of lseek(2) looks for; `None` if that is no search.
+    pub fn from_whence(whence: u32) -> Option<Self> {
+        match whence as i32 {
+            libc::SEEK_DATA => Some(Self::Data),
+            libc::SEEK_HOLE => Some(Self::Hole),
+            _ => None,
+        }
+    }
+}
+
 impl Fs {
     /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`.
     ///

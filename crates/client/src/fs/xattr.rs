@@ -25,7 +25,7 @@ impl Fs {
             return done(Err(no_attribute()));
         }
         if let Some(error) =
-            absent(&name).filter(|_| self.listed.is_plain(caller, ino, Instant::now()))
+            attribute_of_none(&name).filter(|_| self.listed.is_plain(caller, ino, Instant::now()))
         {
             return done(Err(error));
         }
@@ -115,7 +115,7 @@ fn no_attribute() -> FsError {
 
 /// What the node would answer for an attribute of an inode that has none, if that does not depend
 /// on the caller.
-fn absent(name: &[u8]) -> Option<FsError> {
+pub(crate) fn attribute_of_none(name: &[u8]) -> Option<FsError> {
     match name {
         name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {
             Some(no_attribute())

@@ -92,6 +92,7 @@ impl Assembly {
             read_bytes_max: memory.read_bytes(),
             read_kept_bytes: memory.read_kept_bytes as usize,
             listed_entries_max: (memory.listed_bytes as usize / ENTRY_BYTES).min(ENTRIES_MAX),
+            snapshot_bytes: memory.snapshot_bytes as usize,
             readahead: sizes.readahead,
             flush_interval: SECOND,
             read_only: self.read_only,

@@ -74,6 +74,7 @@ pub fn volume(store: Arc<dyn BlockStore>) -> Volume {
         read_bytes_max: Some(8 << 20),
         read_kept_bytes: 1 << 20,
         listed_entries_max: 1 << 16,
+        snapshot_bytes: 1 << 20,
         readahead: ReadAheadConfig::default(),
         flush_interval: i64::MAX / 4,
         read_only: false,
