@@ -22,6 +22,7 @@ use crate::locking::Locking;
 use crate::naming::{MOMENT, Naming, Trust};
 use crate::passthrough::PassthroughState;
 use crate::paths::NodeTarget;
+use crate::snapshots::{SNAPSHOT_DIR, Snapshots};
 
 /// Block size that `statfs` counts in.
 const STATFS_BLOCK: u32 = 4096;
@@ -49,6 +50,8 @@ pub struct Core {
     pub direct: DirectWrites,
     /// Files that the kernel reads by itself.
     pub passthrough: PassthroughState,
+    /// What is known of snapshots; none where all of the volume is at one.
+    pub snapshots: Option<Arc<Snapshots>>,
     /// What threads were told of directories, where others may change that.
     told: Option<LastLookups>,
     /// The way to the kernel, once the mount is there.
@@ -107,6 +110,7 @@ impl Core {
             locking,
             direct: DirectWrites::default(),
             passthrough: PassthroughState::default(),
+            snapshots: (!trust.immutable).then(Arc::default),
             told: (!trust.alone).then(LastLookups::default),
             notifier: OnceLock::new(),
         })
@@ -125,12 +129,21 @@ impl Core {
         reply: Reply,
         act: impl FnOnce(PathRef, Name, Reply),
     ) {
+        if self.is_snapshot_dir(name) {
+            return reply.error(libc::EBUSY);
+        }
         self.named(caller, (dir, name), reply, |name, reply| {
             match self.naming.place(dir, name.clone()) {
                 Some(place) => act(place, name, reply),
                 None => reply.error(libc::ESTALE),
             }
         });
+    }
+
+    /// Whether a name in a live directory is that of its snapshots.
+    #[inline]
+    pub fn is_snapshot_dir(&self, name: &OsStr) -> bool {
+        name.as_bytes() == SNAPSHOT_DIR && self.snapshots.is_some()
     }
 
     /// Acts on a name of a directory's, if it can be one. If the directory is not there, that comes
@@ -379,7 +392,7 @@ impl Core {
     /// not tell.
     pub fn give_number(&self, opened: Opened) -> fuse::Opened {
         let mut flags = fuse::OpenFlags::default();
-        if opened.keep_cache {
+        if opened.keep_cache || self.trust.immutable {
             flags |= fuse::OpenFlags::KEEP_CACHE;
         }
         if opened.handle.is_uncached() {
@@ -405,7 +418,11 @@ impl Core {
 
     /// Numbers an open directory.
     pub fn give_directory_number(&self, handle: Arc<DirHandle>) -> fuse::Opened {
-        fuse::Opened { fh: self.dirs.insert(handle), ..fuse::Opened::default() }
+        let flags = match self.trust.immutable {
+            true => fuse::OpenFlags::KEEP_CACHE | fuse::OpenFlags::CACHE_DIR,
+            false => fuse::OpenFlags::default(),
+        };
+        fuse::Opened { fh: self.dirs.insert(handle), flags, ..fuse::Opened::default() }
     }
 
     /// Totals.

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use kestrel_client::fs::{
-    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Listed, NewNode, ReadBytes, Seek,
-    WriteAt,
+    CopyRange, Creation, Done, EntrySink, Fallocate, FileHandle, Fs, Listed, NewNode, ReadBytes,
+    Seek, WriteAt,
 };
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
@@ -21,6 +21,7 @@ use crate::core::Core;
 use crate::direct;
 use crate::interruptible::is_dying;
 use crate::passthrough::VolumeChange;
+use crate::snapshots::is_snapshot;
 
 /// Unit of the kernel's cache, at least.
 const PAGE_BYTES: u64 = 4096;
@@ -48,10 +49,13 @@ impl FileSystem for Mounted {
         let (caller, node, pid) = (convert::caller(&request), request.nodeid, request.pid);
         let fs = &core.fs;
         core.notice(&request);
+        if is_snapshot(node) {
+            return core.snapshot_request(request, reply);
+        }
         match request.op {
             Operation::Lookup { name } => core.lookup(caller, (request.unique, node), name, reply),
             Operation::Forget(forgets) => {
-                forgets.for_each(|(node, count)| core.naming.forget(fs, node, count))
+                forgets.for_each(|(node, count)| core.forget(node, count))
             }
             Operation::Getattr { .. } => core.inode(caller, node, core.attr(pid, reply)),
             Operation::Setattr(set) => {
@@ -127,6 +131,10 @@ impl FileSystem for Mounted {
                     fs.rmdir(caller, place, expected, core.removing(pid, (node, name), reply));
                 })
             }
+            Operation::Rename { new_parent, .. } if is_snapshot(new_parent) => {
+                reply.error(libc::EXDEV)
+            }
+            Operation::Link { target, .. } if is_snapshot(target) => reply.error(libc::EXDEV),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 let Some(flags) = rename_flags(flags) else { return reply.error(libc::EINVAL) };
                 core.placed(caller, (node, name), reply, |from, name, reply| {
@@ -181,20 +189,7 @@ impl FileSystem for Mounted {
                     if let Some(live) = core.live(file.ino()) {
                         return live.answer(offset, size as usize, reply);
                     }
-                    let gone = || is_dying(pid);
-                    let room = match fs.try_read_room(size as usize) {
-                        Some(room) => Ok(room),
-                        None => fuse::block_in_place(|| fs.read_room(size as usize, &gone)),
-                    };
-                    let room = match room {
-                        Ok(room) => room,
-                        Err(error) => return reply.error(error.errno),
-                    };
-                    let answer = move |reply: Reply, content: ReadBytes| {
-                        reply.data_vectored(&content.pieces());
-                        drop((content, room));
-                    };
-                    fs.read_content(&file, offset, size as usize, core.patient(pid, reply, answer));
+                    core.read(pid, (fs, &file), (offset, size as usize), reply);
                 })
             }
             Operation::Write(write) => core.file(write.fh, reply, |file, reply| {
@@ -271,10 +266,8 @@ impl FileSystem for Mounted {
                 })
             }
             Operation::Lseek { fh, offset, whence } => core.file(fh, reply, |file, reply| {
-                let seek = match whence as i32 {
-                    libc::SEEK_DATA => Seek::Data,
-                    libc::SEEK_HOLE => Seek::Hole,
-                    _ => return reply.error(libc::EINVAL),
+                let Some(seek) = Seek::from_whence(whence) else {
+                    return reply.error(libc::EINVAL);
                 };
                 let done = core.patient(pid, reply, Reply::lseek);
                 core.collected(file.ino(), done, move |core, done| {
@@ -402,6 +395,30 @@ impl EntrySink for Buffer {
 }
 
 impl Core {
+    /// Answers a READ of an open file of `fs`.
+    pub(crate) fn read(
+        &self,
+        pid: u32,
+        (fs, file): (&Arc<Fs>, &FileHandle),
+        (offset, size): (u64, usize),
+        reply: Reply,
+    ) {
+        let gone = || is_dying(pid);
+        let room = match fs.try_read_room(size) {
+            Some(room) => Ok(room),
+            None => fuse::block_in_place(|| fs.read_room(size, &gone)),
+        };
+        let room = match room {
+            Ok(room) => room,
+            Err(error) => return reply.error(error.errno),
+        };
+        let answer = move |reply: Reply, content: ReadBytes| {
+            reply.data_vectored(&content.pieces());
+            drop((content, room));
+        };
+        fs.read_content(file, offset, size, self.patient(pid, reply, answer));
+    }
+
     /// Answers what has flushed a file: the kernel has put what was appended where it belongs.
     fn flushed(&self, pid: u32, ino: InodeId, reply: Reply) -> Done<()> {
         let locking = self.locking.clone();

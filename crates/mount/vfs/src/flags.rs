@@ -64,6 +64,34 @@ fn wanted(cmd: u32, data: &[u8]) -> Result<InodeFlags, i32> {
     from_bits(word, |flag| flag.2).ok_or(libc::EOPNOTSUPP)
 }
 
+/// Whether an ioctl asks for flags (true) or sets them; `None` for any other one.
+pub fn is_read(cmd: u32) -> Option<bool> {
+    match cmd {
+        FS_IOC_GETFLAGS | FS_IOC_FSGETXATTR => Some(true),
+        FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR => Some(false),
+        _ => None,
+    }
+}
+
+/// Answers an ioctl that asks for flags.
+pub fn answer(ioctl: &Ioctl<'_>) -> impl FnOnce(Reply, Inode) + Send + 'static {
+    let (cmd, room) = (ioctl.cmd, ioctl.out_size as usize);
+    move |reply: Reply, inode: Inode| {
+        let data = match cmd {
+            FS_IOC_GETFLAGS => bits(inode.flags, |flag| flag.1).to_ne_bytes().to_vec(),
+            _ => {
+                let mut attributes = vec![0; FSXATTR_BYTES];
+                attributes[..4].copy_from_slice(&bits(inode.flags, |flag| flag.2).to_ne_bytes());
+                attributes
+            }
+        };
+        if data.len() > room {
+            return reply.error(libc::EINVAL);
+        }
+        reply.ioctl(0, &data);
+    }
+}
+
 impl Core {
     /// IOCTL.
     pub(crate) fn ioctl(
@@ -73,25 +101,10 @@ impl Core {
         ioctl: Ioctl<'_>,
         reply: Reply,
     ) {
-        let (cmd, room) = (ioctl.cmd, ioctl.out_size as usize);
+        let cmd = ioctl.cmd;
         match cmd {
             FS_IOC_GETFLAGS | FS_IOC_FSGETXATTR => {
-                let answer = move |reply: Reply, inode: Inode| {
-                    let data = match cmd {
-                        FS_IOC_GETFLAGS => bits(inode.flags, |flag| flag.1).to_ne_bytes().to_vec(),
-                        _ => {
-                            let mut attributes = vec![0; FSXATTR_BYTES];
-                            attributes[..4]
-                                .copy_from_slice(&bits(inode.flags, |flag| flag.2).to_ne_bytes());
-                            attributes
-                        }
-                    };
-                    if data.len() > room {
-                        return reply.error(libc::EINVAL);
-                    }
-                    reply.ioctl(0, &data);
-                };
-                let done = self.asked(caller.pid, reply, answer);
+                let done = self.asked(caller.pid, reply, answer(&ioctl));
                 self.inode(caller, node, done);
             }
             FS_IOC_SETFLAGS | FS_IOC_FSSETXATTR => match wanted(cmd, ioctl.data) {

@@ -34,6 +34,7 @@
 //! | `passthrough` | files that the kernel reads by itself from their whole copies |
 //! | `direct`, `kernel_size` | `O_DIRECT` beside cached reads; files that others truncated |
 //! | `locking`, `interruptible` | locks that other clients see; callers that are killed |
+//! | `snapshots` | `.snap` in every directory, and what is in snapshots |
 //! | `handles`, `export` | numbers of open files; file handles of `name_to_handle_at(2)` and NFS |
 //! | `convert`, `flags` | structures of the kernel and ours; flags of `chattr(1)` |
 //!
@@ -63,6 +64,7 @@ mod passthrough;
 mod paths;
 mod rename;
 mod shortcut;
+mod snapshots;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -76,6 +78,7 @@ use crate::core::Core;
 use crate::dispatch::Mounted;
 use crate::naming::{Naming, Trust};
 use crate::paths::Paths;
+use crate::snapshots::FOREVER;
 
 pub use crate::passthrough::{PassthroughConfig, PassthroughState, PassthroughStats};
 pub use crate::paths::{NodesMax, ShortcutStats};
@@ -117,6 +120,10 @@ pub struct MountConfig {
     pub passthrough: PassthroughConfig,
     /// Which reads change access times.
     pub access_times: AccessTimes,
+    /// The file system is at a snapshot ([`Fs::at`]): nothing in it changes. The kernel keeps
+    /// everything and checks permissions itself; what is said above about trust, shortcut,
+    /// pass-through and access times has no effect.
+    pub immutable: bool,
 }
 
 /// The VFS shortcut.
@@ -187,6 +194,9 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     fs.set_listing_ttl(config.listing_ttl.unwrap_or(LISTING_TTL));
     fs.set_access_times(config.access_times);
     let alone = !fs.has_locks();
+    if config.immutable {
+        return mount_immutable(fs, dir, config, session);
+    }
     let names = match config.shortcut {
         ShortcutConfig::Auto { names: Some(names) } => names.min(NAMES_MAX),
         ShortcutConfig::Auto { names: None } if alone => NAMES_ALONE,
@@ -199,6 +209,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
         entry: config.entry_ttl,
         names,
         alone,
+        immutable: false,
     };
     let paths =
         hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust, config.nodes_max));
@@ -222,6 +233,38 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
         }
     }
     Ok(Mount { session, mode, shortcut: Shortcut(paths), passthrough })
+}
+
+/// Mounts a file system that never changes.
+fn mount_immutable(
+    fs: Arc<Fs>,
+    dir: &Path,
+    config: &MountConfig,
+    mut session: fuse::Config,
+) -> fuse::Result<Mount> {
+    let why = "the mount is at a snapshot: the kernel keeps all names";
+    session.features.cache_symlinks = true;
+    let options = fuse::MountOptions {
+        read_only: true,
+        // Names that the kernel keeps are not asked for, so it must look at permissions itself.
+        default_permissions: true,
+        ..config.options.clone()
+    };
+    let trust = Trust {
+        dirs: FOREVER,
+        files: FOREVER,
+        entry: FOREVER,
+        names: Duration::ZERO,
+        alone: true,
+        immutable: true,
+    };
+    let core = Core::new(fs, Naming::Numbers, trust);
+    let passthrough = core.passthrough.clone();
+    passthrough.configure(PassthroughConfig::Off("the mount is at a snapshot".into()));
+    let mounted = Mounted(core);
+    let session = fuse::Session::start(fuse::Mount::new(dir, &options)?, mounted, &session)?;
+    let mode = ShortcutMode { shortcut: false, why: why.into() };
+    Ok(Mount { session, mode, shortcut: Shortcut(None), passthrough })
 }
 
 /// Loads the program that tells of walks, if it is wanted and can be had.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use kestrel_client::fs::{Caller, Protected};
-use kestrel_fuse::Reply;
+use kestrel_fuse::{Entry, Reply};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::Inode;
 use kestrel_types::name::{Name, PathRef};
@@ -13,6 +13,7 @@ use kestrel_walkhint::Lookup;
 
 use crate::core::Core;
 use crate::paths::{Counters, Purpose, WalkUse};
+use crate::snapshots::FOREVER;
 
 impl Core {
     /// LOOKUP.
@@ -26,9 +27,15 @@ impl Core {
         match name.as_bytes() {
             b"." => return self.lookup_handle(caller.pid, dir, reply),
             b".." => return self.lookup_above(caller, dir, reply),
+            _ if self.is_snapshot_dir(name) => {
+                return self.look_up_snapshot_dir(caller, dir, reply);
+            }
             _ => {}
         }
         let Some(paths) = self.naming.paths() else {
+            if self.trust.immutable {
+                return self.look_up_forever(caller, (dir, name), reply);
+            }
             // Without walk hints an open may follow, which a listing must not answer.
             return self.placed(caller, (dir, name), reply, |place, name, reply| {
                 self.fs.lookup(caller, place, self.entry(caller.pid, (dir, name), reply));
@@ -38,6 +45,29 @@ impl Core {
             let lookup = Lookup { unique, tid: caller.pid, nodeid: dir };
             let plan = paths.plan(caller, lookup, &name);
             self.planned(caller, (dir, name), plan, reply);
+        });
+    }
+
+    /// LOOKUP where nothing changes: that a name is absent stays true, too.
+    fn look_up_forever(self: &Arc<Self>, caller: Caller, (dir, name): (u64, &OsStr), reply: Reply) {
+        self.placed(caller, (dir, name), reply, |place, name, reply| {
+            let (core, fs) = (self.clone(), self.fs.clone());
+            let answer = move |reply: Reply, found: FsResult<(Inode, bool)>| match found {
+                Ok((inode, _)) => {
+                    reply.entry(&core.naming.entry(Some((dir, &name)), &inode, &core.trust));
+                }
+                Err(error) if error.errno == libc::ENOENT => {
+                    reply.entry(&Entry { entry_ttl: FOREVER, ..Entry::default() });
+                }
+                Err(error) => reply.error(error.errno),
+            };
+            // The kernel never learned of it.
+            let undo = move |found: FsResult<(Inode, bool)>| {
+                if let Ok((inode, _)) = found {
+                    fs.forget(inode.ino, 1);
+                }
+            };
+            self.fs.lookup_listed(caller, place, self.told(caller.pid, reply, answer, undo));
         });
     }
 

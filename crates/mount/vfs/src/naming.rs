@@ -28,6 +28,8 @@ pub struct Trust {
     pub names: Duration,
     /// Nobody else changes the volume, so what was proved once stays true.
     pub alone: bool,
+    /// Nothing changes: the volume is at a snapshot.
+    pub immutable: bool,
 }
 
 impl Trust {

@@ -6,6 +6,7 @@ use kestrel_client::fs::{self, Caller, Done, Fs, Opened};
 use kestrel_fuse::Reply;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Inode;
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::OpenFlags;
 
@@ -117,17 +118,22 @@ impl Core {
     ) {
         let core = self.clone();
         let reached = move |found: FsResult<fs::OpenedEntry>| {
-            done(match found {
-                Ok(fs::OpenedEntry::Directory(inode)) => core.saw(node, &inode),
-                Ok(fs::OpenedEntry::File(opened)) => {
-                    core.undo_created(opened);
-                    Err(core.mistaken(node))
-                }
-                Err(error) if error.errno == libc::ELOOP => Err(core.mistaken(node)),
-                Err(error) => Err(error),
-            });
+            done(core.reached(node, found).map(|inode| inode.ino));
         };
         self.fs.open_at(caller, place, flags, Box::new(reached));
+    }
+
+    /// The directory at a path node's place, as an open of it has found it.
+    pub(crate) fn reached(&self, node: u64, found: FsResult<fs::OpenedEntry>) -> FsResult<Inode> {
+        match found {
+            Ok(fs::OpenedEntry::Directory(inode)) => self.saw(node, &inode).map(|_| inode),
+            Ok(fs::OpenedEntry::File(opened)) => {
+                self.undo_created(opened);
+                Err(self.mistaken(node))
+            }
+            Err(error) if error.errno == libc::ELOOP => Err(self.mistaken(node)),
+            Err(error) => Err(error),
+        }
     }
 
     /// What the kernel holds for a directory is none any more.
