@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, RemoteUrl};
+use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::volume::Volume;
 use kestrel_daemon::ask::{ask, ask_with, locate, path_value};
 use kestrel_daemon::failure::Failure;
@@ -132,7 +133,11 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
 fn control_dir(entry: &MountEntry) -> PathBuf {
     match entry.source.to_str() {
         Some(url) if RemoteUrl::is_one(url) => runtime::dir_of(&entry.mount_point),
-        _ => PathBuf::from(&entry.source),
+        Some(path) => match SnapshotUrl::parse(path) {
+            Ok(Some(at)) => PathBuf::from(at.volume),
+            _ => PathBuf::from(path),
+        },
+        None => PathBuf::from(&entry.source),
     }
 }
 

@@ -11,6 +11,7 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_daemon::atime;
@@ -57,6 +58,8 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount kestrel://meta1:9440/photos /mnt/photos
   kestrel mount /data/vol /mnt/data -o remount,ro
   kestrel mount /data/vol /mnt/data --atime relatime
+  kestrel mount /data/vol@monday /mnt/monday
+  kestrel mount kestrel://meta1/photos:/2026@monday /mnt/monday
 
 The command returns when the mount serves. The process that serves it stays in the background and
 writes to the log file that the command names. SIGTERM and SIGINT unmount cleanly; a second one cuts
@@ -65,7 +68,8 @@ otherwise.
 
 All options: kestrel mount --help-all. The options of -o, /etc/fstab: docs/operations/mount.md.")]
 pub struct MountArgs {
-    /// The volume: a path, file:///path, or of a served one kestrel://host[:port][,host2…]/NAME
+    /// The volume: a path, file:///path, or of a served one kestrel://host[:port][,host2…]/NAME;
+    /// with @SNAPSHOT or :/DIR@SNAPSHOT behind it as it was at a snapshot, read-only
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
@@ -266,9 +270,26 @@ impl Source {
 /// What to mount, and how.
 struct Plan {
     source: Source,
+    /// The snapshot at which it is mounted.
+    at: Option<SnapshotUrl>,
     /// Mount point.
     dir: PathBuf,
     options: MountOptions,
+}
+
+impl Plan {
+    /// What `df` and messages call it.
+    fn name(&self) -> String {
+        self.at.as_ref().map_or_else(|| self.source.name(), SnapshotUrl::to_string)
+    }
+
+    /// What is mounted of the volume that `live` is open on.
+    fn seen(&self, live: &Arc<Fs>) -> Result<Arc<Fs>, Failure> {
+        match &self.at {
+            None => Ok(live.clone()),
+            Some(at) => at.open(live).map_err(|why| Failure::new("mount", why)),
+        }
+    }
 }
 
 /// A time of at most [`NAMES_MAX`].
@@ -292,9 +313,12 @@ fn live_mount(dir: &Path) -> Option<MountEntry> {
 /// What can be judged without opening the volume, so that mistakes are told before a process goes
 /// to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
-    let source = if RemoteUrl::is_one(&args.volume) {
-        let mut url = RemoteUrl::parse(&args.volume)
-            .map_err(|why| Failure::usage(format!("mount: {why}")))?;
+    let at =
+        SnapshotUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
+    let volume = at.as_ref().map_or(&args.volume, |at| &at.volume);
+    let source = if RemoteUrl::is_one(volume) {
+        let mut url =
+            RemoteUrl::parse(volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
         args.trust.add_to(&mut url)?;
         // A file that cannot be used is told now.
         remote::token()
@@ -303,7 +327,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         Source::Served(url)
     } else {
         args.trust.is_none()?;
-        let volume = locate("mount", &args.volume)?;
+        let volume = locate("mount", volume)?;
         Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
         Source::Here(volume)
     };
@@ -336,7 +360,8 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     if matches!(&source, Source::Here(volume) if volume.starts_with(&dir)) {
         return Err(fail(&"the volume lies below it and would be hidden; mount it elsewhere"));
     }
-    let mut options = MountOptions { source: source.name(), ..MountOptions::default() };
+    let mut plan = Plan { source, at, dir, options: MountOptions::default() };
+    let mut options = MountOptions { source: plan.name(), ..MountOptions::default() };
     for option in args.options.iter().filter(|option| !option.is_empty()) {
         if !options.set(option) {
             return Err(Failure::usage(format!(
@@ -345,7 +370,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
         }
     }
     options.allow_other |= args.allow_other;
-    options.read_only |= args.read_only;
+    options.read_only |= args.read_only || plan.at.is_some();
     options.atime = args.atime.map(AtimeArg::option).or(options.atime);
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!(
@@ -356,19 +381,20 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     if !DEADLINES.contains(&args.deadline) {
         return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
     }
-    if matches!(source, Source::Served(_)) && args.leftovers != CollectorArgs::default() {
+    if matches!(plan.source, Source::Served(_)) && args.leftovers != CollectorArgs::default() {
         return Err(Failure::usage(
             "mount: --collect-every, --collect-grace: the volume's server collects: give them to \
              `kestrel serve`",
         ));
     }
-    if matches!(source, Source::Served(_)) && args.dumps != BackupScheduleArgs::default() {
+    if matches!(plan.source, Source::Served(_)) && args.dumps != BackupScheduleArgs::default() {
         return Err(Failure::usage(
             "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to \
              `kestrel serve`",
         ));
     }
-    Ok(Plan { source, dir, options })
+    plan.options = options;
+    Ok(plan)
 }
 
 fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
@@ -383,7 +409,7 @@ fn background(args: &MountArgs) -> Result<ExitStatus, Failure> {
         args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
     println!(
         "{} is mounted on {} (process {pid}, log {})",
-        plan.source.name(),
+        plan.name(),
         plan.dir.display(),
         log.display()
     );
@@ -417,7 +443,7 @@ fn serve(args: &MountArgs) -> Result<ExitStatus, Failure> {
     let plan = check(args)?;
     kestrel_daemon::limits::raise_descriptor_limit();
     let memory = divide_memory(args)?;
-    let name = plan.source.name();
+    let name = plan.name();
     let result = match &plan.source {
         Source::Here(volume) => serve_here(args, &plan, &memory, volume),
         Source::Served(url) => serve_elsewhere(args, &plan, &memory, url),
@@ -467,8 +493,11 @@ fn serve_here(
         Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
     let collecting = Collecting::begin(&serving)
         .map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
-    let data = (&fs, &*serving.storage);
-    let result = attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun);
+    let attended = |seen: Arc<Fs>| {
+        let data = (&seen, &*serving.storage);
+        attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun)
+    };
+    let result = plan.seen(&fs).and_then(attended);
     drop(collecting);
     drop(schedule);
     let stored = fs
@@ -509,8 +538,11 @@ fn serve_elsewhere(
         read_only: plan.options.read_only,
         begun,
     });
-    let data = (&fs, &*serving.storage);
-    let result = attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun);
+    let attended = |seen: Arc<Fs>| {
+        let data = (&seen, &*serving.storage);
+        attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun)
+    };
+    let result = plan.seen(&fs).and_then(attended);
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
 
@@ -570,6 +602,7 @@ fn attend(
             (PassthroughArg::Auto, Err(why)) => PassthroughConfig::Off((*why).into()),
             (PassthroughArg::Auto, Ok(copies)) => PassthroughConfig::Auto(copies.clone()),
         },
+        immutable: plan.at.is_some(),
     };
     let mount = kestrel_vfs::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
     facts.learn(&mount);
@@ -581,12 +614,7 @@ fn attend(
         None => log::info!("pass-through on"),
     }
     let mode = if plan.options.read_only { " read-only" } else { "" };
-    log::info!(
-        "{} serves on {}{mode} after {:.1?}",
-        plan.source.name(),
-        dir.display(),
-        begun.elapsed()
-    );
+    log::info!("{} serves on {}{mode} after {:.1?}", plan.name(), dir.display(), begun.elapsed());
     args.process.options().ready();
     let end = mount.session.join().map_err(|why| fail(&why))?;
     drop(doors);
