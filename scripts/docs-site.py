@@ -24,7 +24,8 @@ TOOLS = pathlib.Path(os.environ.get("KESTREL_TOOLS", pathlib.Path.home() / ".cac
 
 # Parts of the book: patterns below docs/, in order. README.md stands in front of all.
 PARTS = [
-    ("Start", ["getting-started.md", "features.md", "demos.md", "semantics.md", "performance.md"]),
+    ("Start", ["getting-started.md", "features.md", "datasets.md", "demos.md", "semantics.md",
+               "performance.md"]),
     ("Operate", ["operations.md", "operations/**/*.md", "store.md", "cache.md", "encryption.md"]),
     ("Look up", ["cli.md", "cli/**/*.md", "metrics.md", "glossary.md", "../CHANGELOG.md"]),
     ("Inside", ["../ARCHITECTURE.md", "design/**/*.md", "shortcut.md", "decisions/**/*.md"]),

@@ -3,8 +3,9 @@
 
     semantics.py DIR [--doc docs/semantics.md]
 
-DIR is a directory on the mount, as root. Statements about crashes are tested by tests/crash; they
-are listed in ELSEWHERE. Fails if a statement has no test or a test no statement.
+DIR is a directory on the mount, as root. Statements about crashes are tested by tests/crash, those
+about snapshots by tests/posix/snapshots.sh; they are listed in ELSEWHERE. Fails if a
+statement has no test or a test no statement.
 """
 
 import argparse
@@ -32,6 +33,7 @@ ELSEWHERE = {
     "D3": "tests/crash/power.sh",
     "D4": "tests/crash/full-disk.sh",
     "D5": "tests/crash/corrupt.sh",
+    **{f"S{number}": "tests/posix/snapshots.sh" for number in range(1, 10)},
 }
 TESTS = {}
 libc = ctypes.CDLL(None, use_errno=True)

@@ -54,11 +54,15 @@ impl SnapshotUrl {
             .take(NAMES_TOLD)
             .collect();
         let dir = self.dir_text();
+        let volume = &self.volume;
         let has = match names.is_empty() {
-            true => "it has none: make one with `kestrel snapshot create`".into(),
-            false => {
-                format!("the newest are {}; `kestrel snapshot list` shows all", names.join(", "))
+            true => {
+                format!("it has none: make one with `kestrel snapshot create {volume}:{dir} NAME`")
             }
+            false => format!(
+                "the newest are {}; `kestrel snapshot list {volume}:{dir}` shows all",
+                names.join(", ")
+            ),
         };
         format!("{self}: {dir} has no snapshot of this name; {has}")
     }
