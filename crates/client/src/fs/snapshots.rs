@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_types::error::FsResult;
-use kestrel_types::ids::InodeId;
-use kestrel_types::name::Name;
-use kestrel_types::request::{Answer, Op};
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Inode;
+use kestrel_types::name::{InodeRef, Name};
+use kestrel_types::request::{Answer, Creds, Op, Request};
 use kestrel_types::snapshot::{SnapshotId, SnapshotInfo};
 use parking_lot::Mutex;
 
 use super::{Caller, Done, Fs, FsConfig, unexpected};
+use crate::groups::supplementary_groups;
+use crate::metadata::Metadata;
 use crate::snapshot::SnapshotMetadata;
 
 /// How long attributes that came with a listing of a snapshot are used: as long as the directory is
@@ -138,6 +141,64 @@ impl Fs {
         let fs = Self::assemble(Arc::new(metadata), self.shared(), config);
         fs.set_listing_ttl(LISTING_TTL);
         fs
+    }
+
+    /// Attributes of a directory at a snapshot, without a file system there.
+    ///
+    /// # Errors
+    /// `ESTALE` if it was not there, or the snapshot is gone.
+    pub fn getattr_at(
+        self: &Arc<Self>,
+        caller: Caller,
+        (snapshot, dir): (SnapshotId, InodeId),
+        done: Done<Inode>,
+    ) {
+        let op = Op::GetAttr(InodeRef::by_id(dir));
+        self.ask_at(caller, snapshot, op, move |answer| done(answer.and_then(super::into_inode)));
+    }
+
+    /// Value of an extended attribute of a directory at a snapshot, likewise.
+    ///
+    /// # Errors
+    /// As [`Fs::getxattr`], and as [`Fs::getattr_at`].
+    pub fn getxattr_at(
+        self: &Arc<Self>,
+        caller: Caller,
+        (snapshot, dir): (SnapshotId, InodeId),
+        name: Box<[u8]>,
+        done: Done<Box<[u8]>>,
+    ) {
+        let op = Op::GetXattr(InodeRef::by_id(dir), name);
+        self.ask_at(caller, snapshot, op, move |answer| done(answer.and_then(super::into_bytes)));
+    }
+
+    /// Names of all extended attributes of a directory at a snapshot, likewise.
+    ///
+    /// # Errors
+    /// As [`Fs::getattr_at`].
+    pub fn listxattr_at(
+        self: &Arc<Self>,
+        caller: Caller,
+        (snapshot, dir): (SnapshotId, InodeId),
+        done: Done<Box<[u8]>>,
+    ) {
+        let op = Op::ListXattr(InodeRef::by_id(dir));
+        self.ask_at(caller, snapshot, op, move |answer| done(answer.and_then(super::into_bytes)));
+    }
+
+    fn ask_at(
+        self: &Arc<Self>,
+        caller: Caller,
+        snapshot: SnapshotId,
+        op: Op,
+        done: impl FnOnce(FsResult<Answer>) + Send + 'static,
+    ) {
+        let metadata =
+            SnapshotMetadata::new(self.metadata.clone(), (snapshot, ROOT), self.kept.clone());
+        // Whether they decide or not: this is rare.
+        let groups = (caller.uid != 0).then(|| supplementary_groups(caller.pid));
+        let request = Request { creds: Creds { groups, ..super::creds(caller) }, op };
+        metadata.submit(request, Box::new(move |reply| done(super::plain(reply))));
     }
 
     /// Stores and commits what is written, and goes on. What cannot be stored is told by the next

@@ -48,6 +48,9 @@ use crate::paths::SEARCH_ALL;
 /// Name of the directory with the snapshots of a directory.
 pub const SNAPSHOT_DIR: &[u8] = b".snap";
 
+/// Snapshots of before are not looked for among fewer.
+const VIEWS_MIN: usize = 64;
+
 /// How long the kernel keeps what never changes.
 pub const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
@@ -65,12 +68,19 @@ enum OpenDir {
     Inside(Arc<View>, Arc<DirHandle>),
 }
 
+/// Snapshots of which the kernel knows a node or has something open, and some of before.
+#[derive(Default)]
+struct Views {
+    of: FxHashMap<SnapshotId, Weak<View>>,
+    /// At this size those of before are dropped.
+    full: usize,
+}
+
 /// What a mount knows of snapshots.
 #[derive(Default)]
 pub struct Snapshots {
     nodes: SnapshotNodes,
-    /// Those of which the kernel knows a node, or has something open.
-    views: Mutex<FxHashMap<SnapshotId, Weak<View>>>,
+    views: Mutex<Views>,
     distances: Mutex<Distances>,
     files: Handles<OpenSnapshotFile>,
     dirs: Handles<OpenDir>,
@@ -82,26 +92,31 @@ impl Snapshots {
     /// The volume at a snapshot.
     fn view(&self, live: &Arc<Fs>, at: SnapshotId) -> Arc<View> {
         let mut views = self.views.lock();
-        if let Some(view) = views.get(&at).and_then(Weak::upgrade) {
+        if let Some(view) = views.of.get(&at).and_then(Weak::upgrade) {
             return view;
         }
-        views.retain(|_, view| view.strong_count() > 0);
+        if views.of.len() >= views.full {
+            views.of.retain(|_, view| view.strong_count() > 0);
+            views.full = VIEWS_MIN.max(2 * views.of.len());
+        }
         let distance = self.distances.lock().of(at);
-        let view = Arc::new(View::new(at, live.at(at, kestrel_types::ids::ROOT), distance));
-        views.insert(at, Arc::downgrade(&view));
+        let view = Arc::new(View::new(at, live, distance));
+        views.of.insert(at, Arc::downgrade(&view));
         view
     }
 
     /// The kernel forgot lookups of a node.
     pub fn forget(&self, node: u64, count: u64) {
-        if let Some(SnapshotNode::Inode(inode)) = self.nodes.forget(node, count) {
-            inode.view.fs.forget(inode.ino, count);
+        if let Some(SnapshotNode::Inode(inode)) = self.nodes.forget(node, count)
+            && inode.ino != inode.root
+        {
+            inode.view.fs().forget(inode.ino, count);
         }
     }
 
-    /// The entry that tells the kernel of an inode in a snapshot, of which the snapshot's `Fs` was
-    /// told that the kernel will know it. `above` is the directory in which it was found; `None`:
-    /// it is the root of its snapshot.
+    /// The entry that tells the kernel of an inode in a snapshot. `above` is the directory in which
+    /// it was found, and the snapshot's `Fs` was told that the kernel will know it; `None`: it is
+    /// the root of its snapshot, of which the `Fs` knows nothing.
     fn entry(
         &self,
         (view, root): (&Arc<View>, InodeId),
@@ -138,7 +153,7 @@ impl Core {
                 if let Some(dir) = snapshots.dirs.remove(fh)
                     && let OpenDir::Inside(view, dir) = &*dir
                 {
-                    view.fs.closedir(dir);
+                    view.fs().closedir(dir);
                 }
                 return reply.empty();
             }

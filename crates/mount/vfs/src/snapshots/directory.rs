@@ -74,6 +74,11 @@ impl Told {
         (told.since.elapsed() < TOLD_TTL).then(|| named(&told.snapshots, dir, name)).flatten()
     }
 
+    /// Whether the thread was given a listing, which may be too old by now.
+    fn lists(&self, thread: u32, dir: InodeId) -> bool {
+        self.0.lock().as_ref().is_some_and(|told| (told.thread, told.dir) == (thread, dir))
+    }
+
     /// Something was changed here.
     fn forget(&self) {
         *self.0.lock() = None;
@@ -82,7 +87,10 @@ impl Told {
 
 /// The snapshot with this name in the `.snap` of a directory.
 fn named(snapshots: &[SnapshotInfo], dir: InodeId, name: &Name) -> Option<SnapshotInfo> {
-    let is_it = |info: &&SnapshotInfo| listed_name(info, dir).is_some_and(|listed| listed == *name);
+    let is_it = |info: &&SnapshotInfo| match is_from_above(name.as_bytes()) {
+        true => info.dir != dir && listed_name(info, dir).as_ref() == Some(name),
+        false => info.dir == dir && info.name == *name,
+    };
     snapshots.iter().filter(|info| !info.removing).find(is_it).cloned()
 }
 
@@ -219,12 +227,21 @@ impl Core {
         if let Some(info) = snapshots.told.find(caller.pid, dir, &name) {
             return self.enter_snapshot(caller, dir, info, done);
         }
-        let (core, above) = (self.clone(), is_from_above(name.as_bytes()));
-        let listed = move |found: FsResult<Vec<SnapshotInfo>>| match found
-            .and_then(|all| named(&all, dir, &name).ok_or_else(absent))
-        {
-            Ok(info) => core.enter_snapshot(caller, dir, info, done),
-            Err(error) => done(Err(error)),
+        let lists = snapshots.told.lists(caller.pid, dir);
+        let above = lists || is_from_above(name.as_bytes());
+        let (core, known) = (self.clone(), snapshots.clone());
+        let listed = move |found: FsResult<Vec<SnapshotInfo>>| {
+            let found = found.and_then(|all| {
+                let info = named(&all, dir, &name).ok_or_else(absent);
+                if lists {
+                    known.told.note(caller.pid, dir, Arc::new(all));
+                }
+                info
+            });
+            match found {
+                Ok(info) => core.enter_snapshot(caller, dir, info, done),
+                Err(error) => done(Err(error)),
+            }
         };
         self.fs.snapshots(caller, Some(dir), above, Box::new(listed));
     }
@@ -239,14 +256,13 @@ impl Core {
     ) {
         let Some(snapshots) = &self.snapshots else { return done(Err(absent())) };
         let view = snapshots.view(&self.fs, info.id);
-        let fs = view.fs.clone();
         let found = move |found: FsResult<Inode>| {
             done(found.and_then(|inode| match inode.kind {
                 Kind::Dir => Ok((view, inode)),
                 _ => Err(absent()),
             }));
         };
-        fs.getattr(caller, dir, Box::new(found));
+        self.fs.getattr_at(caller, (info.id, dir), Box::new(found));
     }
 
     /// Tells the kernel of the root of a snapshot.
@@ -259,7 +275,6 @@ impl Core {
         let snapshots = self.snapshots.clone();
         self.asked(pid, reply, move |reply, (view, inode): (Arc<View>, Inode)| {
             let Some(snapshots) = snapshots else { return reply.error(libc::ESTALE) };
-            view.fs.remember_directory(inode.ino);
             reply.entry(&snapshots.entry((&view, dir), None, &inode));
         })
     }

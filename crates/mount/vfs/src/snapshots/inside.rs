@@ -26,7 +26,47 @@ impl Core {
         request: Request<'_>,
         reply: Reply,
     ) {
-        let (fs, ino, pid) = (inode.view.fs.clone(), inode.ino, caller.pid);
+        if inode.ino == inode.root {
+            return self.in_snapshot_root(caller, inode, request, reply);
+        }
+        self.in_snapshot_inode(caller, inode, request, reply);
+    }
+
+    /// The same about the root of a snapshot. What `ls -l` of `.snap` asks is answered without a
+    /// file system at the snapshot.
+    fn in_snapshot_root(
+        self: &Arc<Self>,
+        caller: Caller,
+        inode: SnapshotInode,
+        request: Request<'_>,
+        reply: Reply,
+    ) {
+        let (at, pid) = ((inode.view.at, inode.ino), caller.pid);
+        match request.op {
+            Operation::Getattr { .. } => {
+                self.fs.getattr_at(caller, at, self.snapshot_attr(pid, &inode.view, reply));
+            }
+            Operation::Getxattr { name, size } => {
+                let answer = move |reply: Reply, value: Box<[u8]>| reply.xattr(size, &value);
+                let done = self.asked(pid, reply, answer);
+                self.fs.getxattr_at(caller, at, name.as_bytes().into(), done);
+            }
+            Operation::Listxattr { size } => {
+                let answer = move |reply: Reply, names: Box<[u8]>| reply.xattr(size, &names);
+                self.fs.listxattr_at(caller, at, self.asked(pid, reply, answer));
+            }
+            _ => self.in_snapshot_inode(caller, inode, request, reply),
+        }
+    }
+
+    fn in_snapshot_inode(
+        self: &Arc<Self>,
+        caller: Caller,
+        inode: SnapshotInode,
+        request: Request<'_>,
+        reply: Reply,
+    ) {
+        let (fs, ino, pid) = (inode.view.fs().clone(), inode.ino, caller.pid);
         match request.op {
             Operation::Lookup { name } => self.look_in_snapshot(caller, inode, name, reply),
             Operation::Getattr { .. } => {
@@ -55,7 +95,7 @@ impl Core {
             }
             Operation::Read { fh, offset, size, .. } => match self.snapshot_file(fh) {
                 Some(open) => {
-                    self.read(pid, (&open.view.fs, &open.file), (offset, size as usize), reply);
+                    self.read(pid, (open.view.fs(), &open.file), (offset, size as usize), reply);
                 }
                 None => reply.error(libc::EBADF),
             },
@@ -133,7 +173,7 @@ impl Core {
                 Err(error) => return reply.error(error.errno),
             },
         };
-        let (fs, place) = (dir.view.fs.clone(), PathRef::new(dir.ino, name));
+        let (fs, place) = (dir.view.fs().clone(), PathRef::new(dir.ino, name));
         let done = self.found_in_snapshot(caller.pid, &snapshots, dir, reply);
         fs.lookup_listed(caller, place, done);
     }
@@ -159,7 +199,7 @@ impl Core {
         // The kernel never learned of it.
         self.told(pid, reply, answer, move |found| {
             if let Ok((inode, _)) = found {
-                view.fs.forget(inode.ino, 1);
+                view.fs().forget(inode.ino, 1);
             }
         })
     }
@@ -180,7 +220,7 @@ impl Core {
         view: &Arc<View>,
         reply: Reply,
     ) -> Done<Opened> {
-        let (core, view, fs) = (self.clone(), view.clone(), view.fs.clone());
+        let (core, view, fs) = (self.clone(), view.clone(), view.fs().clone());
         let answer = move |reply: Reply, opened: Opened| {
             let Some(snapshots) = &core.snapshots else { return reply.error(libc::ESTALE) };
             let open = OpenSnapshotFile { view, file: opened.handle };
@@ -196,7 +236,7 @@ impl Core {
     pub(super) fn release_in_snapshot(&self, caller: Caller, fh: u64, reply: Reply) {
         match self.snapshots.as_ref().and_then(|snapshots| snapshots.files.remove(fh)) {
             Some(open) => {
-                open.view.fs.release(open.file.clone(), self.empty(caller.pid, reply));
+                open.view.fs().release(open.file.clone(), self.empty(caller.pid, reply));
             }
             None => reply.error(libc::EBADF),
         }
@@ -212,7 +252,7 @@ impl Core {
             reply.opened(fuse::Opened { fh, flags, ..fuse::Opened::default() });
         };
         let done = self.asked(caller.pid, reply, answer);
-        dir.view.fs.access(caller, ino, libc::R_OK as u32, done);
+        dir.view.fs().access(caller, ino, libc::R_OK as u32, done);
     }
 
     fn list_snapshot(
@@ -229,7 +269,7 @@ impl Core {
         let buffer = Buffer(Dirents::plain(size), view.clone());
         let answer = |reply: Reply, buffer: Buffer| reply.dirents(buffer.0);
         let done = self.asked(caller.pid, reply, answer);
-        view.fs.readdir(caller, dir.clone(), offset, buffer, done);
+        view.fs().readdir(caller, dir.clone(), offset, buffer, done);
     }
 }
 

@@ -11,10 +11,10 @@
 //! [`NUMBERS_APART`] apart.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kestrel_client::fs::Fs;
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::snapshot::SnapshotId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -47,15 +47,21 @@ pub fn is_snapshot(node: u64) -> bool {
 pub struct View {
     /// The snapshot.
     pub at: SnapshotId,
-    /// The volume as it was.
-    pub fs: Arc<Fs>,
+    live: Arc<Fs>,
+    /// Made when something is looked up: of many snapshots only the root is looked at.
+    fs: OnceLock<Arc<Fs>>,
     /// What is added to inode numbers.
     distance: u64,
 }
 
 impl View {
-    pub fn new(at: SnapshotId, fs: Arc<Fs>, distance: u64) -> Self {
-        Self { at, fs, distance }
+    pub fn new(at: SnapshotId, live: &Arc<Fs>, distance: u64) -> Self {
+        Self { at, live: live.clone(), fs: OnceLock::new(), distance }
+    }
+
+    /// The volume as it was.
+    pub fn fs(&self) -> &Arc<Fs> {
+        self.fs.get_or_init(|| self.live.at(self.at, ROOT))
     }
 
     /// The number that `stat(2)` shows of an inode.
