@@ -10,6 +10,7 @@ use std::time::Instant;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{Dirs, InodeRef, Name, PathRef};
+use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::{
     Answered, Body, Call, Checksum, Frames, ReplyTo, ToClient, ToServer, decode_to_client,
@@ -40,6 +41,7 @@ fn inode() -> Box<Inode> {
         xattrs: false,
         flags: InodeFlags::default(),
         data: Data::None,
+        effective: Policy::default(),
     })
 }
 

@@ -89,6 +89,7 @@ impl Entry {
 pub(crate) mod tests {
     use super::*;
     use crate::inode::{Data, InodeFlags};
+    use crate::policy::{Consistency, Policy};
     use crate::range::Range;
     use proptest::prelude::*;
 
@@ -108,14 +109,17 @@ pub(crate) mod tests {
         pub(crate) fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000,
             ids in any::<(u32, u32, u32, u32)>(),
             size in 0..=i64::MAX as u64, times in any::<[i64; 4]>(), same in any::<bool>(),
-            changes in any::<(u64, u64)>(), data in data(), flags in 0u8..32) -> Inode {
+            changes in any::<(u64, u64)>(), data in data(), flags in 0u8..32,
+            effective in prop::option::of(prop::sample::select(vec![Consistency::Strict,
+                Consistency::CloseToOpen, Consistency::Immutable]))) -> Inode {
             // Most have none.
             let flags = InodeFlags::from_bits(flags).unwrap_or_default();
             let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };
             Inode { ino, kind: Kind::from_u8(kind).unwrap(), mode, uid: ids.0, gid: ids.1,
                 nlink: ids.2, rdev: ids.3,
                 size, atime, mtime, ctime, btime, change: changes.0,
-                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, data }
+                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, data,
+                effective: Policy { consistency: effective } }
         }
     }
 
@@ -173,6 +177,7 @@ pub(crate) mod tests {
             xattrs: false,
             flags: InodeFlags::default(),
             data: Data::None,
+            effective: Policy::default(),
         };
         assert!(Entry::Inode(inode).encode().len() <= 32);
     }

@@ -3,6 +3,7 @@
 use crate::clock::{Nanos, SECOND};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::ids::InodeId;
+use crate::policy::{Policy, PolicyRecord, RECORD_BYTES_MAX};
 use crate::range::Range;
 
 /// Largest inline content, bytes: the upper bound of the volume setting.
@@ -81,7 +82,7 @@ pub enum Data {
     /// Nowhere: empty, or one hole as long as the size; also directories and special files.
     None,
     /// In the record itself (small files, targets of symbolic links). Bytes beyond it up to the
-    /// size are a hole.
+    /// size are a hole. Of a directory: its [`PolicyRecord`].
     Inline(Box<[u8]>),
     /// The first `visible` bytes of one stored range. Bytes beyond it up to the size are a hole.
     Packed {
@@ -196,6 +197,9 @@ pub struct Inode {
     pub flags: InodeFlags,
     /// Content.
     pub data: Data,
+    /// What the directories of its path say, its own record included if it is a directory. Only in
+    /// answers, and only as far as it decides what a client does: a stored record has none.
+    pub effective: Policy,
 }
 
 /// Version of the encoding of an inode without flags.
@@ -203,6 +207,9 @@ const VERSION: u8 = 1;
 
 /// Version of the encoding of an inode that has flags.
 const VERSION_FLAGS: u8 = 2;
+
+/// Version of the encoding of an inode in an answer that says what its effective policy is.
+const VERSION_EFFECTIVE: u8 = 3;
 
 /// Bit of the byte that holds the type: [`Inode::xattrs`].
 const HAS_XATTRS: u8 = 0x80;
@@ -240,7 +247,24 @@ impl Inode {
             xattrs: false,
             flags: InodeFlags::default(),
             data: Data::None,
+            effective: Policy::default(),
         }
+    }
+
+    /// What a directory itself says of policies.
+    ///
+    /// # Errors
+    /// If that is damaged, or of a later release.
+    pub fn policy(&self) -> Result<PolicyRecord, DecodeError> {
+        match (&self.data, self.kind) {
+            (Data::Inline(bytes), Kind::Dir) => PolicyRecord::decode(bytes),
+            _ => Ok(PolicyRecord::default()),
+        }
+    }
+
+    /// Sets what a directory itself says of policies.
+    pub fn set_policy(&mut self, record: PolicyRecord) {
+        self.data = record.encode().map_or(Data::None, Data::Inline);
     }
 
     /// `st_mode`: type and permission bits.
@@ -264,8 +288,13 @@ impl Inode {
             | flag(self.nlink != 1, HAS_NLINK)
             | flag(self.rdev != 0, HAS_RDEV)
             | data_tag << DATA_SHIFT;
-        let has_flags = self.flags != InodeFlags::default();
-        let version = if has_flags { VERSION_FLAGS } else { VERSION };
+        let has_policy = self.effective != Policy::default();
+        let has_flags = has_policy || self.flags != InodeFlags::default();
+        let version = match (has_policy, has_flags) {
+            (true, _) => VERSION_EFFECTIVE,
+            (false, true) => VERSION_FLAGS,
+            (false, false) => VERSION,
+        };
         out.extend_from_slice(&[version, self.kind as u8 | flag(self.xattrs, HAS_XATTRS), flags]);
         put_varint(out, self.ino);
         put_varint(out, u64::from(self.mode));
@@ -294,6 +323,10 @@ impl Inode {
         }
         if has_flags {
             out.push(self.flags.bits());
+        }
+        if has_policy {
+            let record = PolicyRecord { own: self.effective, in_use: false };
+            put_string(out, &record.encode().unwrap_or_default());
         }
         match &self.data {
             Data::None | Data::Chunked => {}
@@ -326,7 +359,7 @@ impl Inode {
     /// If the bytes are truncated, out of bounds or of a newer version.
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let version = reader.u8()?;
-        if version != VERSION && version != VERSION_FLAGS {
+        if !(VERSION..=VERSION_EFFECTIVE).contains(&version) {
             return Err(DecodeError("inode of an unknown format version"));
         }
         let kind_byte = reader.u8()?;
@@ -352,6 +385,10 @@ impl Inode {
             InodeFlags::from_bits(reader.u8()?)
         };
         let inode_flags = inode_flags.ok_or(DecodeError("unknown inode flags"))?;
+        let effective = match version {
+            VERSION_EFFECTIVE => PolicyRecord::decode(reader.string(RECORD_BYTES_MAX)?)?.own,
+            _ => Policy::default(),
+        };
         let data = match flags >> DATA_SHIFT {
             0 => Data::None,
             1 => Data::Inline(reader.string(INLINE_MAX)?.into()),
@@ -386,6 +423,7 @@ impl Inode {
             xattrs,
             flags: inode_flags,
             data,
+            effective,
         };
         Ok(inode)
     }

@@ -45,6 +45,7 @@
 //! | [`request`] | requests, operations, answers |
 //! | [`op_kind`], [`op_counters`] | kinds of requests, and counters by kind |
 //! | [`perm`] | permission rules that client and node share |
+//! | [`policy`] | what a directory hands down to what is below it |
 //! | [`placement`] | slots, exceptions, the placement map |
 //! | [`wire`] | messages of the protocol and their bytes |
 //! | [`codec`] | bounds-checked reading of rows and frames |
@@ -76,6 +77,7 @@ pub mod op_counters;
 pub mod op_kind;
 pub mod perm;
 pub mod placement;
+pub mod policy;
 pub mod range;
 pub mod request;
 pub mod security;

@@ -6,6 +6,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::extent::{Extent, ExtentList, Source};
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::key::{Key, SUFFIX_MAX, Table};
+use kestrel_types::policy::Policy;
 use kestrel_types::range::Range;
 use kestrel_types::stat::{DirStat, ObjStat};
 use serde_json::{Map, Value, json};
@@ -356,6 +357,7 @@ fn parse_inode(value: &Value) -> Option<Inode> {
             Some(bits) => InodeFlags::from_bits(u8::try_from(bits.as_u64()?).ok()?)?,
         },
         data,
+        effective: Policy::default(),
     })
 }
 

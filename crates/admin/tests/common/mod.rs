@@ -20,6 +20,7 @@ use kestrel_types::extent::{Extent, ExtentList};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::key::{Key, Table};
+use kestrel_types::policy::Policy;
 use kestrel_types::range::Range;
 use kestrel_types::stat::{DirStat, ObjStat};
 
@@ -71,6 +72,7 @@ pub fn inode(ino: InodeId, kind: Kind, size: u64, data: Data) -> Inode {
         xattrs: false,
         flags: InodeFlags::default(),
         data,
+        effective: Policy::default(),
     }
 }
 

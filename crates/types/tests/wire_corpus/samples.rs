@@ -4,6 +4,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, PathRef};
+use kestrel_types::policy::{Consistency, Policy};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags,
@@ -120,7 +121,13 @@ fn inode(data: Data) -> Box<Inode> {
         xattrs: true,
         flags: InodeFlags::default(),
         data,
+        effective: Policy::default(),
     })
+}
+
+fn inode_with_policy() -> Box<Inode> {
+    let effective = Policy { consistency: Some(Consistency::Immutable) };
+    Box::new(Inode { effective, ..*inode(Data::None) })
 }
 
 fn span() -> LockSpan {
@@ -367,6 +374,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
         ("answer-inode", Answer::Inode(inode(Data::Packed { range: range(), visible: 123_456 }))),
         ("answer-inode-inline", Answer::Inode(inode(Data::Inline(b"content".as_slice().into())))),
         ("answer-inode-chunked", Answer::Inode(inode(Data::Chunked))),
+        ("answer-inode-policy", Answer::Inode(inode_with_policy())),
         ("answer-entry", Answer::Entry { parent: 77, inode: inode(Data::None) }),
         ("answer-opened", Answer::Opened { inode: inode(Data::None), created: true, parent: None }),
         (

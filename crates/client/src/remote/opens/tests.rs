@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, InodeFlags};
+use kestrel_types::policy::Policy;
 use proptest::prelude::*;
 
 use super::*;
@@ -28,6 +29,7 @@ fn opened(ino: InodeId) -> Reply {
         xattrs: false,
         flags: InodeFlags::default(),
         data: Data::None,
+        effective: Policy::default(),
     };
     Ok(Answer::Opened { inode: Box::new(inode), created: false, parent: None })
 }

@@ -1,0 +1,309 @@
+//! Policies: what a directory hands down to everything below it.
+//!
+//! A directory may have a [`PolicyRecord`], the inline data of its inode. What counts for a name is
+//! its *effective* policy: of each field what the nearest directory above says ([`Policy::over`]).
+//! A new field gets the next tag; a record with a tag or a version that this build does not know is
+//! refused, since a field that is ignored is a promise that is broken.
+
+use std::time::Duration;
+
+use crate::codec::{DecodeError, Reader, put_string};
+
+/// Prefix of the extended attributes that show and set the fields of a directory's policy.
+pub const XATTR_PREFIX: &[u8] = b"kestrel.";
+
+/// Name, after [`XATTR_PREFIX`], of the attribute that shows the effective policy.
+pub const XATTR_EFFECTIVE: &[u8] = b"policy";
+
+/// How long a kernel may keep names and attributes below an immutable directory: so long may a
+/// mount that does not make them miss the changes after the policy is unset.
+pub const IMMUTABLE_KEPT: Duration = Duration::from_secs(60 * 60);
+
+/// How long a kernel may keep names and attributes below a directory of `close-to-open`.
+pub const CLOSE_TO_OPEN_KEPT: Duration = Duration::from_secs(1);
+
+/// Longest value of a field as text, bytes.
+const VALUE_BYTES_MAX: usize = 64;
+
+/// What clients see of each other's changes. Numbers are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Consistency {
+    /// All of them, at once.
+    Strict = 0,
+    /// Names and attributes may be [`CLOSE_TO_OPEN_KEPT`] old; an open sees all.
+    CloseToOpen = 1,
+    /// There are no changes.
+    Immutable = 2,
+}
+
+impl Consistency {
+    const ALL: [Consistency; 3] = [Self::Strict, Self::CloseToOpen, Self::Immutable];
+
+    /// As users write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Strict => "strict",
+            Self::CloseToOpen => "close-to-open",
+            Self::Immutable => "immutable",
+        }
+    }
+
+    fn from_name(name: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|value| value.name().as_bytes() == name)
+    }
+
+    fn from_u8(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|value| *value as u8 == number)
+    }
+
+    /// How long a kernel may keep names and attributes without asking; `None`: as its mount says.
+    pub const fn kept(self) -> Option<Duration> {
+        match self {
+            Self::Strict => None,
+            Self::CloseToOpen => Some(CLOSE_TO_OPEN_KEPT),
+            Self::Immutable => Some(IMMUTABLE_KEPT),
+        }
+    }
+}
+
+/// A field of a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyField {
+    /// [`Policy::consistency`].
+    Consistency,
+}
+
+impl PolicyField {
+    /// All there are.
+    pub const ALL: [PolicyField; 1] = [Self::Consistency];
+
+    /// As users write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Consistency => "consistency",
+        }
+    }
+
+    /// The values that it takes, for messages.
+    pub const fn values(self) -> &'static str {
+        match self {
+            Self::Consistency => "strict, close-to-open or immutable",
+        }
+    }
+
+    /// What counts where no directory says anything.
+    pub const fn default_value(self) -> &'static str {
+        match self {
+            Self::Consistency => "strict",
+        }
+    }
+
+    /// The field with this name.
+    pub fn from_name(name: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|field| field.name().as_bytes() == name)
+    }
+}
+
+/// What a directory, or all directories on a path, say. A field that is `None` is not said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// What clients see of each other's changes.
+    pub consistency: Option<Consistency>,
+}
+
+impl Policy {
+    /// Whether nothing may change.
+    pub fn is_immutable(&self) -> bool {
+        self.consistency == Some(Consistency::Immutable)
+    }
+
+    /// These fields over those of the directory above.
+    #[must_use]
+    pub fn over(self, above: Policy) -> Policy {
+        Policy { consistency: self.consistency.or(above.consistency) }
+    }
+
+    /// The value of a field as users write it.
+    pub fn value(&self, field: PolicyField) -> Option<&'static str> {
+        match field {
+            PolicyField::Consistency => self.consistency.map(Consistency::name),
+        }
+    }
+
+    /// Sets a field from its text. False if the text is not one of its values.
+    #[must_use]
+    pub fn set(&mut self, field: PolicyField, value: &[u8]) -> bool {
+        if value.len() > VALUE_BYTES_MAX {
+            return false;
+        }
+        match field {
+            PolicyField::Consistency => match Consistency::from_name(value) {
+                Some(value) => self.consistency = Some(value),
+                None => return false,
+            },
+        }
+        true
+    }
+
+    /// A field is not said any more.
+    pub fn unset(&mut self, field: PolicyField) {
+        match field {
+            PolicyField::Consistency => self.consistency = None,
+        }
+    }
+}
+
+/// Version of a record.
+const VERSION: u8 = 1;
+
+// Tags of fields, ascending in a record. Numbers are never given to another one.
+const TAG_CONSISTENCY: u8 = 1;
+const TAG_IN_USE: u8 = 128;
+
+/// Longest record, bytes.
+pub const RECORD_BYTES_MAX: usize = 1024;
+
+/// What the inode of a directory holds of policies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct PolicyRecord {
+    /// The directory's own fields.
+    pub own: Policy,
+    /// Of the root alone: a directory of the volume has had a policy, so nodes look for policies.
+    pub in_use: bool,
+}
+
+impl PolicyRecord {
+    /// The record's bytes (`docs/format.md`, "Policies"); `None` if it says nothing.
+    pub fn encode(&self) -> Option<Box<[u8]>> {
+        if *self == Self::default() {
+            return None;
+        }
+        let mut out = vec![VERSION];
+        if let Some(consistency) = self.own.consistency {
+            out.push(TAG_CONSISTENCY);
+            put_string(&mut out, &[consistency as u8]);
+        }
+        if self.in_use {
+            out.push(TAG_IN_USE);
+            put_string(&mut out, &[]);
+        }
+        Some(out.into_boxed_slice())
+    }
+
+    /// Reads what [`PolicyRecord::encode`] wrote.
+    ///
+    /// # Errors
+    /// If the bytes are truncated, of a newer version, or have a field or a value that this build
+    /// does not know.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        if reader.u8()? != VERSION {
+            return Err(DecodeError("policy of an unknown format version; use a newer release"));
+        }
+        let (mut record, mut last) = (Self::default(), 0);
+        while reader.remaining() > 0 {
+            let tag = reader.u8()?;
+            let value = reader.string(RECORD_BYTES_MAX)?;
+            if tag <= last {
+                return Err(DecodeError("policy with fields out of order"));
+            }
+            last = tag;
+            match (tag, value) {
+                (TAG_CONSISTENCY, [number]) => {
+                    let value = Consistency::from_u8(*number);
+                    let unknown = DecodeError("unknown consistency in a policy");
+                    record.own.consistency = Some(value.ok_or(unknown)?);
+                }
+                (TAG_IN_USE, []) => record.in_use = true,
+                (TAG_CONSISTENCY | TAG_IN_USE, _) => {
+                    return Err(DecodeError("policy with a field of a wrong length"));
+                }
+                _ => return Err(DecodeError("policy with an unknown field; use a newer release")),
+            }
+        }
+        Ok(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use super::*;
+
+    fn consistency(value: Consistency) -> Policy {
+        Policy { consistency: Some(value) }
+    }
+
+    /// Every record reads as it was written, and an empty one is no bytes at all.
+    #[test]
+    fn policy_record_round_trips() {
+        assert_eq!(PolicyRecord::default().encode(), None);
+        let values = Consistency::ALL.map(Some).into_iter().chain([None]);
+        for (value, in_use) in values.flat_map(|value| [(value, false), (value, true)]) {
+            let record = PolicyRecord { own: Policy { consistency: value }, in_use };
+            if let Some(bytes) = record.encode() {
+                assert_eq!(PolicyRecord::decode(&bytes), Ok(record));
+                for len in 0..bytes.len() {
+                    // A shorter one is refused, or ends with a field.
+                    assert_ne!(PolicyRecord::decode(&bytes[..len]), Ok(record));
+                }
+            }
+        }
+    }
+
+    /// The bytes of a record are those of `docs/format.md`.
+    #[test]
+    fn policy_record_bytes() {
+        let record = PolicyRecord { own: consistency(Consistency::Immutable), in_use: true };
+        assert_eq!(*record.encode().unwrap(), [1, 1, 1, 2, 128, 0]);
+    }
+
+    /// Versions, fields and values of later releases are refused.
+    #[test]
+    fn policy_record_of_a_later_release() {
+        for bytes in [
+            &[][..],
+            &[2],
+            &[1, 1],
+            &[1, 1, 1, 3],
+            &[1, 1, 2, 0, 0],
+            &[1, 2, 0],
+            &[1, 128, 1, 0],
+            &[1, 128, 0, 1, 1, 0],
+            &[1, 1, 1, 0, 1, 1, 0],
+            &[1, 1, 255, 255, 255, 255, 15, 0],
+        ] {
+            assert!(PolicyRecord::decode(bytes).is_err(), "{bytes:?}");
+        }
+    }
+
+    /// Of each field the nearest directory's word counts.
+    #[test]
+    fn nearest_field_wins() {
+        let (near, far) = (Consistency::CloseToOpen, Consistency::Immutable);
+        assert_eq!(consistency(near).over(consistency(far)), consistency(near));
+        assert_eq!(Policy::default().over(consistency(far)), consistency(far));
+        assert_eq!(consistency(near).over(Policy::default()), consistency(near));
+    }
+
+    /// Fields are set by their names and values alone.
+    #[test]
+    fn field_texts() {
+        let field = PolicyField::from_name(b"consistency").unwrap();
+        for value in Consistency::ALL {
+            let mut policy = Policy::default();
+            assert!(policy.set(field, value.name().as_bytes()));
+            assert_eq!(policy.value(field), Some(value.name()));
+            policy.unset(field);
+            assert_eq!(policy, Policy::default());
+        }
+        let mut policy = Policy::default();
+        for bad in [&b""[..], b"Strict", b"strict ", b"strict\0", b"mutable", &[b'x'; 65]] {
+            assert!(!policy.set(field, bad), "{}", bad.escape_ascii());
+        }
+        assert_eq!(policy, Policy::default());
+        assert_eq!(PolicyField::from_name(b"policy"), None);
+    }
+}
