@@ -6,9 +6,11 @@
 
 use kestrel_meta::locks::{RowLockMode, TxnId};
 use kestrel_meta::perm::{Dentry, Guard};
+use kestrel_meta::replica::PolicyUse;
 use kestrel_meta::stop::Want;
 use kestrel_meta::view::{decode_dir_id, guard_of};
 use kestrel_types::clock::{MILLISECOND, Nanos};
+use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Kind;
@@ -82,7 +84,7 @@ impl ClusterNode {
                 wait = row.changed_at;
                 if let Some(row) = row.value {
                     found = match want {
-                        Want::Name(..) => Entry::decode(row).map(told_of),
+                        Want::Name(..) => Entry::decode(row).and_then(told_of),
                         Want::Id(_) => decode_dir_id(row)
                             .map(|(parent, name)| Fetched::At(parent, name.into())),
                     };
@@ -117,7 +119,7 @@ impl ClusterNode {
                 fetching.at = Some((parent, name));
                 self.ask(fetching);
             }
-            Fetched::Dir { ino, mode, uid, gid } => {
+            Fetched::Dir { ino, mode, uid, gid, policy } => {
                 let (parent, name) = match (&fetching.want, &fetching.at) {
                     (Want::Name(parent, name), _) => (*parent, name.clone()),
                     (Want::Id(want), Some(at)) if *want == ino => at.clone(),
@@ -126,7 +128,8 @@ impl ClusterNode {
                     (Want::Id(_), _) => return self.ask_later(fetching),
                 };
                 let parent = if ino == ROOT { ROOT } else { parent };
-                let dir = Dentry { ino, parent, guard: Guard { mode, uid, gid, dir: true } };
+                let guard = Guard { mode, uid, gid, dir: true };
+                let dir = Dentry { ino, parent, guard, policy };
                 let quiet = self.node.quiesce();
                 self.node.core().replica.insert(dir, &name, 0);
                 drop(quiet);
@@ -191,9 +194,28 @@ impl ClusterNode {
             self.cluster().sums.forget_dir(*dir);
         }
         drop(quiet);
+        self.doubt_policies(&changes);
         self.void_fetches();
         let txns = changes.into_iter().map(|(txn, _)| txn).collect();
         self.send(from, Message::Invalidated(txns));
+    }
+
+    /// Directories were forgotten, which may be because a policy changes. A transaction that was
+    /// run before and is not decided may change what that policy makes immutable: it is run again.
+    fn doubt_policies(&mut self, changes: &[(TxnId, Vec<InodeId>)]) {
+        if self.node.core().replica.policy_use() == PolicyUse::None {
+            return;
+        }
+        for (txn, ticket) in &self.leads {
+            if changes.iter().any(|(changing, _)| changing == txn) {
+                continue;
+            }
+            if let Some(Stage::Leading(lead)) =
+                self.works.get_mut(ticket).map(|work| &mut work.stage)
+            {
+                lead.doubtful = true;
+            }
+        }
     }
 
     /// What was asked for until now is to be asked for again.
@@ -246,14 +268,15 @@ impl ClusterNode {
     }
 }
 
-fn told_of(entry: Entry) -> Fetched {
-    match entry {
+fn told_of(entry: Entry) -> Result<Fetched, DecodeError> {
+    Ok(match entry {
         Entry::Inode(inode) if inode.kind == Kind::Dir => Fetched::Dir {
             ino: inode.ino,
             mode: guard_of(&inode).mode,
             uid: inode.uid,
             gid: inode.gid,
+            policy: inode.policy()?,
         },
         _ => Fetched::None,
-    }
+    })
 }

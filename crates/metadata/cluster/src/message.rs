@@ -21,6 +21,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
+use kestrel_types::policy::PolicyRecord;
 use kestrel_types::token::{TokenId, TokenRecord};
 
 use super::addresses::NodeAddress;
@@ -63,6 +64,8 @@ pub enum Fetched {
         uid: u32,
         /// Group.
         gid: u32,
+        /// What it says of policies.
+        policy: PolicyRecord,
     },
     /// Where a directory with this number is: its owner knows more.
     At(InodeId, Box<[u8]>),

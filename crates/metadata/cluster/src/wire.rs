@@ -22,6 +22,7 @@ use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
 use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
 use kestrel_types::name::NAME_MAX;
+use kestrel_types::policy::{PolicyRecord, RECORD_BYTES_MAX};
 use kestrel_types::request::{Outcome, Reply};
 use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply};
 
@@ -37,7 +38,7 @@ mod tests;
 mod tokens;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -387,11 +388,13 @@ fn want(r: &mut Reader<'_>) -> Result<Want, DecodeError> {
 
 fn put_fetched(out: &mut Vec<u8>, found: &Fetched) {
     match found {
-        Fetched::Dir { ino, mode, uid, gid } => {
-            put_numbered(out, 0, *ino);
+        Fetched::Dir { ino, mode, uid, gid, policy } => {
+            let record = policy.encode();
+            put_numbered(out, if record.is_some() { 4 } else { 0 }, *ino);
             [u32::from(*mode), *uid, *gid]
                 .iter()
                 .for_each(|number| put_varint(out, u64::from(*number)));
+            record.iter().for_each(|record| put_string(out, record));
         }
         Fetched::At(parent, name) => {
             put_numbered(out, 1, *parent);
@@ -404,11 +407,16 @@ fn put_fetched(out: &mut Vec<u8>, found: &Fetched) {
 
 fn fetched(r: &mut Reader<'_>) -> Result<Fetched, DecodeError> {
     Ok(match r.u8()? {
-        0 => {
+        tag @ (0 | 4) => {
             let (ino, mode) = (r.varint()?, r.varint32()?);
             let mode = u16::try_from(mode).ok();
             let mode = mode.ok_or(DecodeError("mode out of bounds"))?;
-            Fetched::Dir { ino, mode, uid: r.varint32()?, gid: r.varint32()? }
+            let (uid, gid) = (r.varint32()?, r.varint32()?);
+            let policy = match tag {
+                0 => PolicyRecord::default(),
+                _ => PolicyRecord::decode(r.string(RECORD_BYTES_MAX)?)?,
+            };
+            Fetched::Dir { ino, mode, uid, gid, policy }
         }
         1 => Fetched::At(r.varint()?, r.string(NAME_MAX)?.into()),
         2 => Fetched::None,

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use kestrel_meta::perm::{Dentry, Guard};
 use kestrel_meta::replica::Replica;
+use kestrel_types::policy::PolicyRecord;
 
 /// Directories in one.
 const FAN_OUT: u64 = 10;
@@ -45,7 +46,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ino = |number: u64| if number == 0 { 1 } else { (number << 22) | (number % 3) << 14 };
     for (number, (above, name)) in (1..).zip(&tree) {
         let guard = Guard { mode: 0o755, uid: 1000, gid: 1000, dir: true };
-        replica.insert(Dentry { ino: ino(number), parent: ino(*above), guard }, name, 0);
+        let policy = PolicyRecord::default();
+        replica.insert(Dentry { ino: ino(number), parent: ino(*above), guard, policy }, name, 0);
     }
     let (made, grown) = (begun.elapsed(), resident_bytes() - before);
     let begun = Instant::now();

@@ -21,6 +21,7 @@
 //! | `ops/setflags.rs` | SetFlags: chattr |
 //! | `ops/accessed.rs` | Accessed: access times |
 //! | `ops/xattr.rs` | extended attributes |
+//! | `ops/policy.rs` | policies of directories, and what answers say of them |
 //! | `ops/chunks.rs` | Chunks: the extents of a stretch of a file |
 //! | `ops/commit.rs` | Commit: new content of a file |
 //! | `ops/clone.rs` | Clone: shares stored bytes between files |
@@ -44,6 +45,7 @@ pub mod lookup;
 pub mod make;
 pub mod mkdir;
 pub mod open;
+pub mod policy;
 pub mod readdir;
 pub mod rename;
 pub mod rmdir;
@@ -65,6 +67,15 @@ use crate::view::{Core, View};
 
 /// Runs a request. Operations that need no worker never come here.
 pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
+    let mut answer = run(view, request)?;
+    let tells = matches!(answer, Answer::Entry { .. } | Answer::Opened { .. } | Answer::Inode(_));
+    if tells && view.may_have_policies() {
+        policy::tell(view, &request.op, &mut answer)?;
+    }
+    Ok(answer)
+}
+
+fn run(view: &mut View<'_>, request: &Request) -> Run<Answer> {
     let creds = &request.creds;
     match &request.op {
         Op::Lookup(place) => lookup::run(view, creds, place),

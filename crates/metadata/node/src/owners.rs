@@ -128,6 +128,12 @@ impl Owners {
         !self.needs_lease() || self.lease.is_held()
     }
 
+    /// Whether what the replica says counts at this moment.
+    #[inline]
+    pub fn holds_lease(&self) -> bool {
+        self.lease.is_held()
+    }
+
     /// The lease as a batch that begins now sees it.
     pub(crate) fn lease_view(&self) -> LeaseView<'_> {
         LeaseView::of(Some(&self.lease), self.needs_lease())

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::PathRef;
 use kestrel_types::placement::hash_entry;
+use kestrel_types::policy::Policy;
 use kestrel_types::request::Creds;
+use rustc_hash::FxHashMap;
 
 use crate::perm::Dentry;
 
@@ -27,6 +29,9 @@ const PLACES: usize = 2048;
 
 /// Longest path that is kept, bytes, so that a worker's table has at most about 1.5 MiB.
 const PATH_BYTES_MAX: usize = 512;
+
+/// Most effective policies that are kept, so that they take less than 256 KiB.
+const POLICIES_MAX: usize = 4096;
 
 /// Hash of the directories of a place.
 #[inline]
@@ -53,6 +58,10 @@ struct CachedPath {
 #[derive(Default)]
 pub struct PathCache {
     places: Vec<Option<CachedPath>>,
+    /// Effective policies of directories, and the newest positions of changes that decided them.
+    policies: FxHashMap<InodeId, (Policy, Position)>,
+    /// [`Replica::forgotten`](crate::replica::Replica::forgotten) when these were found.
+    policies_forgotten: u64,
 }
 
 impl PathCache {
@@ -73,6 +82,22 @@ impl PathCache {
             && walk.groups == creds.groups
             && *walk.names == *place.dirs.as_bytes();
         same.then_some((walk.dir, walk.changed_at))
+    }
+
+    /// The effective policy of a directory, if it was found since a directory was forgotten last.
+    #[inline]
+    pub fn policy(&self, forgotten: u64, dir: InodeId) -> Option<(Policy, Position)> {
+        let current = self.policies_forgotten == forgotten;
+        self.policies.get(&dir).filter(|_| current).copied()
+    }
+
+    /// Keeps the effective policy of a directory.
+    pub fn keep_policy(&mut self, forgotten: u64, dir: InodeId, found: (Policy, Position)) {
+        if self.policies_forgotten != forgotten || self.policies.len() >= POLICIES_MAX {
+            self.policies.clear();
+            self.policies_forgotten = forgotten;
+        }
+        self.policies.insert(dir, found);
     }
 
     /// Keeps the end of a walk.
@@ -113,6 +138,8 @@ impl PathCache {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+    use kestrel_types::policy::PolicyRecord;
+
     use super::*;
     use crate::perm::Guard;
 
@@ -121,7 +148,8 @@ mod tests {
     }
 
     fn dir(ino: InodeId) -> Dentry {
-        Dentry { ino, parent: 1, guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true } }
+        let guard = Guard { mode: 0o755, uid: 0, gid: 0, dir: true };
+        Dentry { ino, parent: 1, guard, policy: PolicyRecord::default() }
     }
 
     /// The path cache finds a path for the caller that walked it, until something is forgotten.

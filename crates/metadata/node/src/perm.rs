@@ -6,6 +6,7 @@
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::InodeFlags;
 use kestrel_types::perm;
+use kestrel_types::policy::{Policy, PolicyRecord};
 use kestrel_types::request::{Creds, Outcome};
 
 use crate::stop::{Run, Stop, fail};
@@ -142,6 +143,19 @@ pub struct Dentry {
     pub parent: InodeId,
     /// Which user may do what.
     pub guard: Guard,
+    /// What the directory itself says of policies.
+    pub policy: PolicyRecord,
+}
+
+/// Fails with `EPERM` if a directory above says that nothing changes.
+pub fn check_policy(policy: Policy) -> Run<()> {
+    if policy.is_immutable() {
+        return Err(fail(
+            libc::EPERM,
+            "a directory above is immutable (kestrel policy unset DIRECTORY consistency)",
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -29,9 +29,9 @@ mod names;
 mod routing_cache;
 mod shard;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::name::PathRef;
 use kestrel_types::placement::{hash_entry, hash_inode};
 use parking_lot::RwLock;
@@ -83,6 +83,21 @@ pub struct Replica {
     /// Directories that it was told to forget so far.
     forgotten: AtomicU64,
     guesses: RoutingCache,
+    /// A [`PolicyUse`].
+    policy_use: AtomicU8,
+}
+
+/// Whether directories of the volume have policies, by what the root's record says. Known as long
+/// as the root has not changed, whether or not its dentry is still here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PolicyUse {
+    /// The root's record has not been read.
+    Unknown = 0,
+    /// None has one.
+    None = 1,
+    /// Some may have one.
+    Some = 2,
 }
 
 impl Replica {
@@ -94,6 +109,7 @@ impl Replica {
             bytes_max,
             forgotten: AtomicU64::new(0),
             guesses: RoutingCache::default(),
+            policy_use: AtomicU8::new(PolicyUse::Unknown as u8),
         }
     }
 
@@ -159,6 +175,20 @@ impl Replica {
         self.forgotten.load(Ordering::Acquire)
     }
 
+    /// Whether directories have policies. As true as a dentry that is found here.
+    #[inline]
+    pub fn policy_use(&self) -> PolicyUse {
+        match self.policy_use.load(Ordering::Acquire) {
+            1 => PolicyUse::None,
+            2 => PolicyUse::Some,
+            _ => PolicyUse::Unknown,
+        }
+    }
+
+    fn set_policy_use(&self, policy_use: PolicyUse) {
+        self.policy_use.store(policy_use as u8, Ordering::Release);
+    }
+
     /// The directory in which a place probably lies, as far as is known. For routing; no worker's
     /// state is needed.
     #[inline]
@@ -186,6 +216,10 @@ impl Replica {
 
     /// Takes a directory in. The caller holds a worker's state.
     pub fn insert(&self, dir: Dentry, name: &[u8], changed_at: Position) {
+        if dir.ino == ROOT {
+            let in_use = dir.policy.in_use;
+            self.set_policy_use(if in_use { PolicyUse::Some } else { PolicyUse::None });
+        }
         let number = part_of(hash_inode(dir.ino));
         let mut dropped = Vec::new();
         let slot = self.dirs[number].write().insert(
@@ -222,6 +256,9 @@ impl Replica {
             dropped.push((hash_entry(parent, name), DentryIndex::new(number, slot)));
         });
         self.drop_names(dropped);
+        if ino == ROOT {
+            self.set_policy_use(PolicyUse::Unknown);
+        }
         // Counted also for a directory that is not cached any more: it may have been when a path
         // was walked.
         self.forgotten.fetch_add(1, Ordering::Release);
@@ -235,6 +272,7 @@ impl Replica {
         for names in &self.names {
             *names.write() = Names::default();
         }
+        self.set_policy_use(PolicyUse::Unknown);
         self.forgotten.fetch_add(1, Ordering::Release);
     }
 
@@ -253,12 +291,15 @@ impl Replica {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+    use kestrel_types::policy::PolicyRecord;
+
     use crate::perm::Guard;
 
     use super::*;
 
     fn dir(ino: InodeId, parent: InodeId) -> Dentry {
-        Dentry { ino, parent, guard: Guard { mode: 0o755, uid: 1, gid: 2, dir: true } }
+        let guard = Guard { mode: 0o755, uid: 1, gid: 2, dir: true };
+        Dentry { ino, parent, guard, policy: PolicyRecord::default() }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `view/dirs.rs` | directories: walks to a path, sums of shares |
 //! | `view/inodes.rs` | inodes: which record a name or a number stands for |
+//! | `view/policies.rs` | effective policies: what the directories of a path say |
 //! | `view/refs.rs` | opens, references to objects, chunks, extended attributes |
 //!
 //! An operation is a pure function of a [`View`]: it does no I/O, reads no clock and takes no lock
@@ -26,6 +27,7 @@
 
 mod dirs;
 mod inodes;
+mod policies;
 mod refs;
 
 pub use inodes::{At, InodeUse, LocatedInode, Planned, Spot, guard_of};

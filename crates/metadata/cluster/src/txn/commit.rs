@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kestrel_engine::{BatchKind, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::node::Ended;
+use kestrel_meta::replica::PolicyUse;
 use kestrel_meta::txn;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
@@ -196,7 +197,7 @@ impl ClusterNode {
     fn commit_txn(&mut self, ticket: u64) {
         let node = self.node.clone();
         let quiet = node.quiesce();
-        if self.claims_in_vain(ticket) {
+        if self.claims_in_vain(ticket) || self.doubts_policies(ticket) {
             drop(quiet);
             self.give_up(ticket);
             return self.rest(ticket, true);
@@ -259,6 +260,17 @@ impl ClusterNode {
         // A request that sees its changes here waits for the log as well.
         self.decide(self.me, txn, false);
         self.when_durable(position.max(wait), Deferred::Finish(txn));
+    }
+
+    /// Whether a transaction may change what a policy has made immutable since it was run. Without
+    /// a lease this member may not have heard of that.
+    fn doubts_policies(&self, ticket: u64) -> bool {
+        if self.node.core().replica.policy_use() == PolicyUse::None {
+            return false;
+        }
+        let stage = self.works.get(&ticket).map(|work| &work.stage);
+        matches!(stage, Some(Stage::Leading(lead)) if lead.doubtful)
+            || !self.cluster().holds_lease()
     }
 
     /// The decision is durable.

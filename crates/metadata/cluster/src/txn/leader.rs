@@ -56,6 +56,7 @@ impl ClusterNode {
             phase: TxnPhase::Borrowing,
             begun: now,
             sent: now,
+            doubtful: false,
         });
         self.leads.insert(txn, ticket);
         self.run(ticket);
@@ -72,8 +73,9 @@ impl ClusterNode {
 
     /// Runs the operation on what was lent so far.
     pub(crate) fn run(&mut self, ticket: u64) {
-        let Some(work) = self.works.get(&ticket) else { return };
-        let Stage::Leading(lead) = &work.stage else { return };
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let Stage::Leading(lead) = &mut work.stage else { return };
+        lead.doubtful = false;
         let counter = work.counter.unwrap_or_default();
         match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
             Err(why) => {

@@ -9,6 +9,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member as MapMember, PlacementMap, SlotMap};
+use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::DirEntry;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -75,10 +76,22 @@ fn any_want() -> BoxedStrategy<Want> {
     .boxed()
 }
 
+fn any_policy() -> BoxedStrategy<PolicyRecord> {
+    let values = [
+        None,
+        Some(Consistency::Strict),
+        Some(Consistency::CloseToOpen),
+        Some(Consistency::Immutable),
+    ];
+    (prop::sample::select(values.to_vec()), any::<bool>())
+        .prop_map(|(consistency, in_use)| PolicyRecord { own: Policy { consistency }, in_use })
+        .boxed()
+}
+
 fn any_fetched() -> BoxedStrategy<Fetched> {
     prop_oneof![
-        (number(), 0..=0o7777u16, any::<u32>(), any::<u32>())
-            .prop_map(|(ino, mode, uid, gid)| Fetched::Dir { ino, mode, uid, gid }),
+        (number(), 0..=0o7777u16, any::<u32>(), any::<u32>(), any_policy())
+            .prop_map(|(ino, mode, uid, gid, policy)| Fetched::Dir { ino, mode, uid, gid, policy }),
         (number(), bytes(NAME_MAX)).prop_map(|(parent, name)| Fetched::At(parent, name)),
         Just(Fetched::None),
         Just(Fetched::Busy),
@@ -380,10 +393,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
-    assert_eq!(encoded(&envelope), [6, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [7, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
     let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
-    assert_eq!(encoded(&revoke), [6, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
+    assert_eq!(encoded(&revoke), [7, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());

@@ -46,6 +46,8 @@ pub(crate) struct LeaderTxn {
     pub begun: Nanos,
     /// When somebody was asked last.
     pub sent: Nanos,
+    /// Since it was run, directories were forgotten that policies may depend on.
+    pub doubtful: bool,
 }
 
 impl LeaderTxn {

@@ -22,6 +22,7 @@ use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Exceptions, Member, PlacementMap, SlotMap};
+use kestrel_types::policy::{Consistency, Policy, PolicyRecord};
 use kestrel_types::request::DirEntry;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
@@ -183,11 +184,15 @@ fn rows() -> Vec<(&'static str, Message)> {
 
 fn dirs() -> Vec<(&'static str, Message)> {
     let fetch = |want| Message::Fetch { number: 300, table: 5, want };
-    let dir = Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100 };
+    let dir_with =
+        |policy| Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100, policy };
+    let own = Policy { consistency: Some(Consistency::Immutable) };
+    let policy = PolicyRecord { own, in_use: true };
     vec![
         ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
         ("fetch-by-id", fetch(Want::Id(5 << 24))),
-        ("fetched", Message::Fetched(300, dir)),
+        ("fetched", Message::Fetched(300, dir_with(PolicyRecord::default()))),
+        ("fetched-policy", Message::Fetched(300, dir_with(policy))),
         ("fetched-at", Message::Fetched(300, Fetched::At(1, b"name"[..].into()))),
         ("fetched-none", Message::Fetched(300, Fetched::None)),
         ("fetched-busy", Message::Fetched(300, Fetched::Busy)),

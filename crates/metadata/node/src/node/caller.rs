@@ -12,15 +12,17 @@ use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::op_kind;
 use kestrel_types::placement::{OBJECT_BLOCK, OBJECT_COUNTERS_MAX, object_in};
+use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
 use super::dispatch::several;
 use super::reply_thread::PendingReply;
 use super::{Durability, Node};
-use crate::ops::{chunks, locate, readdir, usage};
+use crate::ops::{chunks, locate, policy, readdir, usage};
 use crate::owners::MapView;
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline;
+use crate::replica::PolicyUse;
 use crate::stop::{Stop, engine_error};
 use crate::view::{decode_dir_id, guard_of};
 use crate::worker::{HandedBack, NotAloneReason, ReplySlot, ReplyTarget, Woken};
@@ -123,9 +125,12 @@ impl Node {
             }
             Op::ReadDirPlus { dir, after, limit } => {
                 self.opened_dir(&request.creds, *dir, READ | EXEC, wait)?;
-                let (answer, seen) =
+                // Before the entries: what was immutable then is as it was read.
+                let policy = self.known_policy(*dir);
+                let (mut answer, seen) =
                     readdir::run_plus(&*self.engine, *dir, after.as_ref(), *limit)?;
                 *wait = seen.max(*wait);
+                readdir::tell_policy(&mut answer, policy);
                 Ok(answer)
             }
             Op::Chunks { ino, first, last } => {
@@ -225,6 +230,25 @@ impl Node {
         Ok(dentry.parent)
     }
 
+    /// What counts for how a client may keep what is in a directory, if the replica knows it at one
+    /// moment.
+    fn known_policy(&self, dir: InodeId) -> Policy {
+        let replica = &self.core.replica;
+        let held = self.core.cluster.as_ref().is_none_or(|cluster| cluster.holds_lease());
+        if replica.policy_use() != PolicyUse::Some || !held {
+            return Policy::default();
+        }
+        let forgotten = replica.forgotten();
+        let Some((mut at, _)) = replica.get(dir) else { return Policy::default() };
+        let (listed, mut policy) = (policy::is_searched_by_all(&at), at.policy.own);
+        while at.ino != ROOT {
+            let Some((above, _)) = replica.get(at.parent) else { return Policy::default() };
+            policy = policy.over(above.policy.own);
+            at = above;
+        }
+        if listed && replica.forgotten() == forgotten { policy } else { Policy::default() }
+    }
+
     /// A directory's dentry as the rows have it; `None` if it is not where it is said to be. `wait`
     /// becomes at least the position of what was read.
     fn dentry_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<Option<Dentry>> {
@@ -245,7 +269,8 @@ impl Node {
         let parent = if dir == ROOT { ROOT } else { parent };
         Ok(match found.map_err(damaged)? {
             Some(Entry::Inode(inode)) if inode.ino == dir && inode.kind == Kind::Dir => {
-                Some(Dentry { ino: dir, parent, guard: guard_of(&inode) })
+                let policy = inode.policy().map_err(damaged)?;
+                Some(Dentry { ino: dir, parent, guard: guard_of(&inode), policy })
             }
             _ => None,
         })

@@ -20,7 +20,7 @@ use crate::effects::{Mark, OpenChange};
 use crate::ids::Block;
 use crate::lease::LeaseView;
 use crate::ops;
-use crate::ops::{readdir, usage};
+use crate::ops::{policy, readdir, usage};
 use crate::owners::{MapView, Owners};
 use crate::perm::Dentry;
 use crate::pipeline::UsageChange;
@@ -491,7 +491,13 @@ fn run(
     }
     let span = readdir::span(dir.ino, after.as_ref(), *limit);
     match lent.spans.get(&span) {
-        Some(rows) if plus => Ok(Listing::Answer(readdir::merged_plus(dir.ino, rows, *limit)?)),
+        Some(rows) if plus => {
+            let mut answer = readdir::merged_plus(dir.ino, rows, *limit)?;
+            if view.may_have_policies() && policy::is_searched_by_all(&dir) {
+                readdir::tell_policy(&mut answer, view.handed_down(&dir)?);
+            }
+            Ok(Listing::Answer(answer))
+        }
         Some(rows) => Ok(Listing::Answer(readdir::merged(dir, rows, *limit)?)),
         None => Ok(Listing::Lacks(Missing { keys: Vec::new(), spans: vec![span] })),
     }

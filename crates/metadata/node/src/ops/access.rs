@@ -7,7 +7,7 @@ use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Outcome};
 
-use crate::perm;
+use crate::perm::{self, WRITE};
 use crate::stop::{Run, Stop, fail};
 use crate::view::{InodeUse, View, guard_of};
 
@@ -17,9 +17,21 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> R
         None => view.find_dir(inode.ino)?,
         Some(_) => None,
     };
+    let writes = mask & WRITE != 0;
     let guard = match dir {
-        Some(dir) => dir.guard,
-        None => view.find(inode, InodeUse::Read)?.guard(),
+        Some(dir) => {
+            if writes {
+                view.check_names_change(&dir)?;
+            }
+            dir.guard
+        }
+        None => {
+            let found = view.find(inode, InodeUse::Read)?;
+            if writes {
+                view.check_inode_changes(&found, inode)?;
+            }
+            found.guard()
+        }
     };
     perm::check(creds, guard, mask & 7)?;
     Ok(Answer::Done)

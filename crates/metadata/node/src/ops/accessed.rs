@@ -25,6 +25,7 @@ pub fn run(view: &mut View<'_>, inode: &InodeRef, accessed: Accessed) -> Run<Ans
     let found = view.find(inode, InodeUse::Write)?;
     let at = accessed.at.min(view.now);
     let stays = found.inode.flags.has(InodeFlags::IMMUTABLE.with(InodeFlags::NO_ATIME));
+    let stays = stays || view.policy_of(&found, inode)?.is_immutable();
     if stays || at <= found.inode.atime || accessed.relative && !is_due(view, &found)? {
         return Ok(Answer::Done);
     }

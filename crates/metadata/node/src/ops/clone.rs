@@ -42,6 +42,7 @@ pub fn run(
     let source = view.find(from, InodeUse::Read)?;
     let target = view.find(to, InodeUse::Write)?;
     perm::check_mutable(target.inode.flags)?;
+    view.check_inode_changes(&target, to)?;
     check(&source.inode, &target.inode, window)?;
     let mode = match creds.uid {
         0 => target.inode.mode,

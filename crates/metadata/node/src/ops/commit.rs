@@ -34,6 +34,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     // A process that has it open may not write to it any more either. (Append only is a matter of
     // opening.)
     perm::check_mutable(found.inode.flags)?;
+    view.check_inode_changes(&found, &commit.inode)?;
     if found.inode.data_change != commit.base {
         return Err(Stop::Out(Box::new(Outcome::Conflict(Box::new(found.inode)))));
     }

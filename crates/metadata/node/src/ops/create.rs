@@ -36,6 +36,9 @@ pub fn run(
             _ => {
                 let found = view.at_spot(&spot, open::use_for(flags))?;
                 let found = found.ok_or(fail(libc::ENOENT, "no such entry"))?;
+                if open::is_change(&found, flags) {
+                    view.check_names_change(&spot.dir)?;
+                }
                 open::existing(view, creds, found, flags, Some(spot.dir.ino))
             }
         };

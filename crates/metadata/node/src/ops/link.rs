@@ -34,6 +34,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &PathRef
     check_source(creds, &found)?;
     make::check(view, creds, &spot)?;
     perm::check_changeable(found.inode.flags)?;
+    view.check_inode_changes(&found, inode)?;
     if found.is_dir() {
         return Err(fail(libc::EPERM, "a directory has one name only"));
     }

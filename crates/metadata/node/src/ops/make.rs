@@ -30,11 +30,12 @@ impl New {
 }
 
 /// Fails unless the name is free and the caller may create in the directory. In this order:
-/// `EEXIST`, then `EACCES`.
+/// `EEXIST`, then `EPERM` of an immutable tree, `EACCES`.
 pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
     if view.entry(spot.entry)?.is_some() {
         return Err(fail(libc::EEXIST, "the name exists"));
     }
+    view.check_names_change(&spot.dir)?;
     perm::check(creds, spot.dir.guard, WRITE)
 }
 

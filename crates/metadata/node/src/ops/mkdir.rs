@@ -9,6 +9,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::PathRef;
+use kestrel_types::policy::PolicyRecord;
 use kestrel_types::request::{Answer, Creds};
 
 use super::make::{self, New};
@@ -31,7 +32,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &PathRef, mode: u16) -> Ru
     view.put(dir_id, Value::Bytes(encode_dir_id(parent, name)));
     let subdir = view.rows.cell(Table::Subdir, parent, &inode.ino.to_be_bytes());
     view.put(subdir, Value::Bytes(Box::default()));
-    let dentry = Dentry { ino: inode.ino, parent, guard: guard_of(&inode) };
+    let policy = PolicyRecord::default();
+    let dentry = Dentry { ino: inode.ino, parent, guard: guard_of(&inode), policy };
     view.effects.dirs_made.push((dentry, name.into()));
     inode.nlink = 2;
     inode.size = DIR_SIZE;

@@ -2,9 +2,9 @@
 //! to; Release gives it back.
 //!
 //! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`;
-//! immutable for writing, or append only to be written otherwise than with `O_APPEND`, `EPERM`.
-//! `O_TRUNC` needs write permission and works on regular files only (elsewhere it is ignored, as
-//! Linux does); it sets times even on an empty file.
+//! immutable, or in an immutable tree, for writing, or append only to be written otherwise than
+//! with `O_APPEND`, `EPERM`. `O_TRUNC` needs write permission and works on regular files only
+//! (elsewhere it is ignored, as Linux does); it sets times even on an empty file.
 //!
 //! Opens are counted in the node's memory, so that the data of a file that loses its last name
 //! stays until the last release. After a crash of an embedded volume nothing is open: files without
@@ -33,6 +33,9 @@ pub fn use_for(flags: &OpenFlags) -> InodeUse {
 /// Runs Open.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFlags) -> Run<Answer> {
     let found = view.find(inode, use_for(flags))?;
+    if is_change(&found, flags) {
+        view.check_inode_changes(&found, inode)?;
+    }
     let (ino, strayed) = (found.inode.ino, view.strayed(inode, &found));
     if strayed.is_some() {
         view.need_exclusive()?;
@@ -51,7 +54,16 @@ pub fn at(view: &mut View<'_>, creds: &Creds, place: &PathRef, flags: &OpenFlags
     view.need_home(&spot)?;
     view.want_shown(&spot, place.name.as_bytes());
     let found = view.at_spot(&spot, use_for(flags))?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    if is_change(&found, flags) {
+        view.check_names_change(&spot.dir)?;
+    }
     existing(view, creds, found, flags, Some(spot.dir.ino))
+}
+
+/// Whether an open is refused where nothing changes. Directories and symbolic links cannot be
+/// opened so anyway, with errors of their own.
+pub fn is_change(found: &LocatedInode, flags: &OpenFlags) -> bool {
+    (flags.write || flags.truncate) && !matches!(found.inode.kind, Kind::Dir | Kind::Symlink)
 }
 
 /// Opens a file that exists; `parent` is the directory of the place that led to it.

@@ -15,6 +15,7 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::Name;
+use kestrel_types::policy::Policy;
 use kestrel_types::request::{Answer, Creds, DirEntry, READDIR_ENTRIES_MAX};
 
 use crate::perm::{self, Dentry, EXEC, READ};
@@ -47,6 +48,13 @@ pub fn run_plus(
 ) -> FsResult<(Answer, Position)> {
     let (entries, wait, end) = page(engine, dir, after, limit, entry_plus)?;
     Ok((Answer::EntriesPlus { entries: entries.into_iter().flatten().collect(), end }, wait))
+}
+
+/// Has a page of attributes say what counts for the names in it.
+pub fn tell_policy(answer: &mut Answer, policy: Policy) {
+    if let Answer::EntriesPlus { entries, .. } = answer {
+        entries.iter_mut().for_each(|(_, inode)| inode.effective = policy);
+    }
 }
 
 /// Reads a page of rows, each of them with `read`.

@@ -54,6 +54,8 @@ pub fn run(
         return Ok(Answer::Renamed { moved, other: None, from: a.dir.ino, to: b.dir.ino });
     }
     check_permissions(creds, &a, &b, &source, target.as_ref(), flags)?;
+    view.check_names_change(&a.dir)?;
+    view.check_names_change(&b.dir)?;
     let (from_name, to_name) = (from.name.as_bytes(), to.name.as_bytes());
     if let (true, Some(target)) = (flags.exchange, &target) {
         view.begin()?;

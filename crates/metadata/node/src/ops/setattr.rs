@@ -34,6 +34,7 @@ use crate::view::{At, InodeUse, LocatedInode, View, guard_of};
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) -> Run<Answer> {
     let found = view.find(inode, InodeUse::Write)?;
     let mode = check(creds, &found.inode, set)?;
+    view.check_inode_changes(&found, inode)?;
     // Linux takes them on a chown, too.
     let capabilities = match set.size.is_some() || set.uid.is_some() || set.gid.is_some() {
         true => xattr::capabilities(view, &found.inode)?,

@@ -19,6 +19,7 @@ use crate::view::{At, InodeUse, LocatedInode, View};
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: InodeFlags) -> Run<Answer> {
     let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, flags)?;
+    view.check_inode_changes(&found, inode)?;
     let is_dir = matches!(found.at, At::Dir(_));
     if is_dir {
         view.figures(found.inode.ino)?;

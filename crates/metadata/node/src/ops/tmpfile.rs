@@ -24,6 +24,7 @@ pub fn run(
     exclusive: bool,
 ) -> Run<Answer> {
     let dir = view.dir(dir)?;
+    view.check_names_change(&dir)?;
     perm::check(creds, dir.guard, WRITE | EXEC)?;
     view.begin()?;
     let mut inode = make::inode(view, creds, &dir, b"", New::file(mode))?;

@@ -5,6 +5,7 @@
 //!   permission by the file's mode; in a sticky directory's own attributes only its owner writes.
 //! - `trusted.*`: the superuser; to others they do not exist (`ENODATA`, `EPERM` to set).
 //! - `security.*`: everybody reads, the superuser sets.
+//! - `kestrel.*`: policies of directories ([`super::policy`]).
 //! - `system.*` (ACLs) and anything else: `EOPNOTSUPP`.
 //!
 //! Limits: names 255 bytes (`ERANGE`), values 64 KiB (`E2BIG`), all names of an inode together 256
@@ -17,8 +18,10 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
 use kestrel_types::perm::CAPABILITY;
+use kestrel_types::policy::XATTR_PREFIX;
 use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrFlags};
 
+use super::policy;
 use crate::perm::{self, READ, STICKY, WRITE};
 use crate::rows::{CellId, Value};
 use crate::stop::{Run, fail};
@@ -113,6 +116,9 @@ fn missing() -> crate::stop::Stop {
 
 /// Runs GetXattr.
 pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
+    if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
+        return policy::get(view, inode, field);
+    }
     let space = space_of(name)?;
     let found = view.find(inode, InodeUse::Read)?;
     check(creds, &found, space, false)?;
@@ -147,6 +153,7 @@ pub fn drop_capabilities(view: &mut View<'_>, cell: Option<CellId>) {
 pub fn list(view: &mut View<'_>, creds: &Creds, inode: &InodeRef) -> Run<Answer> {
     let found = view.find(inode, InodeUse::Read)?;
     let mut names = Vec::new();
+    policy::list(view, &found.inode, &mut names)?;
     if found.inode.xattrs {
         for cell in view.xattrs(found.inode.ino)? {
             let name = view.rows.suffix(cell);
@@ -168,6 +175,9 @@ pub fn set(
     value: &[u8],
     flags: XattrFlags,
 ) -> Run<Answer> {
+    if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
+        return policy::set(view, creds, inode, (field, value), flags);
+    }
     let space = space_of(name)?;
     if value.len() > XATTR_VALUE_MAX {
         return Err(fail(libc::E2BIG, "the value of an extended attribute has at most 64 KiB"));
@@ -177,6 +187,7 @@ pub fn set(
     }
     let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, space, true)?;
+    view.check_inode_changes(&found, inode)?;
     let (mut names, mut exists) = (name.len() + 1, false);
     if found.inode.xattrs {
         for cell in view.xattrs(found.inode.ino)? {
@@ -208,9 +219,13 @@ pub fn set(
 
 /// Runs RemoveXattr.
 pub fn remove(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) -> Run<Answer> {
+    if let Some(field) = name.strip_prefix(XATTR_PREFIX) {
+        return policy::remove(view, creds, inode, field);
+    }
     let space = space_of(name)?;
     let found = view.find(inode, InodeUse::Write)?;
     check(creds, &found, space, true)?;
+    view.check_inode_changes(&found, inode)?;
     if !found.inode.xattrs {
         return Err(missing());
     }

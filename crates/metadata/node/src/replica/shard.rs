@@ -4,6 +4,8 @@
 use hashbrown::HashTable;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::placement::hash_inode;
+use kestrel_types::policy::PolicyRecord;
+use rustc_hash::FxHashMap;
 
 use crate::perm::{Dentry, Guard};
 
@@ -84,6 +86,8 @@ pub(super) struct Shard {
     free: Vec<Slot>,
     by_ino: HashTable<Slot>,
     long_names: LongNames,
+    /// What some of the directories say of policies: few do.
+    policies: FxHashMap<InodeId, PolicyRecord>,
     /// Where eviction goes on.
     hand: usize,
     bytes: usize,
@@ -138,7 +142,11 @@ impl Shard {
     fn dentry(&self, slot: Slot) -> (Dentry, Position) {
         let cached = &self.slots[slot as usize];
         let guard = Guard { mode: cached.mode, uid: cached.uid, gid: cached.gid, dir: true };
-        (Dentry { ino: cached.ino, parent: cached.parent, guard }, cached.changed_at)
+        let policy = match self.policies.is_empty() {
+            true => PolicyRecord::default(),
+            false => self.policies.get(&cached.ino).copied().unwrap_or_default(),
+        };
+        (Dentry { ino: cached.ino, parent: cached.parent, guard, policy }, cached.changed_at)
     }
 
     fn place_at(&self, slot: Slot) -> (InodeId, &[u8]) {
@@ -203,6 +211,11 @@ impl Shard {
             name: inline,
         };
         self.bytes += cost(name);
+        if dir.policy != PolicyRecord::default() {
+            self.policies.insert(dir.ino, dir.policy);
+        } else if !self.policies.is_empty() {
+            self.policies.remove(&dir.ino);
+        }
         slot
     }
 
@@ -261,6 +274,9 @@ impl Shard {
             entry.remove();
         }
         self.forget_name(slot);
+        if !self.policies.is_empty() {
+            self.policies.remove(&ino);
+        }
         self.slots[slot as usize].ino = 0;
         self.free.push(slot);
     }
@@ -283,6 +299,7 @@ mod tests {
             ino,
             parent: 1,
             guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true },
+            policy: PolicyRecord::default(),
         };
         for round in 0..3 {
             for len in 1..=255 {

@@ -21,7 +21,7 @@ use crate::stop::{Route, Run, Stop, Want, damaged, fail};
 impl View<'_> {
     /// Something was found in the replica: stops unless that counts.
     #[inline]
-    fn leased(&self) -> Run<()> {
+    pub(super) fn leased(&self) -> Run<()> {
         if self.lease_view.is_held() { Ok(()) } else { Err(Stop::Unleased) }
     }
 
@@ -70,7 +70,8 @@ impl View<'_> {
             return Err(damaged("dirid", &DecodeError("names another inode")));
         }
         let parent = if ino == ROOT { ROOT } else { parent };
-        let dir = Dentry { ino, parent, guard: guard_of(inode) };
+        let policy = inode.policy().map_err(|why| damaged("policy", &why))?;
+        let dir = Dentry { ino, parent, guard: guard_of(inode), policy };
         let (dirty, changed_at) = self.rows.provenance(cell);
         // Rows that were lent are another node's to keep: see `kestrel_cluster`.
         if !dirty && self.no_dirs.is_none() && !self.effects.dirs_changed.contains(&ino) {

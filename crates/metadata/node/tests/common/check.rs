@@ -204,6 +204,7 @@ fn check_content(engine: &dyn Engine, inodes: &BTreeMap<u64, Inode>, found: &mut
                 *objects.entry(range.object).or_default() += i64::from(range.len);
                 assert!(u64::from(*visible) <= inode.size, "{inode:?}");
             }
+            Data::Inline(_) if inode.kind == Kind::Dir => assert!(inode.policy().is_ok()),
             Data::Inline(bytes) => assert!(bytes.len() as u64 <= inode.size, "{inode:?}"),
             Data::None | Data::Chunked => {}
         }

@@ -191,7 +191,8 @@ impl ClusterRun {
                 && inode.kind == Kind::Dir
             {
                 let parent = if inode.ino == ROOT { ROOT } else { key.id };
-                let dentry = Dentry { ino: inode.ino, parent, guard: guard_of(&inode) };
+                let policy = inode.policy().expect("no fault was injected");
+                let dentry = Dentry { ino: inode.ino, parent, guard: guard_of(&inode), policy };
                 dirs.insert(inode.ino, Some((dentry, key.suffix.into())));
             }
             ControlFlow::Continue(())
