@@ -69,6 +69,8 @@ finding_kinds! {
     DirectoryMissing = "directory-missing", Error;
     /// Directories that contain each other and hang on nothing.
     DirectoryCycle = "directory-cycle", Error;
+    /// Directories have policies, and the root's record does not say that nodes look for them.
+    PolicyUnmarked = "policy-unmarked", Error;
     /// A directory's place (table `dirid`) is missing, damaged or not where its entry is.
     DirIdWrong = "dirid-wrong", Error;
     /// A place of a directory that does not exist.

@@ -24,6 +24,7 @@ use kestrel_types::ids::{FIRST_INODE, InodeId, ROOT};
 use kestrel_types::inode::{Data, INLINE_MAX, Inode, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
+use kestrel_types::policy::PolicyRecord;
 
 use crate::check::{self, CheckError, Options, Progress, Totals};
 use crate::cut::CutError;
@@ -223,7 +224,10 @@ impl<'a> Workshop<'a> {
             Act::AtNode(..) | Act::Bring(..) => return Ok(false),
             Act::Rows(mutations) => mutations.clone(),
             Act::NewRoot => {
-                let root = Entry::Inode(Inode { mode: 0o755, ..self.inode(ROOT, Kind::Dir) });
+                let mut root = Inode { mode: 0o755, ..self.inode(ROOT, Kind::Dir) };
+                // Directories may have some, and nodes look for them only if it says so.
+                root.set_policy(PolicyRecord { in_use: true, ..PolicyRecord::default() });
+                let root = Entry::Inode(root);
                 let place = DirId { parent: 0, name: Box::new([]) };
                 vec![
                     put(Table::Entry, 0, &[], root.encode()),

@@ -250,6 +250,22 @@ fn hard_links() {
     mends("only name", |v| v.apply(vec![entry(C, "empty", wrong.clone())]), &[K::LinkCountWrong]);
 }
 
+/// A policy that the root's record does not know of is noted there; one that cannot be read is told
+/// of.
+#[test]
+fn policies_of_directories() {
+    let with = |bytes: &[u8]| Inode { data: Data::Inline(bytes.into()), ..dir(B) };
+    let plant = |v: &Volume| v.apply(vec![entry(A, "b", with(&[1, 1, 1, 2]))]);
+    let volume = mends("unmarked", plant, &[K::PolicyUnmarked]);
+    let root = volume.value(Table::Entry, 0, b"").unwrap();
+    let Ok(Entry::Inode(root)) = Entry::decode(&root) else { panic!("no root") };
+    assert!(root.policy().unwrap().in_use);
+
+    let volume = Volume::new();
+    volume.apply(vec![entry(A, "b", with(&[9]))]);
+    assert_eq!(volume.kinds(), [K::InodeInvalid, K::PolicyUnmarked]);
+}
+
 /// The check reports a damaged link record, and the repair touches nothing else.
 #[test]
 fn damaged_link_record() {

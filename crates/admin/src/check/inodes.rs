@@ -7,6 +7,7 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::{Name, PATH_MAX};
+use kestrel_types::policy::PolicyRecord;
 
 use super::shares::{ShareWalk, Sums};
 use super::{Check, World, find_records};
@@ -22,7 +23,7 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
     let mut shares = ShareWalk::new(check);
     let mut group: Option<(InodeId, Sums)> = None;
     let mut lookups = Vec::new();
-    let mut root = false;
+    let (mut root, mut unmarked, mut policies) = (false, None, false);
     for row in check.rows(Table::Entry) {
         let (key, value) = row?;
         check.row("checking entries");
@@ -32,6 +33,7 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
             if let (true, Ok(Entry::Inode(inode))) = (root, &entry) {
                 note_inode(&mut world, inode);
                 check_inode(check, &key, inode);
+                unmarked = Some(inode.clone()).filter(|root| !is_marked(root));
             }
             continue;
         }
@@ -48,6 +50,7 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
                 sums.add(&inode);
                 entry_inode(check, &mut world, &key, &inode);
                 if inode.kind == Kind::Dir {
+                    policies |= inode.data != Data::None;
                     lookups.push((inode.ino, key.id, key.suffix.clone()));
                 }
                 check_name(check, &key, Entry::Inode(inode));
@@ -78,6 +81,9 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
         shares.compare(Some(dir), sums, &mut world.sums)?;
     }
     shares.compare(None, Sums::default(), &mut world.sums)?;
+    if let Some(root) = unmarked.filter(|_| policies) {
+        mark_policies(check, root);
+    }
     if !root {
         let finding = Finding::new(
             FindingKind::RootMissing,
@@ -98,6 +104,20 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
 
 fn is_root(entry: &Result<Entry, kestrel_types::codec::DecodeError>) -> bool {
     matches!(entry, Ok(Entry::Inode(inode)) if inode.ino == ROOT && inode.kind == Kind::Dir)
+}
+
+/// Whether nodes look for policies; a record that cannot be read is told of by [`check_inode`].
+fn is_marked(root: &Inode) -> bool {
+    root.policy().is_ok_and(|record| record.in_use)
+}
+
+fn mark_policies(check: &mut Check<'_>, mut root: Inode) {
+    let detail = "directories have policies, and the root's record does not say so";
+    let finding = Finding::new(FindingKind::PolicyUnmarked, "/", detail);
+    let Ok(record) = root.policy() else { return check.found(finding) };
+    root.set_policy(PolicyRecord { in_use: true, ..record });
+    let rows = vec![put(Table::Entry, 0, &[], Entry::Inode(root).encode())];
+    check.found(finding.with(Stage::Derived, "noted in it", Act::Rows(rows)));
 }
 
 fn note_inode(world: &mut World, inode: &Inode) {
@@ -144,6 +164,7 @@ fn contradiction(inode: &Inode) -> Option<String> {
         }
         (_, Kind::Symlink) => Some("a symbolic link without target".into()),
         (Data::None, _) => None,
+        (Data::Inline(_), Kind::Dir) => inode.policy().err().map(|why| why.to_string()),
         (data, Kind::File) => match data {
             Data::Inline(bytes) if bytes.len() as u64 > size => {
                 Some(format!("{} bytes inline in a file of {size}", bytes.len()))
