@@ -126,9 +126,16 @@ pub struct DirStream {
     listed: usize,
     /// The most entries that were listed in a pass.
     longest: usize,
+    /// The directory does not change: a first pass gives the same cookies through each handle.
+    stays: bool,
 }
 
 impl DirStream {
+    /// The directory does not change, so a cookie of another handle is found by listing up to it.
+    pub fn stays_as_it_is(&mut self) {
+        self.stays = true;
+    }
+
     /// What continues the listing at `cookie`. Cookie 0 starts afresh and sees the directory as it
     /// is now.
     pub fn at(&mut self, cookie: u64) -> ListingStep {
@@ -151,6 +158,10 @@ impl DirStream {
         let index = (cookie & ((1 << INDEX_BITS) - 1)) as usize;
         let Some(number) = (cookie >> INDEX_BITS).checked_sub(1) else { return ListingStep::End };
         match self.batch(number) {
+            None if self.stays && self.dropped == 0 => {
+                let last = (self.batches.len() as u64).checked_sub(1);
+                self.following(cookie, last)
+            }
             // A cookie that this handle never gave out, or has forgotten.
             None => ListingStep::End,
             Some(batch) if index >= batch.hashes.len() => self.following(cookie, Some(number)),

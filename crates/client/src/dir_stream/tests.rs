@@ -56,6 +56,37 @@ fn directory_listing_in_small_steps() {
     }
 }
 
+/// In a directory that stays as it is, a cookie of one handle leads another one to the same entry.
+#[test]
+fn cookies_of_another_handle() {
+    let names = names(3000);
+    let (mut first, mut cookie, mut given) = (DirStream::default(), 0, Vec::new());
+    loop {
+        match step(&mut first, &names, cookie) {
+            ListingStep::Dot(_, next) => cookie = next,
+            ListingStep::Entries(entries) => {
+                cookie = entries.last().unwrap().1;
+                given.extend(entries);
+            }
+            ListingStep::End => break,
+            ListingStep::Fetch(_) => unreachable!(),
+        }
+    }
+    for at in [0, 1000, 1023, 1024, 2998] {
+        let mut other = DirStream::default();
+        assert_eq!(step(&mut other, &names, given[at].1), ListingStep::End);
+        let mut other = DirStream::default();
+        other.stays_as_it_is();
+        let ListingStep::Entries(entries) = step(&mut other, &names, given[at].1) else {
+            panic!("nothing after entry {at}");
+        };
+        assert_eq!(entries[0], given[at + 1]);
+    }
+    let mut other = DirStream::default();
+    other.stays_as_it_is();
+    assert_eq!(step(&mut other, &names, given[2999].1), ListingStep::End);
+}
+
 /// After a seek back a directory stream returns the same entries, without those that were removed.
 #[test]
 fn seek_back_in_directory_stream() {

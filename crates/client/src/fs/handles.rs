@@ -148,6 +148,12 @@ pub struct DirHandle {
 }
 
 impl DirHandle {
+    /// The directory does not change: the kernel keeps what was listed, and may ask through this
+    /// handle for what follows a cookie of another one.
+    pub fn stays_as_it_is(&self) {
+        self.stream.lock().stays_as_it_is();
+    }
+
     /// Listing through it does not count for the access time (`O_NOATIME`).
     pub fn keep_access_time(&self) {
         self.keeps_access_time.store(true, Ordering::Relaxed);

@@ -15,6 +15,9 @@ use crate::paths::{NodeTarget, SEARCH_ALL, is_path};
 impl Core {
     /// GETATTR and STATX: the attributes of what a node stands for.
     pub fn inode(self: &Arc<Self>, caller: Caller, node: u64, done: Done<Inode>) {
+        if let Some(inode) = self.kept_dirs.attributes(node) {
+            return done(Ok(inode));
+        }
         if !is_path(node) {
             return self.fs.getattr(caller, node, done);
         }

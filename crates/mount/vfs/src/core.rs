@@ -11,12 +11,14 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{NAME_MAX, Name, PathRef};
+use kestrel_types::policy::Policy;
 use kestrel_types::request::Usage;
 
 use crate::convert;
 use crate::direct::DirectWrites;
 use crate::handles::Handles;
 use crate::interruptible::InterruptibleWaits;
+use crate::kept_dirs::KeptDirs;
 use crate::last_lookups::LastLookups;
 use crate::locking::Locking;
 use crate::naming::{MOMENT, Naming, Trust};
@@ -54,6 +56,8 @@ pub struct Core {
     pub snapshots: Option<Arc<Snapshots>>,
     /// What threads were told of directories, where others may change that.
     told: Option<LastLookups>,
+    /// Directories that are opened without a request.
+    pub kept_dirs: KeptDirs,
     /// The way to the kernel, once the mount is there.
     pub notifier: OnceLock<Notifier>,
 }
@@ -112,6 +116,7 @@ impl Core {
             passthrough: PassthroughState::default(),
             snapshots: (!trust.immutable).then(Arc::default),
             told: (!trust.alone).then(LastLookups::default),
+            kept_dirs: KeptDirs::default(),
             notifier: OnceLock::new(),
         })
     }
@@ -291,7 +296,11 @@ impl Core {
         reply: Reply,
     ) -> Done<(Inode, bool)> {
         let (core, pid, since) = (self.clone(), caller.pid, Instant::now());
-        let answer = move |reply: Reply, (inode, listed): (Inode, bool)| {
+        let answer = move |reply: Reply, (mut inode, listed): (Inode, bool)| {
+            if listed && !inode.effective.is_immutable() {
+                // A listing is as old as the kernel may believe it to be already.
+                inode.effective = Policy::default();
+            }
             if let (Some(told), Kind::Dir) = (&core.told, inode.kind) {
                 told.note(pid, at.0, &at.1, inode.ino);
             }
@@ -299,6 +308,7 @@ impl Core {
                 core.fs.reached(caller, inode.ino, (at.0, &at.1), since);
             }
             let mut entry = core.naming.entry(Some((at.0, &at.1)), &inode, &core.trust);
+            core.kept_dirs.note(entry.nodeid, &inode);
             if listed {
                 // A program that lists asks several things of each name, one after the other. The
                 // kernel does not believe the name: what it opens is looked up again, at the node.
@@ -416,10 +426,10 @@ impl Core {
         }
     }
 
-    /// Numbers an open directory.
-    pub fn give_directory_number(&self, handle: Arc<DirHandle>) -> fuse::Opened {
-        let flags = match self.trust.immutable {
-            true => fuse::OpenFlags::KEEP_CACHE | fuse::OpenFlags::CACHE_DIR,
+    /// Numbers an open directory; with `kept` the kernel may answer later listings by itself.
+    pub fn give_directory_number(&self, handle: Arc<DirHandle>, kept: bool) -> fuse::Opened {
+        let flags = match kept || self.trust.immutable {
+            true => fuse::OpenFlags::CACHE_DIR | fuse::OpenFlags::KEEP_CACHE,
             false => fuse::OpenFlags::default(),
         };
         fuse::Opened { fh: self.dirs.insert(handle), flags, ..fuse::Opened::default() }

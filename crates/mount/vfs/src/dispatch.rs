@@ -52,6 +52,7 @@ impl FileSystem for Mounted {
         if is_snapshot(node) {
             return core.snapshot_request(request, reply);
         }
+        core.kept_dirs.notice(node, &request.op);
         match request.op {
             Operation::Lookup { name } => core.lookup(caller, (request.unique, node), name, reply),
             Operation::Forget(forgets) => {

@@ -35,6 +35,7 @@
 //! | `direct`, `kernel_size` | `O_DIRECT` beside cached reads; files that others truncated |
 //! | `locking`, `interruptible` | locks that other clients see; callers that are killed |
 //! | `snapshots` | `.snap` in every directory, and what is in snapshots |
+//! | `kept_dirs` | directories of immutable trees, which are opened without a request |
 //! | `handles`, `export` | numbers of open files; file handles of `name_to_handle_at(2)` and NFS |
 //! | `convert`, `flags` | structures of the kernel and ours; flags of `chattr(1)` |
 //!
@@ -54,6 +55,7 @@ mod export;
 mod flags;
 mod handles;
 mod interruptible;
+mod kept_dirs;
 mod kernel_size;
 mod last_lookups;
 mod locking;

@@ -7,6 +7,7 @@ use kestrel_client::fs::Fs;
 use kestrel_fuse::Entry;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
+use kestrel_types::policy::Consistency;
 
 use crate::convert;
 use crate::paths::{NodeTarget, Paths};
@@ -35,8 +36,26 @@ pub struct Trust {
 impl Trust {
     /// How long the kernel may trust the attributes of an inode.
     pub fn attributes(&self, inode: &Inode) -> Duration {
-        if inode.kind == Kind::Dir { self.dirs } else { self.files }
+        let told = if inode.kind == Kind::Dir { self.dirs } else { self.files };
+        told.max(attributes_kept(inode))
     }
+
+    /// How long the kernel may trust the name of an inode.
+    pub fn name(&self, inode: &Inode) -> Duration {
+        self.entry.max(name_kept(inode))
+    }
+}
+
+/// How long the kernel may keep the attributes of an inode by the policy of its directories.
+pub fn attributes_kept(inode: &Inode) -> Duration {
+    inode.effective.consistency.and_then(Consistency::kept).unwrap_or_default()
+}
+
+/// How long the kernel may keep the name of an inode by the policy of its directories. That of a
+/// directory with a policy of its own is not below that policy.
+pub fn name_kept(inode: &Inode) -> Duration {
+    let own = inode.policy().map(|record| record.own.consistency);
+    if own == Ok(None) { attributes_kept(inode) } else { Duration::ZERO }
 }
 
 /// What node ids stand for.
@@ -76,7 +95,7 @@ impl Naming {
     /// The answer that tells the kernel of an inode found or made at a name.
     pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode, trust: &Trust) -> Entry {
         match self {
-            Self::Numbers => convert::entry(inode, trust.attributes(inode), trust.entry),
+            Self::Numbers => convert::entry(inode, trust.attributes(inode), trust.name(inode)),
             Self::Paths(paths) => paths.entry(at, inode),
         }
     }

@@ -75,6 +75,9 @@ impl Core {
         if node == ROOT && self.locking.as_ref().is_some_and(|locking| locking.is_own(caller.pid)) {
             return self.opened_directory(node, ROOT, keeps_access_time, reply);
         }
+        if let Some(ino) = self.kept_dirs.find(node) {
+            return self.opened_directory(node, ino, keeps_access_time, reply);
+        }
         if let Some(PreparedOpen::Directory(ino)) = self.waiting(caller, node, LIST) {
             return self.opened_directory(node, ino, keeps_access_time, reply);
         }
@@ -100,10 +103,14 @@ impl Core {
             return reply.error(libc::ESTALE);
         }
         let handle = Fs::open_directory(ino);
+        let kept = self.kept_dirs.find(node) == Some(ino);
+        if kept {
+            handle.stays_as_it_is();
+        }
         if keeps_access_time {
             handle.keep_access_time();
         }
-        reply.opened(self.give_directory_number(handle));
+        reply.opened(self.give_directory_number(handle, kept));
     }
 
     /// Opens the directory at a path node's place, that is, checks what `flags` say and learns its

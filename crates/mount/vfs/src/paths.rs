@@ -59,7 +59,7 @@ use self::filter::Filter;
 use self::nodes::{Directories, NameTrust, PathNodes};
 use self::waiting::Waits;
 use crate::convert;
-use crate::naming::{MOMENT, Trust};
+use crate::naming::{MOMENT, Trust, attributes_kept, name_kept};
 
 /// How many nodes the kernel may know before it is asked to drop some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -234,7 +234,7 @@ impl Paths {
     /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told
     /// that the kernel will know it by number. It counts as a lookup.
     pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode) -> Entry {
-        let attr_ttl = self.trust.files.max(MOMENT);
+        let attr_ttl = self.trust.files.max(MOMENT).max(attributes_kept(inode));
         let Some((dir, name)) = at else {
             return convert::entry(inode, attr_ttl, self.trust.entry);
         };
@@ -245,7 +245,7 @@ impl Paths {
                 Kind::Symlink => self.links.add(dir, name),
                 _ => self.links.remove(dir, name),
             }
-            return convert::entry(inode, attr_ttl, self.trust.entry);
+            return convert::entry(inode, attr_ttl, self.trust.name(inode));
         }
         // The kernel knows directories by their path nodes.
         self.fs.forget(inode.ino, 1);
@@ -282,8 +282,9 @@ impl Paths {
         self.links.remove(dir, name);
         self.files.remove(dir, name);
         // Attributes may only be kept where the next walk asks for the name again: there may be
-        // another directory then.
-        let mut entry = convert::entry(inode, self.trust.dirs.max(MOMENT), Duration::ZERO);
+        // another directory then. Not so in an immutable tree.
+        let attr_ttl = self.trust.dirs.max(MOMENT).max(attributes_kept(inode));
+        let mut entry = convert::entry(inode, attr_ttl, name_kept(inode));
         let long = {
             let mut table = self.table.write();
             entry.nodeid = table.enter(dir, name, Some(inode.ino), &*self.fs);

@@ -122,7 +122,9 @@ impl Core {
                 return reply.error(error.errno);
             }
             Ok(fs::OpenedEntry::Directory(inode)) => {
-                (paths.directory(at.0, &at.1, &inode), PreparedOpen::Directory(inode.ino))
+                let entry = paths.directory(at.0, &at.1, &inode);
+                self.kept_dirs.note(entry.nodeid, &inode);
+                (entry, PreparedOpen::Directory(inode.ino))
             }
             Ok(fs::OpenedEntry::File(opened)) => {
                 (paths.entry(Some((at.0, &at.1)), &opened.inode), PreparedOpen::File(opened))
