@@ -58,6 +58,7 @@ suites=(
     "fsx 3600 env FSX_OPS=${FSX_OPS:-$(size 15000 100000)} tests/posix/fsx.sh"
     "compare 1800 env COMPARE_OPS=${COMPARE_OPS:-$(size 12000 40000)} tests/posix/compare.sh"
     "semantics 600 tests/posix/semantics.sh"
+    "policies 300 tests/posix/policies.sh"
     "access-times 600 tests/posix/access_times.sh"
     "handles 300 tests/posix/handles.sh"
     "snapshots 300 tests/posix/snapshots.sh"
@@ -97,6 +98,7 @@ suites+=(
 serve="env KESTREL_SERVE=1"
 suites+=(
     "serve-semantics 600 $serve tests/posix/semantics.sh"
+    "serve-policies 300 $serve tests/posix/policies.sh"
     "serve-access-times 600 $serve tests/posix/access_times.sh"
     "serve-handles 300 $serve tests/posix/handles.sh"
     "serve-snapshots 300 $serve tests/posix/snapshots.sh"
@@ -132,6 +134,7 @@ suites+=(
     "nodes-roles 600 tests/cluster/roles.sh"
     "nodes-admin 900 tests/cluster/nodes-admin.sh"
     "nodes-semantics 600 $nodes tests/posix/semantics.sh"
+    "nodes-policies 300 $nodes tests/posix/policies.sh"
     "nodes-access-times 600 $nodes tests/posix/access_times.sh"
     "nodes-handles 300 $nodes NAMES=${NAMES:-$(size 2000 17000)} tests/posix/handles.sh"
     "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"

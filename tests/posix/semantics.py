@@ -1043,6 +1043,164 @@ def inode_flags(d):
     as_user(1001, 1001, [], lambda: expect_errno(errno.EPERM, chattr, f, no_dump))
 
 
+CONSISTENCY = "kestrel.consistency"
+
+
+@statement("A11")
+def policies(d):
+    def effective(path):
+        return os.getxattr(path, "kestrel.policy").decode()
+
+    os.makedirs(f"{d}/top/mid/low")
+    write(f"{d}/top/f", b"")
+    expect_errno(errno.ENODATA, os.getxattr, f"{d}/top", CONSISTENCY)
+    expect_errno(errno.ENODATA, os.removexattr, f"{d}/top", CONSISTENCY)
+    before = os.stat(f"{d}/top").st_ctime_ns
+    os.setxattr(f"{d}/top", CONSISTENCY, b"close-to-open")
+    assert os.stat(f"{d}/top").st_ctime_ns > before
+    assert os.getxattr(f"{d}/top", CONSISTENCY) == b"close-to-open"
+    assert os.listxattr(f"{d}/top") == [CONSISTENCY] and os.listxattr(f"{d}/top/mid") == []
+    inode = os.stat(f"{d}/top").st_ino
+    for path, above in ((f"{d}/top", 0), (f"{d}/top/mid", 1), (f"{d}/top/mid/low", 2)):
+        assert effective(path) == f"consistency=close-to-open above={above} inode={inode}\n"
+    # The nearest directory's word counts, and that of the new place after a rename.
+    os.setxattr(f"{d}/top/mid", CONSISTENCY, b"strict")
+    assert effective(f"{d}/top/mid/low").startswith("consistency=strict above=1 ")
+    os.rename(f"{d}/top/mid/low", f"{d}/low")
+    assert effective(f"{d}/low") == ""
+    os.rename(f"{d}/low", f"{d}/top/low")
+    assert effective(f"{d}/top/low").startswith("consistency=close-to-open above=1 ")
+    expect_errno(errno.EEXIST, os.setxattr, f"{d}/top", CONSISTENCY, b"strict", os.XATTR_CREATE)
+    os.removexattr(f"{d}/top", CONSISTENCY)
+    assert effective(f"{d}/top/low") == "" and os.listxattr(f"{d}/top") == []
+    expect_errno(
+        errno.ENODATA, os.setxattr, f"{d}/top", CONSISTENCY, b"strict", os.XATTR_REPLACE
+    )
+    for value in (b"", b"Strict", b"strict\n", b"none", b"x" * 65536):
+        expect_errno(errno.EINVAL, os.setxattr, f"{d}/top", CONSISTENCY, value)
+    expect_errno(errno.EOPNOTSUPP, os.setxattr, f"{d}/top", "kestrel.none", b"strict")
+    expect_errno(errno.ENODATA, os.getxattr, f"{d}/top", "kestrel.none")
+    expect_errno(errno.EPERM, os.setxattr, f"{d}/top", "kestrel.policy", b"strict")
+    expect_errno(errno.EOPNOTSUPP, os.setxattr, f"{d}/top/f", CONSISTENCY, b"strict")
+    expect_errno(errno.ENODATA, os.getxattr, f"{d}/top/f", "kestrel.policy")
+    # Its owner sets it, and nobody else but root does.
+    os.chmod(d, 0o777)
+    os.mkdir(f"{d}/own")
+    os.chown(f"{d}/own", 1000, 1000)
+    as_user(1000, 1000, [], lambda: os.setxattr(f"{d}/own", CONSISTENCY, b"immutable"))
+
+    def stranger():
+        expect_errno(errno.EPERM, os.setxattr, f"{d}/own", CONSISTENCY, b"strict")
+        expect_errno(errno.EPERM, os.removexattr, f"{d}/own", CONSISTENCY)
+        assert os.getxattr(f"{d}/own", CONSISTENCY) == b"immutable"
+
+    as_user(1001, 1001, [], stranger)
+    as_user(1000, 1000, [], lambda: os.removexattr(f"{d}/own", CONSISTENCY))
+
+
+@statement("A12")
+def immutable_trees(d):
+    top, sub, f = f"{d}/top", f"{d}/top/sub", f"{d}/top/sub/f"
+    os.makedirs(f"{sub}/empty")
+    write(f, b"content")
+    write(f"{d}/outside", b"")
+    os.symlink("f", f"{sub}/link")
+    held = os.open(f, os.O_RDWR)
+    before = os.stat(f)
+    os.setxattr(top, CONSISTENCY, b"immutable")
+    changes = {
+        "create": lambda: write(f"{sub}/new", b""),
+        "mkdir": lambda: os.mkdir(f"{sub}/new"),
+        "mknod": lambda: os.mkfifo(f"{sub}/new"),
+        "symlink": lambda: os.symlink("f", f"{sub}/new"),
+        "link in": lambda: os.link(f"{d}/outside", f"{sub}/new"),
+        "link out": lambda: os.link(f, f"{d}/new"),
+        "O_TMPFILE": lambda: os.open(sub, os.O_TMPFILE | os.O_RDWR),
+        "unlink": lambda: os.unlink(f),
+        "unlink of a link": lambda: os.unlink(f"{sub}/link"),
+        "rmdir": lambda: os.rmdir(f"{sub}/empty"),
+        "rename": lambda: os.rename(f, f"{sub}/g"),
+        "rename out": lambda: os.rename(f, f"{d}/g"),
+        "rename in": lambda: os.rename(f"{d}/outside", f"{sub}/g"),
+        "replace": lambda: os.rename(f"{d}/outside", f),
+        "rename of a directory": lambda: os.rename(sub, f"{d}/g"),
+        "exchange": lambda: renameat2(f"{d}/outside", f, 2),
+        "open for writing": lambda: os.open(f, os.O_WRONLY),
+        "open to append": lambda: os.open(f, os.O_WRONLY | os.O_APPEND),
+        "open to truncate": lambda: os.open(f, os.O_RDWR | os.O_TRUNC),
+        "truncate": lambda: os.truncate(f, 1),
+        "ftruncate": lambda: os.ftruncate(held, 1),
+        "chmod": lambda: os.chmod(f, 0o600),
+        "chmod of a directory": lambda: os.chmod(sub, 0o700),
+        "chmod of its own": lambda: os.chmod(top, 0o700),
+        "chown": lambda: os.chown(f, 1, 1),
+        "utimes": lambda: os.utime(f, (5, 5)),
+        "touch": lambda: os.utime(f),
+        "setxattr": lambda: os.setxattr(f, "user.x", b""),
+        "setxattr of a directory": lambda: os.setxattr(sub, "user.x", b""),
+        "policy below": lambda: os.setxattr(sub, CONSISTENCY, b"strict"),
+    }
+    for what, change in changes.items():
+        try:
+            change()
+        except PermissionError as why:
+            assert why.errno == errno.EPERM, (what, why)
+            continue
+        raise AssertionError(f"{what} in an immutable tree")
+    assert not os.access(f, os.W_OK) and os.access(f, os.R_OK)
+
+    # What a descriptor of before brings is refused when it is stored, at the latest by close.
+    def late():
+        os.pwrite(held, b"C", 0)
+        os.fsync(held)
+
+    expect_errno(errno.EPERM, late)
+    try:
+        os.close(held)
+    except OSError as why:
+        assert why.errno == errno.EPERM, why
+    after = os.stat(f)
+    assert read(f) == b"content" and os.readlink(f"{sub}/link") == "f"
+    assert (after.st_mtime_ns, after.st_ctime_ns, after.st_size, after.st_nlink) == (
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+        before.st_size,
+        1,
+    )
+    assert sorted(os.listdir(sub)) == ["empty", "f", "link"] and not os.path.exists(f"{d}/g")
+    # Copies of it are not immutable. The directory itself has its name in another one.
+    assert os.getxattr(top, CONSISTENCY) == b"immutable" and os.listxattr(top) == []
+    os.rename(top, f"{d}/moved")
+    expect_errno(errno.EPERM, os.unlink, f"{d}/moved/sub/f")
+    os.removexattr(f"{d}/moved", CONSISTENCY)
+    write(f"{d}/moved/sub/f", b"changed")
+    os.unlink(f"{d}/moved/sub/link")
+    os.chmod(f"{d}/moved/sub", 0o700)
+    assert read(f"{d}/moved/sub/f") == b"changed"
+    assert os.stat(f"{d}/moved/sub").st_mode & 0o777 == 0o700
+    assert sorted(os.listdir(f"{d}/moved/sub")) == ["empty", "f"]
+
+
+@statement("A13")
+def close_to_open_trees(d):
+    os.mkdir(f"{d}/top")
+    os.setxattr(f"{d}/top", CONSISTENCY, b"close-to-open")
+    # Through one mount every change is seen at once.
+    for number in range(20):
+        write(f"{d}/top/f", b"x" * number)
+        assert os.stat(f"{d}/top/f").st_size == number
+        os.chmod(f"{d}/top/f", 0o600 + number % 8)
+        assert os.stat(f"{d}/top/f").st_mode & 0o777 == 0o600 + number % 8
+        os.rename(f"{d}/top/f", f"{d}/top/g")
+        assert not os.path.exists(f"{d}/top/f") and os.listdir(f"{d}/top") == ["g"]
+        os.rename(f"{d}/top/g", f"{d}/top/f")
+        os.link(f"{d}/top/f", f"{d}/top/h")
+        write(f"{d}/top/h", b"y" * (number + 1))
+        assert os.stat(f"{d}/top/f").st_size == number + 1 and os.stat(f"{d}/top/f").st_nlink == 2
+        os.unlink(f"{d}/top/h")
+        assert os.stat(f"{d}/top/f").st_nlink == 1
+
+
 @statement("X2")
 def inode_versions(d):
     write(f"{d}/f", b"")

@@ -18,8 +18,8 @@ pub const GROUPS: &[(&str, &str, &[&str])] = &[
     ),
     (
         "Data set",
-        "See how files are stored, cache them, rewrite them.",
-        &["info", "warmup", "compact"],
+        "See how files are stored, cache them, rewrite them; set what directories hand down.",
+        &["info", "warmup", "compact", "policy"],
     ),
     ("Cluster", "Serve a volume from one server or several nodes.", &["serve", "cluster"]),
     ("Security", "Keys of stored data, tokens of clients.", &["key", "token"]),

@@ -56,7 +56,7 @@ use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::{logger, units};
 use verbs::{
     backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs,
-    objbench, serve, stats, status, token, umount, warmup,
+    objbench, policy, serve, stats, status, token, umount, warmup,
 };
 
 /// KestrelFS: a distributed POSIX file system for AI and HPC, with file data in S3 or on disk.
@@ -99,6 +99,7 @@ enum Verb {
     Gc(gc::GcArgs),
     Compact(compact::CompactArgs),
     Warmup(warmup::WarmupArgs),
+    Policy(policy::PolicyArgs),
     Dump(dump::DumpArgs),
     Backup(backup::BackupArgs),
     Load(load::LoadArgs),
@@ -135,6 +136,7 @@ fn run(verb: &Verb) -> Result<ExitStatus, Failure> {
         Verb::Gc(args) => gc::run(args),
         Verb::Compact(args) => compact::run(args),
         Verb::Warmup(args) => warmup::run(args),
+        Verb::Policy(args) => policy::run(args),
         Verb::Dump(args) => dump::run(args),
         Verb::Backup(args) => backup::run(args),
         Verb::Load(args) => load::run(args),

@@ -7,6 +7,7 @@
 //! | `verbs/serve.rs`, `token.rs` | serve a volume over the network; tokens of clients |
 //! | `verbs/status.rs`, `stats.rs`, `info.rs` | what a volume, a process or a path is and does |
 //! | `verbs/fsck.rs`, `gc.rs`, `compact.rs` | check, repair, collect garbage, compact |
+//! | `verbs/policy.rs` | what directories hand down |
 //! | `verbs/warmup.rs` | bring files near |
 //! | `verbs/dump.rs`, `load.rs`, `backup.rs` | metadata to a file or the block store, and back |
 //! | `verbs/cluster.rs` | nodes that share a volume |
@@ -26,6 +27,7 @@ pub mod load;
 pub mod mount;
 pub mod null_fs;
 pub mod objbench;
+pub mod policy;
 pub mod serve;
 pub mod stats;
 pub mod status;
