@@ -8,7 +8,7 @@
 use std::cell::LazyCell;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::dump::backup::{Backup, BackupRepository, Stamp};
@@ -22,7 +22,7 @@ use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::control::Serving;
+use super::served_volume::ServedVolume;
 use super::worker::Worker;
 use crate::jobs::dump::{about, spool_in};
 use crate::nodes::cut;
@@ -157,35 +157,35 @@ impl BackupScheduler {
     /// In words.
     pub fn answer(
         &self,
-        serving: &Serving,
+        volume: &ServedVolume,
         question: &Value,
         feed: &ProgressStream<'_>,
     ) -> Result<Value, String> {
         match question["act"].as_str() {
             Some("now") => {
-                serving.may_change()?;
+                volume.may_change()?;
                 let mut tick = |rows| feed.progress("dumping rows", rows);
-                let shelf = self.lazy_shelf(serving);
-                self.take(serving, &shelf, &mut tick).map(|kept| describe(&kept))
+                let shelf = self.lazy_shelf(volume);
+                self.take(volume, &shelf, &mut tick).map(|kept| describe(&kept))
             }
-            Some("list") => list(&self.shelf(serving)?),
+            Some("list") => list(&self.shelf(volume)?),
             Some("prune") => {
-                serving.may_change()?;
+                volume.may_change()?;
                 let _busy = self.alone()?;
                 let keep = question["keep"].as_u64().and_then(|keep| usize::try_from(keep).ok());
                 let keep = keep.ok_or("the question does not say how many are kept")?;
-                prune(&self.shelf(serving)?, keep)
+                prune(&self.shelf(volume)?, keep)
             }
             _ => Err("the question does not say what is to be done with dumps".into()),
         }
     }
 
-    fn shelf(&self, serving: &Serving) -> Result<BackupRepository, String> {
-        shelf(&serving.dir, &serving.descriptor, &self.options)
+    fn shelf(&self, volume: &ServedVolume) -> Result<BackupRepository, String> {
+        shelf(&volume.dir, &volume.descriptor, &self.options)
     }
 
-    fn lazy_shelf<'a>(&'a self, serving: &'a Serving) -> LazyRepository<'a> {
-        LazyCell::new(Box::new(|| self.shelf(serving)))
+    fn lazy_shelf<'a>(&'a self, volume: &'a ServedVolume) -> LazyRepository<'a> {
+        LazyCell::new(Box::new(|| self.shelf(volume)))
     }
 
     fn alone(&self) -> Result<parking_lot::MutexGuard<'_, ()>, String> {
@@ -195,12 +195,12 @@ impl BackupScheduler {
     /// Takes a dump now.
     fn take(
         &self,
-        serving: &Serving,
+        volume: &ServedVolume,
         shelf: &LazyRepository<'_>,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Backup, String> {
         let _busy = self.alone()?;
-        let taken = of_lazy(shelf).and_then(|shelf| self.try_take(serving, shelf, progress));
+        let taken = of_lazy(shelf).and_then(|shelf| self.try_take(volume, shelf, progress));
         let mut state = self.state.lock();
         match &taken {
             Ok(kept) => {
@@ -215,23 +215,23 @@ impl BackupScheduler {
 
     fn try_take(
         &self,
-        serving: &Serving,
+        volume: &ServedVolume,
         shelf: &BackupRepository,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Backup, String> {
-        let Some(section) = &serving.descriptor.cluster else {
-            return keep(shelf, &*serving.engine, &serving.descriptor, &serving.dir, 0, progress);
+        let Some(section) = &volume.descriptor.cluster else {
+            return keep(shelf, &*volume.engine, &volume.descriptor, &volume.dir, 0, progress);
         };
-        let url = section.url(&serving.descriptor.settings.name);
+        let url = section.url(&volume.descriptor.settings.name);
         let url = url.and_then(|url| RemoteUrl::parse(&url)).map_err(|why| why.to_string())?;
         let url = RemoteUrl { tls: self.tls, ..url };
         let who = crate::who("kestrel serve (dump)");
         let panel = NodeFanOut::connect(&url.to_string(), &who).map_err(|why| why.to_string())?;
         let panel = panel.ok_or("the volume has only one node, and says that it has several")?;
-        let whole = cut::gather(&panel, &serving.dir, progress)?;
+        let whole = cut::gather(&panel, &volume.dir, progress)?;
         let left_out = whole.findings.len() as u64;
         let whole = whole.into_one(SystemClock.now()).map_err(|why| why.to_string())?;
-        keep(shelf, whole.engine(), &serving.descriptor, &serving.dir, left_out, progress)
+        keep(shelf, whole.engine(), &volume.descriptor, &volume.dir, left_out, progress)
     }
 
     /// What a status tells.
@@ -256,12 +256,12 @@ impl BackupScheduler {
     }
 
     /// One look: takes a dump if one is due, and returns how long to wait for the next look.
-    fn look(&self, serving: &Serving, every: Duration) -> Duration {
-        if serving.fs.member().is_some_and(|host| !host.leads_changes()) {
+    fn look(&self, volume: &ServedVolume, every: Duration) -> Duration {
+        if volume.fs.member().is_some_and(|host| !host.leads_changes()) {
             return LOOK_MAX.min(every);
         }
-        let (now, shelf) = (SystemClock.now(), self.lazy_shelf(serving));
-        match self.due(serving, &shelf, every, now) {
+        let (now, shelf) = (SystemClock.now(), self.lazy_shelf(volume));
+        match self.due(volume, &shelf, every, now) {
             Ok(None) => {}
             Ok(Some(rest)) => return rest.min(LOOK_MAX.max(every / 8)),
             Err(why) => {
@@ -269,7 +269,7 @@ impl BackupScheduler {
                 return retry(&why, every);
             }
         }
-        let taken = match self.take(serving, &shelf, &mut |_| ()) {
+        let taken = match self.take(volume, &shelf, &mut |_| ()) {
             Ok(kept) => kept,
             Err(why) => return retry(&why, every),
         };
@@ -297,7 +297,7 @@ impl BackupScheduler {
     /// was made. What a clock that was ahead has left counts for nothing.
     fn due(
         &self,
-        serving: &Serving,
+        volume: &ServedVolume,
         shelf: &LazyRepository<'_>,
         every: Duration,
         now: Nanos,
@@ -308,7 +308,7 @@ impl BackupScheduler {
             let rest = u64::try_from(rest).ok().filter(|rest| *rest > 0).map(Duration::from_nanos);
             rest.filter(|_| Stamp::at(last) <= Stamp::latest(now))
         };
-        if let Some(rest) = rest(serving.descriptor.created) {
+        if let Some(rest) = rest(volume.descriptor.created) {
             return Ok(Some(rest));
         }
         let known = self.state.lock().last.as_ref().map(|kept| kept.stamp);
@@ -375,16 +375,19 @@ impl Schedule {
     ///
     /// # Errors
     /// If there is no thread for it.
-    pub fn begin(serving: &Arc<Serving>) -> std::io::Result<Self> {
-        let Some(every) = serving.keeper.args.every().filter(|_| !serving.read_only) else {
+    pub fn begin(
+        keeper: &Arc<BackupScheduler>,
+        volume: &Arc<ServedVolume>,
+    ) -> std::io::Result<Self> {
+        let Some(every) = keeper.args.every().filter(|_| !volume.read_only) else {
             return Ok(Self { _worker: None });
         };
-        let serving: Weak<Serving> = Arc::downgrade(serving);
+        let (keeper, volume) = (keeper.clone(), Arc::downgrade(volume));
         let worker = Worker::start("dumps", move |rest| {
             let mut wait = LOOK_MAX.min(every);
             while rest.sleep(wait).is_ok() {
-                let Some(serving) = serving.upgrade() else { return };
-                wait = serving.keeper.look(&serving, every);
+                let Some(volume) = volume.upgrade() else { return };
+                wait = keeper.look(&volume, every);
             }
         })?;
         Ok(Self { _worker: Some(worker) })

@@ -12,13 +12,13 @@ use kestrel_balancer::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
 use kestrel_cluster::change::Phase;
 use kestrel_cluster::host::NodeHost;
 use kestrel_engine::Engine;
+use kestrel_server::peers::Peers;
 use kestrel_types::error::FsResult;
 use kestrel_types::placement::{NodeId, PlacementMap, Rule};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::load::LoadCounter;
-use super::node::NodeOfCluster;
 use super::worker::{Ends, Rest, Worker};
 use crate::units::{count, duration_arg};
 
@@ -130,21 +130,23 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Starts them.
+    /// Starts them; `peers` are the connections of this node to the others.
     ///
     /// # Errors
     /// If they do not start.
     pub fn start(
         host: &Arc<NodeHost>,
         engine: &Arc<dyn Engine>,
-        node: &NodeOfCluster,
+        peers: &Arc<Peers>,
+        pace: Pace,
+        balancing: &Arc<Balancing>,
     ) -> std::io::Result<Self> {
         let census = LoadCounter::start(host, engine)?;
-        let Pace::Every(every) = node.pace else {
+        let Pace::Every(every) = pace else {
             return Ok(Self { _worker: None, _census: census });
         };
-        let (host, me, peers) = (host.clone(), node.node, node.peers.clone());
-        let balancing = node.balancing.clone();
+        let (host, me, peers) = (host.clone(), host.me(), peers.clone());
+        let balancing = balancing.clone();
         let looker = move |rest| Looker { host, me, peers, balancing, rest };
         let worker = Worker::start("kestrel-balance", move |rest| looker(rest).work(every))?;
         Ok(Self { _worker: Some(worker), _census: census })
@@ -154,7 +156,7 @@ impl Balancer {
 struct Looker {
     host: Arc<NodeHost>,
     me: NodeId,
-    peers: Arc<kestrel_server::peers::Peers>,
+    peers: Arc<Peers>,
     balancing: Arc<Balancing>,
     rest: Rest,
 }

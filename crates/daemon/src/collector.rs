@@ -6,8 +6,8 @@
 //! it give up, and it begins anew later. Of several nodes the one that leads changes collects, over
 //! the rows of all, as `kestrel gc` does; the nodes then delete what they agree on.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kestrel_admin::gc::{self, GcEvent, Options};
@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::backup_schedule::Every;
-use super::control::Serving;
+use super::served_volume::ServedVolume;
 use super::worker::Worker;
 use crate::jobs::gc::{self as jobs, GRACE_SECONDS_DEFAULT};
 use crate::progress_stream::ProgressStream;
@@ -125,19 +125,19 @@ impl Collector {
     }
 
     /// One collection; how long to wait for the next one.
-    fn collect(&self, serving: &Serving, every: Duration) -> Duration {
-        if serving.fs.member().is_some_and(|host| !host.leads_changes()) {
+    fn collect(&self, volume: &ServedVolume, every: Duration) -> Duration {
+        if volume.fs.member().is_some_and(|host| !host.leads_changes()) {
             return RETRY.min(every);
         }
-        if serving.may_change().is_err() {
+        if volume.may_change().is_err() {
             // Remounted to be read only.
             return RETRY.min(every);
         }
         // Before the lock: a caller that finds that taken then knows why.
         self.running.store(true, Ordering::SeqCst);
-        let done = serving.walking.try_lock().map(|_alone| match serving.descriptor.cluster {
-            None => self.of_one(serving),
-            Some(_) => self.of_several(serving),
+        let done = volume.walking.try_lock().map(|_alone| match volume.descriptor.cluster {
+            None => self.of_one(volume),
+            Some(_) => self.of_several(volume),
         });
         self.running.store(false, Ordering::SeqCst);
         let gave_up = self.gives_up.swap(false, Ordering::SeqCst);
@@ -176,17 +176,17 @@ impl Collector {
     }
 
     /// Objects and bytes deleted of a volume that this process has alone.
-    fn of_one(&self, serving: &Serving) -> Result<(u64, u64), String> {
+    fn of_one(&self, volume: &ServedVolume) -> Result<(u64, u64), String> {
         let go_on = || match self.goes_on(PAGE_PAUSE) {
             true => Ok(()),
             false => Err(EngineError::Io("the collection was given up".into())),
         };
-        let engine = CancellableScan::new(&*serving.engine, &go_on);
+        let engine = CancellableScan::new(&*volume.engine, &go_on);
         let options = Options {
             now: SystemClock.now(),
             grace: i64::try_from(self.args.grace().as_nanos()).unwrap_or(i64::MAX),
             delete: true,
-            is_open: &|object| serving.fs.is_open_object(object),
+            is_open: &|object| volume.fs.is_open_object(object),
             go_on: &|| self.goes_on(DELETE_PAUSE),
         };
         let mut sizes = 0;
@@ -197,7 +197,7 @@ impl Collector {
             }
             GcEvent::Disputed(_) | GcEvent::Unknown(_) => {}
         };
-        let totals = gc::collect(&engine, &*serving.store, &options, &mut report, &mut |_, _| ())
+        let totals = gc::collect(&engine, &*volume.store, &options, &mut report, &mut |_, _| ())
             .map_err(|why| why.to_string())?;
         let all = totals.deleted == totals.leaked;
         Ok((totals.deleted, if all { sizes } else { 0 }))
@@ -205,9 +205,9 @@ impl Collector {
 
     /// The same of a volume that several nodes share. What the nodes still have to agree on is not
     /// counted.
-    fn of_several(&self, serving: &Serving) -> Result<(u64, u64), String> {
-        let section = serving.descriptor.cluster.as_ref().ok_or("one node serves the volume")?;
-        let url = section.url(&serving.descriptor.settings.name);
+    fn of_several(&self, volume: &ServedVolume) -> Result<(u64, u64), String> {
+        let section = volume.descriptor.cluster.as_ref().ok_or("one node serves the volume")?;
+        let url = section.url(&volume.descriptor.settings.name);
         let url = url.and_then(|url| RemoteUrl::parse(&url)).map_err(|why| why.to_string())?;
         let url = RemoteUrl { tls: self.tls, ..url };
         let who = crate::who("kestrel serve (gc)");
@@ -218,7 +218,7 @@ impl Collector {
             store: self.options.clone(),
             grace: self.args.grace(),
             delete: true,
-            scratch: serving.dir.clone(),
+            scratch: volume.dir.clone(),
         };
         let done = jobs::served(&how, &panel, &ProgressStream::new(&mut tell))
             .map_err(|why| why.reason())?;
@@ -232,7 +232,7 @@ impl Collector {
 
 /// The thread that collects. It ends when this is dropped, and gives up what it is doing.
 pub struct Collecting {
-    collector: Weak<Serving>,
+    collector: Arc<Collector>,
     worker: Option<Worker>,
 }
 
@@ -242,19 +242,19 @@ impl Collecting {
     ///
     /// # Errors
     /// If there is no thread for it.
-    pub fn begin(serving: &Arc<Serving>) -> std::io::Result<Self> {
-        let collector: Weak<Serving> = Arc::downgrade(serving);
-        let Some(every) = serving.collector.args.every().filter(|_| !serving.read_only) else {
+    pub fn begin(collector: &Arc<Collector>, volume: &Arc<ServedVolume>) -> std::io::Result<Self> {
+        let collector = collector.clone();
+        let Some(every) = collector.args.every().filter(|_| !volume.read_only) else {
             return Ok(Self { collector, worker: None });
         };
         let begun = Instant::now();
-        let grace = serving.collector.args.grace();
-        let serving = collector.clone();
+        let grace = collector.args.grace();
+        let (works, volume) = (collector.clone(), Arc::downgrade(volume));
         let worker = Worker::start("kestrel-collect", move |rest| {
             let mut wait = every.min(grace).saturating_sub(begun.elapsed());
             while rest.sleep(wait).is_ok() {
-                let Some(serving) = serving.upgrade() else { return };
-                wait = serving.collector.collect(&serving, every);
+                let Some(volume) = volume.upgrade() else { return };
+                wait = works.collect(&volume, every);
             }
         })?;
         Ok(Self { collector, worker: Some(worker) })
@@ -263,9 +263,7 @@ impl Collecting {
 
 impl Drop for Collecting {
     fn drop(&mut self) {
-        if let Some(serving) = self.collector.upgrade() {
-            serving.collector.ends.store(true, Ordering::Relaxed);
-        }
+        self.collector.ends.store(true, Ordering::Relaxed);
         drop(self.worker.take());
     }
 }

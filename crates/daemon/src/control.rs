@@ -1,79 +1,25 @@
 //! Questions to a process that serves a volume, over its control socket
 //! (`kestrel_client::control`): `{"verb": …}`.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, mpsc};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
 use kestrel_admin::info;
-use kestrel_blockstore::store::BlockStore;
-use kestrel_client::descriptor::Descriptor;
-use kestrel_client::fs::Fs;
-use kestrel_client::storage::Storage;
-use kestrel_engine::Engine;
-use kestrel_server::admin::AdminRequester;
-use kestrel_server::audit;
-use kestrel_types::token::TokenId;
-use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::backup_schedule::BackupScheduler;
-use super::clients::Clients;
-use super::collector::{Collector, GIVE_UP_MAX};
+use super::collector::GIVE_UP_MAX;
 use super::endpoints::ControlEndpoint;
-use super::failover::FailoverService;
-use super::mount_status::{MountStatus, is_read_only, remounted};
-use super::node::NodeOfCluster;
-use super::node_view::cut::Cutting;
+use super::mount_status::remounted;
+use super::serving::Serving;
 use crate::jobs::{compact, dump, fsck, gc, info as info_job, settings, status, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
 use crate::process::process_word;
 use crate::progress_stream::ProgressStream;
 
-/// What questions are about.
-pub struct Serving {
-    /// The file system.
-    pub fs: Arc<Fs>,
-    /// Its metadata.
-    pub engine: Arc<dyn Engine>,
-    /// Its data.
-    pub store: Arc<dyn BlockStore>,
-    /// Where its data is.
-    pub storage: Arc<Storage>,
-    /// What it is.
-    pub descriptor: Descriptor,
-    /// Directory of the volume.
-    pub dir: PathBuf,
-    /// Where it is mounted, if it is.
-    pub mount_point: Option<PathBuf>,
-    /// Clients across a network, if it serves any.
-    pub clients: OnceLock<Clients>,
-    /// Its number among the nodes that share the volume, if several do.
-    pub node: Option<NodeOfCluster>,
-    /// How it is mounted, if it is.
-    pub facts: MountStatus,
-    /// It was begun so that nothing can be changed.
-    pub read_only: bool,
-    /// Since when.
-    pub begun: Instant,
-    /// Held by a check or a collection: they walk all metadata, so one at a time.
-    pub walking: Mutex<()>,
-    /// What is recorded of this node for a cut of all.
-    pub cutting: Cutting,
-    /// Dumps of it in its block store.
-    pub keeper: BackupScheduler,
-    /// What deletes objects that nothing refers to.
-    pub collector: Collector,
-    /// How other nodes are taken over, if they are.
-    pub succession: OnceLock<Arc<FailoverService>>,
-    /// The callback for the end of the process, if it serves others.
-    pub end: Option<mpsc::Sender<()>>,
-}
-
 impl ControlEndpoint for Serving {
     fn snapshot(&self) -> Snapshot {
         let mut snapshot =
-            Snapshot::take(&self.fs, Some(self.engine.stats()), self.begun.elapsed());
+            Snapshot::take(&self.volume.fs, Some(self.volume.engine.stats()), self.begun.elapsed());
         if let Some(clients) = self.clients.get() {
             clients.stats(&mut |name, value| snapshot.add(name, value));
         }
@@ -100,40 +46,6 @@ impl ControlEndpoint for Serving {
 }
 
 impl Serving {
-    /// Puts an administrative operation into the audit log: the client (as it says), where from,
-    /// with which token.
-    pub fn audit(
-        &self,
-        question: &Value,
-        answer: &Result<Value, String>,
-        (who, from, token): (&str, &str, Option<TokenId>),
-    ) {
-        let Some(what) = administers(question) else { return };
-        let result = answer.as_ref().map_or_else(String::as_str, |_| "done");
-        self.note(audit::AuditEntry {
-            event: audit::AuditEvent::Admin,
-            who,
-            from,
-            token,
-            what: &what,
-            result,
-        });
-    }
-
-    /// Puts a question of a client that may not ask it among the refusals.
-    pub fn audit_refused(&self, verb: &str, result: &str, asker: &AdminRequester) {
-        let (event, who) = (audit::AuditEvent::Operation, asker.who());
-        let (from, token) = (asker.from(), asker.token().map(|token| token.id));
-        self.note(audit::AuditEntry { event, who: &who, from, token, what: verb, result });
-    }
-
-    fn note(&self, entry: audit::AuditEntry<'_>) {
-        if let Some(clients) = self.clients.get() {
-            let server = clients.door.server();
-            server.audit().tell(server.wall(), entry);
-        }
-    }
-
     fn answer_unheard(
         &self,
         question: &Value,
@@ -144,12 +56,12 @@ impl Serving {
             // A user that unmounts wants to know that what was written last can be stored.
             Some("alive") => return Ok(Value::Null),
             Some("yield") => return self.give_way(question),
-            Some("remounted") if self.mount_point.is_some() => {
-                return remounted(&self.fs, question);
+            Some("remounted") if self.volume.mount_point.is_some() => {
+                return remounted(&self.volume.fs, question);
             }
             _ => {}
         }
-        if let Some(section) = &self.descriptor.cluster {
+        if let Some(section) = &self.volume.descriptor.cluster {
             return super::node_view::answer(self, section, question, tell);
         }
         let feed = ProgressStream::new(tell);
@@ -158,15 +70,17 @@ impl Serving {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("info") => self.info(question),
             Some("dump") => self.dump(question),
-            Some("backup") => self.keeper.answer(self, question, &feed),
+            Some("backup") => self.keeper.answer(&self.volume, question, &feed),
             Some("fsck") => self.fsck(question, &feed),
             Some("gc") => self.gc(question, &feed),
             Some("compact") => self.compact(question, &feed),
             Some("warmup") => self.warmup(question, &feed),
-            Some("whole") => whole::serve(&self.fs, &self.storage, question, &feed),
-            Some("rows") => super::node_view::rows::page(&*self.engine, question),
-            Some("cut") => super::node_view::cut::answer(self, question),
-            Some("settings") => settings::answer(&self.dir, &self.descriptor, question),
+            Some("whole") => whole::serve(&self.volume.fs, &self.volume.storage, question, &feed),
+            Some("rows") => super::node_view::rows::page(&*self.volume.engine, question),
+            Some("cut") => self.cutting.answer(&self.volume, question),
+            Some("settings") => {
+                settings::answer(&self.volume.dir, &self.volume.descriptor, question)
+            }
             Some(other) => Err(format!(
                 "the serving process does not know {other:?}; it may be older than this program"
             )),
@@ -194,7 +108,7 @@ impl Serving {
                 let verb = verb.unwrap_or("this");
                 Err(format!(
                     "{verb} is not done over the network; run it on the server, on {}",
-                    self.dir.display()
+                    self.volume.dir.display()
                 ))
             }
         }
@@ -214,66 +128,50 @@ impl Serving {
     }
 
     fn status(&self) -> Result<Value, String> {
-        let mut out = status::describe(&self.dir, &self.descriptor, &*self.engine)
-            .map_err(|why| why.to_string())?;
+        let mut out =
+            status::describe(&self.volume.dir, &self.volume.descriptor, &*self.volume.engine)
+                .map_err(|why| why.to_string())?;
         self.describe_process(&mut out);
         Ok(out)
     }
 
-    /// What a status tells of this process.
-    pub fn describe_process(&self, out: &mut Value) {
-        out["mounted"] = self.mount_point.is_some().into();
-        out["pid"] = std::process::id().into();
-        out["mount_point"] = self.mount_point.as_ref().map(|dir| dir.to_string_lossy()).into();
-        out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();
-        out["served"] = self.clients.get().map(Clients::status).into();
-        out["read_only"] = self.is_read_only().into();
-        self.facts.describe(&self.fs, out);
-        out["dumps"] = self.keeper.status();
-        out["leftovers"] = self.collector.status();
-        out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
-    }
-
     fn info(&self, question: &Value) -> Result<Value, String> {
-        let inode = info_job::asked(&*self.engine, question)?;
-        let mut out = info::describe(&*self.engine, &inode).map_err(|why| why.to_string())?;
-        info_job::tell_places(&mut out, &self.storage);
+        let inode = info_job::asked(&*self.volume.engine, question)?;
+        let mut out =
+            info::describe(&*self.volume.engine, &inode).map_err(|why| why.to_string())?;
+        info_job::tell_places(&mut out, &self.volume.storage);
         Ok(out)
     }
 
     fn dump(&self, question: &Value) -> Result<Value, String> {
         let file = question["file"].as_str().ok_or("the question names no file")?;
         let force = question["force"] == true;
-        dump::write(&*self.engine, &self.descriptor, Path::new(file), force, &mut |_| {})
-            .map_err(|why| why.to_string())
-    }
-
-    fn is_read_only(&self) -> bool {
-        is_read_only(self.mount_point.as_deref(), self.read_only)
-    }
-
-    pub(super) fn may_change(&self) -> Result<(), String> {
-        if self.is_read_only() {
-            return Err("the volume is mounted read-only; mount it for writing first".into());
-        }
-        Ok(())
+        dump::write(
+            &*self.volume.engine,
+            &self.volume.descriptor,
+            Path::new(file),
+            force,
+            &mut |_| {},
+        )
+        .map_err(|why| why.to_string())
     }
 
     fn alone(&self) -> Result<parking_lot::MutexGuard<'_, ()>, String> {
         // A person comes first: the collection in the background gives up, and begins anew later.
         let patience = if self.collector.give_up() { GIVE_UP_MAX } else { Duration::ZERO };
-        self.walking
+        self.volume
+            .walking
             .try_lock_for(patience)
             .ok_or("a check or a collection of this volume runs already; wait for it".into())
     }
 
     fn fsck(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let _alone = self.alone()?;
-        let is_open = |object| self.fs.is_open_object(object);
+        let is_open = |object| self.volume.fs.is_open_object(object);
         let volume = fsck::InUse {
-            dir: &self.dir,
-            engine: &*self.engine,
-            store: &*self.store,
+            dir: &self.volume.dir,
+            engine: &*self.volume.engine,
+            store: &*self.volume.store,
             is_open: &is_open,
         };
         let limit = question["limit"].as_u64().unwrap_or(0);
@@ -284,14 +182,14 @@ impl Serving {
     fn gc(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let delete = question["delete"] == true;
         if delete {
-            self.may_change()?;
+            self.volume.may_change()?;
         }
         let _alone = self.alone()?;
         let grace_seconds = question["grace_seconds"].as_u64().unwrap_or(gc::GRACE_SECONDS_DEFAULT);
         let reaped = if delete { self.reap(feed)? } else { 0 };
-        let is_open = |object| self.fs.is_open_object(object);
+        let is_open = |object| self.volume.fs.is_open_object(object);
         let options = gc::options(grace_seconds, delete, &is_open);
-        let mut done = gc::collect(&*self.engine, &*self.store, &options, feed)
+        let mut done = gc::collect(&*self.volume.engine, &*self.volume.store, &options, feed)
             .map_err(|why| why.to_string())?;
         done["reaped_objects"] = reaped.into();
         Ok(done)
@@ -302,8 +200,11 @@ impl Serving {
     fn reap(&self, feed: &ProgressStream<'_>) -> Result<usize, String> {
         let mut reaped = 0;
         loop {
-            let more =
-                self.fs.reap().map_err(|why| format!("deleting scheduled objects: {why}"))?;
+            let more = self
+                .volume
+                .fs
+                .reap()
+                .map_err(|why| format!("deleting scheduled objects: {why}"))?;
             reaped += more;
             feed.progress("deleting scheduled objects", reaped as u64);
             if more == 0 || !feed.listening().is_on() {
@@ -315,39 +216,13 @@ impl Serving {
     fn compact(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let wish = compact::CompactRequest::of(question)?;
         if !wish.dry_run {
-            self.may_change()?;
+            self.volume.may_change()?;
         }
-        compact::compact(&self.fs, &wish, feed)
+        compact::compact(&self.volume.fs, &wish, feed)
     }
 
     fn warmup(&self, question: &Value, feed: &ProgressStream<'_>) -> Result<Value, String> {
         let wish = warmup::WarmupRequest::of(question)?;
-        warmup::warm(&*self.engine, &*self.store, &wish, feed)
+        warmup::warm(&*self.volume.engine, &*self.volume.store, &wish, feed)
     }
-}
-
-/// What a question would do to the volume or to permissions to use it, in words; none if it only
-/// asks.
-fn administers(question: &Value) -> Option<String> {
-    let verb = question["verb"].as_str()?;
-    let only_asks = match verb {
-        "dump" | "fsck" | "reap" | "change" | "forget" | "expect" | "warmup" | "yield"
-        | "stand-in" => false,
-        "gc" => question["delete"] != true,
-        "compact" => question["dry_run"] == true,
-        "settings" => question.get("after").is_none(),
-        "token" => matches!(question["action"].as_str(), Some("list" | "show")),
-        "backup" => question["act"] == "list",
-        _ => true,
-    };
-    let more =
-        ["action", "act", "name", "token", "node", "file", "keep"].iter().filter_map(|name| {
-            match &question[*name] {
-                Value::String(text) => Some(text.clone()),
-                Value::Number(number) => Some(number.to_string()),
-                _ => None,
-            }
-        });
-    (!only_asks)
-        .then(|| std::iter::once(verb.to_string()).chain(more).collect::<Vec<_>>().join(" "))
 }

@@ -28,7 +28,6 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::background;
-use super::control::Serving;
 use super::worker::{Rest, Worker};
 use detector::{FailoverAction, FailureDetector, HELD, Observation, RowsOwner};
 
@@ -310,8 +309,12 @@ impl FailoverService {
 ///
 /// # Errors
 /// In words.
-pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
-    let host = serving.fs.member().ok_or("this is no node of a cluster")?;
+pub fn answer(
+    host: Option<&Arc<NodeHost>>,
+    service: Option<&Arc<FailoverService>>,
+    question: &Value,
+) -> Result<Value, String> {
+    let host = host.ok_or("this is no node of a cluster")?;
     if question["verb"] == "unheard" {
         let unheard = host.unheard().ok_or("this node has no lease")?;
         let told = unheard.into_iter().map(|(node, time)| json!([node, time.as_millis() as u64]));
@@ -319,7 +322,7 @@ pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
     }
     let node = question["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
     let node = node.ok_or("the question names no node")?;
-    let succession = serving.succession.get().ok_or("this process takes no nodes over")?;
+    let succession = service.ok_or("this process takes no nodes over")?;
     if node == host.me() {
         return Err(format!("node {node} is served here already"));
     }

@@ -35,8 +35,10 @@
 //! | --- | --- |
 //! | [`serve`], [`process`], [`background`] | the life of a process, from start to end |
 //! | [`limits`], [`memory`], [`signals`], [`logger`] | its limits, memory, signals and log |
+//! | [`serving`], [`served_volume`], [`clients`] | what a process consists of |
 //! | [`control`], [`remote`], [`node_view`], [`endpoints`] | answers over the control socket |
-//! | [`clients`], [`tokens`], [`map`], [`progress_stream`] | questions of a kind; events of jobs |
+//! | [`questions`], [`tokens`], [`map`], [`cutting`] | questions of clients, and of a kind |
+//! | [`progress_stream`] | events of jobs |
 //! | [`ask`] | the asking side |
 //! | [`metrics`], [`http`], [`mount_status`] | metrics, and Prometheus' way to them |
 //! | [`failover`], [`holder`], [`role`], [`node`] | a node of a cluster: failover, identity |
@@ -60,6 +62,7 @@ pub mod balance;
 pub mod clients;
 pub mod collector;
 pub mod control;
+pub mod cutting;
 pub mod endpoints;
 pub mod failover;
 pub mod failure;
@@ -78,19 +81,22 @@ pub mod node_view;
 pub mod nodes;
 pub mod process;
 pub mod progress_stream;
+pub mod questions;
 pub mod remote;
 pub mod role;
 pub mod runtime;
 pub mod serve;
+pub mod served_volume;
+pub mod serving;
 pub mod signals;
 pub mod tls;
 pub mod tokens;
 pub mod units;
 pub mod worker;
 
-pub use control::Serving;
 pub use remote::RemoteMount;
 pub use serve::ServeConfig;
+pub use serving::Serving;
 
 use kestrel_types::wire::WHO_BYTES_MAX;
 

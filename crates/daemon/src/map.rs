@@ -19,9 +19,9 @@ use kestrel_types::placement::slot_map::MEMBERS_MAX;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
-use super::control::Serving;
 use super::load::count;
 use super::role::NodeRole;
+use super::serving::Serving;
 
 /// Bytes of a table in one answer.
 const PART_BYTES: usize = 256 << 10;
@@ -38,13 +38,13 @@ pub fn answer(
     question: &Value,
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
-    let host = serving.fs.member().ok_or("this is no node of a cluster")?;
+    let host = serving.volume.fs.member().ok_or("this is no node of a cluster")?;
     match question["verb"].as_str() {
         Some("table") => part_of_table(host, question),
         Some("whereabouts") => Ok(addresses(host, question)),
-        Some("entries") => entries(host, &*serving.engine, tell),
+        Some("entries") => entries(host, &*serving.volume.engine, tell),
         Some("change") => change(host, question, tell),
-        Some("expect") => expect(host, &*serving.engine, question),
+        Some("expect") => expect(host, &*serving.volume.engine, question),
         Some("forget") => forget(host, question),
         _ => Err("the question is not about the table".into()),
     }
@@ -52,7 +52,7 @@ pub fn answer(
 
 /// What a status tells of the table, and of a change that is under way.
 pub fn describe(serving: &Serving, out: &mut Value) {
-    let Some(host) = serving.fs.member() else { return };
+    let Some(host) = serving.volume.fs.member() else { return };
     let placement = present(host);
     out["table"] = placement.version.into();
     out["exceptions"] = placement.exceptions.len().into();
@@ -91,7 +91,7 @@ pub fn describe(serving: &Serving, out: &mut Value) {
 /// directory.
 fn kept(serving: &Serving, idle: bool) -> Option<String> {
     // It could be read when this process began.
-    match serving.descriptor.rows_of(idle).ok()? {
+    match serving.volume.descriptor.rows_of(idle).ok()? {
         RowsAt::Directory => None,
         RowsAt::Postgres(place) => Some(place.shown().into()),
         RowsAt::Etcd(place) => Some(place.shown().into()),
@@ -100,7 +100,7 @@ fn kept(serving: &Serving, idle: bool) -> Option<String> {
 
 /// What the metrics of a node tell of its table, its lease, and the other nodes.
 pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
-    let (Some(host), Some(node)) = (serving.fs.member(), &serving.node) else { return };
+    let (Some(host), Some(node)) = (serving.volume.fs.member(), &serving.node) else { return };
     let (table, change) = (host.table(), host.change_stats());
     let placement = &table.placement;
     let members = placement.map.members();

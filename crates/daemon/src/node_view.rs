@@ -3,17 +3,15 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | `node_view/cut.rs` | a node's part in a consistent cut |
 //! | `node_view/rows.rs` | rows of a node for a process that merges those of all nodes |
 
-pub mod cut;
 pub mod rows;
 
 use kestrel_client::descriptor::ClusterSection;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::Value;
 
-use super::control::Serving;
+use super::serving::Serving;
 use crate::endpoints::ControlEndpoint;
 use crate::jobs::settings;
 use crate::jobs::status::describe_part;
@@ -46,7 +44,7 @@ fn is_of_rows(verb: &str) -> bool {
 }
 
 fn in_touch(serving: &Serving, section: &ClusterSection) -> Result<(), String> {
-    match serving.fs.member().is_none_or(|host| host.may_answer()) {
+    match serving.volume.fs.member().is_none_or(|host| host.may_answer()) {
         true => Ok(()),
         false => Err(format!(
             "node {} is not in touch with most of the others, or with its metadata, so another \
@@ -65,16 +63,20 @@ fn answer_now(
     match question["verb"].as_str() {
         Some("status") => status(serving, section),
         Some("stats") => Ok(to_json(&serving.snapshot())),
-        Some("rows") => rows::page(&*serving.engine, question),
+        Some("rows") => rows::page(&*serving.volume.engine, question),
         Some("table" | "whereabouts" | "entries" | "change" | "expect" | "forget") => {
             super::map::answer(serving, question, tell)
         }
-        Some("unheard" | "stand-in") => super::failover::answer(serving, question),
-        Some("sums") => rows::sums(&*serving.engine, question),
-        Some("cut") => cut::answer(serving, question),
+        Some("unheard" | "stand-in") => {
+            super::failover::answer(serving.volume.fs.member(), serving.succession.get(), question)
+        }
+        Some("sums") => rows::sums(&*serving.volume.engine, question),
+        Some("cut") => serving.cutting.answer(&serving.volume, question),
         Some("reap") => schedule(serving, question),
-        Some("backup") => serving.keeper.answer(serving, question, &ProgressStream::new(tell)),
-        Some("coding") => Ok(settings::describe(&serving.descriptor)),
+        Some("backup") => {
+            serving.keeper.answer(&serving.volume, question, &ProgressStream::new(tell))
+        }
+        Some("coding") => Ok(settings::describe(&serving.volume.descriptor)),
         Some(verb @ ("fsck" | "info" | "dump" | "gc" | "compact")) => Err(format!(
             "node {} has only a part of the volume; use `kestrel {verb}` with {}",
             section.node,
@@ -93,15 +95,20 @@ fn answer_now(
 }
 
 fn url(serving: &Serving, section: &ClusterSection) -> String {
-    section.url(&serving.descriptor.settings.name).unwrap_or_default()
+    section.url(&serving.volume.descriptor.settings.name).unwrap_or_default()
 }
 
 fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> {
-    let mut out = describe_part(&serving.dir, &serving.descriptor, section, &*serving.engine)
-        .map_err(|why| why.to_string())?;
+    let mut out = describe_part(
+        &serving.volume.dir,
+        &serving.volume.descriptor,
+        section,
+        &*serving.volume.engine,
+    )
+    .map_err(|why| why.to_string())?;
     serving.describe_process(&mut out);
     super::map::describe(serving, &mut out);
-    let placement = serving.fs.member().map(|host| host.placement());
+    let placement = serving.volume.fs.member().map(|host| host.placement());
     out["peers"] =
         serving.node.as_ref().zip(placement).map(|(node, placement)| node.peers(&placement)).into();
     Ok(out)
@@ -112,7 +119,7 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
 fn schedule(serving: &Serving, question: &Value) -> Result<Value, String> {
     let objects = question["objects"].as_array().ok_or("the question names no objects")?;
     let objects: Vec<u64> = objects.iter().filter_map(Value::as_u64).collect();
-    let member = serving.fs.member().ok_or("the process is no node of a cluster")?;
+    let member = serving.volume.fs.member().ok_or("the process is no node of a cluster")?;
     member.node().schedule(&objects, SystemClock.now()).map_err(|why| why.to_string())?;
     Ok(Value::Null)
 }

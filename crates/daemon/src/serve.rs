@@ -34,9 +34,8 @@ use kestrel_types::security::is_loopback;
 use crate::ask::{ask, locate};
 use crate::backup_schedule::{BackupScheduler, KeeperOptions, Schedule};
 use crate::balance::{Balancer, Pace};
-use crate::clients::{Clients, Questions};
+use crate::clients::Clients;
 use crate::collector::{Collecting, Collector, CollectorOptions};
-use crate::control::Serving;
 use crate::endpoints::Endpoints;
 use crate::failover::{self, Failover, FailoverMonitor, FailoverService};
 use crate::failure::{ExitStatus, Failure};
@@ -45,7 +44,10 @@ use crate::memory::Memory;
 use crate::mount_status::MountStatus;
 use crate::node::NodeOfCluster;
 use crate::process::ProcessOptions;
+use crate::questions::Questions;
 use crate::role::NodeRole;
+use crate::served_volume::ServedVolume;
+use crate::serving::Serving;
 use crate::tls::{ServeTls, TlsOptions};
 use takeover::{bind, open};
 
@@ -412,25 +414,16 @@ fn attend(
         in_use.upgrade().is_none_or(|server| server.in_use(object))
     }));
     let door = ClockedServer::new(server.clone(), begun);
-    let volume = &opened.volume;
     let (signalled, signal) = mpsc::channel();
     let serving = Arc::new(Serving {
-        fs: opened.fs.clone(),
-        engine: volume.engine.clone(),
-        store: volume.store.clone(),
-        storage: volume.storage.clone(),
-        descriptor: volume.descriptor.clone(),
-        dir: plan.volume.clone(),
-        mount_point: None,
+        volume: served(plan, opened),
         clients: OnceLock::new(),
         node,
         facts: MountStatus::new(memory),
-        read_only: false,
         begun,
-        walking: parking_lot::Mutex::default(),
-        cutting: crate::node_view::cut::Cutting::default(),
-        keeper: BackupScheduler::new(config.dumps, config.store.clone(), config.tls.tls),
-        collector: Collector::new(config.leftovers, config.store.clone(), config.tls.tls),
+        cutting: crate::cutting::Cutting::default(),
+        keeper: Arc::new(BackupScheduler::new(config.dumps, config.store.clone(), config.tls.tls)),
+        collector: Arc::new(Collector::new(config.leftovers, config.store.clone(), config.tls.tls)),
         succession: OnceLock::new(),
         end: Some(signalled.clone()),
     });
@@ -461,16 +454,19 @@ fn attend(
         begun.elapsed()
     );
     let member = serving.node.as_ref().zip(opened.fs.member());
-    let balancer =
-        member.map(|(node, host)| Balancer::start(host, &serving.engine, node)).transpose();
+    let balancer = member
+        .map(|(node, host)| {
+            Balancer::start(host, &serving.volume.engine, &node.peers, node.pace, &node.balancing)
+        })
+        .transpose();
     let balancer = balancer.map_err(|why| fail(format!("no thread to balance with: {why}")))?;
     let failure = match member.filter(|(node, host)| node.is_joining(host)) {
         Some((node, host)) => until_joined(&signal, &serving, node, host),
         None => Watch::Good,
     };
-    let schedule =
-        Schedule::begin(&serving).map_err(|why| fail(format!("no thread for dumps: {why}")))?;
-    let collecting = Collecting::begin(&serving)
+    let schedule = Schedule::begin(&serving.keeper, &serving.volume)
+        .map_err(|why| fail(format!("no thread for dumps: {why}")))?;
+    let collecting = Collecting::begin(&serving.collector, &serving.volume)
         .map_err(|why| fail(format!("no thread to collect with: {why}")))?;
     let successor = successor(config, plan, &serving)
         .map_err(|why| fail(format!("no thread to watch others with: {why}")))?;
@@ -495,6 +491,22 @@ fn attend(
     failure.map_or(Ok(ExitStatus::Good), |why| Err(fail(why)))
 }
 
+/// The volume that is served, for those that use it.
+fn served(plan: &Plan, opened: &MountedVolume) -> Arc<ServedVolume> {
+    let volume = &opened.volume;
+    Arc::new(ServedVolume {
+        fs: opened.fs.clone(),
+        engine: volume.engine.clone(),
+        store: volume.store.clone(),
+        storage: volume.storage.clone(),
+        descriptor: volume.descriptor.clone(),
+        dir: plan.volume.clone(),
+        mount_point: None,
+        read_only: false,
+        walking: parking_lot::Mutex::default(),
+    })
+}
+
 /// Begins to watch the other nodes, if this one is to take them over.
 fn successor(
     config: &ServeConfig,
@@ -502,9 +514,10 @@ fn successor(
     serving: &Arc<Serving>,
 ) -> std::io::Result<Option<FailoverMonitor>> {
     // Of nodes that keep their rows in their directories the coordinator's may lie elsewhere.
-    let reaches = |idle| serving.descriptor.is_shared(idle).unwrap_or(false);
+    let reaches = |idle| serving.volume.descriptor.is_shared(idle).unwrap_or(false);
     let takes = config.failover != Failover::Off && (reaches(false) || reaches(true));
     let Some(host) = serving
+        .volume
         .fs
         .member()
         .filter(|_| takes && plan.node.is_some_and(|(_, role)| role == NodeRole::Metadata))
@@ -512,8 +525,11 @@ fn successor(
         return Ok(None);
     };
     let home = config.stands_in.as_ref().map_or(&plan.volume, |home| &home.dir);
-    let succession =
-        FailoverService::new(host, &serving.descriptor, failover::StartCommand::of_process(home));
+    let succession = FailoverService::new(
+        host,
+        &serving.volume.descriptor,
+        failover::StartCommand::of_process(home),
+    );
     FailoverMonitor::start(serving.succession.get_or_init(|| succession)).map(Some)
 }
 
@@ -531,7 +547,7 @@ enum Watch {
 
 /// Whether another process may go on with the node's rows.
 fn node_is_shared(serving: &Serving) -> bool {
-    let host = serving.fs.member();
+    let host = serving.volume.fs.member();
     host.is_some_and(|host| host.node().cluster().is_some_and(|cluster| cluster.is_shared()))
 }
 
@@ -544,7 +560,9 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
         Err(mpsc::RecvTimeoutError::Timeout) => {}
         _ => return Watch::Signalled,
     }
-    let (Some(node), Some(host)) = (&serving.node, serving.fs.member()) else { return Watch::Good };
+    let (Some(node), Some(host)) = (&serving.node, serving.volume.fs.member()) else {
+        return Watch::Good;
+    };
     if let Some(why) = host.failure() {
         let why = match node_is_shared(serving) {
             true => format!(
@@ -579,7 +597,7 @@ fn until_end(
     opened: &MountedVolume,
 ) -> Option<String> {
     loop {
-        if serving.fs.member().is_some_and(|host| host.lease_stats().held)
+        if serving.volume.fs.member().is_some_and(|host| host.lease_stats().held)
             && let Err(why) = opened.settle_ownership()
         {
             log::warn!("that this process has a lease is not on record yet: {why}");

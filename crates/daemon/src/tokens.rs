@@ -19,7 +19,7 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Request};
 use kestrel_types::token::{Ids, RANGES_MAX, SUBTREE_MAX, Subtree, TokenId, TokenRecord, is_name};
 use serde_json::{Value, json};
 
-use super::control::Serving;
+use super::serving::Serving;
 use crate::logger::utc;
 
 /// How long the other nodes are waited for to know of a change.
@@ -39,12 +39,12 @@ type Find<'a> = &'a dyn Fn(&str) -> Result<InodeId, String>;
 /// # Errors
 /// In words.
 pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
-    let find = |path: &str| find(&serving.fs, path);
+    let find = |path: &str| find(&serving.volume.fs, path);
     let answer = match serving.clients.get() {
         Some(clients) => act(clients.door.server().tokens(), question, &find),
-        None => act(&Arc::new(at_rest(serving.engine.clone())?), question, &find),
+        None => act(&Arc::new(at_rest(serving.volume.engine.clone())?), question, &find),
     };
-    with_authority(answer?, question, &serving.dir)
+    with_authority(answer?, question, &serving.volume.dir)
 }
 
 /// Answers one about a volume that nobody has open but this process.

@@ -14,16 +14,17 @@ use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::snapshot::SnapshotUrl;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
+use kestrel_daemon::Serving;
 use kestrel_daemon::atime;
 use kestrel_daemon::backup_schedule::{BackupScheduler, Schedule};
 use kestrel_daemon::collector::{Collecting, Collector};
-use kestrel_daemon::control::Serving;
 use kestrel_daemon::endpoints::{ControlEndpoint, Endpoints};
 use kestrel_daemon::failure::{ExitStatus, Failure};
 use kestrel_daemon::memory::Memory;
 use kestrel_daemon::mount_status::MountStatus;
 use kestrel_daemon::remote::RemoteMount;
 use kestrel_daemon::runtime;
+use kestrel_daemon::served_volume::ServedVolume;
 use kestrel_daemon::units::{duration_arg, size_arg};
 use kestrel_fuse::mount::{MountEntry, find, is_dead, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
@@ -470,31 +471,41 @@ fn serve_here(
         .map_err(|why| fail(&why))?;
     let fs = mounted.fs.clone();
     let serving = Arc::new(Serving {
-        fs: fs.clone(),
-        engine: mounted.volume.engine.clone(),
-        store: mounted.volume.store.clone(),
-        storage: mounted.volume.storage.clone(),
-        descriptor: mounted.volume.descriptor.clone(),
-        dir: volume_dir.to_path_buf(),
-        mount_point: Some(plan.dir.clone()),
+        volume: Arc::new(ServedVolume {
+            fs: fs.clone(),
+            engine: mounted.volume.engine.clone(),
+            store: mounted.volume.store.clone(),
+            storage: mounted.volume.storage.clone(),
+            descriptor: mounted.volume.descriptor.clone(),
+            dir: volume_dir.to_path_buf(),
+            mount_point: Some(plan.dir.clone()),
+            read_only,
+            walking: parking_lot::Mutex::default(),
+        }),
         clients: OnceLock::new(),
         node: None,
         facts: MountStatus::new(memory),
-        read_only,
         begun,
-        walking: parking_lot::Mutex::default(),
-        cutting: kestrel_daemon::node_view::cut::Cutting::default(),
-        keeper: BackupScheduler::new(args.dumps.options(), args.store.options(), TlsMode::Auto),
-        collector: Collector::new(args.leftovers.options(), args.store.options(), TlsMode::Auto),
+        cutting: kestrel_daemon::cutting::Cutting::default(),
+        keeper: Arc::new(BackupScheduler::new(
+            args.dumps.options(),
+            args.store.options(),
+            TlsMode::Auto,
+        )),
+        collector: Arc::new(Collector::new(
+            args.leftovers.options(),
+            args.store.options(),
+            TlsMode::Auto,
+        )),
         succession: OnceLock::new(),
         end: None,
     });
-    let schedule =
-        Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
-    let collecting = Collecting::begin(&serving)
+    let schedule = Schedule::begin(&serving.keeper, &serving.volume)
+        .map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
+    let collecting = Collecting::begin(&serving.collector, &serving.volume)
         .map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
     let attended = |seen: Arc<Fs>| {
-        let data = (&seen, &*serving.storage);
+        let data = (&seen, &*serving.volume.storage);
         attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun)
     };
     let result = plan.seen(&fs).and_then(attended);
