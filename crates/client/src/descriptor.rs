@@ -28,10 +28,10 @@ mod lock;
 mod pending;
 mod secret;
 
-pub use cluster::{ClusterSection, SECRET_BYTES, random};
+pub use cluster::ClusterSection;
 pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
 use lock::DescriptorLock;
-pub use secret::{VolumeSecret, authority_of};
+pub use secret::{SECRET_BYTES, VolumeSecret, authority_of, random};
 
 /// Name of the descriptor within the volume's directory.
 pub const FILE_NAME: &str = "kestrel.json";

@@ -20,8 +20,8 @@ use kestrel_types::request::Creds;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
+use crate::caller::{Caller, Done};
 use crate::extent_cache::ExtentCache;
-use crate::fs::{Caller, Done, Flush, Outdated};
 use crate::groups::supplementary_groups;
 use crate::write_buffer::WriteBuffer;
 
@@ -127,6 +127,42 @@ pub(crate) struct FileState {
     ///
     /// [`FileHandle::may_be_cached`]: crate::fs::FileHandle::may_be_cached
     pub was_read: bool,
+}
+
+/// A flush that is running.
+pub(crate) struct Flush {
+    /// Pieces of the layer in flight that belong to it.
+    pub upto: usize,
+    /// Bytes in the file after it.
+    pub size: u64,
+    /// The `data_change` of the content it changes.
+    pub base: u64,
+    pub mtime: i64,
+    pub kill_suid: Option<Creds>,
+    pub conflicts: u32,
+    pub waiters: Vec<Done<()>>,
+}
+
+/// The kernel's pages of a file are another content's, or it takes the file for shorter or longer
+/// than it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outdated {
+    /// First byte that may be another one.
+    pub from: u64,
+    /// The content that the kernel has when it has heard of this, for [`Fs::kernel_has`]; 0: none
+    /// that is known.
+    ///
+    /// [`Fs::kernel_has`]: crate::fs::Fs::kernel_has
+    pub content: u64,
+    /// Bytes in the file now; `None`: not known.
+    pub size: Option<u64>,
+    /// The kernel may take it for longer than that.
+    pub is_shorter: bool,
+}
+
+impl Outdated {
+    /// All that the kernel has.
+    pub const UNKNOWN: Self = Self { from: 0, content: 0, size: None, is_shorter: false };
 }
 
 /// A commit that failed and may have been executed all the same: the connection, and with a lost

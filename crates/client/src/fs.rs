@@ -77,62 +77,40 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 pub use self::access_times::{AccessTimes, AtimeMode};
 pub use self::chunk_lists::Page;
 pub use self::copy::CopyRange;
-pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{EntrySink, Listed};
-pub use self::locks::{LockWait, LockedRange, Outdated, TellOutdated};
+pub use self::locks::{LockWait, LockedRange, TellOutdated};
 pub use self::namespace::{Creation, NewNode, OpenedEntry};
 pub use self::protected::Protected;
 pub use self::read::{ReadBytes, ReadRoom};
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::seek::Seek;
 pub use self::space::{Fallocate, Hole};
-pub(crate) use self::whole::Progress;
 pub use self::whole::{
     CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade,
     chunk_sum,
 };
 pub use self::write::WriteAt;
 pub(crate) use self::xattr::attribute_of_none;
+pub use crate::caller::{Caller, Done};
+pub use crate::file::Outdated;
 
 use self::background::Background;
 use crate::accesses::Accesses;
+use crate::answering::is_answering;
 use crate::file::OpenFiles;
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
 use crate::inode_table::InodeTable;
 use crate::listed::ListedAttributes;
 use crate::metadata::Metadata;
-use crate::remote::is_answering;
 use crate::snapshot::KeptInodes;
 
 /// How long a job may wait for the I/O pool before it fails.
 const IO_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Completion of an operation. Called exactly once, possibly before the call that takes it returns.
-pub type Done<T> = Box<dyn FnOnce(FsResult<T>) + Send>;
-
 /// Completion of [`Fs::store_bytes`].
 type Stored = Box<dyn FnOnce(kestrel_blockstore::Result<StoredRange>) + Send>;
-
-/// The process that calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caller {
-    /// Effective user.
-    pub uid: u32,
-    /// Effective group.
-    pub gid: u32,
-    /// Thread, for its supplementary groups; 0 if unknown.
-    pub pid: u32,
-}
-
-impl Caller {
-    /// The superuser, on behalf of nobody.
-    pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
-
-    /// A caller without any rights, in no group.
-    pub(crate) const STRANGER: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
-}
 
 /// An open file as the mount gives it to the kernel.
 #[derive(Debug)]
@@ -416,7 +394,7 @@ impl Fs {
 
     /// Whether the metadata is across a network.
     pub fn is_remote(&self) -> bool {
-        self.metadata.remote().is_some()
+        self.metadata.is_remote()
     }
 
     /// An inode and where it was last seen.

@@ -48,7 +48,10 @@
 //! | `inode_table`, `file` | inodes that the kernel refers to; a file that is open here |
 //! | `write_buffer`, `extent_cache` | bytes not yet stored; extent lists of chunked files |
 //! | `held_locks`, `accesses` | locks granted; reads that the node was not told of yet |
-//! | `groups` | supplementary groups of a caller |
+//! | `caller`, `groups` | the process that calls; its supplementary groups |
+//! | `answering` | threads that bring answers of servers |
+//! | `url` | `kestrel://host[:port]…/NAME`: the URL of a volume that servers serve |
+//! | `disk_space` | how much of a disk a volume takes for itself |
 //! | `object_ids` | object numbers at hand |
 //! | `recovery` | after a power cut, no change survives without its data |
 //! | [`error`], [`hex`] | why a volume cannot be used; bytes as text |
@@ -61,9 +64,12 @@
 //! - One process at a time has an embedded volume open ([`volume::VolumeLock`]).
 
 mod accesses;
+mod answering;
+mod caller;
 pub mod control;
 pub mod descriptor;
 mod dir_stream;
+mod disk_space;
 pub mod error;
 mod extent_cache;
 mod file;
@@ -81,6 +87,7 @@ mod recovery;
 pub mod remote;
 pub mod snapshot;
 pub mod storage;
+mod url;
 pub mod volume;
 mod write_buffer;
 

@@ -32,7 +32,7 @@ use kestrel_types::request::{Answer, Op, Reply, SetAttr, Subject};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::fs::Caller;
+use crate::caller::Caller;
 
 /// Most entries in the pages of one client, unless told otherwise.
 pub const ENTRIES_MAX: usize = 128 * 1024;

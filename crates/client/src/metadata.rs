@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use kestrel_cluster::host::NodeHost;
 use kestrel_meta::node::Node;
+use kestrel_rpc::client::RemoteStats;
 use kestrel_types::error::FsResult;
+use kestrel_types::ids::ObjectId;
 use kestrel_types::op_counters::NodeStats;
 use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
-
-use crate::remote::RemoteMetadata;
 
 /// Takes requests to the node that keeps the metadata.
 pub trait Metadata: Send + Sync {
@@ -46,8 +46,19 @@ pub trait Metadata: Send + Sync {
         None
     }
 
-    /// The connection, if the metadata is across a network: locks, questions to the server.
-    fn remote(&self) -> Option<&RemoteMetadata> {
+    /// Whether the metadata is across a network.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless
+    /// something refers to it.
+    fn is_lost(&self, _object: ObjectId) -> bool {
+        false
+    }
+
+    /// Counters of the connections, if the metadata is across a network.
+    fn connection_stats(&self) -> Option<RemoteStats> {
         None
     }
 

@@ -3,7 +3,6 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `url` | `kestrel://host[:port]…/NAME`: the URL of a volume that servers serve |
 //! | `contact` | how long the first contact to a server is waited for |
 //! | `access` | the token that this process shows to servers |
 //! | `metadata` | [`RemoteMetadata`]: the metadata of a volume that servers serve |
@@ -64,7 +63,6 @@ mod reclaimable;
 mod redirects;
 mod routes;
 pub(crate) mod subtree;
-mod url;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,9 +75,9 @@ pub use self::fan_out::{NodeFanOut, Reached, SingleNode};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata};
 pub use self::node_query::table_in_parts;
 pub use self::nodes::NodeLink;
-pub use self::pending::is_answering;
 pub use self::query::{NodeAnswer, ask, ask_each};
-pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
+pub use crate::answering::is_answering;
+pub use crate::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;
 use self::nodes::{FirstConnection, NodeConnections};
@@ -113,6 +111,8 @@ pub struct RemoteVolume {
     pub descriptor: Descriptor,
     /// Where its data is.
     pub storage: Arc<Storage>,
+    /// The way to its metadata, which the file system uses.
+    pub metadata: Arc<RemoteMetadata>,
     /// The file system. Call [`Fs::shutdown`] before dropping it.
     pub fs: Arc<Fs>,
 }
@@ -144,13 +144,13 @@ impl RemoteVolume {
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let plan = Assembly {
-            metadata,
+            metadata: metadata.clone(),
             numbers: reclaimable.numbers.clone(),
             clock,
             read_only: how.read_only,
         };
         let fs = plan.assemble(&descriptor, storage.store.clone(), resources)?;
         reclaimable.belongs_to(&fs);
-        Ok(Self { url, descriptor, storage, fs })
+        Ok(Self { url, descriptor, storage, metadata, fs })
     }
 }

@@ -26,8 +26,9 @@ mod url;
 use std::sync::Arc;
 
 use kestrel_meta::ops::access;
+use kestrel_rpc::client::RemoteStats;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::op_counters::NodeStats;
@@ -39,7 +40,7 @@ pub(crate) use self::kept::KeptInodes;
 pub use self::url::{SnapshotUrl, listed_name};
 use crate::fs::attribute_of_none;
 use crate::metadata::Metadata;
-use crate::remote::{RemoteMetadata, subtree};
+use crate::remote::subtree;
 
 /// The way to the metadata of a volume as it was at a snapshot.
 pub(crate) struct SnapshotMetadata {
@@ -241,8 +242,16 @@ impl Metadata for SnapshotMetadata {
         );
     }
 
-    fn remote(&self) -> Option<&RemoteMetadata> {
-        self.live.remote()
+    fn is_remote(&self) -> bool {
+        self.live.is_remote()
+    }
+
+    fn is_lost(&self, object: ObjectId) -> bool {
+        self.live.is_lost(object)
+    }
+
+    fn connection_stats(&self) -> Option<RemoteStats> {
+        self.live.connection_stats()
     }
 
     fn stats(&self) -> NodeStats {

@@ -21,10 +21,10 @@ use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use kestrel_types::ids::ObjectId;
 
 use crate::descriptor::{Descriptor, Settings};
+use crate::disk_space::{data_reserve, disk_bytes};
 use crate::error::VolumeError;
 use crate::keys;
 use crate::memory::MemoryPlan;
-use crate::volume::{data_reserve, disk_bytes};
 
 mod shared;
 

@@ -10,7 +10,6 @@
 //! | `contents` | the files in a directory that belong to a volume, for `format --force` |
 //! | `engine` | the engine that a volume's descriptor names |
 //! | `assembly` | putting a file system together from metadata and block store |
-//! | `sizes` | how much of a disk a volume takes for itself |
 //! | `lock` | the lock of a volume: one process at a time |
 //! | `ownership` | which directory serves the rows of a node in a store that other machines reach |
 //!
@@ -43,9 +42,9 @@ mod format;
 mod lock;
 mod ownership;
 mod salvage;
-mod sizes;
 mod token;
 
+pub use crate::disk_space::{scratch_reserve, scratch_room};
 use assembly::Assembly;
 pub use cluster::{form, join};
 pub use engine::discard_rows;
@@ -53,8 +52,6 @@ pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
 pub use ownership::{has_left, holder_of, stand_in};
 pub use salvage::{Salvaged, salvage};
-pub(crate) use sizes::{data_reserve, disk_bytes};
-pub use sizes::{scratch_reserve, scratch_room};
 pub use token::Token;
 
 /// Directory of the metadata engine.

@@ -131,8 +131,7 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
     fs.store().stats(&mut |name, value| {
         figures.insert(name, value);
     });
-    if let Some(metadata) = fs.metadata().remote() {
-        let stats = metadata.connection_stats();
+    if let Some(stats) = fs.metadata().connection_stats() {
         figures.extend([
             ("metadata_retries", stats.retries),
             ("metadata_reconnects", stats.reconnects),

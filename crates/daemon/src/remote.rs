@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kestrel_admin::info::{LayoutSums, describe_alone};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::{Caller, Done, Fs};
-use kestrel_client::remote::{NodeLink, RemoteUrl};
+use kestrel_client::remote::{NodeLink, RemoteMetadata, RemoteUrl};
 use kestrel_client::storage::Storage;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::CHUNK_BYTES;
@@ -34,6 +34,8 @@ const QUICK: Duration = Duration::from_secs(15);
 pub struct RemoteMount {
     /// The file system.
     pub fs: Arc<Fs>,
+    /// The way to its metadata.
+    pub metadata: Arc<RemoteMetadata>,
     /// Where its data is.
     pub storage: Arc<Storage>,
     /// Where it is served.
@@ -133,12 +135,12 @@ impl RemoteMount {
 
     /// The volume's nodes, if there are several.
     fn nodes(&self) -> Option<OfMount> {
-        OfMount::new(self.fs.metadata().remote()?)
+        OfMount::new(&self.metadata)
     }
 
     /// How it stands with each of the volume's metadata nodes.
     fn connections(&self) -> Value {
-        let nodes = self.fs.metadata().remote().map_or(Vec::new(), |metadata| metadata.nodes());
+        let nodes = self.metadata.nodes();
         let of = |link: &Arc<NodeLink>| {
             let stats = link.remote.stats();
             json!({
@@ -161,10 +163,9 @@ impl RemoteMount {
     /// Whether anybody answers: of several nodes one will do, as what was written last is stored
     /// where it belongs or said to be lost.
     fn alive(&self, question: &Value) -> Result<Value, String> {
-        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
-        let refusal = metadata.nodes().iter().find_map(|link| link.remote.refusal());
+        let refusal = self.metadata.nodes().iter().find_map(|link| link.remote.refusal());
         let mut silent = refusal.map(|why| format!("{NOT_LET_IN}: {why}"));
-        for node in metadata.ask_each(question, QUICK) {
+        for node in self.metadata.ask_each(question, QUICK) {
             match node.answer {
                 Ok(_) => return Ok(Value::Null),
                 Err(why) => silent = silent.or(Some(why.to_string())),
@@ -176,11 +177,7 @@ impl RemoteMount {
     /// What the server tells of the volume, or, where it tells this mount nothing, what the mount
     /// knows and its token may see.
     fn status(&self, question: &Value) -> Value {
-        let answers = self
-            .fs
-            .metadata()
-            .remote()
-            .map_or(Vec::new(), |metadata| metadata.ask_each(question, QUICK));
+        let answers = self.metadata.ask_each(question, QUICK);
         status::add_up(answers).unwrap_or_else(|why| {
             let mut out = status::known(&self.descriptor);
             out["server"] = why.to_string().into();
@@ -232,7 +229,7 @@ impl RemoteMount {
 
     /// Makes a call and waits for what comes of it; none while a server does not answer.
     fn wait<T: Send + 'static>(&self, call: impl FnOnce(&Arc<Fs>, Done<T>)) -> Option<FsResult<T>> {
-        let nodes = self.fs.metadata().remote()?.nodes();
+        let nodes = self.metadata.nodes();
         if nodes.iter().any(|link| link.remote.stats().outage.is_some()) {
             return None;
         }
@@ -252,11 +249,10 @@ impl RemoteMount {
         limit: Option<Duration>,
         tell: &mut dyn FnMut(&Value) -> bool,
     ) -> Result<Value, String> {
-        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
         let mut on_event = |event| {
             tell(&event);
         };
-        metadata
+        self.metadata
             .remote()
             .admin(question, limit, &mut on_event)
             .map_err(|why| format!("{}: {why}", self.url))

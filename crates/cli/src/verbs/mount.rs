@@ -541,6 +541,7 @@ fn serve_elsewhere(
     let fs = volume.fs.clone();
     let serving = Arc::new(RemoteMount {
         fs: fs.clone(),
+        metadata: volume.metadata.clone(),
         storage: volume.storage.clone(),
         url: url.clone(),
         descriptor: volume.descriptor.clone(),

@@ -212,7 +212,7 @@ impl Client {
 
     /// A figure of its connection.
     pub fn reconnects(&self) -> u64 {
-        self.fs.metadata().remote().unwrap().connection_stats().reconnects
+        self.fs.metadata().connection_stats().unwrap().reconnects
     }
 }
 

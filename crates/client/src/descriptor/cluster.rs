@@ -1,8 +1,6 @@
 //! What the descriptor of one node of a cluster says beside what those of all its nodes do.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use kestrel_types::placement::{
@@ -10,13 +8,11 @@ use kestrel_types::placement::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER, authority_of};
+use super::secret::{SECRET_BYTES, authority_of, random};
+use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER};
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
-use crate::remote::{ADDRESSES_MAX, Ca, RemoteUrl};
-
-/// Bytes of the word by which the nodes of a cluster know each other.
-pub const SECRET_BYTES: usize = 16;
+use crate::url::{ADDRESSES_MAX, Ca, RemoteUrl};
 
 /// Bytes of the word that a directory is born with.
 const NODE_UUID_BYTES: usize = 8;
@@ -62,18 +58,6 @@ impl fmt::Debug for ClusterSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterSection").field("node", &self.node).finish_non_exhaustive()
     }
-}
-
-/// Random bytes.
-///
-/// # Errors
-/// If the system has none.
-pub fn random<const N: usize>() -> Result<[u8; N], VolumeError> {
-    let (source, mut bytes) = (Path::new("/dev/urandom"), [0; N]);
-    File::open(source)
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| VolumeError::io("read", source, error))?;
-    Ok(bytes)
 }
 
 impl ClusterSection {

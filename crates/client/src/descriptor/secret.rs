@@ -3,15 +3,20 @@
 //! it is first served to other machines.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use kestrel_rpc::tls::Authority;
 use serde::{Deserialize, Serialize};
 
-use super::{Descriptor, SECRET_BYTES, random};
+use super::Descriptor;
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
+
+/// Bytes of the word by which the nodes of a cluster know each other.
+pub const SECRET_BYTES: usize = 16;
 
 /// See the module's header; hexadecimal. A process that knows it can speak as the volume's server.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +42,18 @@ impl fmt::Debug for VolumeSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("VolumeSecret(..)")
     }
+}
+
+/// Random bytes.
+///
+/// # Errors
+/// If the system has none.
+pub fn random<const N: usize>() -> Result<[u8; N], VolumeError> {
+    let (source, mut bytes) = (Path::new("/dev/urandom"), [0; N]);
+    File::open(source)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| VolumeError::io("read", source, error))?;
+    Ok(bytes)
 }
 
 /// The certificate authority of a volume with this secret.

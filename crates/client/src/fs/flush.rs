@@ -26,7 +26,7 @@ use super::repeat::{LoopStep, Next, repeat};
 use super::space::has_hole;
 use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
-use crate::file::{FileState, OpenFile, Unanswered, WrittenPiece, data_error, finish_all};
+use crate::file::{FileState, Flush, OpenFile, Unanswered, WrittenPiece, data_error, finish_all};
 use crate::write_buffer::copy_piece;
 
 /// A packed file up to this size is rewritten as a whole when part of it changes; larger ones
@@ -436,10 +436,16 @@ impl Fs {
     /// they are stored again. True if there are any: nearly always none were stored before this
     /// client was cut off.
     fn forget_lost(&self, state: &mut FileState, upto: usize) -> bool {
-        let Some(remote) = self.metadata.remote() else { return false };
+        if !self.metadata.is_remote() {
+            return false;
+        }
         let mut any = false;
         for piece in &mut state.inflight[..upto] {
-            if piece.placed.as_ref().is_some_and(|placed| remote.is_lost(placed.range.object)) {
+            if piece
+                .placed
+                .as_ref()
+                .is_some_and(|placed| self.metadata.is_lost(placed.range.object))
+            {
                 (piece.placed, any) = (None, true);
             }
         }
@@ -601,11 +607,7 @@ impl Fs {
                     note_unanswered(&mut state);
                 }
                 let upto = state.flush.as_ref().map_or(0, |flush| flush.upto);
-                let pin_lost = self
-                    .metadata
-                    .remote()
-                    .zip(pin)
-                    .is_some_and(|(remote, pin)| remote.is_lost(pin.range.object));
+                let pin_lost = pin.is_some_and(|pin| self.metadata.is_lost(pin.range.object));
                 if self.forget_lost(&mut state, upto) || pin_lost {
                     // The bytes are still in memory: they are stored again.
                     state.committing = false;
@@ -713,20 +715,6 @@ impl Fs {
             self.flush_next(file);
         }
     }
-}
-
-/// A flush that is running.
-pub(crate) struct Flush {
-    /// Pieces of the layer in flight that belong to it.
-    pub upto: usize,
-    /// Bytes in the file after it.
-    size: u64,
-    /// The `data_change` of the content it changes.
-    base: u64,
-    mtime: i64,
-    kill_suid: Option<Creds>,
-    conflicts: u32,
-    waiters: Vec<Done<()>>,
 }
 
 /// Remembers the commit of the flush that runs as one that may have been executed.

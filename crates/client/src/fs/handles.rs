@@ -2,17 +2,31 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use kestrel_blockstore::ReadAhead;
 use kestrel_types::ids::InodeId;
 
-use super::{Fs, Progress};
+use super::Fs;
 use crate::dir_stream::DirStream;
 use crate::file::OpenFile;
 use crate::listed::Listing;
+
+/// What has come through a handle.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub bytes: AtomicU64,
+    pub told: AtomicBool,
+}
+
+impl Progress {
+    /// Of a handle with reads that do not count.
+    pub fn silent() -> Self {
+        Self { bytes: AtomicU64::new(0), told: AtomicBool::new(true) }
+    }
+}
 
 /// An open file.
 pub struct FileHandle {

@@ -17,7 +17,7 @@ use kestrel_types::request::Op;
 use kestrel_types::wire::{LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan};
 use parking_lot::Mutex;
 
-use super::{Caller, Done, FileHandle, Fs, into_inode};
+use super::{Caller, Done, FileHandle, Fs, Outdated, into_inode};
 use crate::metadata::LockCall;
 
 /// A request for a lock, which can be cancelled while it waits.
@@ -34,26 +34,6 @@ enum LockWaitState {
     By(LockCall),
     /// It is not wanted any more.
     Cancelled,
-}
-
-/// The kernel's pages of a file are another content's, or it takes the file for shorter or longer
-/// than it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outdated {
-    /// First byte that may be another one.
-    pub from: u64,
-    /// The content that the kernel has when it has heard of this, for [`Fs::kernel_has`]; 0: none
-    /// that is known.
-    pub content: u64,
-    /// Bytes in the file now; `None`: not known.
-    pub size: Option<u64>,
-    /// The kernel may take it for longer than that.
-    pub is_shorter: bool,
-}
-
-impl Outdated {
-    /// All that the kernel has.
-    pub const UNKNOWN: Self = Self { from: 0, content: 0, size: None, is_shorter: false };
 }
 
 /// Has the kernel hear of it, then goes on.

@@ -12,7 +12,8 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
-use super::{Caller, Done, FileHandle, Fs, Opened, Progress, into_bytes, unexpected};
+use super::handles::Progress;
+use super::{Caller, Done, FileHandle, Fs, Opened, into_bytes, unexpected};
 use crate::inode_table::PageCacheAction;
 
 /// What mknod(2) makes.

@@ -27,6 +27,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::request::{Answer, Op, OpenFlags};
 
+use super::handles::Progress;
 use super::{Caller, FileHandle, Fs, unexpected, wait};
 
 pub use kestrel_cache::{CHUNK_BYTES, WholeCopies, WholeCopy, WholeId, chunk_sum};
@@ -97,20 +98,6 @@ pub(super) struct Whole {
     followed: Mutex<FxHashMap<InodeId, u64>>,
     /// Entries of `followed`.
     following: AtomicUsize,
-}
-
-/// What has come through a handle.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    bytes: AtomicU64,
-    told: AtomicBool,
-}
-
-impl Progress {
-    /// Of a handle with reads that do not count.
-    fn silent() -> Self {
-        Self { bytes: AtomicU64::new(0), told: AtomicBool::new(true) }
-    }
 }
 
 impl Whole {

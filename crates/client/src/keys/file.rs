@@ -8,8 +8,10 @@ use std::path::Path;
 
 use zeroize::Zeroizing;
 
-use super::volume_key::VOLUME_KEY_BYTES;
 use crate::error::VolumeError;
+
+/// Bytes of a volume key.
+pub(super) const VOLUME_KEY_BYTES: usize = 32;
 
 /// Largest key file, bytes: a key with white space around it.
 const FILE_BYTES_MAX: u64 = 256;

@@ -9,13 +9,10 @@ use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 use zeroize::Zeroizing;
 
-use super::file;
+use super::file::{self, VOLUME_KEY_BYTES};
 use crate::descriptor::WrappedKey;
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
-
-/// Bytes of a volume key.
-pub(super) const VOLUME_KEY_BYTES: usize = 32;
 
 /// Bytes of the authentication tag.
 const TAG_BYTES: usize = 16;

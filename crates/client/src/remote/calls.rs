@@ -16,12 +16,11 @@ use kestrel_types::wire::LockReply;
 use super::durable::names_bytes_in;
 use super::nodes::{NodeConnections, NodeSet};
 use super::opens::{OpenEffect, ReleasedOpen};
-use super::pending::{
-    INTERRUPTED, Next, PendingCall, PendingLock, RedirectedCall, RequestRoute, answering,
-};
+use super::pending::{INTERRUPTED, Next, PendingCall, PendingLock, RedirectedCall, RequestRoute};
 use super::reclaimable::Reclaimable;
 use super::redirects::{CLOSED, Redirects};
 use super::routes::SecondTry;
+use crate::answering::answering;
 
 /// Why new bytes are not committed.
 const BYTES_LOST: &str = "the data was stored while this client was cut off, for longer than its lease, from the metadata node that \

@@ -81,12 +81,6 @@ impl RemoteMetadata {
         Ok(Self { shared, guide, seeker, sync_first: OnceLock::new() })
     }
 
-    /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless
-    /// something refers to it.
-    pub fn is_lost(&self, object: ObjectId) -> bool {
-        self.shared.reclaimable.numbers.is_lost(object)
-    }
-
     /// From now on commits wait for `sync`.
     pub(super) fn sync_first(&self, sync: SyncFirst) {
         let _ = self.sync_first.set(sync);
@@ -149,11 +143,6 @@ impl RemoteMetadata {
             answers.collect()
         })
     }
-
-    /// Counters of all connections together.
-    pub fn connection_stats(&self) -> RemoteStats {
-        self.shared.nodes.known().stats()
-    }
 }
 
 impl Metadata for RemoteMetadata {
@@ -180,8 +169,16 @@ impl Metadata for RemoteMetadata {
         }
     }
 
-    fn remote(&self) -> Option<&RemoteMetadata> {
-        Some(self)
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn is_lost(&self, object: ObjectId) -> bool {
+        self.shared.reclaimable.numbers.is_lost(object)
+    }
+
+    fn connection_stats(&self) -> Option<RemoteStats> {
+        Some(self.shared.nodes.known().stats())
     }
 
     fn locks(&self) -> Option<&dyn LockServer> {

@@ -6,8 +6,8 @@ use kestrel_rpc::client::Remote;
 use kestrel_types::placement::{NodeId, PlacementMap};
 use serde_json::{Value, json};
 
-use super::url::is_anywhere;
 use crate::hex::from_hex;
+use crate::url::is_anywhere;
 
 /// How long a node has to say where others are.
 const ADDRESS_TIME: Duration = Duration::from_secs(1);

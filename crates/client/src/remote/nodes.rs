@@ -25,10 +25,10 @@ use parking_lot::{Mutex, RwLock};
 use super::contact::{Waiting, contact};
 use super::node_query::{NodeAddress, ask_addresses};
 use super::reclaimable::{NodeReclaimable, Reclaimable};
-use super::url::is_anywhere;
 use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
 use crate::storage::Offer;
+use crate::url::is_anywhere;
 
 /// The connection to one node.
 pub struct NodeLink {

@@ -25,7 +25,6 @@
 //! A misdirected, stale or conflicting call has changed nothing at the node. A lost connection is
 //! no answer: the session sends its calls again under the same numbers.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,27 +39,10 @@ use parking_lot::Mutex;
 use super::nodes::NodeLink;
 use super::opens::{OpenEffect, OpenRow};
 use super::routes::SecondTry;
+use crate::answering::answering;
 
 pub(super) const INTERRUPTED: FsError =
     FsError::new(libc::EINTR, "waiting for the lock was given up");
-
-thread_local! {
-    /// This thread is calling back with an answer of a server.
-    static ANSWERING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread brings an answer from a server. It is the one that reads them all then, or
-/// the one that ends calls at their deadline, and must wait for neither a server nor a disk.
-pub fn is_answering() -> bool {
-    ANSWERING.get()
-}
-
-/// Calls back with an answer of a server.
-pub(super) fn answering(call: impl FnOnce()) {
-    let before = ANSWERING.replace(true);
-    call();
-    ANSWERING.set(before);
-}
 
 /// A request that wants an answer, and since when. The request itself is at the connection.
 pub(super) struct PendingCall {

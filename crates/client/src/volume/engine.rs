@@ -10,9 +10,9 @@ use kestrel_engine::{BeforeSync, Engine, EngineError};
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
 use kestrel_postgres::{PgEngine, PgOptions};
 
-use super::sizes::fitting_options;
 use super::{META_DIR, Resources};
 use crate::descriptor::{Descriptor, Durability, RowsAt};
+use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
 use crate::recovery::Recovery;
 

@@ -11,9 +11,9 @@ use kestrel_engine::embedded::salvage::{salvage as salvage_rows, scratch_in};
 use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError};
 
 use super::format::{clear, occupy};
-use super::sizes::fitting_options;
 use super::{META_DIR, VolumeLock};
 use crate::descriptor::{Descriptor, RowsAt};
+use crate::disk_space::fitting_options;
 use crate::error::VolumeError;
 use crate::storage::{OBJECTS_DIR, Storage, StoreOptions};
 

@@ -26,7 +26,7 @@ pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 pub struct Client {
     pub fs: Arc<Fs>,
-    _volume: RemoteVolume,
+    volume: RemoteVolume,
 }
 
 pub fn name(text: &str) -> Name {
@@ -45,11 +45,11 @@ impl Client {
     pub fn try_mount(url: &str, deadline: Duration) -> Result<Self, VolumeError> {
         let how = Introduction { who: "test".into(), deadline, read_only: false };
         let volume = RemoteVolume::open(url, &how, &Resources::default())?;
-        Ok(Self { fs: volume.fs.clone(), _volume: volume })
+        Ok(Self { fs: volume.fs.clone(), volume })
     }
 
     pub fn metadata(&self) -> &RemoteMetadata {
-        self.fs.metadata().remote().unwrap()
+        &self.volume.metadata
     }
 
     /// Asks without the file system.

@@ -60,7 +60,7 @@ fn mount_by_the_address_of_any_node() {
         let hands_out: Vec<bool> =
             (0..3).map(|at| cluster.notes(at).take().iter().any(asks)).collect();
         assert_eq!(hands_out, [first == 0, false, first == 2]);
-        let stats = client.metadata().connection_stats();
+        let stats = client.fs.metadata().connection_stats().unwrap();
         assert_eq!((stats.reconnects, stats.failed, stats.outage), (0, 0, None));
         let each: u64 =
             client.metadata().nodes().iter().map(|node| node.remote.stats().calls).sum();

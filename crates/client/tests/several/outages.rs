@@ -129,7 +129,7 @@ fn one_node_away() {
             client.call(Op::Usage).unwrap();
         }
         assert!(waiting.recv_timeout(Duration::from_millis(100)).is_err());
-        let stats = client.metadata().connection_stats();
+        let stats = client.fs.metadata().connection_stats().unwrap();
         assert!(stats.outage.is_some() && stats.in_flight + stats.waiting >= 1, "{stats:?}");
         let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), DEADLINE);
         let silent = answers.iter().map(|answer| answer.answer.is_err());
@@ -137,9 +137,9 @@ fn one_node_away() {
         cluster.serve(away);
         waiting.recv().unwrap().unwrap();
         client.write(&open[away], &vec![away as u8; 3000]);
-        assert_eq!(client.metadata().connection_stats().outage, None);
+        assert_eq!(client.fs.metadata().connection_stats().unwrap().outage, None);
     }
-    assert_eq!(client.metadata().connection_stats().reconnects, 2);
+    assert_eq!(client.fs.metadata().connection_stats().unwrap().reconnects, 2);
     open.into_iter().for_each(|file| client.close(file));
     assert_eq!(client.fs.metadata().stats().open_files, 0);
     cluster.check();
@@ -164,12 +164,12 @@ fn node_away_for_the_lease() {
     let members = || client.fs.packer().stats().members.load(Ordering::Relaxed);
     cluster.kill(0);
     client.write(locked, &[2; 2000]);
-    assert!(!client.metadata().is_lost(1));
+    assert!(!client.fs.metadata().is_lost(1));
     // Again and again, so that some is stored, and not committed for its age, when it is overdue.
     let before = members();
     until("it is overdue", || {
         client.fs.write(stored, 0, &[7; 200_000], false).unwrap();
-        client.metadata().is_lost(1)
+        client.fs.metadata().is_lost(1)
     });
     assert!(members() > before);
     until("its locks are lost", || wait(|done| client.fs.flush(locked, done)).is_err());
@@ -214,7 +214,7 @@ fn names_stored_below(op: &Op, client: &Client) -> bool {
         }
         NewData::Unchanged | NewData::Inline(_) => Vec::new(),
     };
-    objects.into_iter().any(|object| client.metadata().is_lost(object))
+    objects.into_iter().any(|object| client.fs.metadata().is_lost(object))
 }
 
 #[test]

@@ -228,7 +228,7 @@ pub fn address(text: &str) -> Result<String, &'static str> {
 }
 
 /// Whether an address says "all addresses of this machine", which is of use only for listening.
-pub(super) fn is_anywhere(address: &str) -> bool {
+pub(crate) fn is_anywhere(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     matches!(host, "" | "*" | "0.0.0.0" | "[::]" | "::")
 }
