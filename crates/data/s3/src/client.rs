@@ -11,7 +11,7 @@ use tokio::sync::SemaphorePermit;
 use crate::credentials::{self, Environment};
 use crate::executors::Executors;
 use crate::fault::{Cause, Failure, Fault};
-use crate::marker::OpenError;
+use crate::open_error::OpenError;
 use crate::options::{S3Limits, S3Options};
 use crate::rate_limiter::{Direction, NoTurn, RateLimiter};
 use crate::retry::{Jitter, attempt_limit, wait};

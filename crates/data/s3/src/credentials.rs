@@ -14,7 +14,7 @@ use object_store::CredentialProvider;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, AwsCredential};
 use parking_lot::Mutex;
 
-use crate::marker::OpenError;
+use crate::open_error::OpenError;
 
 /// Largest credentials file, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -31,6 +31,7 @@
 //! | `retry` | when a failed attempt is made again: pure, with explicit time |
 //! | `rate_limiter`, `bandwidth` | how many requests at a time, how many bytes a second: pure |
 //! | `fault` | what an attempt's failure means |
+//! | `open_error` | why a store cannot be created or opened |
 //! | `wire` | HTTP below the crate `object_store`: counts, times, checks of answers |
 //! | `scatter` | bytes that arrive in pieces, written to a caller's buffers |
 //! | `executors` | reactors and connections, one set for each call at a time |
@@ -58,6 +59,7 @@ mod executors;
 mod fault;
 pub mod marker;
 pub mod objbench;
+mod open_error;
 pub mod options;
 mod rate_limiter;
 mod retry;
@@ -66,6 +68,6 @@ mod stats;
 pub mod store;
 mod wire;
 
-pub use marker::OpenError;
+pub use open_error::OpenError;
 pub use options::{S3_SCHEME, S3Limits, S3Options};
 pub use store::S3Store;

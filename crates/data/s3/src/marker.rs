@@ -1,9 +1,5 @@
 //! The mark of a volume in its bucket: the object `PREFIX/kestrel-volume`.
 //!
-//! | file | |
-//! | --- | --- |
-//! | `error` | why a store cannot be created or opened |
-//!
 //! Written by a conditional put when a volume is formatted and read whenever it is opened, so that
 //! two volumes never share a prefix and a volume never takes another's objects for its own
 //! (`docs/format/objects.md`, "In an object store").
@@ -22,16 +18,13 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 use serde::{Deserialize, Serialize};
 
 use crate::client::{Attempt, Client};
-use crate::credentials::process_environment;
-use crate::fault::{Cause, Failure, Fault};
+use crate::credentials::{NONE_FOUND, process_environment};
+use crate::fault::{Cause, Failure, Fault, TRUST};
+use crate::open_error::OpenError;
 use crate::options::S3Options;
 use crate::rate_limiter::Direction;
 use crate::store::S3Store;
 use crate::wire::Trace;
-
-mod error;
-
-pub use error::OpenError;
 
 /// Name of the marker below the prefix.
 const NAME: &str = "kestrel-volume";
@@ -80,7 +73,7 @@ impl S3Store {
         }
         store.conditional_put = finds_out_conditional_put(&store)?;
         let page = store.client.block(store.page(None, 1));
-        let page = page.map_err(|failure| error::of(&store.client, failure))?;
+        let page = page.map_err(|failure| open_error(&store.client, failure))?;
         if !page.objects.is_empty() || !page.unknown.is_empty() {
             return Err(OpenError::NotEmpty { url: store.client.options.url.clone() });
         }
@@ -98,7 +91,7 @@ impl S3Store {
             // Either this put succeeded and its answer was lost, or another process was faster: the
             // marker that is there decides.
             Err(failure) if failure.fault.cause == Cause::Present => {}
-            Err(failure) => return Err(error::of(&store.client, failure)),
+            Err(failure) => return Err(open_error(&store.client, failure)),
         }
         let marker = verify(&store, Some(volume))?;
         Ok(opened(store, marker.conditional_put))
@@ -134,7 +127,7 @@ impl S3Store {
         let store = Self::open(options, volume)?;
         let objects = erase_objects(&store).map_err(|error| OpenError::Other(error.to_string()))?;
         let deleted = store.client.block(remove(&store, NAME));
-        deleted.map_err(|failure| error::of(&store.client, failure))?;
+        deleted.map_err(|failure| open_error(&store.client, failure))?;
         Ok(objects)
     }
 
@@ -236,7 +229,7 @@ async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker
         Err(failure) if failure.fault.cause == Cause::Missing => return Ok(None),
         Err(failure) => {
             let why = last_refusal.take().filter(|_| failure.fault.cause == Cause::Inconsistent);
-            return Err(why.unwrap_or_else(|| error::of(client, failure)));
+            return Err(why.unwrap_or_else(|| open_error(client, failure)));
         }
     };
     if let Some(skew) = date.map(|date| (SystemClock.now() - date).abs())
@@ -312,7 +305,7 @@ fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
         }
         found
     });
-    tried.map_err(|failure| error::of(&store.client, failure))
+    tried.map_err(|failure| open_error(&store.client, failure))
 }
 
 /// A name that no other process uses.
@@ -322,4 +315,41 @@ fn unique(what: &str) -> String {
 
 fn hex(bytes: [u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What the failure of a request means while a store is created or opened.
+fn open_error(client: &Client, failure: Failure) -> OpenError {
+    let options = &client.options;
+    let (url, why) = (options.url.clone(), failure.text());
+    let seen = &failure.fault.seen;
+    match failure.fault.cause {
+        Cause::NoBucket => OpenError::NoBucket { bucket: options.bucket.clone(), url },
+        Cause::Denied => {
+            OpenError::Denied { url, credentials: client.credentials_source.clone(), why }
+        }
+        Cause::ClockSkew => {
+            let ahead_seconds = seen.date.map(|date| (SystemClock.now() - date) / SECOND);
+            OpenError::ClockSkew { url, ahead_seconds }
+        }
+        Cause::Credentials => OpenError::Credentials(format!(
+            "{}; {url}: {} gave none: {why}",
+            NONE_FOUND, client.credentials_source
+        )),
+        Cause::Untrusted => OpenError::Other(format!("{url}: {why}; {}", TRUST)),
+        Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Inconsistent | Cause::Late => {
+            OpenError::Unreachable { url, why }
+        }
+        Cause::Missing
+        | Cause::Present
+        | Cause::Short
+        | Cause::Full
+        | Cause::Unsupported
+        | Cause::Refused => {
+            let region = match &seen.region {
+                Some(region) => format!("; the bucket is in region={region}"),
+                None => "; check endpoint and region".to_string(),
+            };
+            OpenError::Other(format!("{url}: {why}{region}"))
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::marker::OpenError;
+use crate::open_error::OpenError;
 
 /// What the URL of an S3 store begins with.
 pub const S3_SCHEME: &str = "s3://";

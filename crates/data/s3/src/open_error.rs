@@ -2,11 +2,6 @@
 
 use std::fmt;
 
-use kestrel_types::clock::{Clock, SECOND, SystemClock};
-
-use crate::client::Client;
-use crate::fault::{Cause, Failure};
-
 /// Why a store cannot be created or opened: "what failed: why; what to do".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenError {
@@ -150,41 +145,3 @@ impl fmt::Display for OpenError {
 }
 
 impl std::error::Error for OpenError {}
-
-/// What the failure of a request means while a store is created or opened.
-pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
-    let options = &client.options;
-    let (url, why) = (options.url.clone(), failure.text());
-    let seen = &failure.fault.seen;
-    match failure.fault.cause {
-        Cause::NoBucket => OpenError::NoBucket { bucket: options.bucket.clone(), url },
-        Cause::Denied => {
-            OpenError::Denied { url, credentials: client.credentials_source.clone(), why }
-        }
-        Cause::ClockSkew => {
-            let ahead_seconds = seen.date.map(|date| (SystemClock.now() - date) / SECOND);
-            OpenError::ClockSkew { url, ahead_seconds }
-        }
-        Cause::Credentials => OpenError::Credentials(format!(
-            "{}; {url}: {} gave none: {why}",
-            crate::credentials::NONE_FOUND,
-            client.credentials_source
-        )),
-        Cause::Untrusted => OpenError::Other(format!("{url}: {why}; {}", crate::fault::TRUST)),
-        Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Inconsistent | Cause::Late => {
-            OpenError::Unreachable { url, why }
-        }
-        Cause::Missing
-        | Cause::Present
-        | Cause::Short
-        | Cause::Full
-        | Cause::Unsupported
-        | Cause::Refused => {
-            let region = match &seen.region {
-                Some(region) => format!("; the bucket is in region={region}"),
-                None => "; check endpoint and region".to_string(),
-            };
-            OpenError::Other(format!("{url}: {why}{region}"))
-        }
-    }
-}
