@@ -14,18 +14,18 @@
 //! | `check/data.rs` | every stored byte, with its checksums |
 //! | `check/name.rs` | names of files in findings |
 //!
-//! Nobody may change the metadata meanwhile: the volume is at rest, or what is checked is a
-//! [`crate::cut`] of it and [`Options::live`] tells of the volume in use. Objects are then looked
-//! at later than the metadata was, so an object that is missing is reported only if the volume
-//! still refers to it now, and one that nothing refers to only if it cannot be on its way to a
-//! file.
+//! The metadata must not change meanwhile: the volume is at rest, or what is checked is a
+//! [`crate::cut`] of it and [`Options::live`] gives access to the volume in use. Objects are then
+//! looked at later than the metadata was, so an object that is missing is reported only if the
+//! volume still refers to it now, and one that nothing refers to only if it cannot be on its way to
+//! a file.
 //!
 //! Tables are walked in key order; what must be kept in memory meanwhile is small: about one bit an
 //! inode, 16 bytes a directory and a chunked file, some 40 bytes a hard-linked file, and 20 bytes
 //! an object within a window of [`Options::window_objects`] objects (more objects: more passes).
 //!
 //! Order: entries, the `link` table, volume-wide records, the tree, the tables that follow from
-//! them, sums of objects, the store, and last (if asked) every stored byte.
+//! them, sums of objects, the store, and last (if wanted) every stored byte.
 
 mod clients;
 mod data;
@@ -67,7 +67,7 @@ const LOCATE_MAX: usize = 100_000;
 pub struct ReadData<'a> {
     /// Threads that wait for the store.
     pub threads: usize,
-    /// Asked often: false ends the reading, with nothing said about what was not read.
+    /// Called often: false ends the reading, with nothing reported about what was not read.
     pub go_on: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -97,8 +97,7 @@ pub struct Live<'a> {
     pub now: Nanos,
     /// Unreferenced objects last written to less than this ago may be on their way to a file.
     pub grace: Nanos,
-    /// Whether somebody in this process still appends to an object or has yet to commit what refers
-    /// to it.
+    /// Whether this process still appends to an object or has yet to commit what refers to it.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
 }
 
@@ -136,7 +135,7 @@ pub struct Totals {
     pub stored_bytes: u64,
     /// Objects that nothing refers to and that are scheduled for deletion.
     pub scheduled_objects: u64,
-    /// Objects that nothing refers to and that nobody will delete but `gc`.
+    /// Objects that nothing refers to and that only `gc` will delete.
     pub leaked_objects: u64,
     /// Bytes of them.
     pub leaked_bytes: u64,
@@ -282,7 +281,7 @@ struct World {
     open_unlinked: u64,
     /// Newest commit timestamp of any inode.
     newest_change: u64,
-    /// Inodes with damaged records: nothing can be said about what belongs to them.
+    /// Inodes with damaged records: nothing can be reported about what belongs to them.
     unjudged: IdSet,
     /// Files that wrongly deny having extended attributes.
     unmarked: IdSet,
@@ -314,7 +313,7 @@ impl<'a> Check<'a> {
         (self.report)(finding);
     }
 
-    /// Counts a row, and tells about it now and then.
+    /// Counts a row, and reports the count now and then.
     fn row(&mut self, what: &'static str) {
         self.totals.rows += 1;
         if self.totals.rows.is_multiple_of(8192) {
@@ -352,11 +351,11 @@ pub fn path(engine: &dyn Engine, parent: InodeId, name: &[u8]) -> String {
             parts.push(String::new());
             break;
         }
-        let place = get(engine, Key::new(Table::DirId, dir, &[])).ok().flatten();
-        match place.and_then(|bytes| DirId::decode(&bytes).ok()) {
-            Some(place) => {
-                parts.push(readable(&place.name));
-                dir = place.parent;
+        let dir_id = get(engine, Key::new(Table::DirId, dir, &[])).ok().flatten();
+        match dir_id.and_then(|bytes| DirId::decode(&bytes).ok()) {
+            Some(dir_id) => {
+                parts.push(readable(&dir_id.name));
+                dir = dir_id.parent;
             }
             None => {
                 parts.push(format!("#{dir}"));

@@ -1,11 +1,11 @@
 //! The metadata of a volume that several nodes share, put together from the rows of each: for the
 //! check, which judges a volume as a whole.
 //!
-//! What one node keeps for itself is judged here, row by row, and not part of the whole: its
+//! What one node keeps for itself is checked here, row by row, and not part of the whole: its
 //! counters against the numbers that it has made up, its sessions and answers. Of the rest every
-//! row must lie at the node that owns it; others are reported and left out, as nobody reads them. A
-//! transaction over several nodes that was decided, but that a node has not heard of, is carried
-//! out in the whole, as that node will when it does.
+//! row must lie at the node that owns it; others are reported and left out, as they are not read. A
+//! transaction over several nodes that was decided, but of which the decision has not reached a
+//! node, is carried out in the whole, as that node will when it does.
 //!
 //! The rows of each node are to be those of one moment at which no node did anything.
 
@@ -45,9 +45,9 @@ use crate::rows::{
 /// Findings kept: more say no more.
 const FINDINGS_MAX: usize = 100_000;
 
-/// What is known of one node.
+/// What was read of one node.
 struct Node {
-    table: MapView,
+    view: MapView,
     /// Volume-wide records, by name.
     records: BTreeMap<Box<[u8]>, Box<[u8]>>,
     /// Highest counter seen in an inode number that it made up, and in an object's.
@@ -72,12 +72,12 @@ pub fn gather(
     (scratch, reserve_bytes): (&Path, u64),
     progress: &mut dyn FnMut(u64),
 ) -> Result<ClusterView, CutError> {
-    let mut gathering = ClusterViewBuilder::new(scratch, reserve_bytes, placement)?;
+    let mut builder = ClusterViewBuilder::new(scratch, reserve_bytes, placement)?;
     for (node, engine) in nodes {
         let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(*engine, table));
-        gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), progress)?;
+        builder.add(*node, rows.map(|row| row.map_err(CutError::from)), progress)?;
     }
-    gathering.finish()
+    builder.finish()
 }
 
 /// See the module's header.
@@ -137,9 +137,9 @@ impl ClusterViewBuilder {
         let copy = |why: &dyn Display| CutError::Copy(parent.into(), why.to_string());
         let mut nodes = BTreeMap::new();
         for member in placement.map.members() {
-            let table = MapView::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
+            let view = MapView::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
             let node = Node {
-                table,
+                view,
                 records: BTreeMap::new(),
                 inodes: 0,
                 objects: 0,
@@ -174,7 +174,7 @@ impl ClusterViewBuilder {
             if done % 4096 == 0 {
                 progress(done);
             }
-            match judge(&mut self.nodes, node, &key, &value) {
+            match classify(&mut self.nodes, node, &key, &value) {
                 RowStatus::Ours => {}
                 RowStatus::Whole => {
                     let change = put(key.table, key.id, &key.suffix, value);
@@ -200,7 +200,7 @@ impl ClusterViewBuilder {
         let read = spool::read(&mut recorded, &mut |key, value| {
             let change = match &value {
                 None => forget(nodes, node, &key),
-                Some(value) => match judge(nodes, node, &key, value) {
+                Some(value) => match classify(nodes, node, &key, value) {
                     RowStatus::Ours => false,
                     RowStatus::Whole => true,
                     RowStatus::Wrong(finding) => {
@@ -269,14 +269,14 @@ impl ClusterViewBuilder {
     }
 }
 
-/// Whether a node still had the table by which its rows were judged when the last of them was read:
+/// Whether a node still had the map by which its rows were checked when the last of them was read:
 /// by a newer one some of them are another node's, which has them among those that were passed
 /// over.
 fn unchanged(id: NodeId, node: &Node) -> Result<(), String> {
     let Some(row) = node.records.get(TABLE.as_bytes()) else { return Ok(()) };
     match PlacementMap::decode(row) {
-        Ok(table) if table.version <= node.table.placement.version => Ok(()),
-        Ok(_) => Err(format!("node {id}: the table of placement has changed meanwhile; repeat it")),
+        Ok(map) if map.version <= node.view.placement.version => Ok(()),
+        Ok(_) => Err(format!("node {id}: the placement map has changed meanwhile; repeat it")),
         Err(why) => Err(format!("node {id}: record \"{TABLE}\": {why}")),
     }
 }
@@ -296,25 +296,26 @@ enum RowStatus {
     Wrong(Box<Finding>),
 }
 
-fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u8]) -> RowStatus {
-    let place = || format!("node {from}: {:?} #{} {}", key.table, key.id, readable(&key.suffix));
+fn classify(
+    nodes: &mut BTreeMap<NodeId, Node>,
+    from: NodeId,
+    key: &Key,
+    value: &[u8],
+) -> RowStatus {
+    let path = || format!("node {from}: {:?} #{} {}", key.table, key.id, readable(&key.suffix));
     let Some(node) = nodes.get_mut(&from) else {
         let detail = "the node is not one of the cluster's".to_string();
-        return RowStatus::Wrong(Box::new(Finding::new(
-            FindingKind::RowMisplaced,
-            place(),
-            detail,
-        )));
+        return RowStatus::Wrong(Box::new(Finding::new(FindingKind::RowMisplaced, path(), detail)));
     };
     match key.table {
         Table::System => {
             node.records.insert(key.suffix.clone(), value.into());
             return RowStatus::Ours;
         }
-        Table::Txn => return judge_record(node, from, key, value, &place()),
+        Table::Txn => return classify_record(node, from, key, value, &path()),
         _ => {}
     }
-    let owner = node.table.owner(key.table, key.id, &key.suffix);
+    let owner = node.view.owner(key.table, key.id, &key.suffix);
     if owner != from {
         // Rows on their way to or from another node: nothing reads them, and there they are in
         // order.
@@ -323,11 +324,11 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
             return RowStatus::Ours;
         }
         let finding =
-            Finding::new(FindingKind::RowMisplaced, place(), format!("it belongs to node {owner}"));
-        let says = format!("brought to node {owner}");
+            Finding::new(FindingKind::RowMisplaced, path(), format!("it belongs to node {owner}"));
+        let fix = format!("brought to node {owner}");
         return RowStatus::Wrong(Box::new(finding.with(
             Stage::Tree,
-            says,
+            fix,
             Act::Bring(from, key.clone()),
         )));
     }
@@ -338,7 +339,7 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
         let shares = node.records.get(SHARES).and_then(|row| decode_ceiling(row).ok());
         if shares.is_none_or(|shares| worker >= shares) {
             let detail = format!("a share of worker {worker}, which the node does not read");
-            let finding = Finding::new(FindingKind::RowMisplaced, place(), detail);
+            let finding = Finding::new(FindingKind::RowMisplaced, path(), detail);
             let act = Act::AtNode(from, vec![delete(key)]);
             return RowStatus::Wrong(Box::new(finding.with(Stage::Tree, "removed", act)));
         }
@@ -381,17 +382,23 @@ fn forget(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key) -> bool {
         (Table::Txn, Some(TxnKey::Decided(txn))) => drop(node.decided.remove(&txn)),
         (Table::Txn, Some(TxnKey::Prepared(txn))) => drop(node.prepared.remove(&txn)),
         (Table::Txn, _) => {}
-        _ => return node.table.owner(key.table, key.id, &key.suffix) == from,
+        _ => return node.view.owner(key.table, key.id, &key.suffix) == from,
     }
     false
 }
 
 /// A session, an answer, or what is on record of a transaction.
-fn judge_record(node: &mut Node, from: NodeId, key: &Key, value: &[u8], place: &str) -> RowStatus {
-    let finding = |why: &dyn Display| Finding::new(FindingKind::TxnWrong, place, why.to_string());
-    let removed = |why: &dyn Display, says: &str| {
+fn classify_record(
+    node: &mut Node,
+    from: NodeId,
+    key: &Key,
+    value: &[u8],
+    path: &str,
+) -> RowStatus {
+    let finding = |why: &dyn Display| Finding::new(FindingKind::TxnWrong, path, why.to_string());
+    let removed = |why: &dyn Display, fix: &str| {
         let act = Act::AtNode(from, vec![delete(key)]);
-        RowStatus::Wrong(Box::new(finding(why).with(Stage::Numbers, says, act)))
+        RowStatus::Wrong(Box::new(finding(why).with(Stage::Numbers, fix, act)))
     };
     let wrong = |why: &dyn Display| removed(why, "removed");
     match TxnKey::decode(key.id, &key.suffix) {
@@ -405,8 +412,8 @@ fn judge_record(node: &mut Node, from: NodeId, key: &Key, value: &[u8], place: &
         Some(TxnKey::Decided(txn)) => {
             node.decided.insert(txn);
             let Err(why) = decode_decision(value) else { return RowStatus::Ours };
-            // A node that has nothing to do with it says that it is done.
-            let others: Vec<NodeId> = node.table.nodes().filter(|other| *other != from).collect();
+            // A node that has no part in it reports it as done.
+            let others: Vec<NodeId> = node.view.nodes().filter(|other| *other != from).collect();
             let right = put(key.table, key.id, &key.suffix, encode_decision(&others));
             let act = Act::AtNode(from, vec![right]);
             RowStatus::Wrong(Box::new(finding(&why).with(
@@ -443,8 +450,8 @@ fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
             Some(Err(why)) => why.to_string(),
             None => "the record is missing".into(),
         };
-        let place = format!("node {id}: {}", readable(name));
-        let mut finding = Finding::new(FindingKind::SystemWrong, place, detail);
+        let path = format!("node {id}: {}", readable(name));
+        let mut finding = Finding::new(FindingKind::SystemWrong, path, detail);
         if let Some(right) = below.checked_add(1).filter(|right| *right < max) {
             let act = Act::AtNode(id, vec![put(Table::System, 0, name, encode_ceiling(right))]);
             finding = finding.with(Stage::Numbers, format!("set to {right}"), act);
@@ -462,9 +469,9 @@ fn lease(id: NodeId, node: &Node) -> Option<Finding> {
         format!("node {id}: {}", readable(LEASE)),
         why.to_string(),
     );
-    let says = "removed: the node waits for clients as long as its own lease at its next start";
+    let fix = "removed: the node waits for clients as long as its own lease at its next start";
     let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, LEASE))]);
-    Some(finding.with(Stage::Numbers, says, act))
+    Some(finding.with(Stage::Numbers, fix, act))
 }
 
 /// How often a node was started.
@@ -485,12 +492,12 @@ fn outdated(node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<NodeId> {
     outdated
 }
 
-/// What is wrong with what a node has on record of the others: they have been started at least as
-/// often as it has seen.
+/// What is wrong with a node's records of the others: they have been started at least as often as
+/// the records have it.
 fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, value) in &node.records {
-        let Some(peer) = peer_of(name).filter(|peer| node.table.placement.heir_of(*peer).is_none())
+        let Some(peer) = peer_of(name).filter(|peer| node.view.placement.heir_of(*peer).is_none())
         else {
             continue;
         };
@@ -505,8 +512,8 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
                 starts(other)
             ),
         };
-        let place = format!("node {id}: {}", readable(name));
-        let mut finding = Finding::new(FindingKind::SystemWrong, place, detail);
+        let path = format!("node {id}: {}", readable(name));
+        let mut finding = Finding::new(FindingKind::SystemWrong, path, detail);
         if PeerIdentity::decode(value).is_err() {
             let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, name))]);
             finding = finding.with(Stage::Numbers, "removed: the node learns it anew", act);
@@ -522,8 +529,8 @@ fn newest_clock(nodes: &BTreeMap<NodeId, Node>) -> u64 {
     clocks.max().unwrap_or_default()
 }
 
-/// Records of tokens: what any node knows of each. One that cannot be read is left to the check of
-/// its node.
+/// Records of tokens, merged from all nodes. One that cannot be read is left to the check of its
+/// node.
 fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut all: BTreeMap<Box<[u8]>, TokenRecord> = BTreeMap::new();
     let records =
@@ -544,10 +551,10 @@ fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
 /// were stopped, and tokens.
 fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(newest_clock(nodes)))];
-    let figures: Option<Vec<[i64; 3]>> =
+    let sums: Option<Vec<[i64; 3]>> =
         nodes.values().map(|node| decode_usage(node.records.get(USAGE)?).ok()).collect();
-    if let Some(figures) = figures {
-        let sum = |at: usize| figures.iter().fold(0_i64, |sum, node| sum.wrapping_add(node[at]));
+    if let Some(sums) = sums {
+        let sum = |at: usize| sums.iter().fold(0_i64, |sum, node| sum.wrapping_add(node[at]));
         rows.push(put(Table::System, 0, USAGE, encode_usage([sum(0), sum(1), sum(2)])));
     }
     rows.extend(tokens_of(nodes));

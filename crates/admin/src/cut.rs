@@ -6,9 +6,9 @@
 //! Every change is a whole row and every batch is in the spool whole, so the copy is the volume's
 //! state at the moment the tap ended. Writers are never stopped.
 //!
-//! The copy is an embedded engine in a scratch directory: memory is bounded by `MEMORY_BYTES`
-//! whatever the volume's size, disk space by that of the volume's metadata. The directory goes away
-//! with the cut.
+//! The copy is an embedded engine in a scratch directory: memory is bounded by `MEMORY_BYTES` for a
+//! volume of any size, disk space by that of the volume's metadata. The directory goes away with
+//! the cut.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -44,7 +44,7 @@ const PREFIX: &str = "cut.";
 pub enum CutError {
     /// The volume's engine failed.
     Engine(EngineError),
-    /// Rows that somebody else was to give did not come.
+    /// The rows that another process was to send did not come.
     Rows(String),
     /// The copy could not be written.
     Copy(PathBuf, String),
@@ -87,7 +87,7 @@ impl From<EngineError> for CutError {
     }
 }
 
-/// The copy. Dropped in this order: nobody uses the directory any more when it goes.
+/// The copy. Dropped in this order: the directory is not used any more when it goes.
 pub struct Cut {
     rows: EmbeddedEngine,
     _dir: Scratch,
@@ -136,13 +136,14 @@ impl Cut {
         Ok(copying.finish())
     }
 
-    /// The copied metadata. Nobody changes it.
+    /// The copied metadata. It does not change.
     pub fn engine(&self) -> &dyn Engine {
         &self.rows
     }
 
     /// Removes what a process that was killed left below `parent`, the directory of a volume that
-    /// this process has locked: nobody else makes cuts there, or has directories with such names.
+    /// this process has locked: no other process makes cuts there, or has directories with such
+    /// names.
     pub fn remove_stale(parent: &Path) {
         let Ok(entries) = fs::read_dir(parent) else { return };
         for entry in entries.flatten() {
@@ -212,7 +213,7 @@ impl Copying {
         Cut { rows: self.rows, _dir: self.scratch }
     }
 
-    /// Applies the changes that `read` shows; `unread` says what it means that it fails.
+    /// Applies the changes that `read` shows; `unread` is the meaning of a failure.
     fn apply(
         &self,
         read: impl FnOnce(Visit<'_>) -> Result<(), DumpError>,

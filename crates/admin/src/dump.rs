@@ -130,7 +130,7 @@ impl From<io::Error> for DumpError {
     }
 }
 
-/// What is told about the volume in the first line.
+/// What the first line has of the volume.
 #[derive(Debug, Clone)]
 pub struct About {
     /// The volume's descriptor; loading the dump gives it back.
@@ -141,8 +141,8 @@ pub struct About {
     pub now: Nanos,
 }
 
-/// Writes a dump. `spool` is an empty file, open for reading and writing, that nobody else uses.
-/// The caller makes `out` durable.
+/// Writes a dump. `spool` is an empty file, open for reading and writing, that no other process
+/// uses. The caller makes `out` durable.
 ///
 /// # Errors
 /// If the engine or one of the files fails; the dump is then incomplete, and `load` refuses it.
@@ -195,7 +195,7 @@ pub fn dump(
 
 /// Rows that are no part of a dump: besides the passing ones what a node keeps for its clients
 /// across a network. A volume made of the dump has none, and an answer given by the volume that was
-/// dumped says nothing about what happens in this one.
+/// dumped means nothing in this one.
 fn is_left_out(key: &kestrel_types::key::Key) -> bool {
     is_passing(key)
         || matches!(key.table, Table::Moved | Table::Txn)

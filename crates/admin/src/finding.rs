@@ -105,7 +105,7 @@ finding_kinds! {
     DataCorrupt = "data-corrupt", Error;
     /// A volume-wide record is missing, damaged or contradicts what the volume holds.
     SystemWrong = "system-wrong", Error;
-    /// A row that tells where a renamed file went is damaged, or the file is not there.
+    /// A row with the new name of a renamed file is damaged, or the file is not there.
     MovedWrong = "moved-wrong", Error;
     /// A client's session or the answer to one of its requests is damaged, or an answer belongs to
     /// no session.
@@ -114,7 +114,7 @@ finding_kinds! {
     HistoryDamaged = "history-damaged", Error;
     /// There is history of a snapshot that has no record.
     HistoryDangling = "history-dangling", Error;
-    /// A row lies at a node that does not own it, where nobody reads it.
+    /// A row lies at a node that does not own it, where it is not read.
     RowMisplaced = "row-misplaced", Error;
     /// A row that this version does not know.
     RowUnknown = "row-unknown", Error;

@@ -33,7 +33,7 @@ pub const USERS_MAX: usize = 1 << 20;
 /// little else.
 const UNUSED_MIN: u64 = 4096;
 
-/// Objects asked about one by one to learn whether a listing tells their own sizes.
+/// Objects looked up one by one to learn whether a listing has their own sizes.
 const SAMPLE: usize = 8;
 
 /// Which objects to look at.
@@ -42,7 +42,7 @@ pub struct Options<'a> {
     pub now: Nanos,
     /// Objects written to less than this ago are left alone: their files may still change a lot.
     pub grace: Nanos,
-    /// Whether somebody in this process still writes to an object.
+    /// Whether this process still writes to an object.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
     /// Objects wanted at most, those with the most to gain first.
     pub limit: usize,
@@ -117,7 +117,7 @@ impl From<kestrel_blockstore::Error> for FragmentedError {
 }
 
 /// Whether so little of an object is in use that rewriting the rest costs less than it frees.
-pub fn is_sparse(size: u64, referenced: u64) -> bool {
+pub fn is_fragmented(size: u64, referenced: u64) -> bool {
     referenced > 0
         && referenced.saturating_mul(100) < size.saturating_mul(FRAGMENTED_PERCENT)
         && size - referenced >= UNUSED_MIN
@@ -150,7 +150,7 @@ pub fn find(
             if sample.len() < SAMPLE {
                 sample.push((info.object, info.size));
             }
-            if is_sparse(info.size, referenced) {
+            if is_fragmented(info.size, referenced) {
                 found.objects.push(FragmentedObject {
                     object: info.object,
                     size: info.size,
@@ -162,18 +162,18 @@ pub fn find(
         }
     }
     if listed_sizes_differ(store, &sample)? {
-        // Compressed: what is stored is less than what it holds, so the listing does not tell.
+        // Compressed: what is stored is less than what it holds, so the listing does not have it.
         for (object, referenced) in maybe {
             let Ok(size) = store.size(object) else { continue };
-            if is_sparse(size, referenced) {
+            if is_fragmented(size, referenced) {
                 found.objects.push(FragmentedObject { object, size, referenced });
             }
         }
     }
     found.unused_bytes = found.objects.iter().map(FragmentedObject::unused).sum();
-    found.objects.sort_unstable_by_key(|sparse| std::cmp::Reverse(sparse.unused()));
+    found.objects.sort_unstable_by_key(|object| std::cmp::Reverse(object.unused()));
     found.objects.truncate(options.limit);
-    found.objects.sort_unstable_by_key(|sparse| sparse.object);
+    found.objects.sort_unstable_by_key(|object| object.object);
     Ok(found)
 }
 
@@ -188,7 +188,7 @@ fn listed_sizes_differ(
         match store.size(*object) {
             Ok(size) if size != *listed => return Ok(true),
             Ok(_) => {}
-            // Gone since: it tells nothing.
+            // Gone since: it counts for nothing.
             Err(error) if error.kind() == kestrel_blockstore::ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
         }
@@ -248,7 +248,7 @@ pub type Users = BTreeMap<InodeId, User>;
 /// what is found here.
 pub fn users(engine: &dyn Engine, objects: &[ObjectId], deep: bool) -> Result<Users, EngineError> {
     let mut wanted = Wanted::new(objects, deep);
-    // Chunks first: they tell which inodes are to be looked for among the records.
+    // Chunks first: they show which inodes are to be looked for among the records.
     for row in Rows::new(engine, Table::Chunk) {
         let (key, value) = row?;
         wanted.chunk(&key, &value);
@@ -342,7 +342,7 @@ pub fn objects_below(
     Ok(list)
 }
 
-/// Which of some objects are sparse, asking the store about each.
+/// Which of some objects are fragmented, by a look at each in the store.
 ///
 /// # Errors
 /// If the metadata cannot be read or the store does not answer.
@@ -362,7 +362,7 @@ pub fn find_among(
             Err(error) => return Err(error.into()),
         };
         found.stored_bytes += size;
-        if is_sparse(size, referenced) {
+        if is_fragmented(size, referenced) {
             found.objects.push(FragmentedObject { object: *object, size, referenced });
         }
     }

@@ -8,9 +8,9 @@
 //! clones that move a reference from behind the walk to before it cannot hide one. The tap stays
 //! until the last deletion. An object younger than the grace period is left alone, and so is one
 //! that a packer still holds pinned (the packer that commits a reference holds the pin until the
-//! commit is done, so "not pinned" is asked first and the tap's marks after it), one that the
-//! deletion schedule knows, and one that something refers to by its account (table `objstat`), a
-//! second record of the same truth, kept by other code.
+//! commit is done, so the pin is checked first and the tap's marks after it), one that the deletion
+//! schedule has, and one that something refers to by its account (table `objstat`), a second record
+//! of the same truth, kept by other code.
 //!
 //! If a page of the store's listing or of the metadata cannot be read, or a row cannot be decoded
 //! and may hide a reference, nothing is deleted. 33 bytes of memory an object.
@@ -26,12 +26,12 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
 
-use crate::fragmented::is_sparse;
+use crate::fragmented::is_fragmented;
 use crate::references::{Seen, TABLES, for_each, of_row};
 use crate::rows::{Rows, readable};
 
-/// Deletions under way at a time where each costs a round trip: what is asked before a deletion is
-/// asked before so many.
+/// Deletions under way at a time where each costs a round trip: what is checked before a deletion
+/// is checked before so many.
 const DELETED_AT_A_TIME: usize = 64;
 
 /// What to collect.
@@ -42,10 +42,9 @@ pub struct Options<'a> {
     pub grace: Nanos,
     /// Delete what is found. Without it nothing is changed.
     pub delete: bool,
-    /// Whether somebody in this process still appends to an object or has yet to commit what refers
-    /// to it.
+    /// Whether this process still appends to an object or has yet to commit what refers to it.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
-    /// Asked before each deletion (of a remote store: before each few): whether to go on.
+    /// Called before each deletion (of a remote store: before each few): whether to go on.
     pub go_on: &'a dyn Fn() -> bool,
 }
 
@@ -58,14 +57,14 @@ pub struct Totals {
     pub bytes: u64,
     /// Objects that something refers to.
     pub referenced: u64,
-    /// Unreferenced objects that the deletion schedule knows: the volume deletes them by itself
-    /// when mounted.
+    /// Unreferenced objects that the deletion schedule has: the volume deletes them by itself when
+    /// mounted.
     pub scheduled: u64,
     /// Unreferenced objects that are too young, or open, or that something came to refer to
     /// meanwhile.
     pub young: u64,
-    /// Unreferenced objects that their account says are referred to: left alone until
-    /// `kestrel fsck --repair` has settled it.
+    /// Unreferenced objects that are referred to by their account: left alone until `kestrel fsck
+    /// --repair` has settled it.
     pub disputed: u64,
     /// Leaked objects.
     pub leaked: u64,
@@ -75,7 +74,7 @@ pub struct Totals {
     pub deleted: u64,
     /// Leaked objects that could not be deleted.
     pub failed: u64,
-    /// Objects of which little is referred to ([`is_sparse`]).
+    /// Objects of which little is referred to ([`is_fragmented`]).
     pub sparse: u64,
     /// Bytes in them that nothing refers to.
     pub sparse_bytes: u64,
@@ -86,16 +85,16 @@ pub struct Totals {
 /// What happens to one object.
 #[derive(Debug, Clone)]
 pub enum GcEvent<'a> {
-    /// It is leaked (and will be deleted, if asked).
+    /// It is leaked (and will be deleted, if wanted).
     Leaked {
         /// Its number.
         object: ObjectId,
         /// Its bytes.
         size: u64,
-        /// Since when nobody wrote to it.
+        /// The time of the last write to it.
         age: Nanos,
     },
-    /// Nothing refers to it, but its account says so; left alone.
+    /// Nothing refers to it, but its account has references; left alone.
     Disputed(ObjectId),
     /// It could not be deleted.
     Failed(ObjectId, &'a kestrel_blockstore::Error),
@@ -172,7 +171,7 @@ impl Marks {
         Arc::new(Self { numbers, seen, damaged: AtomicBool::new(false) })
     }
 
-    /// What the engine calls with each batch, before anybody learns that it was committed.
+    /// What the engine calls with each batch, before any client gets its acknowledgement.
     fn tap(self: &Arc<Self>) -> Tap {
         let marks = self.clone();
         Box::new(move |batch| {
@@ -206,7 +205,7 @@ impl Marks {
     }
 }
 
-/// Finds leaked objects, and deletes them if asked.
+/// Finds leaked objects, and deletes them if wanted.
 ///
 /// # Errors
 /// See [`GcError`]. Objects that cannot be deleted are no error; they are counted.
@@ -223,7 +222,7 @@ pub fn collect(
     let _tap = engine.tap(marks.tap());
     add_references(engine, &mut objects, progress)?;
     marks.check()?;
-    count_sparse(&objects, &mut totals);
+    count_fragmented(&objects, &mut totals);
     objects.retain(|object| object.referenced == 0);
     mark_scheduled(engine, &mut objects, &mut totals)?;
     // In this order: a pin goes after the batch that made it needless was shown to the tap.
@@ -273,10 +272,10 @@ pub fn collect(
     Ok(totals)
 }
 
-fn count_sparse(objects: &[Object], totals: &mut Totals) {
+fn count_fragmented(objects: &[Object], totals: &mut Totals) {
     for object in objects.iter().filter(|object| object.referenced > 0) {
         totals.referenced += 1;
-        if is_sparse(object.size, object.referenced) {
+        if is_fragmented(object.size, object.referenced) {
             totals.sparse += 1;
             totals.sparse_bytes += object.size.saturating_sub(object.referenced);
         }
@@ -364,9 +363,9 @@ fn mark_scheduled(
     Ok(())
 }
 
-/// Takes out what an account says is in use, and objects with an account that cannot be read.
-/// Shares of one object are read one after the other; for an object that nothing refers to they do
-/// not change any more.
+/// Takes out objects that an account has as in use, and objects with an account that cannot be
+/// read. Shares of one object are read one after the other; for an object that nothing refers to
+/// they do not change any more.
 fn mark_disputed(
     engine: &dyn Engine,
     objects: &mut Vec<Object>,

@@ -37,10 +37,10 @@ impl IdSet {
                 }
             },
             Page::Bits(bits) => {
-                let word = &mut bits[usize::from(low >> 6)];
+                let bits_word = &mut bits[usize::from(low >> 6)];
                 let bit = 1u64 << (low & 63);
-                let fresh = *word & bit == 0;
-                *word |= bit;
+                let fresh = *bits_word & bit == 0;
+                *bits_word |= bit;
                 fresh
             }
         };
@@ -83,8 +83,8 @@ impl IdSet {
         let low = match page {
             Page::List(list) => u64::from(*list.last()?),
             Page::Bits(bits) => {
-                let word = bits.iter().rposition(|word| *word != 0)?;
-                word as u64 * 64 + u64::from(63 - bits[word].leading_zeros())
+                let bits_word = bits.iter().rposition(|bits_word| *bits_word != 0)?;
+                bits_word as u64 * 64 + u64::from(63 - bits[bits_word].leading_zeros())
             }
         };
         Some(high << PAGE_BITS | low)

@@ -20,7 +20,7 @@ use crate::rows::{DirId, Rows, get};
 /// Extents listed; files may have more, which are counted.
 pub const EXTENTS_LISTED_MAX: usize = 4096;
 
-/// Why nothing can be said.
+/// Why there is no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InfoError {
     /// The engine failed.
@@ -89,8 +89,8 @@ pub fn find_dir(engine: &dyn Engine, dir: InodeId) -> Result<Inode, InfoError> {
         return find(engine, 0, b"");
     }
     let bytes = get(engine, Key::new(Table::DirId, dir, &[]))?.ok_or(InfoError::NotFound)?;
-    let place = DirId::decode(&bytes)?;
-    find(engine, place.parent, &place.name)
+    let dir_id = DirId::decode(&bytes)?;
+    find(engine, dir_id.parent, &dir_id.name)
 }
 
 /// The inode at a path below the root, `/` between names; symbolic links are not followed.
@@ -105,8 +105,8 @@ pub fn find_path(engine: &dyn Engine, path: &[u8]) -> Result<Inode, InfoError> {
     Ok(inode)
 }
 
-/// Bytes of an object that its account says files refer to: the sum over its shares. A share that
-/// cannot be decoded counts as one byte, so that nobody takes the object for unused.
+/// Bytes of an object that files refer to by its account: the sum over its shares. A share that
+/// cannot be decoded counts as one byte, so that the object is not taken for unused.
 ///
 /// # Errors
 /// Those of the engine.
@@ -132,15 +132,15 @@ pub struct TreeSums {
     pub children: u64,
 }
 
-/// The shares of a directory that lie here, added up; `below` is shown the directories in it that
-/// are known here.
+/// The shares of a directory that lie here, added up; `visit_child` is called for the directories
+/// in it that are here.
 ///
 /// # Errors
 /// Those of the engine; damaged shares.
 pub fn dir_sums(
     engine: &dyn Engine,
     dir: InodeId,
-    below: &mut dyn FnMut(InodeId),
+    visit_child: &mut dyn FnMut(InodeId),
 ) -> Result<DirStat, InfoError> {
     let mut total = DirStat::default();
     let mut damaged = None;
@@ -159,7 +159,7 @@ pub fn dir_sums(
     }
     engine.scan(Table::Subdir, dir, None, &mut |suffix, _, _| {
         if let Ok(child) = <[u8; 8]>::try_from(suffix) {
-            below(u64::from_be_bytes(child));
+            visit_child(u64::from_be_bytes(child));
         }
         ControlFlow::Continue(())
     })?;
@@ -281,13 +281,13 @@ pub fn describe_by(
     } else if inode.data == Data::Chunked {
         let mut layout = LayoutSums::default();
         scan_chunks(engine, inode.ino, &mut layout)?;
-        layout.tell(&mut out);
+        layout.add_to(&mut out);
     }
     Ok(out)
 }
 
-/// What the inode itself says, as JSON: without the tree of a directory, and without extents that
-/// lie in chunks ([`LayoutSums`]).
+/// The inode itself as JSON: without the tree of a directory, and without extents that lie in
+/// chunks ([`LayoutSums`]).
 pub fn describe_alone(inode: &Inode) -> Value {
     let mut out = json!({
         "ino": inode.ino,
@@ -343,8 +343,8 @@ impl LayoutSums {
         }
     }
 
-    /// Adds them to what is known of the inode.
-    pub fn tell(self, out: &mut Value) {
+    /// Adds them to the JSON of the inode.
+    pub fn add_to(self, out: &mut Value) {
         out["chunks"] = self.chunks.into();
         out["extents"] = self.extents.into();
         out["extents_total"] = self.total.into();

@@ -46,7 +46,7 @@
 //!
 //! - A repair and a load need the volume for themselves. A check needs metadata that nothing
 //!   changes: a volume at rest, or a [`Cut`]. The rest works while the volume is in use.
-//! - A check changes nothing. A repair throws nothing away that may be somebody's data: it goes to
+//! - A check changes nothing. A repair throws nothing away that may be a user's data: it goes to
 //!   `/lost+found`.
 //! - Rows are read page by page: no table is in memory as a whole.
 

@@ -1,5 +1,5 @@
-//! The rows of a volume of one node, made of those that several share: what a dump holds, whatever
-//! volume it is of.
+//! The rows of a volume of one node, made of those that several share: what a dump holds, of one
+//! node or of several.
 //!
 //! What several nodes have each for itself becomes one: shares of a directory or an object are
 //! added up, counters begin above all that is in use. What only nodes of one cluster need (`moved`,

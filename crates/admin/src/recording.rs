@@ -6,12 +6,11 @@
 //! that was made in a directory which is not there yet. So each records its batches from before its
 //! rows are read on, and when all rows are read, all are **held** for a fraction of a second:
 //! commits wait in the tap, before any client can learn of them. What is recorded when the hold
-//! begins is what belongs to the cut. The verb that asks for it holds all nodes at the same time
+//! begins is what belongs to the cut. The verb that wants the cut holds all nodes at the same time
 //! and makes sure that there was a moment in all the holds.
 //!
-//! A hold begins a little after it was asked for, so that the answer leaves before what carries
-//! answers may be held up, and ends by itself. A recording that nobody asks about for a minute
-//! ends.
+//! A hold begins a little after the request, so that the answer leaves before what carries answers
+//! may be held up, and ends by itself. A recording without a request for a minute ends.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -24,15 +23,15 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::dump::spool;
 
-/// How long nobody may ask until a recording ends.
+/// How long there may be no request until a recording ends.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// Longest hold: clients and other nodes wait meanwhile, and must not take the node for one that is
 /// away.
 pub const HOLD_MAX: Duration = Duration::from_secs(2);
 
-/// Why there is no recording any more.
-/// Most holds of one recording: nobody keeps a node from its work for long.
+/// Why there is no recording any more. Most holds of one recording: a verb must not keep a node
+/// from its work for long.
 const HOLDS_MAX: u32 = 8;
 
 const GONE: &str = "the recording of changes has ended; begin anew";
@@ -54,10 +53,10 @@ struct State {
     holds: u32,
     /// Bytes that were recorded when the hold began.
     mark: Option<u64>,
-    asked: Instant,
+    last_request: Instant,
     /// No batch is of interest any more.
     over: bool,
-    /// Nobody reads what was recorded any more.
+    /// What was recorded is not read any more.
     dropped: bool,
 }
 
@@ -74,13 +73,13 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Whether nobody has asked about it for so long that it has ended.
+    /// Whether there was no request for so long that it has ended.
     pub fn is_given_up(&self) -> bool {
         self.shared.state.lock().dropped
     }
 
-    /// Records from now on into `file`, an empty file open for reading and writing that nobody else
-    /// uses, at most `bytes_max` bytes of changes. Starts a thread.
+    /// Records from now on into `file`, an empty file open for reading and writing that no other
+    /// process uses, at most `bytes_max` bytes of changes. Starts a thread.
     ///
     /// # Errors
     /// If it cannot.
@@ -93,16 +92,16 @@ impl Recording {
             hold: None,
             holds: 0,
             mark: None,
-            asked: Instant::now(),
+            last_request: Instant::now(),
             over: false,
             dropped: false,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
-        let (ours, (tell, begun)) = (shared.clone(), std::sync::mpsc::channel());
+        let (ours, (started, begun)) = (shared.clone(), std::sync::mpsc::channel());
         let held = file.try_clone()?;
         let record = move || {
             let tap = engine.tap(ours.tap());
-            let _ = tell.send(());
+            let _ = started.send(());
             ours.wait(|state| state.over);
             drop(tap);
             ours.wait(|state| state.dropped);
@@ -114,7 +113,7 @@ impl Recording {
         Ok(Self { shared, file })
     }
 
-    /// Somebody still wants it.
+    /// The recording is still wanted.
     ///
     /// # Errors
     /// If it has ended.
@@ -123,7 +122,7 @@ impl Recording {
         if state.dropped {
             return Err(GONE.into());
         }
-        state.asked = Instant::now();
+        state.last_request = Instant::now();
         Ok(())
     }
 
@@ -141,7 +140,7 @@ impl Recording {
         }
         state.holds += 1;
         let now = Instant::now();
-        state.asked = now;
+        state.last_request = now;
         state.mark = None;
         let begins = now + after.min(HOLD_MAX);
         state.hold = Some(Hold { begins, ends: begins + length.min(HOLD_MAX) });
@@ -177,7 +176,7 @@ impl Recording {
     }
 
     fn finish(&self, state: &mut State) -> Result<u64, String> {
-        state.asked = Instant::now();
+        state.last_request = Instant::now();
         let mark = state.mark.unwrap_or(state.bytes);
         state.mark = Some(mark);
         state.over = true;
@@ -198,7 +197,7 @@ impl Recording {
     pub fn read(&self, from: u64, len: usize) -> Result<Vec<u8>, String> {
         let mark = {
             let mut state = self.shared.state.lock();
-            state.asked = Instant::now();
+            state.last_request = Instant::now();
             let is_whole = state.over && state.out.is_none() && !state.dropped;
             state.mark.filter(|_| is_whole).ok_or(GONE)?
         };
@@ -259,11 +258,11 @@ impl Shared {
         }
     }
 
-    /// Until it is so, or nobody wants the recording any more.
+    /// Until it is so, or the recording is not wanted any more.
     fn wait(&self, is_so: impl Fn(&State) -> bool) {
         let mut state = self.state.lock();
         while !is_so(&state) {
-            let until = state.asked + LEASE;
+            let until = state.last_request + LEASE;
             if Instant::now() >= until {
                 state.end();
                 self.changed.notify_all();

@@ -8,8 +8,8 @@
 //!
 //! Works in rounds: a check collects repairs, those of the earliest stage are applied, each as one
 //! atomic batch, and the next round begins with a new check. It ends when a check finds nothing
-//! more to repair. Nothing is thrown away that may hold somebody's data: what cannot be put back
-//! goes to `/lost+found`, under its inode number.
+//! more to repair. Nothing is thrown away that may hold a user's data: what cannot be put back goes
+//! to `/lost+found`, under its inode number.
 //!
 //! A volume that several nodes share is repaired by [`cluster`].
 
@@ -67,7 +67,7 @@ pub enum RepairError {
     NoProgress(Box<Finding>),
     /// The rows of several nodes could not be put together.
     Gather(CutError),
-    /// Not now; the text says why.
+    /// Not now; the text has the reason.
     Refused(String),
 }
 
@@ -136,7 +136,7 @@ pub fn repair(
 
 /// The rounds, on the rows of one node, or on those of several.
 fn rounds(
-    (engine, several): (&dyn Engine, Option<&WriteThrough<'_>>),
+    (engine, cluster): (&dyn Engine, Option<&WriteThrough<'_>>),
     options: &mut Options<'_>,
     now: Nanos,
     did: &mut dyn FnMut(&Finding, &Fix),
@@ -173,7 +173,7 @@ fn rounds(
             kept.into_iter().for_each(left);
             return Ok((totals, done));
         }
-        let mut workshop = Workshop::new(engine, several, now);
+        let mut workshop = Workshop::new(engine, cluster, now);
         let mut applied = 0;
         for finding in &fixes {
             if let Some(fix) = &finding.fix
@@ -202,14 +202,14 @@ struct Workshop<'a> {
     engine: &'a dyn Engine,
     now: Nanos,
     /// The engine again, if its rows are those of several nodes.
-    several: Option<&'a WriteThrough<'a>>,
+    cluster: Option<&'a WriteThrough<'a>>,
     /// Rows that this round changed: a finding that concerns one of them again may be out of date.
     touched: HashSet<Key>,
 }
 
 impl<'a> Workshop<'a> {
-    fn new(engine: &'a dyn Engine, several: Option<&'a WriteThrough<'a>>, now: Nanos) -> Self {
-        Self { engine, now, several, touched: HashSet::new() }
+    fn new(engine: &'a dyn Engine, cluster: Option<&'a WriteThrough<'a>>, now: Nanos) -> Self {
+        Self { engine, now, cluster, touched: HashSet::new() }
     }
 
     /// Carries a repair out; false if it has to wait for the next round.
@@ -228,10 +228,10 @@ impl<'a> Workshop<'a> {
                 // Directories may have some, and nodes look for them only if it says so.
                 root.set_policy(PolicyRecord { in_use: true, ..PolicyRecord::default() });
                 let root = Entry::Inode(root);
-                let place = DirId { parent: 0, name: Box::new([]) };
+                let dir_id = DirId { parent: 0, name: Box::new([]) };
                 vec![
                     put(Table::Entry, 0, &[], root.encode()),
-                    put(Table::DirId, ROOT, &[], place.encode()),
+                    put(Table::DirId, ROOT, &[], dir_id.encode()),
                 ]
             }
             Act::AdoptDirectory(ino) => self.adopt_directory(*ino)?,
@@ -276,7 +276,7 @@ impl<'a> Workshop<'a> {
                 vec![put(key.table, key.id, &key.suffix, fresh.encode())]
             }
         };
-        if self.several.is_some() && !matches!(act, Act::Rows(_)) {
+        if self.cluster.is_some() && !matches!(act, Act::Rows(_)) {
             let moved: Vec<Mutation> = mutations.iter().filter_map(moved).collect();
             mutations.extend(moved);
         }
@@ -302,12 +302,12 @@ impl<'a> Workshop<'a> {
     fn with_a_valid_number(
         &self,
         ino: InodeId,
-        place: (InodeId, &[u8]),
+        dir_id: (InodeId, &[u8]),
     ) -> Result<(InodeId, Vec<Mutation>), EngineError> {
         if (FIRST_INODE..INODE_MAX).contains(&ino) {
             return Ok((ino, Vec::new()));
         }
-        let fresh = self.new_number(place)?;
+        let fresh = self.new_number(dir_id)?;
         let mut rows = Vec::new();
         self.engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
             rows.push(put(Table::Chunk, fresh, suffix, value.into()));
@@ -320,8 +320,8 @@ impl<'a> Workshop<'a> {
     /// A directory's record: at the place that is still recorded for it, if that is free, else in
     /// `lost+found`.
     fn adopt_directory(&self, ino: InodeId) -> Result<Vec<Mutation>, EngineError> {
-        let (parent, name) = match self.old_place(ino)? {
-            Some(place) => (place.parent, place.name.to_vec()),
+        let (parent, name) = match self.usable_dir_id(ino)? {
+            Some(dir_id) => (dir_id.parent, dir_id.name.to_vec()),
             None => self.found_name(&format!("#{ino}"))?,
         };
         let record = Entry::Inode(self.inode(ino, Kind::Dir)).encode();
@@ -330,27 +330,27 @@ impl<'a> Workshop<'a> {
         Ok(rows)
     }
 
-    fn old_place(&self, ino: InodeId) -> Result<Option<DirId>, EngineError> {
+    fn usable_dir_id(&self, ino: InodeId) -> Result<Option<DirId>, EngineError> {
         let stored = get(self.engine, Key::new(Table::DirId, ino, &[]))?;
-        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else {
+        let Some(dir_id) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else {
             return Ok(None);
         };
-        let usable = Name::check(&place.name).is_ok()
-            && self.is_directory(place.parent)?
-            && get(self.engine, Key::new(Table::Entry, place.parent, &place.name))?.is_none();
-        Ok(usable.then_some(place))
+        let usable = Name::check(&dir_id.name).is_ok()
+            && self.is_directory(dir_id.parent)?
+            && get(self.engine, Key::new(Table::Entry, dir_id.parent, &dir_id.name))?.is_none();
+        Ok(usable.then_some(dir_id))
     }
 
-    /// Whether a directory with this number exists where its place says.
+    /// Whether a directory with this number exists where its `dirid` row has it.
     fn is_directory(&self, ino: InodeId) -> Result<bool, EngineError> {
         if ino == ROOT {
             return Ok(true);
         }
         let stored = get(self.engine, Key::new(Table::DirId, ino, &[]))?;
-        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else {
+        let Some(dir_id) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else {
             return Ok(false);
         };
-        let record = get(self.engine, Key::new(Table::Entry, place.parent, &place.name))?;
+        let record = get(self.engine, Key::new(Table::Entry, dir_id.parent, &dir_id.name))?;
         Ok(record.is_some_and(|bytes| Entry::peek(&bytes) == Ok((ino, Kind::Dir))))
     }
 
@@ -409,8 +409,8 @@ impl<'a> Workshop<'a> {
     /// An inode number that was never used, for something of this name. The check has made sure
     /// before that the counter is above all others.
     fn new_number(&self, (parent, name): (InodeId, &[u8])) -> Result<InodeId, EngineError> {
-        if let Some(several) = self.several {
-            return several.new_number(parent, name);
+        if let Some(cluster) = self.cluster {
+            return cluster.new_number(parent, name);
         }
         let keys = [Key::new(Table::System, 0, INODES)];
         let stored = get_all(self.engine, &keys)?.pop().flatten();
@@ -429,15 +429,15 @@ fn moved(change: &Mutation) -> Option<Mutation> {
         return None;
     }
     let Ok(Entry::Inode(inode)) = Entry::decode(value) else { return None };
-    let place = DirId { parent: key.id, name: key.suffix.clone() };
-    (inode.kind != Kind::Dir).then(|| put(Table::Moved, inode.ino, &[], place.encode()))
+    let dir_id = DirId { parent: key.id, name: key.suffix.clone() };
+    (inode.kind != Kind::Dir).then(|| put(Table::Moved, inode.ino, &[], dir_id.encode()))
 }
 
 /// What goes with a directory's entry.
 fn directory_rows(ino: InodeId, parent: InodeId, name: &[u8]) -> Vec<Mutation> {
-    let place = DirId { parent, name: name.into() };
+    let dir_id = DirId { parent, name: name.into() };
     vec![
-        put(Table::DirId, ino, &[], place.encode()),
+        put(Table::DirId, ino, &[], dir_id.encode()),
         put(Table::Subdir, parent, &ino.to_be_bytes(), Box::new([])),
     ]
 }

@@ -283,8 +283,8 @@ mod tests {
 
     #[test]
     fn small_values_survive_a_round_trip() {
-        let place = DirId { parent: 7, name: b"x\xff".as_slice().into() };
-        assert_eq!(DirId::decode(&place.encode()), Ok(place));
+        let dir_id = DirId { parent: 7, name: b"x\xff".as_slice().into() };
+        assert_eq!(DirId::decode(&dir_id.encode()), Ok(dir_id));
         assert_eq!(decode_ceiling(&encode_ceiling(9)), Ok(9));
         assert_eq!(decode_usage(&encode_usage([1, -2, 3])), Ok([1, -2, 3]));
         assert_eq!(decode_xattr(&encode_xattr(b"v")), Ok(&b"v"[..]));

@@ -15,7 +15,7 @@ use crate::rows::{DirId, get, readable};
 /// Something that could not be recovered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LostPath {
-    /// The file or directory that this concerns; `-` if it is not known.
+    /// The file or directory that this concerns; `-` if it cannot be found out.
     pub path: String,
     /// What is lost of it.
     pub detail: String,
@@ -89,7 +89,7 @@ fn within(
     };
     let [first, last] = [after, before].map(|key| readable(&key.suffix));
     add(dir, format!("its entries between {first:?} and {last:?} are lost"));
-    // Directories among them are known from other rows.
+    // Directories among them are named in other rows.
     for name in subdirectories(engine, after.id)? {
         let is_between = *after.suffix < *name && *name < *before.suffix;
         if is_between && get(engine, Key::new(Table::Entry, after.id, &name))?.is_none() {
@@ -153,8 +153,8 @@ mod tests {
     use kestrel_engine::BatchKind;
     use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
-    /// Losses are told by the paths of the files, and a directory that is known from other rows by
-    /// its own.
+    /// Losses are reported by the paths of the files, and a directory that is named in other rows
+    /// by its own.
     #[test]
     fn lost_rows_by_path() {
         let engine = MemoryEngine::new(SyncWhen::Asked);

@@ -1,11 +1,12 @@
-//! Warming up: bringing the bytes and rows of files near, telling how many are, dropping them.
+//! Warming up: bringing the bytes and rows of files into the local cache, counting those that are
+//! there, dropping them.
 //!
 //! Walks the rows of a volume in use, gathers where the files' bytes lie, joins what lies together
-//! (a pack holds many files: their bytes come with few requests), and has the near cache fill it
+//! (a pack holds many files: their bytes come with few requests), and has the local cache filled
 //! with some threads. Nothing is remembered between runs: what is there already is not read again,
 //! so a run that was cut off is resumed by repeating it.
 //!
-//! Memory: `SPANS_MAX` spans of 24 bytes at a time, and the near cache's own for each thread.
+//! Memory: `SPANS_MAX` spans of 24 bytes at a time, and the local cache's own for each thread.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,7 +39,8 @@ const PIECE_BYTES: u64 = 4 << 20;
 /// Most threads.
 pub const THREADS_MAX: usize = 256;
 
-/// Failures after which it gives up: a cache that cannot take anything is not asked for every byte.
+/// Failures after which it gives up: a cache that cannot take anything does not get a request for
+/// every byte.
 const FAILURES_MAX: u64 = 1000;
 
 /// Failures described.
@@ -65,7 +67,7 @@ pub struct Options<'a> {
     pub metadata: bool,
     /// Threads that wait for the store, 1 to [`THREADS_MAX`].
     pub threads: usize,
-    /// Asked often; false ends the work.
+    /// Called often; false ends the work.
     pub go_on: &'a dyn Fn() -> bool,
 }
 
@@ -89,7 +91,7 @@ pub struct Totals {
     pub failed: u64,
     /// Paths and pieces that failed and why, the first few.
     pub failures: Vec<String>,
-    /// It ended before everything was done: too many failures, or it was told to.
+    /// It ended before everything was done: too many failures, or `go_on` was false.
     pub unfinished: bool,
 }
 
@@ -101,14 +103,14 @@ struct Span {
     to: u64,
 }
 
-/// Warms up. `tell` gets the files and the bytes dealt with so far.
+/// Warms up. `report` gets the files and the bytes dealt with so far.
 ///
 /// # Errors
 /// If the metadata cannot be read; what was done stays done.
 pub fn run(
     engine: &dyn Engine,
     options: &Options<'_>,
-    tell: &mut dyn FnMut(u64, u64),
+    report: &mut dyn FnMut(u64, u64),
 ) -> Result<Totals, InfoError> {
     let mut work =
         Work { options, totals: Totals::default(), spans: Vec::new(), evicted: IdSet::default() };
@@ -117,9 +119,9 @@ pub fn run(
         let walked = walk(engine, path, &mut |file| {
             failed = work.file(engine, &file).err();
             if failed.is_none() && work.spans.len() >= SPANS_MAX {
-                work.deal(tell);
+                work.deal(report);
             } else if work.totals.files.is_multiple_of(1024) {
-                tell(work.totals.files, work.totals.bytes);
+                report(work.totals.files, work.totals.bytes);
                 work.totals.unfinished |= !(options.go_on)();
             }
             if failed.is_some() || work.totals.unfinished {
@@ -142,7 +144,7 @@ pub fn run(
             return Ok(work.totals);
         }
     }
-    work.deal(tell);
+    work.deal(report);
     Ok(work.totals)
 }
 
@@ -203,8 +205,8 @@ impl Work<'_> {
     }
 
     /// Deals with what was gathered.
-    fn deal(&mut self, tell: &mut dyn FnMut(u64, u64)) {
-        let Some((act, near)) = self.options.data else { return };
+    fn deal(&mut self, report: &mut dyn FnMut(u64, u64)) {
+        let Some((act, cache)) = self.options.data else { return };
         let gap = if act == Act::Fill { GAP_BYTES } else { 0 };
         let spans = joined(std::mem::take(&mut self.spans), gap);
         match act {
@@ -212,7 +214,7 @@ impl Work<'_> {
                 for span in spans {
                     self.totals.bytes += span.to - span.from;
                     if self.evicted.insert(span.object) {
-                        self.totals.evicted_bytes += near.evict(span.object);
+                        self.totals.evicted_bytes += cache.evict(span.object);
                     }
                 }
             }
@@ -220,23 +222,23 @@ impl Work<'_> {
                 for span in spans {
                     self.totals.bytes += span.to - span.from;
                     self.totals.cached_bytes +=
-                        near.holds(span.object, span.from, span.to - span.from);
+                        cache.holds(span.object, span.from, span.to - span.from);
                 }
             }
-            Act::Fill => self.fill(near, &pieces(&spans), tell),
+            Act::Fill => self.fill(cache, &pieces(&spans), report),
         }
-        tell(self.totals.files, self.totals.bytes);
+        report(self.totals.files, self.totals.bytes);
         self.totals.unfinished |= !(self.options.go_on)();
     }
 
-    fn fill(&mut self, near: &dyn LocalCache, pieces: &[Span], tell: &mut dyn FnMut(u64, u64)) {
+    fn fill(&mut self, cache: &dyn LocalCache, pieces: &[Span], report: &mut dyn FnMut(u64, u64)) {
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (send, receive) = mpsc::channel();
         let work = |send: mpsc::Sender<(Span, kestrel_blockstore::Result<()>)>| {
             while !stop.load(Ordering::Relaxed)
                 && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
             {
-                let filled = near.fill(piece.object, piece.from, piece.to - piece.from);
+                let filled = cache.fill(piece.object, piece.from, piece.to - piece.from);
                 if send.send((*piece, filled)).is_err() {
                     return;
                 }
@@ -263,7 +265,7 @@ impl Work<'_> {
                         ));
                     }
                 }
-                tell(self.totals.files, self.totals.bytes);
+                report(self.totals.files, self.totals.bytes);
                 if self.totals.failed >= FAILURES_MAX || !(self.options.go_on)() {
                     self.totals.unfinished = true;
                     stop.store(true, Ordering::Relaxed);
@@ -301,7 +303,8 @@ fn pieces(spans: &[Span]) -> Vec<Span> {
 mod tests {
     use super::*;
 
-    /// Spans of one object that lie near each other are joined, and a long span is cut into pieces.
+    /// Spans of one object that lie close to each other are joined, and a long span is cut into
+    /// pieces.
     #[test]
     fn span_joining_and_cutting() {
         let span = |object, from, to| Span { object, from, to };
@@ -313,8 +316,8 @@ mod tests {
             span(1, 9 << 20, 10 << 20),
             span(2, 5, 20),
         ];
-        let near = joined(spans.clone(), GAP_BYTES);
-        assert_eq!(near, [span(1, 100, 400), span(1, 9 << 20, 10 << 20), span(2, 0, 20)]);
+        let cache = joined(spans.clone(), GAP_BYTES);
+        assert_eq!(cache, [span(1, 100, 400), span(1, 9 << 20, 10 << 20), span(2, 0, 20)]);
         let exact = joined(spans, 0);
         assert_eq!(exact[..2], [span(1, 100, 200), span(1, 300, 400)]);
         assert_eq!(

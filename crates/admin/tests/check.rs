@@ -48,7 +48,7 @@ fn mends_nodes(name: &str, plant: impl Fn(&Volume), expected: &[K], alone: &Volu
     plant(&damaged);
     let nodes = Several::of(&damaged);
     let before = nodes.all();
-    // What is a matter of each node is judged node by node.
+    // What is a matter of each node is checked node by node.
     let of_whole = |kind: &K| {
         !matches!(kind, K::SystemWrong | K::TxnWrong | K::DirStatWrong | K::ObjStatWrong)
     };
@@ -373,7 +373,7 @@ fn extents() {
     mends("of a packed file", |v| v.apply(vec![chunk(PACKED, 0), account()]), &[K::ChunkDangling]);
     mends("beyond the end", |v| v.apply(vec![chunk(BIG, 1), account()]), &[K::ChunkBeyondEnd]);
 
-    // Cut off and on their way out: they count as references, and nothing else is said of them.
+    // Cut off and on their way out: they count as references, and nothing else is reported of them.
     let sweep = |ino: u64, number: u64| put(Table::Sweep, ino, &number.to_be_bytes(), Box::new([]));
     let volume = Volume::new();
     volume.apply(vec![
@@ -600,7 +600,7 @@ fn data_is_verified_when_asked() {
     let (findings, totals) = check();
     assert_eq!((findings.len(), totals.verified_bytes), (2, 50 + 30));
     assert_eq!(findings[0].path, "/a/packed");
-    // What nobody waits for is not read.
+    // What no caller waits for is not read.
     let none = ReadData { threads: 3, go_on: &|| false };
     let mut options =
         Options { store: Some(&volume.store), data: Some(none), ..Options::default() };

@@ -1,4 +1,4 @@
-//! Garbage collection deletes what nothing refers to, and nothing else, whatever fails.
+//! Garbage collection deletes what nothing refers to, and nothing else, also after failures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

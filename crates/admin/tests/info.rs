@@ -1,4 +1,4 @@
-//! What `info` says about files and directories.
+//! What `info` answers about files and directories.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

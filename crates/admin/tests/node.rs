@@ -1,5 +1,5 @@
-//! The check agrees with the metadata core: whatever a node does, the rows it leaves have no
-//! findings, at any moment.
+//! The check agrees with the metadata core: after all operations of a node, the rows it leaves have
+//! no findings, at any moment.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

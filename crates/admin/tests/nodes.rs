@@ -225,7 +225,7 @@ fn counters_above_numbers_of_missing_nodes() {
     ]);
     let file = dump_of(&volume.engine);
     let cluster = formed(3);
-    // The node that announced another one has told it already where to begin.
+    // The node that announced another one has sent it already where to begin.
     let expect = Key::new(Table::System, 0, b"expect 4");
     let announced = Mutation { key: expect.clone(), value: Some(b"node-4:9440"[..].into()) };
     cluster[&1].commit(BatchKind::Growing, vec![announced]).unwrap();
@@ -313,8 +313,8 @@ fn gathered_shares_and_pending_deletes() {
     assert_eq!(rows(Table::Reap), [(reap, Box::default())]);
 }
 
-/// Commits rows of `node` from `from` on for as long as `until` says, each with a number of all
-/// nodes together.
+/// Commits rows of `node` from `from` on until `until` is true, each with a number of all nodes
+/// together.
 fn busy(engine: &EmbeddedEngine, node: u64, count: &AtomicU64, until: &(dyn Fn() -> bool + Sync)) {
     while !until() {
         let number = count.fetch_add(1, Ordering::SeqCst);

@@ -83,7 +83,7 @@ impl BlockStore for Paged<'_> {
     }
 }
 
-/// What happens before a scan of a table, told which scan of all it is.
+/// What happens before a scan of a table; it gets the number of the scan.
 type BeforeScan<'a> = &'a (dyn Fn(usize, Table) -> Result<(), EngineError> + Sync);
 
 /// An engine that reads one row a scan, and something happens before each.
@@ -137,7 +137,7 @@ fn gc(engine: &dyn Engine, store: &dyn BlockStore) -> Result<Totals, GcError> {
     gc_with(engine, store, &|_| false, &mut |_| {})
 }
 
-/// Deletes at once whatever it takes for leaked.
+/// Deletes at once everything that it takes for leaked.
 fn gc_with(
     engine: &dyn Engine,
     store: &dyn BlockStore,
@@ -230,7 +230,7 @@ fn silently_missing_page_of_listing() {
 }
 
 /// A rename takes a reference from behind where the walk is to before it, so that the walk never
-/// sees it. It has no account, so that only the tap knows.
+/// sees it. It has no account, so that only the tap sees it.
 #[test]
 fn a_reference_that_moves_past_the_walk_is_seen() {
     let volume = leaky();
@@ -375,7 +375,7 @@ fn what_may_be_on_its_way_is_not_leaked() {
         "one is open"
     );
     assert_eq!(live_findings(&volume, i64::MAX, || {}), (vec![], 0), "both are young");
-    // A file that is open and has no name is nothing to tell of while the volume is in use.
+    // A file that is open and has no name is no finding while the volume is in use.
     let volume = Volume::new();
     let orphan = kestrel_types::inode::Inode { nlink: 0, ..inode(30, Kind::File, 0, Data::None) };
     volume.apply(vec![put(Table::Link, 30, &[], encode_inode(&orphan))]);

@@ -157,7 +157,7 @@ fn what_each_node_has_for_itself_is_put_right() {
     let gone = |name: &[u8]| Mutation { key: Key::new(Table::System, 0, name), value: None };
     let txn = |number| TxnId { node: 3, epoch: 1, number };
     let record = |key: Key, value: &[u8]| put(key.table, key.id, &key.suffix, value.into());
-    // Node 2 has made a file that its counter does not tell of, and an object that only the store
+    // Node 2 has made a file that its counter does not cover, and an object that only the store
     // has.
     let ino = kestrel_types::placement::id_in(500, 2, table().placement.slot_of(C, b"later"));
     nodes.apply(vec![entry(C, "later", inode(ino, Kind::File, 0, Data::None))]);
@@ -220,7 +220,7 @@ fn repair_with_open_transactions() {
         );
         (owner, key)
     };
-    // Of a rename that was decided, one node has not heard: the file has two names until it does.
+    // The decision of a rename has not reached one node: the file has two names until it does.
     let Entry::Inode(file) =
         Entry::decode(&nodes.value(Table::Entry, A, b"packed").unwrap()).unwrap()
     else {
@@ -353,7 +353,7 @@ fn plant(nodes: &Several<'_>) {
     }
 }
 
-/// What files hold, wherever they are: what must never become less.
+/// What files hold, at whichever node: what must never become less.
 fn held(nodes: &Several<'_>) -> BTreeMap<String, u64> {
     let mut held = BTreeMap::new();
     for (_, (size, data)) in nodes.content() {
@@ -364,7 +364,8 @@ fn held(nodes: &Several<'_>) -> BTreeMap<String, u64> {
     held
 }
 
-/// A repair finishes what an earlier repair began, wherever the earlier one was cut short.
+/// A repair finishes what an earlier repair began, at each point at which the earlier one may be
+/// cut short.
 #[test]
 fn repair_after_interrupted_repair() {
     let volume = Volume::new();

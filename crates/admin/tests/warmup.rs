@@ -1,4 +1,4 @@
-//! Warming up the fixture's files through a cache that notes what it is asked.
+//! Warming up the fixture's files through a cache that notes its requests.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -97,7 +97,7 @@ fn what_the_cache_does_not_take_is_told() {
     assert!(done.cached_bytes < done.bytes);
 }
 
-/// A warm-up without data reads the rows only, and a warm-up that is told to stop ends unfinished.
+/// A warm-up without data reads the rows only, and a warm-up that is stopped ends unfinished.
 #[test]
 fn warmup_of_rows_and_its_cancellation() {
     let volume = Volume::new();
@@ -105,7 +105,7 @@ fn warmup_of_rows_and_its_cancellation() {
     let options =
         Options { paths: &paths, data: None, metadata: true, threads: 1, go_on: &|| true };
     let done = run(&volume.engine, &options, &mut |_, _| {}).unwrap();
-    // Seven names, a record that two of them share (seen from both), and a list of extents.
+    // Seven names, a record that two of them share (found from both), and a list of extents.
     assert_eq!((done.files, done.rows, done.bytes), (7, 10, 0));
     let near = Bytes::default();
     let options =

@@ -2,9 +2,9 @@
 //! where files went that they have open (table `moved`).
 //!
 //! None of it is part of the tree: a row that is wrong is removed. That costs at most what the row
-//! was for: a client that asks again after a crash, and has no recorded answer, may be told that
-//! what it did exists already; a client with a file that cannot be found after a restart gets
-//! `ESTALE`.
+//! was for: a client that sends a call again after a crash, and has no recorded reply, may get an
+//! error that what it made exists already; a client with a file that cannot be found after a
+//! restart gets `ESTALE`.
 
 use std::collections::HashSet;
 
@@ -33,18 +33,18 @@ fn moved(check: &mut Check<'_>) -> Result<(), EngineError> {
         let detail = match DirId::decode(&value) {
             _ if !key.suffix.is_empty() => "its key is none".to_owned(),
             // It may be given a name: see `kestrel_meta::ops::tmpfile`.
-            Ok(place) if place.parent == 0 => {
+            Ok(dir_id) if dir_id.parent == 0 => {
                 let record = get(check.engine, Key::new(Table::Link, key.id, b""))?;
                 match record.map(|bytes| Inode::decode(&mut Reader::new(&bytes))) {
                     Some(Ok(inode)) if inode.nlink == 0 => continue,
                     _ => "it says that the file has no name".to_owned(),
                 }
             }
-            Ok(place) => {
-                let entry = get(check.engine, Key::new(Table::Entry, place.parent, &place.name))?;
+            Ok(dir_id) => {
+                let entry = get(check.engine, Key::new(Table::Entry, dir_id.parent, &dir_id.name))?;
                 match entry.map(|bytes| Entry::decode(&bytes)) {
                     Some(Ok(Entry::Inode(inode))) if inode.ino == key.id => continue,
-                    _ => format!("the file is not at {}", check.path(place.parent, &place.name)),
+                    _ => format!("the file is not at {}", check.path(dir_id.parent, &dir_id.name)),
                 }
             }
             Err(why) => why.to_string(),

@@ -37,7 +37,8 @@ pub fn check(
     how: ReadData<'_>,
 ) -> std::result::Result<(), CheckError> {
     let engine = check.engine;
-    let mut work = Work { store, how, batch: Vec::new(), bytes: 0, bad: Vec::new(), silent: None };
+    let mut work =
+        Work { store, how, batch: Vec::new(), bytes: 0, bad: Vec::new(), unreachable: None };
     let progress = &mut check.progress;
     for_each(engine, &mut |seen| {
         let Seen::Reference(Reference { row, range, .. }) = seen else { return };
@@ -59,7 +60,7 @@ pub fn check(
         let detail = format!("object {} from byte {}: {why}", range.object, range.offset);
         check.found(Finding::new(FindingKind::DataCorrupt, file, detail));
     }
-    work.silent.map_or(Ok(()), |why| Err(why.into()))
+    work.unreachable.map_or(Ok(()), |why| Err(why.into()))
 }
 
 struct Work<'a> {
@@ -68,15 +69,15 @@ struct Work<'a> {
     batch: Vec<(Range, Key)>,
     bytes: u64,
     bad: Vec<(Range, Key, Error)>,
-    /// A store that does not answer says nothing about what it holds.
-    silent: Option<Error>,
+    /// From a store that does not answer nothing can be concluded about what it holds.
+    unreachable: Option<Error>,
 }
 
 impl Work<'_> {
     /// Verifies what was gathered.
     fn verify(&mut self) {
         let mut batch = std::mem::take(&mut self.batch);
-        if self.silent.is_some() {
+        if self.unreachable.is_some() {
             return;
         }
         batch.sort_unstable_by(|(a, one), (b, other)| {
@@ -87,27 +88,27 @@ impl Work<'_> {
         let groups = groups(&ranges);
         let next = AtomicUsize::new(0);
         let verify = || {
-            let mut verdicts = Vec::new();
+            let mut results = Vec::new();
             while (self.how.go_on)()
                 && let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed))
             {
-                verdicts.extend(verify_group(self.store, group));
+                results.extend(verify_group(self.store, group));
             }
-            verdicts
+            results
         };
         let threads = self.how.threads.clamp(1, THREADS_MAX).min(groups.len());
-        let mut verdicts: Vec<(Range, Result<Option<Error>>)> = std::thread::scope(|scope| {
+        let mut results: Vec<(Range, Result<Option<Error>>)> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(verify)).collect();
-            let verdicts = threads.into_iter().flat_map(|thread| match thread.join() {
-                Ok(verdicts) => verdicts,
+            let results = threads.into_iter().flat_map(|thread| match thread.join() {
+                Ok(results) => results,
                 Err(panic) => std::panic::resume_unwind(panic),
             });
-            verdicts.collect()
+            results.collect()
         });
         // As they lie, whichever thread was the first: the same damage gives the same report.
-        verdicts.sort_unstable_by_key(|(range, _)| (range.object, range.offset, range.len));
-        for (range, verdict) in verdicts {
-            let damage = match verdict {
+        results.sort_unstable_by_key(|(range, _)| (range.object, range.offset, range.len));
+        for (range, result) in results {
+            let damage = match result {
                 Ok(None) => {
                     self.bytes += u64::from(range.len);
                     continue;
@@ -117,7 +118,7 @@ impl Work<'_> {
                 Err(why)
                     if matches!(why, Error::Remote { .. }) || why.kind() == ErrorKind::Deadline =>
                 {
-                    self.silent = Some(why);
+                    self.unreachable = Some(why);
                     continue;
                 }
                 Ok(Some(why)) | Err(why) => why,
@@ -170,7 +171,7 @@ fn verify_group(store: &dyn BlockStore, group: &[Range]) -> Vec<(Range, Result<O
     let mut bytes = vec![0; (to - from) as usize];
     match store.read_fresh(first.object, from, &mut [IoSliceMut::new(&mut bytes)]) {
         Ok(()) => verify_with(&Span { store, object: first.object, from, bytes }),
-        // Too short, or gone: which of them suffer is told by reading each.
+        // Too short, or gone: which of them suffer shows when each is read.
         Err(_) => verify_with(store),
     }
 }

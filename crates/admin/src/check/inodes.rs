@@ -68,8 +68,8 @@ pub fn walk(check: &mut Check<'_>) -> Result<World, EngineError> {
                     check.path(key.id, &key.suffix),
                     format!("the record of {} bytes: {why}", value.len()),
                 );
-                let says = "its bytes are kept as a file in /lost+found";
-                check.found(finding.with(Stage::Tree, says, Act::AdoptBytes(key, value)));
+                let fix = "its bytes are kept as a file in /lost+found";
+                check.found(finding.with(Stage::Tree, fix, Act::AdoptBytes(key, value)));
             }
         }
         if lookups.len() >= LOOKUP_BATCH {
@@ -213,9 +213,9 @@ fn derived(
     }
     let values = get_all(check.engine, &keys)?;
     for ((ino, parent, name), rows) in dirs.drain(..).zip(values.chunks(2)) {
-        let [place, listed] = rows else { continue };
+        let [dir_id, listed] = rows else { continue };
         let right = DirId { parent, name };
-        let found = place.as_deref().map(DirId::decode);
+        let found = dir_id.as_deref().map(DirId::decode);
         if found.as_ref().is_none_or(|found| found.as_ref() != Ok(&right)) {
             let detail = match found {
                 None => "its place is not recorded".to_string(),
@@ -284,10 +284,10 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
             (0, nlink) => {
                 let detail = format!("it counts {nlink} names; there are none");
                 let act = Act::AdoptLink(inode.ino, inode.kind);
-                let says = format!("named /lost+found/#{}", inode.ino);
+                let fix = format!("named /lost+found/#{}", inode.ino);
                 check.found(Finding::new(FindingKind::InodeUnreachable, path, detail).with(
                     Stage::Tree,
-                    says,
+                    fix,
                     act,
                 ));
             }
@@ -327,8 +327,8 @@ fn unmarked(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError>
     Ok(())
 }
 
-/// Reports what concerns inodes that are known by number only: walks the entries again if there are
-/// any.
+/// Reports what concerns inodes of which only the number was read: walks the entries again if there
+/// are any.
 pub fn locate(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let sets = [&world.duplicates, &world.dangling, &world.unmarked];
     if sets.iter().all(|set| set.is_empty()) {
@@ -392,8 +392,8 @@ fn unmarked_links(check: &mut Check<'_>, world: &World) -> Result<(), EngineErro
     Ok(())
 }
 
-/// Several records of one inode. A directory stays where its place says (else where it was last
-/// changed); a file's newest record keeps the number.
+/// Several records of one inode. A directory stays where its `dirid` row has it (else where it was
+/// last changed); a file's newest record keeps the number.
 fn duplicates(
     check: &mut Check<'_>,
     ino: InodeId,
@@ -405,10 +405,11 @@ fn duplicates(
         check.engine,
         &[Key::new(Table::DirId, ino, &[]), Key::new(Table::Link, ino, &[])],
     )?;
-    let place = stored[0].as_deref().and_then(|bytes| DirId::decode(bytes).ok());
-    let at_place =
-        |key: &Key| place.as_ref().is_some_and(|p| p.parent == key.id && p.name == key.suffix);
-    records.sort_by_key(|(key, entry)| (entry.kind() == Kind::Dir, at_place(key), change(entry)));
+    let dir_id = stored[0].as_deref().and_then(|bytes| DirId::decode(bytes).ok());
+    let is_at_dir_id =
+        |key: &Key| dir_id.as_ref().is_some_and(|p| p.parent == key.id && p.name == key.suffix);
+    records
+        .sort_by_key(|(key, entry)| (entry.kind() == Kind::Dir, is_at_dir_id(key), change(entry)));
     if ino == ROOT {
         // The root's record lies at a key of its own and is not among these.
     } else if stored[1].is_none() || is_dir {
@@ -437,7 +438,7 @@ fn duplicates(
         );
         if inode.data != Data::Chunked {
             // Chunks are keyed by number: which of two chunked records they belong to cannot be
-            // known.
+            // found out.
             finding =
                 finding.with(Stage::Tree, "given a number of its own", Act::Renumber(key, inode));
         }

@@ -1,7 +1,7 @@
 //! Objects: what layouts refer to, against the accounts in `objstat` and against the store.
 //!
-//! Goes over windows of object numbers, so that memory is bounded whatever their number; a volume
-//! with fewer objects than one window holds, which is nearly every one, takes one pass.
+//! Goes over windows of object numbers, so that memory is bounded for any number of objects; a
+//! volume with fewer objects than one window holds, which is nearly every one, takes one pass.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ use crate::rows::{Rows, delete, put};
 /// Files named for each missing or short object, at most, in all.
 const FILES_NAMED_MAX: usize = 100_000;
 
-/// Threads that ask the store about single objects: what takes long is the way to it.
+/// Threads that look single objects up in the store: what takes long is the way to it.
 const ASKERS: usize = 16;
 
 /// How long nodes need at most to forget an object that they have deleted.
@@ -34,7 +34,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
 /// No such object in the store.
 const ABSENT: u64 = u64::MAX;
 
-/// What is known of the objects of one window.
+/// What was read of the objects of one window.
 struct Window {
     first: ObjectId,
     /// Most objects; the vectors grow as far as needed.
@@ -42,7 +42,7 @@ struct Window {
     referenced: Vec<u64>,
     needed: Vec<u32>,
     stored: Vec<u64>,
-    /// Smallest number seen beyond the window.
+    /// Smallest number found beyond the window.
     next: Option<ObjectId>,
 }
 
@@ -100,7 +100,7 @@ pub fn check(
         if let Some(store) = store {
             stored(check, store, &mut window, pass == 0)?;
         }
-        let suspects = judge(check, &window, store.is_some(), &scheduled);
+        let suspects = compare(check, &window, store.is_some(), &scheduled);
         if let Some(store) = store {
             confirm(check, store, &suspects, &mut bad)?;
         }
@@ -244,7 +244,12 @@ struct Suspect {
 }
 
 /// Counts, and returns what should be looked at more closely.
-fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet) -> Vec<Suspect> {
+fn compare(
+    check: &mut Check<'_>,
+    window: &Window,
+    listed: bool,
+    scheduled: &IdSet,
+) -> Vec<Suspect> {
     let mut suspects = Vec::new();
     for index in 0..window.referenced.len() {
         let object = window.first + index as u64;
@@ -268,9 +273,9 @@ fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet
     suspects
 }
 
-/// Asks the store about each suspect by itself. A listing tells stored sizes, which are smaller
-/// than an object's own when it is compressed, and on a volume in use an object may have gone by
-/// right since the cut.
+/// Looks each suspect up in the store by itself. A listing has stored sizes, which are smaller than
+/// an object's own when it is compressed, and on a volume in use an object may have gone by right
+/// since the cut.
 fn confirm(
     check: &mut Check<'_>,
     store: &dyn BlockStore,
@@ -278,7 +283,7 @@ fn confirm(
     bad: &mut BTreeMap<ObjectId, Option<u64>>,
 ) -> Result<(), CheckError> {
     let next = AtomicUsize::new(0);
-    let ask = || {
+    let probe = || {
         let mut answers = Vec::new();
         while let Some(suspect) = suspects.get(next.fetch_add(1, Ordering::Relaxed)) {
             answers.push((suspect, store.size(suspect.object)));
@@ -287,8 +292,8 @@ fn confirm(
     };
     let threads = ASKERS.min(suspects.len());
     let answers: Vec<_> = std::thread::scope(|scope| {
-        let askers: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
-        let answers = askers.into_iter().flat_map(|asker| match asker.join() {
+        let probers: Vec<_> = (0..threads).map(|_| scope.spawn(probe)).collect();
+        let answers = probers.into_iter().flat_map(|prober| match prober.join() {
             Ok(answers) => answers,
             Err(panic) => std::panic::resume_unwind(panic),
         });
@@ -300,7 +305,7 @@ fn confirm(
             Ok(size) if size >= suspect.needed => {}
             Ok(size) => drop(bad.insert(suspect.object, Some(size))),
             Err(why) if why.kind() == ErrorKind::NotFound => absent.push(suspect.object),
-            // Its own header is damaged: its data are, and reading them tells how.
+            // Its own header is damaged: its data are, and reading them shows how.
             Err(why) if why.kind() == ErrorKind::Corrupt => {
                 bad.insert(suspect.object, Some(0));
             }
@@ -315,16 +320,16 @@ fn confirm(
 }
 
 /// Those of the objects, which are gone, that the volume in use refers to. An account that is not
-/// nought now was not when the object went: nobody can add to one that has gone.
+/// nought now was not when the object went: no operation can add to one that has gone.
 fn still_referred_to(
     check: &Check<'_>,
     mut absent: Vec<ObjectId>,
 ) -> Result<Vec<ObjectId>, CheckError> {
     let Some(live) = check.live else { return Ok(absent) };
     // Several nodes forget their shares of an account one after the other.
-    let looks = if check.is_of_several { 2 } else { 1 };
-    for look in 0..looks {
-        if look > 0 && !absent.is_empty() {
+    let attempts = if check.is_of_several { 2 } else { 1 };
+    for attempt in 0..attempts {
+        if attempt > 0 && !absent.is_empty() {
             std::thread::sleep(FORGOTTEN_AFTER);
         }
         let mut left = Vec::with_capacity(absent.len());
@@ -348,7 +353,7 @@ fn leaked(check: &mut Check<'_>) {
     }
 }
 
-/// Says which files suffer from missing (no size) and short objects.
+/// Reports which files suffer from missing (no size) and short objects.
 fn name_files(
     check: &mut Check<'_>,
     bad: &BTreeMap<ObjectId, Option<u64>>,

@@ -83,7 +83,7 @@ impl<'a> ShareWalk<'a> {
     }
 }
 
-/// Takes all shares of one directory; those of workers from `workers` on nobody would read.
+/// Takes all shares of one directory; those of workers from `workers` on would not be read.
 fn take(rows: &mut Rows<'_>, dir: InodeId, workers: u32) -> Result<Shares, EngineError> {
     let mut shares = Shares::default();
     while rows.peek()?.is_some_and(|(key, _)| key.id == dir) {

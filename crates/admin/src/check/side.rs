@@ -15,13 +15,13 @@ use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{DirId, Row, decode_xattr, delete, put};
 
 pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
-    places(check, world)?;
+    dir_ids(check, world)?;
     subdirs(check, world)?;
     chunks(check, world)?;
     xattrs(check, world)
 }
 
-fn places(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
+fn dir_ids(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     for row in check.rows(Table::DirId) {
         let (key, value) = row?;
         check.row("checking places of directories");
@@ -29,12 +29,12 @@ fn places(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         if world.is_dir(key.id) && key.suffix.is_empty() {
             continue;
         }
-        // A directory without its record is put back before its place is judged.
+        // A directory without its record is put back before its `dirid` row is checked.
         if world.parents.binary_search(&key.id).is_ok() {
             continue;
         }
         let detail = match DirId::decode(&value) {
-            Ok(place) => format!("no directory is at {}", check.path(place.parent, &place.name)),
+            Ok(dir_id) => format!("no directory is at {}", check.path(dir_id.parent, &dir_id.name)),
             Err(why) => why.to_string(),
         };
         let finding = Finding::new(FindingKind::DirIdDangling, format!("#{}", key.id), detail);
@@ -74,14 +74,14 @@ struct File {
 }
 
 /// Table `sweep`: from which chunk on rows of a file were cut off and are on their way out.
-fn sweeps(check: &mut Check<'_>) -> Result<HashMap<InodeId, u64>, EngineError> {
-    let mut sweeps = HashMap::new();
+fn cut_off(check: &mut Check<'_>) -> Result<HashMap<InodeId, u64>, EngineError> {
+    let mut cut_off = HashMap::new();
     for row in check.rows(Table::Sweep) {
         let (key, _) = row?;
         match <[u8; 8]>::try_from(&*key.suffix) {
             // The lowest comes first.
             Ok(first) => {
-                sweeps.entry(key.id).or_insert(u64::from_be_bytes(first));
+                cut_off.entry(key.id).or_insert(u64::from_be_bytes(first));
             }
             Err(_) => {
                 let (path, what) = (format!("#{}", key.id), "its key names no chunk");
@@ -90,34 +90,34 @@ fn sweeps(check: &mut Check<'_>) -> Result<HashMap<InodeId, u64>, EngineError> {
             }
         }
     }
-    Ok(sweeps)
+    Ok(cut_off)
 }
 
 fn chunks(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
-    let sweeps = sweeps(check)?;
-    let mut stray: Option<File> = None;
+    let cut_off = cut_off(check)?;
+    let mut stray_file: Option<File> = None;
     for row in check.rows(Table::Chunk) {
         let row = row?;
         let number = <[u8; 8]>::try_from(&*row.0.suffix).map(u64::from_be_bytes);
-        let swept =
-            sweeps.get(&row.0.id).zip(number.ok()).is_some_and(|(first, number)| number >= *first);
-        if swept {
+        let is_cut_off =
+            cut_off.get(&row.0.id).zip(number.ok()).is_some_and(|(first, number)| number >= *first);
+        if is_cut_off {
             // The node goes on deleting them when the volume is mounted.
             continue;
         }
-        if let Some(file) = stray.take_if(|file| file.ino != row.0.id) {
+        if let Some(file) = stray_file.take_if(|file| file.ino != row.0.id) {
             dangling(check, world, &file);
         }
-        chunk(check, world, row, &mut stray);
+        chunk(check, world, row, &mut stray_file);
     }
-    if let Some(file) = stray {
+    if let Some(file) = stray_file {
         dangling(check, world, &file);
     }
     Ok(())
 }
 
-/// Looks at one chunk; collects those of files that should not have any in `stray`.
-fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray: &mut Option<File>) {
+/// Looks at one chunk; collects those of files that should not have any in `stray_file`.
+fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray_file: &mut Option<File>) {
     check.row("checking extents");
     let number = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes);
     let first = number.ok().and_then(|number| number.checked_mul(u64::from(CHUNK_BYTES)));
@@ -131,14 +131,18 @@ fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray: &mut Op
             path,
             format!("{} bytes cannot be decoded; reads of this chunk fail", value.len()),
         ));
-        if let (None, Some(stray)) = (size, stray) {
-            stray.damaged = true;
+        if let (None, Some(stray_file)) = (size, stray_file) {
+            stray_file.damaged = true;
         }
         return;
     };
     let Some(size) = size else {
-        let file =
-            stray.get_or_insert(File { ino: key.id, keys: Vec::new(), end: 0, damaged: false });
+        let file = stray_file.get_or_insert(File {
+            ino: key.id,
+            keys: Vec::new(),
+            end: 0,
+            damaged: false,
+        });
         file.end = file.end.max(first.saturating_add(u64::from(list.end())).min(FILE_SIZE_MAX));
         file.keys.push(key);
         return;
@@ -183,8 +187,8 @@ fn dangling(check: &mut Check<'_>, world: &World, file: &File) {
         );
         let mut finding = Finding::new(FindingKind::ChunkDangling, path, detail);
         if !file.damaged {
-            let says = format!("made a file: /lost+found/#{}", file.ino);
-            finding = finding.with(Stage::Tree, says, Act::AdoptExtents(file.ino, file.end));
+            let fix = format!("made a file: /lost+found/#{}", file.ino);
+            finding = finding.with(Stage::Tree, fix, Act::AdoptExtents(file.ino, file.end));
         }
         check.found(finding);
     }

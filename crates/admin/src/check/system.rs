@@ -12,14 +12,14 @@ use crate::rows::{
 };
 
 /// Numbers that shares of the workers of several nodes may have.
-const SHARES_OF_SEVERAL: u32 = 1 << 16;
+const SHARES_OF_CLUSTER: u32 = 1 << 16;
 
 /// Learns how many workers have shares. Without the record all that may exist are read, which is
 /// always right. Of several nodes each has its own workers; the code that puts their rows together
 /// looks whether a share is one of theirs.
 pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
     if check.is_of_several {
-        check.shares = SHARES_OF_SEVERAL;
+        check.shares = SHARES_OF_CLUSTER;
         return Ok(());
     }
     let stored = get(check.engine, Key::new(Table::System, 0, SHARES))?;
@@ -46,18 +46,18 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     numbers(check, INODES, highest)?;
     let newest = check.snapshots.last().copied().unwrap_or(0).max(world.newest_change);
     ceiling(check, CLOCK, newest)?;
-    root_place(check)?;
+    root_dir_id(check)?;
     lease(check)?;
     usage(check, world)
 }
 
-/// Where it is missing no start is known to have promised clients anything.
+/// Where it is missing no start has promised clients anything.
 fn lease(check: &mut Check<'_>) -> Result<(), EngineError> {
     let key = Key::new(Table::System, 0, LEASE);
     if let Some(Err(why)) = get(check.engine, key.clone())?.as_deref().map(decode_ceiling) {
         let finding = Finding::new(FindingKind::SystemWrong, readable(LEASE), why.to_string());
-        let says = "removed: the next start waits for clients as long as its own lease";
-        check.found(finding.with(Stage::Derived, says, Act::Rows(vec![delete(&key)])));
+        let fix = "removed: the next start waits for clients as long as its own lease";
+        check.found(finding.with(Stage::Derived, fix, Act::Rows(vec![delete(&key)])));
     }
     Ok(())
 }
@@ -88,7 +88,7 @@ fn ceiling(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), Engin
 }
 
 /// The root's place is nowhere: parent 0, no name.
-fn root_place(check: &mut Check<'_>) -> Result<(), EngineError> {
+fn root_dir_id(check: &mut Check<'_>) -> Result<(), EngineError> {
     let nowhere = DirId { parent: 0, name: Box::new([]) };
     let stored = get(check.engine, Key::new(Table::DirId, ROOT, &[]))?;
     if stored.as_deref().map(DirId::decode) == Some(Ok(nowhere.clone())) {
@@ -109,13 +109,17 @@ fn usage(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let totals = &check.totals;
     let found = [totals.files, totals.dirs - 1, totals.bytes].map(u64::cast_signed);
     let detail = match decode_usage(&stored) {
-        Ok(said) if said == found && world.open_unlinked == 0 => return Ok(()),
-        Ok(said) if said == found => "it tells of a clean stop, but files were open".to_string(),
-        Ok(said) => format!("it says {said:?} files, directories, bytes; there are {found:?}"),
+        Ok(recorded) if recorded == found && world.open_unlinked == 0 => return Ok(()),
+        Ok(recorded) if recorded == found => {
+            "it tells of a clean stop, but files were open".to_string()
+        }
+        Ok(recorded) => {
+            format!("it says {recorded:?} files, directories, bytes; there are {found:?}")
+        }
         Err(why) => why.to_string(),
     };
     let finding = Finding::new(FindingKind::SystemWrong, readable(USAGE), detail);
-    let says = "removed: the next start counts anew";
-    check.found(finding.with(Stage::Derived, says, Act::Rows(vec![delete(&key)])));
+    let fix = "removed: the next start counts anew";
+    check.found(finding.with(Stage::Derived, fix, Act::Rows(vec![delete(&key)])));
     Ok(())
 }

@@ -50,9 +50,9 @@ fn entries_of_a_file(check: &mut Check<'_>, ino: u64) -> Result<(), EngineError>
     for (key, entry) in moves {
         let path = check.path(ino, &key.suffix);
         let detail = format!("the entry lies in {ino}, which is not a directory");
-        let says = "moved to /lost+found";
+        let fix = "moved to /lost+found";
         let finding = Finding::new(FindingKind::DirectoryMissing, path, detail);
-        check.found(finding.with(Stage::Tree, says, Act::AdoptEntry(key, entry)));
+        check.found(finding.with(Stage::Tree, fix, Act::AdoptEntry(key, entry)));
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ const PART_BITS: u32 = 24;
 /// Version of manifest and parts.
 const VERSION: u64 = 1;
 
-/// What a manifest says it is.
+/// The name of the format, in every manifest.
 const MAGIC: &str = "kestrel-dump-manifest";
 
 /// Largest manifest, bytes; anything longer is not ours.
@@ -79,7 +79,7 @@ pub struct Backup {
     pub counts: Counts,
     /// Parts it has.
     pub parts: u64,
-    /// Bytes of its parts in the store; 0 where nobody has listed them.
+    /// Bytes of its parts in the store; 0 where they were not listed.
     pub stored_bytes: u64,
     /// Rows of the volume that were damaged, and are not in it.
     pub left_out: u64,
@@ -173,13 +173,13 @@ impl BackupRepository {
         Self { plain, coded }
     }
 
-    /// Begins a dump. It is kept when [`Writing::finish`] says so.
+    /// Begins a dump. It is kept from [`Writing::finish`] on.
     ///
     /// # Errors
     /// None yet: the first part that is written finds what is in the way.
     pub fn begin(&self, now: Nanos) -> Writing<'_> {
         Writing {
-            shelf: self,
+            repository: self,
             stamp: Stamp::at(now),
             buffer: Vec::new(),
             parts: 0,
@@ -220,7 +220,7 @@ impl BackupRepository {
         Ok(listed)
     }
 
-    /// What the manifest of a dump says.
+    /// The contents of a dump's manifest.
     ///
     /// # Errors
     /// If there is none, or it is not one that this program reads.
@@ -243,13 +243,13 @@ impl BackupRepository {
         if end != format!("\n{:08x}\n", crc32c::crc32c(document)).as_bytes() {
             return Err(damaged("its checksum does not match"));
         }
-        let said: Value =
+        let manifest: Value =
             serde_json::from_slice(document).map_err(|why| damaged(&why.to_string()))?;
-        if said["magic"] != MAGIC {
+        if manifest["magic"] != MAGIC {
             return Err(damaged("it is no manifest"));
         }
         let number = |name: &str| {
-            said[name].as_u64().ok_or_else(|| damaged(&format!("it does not say {name}")))
+            manifest[name].as_u64().ok_or_else(|| damaged(&format!("it does not say {name}")))
         };
         match number("version")? {
             VERSION => {}
@@ -264,15 +264,15 @@ impl BackupRepository {
         if counts.bytes > parts.saturating_mul(PART_BYTES as u64) {
             return Err(damaged("it says more bytes than its parts have"));
         }
-        let program = said["program"].as_str().unwrap_or_default().to_string();
-        let (left_out, volume) = (number("left_out")?, said["volume"].clone());
+        let program = manifest["program"].as_str().unwrap_or_default().to_string();
+        let (left_out, volume) = (number("left_out")?, manifest["volume"].clone());
         Ok(Backup { stamp, counts, parts, stored_bytes: 0, left_out, volume, program })
     }
 
     /// The bytes of a dump, as [`super::dump`] wrote them.
     pub fn read(&self, kept: &Backup) -> Reading<'_> {
         Reading {
-            shelf: self,
+            repository: self,
             stamp: kept.stamp,
             rest: kept.counts.bytes,
             part: 0,
@@ -323,7 +323,7 @@ impl BackupRepository {
 
 /// A dump that is being written. Dropped before its end it is removed as far as that goes.
 pub struct Writing<'a> {
-    shelf: &'a BackupRepository,
+    repository: &'a BackupRepository,
     stamp: Stamp,
     buffer: Vec<u8>,
     parts: u64,
@@ -340,7 +340,7 @@ impl Writing<'_> {
                     Error::Invalid { what: "a dump has more parts than can be numbered" }.into()
                 );
             }
-            match self.shelf.coded.put(object, &[IoSlice::new(&self.buffer)]) {
+            match self.repository.coded.put(object, &[IoSlice::new(&self.buffer)]) {
                 Err(Error::Exists { .. }) if self.parts == 0 && self.moved < MOVES_MAX => {
                     // Another one was begun in this second: nothing of it is ours.
                     self.stamp.0 += 1;
@@ -374,18 +374,18 @@ impl Writing<'_> {
         if !self.buffer.is_empty() {
             self.put()?;
         }
-        self.shelf.coded.sync()?;
-        let said = json!({
+        self.repository.coded.sync()?;
+        let manifest = json!({
             "magic": MAGIC, "version": VERSION, "stamp": self.stamp.0, "program": program,
             "rows": counts.rows,
             "changes": counts.changes, "bytes": counts.bytes, "parts": self.parts,
             "left_out": left_out, "volume": volume,
         });
-        let document = said.to_string();
+        let document = manifest.to_string();
         let end = format!("\n{:08x}\n", crc32c::crc32c(document.as_bytes()));
         let manifest = [IoSlice::new(document.as_bytes()), IoSlice::new(end.as_bytes())];
-        self.shelf.plain.put(self.stamp.object(0), &manifest)?;
-        self.shelf.plain.sync()?;
+        self.repository.plain.put(self.stamp.object(0), &manifest)?;
+        self.repository.plain.sync()?;
         self.done = true;
         let (stamp, parts, program) = (self.stamp, self.parts, program.to_string());
         Ok(Backup { stamp, counts, parts, stored_bytes: 0, left_out, volume, program })
@@ -414,9 +414,9 @@ impl Drop for Writing<'_> {
         if self.done || self.parts == 0 {
             return;
         }
-        // The manifest first: its put may have come through though nobody heard of it, and without
+        // The manifest first: its put may have come through though its answer was lost, and without
         // parts it must not stay.
-        if let Err(why) = self.shelf.plain.delete(self.stamp.object(0)) {
+        if let Err(why) = self.repository.plain.delete(self.stamp.object(0)) {
             log::warn!(
                 "dump {} was cut short, and stays in the store for now: {why}",
                 self.stamp.0
@@ -426,7 +426,8 @@ impl Drop for Writing<'_> {
         let parts: Vec<ObjectId> =
             (1..=self.parts + 1).map(|part| self.stamp.object(part)).collect();
         // What stays behind has no manifest, and goes when it is old.
-        for failed in self.shelf.plain.delete_each(&parts).into_iter().filter_map(Result::err) {
+        for failed in self.repository.plain.delete_each(&parts).into_iter().filter_map(Result::err)
+        {
             log::warn!("a part of a dump that was cut short stays in the store for now: {failed}");
         }
     }
@@ -434,7 +435,7 @@ impl Drop for Writing<'_> {
 
 /// Reads a dump part by part.
 pub struct Reading<'a> {
-    shelf: &'a BackupRepository,
+    repository: &'a BackupRepository,
     stamp: Stamp,
     rest: u64,
     part: u64,
@@ -453,7 +454,7 @@ impl Read for Reading<'_> {
             std::mem::replace(&mut self.buffer, io::Cursor::new(Vec::new())).into_inner();
         part.resize(len, 0);
         let object = self.stamp.object(self.part);
-        self.shelf
+        self.repository
             .coded
             .read(object, 0, &mut [IoSliceMut::new(&mut part)])
             .map_err(|why| io::Error::other(format!("part {} of the dump: {why}", self.part)))?;

@@ -17,7 +17,7 @@ use crate::rows::{OBJECTS, Rows, decode_ceiling, delete, encode_ceiling, get, pu
 /// Mutations committed together.
 const BATCH: usize = 4096;
 
-/// What the first line says.
+/// The contents of the first line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
     /// Descriptor of the volume that was dumped.

@@ -113,10 +113,10 @@ impl<R: BufRead> LineReader<R> {
     /// Checks the last line, just read, against all before it.
     pub fn check_end(&self, end: &Value, counts: &Counts) -> Result<(), DumpError> {
         let (bytes, crc) = self.before;
-        let said = |name: &str| end.get(name).and_then(Value::as_u64);
-        if said("rows") != Some(counts.rows)
-            || said("changes") != Some(counts.changes)
-            || said("bytes") != Some(bytes)
+        let announced = |name: &str| end.get(name).and_then(Value::as_u64);
+        if announced("rows") != Some(counts.rows)
+            || announced("changes") != Some(counts.changes)
+            || announced("bytes") != Some(bytes)
         {
             return Err(self.corrupt(
                 "the last line counts other rows, changes or bytes: lines are missing or repeated",

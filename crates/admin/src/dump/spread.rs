@@ -2,14 +2,14 @@
 //!
 //! The dump is loaded into a scratch directory first, where its changes are carried out and its
 //! rows counted, and spread from there. Inode and object numbers stay: an inode's home is the slot
-//! in its low bits, whichever node made it up, and counters go on above all that is in use. A node
-//! that is added later may get the number of one that made some of them: it begins to count where
-//! the coordinator has come to (`kestrel_cluster`), which any node may be some day, so the counters
-//! of all begin above what all made that are not there. A file with a name that belongs to another
-//! node than its number is one that was renamed, as far as the nodes can tell, so it gets the row
-//! of table `moved` that says where it is.
+//! in its low bits, no matter which node made it up, and counters go on above all that is in use. A
+//! node that is added later may get the number of one that made some of them: it begins to count
+//! where the coordinator has come to (`kestrel_cluster`), which any node may be some day, so the
+//! counters of all begin above what all made that are not there. A file with a name that belongs to
+//! another node than its number is one that was renamed, as far as the nodes can tell, so it gets
+//! the row of table `moved` with its directory and name.
 //!
-//! The root directory's entry comes last: without it nobody takes what has been loaded in part for
+//! The root directory's entry comes last: without it what has been loaded in part is not taken for
 //! a volume, and the load can be repeated.
 
 use std::collections::BTreeMap;
@@ -153,8 +153,8 @@ fn raise(engine: &dyn Engine, name: &[u8], least: u64) -> Result<(), EngineError
 
 struct Spread<'a> {
     nodes: &'a TargetNodes<'a>,
-    /// The placement map, as any of them knows it.
-    table: MapView,
+    /// The placement map, as one of them sees it.
+    view: MapView,
     members: Vec<NodeId>,
     batches: BTreeMap<NodeId, Vec<Mutation>>,
 }
@@ -168,8 +168,8 @@ impl<'a> Spread<'a> {
         }
         let first = placement.serving().next().map(|member| member.id);
         let first = first.ok_or_else(|| refused("the volume has no nodes"))?;
-        let table = MapView::new(first, placement.clone()).map_err(|why| refused(&why.reason))?;
-        Ok(Self { nodes, table, members, batches: BTreeMap::new() })
+        let view = MapView::new(first, placement.clone()).map_err(|why| refused(&why.reason))?;
+        Ok(Self { nodes, view, members, batches: BTreeMap::new() })
     }
 
     fn engine(&self, node: NodeId) -> Result<&'a dyn Engine, DumpError> {
@@ -181,7 +181,7 @@ impl<'a> Spread<'a> {
 
     /// The node that has the root's entry, and its key.
     fn root(&self) -> (NodeId, Key) {
-        (self.table.owner(Table::Entry, 0, b""), Key::new(Table::Entry, 0, b""))
+        (self.view.owner(Table::Entry, 0, b""), Key::new(Table::Entry, 0, b""))
     }
 
     /// A volume to load into has a root directory and nothing in it, or was not loaded to the end:
@@ -191,7 +191,7 @@ impl<'a> Spread<'a> {
             let records =
                 ChangeRecords::read(*engine).map_err(|why| DumpError::Mismatch(why.to_string()))?;
             if let Some(node) = records.expected.keys().next() {
-                // Its token says where its counters begin.
+                // Its token has where its counters begin.
                 return Err(DumpError::Mismatch(format!(
                     "node {node} was announced and has not joined; before a dump is loaded let it \
                      join, or take it out with \
@@ -220,7 +220,7 @@ impl<'a> Spread<'a> {
         Ok(())
     }
 
-    /// Takes away what forming the cluster wrote, but for what each node knows of itself and the
+    /// Takes away what forming the cluster wrote, but for each node's records of itself and the
     /// others.
     fn clear(&mut self) -> Result<(), DumpError> {
         let (owner, root) = self.root();
@@ -265,7 +265,7 @@ impl<'a> Spread<'a> {
                 if let Some((home, moved)) = self.moved(&key, &value) {
                     self.send(home, moved)?;
                 }
-                let to = self.table.owner(table, key.id, &key.suffix);
+                let to = self.view.owner(table, key.id, &key.suffix);
                 self.send(to, Mutation { key, value: Some(value) })?;
             }
             self.flush()?;
@@ -275,7 +275,7 @@ impl<'a> Spread<'a> {
         for row in Rows::new(from, Table::Reap) {
             let (key, value) = row?;
             if let Ok(object) = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes) {
-                self.send(self.keeper(object), Mutation { key, value: Some(value) })?;
+                self.send(self.account_node(object), Mutation { key, value: Some(value) })?;
             }
         }
         // Every node has all of them.
@@ -304,23 +304,23 @@ impl<'a> Spread<'a> {
         Ok(())
     }
 
-    /// The row that says where a file is if its name belongs to another node than its number, and
-    /// its owner.
+    /// The row with the directory and name of a file, if its name belongs to another node than its
+    /// number, and the row's owner.
     fn moved(&self, key: &Key, value: &[u8]) -> Option<(NodeId, Mutation)> {
         if key.table != Table::Entry {
             return None;
         }
         let Ok(Entry::Inode(inode)) = Entry::decode(value) else { return None };
-        let home = self.table.home_of(inode.ino);
-        if inode.kind == Kind::Dir || home == self.table.owner(Table::Entry, key.id, &key.suffix) {
+        let home = self.view.home_of(inode.ino);
+        if inode.kind == Kind::Dir || home == self.view.owner(Table::Entry, key.id, &key.suffix) {
             return None;
         }
-        let place = DirId { parent: key.id, name: key.suffix.clone() };
-        Some((home, put(Table::Moved, inode.ino, &[], place.encode())))
+        let dir_id = DirId { parent: key.id, name: key.suffix.clone() };
+        Some((home, put(Table::Moved, inode.ino, &[], dir_id.encode())))
     }
 
-    /// The node that has what is known of an object.
-    fn keeper(&self, object: ObjectId) -> NodeId {
+    /// The node that has the rows of an object.
+    fn account_node(&self, object: ObjectId) -> NodeId {
         self.members[usize::try_from(object % self.members.len() as u64).unwrap_or(0)]
     }
 
@@ -335,7 +335,7 @@ impl<'a> Spread<'a> {
             for (_, value) in rows {
                 total.merge(&DirStat::decode(value)?);
             }
-            let node = self.table.home_of(dir);
+            let node = self.view.home_of(dir);
             sent.push((node, put(Table::DirStat, dir, &first(node), total.encode())));
             self.send_all(&mut sent)
         })
@@ -347,7 +347,7 @@ impl<'a> Spread<'a> {
                     total.referenced.saturating_add(ObjStat::decode(value)?.referenced);
             }
             highest.object(object);
-            let node = self.keeper(object);
+            let node = self.account_node(object);
             sent.push((node, put(Table::ObjStat, object, &first(node), total.encode())));
             self.send_all(&mut sent)
         })

@@ -181,9 +181,9 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
             object.insert("change".into(), stat.change.into());
         }
         Table::DirId => {
-            let place = DirId::decode(bytes).ok()?;
-            object.insert("parent".into(), place.parent.into());
-            put_bytes(&mut object, "name", &place.name);
+            let dir_id = DirId::decode(bytes).ok()?;
+            object.insert("parent".into(), dir_id.parent.into());
+            put_bytes(&mut object, "name", &dir_id.name);
         }
         Table::Chunk => {
             let list = ExtentList::decode(&mut Reader::new(bytes)).ok()?;

@@ -3,8 +3,8 @@
 //! the node that owns the row too (`write_through`).
 //!
 //! First comes what each node has for itself (counters, sessions, records of transactions), then
-//! rows that lie at another node than the one that owns them (`misplaced`). In the end the
-//! rows are put together anew and checked: what is told then is what the nodes have.
+//! rows that lie at another node than the one that owns them (`misplaced`). In the end the rows are
+//! put together anew and checked: what is reported then is what the nodes have.
 //!
 //! **Crashes.** No log spans nodes, so a repair of rows of several may be carried out in part. What
 //! is left is damage again, never less data, and the next run repairs it. At worst something is in
@@ -76,16 +76,22 @@ pub fn repair(
                  nodes"
             )));
         }
-        let table = MapView::new(first, volume.placement.clone());
-        let table = table.map_err(|why| RepairError::Refused(why.reason.to_string()))?;
-        let mended = WriteThrough::new(whole.engine(), volume.nodes, table);
+        let view = MapView::new(first, volume.placement.clone());
+        let view = view.map_err(|why| RepairError::Refused(why.reason.to_string()))?;
+        let write_through = WriteThrough::new(whole.engine(), volume.nodes, view);
         let mut kept = Vec::new();
-        let mut applied = volume.node_by_node(&mended, &whole, options, now, did)?;
+        let mut applied = volume.node_by_node(&write_through, &whole, options, now, did)?;
         let mut totals = Totals::default();
         if applied == 0 {
             let mut keep = |finding| kept.push(finding);
-            (totals, applied) =
-                rounds((&mended, Some(&mended)), options, now, did, &mut keep, progress)?;
+            (totals, applied) = rounds(
+                (&write_through, Some(&write_through)),
+                options,
+                now,
+                did,
+                &mut keep,
+                progress,
+            )?;
         }
         done += applied;
         if applied > 0 {
@@ -121,9 +127,9 @@ impl ClusterRepair<'_> {
             if records.frozen.is_some()
                 || records.change.is_some()
                 || matches!(records.strangers, ForeignRows::Coming(_))
-                || records.table.is_some_and(|table| table.version != self.placement.version)
+                || records.table.is_some_and(|map| map.version != self.placement.version)
             {
-                let why = "the table of placement is being changed: start all nodes, wait until \
+                let why = "the placement map is being changed: start all nodes, wait until \
                            `kestrel cluster status` tells of no \
                            change, stop them and repeat this";
                 return Err(refused(why.into()));
@@ -139,7 +145,7 @@ impl ClusterRepair<'_> {
     /// how many.
     fn node_by_node(
         &self,
-        mended: &WriteThrough<'_>,
+        write_through: &WriteThrough<'_>,
         whole: &ClusterView,
         options: &Options<'_>,
         now: Nanos,
@@ -148,31 +154,31 @@ impl ClusterRepair<'_> {
         let fixes =
             || whole.findings.iter().filter_map(|finding| Some((finding, finding.fix.as_ref()?)));
         let Some(stage) = fixes().map(|(_, fix)| fix.stage).min() else { return Ok(0) };
-        mended.begin()?;
-        let mut strays = None;
+        write_through.begin()?;
+        let mut misplaced = None;
         let (mut is_of_objects, mut applied) = (false, 0);
         for (finding, fix) in fixes().filter(|(_, fix)| fix.stage == stage) {
-            let says = match &fix.act {
+            let fix_text = match &fix.act {
                 Act::AtNode(node, rows) => {
                     is_of_objects |= rows.iter().any(|row| *row.key.suffix == *OBJECTS);
-                    mended.node(*node)?.commit(BatchKind::Freeing, rows.clone())?;
+                    write_through.node(*node)?.commit(BatchKind::Freeing, rows.clone())?;
                     Some(fix.says.clone())
                 }
                 Act::Bring(node, key) => {
-                    let strays = match &mut strays {
-                        Some(strays) => strays,
-                        none => none.insert(MisplacedRows::new(mended, now)?),
+                    let misplaced = match &mut misplaced {
+                        Some(misplaced) => misplaced,
+                        none => none.insert(MisplacedRows::new(write_through, now)?),
                     };
-                    strays.bring(*node, key)?
+                    misplaced.bring(*node, key)?
                 }
                 _ => None,
             };
-            if let Some(says) = says {
-                did(finding, &Fix { says, ..fix.clone() });
+            if let Some(fix_text) = fix_text {
+                did(finding, &Fix { says: fix_text, ..fix.clone() });
                 applied += 1;
             }
         }
-        mended.sync()?;
+        write_through.sync()?;
         if let (true, Some(store)) = (is_of_objects, options.store) {
             keep_clear_of(self.nodes, store)?;
         }

@@ -1,11 +1,11 @@
 //! What becomes of rows that lie at a node which does not own them.
 //!
-//! What its owner lacks is brought there, and judged there with everything else. Where the owner
-//! has another row, that is the one which everybody has read, so it counts, and what the stray one
-//! holds of somebody's data goes to `/lost+found`. So does a chunk of a file that has none there: a
-//! hole is filled with nothing that may be older. What follows from other rows goes.
+//! What its owner lacks is brought there, and checked there with everything else. Where the owner
+//! has another row, that is the one which all clients have read, so it counts, and what the
+//! misplaced one holds of a user's data goes to `/lost+found`. So does a chunk of a file that has
+//! none there: a hole is filled with nothing that may be older. What follows from other rows goes.
 //!
-//! The stray row goes last, after a sync of what takes its place.
+//! The misplaced row goes last, after a sync of what takes its place.
 
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_types::clock::Nanos;
@@ -23,7 +23,7 @@ use crate::rows::{Rows, delete, get, put, readable};
 
 /// See the module's header.
 pub struct MisplacedRows<'a> {
-    mended: &'a WriteThrough<'a>,
+    write_through: &'a WriteThrough<'a>,
     now: Nanos,
     /// Inodes that have a record where it belongs.
     inodes: IdSet,
@@ -34,17 +34,17 @@ impl<'a> MisplacedRows<'a> {
     ///
     /// # Errors
     /// Those of the engines.
-    pub fn new(mended: &'a WriteThrough<'a>, now: Nanos) -> Result<Self, EngineError> {
+    pub fn new(write_through: &'a WriteThrough<'a>, now: Nanos) -> Result<Self, EngineError> {
         let mut inodes = IdSet::default();
-        for row in Rows::new(mended, Table::Entry) {
+        for row in Rows::new(write_through, Table::Entry) {
             if let Ok(Entry::Inode(inode)) = Entry::decode(&row?.1) {
                 inodes.insert(inode.ino);
             }
         }
-        for row in Rows::new(mended, Table::Link) {
+        for row in Rows::new(write_through, Table::Link) {
             inodes.insert(row?.0.id);
         }
-        Ok(Self { mended, now, inodes })
+        Ok(Self { write_through, now, inodes })
     }
 
     /// Takes a row away from the node where it lies. What was done, or nothing if it has to stay.
@@ -52,19 +52,19 @@ impl<'a> MisplacedRows<'a> {
     /// # Errors
     /// Those of the engines.
     pub fn bring(&self, from: NodeId, key: &Key) -> Result<Option<String>, EngineError> {
-        let source = self.mended.node(from)?;
+        let source = self.write_through.node(from)?;
         let Some(value) = get(source, key.clone())? else { return Ok(None) };
-        let says = self.settle(key, value)?;
-        if says.is_some() {
-            self.mended.sync()?;
+        let fix_text = self.resolve(key, value)?;
+        if fix_text.is_some() {
+            self.write_through.sync()?;
             source.commit(BatchKind::Freeing, vec![delete(key)])?;
         }
-        Ok(says)
+        Ok(fix_text)
     }
 
-    fn settle(&self, key: &Key, value: Box<[u8]>) -> Result<Option<String>, EngineError> {
-        let owner = self.mended.table().owner(key.table, key.id, &key.suffix);
-        let home = match (key.table, self.mended.node(owner)) {
+    fn resolve(&self, key: &Key, value: Box<[u8]>) -> Result<Option<String>, EngineError> {
+        let owner = self.write_through.view().owner(key.table, key.id, &key.suffix);
+        let home = match (key.table, self.write_through.node(owner)) {
             // Sums are counted anew.
             (Table::DirStat | Table::ObjStat, Err(_)) => {
                 return Ok(Some(format!("removed: there is no node {owner}")));
@@ -89,7 +89,7 @@ impl<'a> MisplacedRows<'a> {
         }
     }
 
-    /// Keeps what a row holds of somebody's data though its owner has another.
+    /// Keeps what a row holds of a user's data though its owner has another.
     fn keep(&self, key: &Key, value: &[u8]) -> Result<Option<String>, EngineError> {
         let removed = || Ok(Some("removed: its owner has another".to_string()));
         let inode = match key.table {
@@ -106,13 +106,13 @@ impl<'a> MisplacedRows<'a> {
             Table::Chunk => return self.keep_chunk(key, value),
             _ => return removed(),
         };
-        let is_known = self.inodes.contains(inode.ino);
+        let has_inode = self.inodes.contains(inode.ino);
         // What is in a directory is found by its number, and so are chunks.
-        if inode.kind == Kind::Dir || is_known && inode.data == Data::Chunked {
+        if inode.kind == Kind::Dir || has_inode && inode.data == Data::Chunked {
             return removed();
         }
         let workshop = self.workshop();
-        let (ino, xattrs) = match is_known {
+        let (ino, xattrs) = match has_inode {
             true => (workshop.new_number((key.id, &key.suffix))?, false),
             false => (inode.ino, inode.xattrs),
         };
@@ -134,7 +134,7 @@ impl<'a> MisplacedRows<'a> {
     }
 
     fn workshop(&self) -> Workshop<'_> {
-        Workshop::new(self.mended, Some(self.mended), self.now)
+        Workshop::new(self.write_through, Some(self.write_through), self.now)
     }
 
     /// Names a file in `/lost+found`.
@@ -148,7 +148,7 @@ impl<'a> MisplacedRows<'a> {
         let (parent, name) = workshop.name_for(&entry)?;
         let named = put(Table::Entry, parent, &name, entry.encode());
         let rows = moved(&named).into_iter().chain(chunk).chain([named]).collect();
-        self.mended.commit(BatchKind::Freeing, rows)?;
+        self.write_through.commit(BatchKind::Freeing, rows)?;
         Ok(Some(format!("its owner has another; kept as /lost+found/{}", readable(&name))))
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! A change of rows of one node is one batch of that node's log, and carried out or not. One of
 //! several nodes first writes everywhere and then deletes, with all logs synced in between:
-//! whatever a crash leaves of it, what was to be deleted is there until what takes its place is
-//! durable, and the next check finds what is there twice.
+//! whatever part a crash leaves of it, what was to be deleted is there until what takes its place
+//! is durable, and the next check finds what is there twice.
 //!
 //! Before the first change come two things. The nodes' figures of a clean stop go, as they would
 //! not be those of what is repaired. And changes that a node had agreed to are carried out if their
@@ -29,7 +29,7 @@ use crate::rows::{CLOCK, INODES, Rows, USAGE, decode_ceiling, delete, encode_cei
 pub struct WriteThrough<'a> {
     whole: &'a dyn Engine,
     nodes: &'a TargetNodes<'a>,
-    table: MapView,
+    view: MapView,
     begun: AtomicBool,
 }
 
@@ -39,13 +39,13 @@ fn refused(why: impl Into<String>) -> EngineError {
 
 impl<'a> WriteThrough<'a> {
     /// The rows of all nodes, put together in `whole`, and the nodes.
-    pub fn new(whole: &'a dyn Engine, nodes: &'a TargetNodes<'a>, table: MapView) -> Self {
-        Self { whole, nodes, table, begun: AtomicBool::new(false) }
+    pub fn new(whole: &'a dyn Engine, nodes: &'a TargetNodes<'a>, view: MapView) -> Self {
+        Self { whole, nodes, view, begun: AtomicBool::new(false) }
     }
 
     /// The placement map.
-    pub fn table(&self) -> &MapView {
-        &self.table
+    pub fn view(&self) -> &MapView {
+        &self.view
     }
 
     /// The rows of one node.
@@ -89,7 +89,7 @@ impl<'a> WriteThrough<'a> {
     /// If the node has no more, and those of its engine.
     pub fn new_number(&self, parent: InodeId, name: &[u8]) -> Result<InodeId, EngineError> {
         self.begin()?;
-        let owner = self.table.owner_of_entry(parent, name);
+        let owner = self.view.owner_of_entry(parent, name);
         let engine = self.node(owner)?;
         let stored = get(engine, Key::new(Table::System, 0, INODES))?;
         let counter = stored.and_then(|bytes| decode_ceiling(&bytes).ok()).unwrap_or(FIRST_INODE);
@@ -100,11 +100,11 @@ impl<'a> WriteThrough<'a> {
         engine.commit(BatchKind::Freeing, vec![raised])?;
         // Rows with this number go to logs of others too.
         engine.sync()?;
-        Ok(id_in(counter, owner, self.table.placement.slot_of(parent, name)))
+        Ok(id_in(counter, owner, self.view.placement.slot_of(parent, name)))
     }
 
     /// The nodes that a change concerns: the one that owns the row, or all if the key alone does
-    /// not tell.
+    /// not decide it.
     fn takers(&self, change: &Mutation) -> Result<Vec<NodeId>, EngineError> {
         let Key { table, id, suffix } = &change.key;
         match table {
@@ -113,12 +113,12 @@ impl<'a> WriteThrough<'a> {
                 Err(refused("a repair of a record that each node has for itself"))
             }
             Table::DirStat | Table::ObjStat if suffix.len() == 2 => {
-                Ok(vec![self.table.owner(*table, *id, suffix)])
+                Ok(vec![self.view.owner(*table, *id, suffix)])
             }
             Table::System | Table::Txn | Table::Reap | Table::DirStat | Table::ObjStat => {
                 Ok(self.nodes.keys().copied().collect())
             }
-            _ => Ok(vec![self.table.owner(*table, *id, suffix)]),
+            _ => Ok(vec![self.view.owner(*table, *id, suffix)]),
         }
     }
 

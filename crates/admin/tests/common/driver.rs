@@ -21,7 +21,7 @@ use kestrel_types::request::{
 
 use super::{NOW, Random};
 
-/// It, and what it knows.
+/// The node, and what the driver has made on it.
 pub struct Driver {
     pub engine: Arc<MemoryEngine>,
     pub clock: Arc<ManualClock>,

@@ -90,7 +90,7 @@ impl<'a> Several<'a> {
         }
     }
 
-    /// Changes rows of one node, wherever they belong.
+    /// Changes rows of one node, no matter where they belong.
     pub fn apply_at(&self, node: NodeId, rows: Vec<Mutation>) {
         self.nodes[&node].commit(BatchKind::Growing, rows).unwrap();
         self.nodes[&node].sync().unwrap();

@@ -15,7 +15,7 @@ use serde_json::json;
 
 const AT: Nanos = 1_800_000_000 * SECOND;
 
-fn shelf() -> (Arc<MemoryStore>, BackupRepository) {
+fn repository() -> (Arc<MemoryStore>, BackupRepository) {
     let plain = Arc::new(MemoryStore::new());
     let keys = Keys::new(vec![(1, DataKey::new([7; 32].into()))], Some(1), false).unwrap();
     let coding = Coding { compression: Compression::Lz4, cipher: Some(keys) };
@@ -35,17 +35,17 @@ fn text(bytes: usize) -> Vec<u8> {
     text
 }
 
-fn put(shelf: &BackupRepository, now: Nanos, text: &[u8]) -> Result<(), BackupError> {
-    put_without(shelf, now, text, 0)
+fn put(repository: &BackupRepository, now: Nanos, text: &[u8]) -> Result<(), BackupError> {
+    put_without(repository, now, text, 0)
 }
 
 fn put_without(
-    shelf: &BackupRepository,
+    repository: &BackupRepository,
     now: Nanos,
     text: &[u8],
     left_out: u64,
 ) -> Result<(), BackupError> {
-    let mut writing = shelf.begin(now);
+    let mut writing = repository.begin(now);
     writing.write_all(text).unwrap();
     let counts = Counts { rows: 3, changes: 1, bytes: text.len() as u64 };
     writing.finish(counts, left_out, "test", json!({ "settings": { "name": "v" } })).map(drop)
@@ -57,20 +57,20 @@ fn objects(store: &dyn BlockStore) -> usize {
 
 #[test]
 fn what_is_kept_is_what_was_written() {
-    let (plain, shelf) = shelf();
+    let (plain, repository) = repository();
     for (number, bytes) in
         [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1].into_iter().enumerate()
     {
         let written = text(bytes);
-        put(&shelf, AT + number as Nanos * SECOND, &written).unwrap();
-        let kept = shelf.list().unwrap().kept.pop().unwrap();
+        put(&repository, AT + number as Nanos * SECOND, &written).unwrap();
+        let kept = repository.list().unwrap().kept.pop().unwrap();
         assert_eq!(
             (kept.counts.bytes, kept.counts.rows, kept.program.as_str()),
             (bytes as u64, 3, "test")
         );
         assert_eq!(kept.parts, bytes.div_ceil(PART_BYTES) as u64);
         let mut read = Vec::new();
-        shelf.read(&kept).read_to_end(&mut read).unwrap();
+        repository.read(&kept).read_to_end(&mut read).unwrap();
         assert!(read == written, "{bytes} bytes");
         // Listing alone needs no key.
         let raw = BackupRepository::new(plain.clone(), plain.clone());
@@ -80,20 +80,23 @@ fn what_is_kept_is_what_was_written() {
 
 #[test]
 fn a_dump_that_is_cut_short_is_none_and_goes() {
-    let (plain, shelf) = shelf();
-    put(&shelf, AT, b"whole").unwrap();
-    let mut writing = shelf.begin(AT + 10 * SECOND);
+    let (plain, repository) = repository();
+    put(&repository, AT, b"whole").unwrap();
+    let mut writing = repository.begin(AT + 10 * SECOND);
     writing.write_all(&text(PART_BYTES + 5)).unwrap();
-    assert_eq!(shelf.list().unwrap().unfinished, [Stamp::at(AT + 10 * SECOND)]);
+    assert_eq!(repository.list().unwrap().unfinished, [Stamp::at(AT + 10 * SECOND)]);
     // It may still be under way.
-    assert_eq!(shelf.prune(5, AT + 20 * SECOND).unwrap(), []);
+    assert_eq!(repository.prune(5, AT + 20 * SECOND).unwrap(), []);
     // A process that is killed does not clean up.
     std::mem::forget(writing);
-    assert_eq!(shelf.list().unwrap().kept.len(), 1);
-    assert_eq!(shelf.prune(5, AT + 25 * 3600 * SECOND).unwrap(), [Stamp::at(AT + 10 * SECOND)]);
+    assert_eq!(repository.list().unwrap().kept.len(), 1);
+    assert_eq!(
+        repository.prune(5, AT + 25 * 3600 * SECOND).unwrap(),
+        [Stamp::at(AT + 10 * SECOND)]
+    );
     assert_eq!(objects(&*plain), 2);
     // One that gives up does.
-    let mut writing = shelf.begin(AT + 30 * SECOND);
+    let mut writing = repository.begin(AT + 30 * SECOND);
     writing.write_all(&text(PART_BYTES)).unwrap();
     assert_eq!(objects(&*plain), 3);
     drop(writing);
@@ -102,85 +105,86 @@ fn a_dump_that_is_cut_short_is_none_and_goes() {
 
 #[test]
 fn the_newest_are_kept() {
-    let (plain, shelf) = shelf();
+    let (plain, repository) = repository();
     for number in 0..5 {
-        put(&shelf, AT + number * SECOND, b"text").unwrap();
+        put(&repository, AT + number * SECOND, b"text").unwrap();
     }
-    assert_eq!(shelf.prune(2, AT).unwrap().len(), 3);
-    let stamps: Vec<u64> = shelf.list().unwrap().kept.iter().map(|kept| kept.stamp.0).collect();
+    assert_eq!(repository.prune(2, AT).unwrap().len(), 3);
+    let stamps: Vec<u64> =
+        repository.list().unwrap().kept.iter().map(|kept| kept.stamp.0).collect();
     assert_eq!(stamps, [1_800_000_003, 1_800_000_004]);
     assert_eq!(objects(&*plain), 4);
-    // The last one stays whatever is asked for.
-    shelf.prune(0, AT).unwrap();
-    assert_eq!(shelf.list().unwrap().kept.len(), 1);
+    // The last one stays under every schedule.
+    repository.prune(0, AT).unwrap();
+    assert_eq!(repository.list().unwrap().kept.len(), 1);
 }
 
 /// Pruning keeps the newest whole backups, and leaves those with a time in the future alone.
 #[test]
 fn pruning_with_damage_and_wrong_clocks() {
-    let (plain, shelf) = shelf();
-    put(&shelf, AT, b"whole").unwrap();
+    let (plain, repository) = repository();
+    put(&repository, AT, b"whole").unwrap();
     for number in 1..4 {
-        put_without(&shelf, AT + number * SECOND, b"with damage", 2).unwrap();
+        put_without(&repository, AT + number * SECOND, b"with damage", 2).unwrap();
     }
-    put(&shelf, AT + 3600 * SECOND, b"of a clock that was ahead").unwrap();
+    put(&repository, AT + 3600 * SECOND, b"of a clock that was ahead").unwrap();
     let stamps = || -> Vec<u64> {
-        shelf.list().unwrap().kept.iter().map(|kept| kept.stamp.0 - Stamp::at(AT).0).collect()
+        repository.list().unwrap().kept.iter().map(|kept| kept.stamp.0 - Stamp::at(AT).0).collect()
     };
-    shelf.prune(2, AT + 4 * SECOND).unwrap();
+    repository.prune(2, AT + 4 * SECOND).unwrap();
     assert_eq!(stamps(), [0, 2, 3, 3600]);
-    put(&shelf, AT + 4 * SECOND, b"whole").unwrap();
-    shelf.prune(1, AT + 4 * SECOND).unwrap();
+    put(&repository, AT + 4 * SECOND, b"whole").unwrap();
+    repository.prune(1, AT + 4 * SECOND).unwrap();
     assert_eq!(stamps(), [4, 3600]);
-    // One that is damaged or newer keeps nobody from the others.
+    // One that is damaged or newer does not keep the others from being found.
     plain.delete(Stamp::at(AT + 4 * SECOND).0 << 24).unwrap();
     plain.put(Stamp::at(AT + 4 * SECOND).0 << 24, &[IoSlice::new(b"no manifest")]).unwrap();
-    put(&shelf, AT + 5 * SECOND, b"whole").unwrap();
-    assert_eq!((stamps(), shelf.list().unwrap().damaged.len()), (vec![5, 3600], 1));
-    shelf.prune(1, AT + 5 * SECOND).unwrap();
+    put(&repository, AT + 5 * SECOND, b"whole").unwrap();
+    assert_eq!((stamps(), repository.list().unwrap().damaged.len()), (vec![5, 3600], 1));
+    repository.prune(1, AT + 5 * SECOND).unwrap();
 }
 
 #[test]
 fn one_that_never_began_takes_nothing_along() {
-    let (_, shelf) = shelf();
-    let writing = shelf.begin(AT);
-    put(&shelf, AT, b"another's").unwrap();
+    let (_, repository) = repository();
+    let writing = repository.begin(AT);
+    put(&repository, AT, b"another's").unwrap();
     drop(writing);
-    let kept = shelf.list().unwrap().kept;
+    let kept = repository.list().unwrap().kept;
     let mut read = String::new();
-    shelf.read(&kept[0]).read_to_string(&mut read).unwrap();
+    repository.read(&kept[0]).read_to_string(&mut read).unwrap();
     assert_eq!(read, "another's");
 }
 
 #[test]
 fn two_of_one_second_are_not_mixed() {
-    let (_, shelf) = shelf();
-    put(&shelf, AT, b"first").unwrap();
-    put(&shelf, AT + 1, b"second").unwrap();
-    let kept = shelf.list().unwrap().kept;
+    let (_, repository) = repository();
+    put(&repository, AT, b"first").unwrap();
+    put(&repository, AT + 1, b"second").unwrap();
+    let kept = repository.list().unwrap().kept;
     let texts: Vec<String> = kept
         .iter()
         .map(|kept| {
             let mut read = String::new();
-            shelf.read(kept).read_to_string(&mut read).unwrap();
+            repository.read(kept).read_to_string(&mut read).unwrap();
             read
         })
         .collect();
     assert_eq!(texts, ["first", "second"]);
     // A clock that stands still does not get it any further.
     for number in 2..17 {
-        put(&shelf, AT, format!("{number}").as_bytes()).unwrap();
+        put(&repository, AT, format!("{number}").as_bytes()).unwrap();
     }
-    assert!(matches!(put(&shelf, AT, b"one more"), Err(BackupError::Taken(_))));
-    assert_eq!(shelf.list().unwrap().kept.len(), 17);
+    assert!(matches!(put(&repository, AT, b"one more"), Err(BackupError::Taken(_))));
+    assert_eq!(repository.list().unwrap().kept.len(), 17);
 }
 
 #[test]
 fn damage_is_told() {
-    let (plain, shelf) = shelf();
+    let (plain, repository) = repository();
     let stamp = Stamp::at(AT);
-    assert!(matches!(shelf.manifest(stamp), Err(BackupError::Missing(_))));
-    put(&shelf, AT, &text(PART_BYTES + 1)).unwrap();
+    assert!(matches!(repository.manifest(stamp), Err(BackupError::Missing(_))));
+    put(&repository, AT, &text(PART_BYTES + 1)).unwrap();
     let object = stamp.0 << 24;
     let manifest = plain.bytes(object).unwrap();
     let replace = |bytes: &[u8]| {
@@ -189,24 +193,24 @@ fn damage_is_told() {
     };
     for cut in [0, 5, 9, 10, manifest.len() - 1] {
         replace(&manifest[..cut]);
-        assert!(matches!(shelf.manifest(stamp), Err(BackupError::Damaged(..))), "{cut} bytes");
-        let listed = shelf.list().unwrap();
+        assert!(matches!(repository.manifest(stamp), Err(BackupError::Damaged(..))), "{cut} bytes");
+        let listed = repository.list().unwrap();
         assert_eq!((listed.kept.len(), listed.damaged[0].0), (0, stamp));
     }
     for at in (0..manifest.len()).step_by(7) {
         let mut other = manifest.clone();
         other[at] ^= 1;
         replace(&other);
-        assert!(matches!(shelf.manifest(stamp), Err(BackupError::Damaged(..))), "byte {at}");
+        assert!(matches!(repository.manifest(stamp), Err(BackupError::Damaged(..))), "byte {at}");
     }
     let newer =
         json!({ "magic": "kestrel-dump-manifest", "version": 2, "stamp": stamp.0 }).to_string();
     replace(format!("{newer}\n{:08x}\n", crc32c::crc32c(newer.as_bytes())).as_bytes());
-    assert!(matches!(shelf.manifest(stamp), Err(BackupError::Newer(_, 2))));
+    assert!(matches!(repository.manifest(stamp), Err(BackupError::Newer(_, 2))));
     replace(&manifest);
-    let kept = shelf.manifest(stamp).unwrap();
+    let kept = repository.manifest(stamp).unwrap();
     plain.delete(object + 2).unwrap();
     let mut out = Vec::new();
-    let why = shelf.read(&kept).read_to_end(&mut out).unwrap_err().to_string();
+    let why = repository.read(&kept).read_to_end(&mut out).unwrap_err().to_string();
     assert!(why.contains("part 2"), "{why}");
 }

@@ -38,7 +38,7 @@ fn change(engine: &MemoryEngine, change: Mutation) {
     engine.commit(BatchKind::Growing, vec![change]).unwrap();
 }
 
-/// What a check of the whole says.
+/// The findings of a check of the whole.
 fn checked(nodes: &[(NodeId, MemoryEngine)]) -> (Totals, Vec<Finding>) {
     let dir = tempfile::tempdir().unwrap();
     let mut gathering = ClusterViewBuilder::new(dir.path(), 0, &placement()).unwrap();
@@ -128,7 +128,8 @@ fn misplaced_row_found_and_not_counted() {
     );
 }
 
-/// The check finds a node's directory that was started less often than the other nodes have seen.
+/// The check finds a node's directory that was started less often than the other nodes have on
+/// record.
 #[test]
 fn node_directory_with_too_few_starts() {
     let nodes = nodes();
