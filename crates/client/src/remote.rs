@@ -121,12 +121,12 @@ impl RemoteVolume {
     /// Connects to a server that `url` names, learns from it what the volume is, connects to the
     /// other nodes if there are several, opens the block store, and starts a file system. Waits for
     /// a server that nobody reaches as long as [`wait_for_contact`] says, and for the other nodes
-    /// of its volume up to the deadline, if that is later. Starts threads: a process that goes to
-    /// the background does so before.
+    /// of its volume as long; goes on without them if most of the nodes answer. Starts threads: a
+    /// process that goes to the background does so before.
     ///
     /// # Errors
-    /// If no server answers, none serves this volume, one of several nodes cannot be had, or the
-    /// volume's store cannot be used from here; the text says which and what to do.
+    /// If no server answers, none serves this volume, half of several nodes or more cannot be had,
+    /// or the volume's store cannot be used from here; the text says which and what to do.
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();

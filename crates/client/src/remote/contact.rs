@@ -22,7 +22,16 @@ pub fn wait_for_contact(wait: Duration) {
     let _ = WAIT.set(wait);
 }
 
-/// Has `tell` say what is waited for. Once, before the first connection.
+/// Tells a person, and the log, what this process goes on without.
+pub(super) fn tell_absence(what: &str) {
+    log::warn!("{what}");
+    if let Some(tell) = TELL.get() {
+        tell(what);
+    }
+}
+
+/// Has `tell` say what is waited for, and what is not any longer. Once, before the first
+/// connection.
 pub fn tell_waiting(tell: fn(&str)) {
     let _ = TELL.set(tell);
 }

@@ -1,5 +1,7 @@
 //! The metadata nodes of a volume: a connection to each, made when the volume is mounted, or when a
-//! newer table names it, and kept.
+//! newer table names it, and kept. A volume can be mounted without a node that nobody reaches, if
+//! most of the nodes answer: the connection is then one that is being made, and calls to that node
+//! wait for it as in any outage.
 //!
 //! Whichever node answers first tells the placement map, which names the others. Each must be the
 //! node that the table says, of the same volume; now, and whenever it is connected to again
@@ -22,7 +24,7 @@ use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, PlacementMap};
 use parking_lot::{Mutex, RwLock};
 
-use super::contact::{Waiting, contact};
+use super::contact::{Waiting, contact, tell_absence};
 use super::node_query::{NodeAddress, ask_addresses};
 use super::reclaimable::{NodeReclaimable, Reclaimable};
 use super::{Introduction, RemoteUrl, access};
@@ -106,6 +108,8 @@ pub(super) struct FirstConnection {
     /// The other nodes are only to be asked something: one that is not there is told of, and not
     /// waited for.
     are_asked: bool,
+    /// Nodes that nobody reached, and why: their connections are being made.
+    absent: Mutex<Vec<(NodeId, String)>>,
 }
 
 /// A node of the table, and the connection to it or why there is none.
@@ -166,6 +170,7 @@ impl FirstConnection {
             offer,
             placement,
             are_asked: false,
+            absent: Mutex::default(),
         })
     }
 
@@ -247,9 +252,8 @@ impl FirstConnection {
         }
         let node_reclaimable = Arc::new(NodeReclaimable::of(self.reclaimable.clone(), member));
         let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
-        // It may have gone elsewhere since, or be about to; or all nodes are just being started.
-        let wait = if self.are_asked { contact() } else { self.how.deadline.max(contact()) };
-        let (mut waiting, named) = (Waiting::begin(wait), format!("node {id} of {}", self.url));
+        let (mut waiting, named) =
+            (Waiting::begin(contact()), format!("node {id} of {}", self.url));
         let mut newest = 0;
         let mut ask = |remote: &Remote| {
             if !self.are_asked {
@@ -263,13 +267,21 @@ impl FirstConnection {
                 remote.redirect(&address);
             }
         };
-        let connected = Remote::connect_asking(config, node_reclaimable.clone(), wait, &mut ask);
-        connected.map(|(remote, _)| (remote, node_reclaimable.clone())).map_err(|why| {
-            match self.are_asked {
-                true => VolumeError::Io(format!("node {id}: {}", why.why)),
-                false => failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")),
+        let (holder, wait) = (node_reclaimable.clone(), contact());
+        match Remote::connect_asking(config.clone(), holder.clone(), wait, &mut ask) {
+            Ok((remote, _)) => Ok((remote, node_reclaimable)),
+            Err(why) if self.are_asked => Err(VolumeError::Io(format!("node {id}: {}", why.why))),
+            Err(why) if why.is_absent => {
+                let address = holder.address().unwrap_or_else(|| address.clone());
+                let begun =
+                    Remote::begin(RemoteConfig { addresses: vec![address], ..config }, holder);
+                self.absent.lock().push((*id, why.why));
+                begun
+                    .map(|remote| (remote, node_reclaimable))
+                    .map_err(|why| failed(why.to_string()))
             }
-        })
+            Err(why) => Err(failed(format!("{why}; {FORM_ANEW}"))),
+        }
     }
 
     /// The connection.
@@ -283,14 +295,22 @@ impl FirstConnection {
     }
 }
 
+/// What a mount without a node means.
+const WITHOUT: &str = "calls that need this node wait for it";
+
+/// How many nodes a mount needs.
+const MOST: &str =
+    "more than half of the nodes are needed: start it, or wait for it with --wait TIME";
+
 /// What to do about an address in the table.
 const FORM_ANEW: &str = "`kestrel cluster init` takes with --node the addresses under which clients and other nodes reach the nodes";
 
 impl NodeConnections {
-    /// Connects to all nodes.
+    /// Connects to all nodes. Those that nobody reaches by then are told of and come later.
     ///
     /// # Errors
-    /// If one of them does not answer or is not what the table says; all that is wrong is told.
+    /// If one of them is not what the table says, or serves no clients, or if nobody reaches half
+    /// of them or more; all that is wrong is told.
     pub fn connect(first: FirstConnection) -> Result<Self, VolumeError> {
         // A node that is idle has nothing to say to clients, and must not be there.
         let (placement, connected, at) = first.those(&|placement, node| !placement.is_idle(node));
@@ -303,7 +323,15 @@ impl NodeConnections {
                 Err(why) => wrong.push(why.to_string()),
             }
         }
-        if wrong.is_empty() {
+        let mut absent = std::mem::take(&mut *first.absent.lock());
+        absent.sort_unstable();
+        if wrong.is_empty() && 2 * absent.len() < links.len() {
+            for (node, why) in absent {
+                tell_absence(&format!(
+                    "{}: going on without node {node}: {why}; {WITHOUT}",
+                    first.url
+                ));
+            }
             let known = Arc::new(NodeSet::new(placement.map(Arc::new), links, at));
             let FirstConnection { url, how, shows, reclaimable, .. } = first;
             return Ok(Self {
@@ -316,6 +344,9 @@ impl NodeConnections {
             });
         }
         links.iter().for_each(|link| link.remote.close());
+        let missing =
+            |(node, why)| format!("{}: node {node}: {why}; {MOST}; {FORM_ANEW}", first.url);
+        wrong.extend(absent.into_iter().map(missing));
         Err(VolumeError::Io(wrong.join("\n")))
     }
 

@@ -4,7 +4,7 @@
 //! With several nodes each has its own part: the opens that it counts, the locks of files
 //! that have it as their home, and the object numbers that it handed out.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -141,6 +141,8 @@ pub struct NodeReclaimable {
     claimed: Mutex<Vec<Vec<InodeId>>>,
     /// The node is overdue, and what that means has been done.
     overdue: AtomicBool,
+    /// How often it has let this client in.
+    welcomes: AtomicU64,
 }
 
 impl NodeReclaimable {
@@ -152,6 +154,7 @@ impl NodeReclaimable {
             address: Mutex::default(),
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
+            welcomes: AtomicU64::new(0),
         }
     }
 
@@ -164,6 +167,7 @@ impl NodeReclaimable {
             address,
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
+            welcomes: AtomicU64::new(0),
         }
     }
 
@@ -237,6 +241,7 @@ impl ReclaimSource for NodeReclaimable {
         let node = *self.node.get_or_init(|| answers);
         if node == answers {
             self.overdue.store(false, Ordering::Release);
+            self.welcomes.fetch_add(1, Ordering::AcqRel);
             if let Some(fs) = self.reclaimable.fs() {
                 fs.reconnected();
             }
@@ -267,6 +272,8 @@ impl ReclaimSource for NodeReclaimable {
             (Some(fs), SessionState::Known | SessionState::Restarted) => {
                 fs.locks_to_reclaim(&is_ours)
             }
+            // Nothing was held at a node that was away when the volume was mounted.
+            (Some(_), _) if self.welcomes.load(Ordering::Acquire) == 1 => Vec::new(),
             (Some(fs), SessionState::New | SessionState::Expired) => {
                 // Others may have had them meanwhile.
                 log::warn!("{}: away for longer than the lease: locks are lost (EIO)", self.name());

@@ -142,12 +142,14 @@ pub struct ConnectError {
     text: String,
     /// Why alone, for a table.
     pub why: String,
+    /// Nobody took a connection at any address: the server may come later.
+    pub is_absent: bool,
 }
 
 impl ConnectError {
     fn new(text: impl Into<String>) -> Self {
         let text = text.into();
-        Self { why: text.clone(), text }
+        Self { why: text.clone(), text, is_absent: false }
     }
 }
 
@@ -269,12 +271,10 @@ impl Remote {
             Self::start(config, holder, Start::Waiting { tried: BTreeMap::new(), reached: false })?;
         let shared = &remote.shared;
         let server = shared.config.addresses.join(",");
-        let failed = |text: String, why: String| {
+        let failed = |text: String, why: String, is_absent| {
             let volume = &shared.config.volume;
-            Err(ConnectError {
-                text: format!("cannot use volume {volume} of {server}: {text}"),
-                why,
-            })
+            let text = format!("cannot use volume {volume} of {server}: {text}");
+            Err(ConnectError { text, why, is_absent })
         };
         let mut start = shared.start.lock();
         loop {
@@ -289,7 +289,7 @@ impl Remote {
                     let why = why.clone();
                     drop(start);
                     remote.close();
-                    return failed(why.clone(), why);
+                    return failed(why.clone(), why, false);
                 }
                 Start::Waiting { tried, reached } => {
                     // The caller's time for the contact may be longer than a call's deadline.
@@ -304,23 +304,23 @@ impl Remote {
                 Start::NotAwaited => shared.config.deadline.saturating_sub(waited),
             };
             if left.is_zero() {
-                let reasons = match &*start {
-                    Start::Waiting { tried, .. } => {
-                        reasons_of(tried).ok_or_else(|| tried.get(&None).cloned())
+                let (reasons, is_absent) = match &*start {
+                    Start::Waiting { tried, reached } => {
+                        (reasons_of(tried).ok_or_else(|| tried.get(&None).cloned()), !reached)
                     }
-                    _ => Err(None),
+                    _ => (Err(None), false),
                 };
                 drop(start);
                 // There is no session to end, and a thread that connects takes its time.
                 shared.close(Duration::ZERO);
                 let waited = for_so_long(waited);
                 return match reasons {
-                    Ok(reasons) => failed(format!("{reasons}; {waited}"), reasons),
+                    Ok(reasons) => failed(format!("{reasons}; {waited}"), reasons, is_absent),
                     Err(why) => {
                         let why = why.unwrap_or_else(|| format!("{server}: no answer"));
                         let advice = "check the address and that `kestrel serve` runs there, or \
                                       wait for it: --wait TIME";
-                        failed(format!("{why}, {waited}; {advice}"), why)
+                        failed(format!("{why}, {waited}; {advice}"), why, is_absent)
                     }
                 };
             }
