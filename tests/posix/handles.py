@@ -6,6 +6,9 @@ restarts.
                                  file STATE
     handles.py open DIR STATE    opens each of them by its handle, and checks that handles of
                                  removed ones are ESTALE
+    handles.py pass DIR STATE    walks through the directories of DIR, as the first that a new mount
+                                 does, and opens each by its handle: at once, and when the kernel
+                                 has dropped it from its cache, where it may be ESTALE
 
 As root. Each check prints a line; the last line is "N passed, N failed".
 """
@@ -204,8 +207,40 @@ def reopen(directory, state):
     check("a directory is listed by its handle", lists)
 
 
+def pass_through(directory, _state):
+    with open(f"{directory}/a/b/deep", encoding="ascii") as file:
+        file.read()
+    names = ("a", "a/b")
+    handles = {name: handle_of(f"{directory}/{name}") for name in names}
+    inodes = {name: os.stat(f"{directory}/{name}").st_ino for name in names}
+
+    def opens(name):
+        fd = open_handle(directory, handles[name])
+        found = os.fstat(fd).st_ino
+        os.close(fd)
+        assert found == inodes[name], f"inode {found}, wanted {inodes[name]}"
+
+    def opens_or_is_gone(name):
+        try:
+            opens(name)
+        except OSError as why:
+            assert why.errno == errno.ESTALE, why
+
+    for name in names:
+        check(f"{name}, which was passed, opens by its handle", lambda name=name: opens(name))
+    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
+        file.write("2")
+    for _ in range(2):
+        for name in names:
+            check(
+                f"{name} opens, or is gone, and is no other",
+                lambda name=name: opens_or_is_gone(name),
+            )
+            os.path.exists(f"{directory}/{name}/below")
+
+
 if __name__ == "__main__":
     what, directory, state = sys.argv[1:]
-    {"make": make, "open": reopen}[what](directory, state)
+    {"make": make, "open": reopen, "pass": pass_through}[what](directory, state)
     print(f"{passed} passed, {failed} failed")
     sys.exit(failed != 0)

@@ -27,5 +27,9 @@ echo "-- after a crash of everything"
 kill_mount "$volume" "$mnt"
 mount_volume "$volume" "$mnt"
 handles open
+echo "-- of directories that the kernel passed first"
+umount_volume "$mnt"
+mount_volume "$volume" "$mnt"
+handles pass
 close_and_check "$volume" "$mnt"
 summary
