@@ -3,7 +3,9 @@
 //! **Waking.** The task is awake from when it runs until it finds nothing to do, under the queue's
 //! lock. A thread that queues something while it sleeps wakes it, once; while it is awake it will
 //! look by itself. So all that is sent within one `receive`, and all that others send until the
-//! task runs, leaves with one write.
+//! task runs, leaves with one write. The socket wakes it as well, so its waker is taken back when
+//! it looks: a task that is woken while it runs is run again, and has tokio wake another thread for
+//! that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -23,6 +25,8 @@ struct Queue {
     aborted: bool,
     /// The task that sleeps until something is queued; none while it is awake.
     sleeper: Option<Waker>,
+    /// It is to look around once more before it sleeps.
+    nudged: bool,
 }
 
 /// What the task is to do about its connection.
@@ -70,9 +74,10 @@ impl Channel {
     }
 
     /// Takes what is queued, if `out` has been written completely. Also answers how many bytes are
-    /// queued still.
+    /// queued still. From here on the task is awake.
     pub fn collect(&self, out: &mut Vec<u8>) -> (Order, usize) {
         let mut queue = self.queue.lock();
+        (queue.sleeper, queue.nudged) = (None, false);
         if out.is_empty() {
             std::mem::swap(&mut queue.bytes, out);
         }
@@ -83,7 +88,7 @@ impl Channel {
     /// [`Channel::collect`]. `flushed`: what is queued could be written at once.
     pub fn sleep(&self, waker: &Waker, seen: Order, flushed: bool) -> bool {
         let mut queue = self.queue.lock();
-        if queue.order() != seen || (flushed && !queue.bytes.is_empty()) {
+        if queue.nudged || queue.order() != seen || (flushed && !queue.bytes.is_empty()) {
             return false;
         }
         queue.sleeper = Some(waker.clone());
@@ -92,7 +97,10 @@ impl Channel {
 
     /// Lets the task look around.
     pub fn wake(&self) {
-        let sleeper = self.queue.lock().sleeper.take();
+        let mut queue = self.queue.lock();
+        queue.nudged = true;
+        let sleeper = queue.sleeper.take();
+        drop(queue);
         if let Some(sleeper) = sleeper {
             sleeper.wake();
         }
@@ -148,5 +156,44 @@ impl Outbox for Channel {
         log::debug!("net: connection of {} is closed: {why}", self.peer);
         self.queue.lock().closing = true;
         self.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What is sent while the task runs does not wake it, however it came to run, and does not stay
+    /// behind either.
+    #[test]
+    fn running_task_is_not_woken() {
+        let (channel, wakes) = (Channel::new("test".into(), 0), Arc::new(Wakes::default()));
+        let (waker, mut out) = (Waker::from(wakes.clone()), Vec::new());
+        let woken = || wakes.0.swap(0, Ordering::Relaxed);
+        assert!(channel.sleep(&waker, Order::Serve, true));
+        // The socket woke it.
+        channel.collect(&mut out);
+        channel.send(b"reply");
+        assert_eq!((woken(), channel.sleep(&waker, Order::Serve, true)), (0, false));
+        channel.collect(&mut out);
+        assert_eq!(out, b"reply");
+        channel.wake();
+        assert_eq!((woken(), channel.sleep(&waker, Order::Serve, true)), (0, false));
+        channel.collect(&mut out);
+        assert!(channel.sleep(&waker, Order::Serve, true));
+        channel.send(b"more");
+        assert_eq!(woken(), 1);
     }
 }
