@@ -222,7 +222,7 @@ impl RemoteMount {
                 page.lists.iter().for_each(|(number, list)| layout.add(*number, list.extents()));
                 next = page.until.checked_add(1);
             }
-            layout.tell(&mut out);
+            layout.add_to(&mut out);
         }
         Ok(out)
     }
