@@ -1,4 +1,5 @@
-//! The reference model: a small file system in memory that says what a metadata node should answer.
+//! The reference model: a small file system in memory that computes what a metadata node should
+//! answer.
 //!
 //! It is for tests and simulation only, and written from the manual pages, not from the node. Begin
 //! with [`Model::without_times`] or [`Model::new`].
@@ -26,10 +27,10 @@
 //!
 //! # Invariants
 //!
-//! - [`Model::judge`] does what a request asks and says whether the reply fits. Numbers that the
-//!   node chooses (of inodes and of states of content) are taken from the reply.
-//! - [`Model::assume`] does what a request without a reply asks. Numbers that the reply would
-//!   have told are unknown until a later reply shows them.
+//! - [`Model::judge`] executes a request and decides whether the reply fits. Numbers that the node
+//!   chooses (of inodes and of states of content) are taken from the reply.
+//! - [`Model::assume`] executes a request without a reply. Numbers that the reply would have had
+//!   are unknown until a later reply shows them.
 //! - A model is cheap to clone and can be compared and hashed, so a search may branch on it:
 //!   whether a history has an order in which every reply fits. After an error a model may be
 //!   half-way; search on clones.

@@ -31,7 +31,7 @@ pub const MISDIRECTED: i32 = -5;
 /// The request should have succeeded and did not, or with a number that cannot be.
 const MISFIT: i32 = -4;
 
-/// Numbers of inodes that nobody has seen yet begin here; a node hands out none as high.
+/// Numbers of inodes that no client has seen yet begin here; a node hands out none as high.
 const UNSEEN: u64 = 1 << 63;
 
 /// How a request ended, as one number: 0, its errno, or one of the constants above.
@@ -99,7 +99,7 @@ pub struct ModelInode {
     pub bytes: BTreeMap<u64, Byte>,
     /// How it is kept.
     pub layout: Layout,
-    /// State of the content; 0 if the reply that would tell has not been heard.
+    /// State of the content; 0 if the reply with it did not come.
     pub data_change: u64,
     /// Extended attributes; under the name `->` a symbolic link's target.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -131,22 +131,22 @@ pub struct Model {
     pub now: Nanos,
     /// Times of replies are compared; else they may be any.
     pub times: bool,
-    /// Inodes made by requests with a reply that no client heard.
+    /// Inodes made by requests with a reply that did not come.
     unseen: u64,
 }
 
 /// A result, or the [`code`] of a failure.
 type Run<T> = Result<T, i32>;
 
-/// A reply as far as it was heard.
-type Heard<'a> = Option<&'a Reply>;
+/// A reply, if it came.
+type MaybeReply<'a> = Option<&'a Reply>;
 
 const READ: u16 = 4;
 const WRITE: u16 = 2;
 const EXEC: u16 = 1;
 
 impl Model {
-    /// An empty file system with a root that anybody may write to.
+    /// An empty file system with a root that every user may write to.
     pub fn new(now: Nanos) -> Self {
         let mut model = Self { nodes: BTreeMap::new(), now, times: true, unseen: 0 };
         let mut root = model.fresh(Kind::Dir, 0o777, 0, 0, 1);
@@ -155,8 +155,7 @@ impl Model {
         model
     }
 
-    /// An empty file system that keeps no times, for histories that do not tell when a request was
-    /// executed.
+    /// An empty file system that keeps no times, for histories without the times of execution.
     pub fn without_times() -> Self {
         Self { times: false, ..Self::new(0) }
     }
@@ -196,8 +195,8 @@ impl Model {
     }
 
     /// The number that a reply gives to a new inode and to the state of its content.
-    fn numbers(&mut self, heard: Heard<'_>) -> Run<(u64, u64)> {
-        match heard {
+    fn numbers(&mut self, reply: MaybeReply<'_>) -> Run<(u64, u64)> {
+        match reply {
             Some(Ok(
                 Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. },
             )) => Ok((inode.ino, inode.data_change)),

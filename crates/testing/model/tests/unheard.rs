@@ -1,4 +1,4 @@
-//! Requests with replies that no client heard: numbers stay unknown until something shows them.
+//! Requests with replies that no client got: numbers stay unknown until something shows them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -3,7 +3,7 @@
 use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::request::{Accessed, Creds, OpenFlags, SetAttr, SetTime};
 
-use super::{EXEC, Heard, Model, READ, Run, WRITE};
+use super::{EXEC, MaybeReply, Model, READ, Run, WRITE};
 
 impl Model {
     pub(super) fn member(creds: &Creds, gid: u32) -> bool {
@@ -33,7 +33,7 @@ impl Model {
         creds: &Creds,
         ino: u64,
         flags: &OpenFlags,
-        heard: Heard<'_>,
+        reply: MaybeReply<'_>,
     ) -> Run<u64> {
         let node = self.node(ino)?;
         match node.kind {
@@ -49,7 +49,7 @@ impl Model {
             return Err(libc::EPERM);
         }
         if flags.truncate && self.node(ino)?.kind == Kind::File {
-            self.truncate(ino, 0, heard)?;
+            self.truncate(ino, 0, reply)?;
             if flags.kill_suid {
                 self.kill_suid(creds, ino);
             }
@@ -119,7 +119,7 @@ impl Model {
         creds: &Creds,
         ino: u64,
         set: &SetAttr,
-        heard: Heard<'_>,
+        reply: MaybeReply<'_>,
     ) -> Run<()> {
         let node = self.node(ino)?.clone();
         let past = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
@@ -164,7 +164,7 @@ impl Model {
             }
         }
         if let Some(size) = set.size {
-            self.truncate(ino, size, heard)?;
+            self.truncate(ino, size, reply)?;
         }
         if node.kind != Kind::Dir && (set.uid.is_some() || set.gid.is_some() || set.kill_suid) {
             self.kill_suid(creds, ino);

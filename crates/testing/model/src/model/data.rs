@@ -4,7 +4,7 @@ use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::request::{Commit, Creds, NewData, Op};
 
-use super::{Byte, CONFLICT, Heard, Layout, Model, READ, Run, WRITE};
+use super::{Byte, CONFLICT, Layout, MaybeReply, Model, READ, Run, WRITE};
 
 impl Model {
     pub(super) fn cut(&mut self, ino: u64, size: u64) {
@@ -16,11 +16,11 @@ impl Model {
         }
     }
 
-    pub(super) fn truncate(&mut self, ino: u64, size: u64, heard: Heard<'_>) -> Run<()> {
+    pub(super) fn truncate(&mut self, ino: u64, size: u64, reply: MaybeReply<'_>) -> Run<()> {
         let now = self.now;
         if size != self.node(ino)?.size {
             self.cut(ino, size);
-            self.node_mut(ino).data_change = self.numbers(heard)?.1;
+            self.node_mut(ino).data_change = self.numbers(reply)?.1;
         }
         let node = self.node_mut(ino);
         node.drop_capabilities();
@@ -52,7 +52,12 @@ impl Model {
         }
     }
 
-    pub(super) fn commit(&mut self, creds: &Creds, commit: &Commit, heard: Heard<'_>) -> Run<()> {
+    pub(super) fn commit(
+        &mut self,
+        creds: &Creds,
+        commit: &Commit,
+        reply: MaybeReply<'_>,
+    ) -> Run<()> {
         let ino = commit.inode.ino;
         let node = self.node(ino)?.clone();
         if node.kind != Kind::File {
@@ -124,7 +129,7 @@ impl Model {
             self.kill_suid(creds, ino);
         }
         if commit.data != NewData::Unchanged || size != node.size {
-            self.node_mut(ino).data_change = self.numbers(heard)?.1;
+            self.node_mut(ino).data_change = self.numbers(reply)?.1;
         }
         let node = self.node_mut(ino);
         node.drop_capabilities();
@@ -134,7 +139,12 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn clone_range(&mut self, creds: &Creds, op: &Op, heard: Heard<'_>) -> Run<u64> {
+    pub(super) fn clone_range(
+        &mut self,
+        creds: &Creds,
+        op: &Op,
+        reply: MaybeReply<'_>,
+    ) -> Run<u64> {
         let Op::Clone { from, from_offset, to, to_offset, len } = op else { unreachable!() };
         let (source, target) = (self.node(from.ino)?.clone(), self.node(to.ino)?.clone());
         if target.flags.has(InodeFlags::IMMUTABLE) {
@@ -159,7 +169,7 @@ impl Model {
         let now = self.now;
         let whole =
             *from_offset == 0 && *to_offset == 0 && *len == source.size && target.size <= *len;
-        let data_change = self.numbers(heard)?.1;
+        let data_change = self.numbers(reply)?.1;
         let node = self.node_mut(to.ino);
         node.drop_capabilities();
         node.layout = if whole { source.layout } else { Layout::Chunked };

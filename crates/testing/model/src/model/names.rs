@@ -6,16 +6,16 @@ use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::name::PathRef;
 use kestrel_types::request::{Creds, RenameFlags};
 
-use super::{EXEC, Heard, MISFIT, Model, READ, Run, SYMLINK, WRITE};
+use super::{EXEC, MISFIT, MaybeReply, Model, READ, Run, SYMLINK, WRITE};
 
 impl Model {
-    /// The directory a place leads to, and what has the name there.
-    pub(super) fn walk(&self, creds: &Creds, place: &PathRef) -> Run<(u64, Option<u64>)> {
-        let mut dir = place.base;
+    /// The directory a path leads to, and what has the name there.
+    pub(super) fn walk(&self, creds: &Creds, path: &PathRef) -> Run<(u64, Option<u64>)> {
+        let mut dir = path.base;
         let gone = |_| libc::ENOENT;
         self.node(dir).map_err(gone)?;
         self.allowed(creds, dir, EXEC)?;
-        for name in &place.dirs {
+        for name in &path.dirs {
             let child = *self.node(dir).unwrap().children.get(name).ok_or(libc::ENOENT)?;
             match self.node(child).unwrap().kind {
                 Kind::Dir => {}
@@ -25,7 +25,7 @@ impl Model {
             self.allowed(creds, child, EXEC)?;
             dir = child;
         }
-        Ok((dir, self.node(dir).unwrap().children.get(place.name.as_bytes()).copied()))
+        Ok((dir, self.node(dir).unwrap().children.get(path.name.as_bytes()).copied()))
     }
 
     pub(super) fn sticky(&self, creds: &Creds, dir: u64, victim: u64) -> Run<()> {
@@ -62,14 +62,14 @@ impl Model {
         self.drop_if_gone(ino);
     }
 
-    pub(super) fn unlink(&mut self, creds: &Creds, place: &PathRef) -> Run<u64> {
-        let (dir, there) = self.walk(creds, place)?;
+    pub(super) fn unlink(&mut self, creds: &Creds, path: &PathRef) -> Run<u64> {
+        let (dir, there) = self.walk(creds, path)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
         if self.node(ino)?.kind == Kind::Dir {
             return Err(libc::EISDIR);
         }
-        self.node_mut(dir).children.remove(place.name.as_bytes());
+        self.node_mut(dir).children.remove(path.name.as_bytes());
         self.touch_dir(dir);
         self.unname(ino);
         Ok(ino)
@@ -78,10 +78,10 @@ impl Model {
     pub(super) fn rmdir(
         &mut self,
         creds: &Creds,
-        place: &PathRef,
+        path: &PathRef,
         expected: Option<u64>,
     ) -> Run<u64> {
-        let (dir, there) = self.walk(creds, place)?;
+        let (dir, there) = self.walk(creds, path)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
         let node = self.node(ino)?;
@@ -94,7 +94,7 @@ impl Model {
         if !node.children.is_empty() {
             return Err(libc::ENOTEMPTY);
         }
-        self.node_mut(dir).children.remove(place.name.as_bytes());
+        self.node_mut(dir).children.remove(path.name.as_bytes());
         self.node_mut(dir).nlink -= 1;
         self.touch_dir(dir);
         self.nodes.remove(&ino);
@@ -203,9 +203,9 @@ impl Model {
         Ok((a, b))
     }
 
-    pub(super) fn link(&mut self, creds: &Creds, ino: u64, place: &PathRef) -> Run<()> {
+    pub(super) fn link(&mut self, creds: &Creds, ino: u64, path: &PathRef) -> Run<()> {
         self.node(ino)?;
-        let (dir, there) = self.walk(creds, place)?;
+        let (dir, there) = self.walk(creds, path)?;
         if there.is_some() {
             return Err(libc::EEXIST);
         }
@@ -234,7 +234,7 @@ impl Model {
         node.linked = true;
         node.ctime = now;
         node.linkable = false;
-        self.node_mut(dir).children.insert(place.name.as_bytes().to_vec(), ino);
+        self.node_mut(dir).children.insert(path.name.as_bytes().to_vec(), ino);
         self.touch_dir(dir);
         Ok(())
     }
@@ -245,7 +245,7 @@ impl Model {
         dir: u64,
         kind: Kind,
         mode: u16,
-        heard: Heard<'_>,
+        reply: MaybeReply<'_>,
     ) -> Run<u64> {
         let d = self.node(dir).unwrap();
         let (gid, mut mode) = if d.mode & 0o2000 != 0 { (d.gid, mode) } else { (creds.gid, mode) };
@@ -256,7 +256,7 @@ impl Model {
                 mode &= !0o2000;
             }
         }
-        let (ino, data_change) = self.numbers(heard)?;
+        let (ino, data_change) = self.numbers(reply)?;
         if self.nodes.contains_key(&ino) {
             return Err(MISFIT);
         }
@@ -273,12 +273,12 @@ impl Model {
     pub(super) fn add(
         &mut self,
         creds: &Creds,
-        place: &PathRef,
+        path: &PathRef,
         kind: Kind,
         mode: u16,
-        heard: Heard<'_>,
+        reply: MaybeReply<'_>,
     ) -> Run<u64> {
-        let (dir, there) = self.walk(creds, place)?;
+        let (dir, there) = self.walk(creds, path)?;
         if there.is_some() {
             return Err(libc::EEXIST);
         }
@@ -286,8 +286,8 @@ impl Model {
         if matches!(kind, Kind::Char | Kind::Block) && creds.uid != 0 {
             return Err(libc::EPERM);
         }
-        let ino = self.make(creds, dir, kind, mode, heard)?;
-        self.node_mut(dir).children.insert(place.name.as_bytes().to_vec(), ino);
+        let ino = self.make(creds, dir, kind, mode, reply)?;
+        self.node_mut(dir).children.insert(path.name.as_bytes().to_vec(), ino);
         if kind == Kind::Dir {
             self.node_mut(dir).nlink += 1;
         }

@@ -9,11 +9,11 @@ use kestrel_types::name::{Name, PathRef};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
 
 use super::{
-    Byte, EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code,
+    Byte, EXEC, Layout, MISFIT, MaybeReply, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code,
 };
 
 impl Model {
-    /// Does what the request asks, and says what it thinks of the reply.
+    /// Executes the request, and decides whether the reply fits.
     ///
     /// # Errors
     /// What was expected instead; the model may be half-way then.
@@ -30,7 +30,7 @@ impl Model {
         }
     }
 
-    /// Does what the request asks, whatever the reply was.
+    /// Executes the request, with any reply.
     pub fn assume(&mut self, creds: &Creds, op: &Op) {
         // A failure changes nothing: every check comes before the first change.
         let _ = self.apply(creds, op, None);
@@ -72,9 +72,9 @@ impl Model {
                 Ok(())
             }
             (Shown::Chunks(ino, first, last), Answer::Chunks { chunks, end }) => {
-                let told =
+                let shown =
                     if *end { last } else { chunks.last().ok_or("no chunk, and not the end")?.0 };
-                self.same_chunks(ino, first..=told, chunks)
+                self.same_chunks(ino, first..=shown, chunks)
             }
             (Shown::Nothing, _) => Ok(()),
             (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => {
@@ -218,15 +218,15 @@ impl Model {
         }
     }
 
-    /// What is told of an entry that was just made.
-    fn entry(&self, creds: &Creds, place: &PathRef, ino: u64) -> Run<Shown> {
-        Ok(Shown::Entry(self.walk(creds, place)?.0, ino))
+    /// The answer about an entry that was just made.
+    fn entry(&self, creds: &Creds, path: &PathRef, ino: u64) -> Run<Shown> {
+        Ok(Shown::Entry(self.walk(creds, path)?.0, ino))
     }
 
-    fn apply(&mut self, creds: &Creds, op: &Op, heard: Heard<'_>) -> Run<Shown> {
+    fn apply(&mut self, creds: &Creds, op: &Op, reply: MaybeReply<'_>) -> Run<Shown> {
         Ok(match op {
-            Op::Lookup(place) => {
-                let (dir, there) = self.walk(creds, place)?;
+            Op::Lookup(path) => {
+                let (dir, there) = self.walk(creds, path)?;
                 Shown::Entry(dir, there.ok_or(libc::ENOENT)?)
             }
             Op::Parent(dir) => Shown::Inode(self.node(*dir)?.parent),
@@ -235,7 +235,7 @@ impl Model {
                 Shown::Inode(inode.ino)
             }
             Op::SetAttr(inode, set) => {
-                self.setattr(creds, inode.ino, set, heard)?;
+                self.setattr(creds, inode.ino, set, reply)?;
                 Shown::Inode(inode.ino)
             }
             Op::SetFlags(inode, flags) => {
@@ -257,8 +257,8 @@ impl Model {
                 }
                 Shown::Bytes(node.xattrs[&b"->"[..]].clone())
             }
-            Op::Create { place, mode, flags, exclusive } => {
-                let (dir, there) = self.walk(creds, place)?;
+            Op::Create { place: path, mode, flags, exclusive } => {
+                let (dir, there) = self.walk(creds, path)?;
                 if let Some(ino) = there {
                     if *exclusive {
                         return Err(libc::EEXIST);
@@ -268,21 +268,21 @@ impl Model {
                         Kind::Symlink => return Err(libc::ELOOP),
                         _ => {}
                     }
-                    return Ok(Shown::Entry(dir, self.open(creds, ino, flags, heard)?));
+                    return Ok(Shown::Entry(dir, self.open(creds, ino, flags, reply)?));
                 }
-                let ino = self.add(creds, place, Kind::File, *mode, heard)?;
+                let ino = self.add(creds, path, Kind::File, *mode, reply)?;
                 self.node_mut(ino).opens = 1;
                 Shown::Entry(dir, ino)
             }
-            Op::Open(inode, flags) => Shown::Inode(self.open(creds, inode.ino, flags, heard)?),
-            Op::OpenAt(place, flags) => {
-                let (dir, there) = self.walk(creds, place)?;
-                Shown::Entry(dir, self.open(creds, there.ok_or(libc::ENOENT)?, flags, heard)?)
+            Op::Open(inode, flags) => Shown::Inode(self.open(creds, inode.ino, flags, reply)?),
+            Op::OpenAt(path, flags) => {
+                let (dir, there) = self.walk(creds, path)?;
+                Shown::Entry(dir, self.open(creds, there.ok_or(libc::ENOENT)?, flags, reply)?)
             }
             Op::TmpFile { dir, mode, exclusive } => {
                 self.node(*dir).map_err(|_| libc::ENOENT)?;
                 self.allowed(creds, *dir, WRITE | EXEC)?;
-                let ino = self.make(creds, *dir, Kind::File, *mode, heard)?;
+                let ino = self.make(creds, *dir, Kind::File, *mode, reply)?;
                 let node = self.node_mut(ino);
                 (node.nlink, node.opens, node.linkable) = (0, 1, !exclusive);
                 Shown::Inode(ino)
@@ -295,32 +295,32 @@ impl Model {
                 self.drop_if_gone(*ino);
                 Shown::Nothing
             }
-            Op::MkNod { place, kind, mode, rdev } => {
-                let ino = self.add(creds, place, *kind, *mode, heard)?;
+            Op::MkNod { place: path, kind, mode, rdev } => {
+                let ino = self.add(creds, path, *kind, *mode, reply)?;
                 self.node_mut(ino).rdev =
                     if matches!(kind, Kind::Char | Kind::Block) { *rdev } else { 0 };
-                self.entry(creds, place, ino)?
+                self.entry(creds, path, ino)?
             }
-            Op::MkDir(place, mode) => {
-                let ino = self.add(creds, place, Kind::Dir, *mode, heard)?;
-                self.entry(creds, place, ino)?
+            Op::MkDir(path, mode) => {
+                let ino = self.add(creds, path, Kind::Dir, *mode, reply)?;
+                self.entry(creds, path, ino)?
             }
-            Op::Symlink(place, target) => {
-                let ino = self.add(creds, place, Kind::Symlink, 0o777, heard)?;
+            Op::Symlink(path, target) => {
+                let ino = self.add(creds, path, Kind::Symlink, 0o777, reply)?;
                 let node = self.node_mut(ino);
                 node.size = target.len() as u64;
                 node.xattrs.insert(b"->".to_vec(), target.to_vec());
-                self.entry(creds, place, ino)?
+                self.entry(creds, path, ino)?
             }
-            Op::Unlink(place) => Shown::Removed(self.unlink(creds, place)?),
-            Op::RmDir(place, expected) => Shown::Removed(self.rmdir(creds, place, *expected)?),
+            Op::Unlink(path) => Shown::Removed(self.unlink(creds, path)?),
+            Op::RmDir(path, expected) => Shown::Removed(self.rmdir(creds, path, *expected)?),
             Op::Rename(from, to, flags) => {
                 let (from, to) = self.rename(creds, from, to, *flags)?;
                 Shown::Moved(from, to)
             }
-            Op::Link(inode, place) => {
-                self.link(creds, inode.ino, place)?;
-                self.entry(creds, place, inode.ino)?
+            Op::Link(inode, path) => {
+                self.link(creds, inode.ino, path)?;
+                self.entry(creds, path, inode.ino)?
             }
             Op::ReadDir { dir, check, .. } => {
                 self.node(*dir).map_err(|_| libc::ENOENT)?;
@@ -333,7 +333,7 @@ impl Model {
                 )
             }
             Op::Locate { .. } if creds.uid != 0 => return Err(libc::EPERM),
-            Op::Locate { files, after: None } => match heard {
+            Op::Locate { files, after: None } => match reply {
                 Some(Ok(Answer::Located { found, next: None }))
                     if !self.is_located(files, found) =>
                 {
@@ -350,14 +350,14 @@ impl Model {
                 )
             }
             Op::Commit(commit) => {
-                self.commit(creds, commit, heard)?;
+                self.commit(creds, commit, reply)?;
                 Shown::Inode(commit.inode.ino)
             }
             // A file that does not exist has none, but they go some time after it.
             Op::Chunks { ino, first, last } if self.nodes.contains_key(ino) => {
                 Shown::Chunks(*ino, *first, *last)
             }
-            Op::Clone { .. } => Shown::Inode(self.clone_range(creds, op, heard)?),
+            Op::Clone { .. } => Shown::Inode(self.clone_range(creds, op, reply)?),
             Op::GetXattr(..) | Op::SetXattr(..) | Op::RemoveXattr(..) | Op::ListXattr(_) => {
                 match self.xattr(creds, op)? {
                     Some(bytes) => Shown::Bytes(bytes),
